@@ -1,0 +1,62 @@
+# labkit: `make lab` and `make test` are all you need. Only relative paths here: make splits absolute ones at a space.
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+WORKERS ?= 2
+NOTEBOOKS ?= notebooks
+
+VENV_PYTHON = .venv/bin/python
+START = notebooks/00_start_here.ipynb
+PYTEST = $(VENV_PYTHON) -m pytest
+# One notebook's cells must stay in one kernel: in parallel only by file.
+PARALLEL = -n $(WORKERS) --dist loadfile
+NBVAL = --nbval-lax --nbval-current-env --nbval-sanitize-with=tests/notebooks/nbval_sanitize.cfg \
+	--nbval-kernel-startup-timeout=120 --nbval-cell-timeout=240 --ignore=notebooks/assignments
+# Tests and the headless tour: small sizes, and no request leaves the machine unless the caller says so.
+QUIET = env LABKIT_PROFILE="$${LABKIT_PROFILE:-ci}" HF_HUB_OFFLINE="$${HF_HUB_OFFLINE:-1}" PYTHONHASHSEED=0
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lab lab-check test test-fast test-all lint format clean
+
+help: ## show this list
+	@echo "make TARGET   (PYTHON=python3.11 picks the Python, TORCH_INDEX=URL the index that torch comes from)"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
+
+setup: ## create or update .venv; does nothing when nothing changed
+	@"$(PYTHON)" scripts/setup_env.py --torch-index "$(TORCH_INDEX)"
+
+lab: setup ## open JupyterLab on the first notebook
+	@echo "labkit: opening JupyterLab on $(START) (Ctrl+C twice to stop)"
+	@$(VENV_PYTHON) -m jupyterlab $(START) $(LAB_ARGS)
+
+lab-check: setup ## the same without a browser: JupyterLab serves the first notebook, and the whole tour runs
+	@echo "labkit: starting JupyterLab without a browser"
+	@$(VENV_PYTHON) scripts/check_jupyterlab.py $(START)
+	@echo "labkit: executing the notebooks of the tour"
+	@$(QUIET) $(VENV_PYTHON) -m labkit notebooks run
+
+test: setup ## everything but the slow matrix: tests, and the notebooks compared with their outputs
+	@echo "labkit: running the tests and the notebooks"
+	@$(QUIET) $(PYTEST) $(PARALLEL) $(NBVAL) $(NOTEBOOKS) tests
+
+test-fast: setup ## tests without notebooks and without real weights, under two minutes
+	@echo "labkit: running the fast tests"
+	@$(QUIET) $(PYTEST) $(PARALLEL) -m "not slow and not browser and not gemma" tests
+
+test-all: setup ## everything, the slow matrix and the browser tests included
+	@echo "labkit: running all tests and the notebooks"
+	@$(QUIET) $(PYTEST) $(PARALLEL) $(NBVAL) -m "" $(NOTEBOOKS) tests
+
+lint: setup ## ruff: rules and format, notebooks too; and the rules for committed notebooks
+	@$(VENV_PYTHON) -m ruff check .
+	@$(VENV_PYTHON) -m ruff format --check .
+	@$(VENV_PYTHON) scripts/check_notebooks.py
+
+format: setup ## let ruff mend what it can
+	@$(VENV_PYTHON) -m ruff check --fix .
+	@$(VENV_PYTHON) -m ruff format .
+
+clean: ## remove .venv and everything that was built; your notebooks and data stay
+	@echo "labkit: removing .venv, build outputs and caches"
+	@rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,93 @@
+"""labkit: say a mask, apply it to a model, and measure the one that is really in force.
+
+The public verbs load on first use, so `import labkit` is instant and needs neither torch nor transformers.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from labkit import convert, errors, masks, measure, models, notebooks, pitfalls, profile, resources, viz
+    from labkit.convert import masked, to_bidirectional, to_causal
+    from labkit.errors import ConversionError, LabkitError
+    from labkit.measure import AuditReport, assert_bidirectional, assert_causal, audit
+    from labkit.models import Loaded, load
+
+__version__ = "0.1.0"
+
+_HOME = {  # public name -> the module that defines it
+    "load": "models",
+    "Loaded": "models",
+    "to_bidirectional": "convert",
+    "to_causal": "convert",
+    "masked": "convert",
+    "audit": "measure",
+    "assert_bidirectional": "measure",
+    "assert_causal": "measure",
+    "AuditReport": "measure",
+    "LabkitError": "errors",
+    "ConversionError": "errors",
+}
+_SUBMODULES = (
+    "convert",
+    "errors",
+    "masks",
+    "measure",
+    "models",
+    "notebooks",
+    "pitfalls",
+    "profile",
+    "resources",
+    "viz",
+)
+
+__all__ = [
+    "AuditReport",
+    "ConversionError",
+    "LabkitError",
+    "Loaded",
+    "__version__",
+    "assert_bidirectional",
+    "assert_causal",
+    "audit",
+    "convert",
+    "errors",
+    "load",
+    "masked",
+    "masks",
+    "measure",
+    "models",
+    "notebooks",
+    "pitfalls",
+    "profile",
+    "resources",
+    "to_bidirectional",
+    "to_causal",
+    "viz",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module behind a public name the first time it is asked for (PEP 562)."""
+    if name in _SUBMODULES:
+        return import_module(f"labkit.{name}")
+    if name in _HOME:
+        value = getattr(import_module(f"labkit.{_HOME[name]}"), name)
+    elif name.endswith("Error") and hasattr(errors := import_module("labkit.errors"), name):
+        value = getattr(errors, name)
+    else:
+        raise AttributeError(_unknown(name))
+    globals()[name] = value  # the next access costs nothing
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _unknown(name: str) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, __all__, n=1)
+    hint = f"Did you mean labkit.{close[0]}?" if close else f"Public names: {', '.join(__all__)}."
+    return f"module 'labkit' has no attribute {name!r}. {hint}"

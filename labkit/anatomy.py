@@ -1,0 +1,121 @@
+"""Where things are in a decoder: its layer stack, its attention modules, its backend, and which layers are local.
+
+One place that knows how transformers lays a decoder out, so that converting, masking and measuring do not each guess.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+
+from torch import nn
+
+from labkit.errors import UnsupportedModelError
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The part of a model that turns embeddings into hidden states.
+
+    Attributes:
+        stack: the module that builds the masks and runs the layers (`GPT2Model`, `Gemma3TextModel`, `LlamaModel`, ...).
+        layers: its decoder layers, first to last.
+        attentions: the self-attention module of each layer.
+        names: the path of each attention module inside the model that was searched.
+        layer_types: "full_attention" or "sliding_attention", per layer.
+    """
+
+    stack: nn.Module
+    layers: tuple[nn.Module, ...]
+    attentions: tuple[nn.Module, ...]
+    names: tuple[str, ...]
+
+    @property
+    def config(self):
+        """The text config: the one that the masks are built from (never the outer one of a multimodal model)."""
+        return self.stack.config
+
+    @property
+    def layer_types(self) -> tuple[str, ...]:
+        types = getattr(self.config, "layer_types", None)
+        if types:
+            return tuple(types[: len(self.layers)])
+        return (SLIDING if getattr(self.config, "sliding_window", None) else FULL,) * len(self.layers)
+
+    @property
+    def backend(self) -> str:
+        """"eager", "sdpa", "flex_attention" or "flash"."""
+        name = self.config._attn_implementation or "eager"
+        return "flash" if "flash" in name else name
+
+    @property
+    def family(self) -> str:
+        """The model type as transformers names it ("gpt2", "gemma3_text", "llama", ...)."""
+        return self.config.model_type
+
+    @property
+    def has_learned_positions(self) -> bool:
+        """Whether position embeddings are looked up by absolute index (GPT-2), rather than rotated in (RoPE)."""
+        return hasattr(self.stack, "wpe")
+
+
+def find_decoder(model: nn.Module) -> Decoder:
+    """The decoder inside `model`, through any wrapper (a language-model head, PEFT, a multimodal model).
+
+    Raises:
+        UnsupportedModelError: no decoder stack as transformers builds them; the message names what was given.
+    """
+    text_config = _text_config(model)
+    found = []
+    for path, module in model.named_modules():
+        layers = _decoder_layers(module)
+        if layers is None or not hasattr(module, "config"):
+            continue
+        attentions = [_self_attention(layer) for layer in layers]
+        if all(attention is not None for attention in attentions):
+            container = "layers" if hasattr(module, "layers") else "h"
+            names = tuple(_join(path, container, i, name) for i, (name, _) in enumerate(attentions))
+            stack = Decoder(module, layers, tuple(attention for _, attention in attentions), names)
+            if module.config is text_config:
+                return stack
+            found.append(stack)
+    causal = [d for d in found if getattr(d.attentions[0], "is_causal", False)]
+    if len(causal) == 1:
+        return causal[0]
+    raise UnsupportedModelError(
+        f"{type(model).__name__} holds no decoder that labkit knows: expected a transformers decoder, that is a module with "
+        "a config and a list of layers (`layers` or `h`), each with a self-attention module that has `is_causal`"
+    )
+
+
+def argument_position(forward, name: str) -> int | None:
+    """Where `name` stands among the positional arguments of `forward`, or None if it is not one."""
+    parameters = list(inspect.signature(forward).parameters)
+    return parameters.index(name) if name in parameters else None
+
+
+def _text_config(model: nn.Module):
+    config = getattr(model, "config", None)
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+
+
+def _decoder_layers(module: nn.Module) -> tuple[nn.Module, ...] | None:
+    for name in ("layers", "h"):
+        layers = getattr(module, name, None)
+        if isinstance(layers, nn.ModuleList) and len(layers):
+            return tuple(layers)
+    return None
+
+
+def _self_attention(layer: nn.Module) -> tuple[str, nn.Module] | None:
+    for name, child in layer.named_children():
+        is_self = not getattr(child, "is_cross_attention", False) and "cross" not in name and "encoder" not in name
+        if type(child).__name__.endswith("Attention") and is_self and hasattr(child, "is_causal"):
+            return name, child
+    return None
+
+
+def _join(path: str, container: str, index: int, name: str) -> str:
+    return ".".join(part for part in (path, container, str(index), name) if part)

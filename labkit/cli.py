@@ -1,0 +1,303 @@
+"""The `labkit` command. Thin: each command parses, calls the library, prints, and chooses the exit code.
+
+Exit codes: 0 done; 1 the answer is no (an expectation failed, the doctor found a failure); 2 bad input, with one line
+that says what was given, what was expected and what to do. Loads no torch before a command needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from typing import Annotated, Any
+
+import typer
+
+from labkit import __version__
+from labkit.errors import LabkitError
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="A lab on attention masks: load a model, convert it, and measure the mask that is really in force.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+cache_app = typer.Typer(help="The converted models on this machine.")
+notebooks_app = typer.Typer(help="The notebooks that come with labkit.")
+app.add_typer(cache_app, name="cache")
+app.add_typer(notebooks_app, name="notebooks")
+
+_UsageError: Any = typer.BadParameter.__base__  # click's, or the one in typer's own copy of click
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
+Name = Annotated[str, typer.Argument(metavar="NAME_OR_PATH", help="A registered name, a hub id or a local folder.")]
+Attn = Annotated[str | None, typer.Option(help="Attention backend: eager, sdpa, flex_attention.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; as stored by default.")]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit the process. `arguments` default to those of the process."""
+    warnings.showwarning = _one_line_warning
+    try:
+        code = app(arguments, prog_name="labkit", standalone_mode=False)
+    except _UsageError as error:
+        where = f" (see {error.ctx.command_path} --help)" if getattr(error, "ctx", None) else ""
+        code = _refuse(error.format_message().rstrip(".") + where)
+    except LabkitError as error:
+        code = _refuse(str(error))
+    except typer.Abort:
+        code = _refuse("interrupted")
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
+    if version:
+        print(__version__)
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Check this machine: versions, GPU, models, widgets; each problem with its cure.
+
+    Exit code 1 if something fails.   Example: labkit doctor --json
+    """
+    from labkit.doctor import diagnose, healthy
+
+    findings = diagnose()
+    if as_json:
+        _print_json([finding.to_dict() for finding in findings])
+    else:
+        _print_table(("", "what", "found", "cure"), [(f.status, f.name, f.detail, f.cure) for f in findings])
+    raise typer.Exit(0 if healthy(findings) else 1)
+
+
+@app.command()
+def models(as_json: Json = False) -> None:
+    """List the models labkit knows: family, size, window, licence, origin, and whether each is ready offline.
+
+    Example: labkit models
+    """
+    from labkit.models import available
+
+    rows = available()
+    if as_json:
+        _print_json(rows)
+        return
+    header = ("name", "family", "parameters", "layers", "window", "licence", "from", "ready offline")
+    cells = [
+        (
+            row["name"],
+            row["family"],
+            _in_millions(row["parameters"]),
+            str(row["layers"] or "-"),
+            str(row["window"] or "-"),
+            row["licence"],
+            row["origin"],
+            f"{'yes' if row['ready'] else 'no'}, {row['note']}",
+        )
+        for row in rows
+    ]
+    _print_table(header, cells)
+
+
+@app.command()
+def audit(
+    name: Name,
+    attn: Attn = None,
+    dtype: Dtype = None,
+    expect: Annotated[str | None, typer.Option(help="causal or bidirectional: exit 1 if it is not.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A second instead of a minute; fewer kinds of input.")] = False,
+    reference: Annotated[str | None, typer.Option(help="The original model: is the computation still its own?")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure, from behaviour alone, which mask is in force in every layer of a model.
+
+    Example: labkit audit ./my-encoder --expect bidirectional
+    """
+    if expect not in (None, "causal", "bidirectional"):
+        raise LabkitError(f"--expect is {expect!r}; give causal or bidirectional")
+    from labkit.models import load
+
+    model = load(name, attn=attn, dtype=dtype).model
+    original = load(reference, attn=attn, dtype=dtype).model if reference else None
+    from labkit import measure
+
+    with _waiting(f"measuring {name}"):
+        report = measure.audit(model, reference=original, quick=quick)
+    print(report.to_json() if as_json else str(report))
+    if expect not in (None, report.verdict):
+        print(f"labkit: {name} was expected to be {expect} and is {report.verdict}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@app.command()
+def convert(
+    name: Name,
+    output_dir: Annotated[str, typer.Option(help="A folder that does not exist yet, or is empty.")],
+    window: Annotated[str, typer.Option(help="Local layers: keep, halve or global.")] = "keep",
+    layers: Annotated[str, typer.Option(help="all, middle-third, or numbers such as 0,1,2.")] = "all",
+    attn: Attn = None,
+    dtype: Dtype = None,
+    as_json: Json = False,
+) -> None:
+    """Make a model bidirectional and save it, with a card, as a folder that transformers loads.
+
+    Example: labkit convert gemma3-270m --output-dir gemma-encoder --window keep
+    """
+    from labkit import export
+    from labkit.models import load
+
+    export.require_free(output_dir)
+    if window not in export.WINDOWS:
+        raise LabkitError(f"--window is {window!r}; give {', '.join(export.WINDOWS)}")
+    lm = load(name, attn=attn, dtype=dtype)
+    from labkit.convert import to_bidirectional
+
+    chosen = export.choose_layers(layers, lm.model.config.get_text_config().num_hidden_layers)
+    to_bidirectional(lm.model, window=window, layers=chosen)
+    folder = export.export(lm, output_dir, window=window, layers=chosen)
+    if as_json:
+        done = {"folder": str(folder), "name": name, "window": window, "layers": chosen or "all"}
+        _print_json(done | {"plain_transformers": chosen is None, "licence": lm.licence})
+    else:
+        print(f"{folder}: {name}, bidirectional in {'all layers' if chosen is None else f'layers {chosen}'}")
+        if chosen is not None:
+            print("plain transformers cannot express this choice of layers; load the folder with labkit.load")
+
+
+@cache_app.command("list")
+def cache_list(as_json: Json = False) -> None:
+    """List the converted models, each checked against its sha256.
+
+    Example: labkit cache list
+    """
+    from labkit.model_cache import cache_dir, entries
+
+    found = entries()
+    if as_json:
+        _print_json({"folder": str(cache_dir()), "entries": [_entry_as_dict(entry) for entry in found]})
+    elif not found:
+        print(f"no converted models in {cache_dir()}")
+    else:
+        print(cache_dir())
+        cells = [(e.name, f"{e.bytes / 1e6:,.0f} MB", e.state, e.problem or "") for e in found]
+        _print_table(("name", "size", "state", ""), cells)
+
+
+@cache_app.command("clear")
+def cache_clear(
+    name: Annotated[str | None, typer.Argument(help="One model; all of them by default.")] = None, as_json: Json = False
+) -> None:
+    """Delete converted models; the next load of an embedded model converts it again.
+
+    Example: labkit cache clear gemma3-270m
+    """
+    from labkit.model_cache import clear, entries
+
+    if name is not None and name not in (known := [entry.name for entry in entries()]):
+        raise LabkitError(f"there is no converted model {name!r}; there is {', '.join(known) or 'none'}")
+    gone = clear(name)
+    if as_json:
+        _print_json({"deleted": [_entry_as_dict(entry) for entry in gone]})
+    else:
+        names, size = ", ".join(entry.name for entry in gone), sum(entry.bytes for entry in gone)
+        print(f"deleted {names or 'nothing'} ({size / 1e6:,.0f} MB)")
+
+
+@notebooks_app.command("run")
+def notebooks_run(
+    paths: Annotated[list[str] | None, typer.Argument(help="Notebooks, folders or names; all by default.")] = None,
+    output_dir: Annotated[str | None, typer.Option(help="Write the executed copies there.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds per cell.", min=1)] = 600,
+    profile: Annotated[str | None, typer.Option(help="ci, laptop, colab or gpu.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Execute notebooks without a browser; stops at the first that fails.
+
+    Example: labkit notebooks run 00_start_here --profile ci
+    """
+    from labkit import notebooks
+
+    runs = notebooks.run(paths or None, output_dir=output_dir, timeout=timeout, profile=profile)
+    if as_json:
+        fields = ("path", "cells", "seconds", "output")
+        _print_json([{field: _plain(getattr(run, field)) for field in fields} for run in runs])
+    else:
+        _print_table(("notebook", "cells", "seconds"), [(r.path.name, str(r.cells), f"{r.seconds:.1f}") for r in runs])
+
+
+@notebooks_app.command("copy")
+def notebooks_copy(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Where to put them.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace notebooks of yours that differ.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Copy the notebooks to a folder of yours.
+
+    Example: labkit notebooks copy my-lab
+    """
+    from labkit import notebooks
+
+    written = notebooks.copy(folder, force=force)
+    if as_json:
+        _print_json([str(path) for path in written])
+    else:
+        print(f"{len(written)} files written to {folder}")
+
+
+def _refuse(message: str) -> int:
+    print("labkit: " + " ".join(message.split()), file=sys.stderr)
+    return 2
+
+
+def _one_line_warning(message: Any, *_: Any, **__: Any) -> None:
+    print(f"labkit: warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+
+def _waiting(what: str) -> Any:
+    """A spinner on a terminal, nothing elsewhere."""
+    from contextlib import nullcontext
+
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return console.status(what) if console.is_terminal else nullcontext()
+
+
+def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """On a terminal fitted to its width; elsewhere each row stays on one line."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in header:
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console = Console()
+    (console if console.is_terminal else Console(width=1000)).print(table)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1, default=str))
+
+
+def _entry_as_dict(entry: Any) -> dict[str, Any]:
+    return {field: _plain(getattr(entry, field)) for field in ("name", "path", "bytes", "state", "problem")}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | float | str | None) else str(value)
+
+
+def _in_millions(parameters: int) -> str:
+    return "-" if not parameters else f"{parameters / 1e6:,.1f} M"

@@ -1,0 +1,247 @@
+"""Causal to bidirectional and back: in place, on the supported route, and proved before the function returns.
+
+The route is `config.is_causal = False`: transformers (5.2 and later) then builds bidirectional masks *and* tells the kernels,
+so the conversion holds with and without padding, on every backend, and a saved folder keeps it. labkit adds what that
+switch leaves open: the exact window of local layers, packed documents, learned positions under left padding, a chosen
+subset of layers, and a proof.
+
+What is done is written into the text config as `labkit_attention`, so that `save_pretrained` and `labkit.load` keep it.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+from torch import nn
+
+from labkit import proof
+from labkit.anatomy import SLIDING, Decoder, find_decoder
+from labkit.errors import BidirectionalGenerationError, ConversionError
+from labkit.layer_masks import ATTRIBUTE, LayerMasks, layer_mask, masked
+from labkit.masks import Mask, causal
+from labkit.masks import sliding_window as sliding
+
+__all__ = ["ConversionError", "conversion_of", "masked", "restore", "to_bidirectional", "to_causal"]
+
+MARK = "labkit_attention"  # the record of a conversion, in the text config
+WINDOWS = ("keep", "halve", "global")
+NO_WINDOW = 2**30  # a window no sequence reaches; the mask builder of a local layer needs a number
+_ABSENT = "absent"
+
+
+def to_bidirectional(model: nn.Module, *, window: str = "keep", layers=None) -> nn.Module:
+    """Make a causal decoder bidirectional, in place; returns `model`.
+
+    Covers every decoder that transformers can switch (GPT-2, Gemma 1, 2 and 3, Llama and its relatives, ...), also inside
+    a task head, a multimodal model or a PEFT wrapper, on eager, sdpa, flex and flash attention. Calling it again with
+    the same choices changes nothing; with other choices it starts from the causal model.
+
+    Args:
+        window: what a local layer with a causal window of W tokens (itself and W-1 before) sees afterwards.
+            "keep": W-1 tokens on either side. "halve": W//2 on either side, as EmbeddingGemma was trained
+            (transformers, `Gemma3TextConfig.use_bidirectional_attention`). "global": everything.
+        layers: indices of the layers to convert, or None for all. The others stay causal; plain transformers cannot express
+            that, so a saved folder needs `labkit.load`.
+
+    Raises:
+        ConversionError: a wrong argument, or the measured mask is not the intended one. The model is then as it was.
+        UnsupportedModelError: there is no decoder that labkit knows in this model.
+    """
+    decoder = find_decoder(model)
+    chosen = _checked_layers(layers, len(decoder.layers))
+    if window not in WINDOWS:
+        raise ConversionError(f"window must be one of {', '.join(map(repr, WINDOWS))}, not {window!r}")
+    mark = conversion_of(model)
+    if mark is not None:
+        if (mark["window"], mark["layers"]) == (window, chosen) and hasattr(decoder.stack, ATTRIBUTE):
+            return model
+        to_causal(model)
+    _record(decoder, window, chosen)
+    try:
+        _put_in_force(model, decoder)
+        _prove(decoder, "bidirectional")
+    except BaseException:
+        _undo(model, decoder)
+        raise
+    return model
+
+
+def to_causal(model: nn.Module) -> nn.Module:
+    """Undo `to_bidirectional`, in place: the same logits bit for bit as before it, and `generate()` works again.
+
+    A model that was never converted is left untouched, and must be causal.
+
+    Raises:
+        ConversionError: the measured mask is not causal (the model was made bidirectional by other means).
+    """
+    decoder = find_decoder(model)
+    if conversion_of(model) is not None:
+        _undo(model, decoder)
+    _prove(decoder, "causal")
+    return model
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Put the conversion that `model.config` records in force again (after `from_pretrained`); `labkit.load` calls it."""
+    decoder = find_decoder(model)
+    mark = conversion_of(model)
+    if mark is not None and not hasattr(decoder.stack, ATTRIBUTE):
+        _put_in_force(model, decoder)
+        _prove(decoder, "bidirectional")
+    return model
+
+
+def conversion_of(model: nn.Module) -> dict | None:
+    """What labkit did to this model: {"window", "layers", "sliding_window", "original"}, or None if nothing."""
+    return getattr(find_decoder(model).config, MARK, None)
+
+
+def _record(decoder: Decoder, window: str, chosen: list[int] | None) -> None:
+    config = decoder.config
+    names = ("is_causal", "sliding_window", "use_bidirectional_attention")
+    original = {name: copy.copy(getattr(config, name, _ABSENT)) for name in names}
+    mark = {"window": window, "layers": chosen, "sliding_window": getattr(config, "sliding_window", None)}
+    setattr(config, MARK, {**mark, "original": original})
+
+
+def _put_in_force(model: nn.Module, decoder: Decoder) -> None:
+    """Config, hooks, windows and the guard on generate(), from the record in the config."""
+    config, mark = decoder.config, getattr(decoder.config, MARK)
+    layer_masks = LayerMasks.on(decoder)
+    layer_masks.positions_from_mask = decoder.has_learned_positions
+    if mark["layers"] is None:
+        config.is_causal = False
+        if getattr(config, "use_bidirectional_attention", None):
+            config.use_bidirectional_attention = False  # one switch in force, not two that add up
+    else:
+        layer_masks.always = frozenset(mark["layers"])
+    _set_windows(decoder, mark["sliding_window"])
+    for module in _generators(model):
+        module.generate = functools.partial(_generate_if_allowed, module)
+
+
+def _undo(model: nn.Module, decoder: Decoder) -> None:
+    config, mark = decoder.config, getattr(decoder.config, MARK)
+    for name, value in mark["original"].items():
+        if value == _ABSENT:
+            vars(config).pop(name, None)
+        else:
+            setattr(config, name, value)
+    delattr(config, MARK)
+    _set_windows(decoder, mark["sliding_window"])
+    layer_masks = getattr(decoder.stack, ATTRIBUTE, None)
+    if layer_masks is not None:
+        layer_masks.converted, layer_masks.always = {}, frozenset()
+        layer_masks.positions_from_mask, layer_masks.window_of_backend = False, None
+        layer_masks.remove_if_idle()
+    for module in _generators(model):
+        vars(module).pop("generate", None)
+
+
+def _set_windows(decoder: Decoder, sliding_window: int | None) -> None:
+    """Give every layer its window, for a causal window of this many tokens: converted layers as their record says."""
+    config, mark, types = decoder.config, conversion_of(decoder.stack), decoder.layer_types
+    reach = _reach(sliding_window, mark["window"]) if mark else None
+    converted = _converted_layers(decoder)
+    for i, attention in enumerate(decoder.attentions):
+        if types[i] == SLIDING and hasattr(attention, "sliding_window"):  # read by flash attention
+            after = None if reach is None else reach + 1
+            attention.sliding_window = after if i in converted else sliding_window
+    if mark:
+        LayerMasks.on(decoder).converted = {i: layer_mask(reach, types[i]) for i in converted}
+    if SLIDING not in types:
+        return
+    if mark and mark["layers"] is None:
+        LayerMasks.on(decoder).window_of_backend = _WindowOfBackend(decoder, reach)
+        LayerMasks.on(decoder).window_of_backend.apply()
+    else:
+        config.sliding_window = sliding_window
+
+
+def _prove(decoder: Decoder, what: str) -> None:
+    """Measure every layer's mask, with windows shrunk for the moment, and compare; raises ConversionError."""
+    mark, types = conversion_of(decoder.stack), decoder.layer_types
+    sliding_window = mark["sliding_window"] if mark else getattr(decoder.config, "sliding_window", None)
+    shrunk = None if sliding_window is None else min(sliding_window, proof.WINDOW)
+    converted = _converted_layers(decoder)
+    reach = _reach(shrunk, mark["window"]) if mark else None
+
+    def intended(i: int) -> Mask:
+        if i in converted:
+            return layer_mask(reach, types[i])
+        return causal() if types[i] != SLIDING or shrunk is None else causal() & sliding(shrunk)
+
+    try:
+        _set_windows(decoder, shrunk)
+        proof.prove(decoder, [intended(i) for i in range(len(decoder.layers))], what)
+    finally:
+        _set_windows(decoder, sliding_window)
+
+
+def _converted_layers(decoder: Decoder) -> frozenset[int]:
+    mark = conversion_of(decoder.stack)
+    if mark is None:
+        return frozenset()
+    return frozenset(range(len(decoder.layers)) if mark["layers"] is None else mark["layers"])
+
+
+def _reach(sliding_window: int | None, window: str) -> int | None:
+    """Tokens that a local layer sees on either side; None = no window."""
+    if sliding_window is None or window == "global":
+        return None
+    return sliding_window - 1 if window == "keep" else sliding_window // 2
+
+
+class _WindowOfBackend:
+    """Keeps `config.sliding_window` at the number with which the backend in use gives exactly `reach` on either side.
+
+    transformers counts a bidirectional window inclusively when it builds a mask (|q - k| <= window) and exclusively when
+    it hands the window to flash attention. Called before each forward pass, because the backend can be switched.
+    """
+
+    def __init__(self, decoder: Decoder, reach: int | None):
+        self.stack, self.reach = decoder.stack, reach
+
+    def apply(self) -> None:
+        decoder = Decoder(self.stack, (), (), ())
+        if self.reach is None:
+            number = NO_WINDOW
+        else:
+            number = self.reach + (1 if decoder.backend == "flash" else _excluded_by_builder())
+        if decoder.config.sliding_window != number:
+            decoder.config.sliding_window = number
+
+
+@functools.cache
+def _excluded_by_builder() -> int:
+    """0 if a built bidirectional window of w reaches w tokens to a side, 1 if it reaches w - 1. Measured, not assumed."""
+    import torch
+    from transformers.masking_utils import sliding_window_bidirectional_mask_function
+
+    allowed = sliding_window_bidirectional_mask_function(3)
+    return 3 - max(d for d in range(6) if bool(allowed(0, 0, torch.tensor(0), torch.tensor(d))))
+
+
+def _checked_layers(layers, n: int) -> list[int] | None:
+    if layers is None:
+        return None
+    chosen = sorted({int(i) for i in layers})
+    if not chosen or chosen[0] < 0 or chosen[-1] >= n:
+        raise ConversionError(f"layers={layers!r}: expected indices from 0 to {n - 1}, at least one")
+    return None if len(chosen) == n else chosen
+
+
+def _generators(model: nn.Module) -> list[nn.Module]:
+    return [m for m in model.modules() if callable(getattr(type(m), "generate", None)) and hasattr(m, "generation_config")]
+
+
+def _generate_if_allowed(module: nn.Module, *args, allow_bidirectional: bool = False, **kwargs):
+    """Stands in for `generate` on a converted model; `allow_bidirectional=True` does it anyway."""
+    if not allow_bidirectional:
+        raise BidirectionalGenerationError(
+            "this model is bidirectional: its hidden states were computed with every token in view, and it was never "
+            "trained to predict the next one from them, so generate() would give nonsense. Call labkit.to_causal(model) first, "
+            "or generate(..., allow_bidirectional=True) to see what comes out"
+        )
+    return type(module).generate(module, *args, **kwargs)

@@ -1,0 +1,219 @@
+"""`labkit doctor`: is this machine ready for the lab? One finding per thing that can be missing, each with its cure."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+from labkit.errors import LabkitError
+
+PYTHONS = ("3.11", "3.13")  # oldest and newest that are tested
+OLDEST = {"torch": "2.11", "transformers": "5.2"}  # as in pyproject.toml
+GB = 10**9
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at and found: `status` is "ok", "warn" (part of the lab will not work) or "fail" (none will).
+
+    `cure` says what to do, as a command where there is one; empty if nothing is wrong.
+    """
+
+    name: str
+    status: str
+    detail: str
+    cure: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def diagnose() -> list[Finding]:
+    """All findings, in the order in which to cure them. Changes nothing, needs no network, takes seconds."""
+    findings = [_python()]
+    findings += [_package(name, oldest) for name, oldest in OLDEST.items()]
+    findings += [_gpu(), _memory(), _profile(), _cache()]
+    findings += [*_models(), *_widgets()]
+    findings.append(_optional("nbval", "notebooks cannot be run as tests", "pip install nbval"))
+    return findings
+
+
+def healthy(findings: list[Finding]) -> bool:
+    """Whether nothing failed; warnings do not count."""
+    return all(finding.status != "fail" for finding in findings)
+
+
+def _python() -> Finding:
+    found, oldest, newest = sys.version_info[:2], *(tuple(map(int, each.split("."))) for each in PYTHONS)
+    detail = f"{platform.python_version()} at {sys.executable}"
+    if found < oldest:
+        return Finding(
+            "python", "fail", f"{detail}; labkit needs {PYTHONS[0]} or newer", f"install Python {PYTHONS[0]}"
+        )
+    if found > newest:
+        return Finding("python", "warn", f"{detail}; labkit is tested up to {PYTHONS[1]}", f"use Python {PYTHONS[1]}")
+    return Finding("python", "ok", detail)
+
+
+def _package(name: str, oldest: str) -> Finding:
+    from packaging.version import Version
+
+    version = _version(name)
+    if version is None:
+        return Finding(name, "fail", "not installed", f"pip install '{name}>={oldest}'")
+    if Version(version) < Version(oldest):
+        return Finding(name, "fail", f"{version}; labkit needs {oldest} or newer", f"pip install '{name}>={oldest}'")
+    return Finding(name, "ok", f"{version}, {_torch_build()}" if name == "torch" else version)
+
+
+def _torch_build() -> str:
+    import torch
+
+    if torch.version.hip:
+        return f"ROCm {torch.version.hip} build"
+    return f"CUDA {torch.version.cuda} build" if torch.version.cuda else "CPU build"
+
+
+def _gpu() -> Finding:
+    if _version("torch") is None:
+        return Finding("gpu", "warn", "not looked for, as torch is missing", "install torch first")
+    import torch
+
+    if torch.cuda.is_available():
+        each = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        detail = ", ".join(f"{gpu.name} ({gpu.total_memory / GB:.0f} GB)" for gpu in each)
+        if not torch.cuda.is_bf16_supported():
+            return Finding("gpu", "warn", f"{detail}, without bfloat16", "load models with dtype='float32'")
+        return Finding("gpu", "ok", detail)
+    if shutil.which("nvidia-smi"):
+        cause = "this torch is a CPU build" if torch.version.cuda is None else "its driver does not fit this torch"
+        cure = "install a CUDA build of torch (https://pytorch.org/get-started/locally)"
+        return Finding("gpu", "warn", f"an NVIDIA GPU seems to be there, but torch cannot use it: {cause}", cure)
+    return Finding("gpu", "ok", "none; everything in the lab also runs on the CPU")
+
+
+def _memory() -> Finding:
+    from labkit.memory import available_bytes
+
+    free = available_bytes()
+    detail = f"{free / GB:.1f} GB free, {os.cpu_count()} cores"
+    if free < 2 * GB:
+        return Finding(
+            "memory", "warn", f"{detail}; real models need 2 GB", "close other programs, or use the tiny models"
+        )
+    return Finding("memory", "ok", detail)
+
+
+def _profile() -> Finding:
+    from labkit import profile
+
+    try:
+        active = profile.current()
+    except LabkitError as error:
+        return Finding("profile", "fail", str(error), f"unset {profile.VARIABLE}")
+    how = "set by" if os.environ.get(profile.VARIABLE) else "detected; change it with"
+    return Finding("profile", "ok", f"{active.name} ({how} {profile.VARIABLE}): {active.why}")
+
+
+def _cache() -> Finding:
+    from labkit.model_cache import cache_dir
+
+    folder = cache_dir()
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    cure = "set LABKIT_CACHE to a folder on a disk with room that you may write to"
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        return Finding("cache", "warn", f"{folder} cannot be written: real models cannot be converted", cure)
+    free = shutil.disk_usage(existing).free
+    if free < 1.5 * GB:
+        return Finding("cache", "warn", f"{folder}, {free / GB:.1f} GB free; converting needs 1.5 GB", cure)
+    return Finding("cache", "ok", f"{folder}, {free / GB:.0f} GB free")
+
+
+def _models() -> Iterator[Finding]:
+    from labkit import embedded_models, model_cache
+    from labkit.model_registry import REGISTRY
+
+    cached = {entry.name: entry for entry in model_cache.entries()}
+    for card in REGISTRY.values():
+        if card.package is None:
+            continue
+        entry, command, name = cached.get(card.name), embedded_models.missing(card), f"model {card.name}"
+        if entry and entry.state == "ready":
+            yield Finding(name, "ok", f"ready, {entry.bytes / GB:.1f} GB in the cache")
+        elif command:
+            damage = f"the cached copy is {entry.state} and " if entry else ""
+            yield Finding(name, "warn", f"{damage}{card.package.distribution} or its reader is not installed", command)
+        elif entry:
+            cure = f"nothing to do: the next load builds it anew (or: labkit cache clear {card.name})"
+            yield Finding(name, "warn", f"the cached copy is {entry.state}: {entry.problem}", cure)
+        else:
+            yield Finding(name, "ok", "installed; the first load converts it")
+    yield _optional("gguf", "embedded models cannot be converted", "pip install gguf")
+
+
+def _widgets() -> Iterator[Finding]:
+    for package in ("ipywidgets", "anywidget"):
+        yield _optional(package, "sliders in notebooks do not work", f"pip install {package}")
+    yield _optional("jupyterlab", "notebooks open in other editors only", "pip install jupyterlab")
+    if _version("ipywidgets") and _version("jupyterlab"):
+        yield _browser_extension()
+
+
+def _browser_extension() -> Finding:
+    """The half of ipywidgets that runs in the browser: installed, of the right major version, and not switched off."""
+    from jupyter_core.paths import jupyter_config_path, jupyter_path
+
+    name, extension = "browser extension", "@jupyter-widgets/jupyterlab-manager"
+    cure = "pip install --force-reinstall jupyterlab_widgets"
+    manifests = [Path(folder) / extension / "package.json" for folder in jupyter_path("labextensions")]
+    manifest = next((file for file in manifests if file.is_file()), None)
+    if manifest is None:
+        return Finding(name, "warn", f"{extension} is not where JupyterLab looks: widgets stay blank", cure)
+    try:
+        version = json.loads(manifest.read_text(encoding="utf-8"))["version"]
+    except (OSError, ValueError, KeyError):
+        return Finding(name, "warn", f"{manifest} is unreadable: widgets stay blank", cure)
+    if not any((manifest.parent / "static").glob("*.js")):
+        return Finding(name, "warn", f"{manifest.parent} holds no scripts: widgets stay blank", cure)
+    if extension in _disabled_extensions(jupyter_config_path()):
+        return Finding(name, "warn", f"{extension} is disabled", f"jupyter labextension enable {extension}")
+    return Finding(name, "ok", f"{extension} {version} at {manifest.parent}")
+
+
+def _disabled_extensions(config_folders: list[str]) -> set[str]:
+    """What the page_config.json files switch off; earlier folders overrule later ones."""
+    state: dict[str, bool] = {}
+    for folder in config_folders:
+        try:
+            page = json.loads((Path(folder) / "labconfig" / "page_config.json").read_text(encoding="utf-8"))
+            disabled = page.get("disabledExtensions", {})
+        except (OSError, ValueError, AttributeError):  # absent, or not JupyterLab's: nothing is switched off there
+            continue
+        entries = disabled.items() if isinstance(disabled, dict) else ((each, True) for each in disabled)
+        for extension, off in entries:
+            state.setdefault(extension, bool(off))
+    return {extension for extension, off in state.items() if off}
+
+
+def _optional(name: str, consequence: str, cure: str) -> Finding:
+    version = _version(name)
+    if version is None:
+        return Finding(name, "warn", f"not installed: {consequence}", cure)
+    return Finding(name, "ok", version)
+
+
+def _version(distribution: str) -> str | None:
+    """The installed version, or None; a package that is listed but cannot be found for import counts as missing."""
+    try:
+        version = metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+    return version if importlib.util.find_spec(distribution) else None

@@ -1,0 +1,71 @@
+"""labkit's own exceptions: each message says what was given, what was expected and what to do.
+
+Catch `LabkitError` to catch them all. The command line prints the message as one line and exits with 2.
+"""
+
+
+class LabkitError(Exception):
+    """Base of every error that labkit raises on purpose."""
+
+
+class MaskError(LabkitError, ValueError):
+    """A mask was described or used in a way that has no meaning (negative window, length beyond the sequence, ...)."""
+
+
+class ConversionError(LabkitError, RuntimeError):
+    """A conversion did not take effect, or cannot be made on this model. Names the layer and the cause."""
+
+
+class BidirectionalGenerationError(LabkitError, RuntimeError):
+    """`generate()` was called on a bidirectional model, which was never trained to continue a text."""
+
+
+class AuditError(LabkitError, RuntimeError):
+    """A model could not be measured: it takes no `input_ids`, returns no per-position output, ..."""
+
+
+class MaskAssertionError(LabkitError, AssertionError):
+    """`assert_bidirectional` or `assert_causal` failed; the message holds the measured report."""
+
+
+class ModelError(LabkitError):
+    """A model could not be loaded. The subclasses say why."""
+
+
+class UnknownModelError(ModelError, KeyError):
+    """No model of this name; the message offers the closest ones."""
+
+    def __str__(self) -> str:  # KeyError would print the repr, quotes and all
+        return str(self.args[0]) if self.args else ""
+
+
+class MissingPackageError(ModelError, ImportError):
+    """The package that carries the weights, or reads them, is not installed; the message holds the pip command."""
+
+
+class HubUnreachableError(ModelError, ConnectionError):
+    """The model lives on a hub that does not answer, and no local copy was found."""
+
+
+class GatedModelError(ModelError, PermissionError):
+    """The model's licence must be accepted on the hub first; the message says where."""
+
+
+class UnsupportedModelError(ModelError, NotImplementedError):
+    """The architecture is not a decoder that labkit knows how to convert."""
+
+
+class NotEnoughMemoryError(ModelError, MemoryError):
+    """The weights, in the dtype asked for, would not fit into this machine's memory."""
+
+
+class CacheError(ModelError, OSError):
+    """The cached copy of a model is damaged and could not be rebuilt."""
+
+
+class DataError(LabkitError, ValueError):
+    """A data file does not have the form it should have; the message names the file and the line."""
+
+
+class NotebookError(LabkitError, RuntimeError):
+    """A notebook could not be found, copied or executed; the message names the notebook, the cell and the cause."""

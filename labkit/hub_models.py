@@ -1,0 +1,223 @@
+"""Models from a local folder or from the hub: one route, since a hub model is first fetched and is then a local folder.
+
+The folder is laid out as the hub lays it out: config.json, *.safetensors (one file or shards with an index),
+tokenizer files. Nothing is ever unpickled and no code that comes with a model is ever run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.errors import GatedModelError, HubUnreachableError, ModelError, UnknownModelError, UnsupportedModelError
+from labkit.progress import bars_on_terminals_only
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+_SMALL_FILES = ["config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json"]
+_SMALL_FILES += ["vocab.json", "merges.txt", "chat_template.jinja"]
+_WEIGHTS = ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"]
+
+HEADS = {
+    None: "AutoModelForCausalLM",
+    "base": "AutoModel",
+    "token-classification": "AutoModelForTokenClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
+    "sequence-classification": "AutoModelForSequenceClassification",
+}
+
+
+def fetch(hub_ids: tuple[str, ...], *, weights: bool) -> Path:
+    """The local folder of a hub model, downloaded if need be: the configuration and tokenizer, or the `weights` too.
+
+    `hub_ids` are the repository and its older names; a copy in the hub's own cache is used when there is no network.
+    Raises HubUnreachableError, GatedModelError, UnknownModelError, or ModelError where the repository has no
+    safetensors.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    hub_id = cached_config(hub_ids) or hub_ids[0]
+    files = _SMALL_FILES + (_WEIGHTS if weights else [])
+    try:
+        with bars_on_terminals_only():
+            folder = Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=files))
+    except errors.GatedRepoError as error:
+        raise GatedModelError(
+            f"{hub_id} is gated: accept its licence at https://huggingface.co/{hub_id}, then log in with "
+            "`hf auth login` or set HF_TOKEN to a token of the same account"
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise UnknownModelError(
+            f"the hub has no model {hub_id!r} that you may see; check the spelling, or, if it is private, log in with "
+            "`hf auth login`"
+        ) from error
+    except errors.HfHubHTTPError as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status in (401, 403):
+            raise GatedModelError(
+                f"the hub refuses {hub_id} (HTTP {status}): accept its licence at https://huggingface.co/{hub_id} "
+                "and log in with `hf auth login`, or check that HF_TOKEN may read it"
+            ) from error
+        raise _unreachable(hub_id, f"the hub answered HTTP {status}") from error
+    except errors.HFValidationError as error:
+        raise UnknownModelError(f"{hub_id!r} is neither a folder nor a possible hub id (owner/name)") from error
+    except OSError as error:  # LocalEntryNotFoundError, OfflineModeIsEnabled and every kind of failed connection
+        raise _unreachable(hub_id, "the hub cannot be reached") from error
+    except Exception as error:  # httpx and requests have their own roots; anything else is not ours to explain
+        if type(error).__module__.split(".")[0] in ("httpx", "httpcore", "requests", "urllib3"):
+            raise _unreachable(hub_id, "the hub cannot be reached") from error
+        raise
+    if not (folder / "config.json").is_file() or (weights and not _weight_files(folder)):
+        if (folder / "config.json").is_file() and list(folder.glob("*.bin")):
+            raise ModelError(_pickle_only(hub_id))
+        raise _unreachable(hub_id, "only part of it is in the hub cache, or it has no safetensors weights")
+    return folder
+
+
+def cached_config(hub_ids: tuple[str, ...]) -> str | None:
+    """The first of `hub_ids` whose configuration is in the hub's cache on this machine, or None."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return next((each for each in hub_ids if isinstance(try_to_load_from_cache(each, "config.json"), str)), None)
+
+
+def read_config(folder: Path, name: str) -> PreTrainedConfig:
+    """The configuration in `folder`, if it is that of a decoder; else UnsupportedModelError or ModelError."""
+    from transformers import AutoConfig
+
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{name} holds no config.json, so it is not a model folder; point to the folder that save_pretrained wrote"
+        )
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        first = str(error).strip().partition("\n")[0]
+        if "trust_remote_code" in str(error):
+            first = "it needs Python code of its own, which labkit never runs"
+        raise UnsupportedModelError(
+            f"the configuration of {name} is not one that this transformers can read: {first}"
+        ) from error
+    _require_decoder(config, name)
+    return config
+
+
+def auto_class_for(config: PreTrainedConfig, task: str | None, name: str) -> tuple[Any, type]:
+    """The Auto class and the concrete model class for `task`; UnsupportedModelError where there is none."""
+    import transformers
+
+    if task not in HEADS:
+        raise ModelError(f"task is {task!r}; choose one of {', '.join(map(repr, HEADS))}")
+    auto_class = getattr(transformers, HEADS[task])
+    model_class = _concrete_class(auto_class, config)
+    if model_class is None:
+        raise UnsupportedModelError(
+            f"transformers has no {task} head for {config.model_type} ({name}); load it with task='base' and put your "
+            "own head on it (labkit's heads for every family come with labkit.tasks in a later version)"
+        )
+    return auto_class, model_class
+
+
+def require_weights(folder: Path, name: str) -> None:
+    """Raise ModelError unless `folder` holds safetensors weights, all of them."""
+    import json
+
+    if not _weight_files(folder):
+        if list(folder.glob("*.bin")) or list(folder.glob("*.pt")):
+            raise ModelError(_pickle_only(name))
+        raise ModelError(f"{name} holds a config.json but no *.safetensors weights; save or download the model again")
+    index = folder / "model.safetensors.index.json"
+    if index.is_file() and not (folder / "model.safetensors").is_file():
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        if missing := sorted(shard for shard in shards if not (folder / shard).is_file()):
+            raise ModelError(
+                f"{name} lacks {len(missing)} of {len(shards)} weight files, the first is {missing[0]}; "
+                "download it again"
+            )
+
+
+def read_model(folder: Path, name: str, auto_class: Any, *, attn: str, dtype: Any) -> tuple[PreTrainedModel, str]:
+    """The model in `folder` on the CPU, in eval mode, and a remark if it has a new, untrained head.
+
+    Raises ModelError if the files lack any other weight: a model with a random layer in it would load without a word.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        with bars_on_terminals_only():
+            model, report = auto_class.from_pretrained(
+                folder, attn_implementation=attn, dtype=dtype, use_safetensors=True, local_files_only=True,
+                trust_remote_code=False, output_loading_info=True,
+            )  # fmt: skip
+    except (ImportError, ValueError, RuntimeError, OSError, SafetensorError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ModelError(f"{name} could not be loaded with attn={attn!r}: {first}") from error
+    new = sorted(report["missing_keys"])
+    body = f"{model.base_model_prefix}."
+    if lost := [weight for weight in new if weight.startswith(body)]:
+        raise ModelError(
+            f"{name} lacks {len(lost)} weights of its model, the first is {lost[0]}; save or download it again"
+        )
+    return model.eval(), f"its head is new and untrained ({', '.join(new)})" if new else ""
+
+
+def read_tokenizer(folder: Path, name: str) -> tuple[Any, str]:
+    """The tokenizer in `folder` and a remark on what was set on it; (None, remark) if the folder has none."""
+    from transformers import AutoTokenizer
+
+    if not any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        return None, "without a tokenizer, as the folder holds none"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ImportError, ValueError, OSError, KeyError) as error:
+        raise ModelError(
+            f"the tokenizer of {name} cannot be read: {str(error).strip().partition(chr(10))[0]}"
+        ) from error
+    tokenizer.padding_side = "right"
+    if tokenizer.pad_token is None and tokenizer.eos_token is not None:
+        tokenizer.pad_token = tokenizer.eos_token
+        return tokenizer, f"pads with its end-of-text token {tokenizer.eos_token}, as it has no pad token"
+    return tokenizer, ""
+
+
+def _require_decoder(config: PreTrainedConfig, name: str) -> None:
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    kind = f"{name} is a {config.model_type} model"
+    if config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{kind}, an encoder-decoder; labkit takes decoders such as GPT-2, Gemma or Llama")
+    # BERT and its kin are also registered as causal models, for the decoder half of a translation model
+    masked = _concrete_class(AutoModelForMaskedLM, config) is not None and not getattr(config, "is_decoder", False)
+    if masked or _concrete_class(AutoModelForCausalLM, config) is None:
+        raise UnsupportedModelError(
+            f"{kind}, which is not a decoder; labkit takes decoders such as GPT-2, Gemma or Llama"
+        )
+
+
+def _concrete_class(auto_class: Any, config: PreTrainedConfig) -> type | None:
+    try:
+        model_class = auto_class._model_mapping[type(config)]
+    except KeyError:
+        return None
+    return model_class[0] if isinstance(model_class, list | tuple) else model_class
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
+
+
+def _unreachable(hub_id: str, cause: str) -> HubUnreachableError:
+    return HubUnreachableError(
+        f"{hub_id} is not on this machine and {cause}; connect to the network, or download it elsewhere "
+        f"(`hf download {hub_id} --local-dir DIR`) and load the folder, or take a model that works offline "
+        "(gemma3-270m, tiny-gemma3)"
+    )
+
+
+def _pickle_only(name: str) -> str:
+    return (
+        f"{name} has only pickled weights (*.bin), which can run code when opened; labkit reads safetensors only: "
+        "convert it with save_pretrained where you trust it"
+    )

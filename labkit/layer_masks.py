@@ -1,0 +1,277 @@
+"""Deliver a Mask to each decoder layer, whatever the attention backend: the machinery under `masked` and `convert`.
+
+A hook on the layer stack notes what the call says about padding, packing and the cache; a hook on every decoder layer
+then replaces the mask which that layer was handed. The hooks sit on the *layers*, not on their attention modules, so
+gradient checkpointing recomputes with the mask of its own forward pass.
+
+Positions in a mask are positions in the **text**: pads are not counted, and each packed document starts at 0. So a
+`prefix(3)` opens the first three real tokens of each row, on whichever side the padding is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from labkit.anatomy import SLIDING, Decoder, argument_position, find_decoder
+from labkit.errors import ConversionError, MaskError
+from labkit.masks import Mask, bidirectional, self_for_empty_rows
+
+ATTRIBUTE = "_labkit_layer_masks"  # where a layer stack keeps its LayerMasks
+
+
+@contextmanager
+def masked(model: nn.Module, mask: Mask | Sequence[Mask | None] | Mapping[int, Mask]) -> Iterator[nn.Module]:
+    """Run `model` with `mask` in force in its attention layers; what was in force before returns on exit.
+
+    Args:
+        model: any model with a transformers decoder inside, on eager, sdpa or flex attention.
+        mask: one Mask for every layer, or one per layer: a list (None = leave the layer as it is) or a dict by layer.
+            It replaces the layer's own mask, the window of a local layer included. Padding given with the batch
+            (a 2-D attention_mask) and packed documents (restarting position_ids) stay isolated on top of it.
+
+    Contexts nest; the innermost mask that speaks of a layer counts. Works with a KV cache.
+
+    Raises:
+        MaskError: not a mask, or not one per layer. ConversionError: a backend or an input that cannot carry a mask.
+    """
+    layer_masks = LayerMasks.on(find_decoder(model))
+    layer_masks.overrides.append(layer_masks.per_layer(mask))
+    try:
+        yield model
+    finally:
+        layer_masks.overrides.pop()
+        layer_masks.remove_if_idle()
+
+
+@dataclass
+class _Call:
+    """What one forward pass says about its batch. Shapes: real (batch, kv_len), documents (batch, q_len)."""
+
+    real: Tensor | None = None  # True = a real token; None = no padding
+    documents: Tensor | None = None  # number of the packed document of each token; None = one document per row
+    cache: object | None = None
+    built: dict = field(default_factory=dict)  # masks made in this pass, shared by the layers that want the same
+
+
+class LayerMasks:
+    """The masks of one decoder: `converted` (lasting, set by convert) and `overrides` (a stack, set by `masked`)."""
+
+    def __init__(self, decoder: Decoder):
+        self.stack, self.layers = decoder.stack, decoder.layers
+        self.overrides: list[dict[int, Mask]] = []
+        self.converted: dict[int, Mask] = {}  # the mask that each converted layer is meant to have
+        self.always: frozenset[int] = frozenset()  # converted layers that transformers itself cannot give their mask
+        self.window_of_backend = None  # has .apply(): sets the window as the backend in use counts it
+        self.positions_from_mask = False  # learned positions of a converted model are counted from the first real token
+        self.call: _Call | None = None
+        stack_arguments = ("attention_mask", "position_ids", "past_key_values", "input_ids", "inputs_embeds")
+        self._stack_at = {name: argument_position(self.stack.forward, name) for name in stack_arguments}
+        self._mask_at = argument_position(self.layers[0].forward, "attention_mask")
+        self._handles = [self.stack.register_forward_pre_hook(self._before_stack, with_kwargs=True)]
+        for index, layer in enumerate(self.layers):
+            hook = _BeforeLayer(self, index)
+            self._handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
+
+    @classmethod
+    def on(cls, decoder: Decoder) -> LayerMasks:
+        """The LayerMasks of this decoder; made and hooked in at the first call."""
+        existing = getattr(decoder.stack, ATTRIBUTE, None)
+        if existing is None:
+            existing = cls(decoder)
+            setattr(decoder.stack, ATTRIBUTE, existing)
+        return existing
+
+    def remove_if_idle(self) -> None:
+        """Take the hooks away when neither a conversion nor a `masked` context needs them."""
+        if not self.overrides and not self.converted:
+            for handle in self._handles:
+                handle.remove()
+            delattr(self.stack, ATTRIBUTE)
+
+    def per_layer(self, mask) -> dict[int, Mask]:
+        """`mask` as {layer index: Mask}, checked."""
+        n = len(self.layers)
+        if isinstance(mask, Mask):
+            return dict.fromkeys(range(n), mask)
+        if isinstance(mask, Mapping):
+            chosen = dict(mask)
+        elif isinstance(mask, Sequence) and not isinstance(mask, str):
+            if len(mask) != n:
+                raise MaskError(f"the model has {n} layers and {len(mask)} masks were given: give one per layer (or None)")
+            chosen = {i: m for i, m in enumerate(mask) if m is not None}
+        else:
+            raise MaskError(f"expected a Mask, a list of one per layer or a dict by layer, not {type(mask).__name__}")
+        for i, m in chosen.items():
+            if not isinstance(i, int) or not 0 <= i < n:
+                raise MaskError(f"there is no layer {i!r}: the model has layers 0 to {n - 1}")
+            if not isinstance(m, Mask):
+                raise MaskError(f"layer {i}: expected a labkit Mask, not {type(m).__name__} (see masks.from_dense)")
+        return chosen
+
+    def wanted(self, index: int) -> Mask | None:
+        """The mask that has to be delivered to this layer in the current call; None = leave it alone."""
+        for override in reversed(self.overrides):
+            if index in override:
+                return override[index]
+        packed = self.call is not None and self.call.documents is not None
+        return self.converted.get(index) if index in self.always or packed else None
+
+    # -- the hooks ----------------------------------------------------------------------------------------------------
+
+    def _before_stack(self, stack: nn.Module, args: tuple, kwargs: dict):
+        if self.window_of_backend is not None:
+            self.window_of_backend.apply()
+
+        def given(name):
+            at = self._stack_at[name]
+            return kwargs.get(name, args[at] if at is not None and at < len(args) else None)
+
+        attention_mask, positions, cache = given("attention_mask"), given("position_ids"), given("past_key_values")
+        if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
+            real = attention_mask.bool()
+            if self.positions_from_mask and positions is None and cache is None:
+                kwargs = {**kwargs, "position_ids": (real.long().cumsum(-1) - 1).clamp(min=0)}
+            real = None if not _is_compiling() and bool(real.all()) else real
+            self.call = _Call(real=real, cache=cache)
+        elif attention_mask is not None and (self.overrides or self.always):
+            given_as = "a dict of masks" if isinstance(attention_mask, dict) else f"{attention_mask.ndim} dimensions"
+            raise ConversionError(
+                f"labkit sets the mask of this model's layers, and the call brings masks of its own ({given_as}): "
+                "pass the 2-D padding mask of shape (batch, sequence), or none"
+            )
+        else:
+            self.call = _Call(documents=_documents(positions) if cache is None else None, cache=cache)
+        return args, kwargs
+
+    def _before_layer(self, index: int, layer: nn.Module, args: tuple, kwargs: dict):
+        mask = self.wanted(index)
+        if mask is None or self.call is None:
+            return None
+        hidden = args[0] if args else kwargs["hidden_states"]
+        backend = Decoder(self.stack, (), (), ()).backend
+        if backend == "flash":
+            if self.overrides:
+                raise ConversionError(
+                    f"flash attention takes no mask, so {mask} cannot be put in force: load the model with attn='sdpa'"
+                )
+            return args, {**kwargs, "is_causal": False}  # its padding and packing reach the kernel as they are
+        rendered = self._render(mask, index, hidden, backend)
+        kwargs = {**kwargs, "is_causal": False}
+        if self._mask_at is not None and self._mask_at < len(args):
+            return (*args[: self._mask_at], rendered, *args[self._mask_at + 1 :]), kwargs
+        return args, {**kwargs, "attention_mask": rendered}
+
+    # -- rendering ----------------------------------------------------------------------------------------------------
+
+    def _render(self, mask: Mask, index: int, hidden: Tensor, backend: str):
+        """The mask as this backend takes it: None (all open), bool (sdpa), float (eager) or BlockMask (flex)."""
+        q_len, call = hidden.shape[1], self.call
+        past, kv_len = _cache_lengths(call.cache, index, q_len)
+        open_to_all = mask == bidirectional() and call.real is None and call.documents is None and past == 0
+        if open_to_all and kv_len == q_len and backend != "eager":
+            return None
+        key = (mask, q_len, past, kv_len, hidden.dtype, backend)
+        if key not in call.built:
+            cells = _cells(mask, call, q_len, past, kv_len, hidden.device)  # (batch or 1, q_len, kv_len)
+            call.built[key] = _as_backend_mask(cells, backend, hidden.dtype)
+        return call.built[key]
+
+
+class _BeforeLayer:
+    """The hook of one layer. A class, not a closure, so that a hooked model can be copied and pickled."""
+
+    def __init__(self, layer_masks: LayerMasks, index: int):
+        self.layer_masks, self.index = layer_masks, index
+
+    def __call__(self, layer, args, kwargs):
+        return self.layer_masks._before_layer(self.index, layer, args, kwargs)
+
+
+def layer_mask(reach: int | None, layer_type: str) -> Mask:
+    """What a bidirectional layer of this type is meant to see; `reach` = tokens on either side, None = no window."""
+    from labkit.masks import sliding_window
+
+    return sliding_window(reach + 1, causal=False) if layer_type == SLIDING and reach is not None else bidirectional()
+
+
+def _cells(mask: Mask, call: _Call, q_len: int, past: int, kv_len: int, device) -> Tensor:
+    total = past + q_len
+    if call.documents is not None:  # packed: positions restart with each document, and no document sees another
+        documents = call.documents.to(device)
+        positions = _positions_within(documents)
+        cells = _at_positions(mask, positions, positions)
+        cells &= documents[:, :, None] == documents[:, None, :]
+    elif call.real is not None:
+        real = call.real[:, :total].to(device)
+        positions = (real.long().cumsum(-1) - 1).clamp(min=0)  # (batch, total)
+        cells = _at_positions(mask, positions[:, past:], positions) & real[:, None, :]
+    else:
+        cells = mask.dense(q_len, total, device=device)
+        cells = cells if cells.ndim == 3 else cells[None]
+    cells = self_for_empty_rows(cells)
+    if kv_len > total:  # a static cache: slots that are not filled yet
+        return torch.nn.functional.pad(cells, (0, kv_len - total))
+    return cells[..., total - kv_len :]  # a sliding cache has let go of the oldest keys
+
+
+def _at_positions(mask: Mask, queries: Tensor, keys: Tensor) -> Tensor:
+    """The mask's cells at these text positions: queries (batch, q_len), keys (batch, kv_len) -> (batch, q_len, kv_len)."""
+    n = max(int(keys.max()) + 1, mask.needs)
+    dense = mask.dense(n, device=keys.device)
+    if dense.ndim == 2:
+        return dense[queries[:, :, None], keys[:, None, :]]
+    if dense.shape[0] != len(keys):
+        raise MaskError(f"{mask} is for a batch of {dense.shape[0]} rows, and this batch has {len(keys)}")
+    rows = torch.arange(len(keys), device=keys.device)[:, None, None]
+    return dense[rows, queries[:, :, None], keys[:, None, :]]
+
+
+def _as_backend_mask(cells: Tensor, backend: str, dtype: torch.dtype):
+    if backend == "eager":
+        blocked = torch.finfo(dtype).min
+        return torch.zeros(cells.shape, dtype=dtype, device=cells.device).masked_fill(~cells, blocked)[:, None]
+    if backend == "sdpa":
+        return cells[:, None]
+    if backend == "flex_attention":
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        rows, q_len, kv_len = cells.shape
+
+        def mask_mod(batch, head, query, key):
+            return cells[batch if rows > 1 else torch.zeros_like(batch), query, key]
+
+        return create_block_mask(mask_mod, B=rows, H=None, Q_LEN=q_len, KV_LEN=kv_len, device=cells.device)
+    raise ConversionError(f"labkit does not know how the attention backend {backend!r} takes a mask: use eager or sdpa")
+
+
+def _documents(positions: Tensor | None) -> Tensor | None:
+    """Document number of each token if position_ids restart within a row (packed documents), else None."""
+    if positions is None or positions.ndim != 2 or positions.shape[1] < 2:
+        return None
+    starts = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1
+    documents = starts.long().cumsum(-1)
+    return None if not _is_compiling() and not bool(starts.any()) else documents
+
+
+def _positions_within(documents: Tensor) -> Tensor:
+    index = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    first = torch.diff(documents, prepend=documents[:, :1] - 1, dim=-1) != 0
+    return index - torch.where(first, index, 0).cummax(-1).values
+
+
+def _cache_lengths(cache, index: int, q_len: int) -> tuple[int, int]:
+    """(tokens seen before this call, keys that this layer's attention will be given)."""
+    if cache is None:
+        return 0, q_len
+    past = int(cache.get_seq_length(index))
+    kv_len, _ = cache.get_mask_sizes(q_len, index)
+    return past, int(kv_len)
+
+
+def _is_compiling() -> bool:
+    return torch.compiler.is_compiling()

@@ -1,0 +1,400 @@
+"""The Mask algebra: a mask is a predicate "may query q look at key k", with a name and an explanation.
+
+    >>> from labkit import masks
+    >>> m = masks.causal() & masks.sliding_window(3)
+    >>> m
+    causal() & sliding_window(3)
+    >>> print(m.ascii("the cat sat down".split()))
+          the  cat  sat  down
+     the   ■    ·    ·    ·
+     cat   ■    ■    ·    ·
+     sat   ■    ■    ■    ·
+    down   ·    ■    ■    ■
+
+Masks compose with `&`, `|` and `~`, and render to a dense bool tensor (`dense`), an additive float tensor (`additive`),
+a FlexAttention `BlockMask` (`block_mask`) and text (`ascii`). Three rules hold everywhere:
+
+* **Positions.** Keys are numbered 0 .. kv_len-1. With `kv_len > q_len` (decoding with a cache) the queries are the
+  *last* `q_len` positions, so query row r stands at position `kv_len - q_len + r`.
+* **Equality.** `a == b` says that both are the same expression; `a.agrees_with(b, q_len)` that they allow the same
+  cells.
+* **Rows without a key.** `dense` shows what was said, so such a row is all False. A softmax over nothing is NaN, so the
+  renderings that reach a softmax (`additive`, `block_mask`) let a query that may attend to nothing attend to **itself
+  alone**. `self_for_empty_rows` is that rule.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, no_type_check
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from labkit.errors import MaskError
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+# (batch, query, key) index tensors, broadcastable, and the number of keys -> bool tensor. Written with tensor
+# operations only, so that the same predicate runs on whole grids and, under vmap, inside FlexAttention, which counts a
+# function's parameters and traces it: `no_type_check` keeps the wrapper of the tests' type checker away from it.
+Predicate = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Mask:
+    """Which query may attend to which key. Made by the factories below, not by hand.
+
+    Attributes:
+        name: the expression that makes this mask, as Python (`repr` shows it).
+        meaning: a clause that completes "a token may look at ...".
+        predicate: `(batch, query, key)` positions, and the number of keys, to bool.
+        identity: what `==` compares.
+        batch_size: number of rows that the mask tells apart, or None if it is the same for every row.
+        limit: longest key sequence the mask is defined for, or None.
+        needs: shortest key sequence the mask makes sense for (a padded length must fit into it).
+    """
+
+    name: str
+    meaning: str
+    predicate: Predicate
+    identity: tuple
+    batch_size: int | None = None
+    limit: int | None = None
+    needs: int = 0
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mask) and self.identity == other.identity
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+    def __and__(self, other: Mask) -> Mask:
+        return _combine("&", "and", self, other, lambda a, b: a & b)
+
+    def __or__(self, other: Mask) -> Mask:
+        return _combine("|", "or", self, other, lambda a, b: a | b)
+
+    def __invert__(self) -> Mask:
+        return Mask(
+            name=f"~{_bracketed(self)}",
+            meaning=f"whatever it may not look at when it may look at ({self.meaning})",
+            predicate=lambda b, q, k, n: ~self.predicate(b, q, k, n),
+            identity=("~", self.identity),
+            batch_size=self.batch_size,
+            limit=self.limit,
+            needs=self.needs,
+        )
+
+    def __bool__(self) -> bool:
+        raise MaskError("a Mask has no truth value: combine masks with &, | and ~ (not with `and`, `or`, `not`)")
+
+    def explain(self) -> str:
+        """The mask in plain language."""
+        return f"{self.name}: a token may look at {self.meaning}."
+
+    def dense(self, q_len: int, kv_len: int | None = None, device=None) -> Bool[Tensor, "*batch query key"]:
+        """The mask as bool, True = may attend: (q_len, kv_len), or (batch, q_len, kv_len) if the rows differ.
+
+        Raises:
+            MaskError: lengths that are no lengths, fewer keys than queries, or a length this mask is not defined for.
+        """
+        q_len, kv_len = self._lengths(q_len, kv_len)
+        batch = torch.arange(self.batch_size or 1, device=device)[:, None, None]
+        query = torch.arange(kv_len - q_len, kv_len, device=device)[None, :, None]
+        key = torch.arange(kv_len, device=device)[None, None, :]
+        cells = self.predicate(batch, query, key, kv_len).expand(self.batch_size or 1, q_len, kv_len)
+        return cells.clone() if self.batch_size is not None else cells[0].clone()
+
+    def additive(
+        self, q_len: int, kv_len: int | None = None, dtype: torch.dtype = torch.float32, device=None
+    ) -> Float[Tensor, "*batch query key"]:
+        """The mask as a number to add to attention scores: 0 = may attend, the dtype's most negative number = may not.
+
+        `finfo.min` rather than -inf: -inf minus -inf is NaN, and a row that is wholly -inf has no softmax. A row
+        without a key attends to itself (see the module's third rule). Shape as `dense`.
+        """
+        if not dtype.is_floating_point:
+            raise MaskError(f"an additive mask is added to attention scores, so it needs a float dtype, not {dtype}")
+        cells = self_for_empty_rows(self.dense(q_len, kv_len, device=device))
+        return torch.zeros(cells.shape, dtype=dtype, device=device).masked_fill(~cells, torch.finfo(dtype).min)
+
+    def block_mask(self, q_len: int, kv_len: int | None = None, device="cpu") -> BlockMask:
+        """The mask for `torch.nn.attention.flex_attention`, broadcast over heads.
+
+        A row without a key attends to itself, as in `additive`.
+        """
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        q_len, kv_len = self._lengths(q_len, kv_len)
+        offset = kv_len - q_len
+        empty = ~self.dense(q_len, kv_len, device=device).any(-1)  # (q_len,) or (batch, q_len)
+        empty = empty if empty.ndim == 2 else empty[None]
+        per_row, has_empty = self.batch_size is not None, bool(empty.any())
+
+        @no_type_check
+        def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            row = batch if per_row else torch.zeros_like(batch)
+            allowed = self.predicate(row, query + offset, key, kv_len)
+            if has_empty:
+                allowed = allowed | (empty[row, query] & (query + offset == key))
+            return allowed
+
+        return create_block_mask(mask_mod, B=self.batch_size, H=None, Q_LEN=q_len, KV_LEN=kv_len, device=device)
+
+    def agrees_with(self, other: Mask, q_len: int, kv_len: int | None = None) -> bool:
+        """Whether both masks allow the same cells at these lengths (a batched mask agrees if every row does)."""
+        if not isinstance(other, Mask):
+            raise MaskError(f"agrees_with compares two masks, and got {type(other).__name__}: use masks.from_dense")
+        mine, theirs = self.dense(q_len, kv_len), other.dense(q_len, kv_len)
+        if mine.ndim == theirs.ndim == 3 and mine.shape[0] != theirs.shape[0]:
+            raise MaskError(f"{self} is for a batch of {mine.shape[0]} and {other} for one of {theirs.shape[0]}")
+        return bool((mine == theirs).all())
+
+    def ascii(self, tokens: Sequence[str] | int, row: int = 0) -> str:
+        """The mask as text, one line per query, one column per key; `row` picks the row of a batched mask."""
+        labels = [str(i) for i in range(tokens)] if isinstance(tokens, int) else [str(t) for t in tokens]
+        cells = self.dense(len(labels))
+        cells = cells[row] if cells.ndim == 3 else cells
+        left = max(len(label) for label in labels)
+        widths = [max(3, len(label)) for label in labels]
+        lines = [" " * left + "  " + "  ".join(label.center(w) for label, w in zip(labels, widths, strict=True))]
+        for label, allowed in zip(labels, cells.tolist(), strict=True):
+            marks = "  ".join(("■" if a else "·").center(w) for a, w in zip(allowed, widths, strict=True))
+            lines.append(f"{label.rjust(left)}  {marks}")
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _lengths(self, q_len: int, kv_len: int | None) -> tuple[int, int]:
+        q_len = _whole_number(q_len, "q_len", least=1)
+        kv_len = q_len if kv_len is None else _whole_number(kv_len, "kv_len", least=1)
+        if kv_len < q_len:
+            raise MaskError(f"{q_len} queries with {kv_len} keys: queries are the last positions, so kv_len >= q_len")
+        if self.limit is not None and kv_len > self.limit:
+            raise MaskError(f"{self} is defined for {self.limit} positions, and {kv_len} were asked for")
+        if kv_len < self.needs:
+            raise MaskError(f"{self} speaks of {self.needs} tokens, and the sequence has {kv_len}")
+        return q_len, kv_len
+
+
+def self_for_empty_rows(cells: Bool[Tensor, "*batch query key"]) -> Bool[Tensor, "*batch query key"]:
+    """The rule for a query that may attend to nothing: it attends to itself alone, so that its softmax is defined."""
+    q_len, kv_len = cells.shape[-2:]
+    itself = torch.eye(kv_len, dtype=torch.bool, device=cells.device)[kv_len - q_len :]  # (q_len, kv_len)
+    return cells | (itself & ~cells.any(-1, keepdim=True))
+
+
+def causal() -> Mask:
+    """Every token sees itself and what came before it: the mask of a decoder."""
+    return Mask("causal()", "itself and everything before it", lambda b, q, k, n: k <= q, ("causal",))
+
+
+def bidirectional() -> Mask:
+    """Every token sees every token: the mask of an encoder."""
+    return Mask("bidirectional()", "every token", lambda b, q, k, n: (q >= 0) & (k >= 0), ("bidirectional",))
+
+
+def sliding_window(w: int, causal: bool = True) -> Mask:
+    """A window of `w` tokens. Causal: itself and the `w - 1` before it. Otherwise also the `w - 1` after it.
+
+    `w` counts as Mistral's and Gemma's `sliding_window` does, so the token itself is one of the `w`.
+    """
+    w = _whole_number(w, "window", least=1)
+    if causal:
+        return Mask(
+            f"sliding_window({w})",
+            f"itself and the {_tokens(w - 1)} before it",
+            lambda b, q, k, n: (k <= q) & (q - k < w),
+            ("sliding_window", w, True),
+        )
+    return Mask(
+        f"sliding_window({w}, causal=False)",
+        f"itself and the {_tokens(w - 1)} on either side",
+        lambda b, q, k, n: (q - k < w) & (k - q < w),
+        ("sliding_window", w, False),
+    )
+
+
+def prefix(n: int) -> Mask:
+    """Prefix-LM (Raffel et al. 2020, T5): the first `n` keys are open to all, the rest is causal."""
+    n = _whole_number(n, "prefix length", least=0)
+    meaning = f"the first {_tokens(n)}, itself and everything before it"
+    return Mask(f"prefix({n})", meaning, lambda b, q, k, _: (k <= q) | (k < n), ("prefix", n))
+
+
+def hybrid(n: int) -> Mask:
+    """Queries before `n` see nothing to their right; queries from `n` on see everything."""
+    n = _whole_number(n, "hybrid length", least=0)
+    meaning = f"itself and everything before it; a token from position {n} on may look at every token"
+    return Mask(f"hybrid({n})", meaning, lambda b, q, k, _: (k <= q) | ((q >= n) & (k >= 0)), ("hybrid", n))
+
+
+def segments(ids: Sequence[int], inside: str = "causal", fuse_from: int | None = None) -> Mask:
+    """Segment isolation: no token sees a key of another segment, but positions from `fuse_from` on see all before them.
+
+    Args:
+        ids: segment number of each position.
+        inside: "causal" or "bidirectional" within a segment.
+        fuse_from: first position that sees itself and everything before it, whatever the segment; those positions need
+            no id, so with it the mask goes on past `len(ids)` (generated tokens). None: no such position.
+    """
+    numbers = tuple(_whole_number(i, "segment id") for i in _as_list(ids))
+    if not numbers:
+        raise MaskError("segments needs the segment number of each position, and got an empty list")
+    if inside not in ("causal", "bidirectional"):
+        raise MaskError(f"inside a segment attention is 'causal' or 'bidirectional', not {inside!r}")
+    if fuse_from is not None:
+        fuse_from = _whole_number(fuse_from, "fuse_from", least=0)
+        if fuse_from > len(numbers):
+            raise MaskError(f"fuse_from={fuse_from}, but only the first {len(numbers)} positions have a segment id")
+    table, last = torch.tensor(numbers), len(numbers) - 1
+
+    @no_type_check
+    def allowed(b: Tensor, q: Tensor, k: Tensor, n: int) -> Tensor:
+        segment = table.to(q.device)
+        same = (segment[q.clamp(max=last)] == segment[k.clamp(max=last)]) & (q <= last) & (k <= last)
+        within = same & (k <= q) if inside == "causal" else same
+        if fuse_from is None:
+            return within
+        return torch.where(q >= fuse_from, k <= q, within & (k < fuse_from))
+
+    within = "its own segment" if inside == "bidirectional" else "itself and what came before it in its own segment"
+    fused = "" if fuse_from is None else f"; a token from position {fuse_from} on may look at itself and all before it"
+    arguments = [str(list(numbers))]
+    arguments += [f"inside={inside!r}"] if inside != "causal" else []
+    arguments += [f"fuse_from={fuse_from}"] if fuse_from is not None else []
+    return Mask(
+        f"segments({', '.join(arguments)})",
+        within + fused,
+        allowed,
+        ("segments", numbers, inside, fuse_from),
+        limit=len(numbers) if fuse_from is None else None,
+    )
+
+
+def padding(lengths: Sequence[int], side: str = "right") -> Mask:
+    """No padded **key** is seen; `lengths[b]` is the number of real tokens in row b. `dense` is (batch, q, kv).
+
+    Queries are never masked: a padded query sees the real keys, and its output is ignored. With `side="left"` the real
+    tokens are the last ones, so while decoding pass the lengths grown by what was generated.
+    """
+    counts = tuple(_whole_number(n, "length", least=0) for n in _as_list(lengths))
+    if not counts:
+        raise MaskError("padding needs the number of real tokens of each row, and got an empty list")
+    if side not in ("right", "left"):
+        raise MaskError(f"padding is on the 'right' or the 'left' side, not {side!r}")
+    table = torch.tensor(counts)
+
+    @no_type_check
+    def allowed(b: Tensor, q: Tensor, k: Tensor, n: int) -> Tensor:
+        length = table.to(k.device)[b]
+        return ((k < length) if side == "right" else (k >= n - length)) & (q >= 0)
+
+    return Mask(
+        f"padding({list(counts)})" if side == "right" else f"padding({list(counts)}, side='left')",
+        f"real tokens (the padding is on the {side})",
+        allowed,
+        ("padding", counts, side),
+        batch_size=len(counts),
+        needs=max(counts),
+    )
+
+
+def from_dense(array) -> Mask:
+    """A painted or measured mask: `array` is bool (or 0/1), (n, n) or (batch, n, n), True = may attend.
+
+    It is defined for up to n positions; a shorter sequence takes the upper left corner.
+
+    Raises:
+        MaskError: not square, empty, or a float array (an additive mask has 0 where attention is allowed: pass
+            `array == 0`).
+    """
+    try:
+        cells = torch.as_tensor(array).detach().cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise MaskError(f"from_dense takes a bool array of shape (n, n) or (batch, n, n), not {array!r}") from None
+    if cells.dtype.is_floating_point:
+        raise MaskError("from_dense takes a bool array, True = may attend; of an additive mask pass `array == 0`")
+    if cells.ndim not in (2, 3) or cells.shape[-1] != cells.shape[-2] or cells.numel() == 0:
+        raise MaskError(f"from_dense takes an (n, n) or (batch, n, n) array, not one of shape {tuple(cells.shape)}")
+    if cells.dtype != torch.bool and not bool(((cells == 0) | (cells == 1)).all()):
+        raise MaskError("from_dense takes a bool array, or integers that are all 0 or 1 (1 = may attend)")
+    cells = cells.bool().clone()
+    n, batch_size = cells.shape[-1], cells.shape[0] if cells.ndim == 3 else None
+    stacked = cells if cells.ndim == 3 else cells[None]
+
+    @no_type_check
+    def allowed(b: Tensor, q: Tensor, k: Tensor, n: int) -> Tensor:
+        return stacked.to(q.device)[b if batch_size is not None else torch.zeros_like(b), q, k]
+
+    rows = "" if batch_size is None else f"{batch_size} x "
+    return Mask(
+        f"from_dense({rows}{n} x {n}, {int(cells.sum())} cells)",
+        "the cells that were painted or measured",
+        allowed,
+        ("from_dense", tuple(cells.shape), cells.numpy().tobytes()),
+        batch_size=batch_size,
+        limit=n,
+    )
+
+
+def recognise(cells: Bool[Tensor, "n n"]) -> Mask | None:
+    """The simplest named mask with exactly these cells, or None. The way back from a measured mask to an expression."""
+    n = cells.shape[-1]
+    candidates = [bidirectional(), causal()]
+    candidates += [sliding_window(w, causal=c) for w in range(1, n) for c in (True, False)]
+    candidates += [make(i) for i in range(1, n) for make in (prefix, hybrid)]
+    return next((m for m in candidates if torch.equal(m.dense(n), cells.cpu())), None)
+
+
+def _combine(sign: str, word: str, a: Mask, b: Mask, both: Callable[[Tensor, Tensor], Tensor]) -> Mask:
+    if not isinstance(b, Mask):
+        raise MaskError(f"{sign} combines two masks, and got {type(b).__name__}: make it one with masks.from_dense")
+    sizes = {m.batch_size for m in (a, b) if m.batch_size is not None}
+    if len(sizes) > 1:
+        raise MaskError(f"{a} and {b} are for batches of different size: {a.batch_size} and {b.batch_size}")
+    limits = [m.limit for m in (a, b) if m.limit is not None]
+    return Mask(
+        name=f"{_bracketed(a)} {sign} {_bracketed(b)}",
+        meaning=f"({a.meaning}) {word} ({b.meaning})",
+        predicate=lambda i, q, k, n: both(a.predicate(i, q, k, n), b.predicate(i, q, k, n)),
+        identity=(sign, a.identity, b.identity),
+        batch_size=next(iter(sizes), None),
+        limit=min(limits) if limits else None,
+        needs=max(a.needs, b.needs),
+    )
+
+
+def _bracketed(mask: Mask) -> str:
+    return f"({mask.name})" if mask.identity[0] in ("&", "|") else mask.name
+
+
+def _as_list(values) -> list:
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
+        raise MaskError(f"expected a list of whole numbers, and got {values!r}")
+    return list(values)
+
+
+def _tokens(n: int) -> str:
+    return "1 token" if n == 1 else f"{n} tokens"
+
+
+def _whole_number(value, what: str, least: int | None = None) -> int:
+    try:
+        value = operator.index(None if _is_bool(value) else value)
+    except TypeError:
+        raise MaskError(f"{what} must be a whole number, not {value!r}") from None
+    if least is not None and value < least:
+        raise MaskError(f"{what} must be at least {least}, not {value}")
+    return value
+
+
+def _is_bool(value) -> bool:
+    return isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")

@@ -1,0 +1,93 @@
+"""Will it fit? Bytes a model needs, and bytes this machine can still give. Loads torch only to look at a GPU."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labkit.errors import ModelError, NotEnoughMemoryError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig
+
+GB = 10**9
+_OVERHEAD = 1.2  # one more copy of the largest tensors while loading, and room for a short forward pass
+
+
+def available_bytes(device: str = "cpu") -> int:
+    """Bytes that can still be allocated: free GPU memory, or main memory within this process's container limit."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.mem_get_info(torch.device(device))[0]
+    import psutil
+
+    free = psutil.virtual_memory().available
+    limit, used = _read_int("/sys/fs/cgroup/memory.max"), _read_int("/sys/fs/cgroup/memory.current")
+    return min(free, limit - used) if limit is not None and used is not None else free
+
+
+def stored_parameters(folder: Path) -> dict[str, int]:
+    """How many parameters the safetensors files in `folder` hold, by stored dtype ("BF16", "F32", ...).
+
+    Only their headers are read. Raises ModelError, naming the file, if one is cut short.
+    """
+    counts: dict[str, int] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with open(file, "rb") as stream:
+                (length,) = struct.unpack("<Q", stream.read(8))
+                header = json.loads(stream.read(length))
+            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+            if file.stat().st_size != 8 + length + max(ends, default=0):
+                raise ValueError("cut short")
+        except (struct.error, ValueError, KeyError, TypeError, MemoryError, OverflowError) as error:
+            raise ModelError(f"{file} is not a complete safetensors file; download or save the model again") from error
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                elements = 1
+                for size in tensor["shape"]:
+                    elements *= size
+                counts[tensor["dtype"]] = counts.get(tensor["dtype"], 0) + elements
+    return counts
+
+
+def main_dtype(stored: dict[str, int]) -> torch.dtype:
+    """The torch dtype in which most of the stored parameters are."""
+    import torch
+
+    names = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+    return names.get(max(stored, key=stored.__getitem__, default="F32"), torch.float32)
+
+
+def configured_parameters(config: PreTrainedConfig, auto_class: type) -> int:
+    """How many parameters a model with this configuration has, counted without allocating any."""
+    import torch
+
+    with torch.device("meta"):
+        return sum(p.numel() for p in auto_class.from_config(config).parameters())
+
+
+def require_memory(name: str, parameters: int, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Raise NotEnoughMemoryError if `parameters` of `dtype`, with room to work, exceed what `device` can still give."""
+    needed, free = int(parameters * dtype.itemsize * _OVERHEAD), available_bytes(device)
+    if needed <= free:
+        return
+    place = "the GPU" if device.startswith("cuda") else "this machine"
+    advice = "close other programs or take a smaller model (labkit models lists them)"
+    if dtype.itemsize > 2:
+        advice = f"ask for half of it with dtype='bfloat16', {advice}"
+    raise NotEnoughMemoryError(
+        f"{name} in {str(dtype).removeprefix('torch.')} needs about {needed / GB:.1f} GB "
+        f"({parameters / 1e6:,.0f} M parameters) and {place} has {free / GB:.1f} GB free; {advice}"
+    )
+
+
+def _read_int(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):  # no such limit here, or "max"
+        return None

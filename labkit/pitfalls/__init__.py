@@ -1,0 +1,38 @@
+"""The catalogue of false conversions: every known way in which a causal model is "made bidirectional" and is not.
+
+>>> from labkit import pitfalls
+>>> exhibit = pitfalls.get("layer-flag-off")
+>>> print(exhibit)                     # what people write, why it looks right, when it works
+>>> exhibit.apply(model)               # in place
+>>> exhibit.caught_by(labkit.audit(model))
+
+`VERIFICATIONS` holds checks that a model which is still causal passes.
+"""
+
+import difflib
+
+from labkit.errors import LabkitError
+from labkit.pitfalls import flags, inputs, mask_building, places, rewrites, windows
+from labkit.pitfalls.exhibit import Pitfall, Verification
+from labkit.pitfalls.verifications import VERIFICATIONS
+
+ALL: tuple[Pitfall, ...] = (
+    *flags.EXHIBITS,
+    *inputs.EXHIBITS,
+    *mask_building.EXHIBITS,
+    *windows.EXHIBITS,
+    *places.EXHIBITS,
+    *rewrites.EXHIBITS,
+)
+
+__all__ = ["ALL", "VERIFICATIONS", "Pitfall", "Verification", "get"]
+
+
+def get(name: str) -> Pitfall:
+    """The exhibit called `name`. Raises `LabkitError`, with the closest one, if there is none."""
+    by_name = {pitfall.name: pitfall for pitfall in ALL}
+    if name in by_name:
+        return by_name[name]
+    close = difflib.get_close_matches(name, by_name, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "labkit.pitfalls.ALL lists them"
+    raise LabkitError(f"no pitfall is called {name!r}; {hint}")

@@ -1,0 +1,94 @@
+"""One switch for what runs where: `LABKIT_PROFILE` = ci | laptop | colab | gpu.
+
+Notebooks and commands ask `current()` for sizes and never look at the machine themselves. Without the variable the
+profile is detected: in Colab `colab`, with a CUDA GPU that the installed torch can use `gpu`, otherwise `laptop`.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from labkit.errors import LabkitError
+
+VARIABLE = "LABKIT_PROFILE"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The sizes of one kind of machine. Lessons scale by these numbers and by nothing else."""
+
+    name: str
+    dtype: str  # of real weights, as in `getattr(torch, dtype)`; tiny models stay in float32
+    max_steps: int  # optimiser steps of one training run in a lesson
+    batch_size: int  # sequences per step
+    max_length: int  # tokens per sequence
+    seeds: tuple[int, ...]  # one run each, where a lesson reports an interval
+    max_examples: int  # of a data set, for training; evaluation takes at most as many
+    why: str  # for `labkit doctor`
+
+
+PROFILES = {
+    p.name: p
+    for p in (
+        Profile("ci", "bfloat16", 20, 4, 64, (0, 1), 64, "2 cores, no GPU: every notebook within 90 s"),
+        # float32: laptop CPUs without bf16 instructions emulate it, slower than float32
+        Profile("laptop", "float32", 200, 8, 128, (0, 1, 2), 500, "a CPU, minutes per lesson"),
+        # float32: Colab's T4 has no bf16, and Gemma overflows in fp16
+        Profile("colab", "float32", 500, 16, 256, (0, 1, 2), 2_000, "one small GPU that may be taken away"),
+        Profile("gpu", "bfloat16", 2_000, 32, 512, (0, 1, 2, 3, 4), 20_000, "a CUDA GPU of your own"),
+    )
+}
+
+
+def current() -> Profile:
+    """The profile named by `LABKIT_PROFILE`, else the detected one. Raises LabkitError on an unknown name."""
+    return by_name(os.environ.get(VARIABLE) or detect())
+
+
+def by_name(name: str) -> Profile:
+    """The profile called `name`. Raises LabkitError, listing the choices, if there is none."""
+    if name not in PROFILES:
+        choices = ", ".join(PROFILES)
+        raise LabkitError(f"{VARIABLE} is {name!r}, which is no profile. Set it to one of: {choices}; or unset it.")
+    return PROFILES[name]
+
+
+def detect() -> str:
+    """The profile's name for this machine: "colab", "gpu" or "laptop". Does not import torch."""
+    if in_colab():
+        return "colab"
+    return "gpu" if cuda_gpu_usable() else "laptop"
+
+
+def in_colab() -> bool:
+    """True in a Google Colab runtime."""
+    return "google.colab" in sys.modules or "COLAB_RELEASE_TAG" in os.environ
+
+
+def cuda_gpu_usable() -> bool:
+    """True if an NVIDIA GPU is visible and torch is not a CPU build; asks the driver, since importing torch takes seconds."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
+        return False
+    try:
+        if metadata.version("torch").endswith("+cpu"):
+            return False
+    except metadata.PackageNotFoundError:
+        return False
+    return any(Path("/dev").glob("nvidia[0-9]*")) or _nvidia_smi_lists_a_gpu()
+
+
+@cache
+def _nvidia_smi_lists_a_gpu() -> bool:  # Windows and WSL have no /dev/nvidia0
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return False
+    try:
+        listing = subprocess.run([smi, "-L"], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):  # a driver that does not answer runs no kernels either
+        return False
+    return listing.returncode == 0 and "GPU" in listing.stdout

@@ -1,0 +1,58 @@
+"""Build the wheel and compare what it carries with the checkout: every module, data/ and notebooks/, and a working import.
+
+Exits 1 with the names of the files that are missing.
+"""
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKED = {"labkit": "labkit", "data": "labkit/_data", "notebooks": "labkit/_notebooks"}
+LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".DS_Store"}
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-m", "build", "--wheel", "--outdir", folder, str(ROOT)], check=True, stdout=subprocess.DEVNULL)
+        (wheel,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            packed = set(archive.namelist())
+            archive.extractall(f"{folder}/unpacked")
+        missing = sorted(expected_files() - packed)
+        for name in missing:
+            print(f"labkit: the wheel lacks {name}")
+        if missing:
+            return 1
+        found = subprocess.run(
+            [sys.executable, "-I", "-c", FIND_RESOURCES, f"{folder}/unpacked"], capture_output=True, text=True, cwd=folder
+        )
+    if found.returncode != 0:
+        print(f"labkit: an installed wheel does not find its files:\n{found.stderr}")
+        return 1
+    print(f"labkit: {wheel.name} carries {len(packed)} files")
+    return 0
+
+
+FIND_RESOURCES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from labkit import notebooks, resources
+for name in ("data", "notebooks"):
+    assert str(resources.folder(name)).startswith(sys.argv[1]), resources.folder(name)
+"""
+
+
+def expected_files() -> set[str]:
+    return {
+        f"{target}/{file.relative_to(ROOT / folder).as_posix()}"
+        for folder, target in PACKED.items()
+        for file in (ROOT / folder).rglob("*")
+        if file.is_file() and not LEFT_OUT.intersection(file.parts)
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

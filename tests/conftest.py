@@ -1,0 +1,45 @@
+"""For all tests: no network, one thread per worker, small sizes; set before anything imports torch."""
+
+import os
+import socket
+
+import pytest
+
+pytest_plugins = ["tests.model_fixtures"]
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("LABKIT_PROFILE", "ci")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores; more threads would only get in each other's way
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("MKL_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def no_network(monkeypatch) -> list[str]:
+    """Only this machine can be reached (loopback, Unix sockets); every other attempt raises OSError and is noted in the list."""
+    attempts: list[str] = []
+
+    def refuse_outside(host):
+        host = host.decode() if isinstance(host, bytes) else str(host)
+        if host not in ("localhost", "::1", "None") and not host.startswith("127."):
+            attempts.append(host)
+            raise OSError(f"the network is blocked in this test, {host} cannot be reached")
+
+    def guarded(call):
+        def connect(self, address, *args):
+            if self.family != getattr(socket, "AF_UNIX", None):
+                refuse_outside(address[0])
+            return call(self, address, *args)
+
+        return connect
+
+    def resolve(host, *args, _call=socket.getaddrinfo, **kwargs):
+        refuse_outside(host)
+        return _call(host, *args, **kwargs)
+
+    monkeypatch.setattr(socket.socket, "connect", guarded(socket.socket.connect))
+    monkeypatch.setattr(socket.socket, "connect_ex", guarded(socket.socket.connect_ex))
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    return attempts

@@ -1,0 +1,260 @@
+"""The command line: exit codes, one line for bad input, clean JSON, and folders that are written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from labkit import __version__, cli, models
+from labkit.models import REGISTRY
+
+COMMANDS = [
+    ["doctor"], ["models"], ["audit"], ["convert"], ["cache", "list"], ["cache", "clear"], ["notebooks", "run"],
+    ["notebooks", "copy"],
+]  # fmt: skip
+
+
+@pytest.fixture
+def labkit_command(capfd):
+    """labkit_command("models", "--json") -> (exit code, standard output, standard error)"""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            cli.main(list(arguments))
+        return exit_.value.code, *capfd.readouterr()
+
+    return run
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_an_example_and_takes_json(labkit_command, command):
+    code, out, err = labkit_command(*command, "--help")
+    assert (code, err) == (0, "")
+    assert f"Example: labkit {' '.join(command)}" in out
+    assert "--json" in out
+
+
+def test_the_version_is_that_of_the_package(labkit_command):
+    assert labkit_command("--version") == (0, f"{__version__}\n", "")
+
+
+def test_no_arguments_print_the_help(labkit_command):
+    code, out, _ = labkit_command()
+    assert code == 0
+    assert all(command[0] in out for command in COMMANDS)
+
+
+def test_help_comes_without_loading_torch_or_transformers():
+    code = (
+        "import sys\nfrom labkit import cli\ntry: cli.main(['--help'])\nexcept SystemExit: pass\n"
+        "assert not {'torch', 'transformers', 'rich'} & set(sys.modules), 'loaded too much'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["frobnicate"], "No such command 'frobnicate'"),
+        (["audit"], "Missing argument 'NAME_OR_PATH'"),
+        (["audit", "tiny-gpt2", "--frob"], "No such option: --frob"),
+        (["audit", "tiny-gpt2", "--expect", "sideways"], "--expect is 'sideways'.*causal or bidirectional"),
+        (["audit", "tiny-gtp2"], "did you mean tiny-gpt2"),
+        (["audit", "tiny-gpt2", "--attn", "fast"], "attn is 'fast'.*eager, sdpa"),
+        (["audit", "tiny-gpt2", "--dtype", "int4"], "dtype is 'int4'.*float32"),
+        (["audit", "tiny-gemma2", "--attn", "sdpa"], "cannot use attn='sdpa'.*eager"),
+        (["audit", "tiny-gpt2", "--reference", "no-such-model"], "no model is called 'no-such-model'"),
+        (["audit", "google/gemma-3-4b-it"], "google/gemma-3-4b-it is not on this machine.*hf download"),
+        (["convert", "tiny-gpt2"], "Missing option '--output-dir'"),
+        (["convert", "no-such-model", "--output-dir", "{free}"], "no model is called 'no-such-model'"),
+        (["convert", "tiny-gpt2", "--output-dir", "{full}"], "is not empty"),
+        (["convert", "tiny-gpt2", "--output-dir", "{file}"], "is a file"),
+        (["convert", "tiny-gpt2", "--output-dir", "{free}", "--window", "wide"], "--window is 'wide'.*keep, halve, global"),
+        (["convert", "tiny-gpt2", "--output-dir", "{free}", "--layers", "last"], "layers are 'last'.*middle-third"),
+        (["convert", "tiny-gpt2", "--output-dir", "{free}", "--layers", "0,7"], "'0,7'.*layers 0 to 1"),
+        (["convert", "tiny-gpt2", "--output-dir", "{free}", "--layers", "-1"], "'-1'.*layers 0 to 1"),
+        (["cache"], "Missing command"),
+        (["cache", "clear", "nothing"], "no converted model 'nothing'"),
+        (["notebooks"], "Missing command"),
+        (["notebooks", "copy"], "Missing argument 'DIR'"),
+        (["notebooks", "copy", "{file}"], "is a file"),
+        (["notebooks", "run", "no_such_notebook"], "no_such_notebook"),
+        (["notebooks", "run", "--timeout", "soon"], "'soon'"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_bad_input_exits_with_2_and_one_line_that_says_why(labkit_command, tmp_path, own_cache, arguments, words):
+    import re
+
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "work.txt").write_text("somebody's")
+    (tmp_path / "file").write_text("somebody's")
+    places = {place: str(tmp_path / place) for place in ("free", "full", "file")}
+    code, out, err = labkit_command(*(argument.format(**places) for argument in arguments))
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith("labkit: ")
+    assert re.search(words, err), err
+    assert not (tmp_path / "free").exists()
+    assert (tmp_path / "full" / "work.txt").read_text() == (tmp_path / "file").read_text() == "somebody's"
+
+
+def test_models_lists_all_of_them_as_a_table_and_as_json(labkit_command):
+    code, table, _ = labkit_command("models")
+    assert code == 0
+    lines = table.splitlines()
+    assert {line.split()[0] for line in lines[1:]} == set(REGISTRY), "one line each when piped"
+    rows = json.loads(labkit_command("models", "--json")[1])
+    assert rows == models.available()
+
+
+def test_the_doctors_json_holds_status_and_cure_and_the_exit_code_follows_failures(
+    labkit_command, own_cache, monkeypatch
+):
+    code, out, _ = labkit_command("doctor", "--json")
+    findings = json.loads(out)
+    assert code == 0
+    assert all(set(finding) == {"name", "status", "detail", "cure"} for finding in findings)
+    monkeypatch.setenv("LABKIT_PROFILE", "supercomputer")
+    code, out, _ = labkit_command("doctor", "--json")
+    assert code == 1
+    assert any(finding["status"] == "fail" and "supercomputer" in finding["detail"] for finding in json.loads(out))
+
+
+def test_the_cache_is_listed_and_cleared(labkit_command, small_card):
+    import labkit
+
+    assert json.loads(labkit_command("cache", "list", "--json")[1])["entries"] == []
+    labkit.load("small", device="cpu")
+    (entry,) = json.loads(labkit_command("cache", "list", "--json")[1])["entries"]
+    assert (entry["name"], entry["state"]) == ("small", "ready")
+    assert "small" in labkit_command("cache", "list")[1]
+    (gone,) = json.loads(labkit_command("cache", "clear", "small", "--json")[1])["deleted"]
+    assert gone == entry
+    assert json.loads(labkit_command("cache", "list", "--json")[1])["entries"] == []
+
+
+def test_a_damaged_cache_is_reported_in_one_line_while_the_command_goes_on(
+    labkit_command, small_card, own_cache, tmp_path
+):
+    import labkit
+
+    labkit.load("small", device="cpu")
+    (own_cache / "models" / "small" / "config.json").write_text("{}")
+    code, _, err = labkit_command("convert", "small", "--output-dir", str(tmp_path / "out"))
+    assert code == 0
+    (warning,) = [line for line in err.splitlines() if "warning" in line]
+    assert warning.startswith("labkit: warning: the cached copy of small cannot be used: config.json")
+
+
+def test_audit_exits_1_only_when_the_expectation_fails(labkit_command):
+    assert labkit_command("audit", "tiny-gemma3", "--quick")[0] == 0
+    assert labkit_command("audit", "tiny-gemma3", "--quick", "--expect", "causal")[0] == 0
+    code, out, err = labkit_command("audit", "tiny-gemma3", "--quick", "--expect", "bidirectional", "--json")
+    assert code == 1
+    assert json.loads(out)["verdict"] == "causal"
+    assert err == "labkit: tiny-gemma3 was expected to be bidirectional and is causal\n"
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma", "tiny-gemma3", "tiny-llama"])
+def test_a_converted_folder_is_bidirectional_in_plain_transformers(labkit_command, tmp_path, name):
+    """Perturb the last token, look at the first position: by hand, without labkit, padded and unpadded."""
+    from transformers import AutoModel
+
+    out = tmp_path / "encoder"
+    assert labkit_command("convert", name, "--output-dir", str(out))[0] == 0
+    model = AutoModel.from_pretrained(out).eval()
+    ids = torch.arange(3, 15).repeat(2, 1)
+    changed = ids.clone()
+    changed[:, 6] += 1
+    for mask in (torch.ones_like(ids), torch.ones_like(ids).index_fill(1, torch.tensor([10, 11]), 0)):
+        with torch.no_grad():
+            before, after = (model(each, attention_mask=mask).last_hidden_state for each in (ids, changed))
+        assert not torch.equal(before[:, 0], after[:, 0])
+
+
+def test_plain_transformers_gives_a_converted_folder_exactly_the_declared_window(labkit_command, tmp_path):
+    from transformers import AutoModel
+
+    out = tmp_path / "encoder"
+    assert labkit_command("convert", "tiny-gemma3", "--output-dir", str(out), "--window", "keep")[0] == 0
+    model, n, middle = AutoModel.from_pretrained(out).eval(), 40, 20
+    ids = torch.randint(3, 200, (1, n), generator=torch.Generator().manual_seed(0))
+    reached = []
+    for position in range(n):
+        changed = ids.clone()
+        changed[0, position] += 1
+        with torch.no_grad():
+            a, b = (model(each, output_hidden_states=True).hidden_states[1][0, middle] for each in (ids, changed))
+        if not torch.equal(a, b):
+            reached.append(position - middle)
+    assert reached == list(range(-7, 8))  # W = 8
+
+
+def test_a_converted_folder_loads_in_labkit_as_what_was_converted(labkit_command, tmp_path):
+    import labkit
+
+    out = tmp_path / "encoder"
+    code, text, _ = labkit_command("convert", "tiny-gemma3", "--output-dir", str(out), "--layers", "1", "--json")
+    assert code == 0
+    assert json.loads(text)["layers"] == [1]
+    assert json.loads(text)["plain_transformers"] is False
+    expected = labkit.to_bidirectional(labkit.load("tiny-gemma3", device="cpu").model, layers=[1])
+    ids = torch.arange(3, 33).unsqueeze(0)
+    with torch.no_grad():
+        assert torch.equal(labkit.load(out, device="cpu").model(ids).logits, expected(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            [],
+            ["all 2 layers", "W - 1 tokens each way", "Plain transformers (5.2 or newer) loads it", "packed", "flash"],
+        ),
+        (["--window", "global"], ["every layer sees the whole text"]),
+        (["--window", "halve"], ["split over both sides"]),
+        (["--layers", "0"], ["layers 0 of 2", "labkit.load", "cannot express"]),
+    ],
+)
+def test_the_folders_card_says_what_was_done_and_who_can_load_it(labkit_command, tmp_path, options, says):
+    out = tmp_path / "encoder"
+    assert labkit_command("convert", "tiny-gemma3", "--output-dir", str(out), *options)[0] == 0
+    card = " ".join((out / "README.md").read_text().split())
+    for words in [*says, "tiny-gemma3", REGISTRY["tiny-gemma3"].licence, "random weights"]:
+        assert words in card, words
+
+
+def test_a_failure_while_writing_leaves_no_folder_behind(labkit_command, tmp_path, monkeypatch):
+    from labkit import export
+
+    def disk_full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(export, "describe", disk_full)  # the last file: the others are written by then
+    code, _, err = labkit_command("convert", "tiny-gpt2", "--output-dir", str(tmp_path / "sub" / "encoder"))
+    assert code == 2
+    assert "No space left" in err
+    assert not (tmp_path / "sub" / "encoder").exists()
+    assert list((tmp_path / "sub").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("choice", "count", "layers"),
+    [("all", 6, None), ("middle-third", 6, [2, 3]), ("middle-third", 18, [6, 7, 8, 9, 10, 11]), ("3,1", 6, [1, 3])],
+)
+def test_layers_are_chosen_by_name_or_number(choice, count, layers):
+    from labkit.export import choose_layers
+
+    assert choose_layers(choice, count) == layers
+
+
+def test_notebooks_are_copied(labkit_command, tmp_path):
+    code, out, _ = labkit_command("notebooks", "copy", str(tmp_path / "lab"), "--json")
+    assert code == 0
+    assert all((tmp_path / "lab") in __import__("pathlib").Path(path).parents for path in json.loads(out))
