@@ -37,7 +37,8 @@ Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; a
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit the process. `arguments` default to those of the process."""
+    """Run the command line and exit the process; `arguments` default to those of the process, none means --help."""
+    arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     warnings.showwarning = _one_line_warning
     try:
         code = app(arguments, prog_name="labkit", standalone_mode=False)
@@ -53,14 +54,20 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-@app.callback(invoke_without_command=True)
-def _root(
-    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
-) -> None:
-    if version:
+def _print_version(asked: bool) -> bool:
+    if asked:
         print(__version__)
-    elif context.invoked_subcommand is None:
-        print(context.get_help())
+        raise typer.Exit()
+    return asked
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -99,7 +106,7 @@ def models(as_json: Json = False) -> None:
             _in_millions(row["parameters"]),
             str(row["layers"] or "-"),
             str(row["window"] or "-"),
-            row["licence"],
+            row["licence"].partition(" (")[0],
             row["origin"],
             f"{'yes' if row['ready'] else 'no'}, {row['note']}",
         )

@@ -6,13 +6,13 @@ what was done (a mask for some layers only), the card says so, and `labkit.load`
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from labkit import __version__
 from labkit.errors import LabkitError
+from labkit.model_registry import NOTICES, REGISTRY
 from labkit.progress import bars_on_terminals_only
 
 WINDOWS = ("keep", "halve", "global")
@@ -27,28 +27,17 @@ def export(lm: Any, output_dir: str | Path, *, window: str, layers: list[int] | 
     """
     target = Path(output_dir).expanduser().absolute()
     require_free(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.writing-", dir=target.parent))
     try:
-        with bars_on_terminals_only():
-            lm.model.save_pretrained(temporary)
-        if lm.tokenizer is not None:
-            lm.tokenizer.save_pretrained(temporary)
-        (temporary / "README.md").write_text(describe(lm, window=window, layers=layers), encoding="utf-8")
-        for file in temporary.rglob("*"):
-            file.chmod(
-                0o755 if file.is_dir() else 0o644
-            )  # the safetensors writer makes files that only their owner may read
-        temporary.chmod(0o755)
-        if target.exists():
-            target.rmdir()  # empty, or this fails and nothing is lost
-        temporary.rename(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.writing-", dir=target.parent) as beside:
+            temporary = Path(beside) / "model"
+            _write(lm, temporary, window, layers)
+            if target.exists():
+                target.rmdir()  # empty, or this fails and nothing is lost
+            temporary.rename(target)
     except OSError as error:
-        raise LabkitError(
-            f"{target} could not be written: {error.strerror or error}; nothing was left behind"
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        cause = error.strerror or error
+        raise LabkitError(f"{target} could not be written: {cause}; nothing was left behind") from error
     return target
 
 
@@ -83,15 +72,53 @@ def describe(lm: Any, *, window: str, layers: list[int] | None) -> str:
     which = f"all {depth} layers"
     if layers is not None:
         which = f"layers {', '.join(map(str, layers))} of {depth}, while the others stay causal"
+    name = _shown_name(lm)
+    texts = ", ".join(_licence_files(lm))
     return _CARD.format(
-        name=lm.name,
+        name=name,
         version=__version__,
         which=which,
         window=_window_sentence(config, window),
-        source=lm.source,
-        licence=lm.licence,
+        source=lm.source.replace(lm.name, name),
+        licence=_licence_name(lm),
+        texts=f" ({texts} in this folder)" if texts else "",
         loading=_SUBSET if layers is not None else _UNIFORM,
     )
+
+
+def _write(lm: Any, folder: Path, window: str, layers: list[int] | None) -> None:
+    with bars_on_terminals_only():
+        lm.model.save_pretrained(folder)
+    if lm.tokenizer is not None:
+        lm.tokenizer.save_pretrained(folder)
+    for name, content in _licence_files(lm).items():
+        (folder / name).write_bytes(content)
+    (folder / "README.md").write_text(describe(lm, window=window, layers=layers), encoding="utf-8")
+    folder.chmod(0o755)
+    for file in folder.rglob("*"):
+        file.chmod(0o755 if file.is_dir() else 0o644)  # the safetensors writer lets only the owner read
+
+
+def _shown_name(lm: Any) -> str:
+    """The model's name without the path that leads to it on this machine."""
+    return lm.name if lm.name in REGISTRY or not Path(lm.name).expanduser().is_dir() else Path(lm.name).resolve().name
+
+
+def _licence_name(lm: Any) -> str:
+    return REGISTRY[lm.name].licence if lm.name in REGISTRY else lm.licence
+
+
+def _licence_files(lm: Any) -> dict[str, bytes]:
+    """What has to go along with a copy: the licence's text and its notice, by file name."""
+    files, card = {}, REGISTRY.get(lm.name)
+    if card and card.package and (terms := card.package.terms_path()):
+        files[terms.name] = terms.read_bytes()
+    if (folder := Path(lm.name).expanduser()).is_dir() and card is None:
+        for pattern in ("LICEN[SC]E*", "NOTICE*", "*TERMS*"):
+            files |= {file.name: file.read_bytes() for file in sorted(folder.glob(pattern)) if file.is_file()}
+    if notice := NOTICES.get(_licence_name(lm)):
+        files.setdefault("NOTICE.txt", f"{notice}\n".encode())
+    return files
 
 
 def _window_sentence(config: Any, window: str) -> str:
@@ -105,6 +132,11 @@ def _window_sentence(config: Any, window: str) -> str:
 
 
 _CARD = """\
+---
+license: other
+license_name: {licence}
+library_name: transformers
+---
 # {name}, made bidirectional
 
 Made with labkit {version} (`labkit convert`). The weights are unchanged; only which token may attend to which is.
@@ -112,7 +144,7 @@ Made with labkit {version} (`labkit convert`). The weights are unchanged; only w
 - **Bidirectional:** {which}
 - **Window of local layers:** {window}
 - **From:** {source}
-- **Licence:** {licence}. It applies to this folder as it does to the original.
+- **Licence:** {licence}{texts}. It applies to this folder as it does to the original.
 
 A model made bidirectional cannot continue a text any more (`generate()` gives nonsense), and removing the mask alone
 does not make it a better encoder: it has to be trained on with its new mask.
@@ -125,7 +157,7 @@ Check what you loaded, in either case: `labkit audit THIS_FOLDER`.
 """
 
 _UNIFORM = """\
-Plain transformers (5.2 or newer) loads it, and it is then bidirectional, because `config.is_causal` is false:
+Plain transformers (5.3 or newer) loads it, and it is then bidirectional, because `config.is_causal` is false:
 
     AutoModel.from_pretrained("THIS_FOLDER")
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from labkit.anatomy import SLIDING, Decoder, argument_position, find_decoder
 from labkit.errors import ConversionError, MaskError
-from labkit.masks import Mask, bidirectional, self_for_empty_rows
+from labkit.masks import Mask, bidirectional, self_for_empty_rows, sliding_window
 
 ATTRIBUTE = "_labkit_layer_masks"  # where a layer stack keeps its LayerMasks
 
@@ -192,10 +192,37 @@ class _BeforeLayer:
         return self.layer_masks._before_layer(self.index, layer, args, kwargs)
 
 
+@contextmanager
+def shrunken_windows(decoder: Decoder, by: int) -> Iterator[None]:
+    """Every local window shorter by `by` tokens for the block: a way to see past a window without a long sequence."""
+    config, layer_masks = decoder.config, getattr(decoder.stack, ATTRIBUTE, None)
+    sized = [a for a in decoder.attentions if getattr(a, "sliding_window", None)] if by else []
+    before = config.sliding_window, [a.sliding_window for a in sized]
+    keeper = layer_masks.window_of_backend if layer_masks else None
+    reach, converted = keeper.reach if keeper else None, dict(layer_masks.converted) if layer_masks else {}
+    try:
+        if by:
+            config.sliding_window -= by
+            for attention in sized:
+                attention.sliding_window -= by
+            if reach is not None:
+                keeper.reach -= by
+            for i, mask in converted.items():
+                if mask.identity[0] == "sliding_window":
+                    layer_masks.converted[i] = sliding_window(mask.identity[1] - by, causal=False)
+        yield
+    finally:
+        config.sliding_window = before[0]
+        for attention, size in zip(sized, before[1]):
+            attention.sliding_window = size
+        if keeper is not None:
+            keeper.reach = reach
+        if layer_masks is not None:
+            layer_masks.converted = converted
+
+
 def layer_mask(reach: int | None, layer_type: str) -> Mask:
     """What a bidirectional layer of this type is meant to see; `reach` = tokens on either side, None = no window."""
-    from labkit.masks import sliding_window
-
     return sliding_window(reach + 1, causal=False) if layer_type == SLIDING and reach is not None else bidirectional()
 
 

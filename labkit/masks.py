@@ -26,6 +26,7 @@ a FlexAttention `BlockMask` (`block_mask`) and text (`ascii`). Three rules hold 
 from __future__ import annotations
 
 import operator
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, no_type_check
@@ -346,11 +347,16 @@ def from_dense(array) -> Mask:
 
 def recognise(cells: Bool[Tensor, "n n"]) -> Mask | None:
     """The simplest named mask with exactly these cells, or None. The way back from a measured mask to an expression."""
-    n = cells.shape[-1]
-    candidates = [bidirectional(), causal()]
-    candidates += [sliding_window(w, causal=c) for w in range(1, n) for c in (True, False)]
-    candidates += [make(i) for i in range(1, n) for make in (prefix, hybrid)]
-    return next((m for m in candidates if torch.equal(m.dense(n), cells.cpu())), None)
+    return _named_masks(cells.shape[-1]).get(cells.cpu().numpy().tobytes())
+
+
+@functools.cache
+def _named_masks(n: int) -> dict[bytes, Mask]:
+    """Every named mask of this size by its cells; of several with the same cells, the simplest."""
+    candidates = [make(i) for i in range(n - 1, 0, -1) for make in (hybrid, prefix)]
+    candidates += [sliding_window(w, causal=c) for w in range(n - 1, 0, -1) for c in (False, True)]
+    candidates += [causal(), bidirectional()]  # the later one wins
+    return {m.dense(n).numpy().tobytes(): m for m in candidates}
 
 
 def _combine(sign: str, word: str, a: Mask, b: Mask, both: Callable[[Tensor, Tensor], Tensor]) -> Mask:

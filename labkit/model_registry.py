@@ -11,6 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 GEMMA_TERMS = "Gemma Terms of Use (https://ai.google.dev/gemma/terms)"
+NOTICES = {  # licence -> the text file that it wants beside every copy (Gemma: section 3.1 of its terms)
+    GEMMA_TERMS: "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms"
+}
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def load(
 
     attn: "eager", "sdpa", "flex_attention", "flash_attention_2" or "flash_attention_3". None means "sdpa", or "eager"
     for a
-        family that refuses sdpa (Gemma 2, because of its softcap), and `source` says so.
+        family that loses its softcap in sdpa (Gemma 2), and `source` says so.
     dtype: a torch dtype or its name. None means as stored: float32 for tiny models, bfloat16 for the embedded ones.
     device: "cpu", "cuda", "cuda:1"; None means the GPU if torch can use one, else the CPU. task: None for a language
     model, "base" for the model without a head, or "token-classification", "question-answering",
@@ -109,7 +109,7 @@ def _load_folder(
 
     config = hub_models.read_config(folder, name)
     auto_class, model_class = hub_models.auto_class_for(config, wanted.task, name)
-    attn, remarks = _choose_attention(model_class, wanted.attn, name)
+    attn, remarks = _choose_attention(model_class, config, wanted.attn, name)
     hub_models.require_weights(folder, name)
     stored = memory.stored_parameters(folder)
     memory.require_memory(name, sum(stored.values()), wanted.dtype or memory.main_dtype(stored), wanted.device)
@@ -146,7 +146,7 @@ def _load_from_hub(name: str, hub_ids: tuple[str, ...], licence: str | None, wan
         raise HubUnreachableError(f"{error}; similar names: {', '.join(close)}" if close else str(error)) from error
     config = hub_models.read_config(folder, name)
     auto_class, model_class = hub_models.auto_class_for(config, wanted.task, name)
-    _choose_attention(model_class, wanted.attn, name)
+    _choose_attention(model_class, config, wanted.attn, name)
     parameters = memory.configured_parameters(config, auto_class)
     memory.require_memory(name, parameters, wanted.dtype or config.dtype or torch.float32, wanted.device)
     folder = hub_models.fetch(hub_ids, weights=True)
@@ -170,7 +170,7 @@ def _load_tiny(card: ModelCard, wanted: _Wanted) -> Loaded:
 
     config = tiny_models.tiny_config(card.name)
     auto_class, model_class = hub_models.auto_class_for(config, wanted.task, card.name)
-    attn, remarks = _choose_attention(model_class, wanted.attn, card.name)
+    attn, remarks = _choose_attention(model_class, config, wanted.attn, card.name)
     model = tiny_models.build_tiny_model(card.name, attn=attn, dtype=wanted.dtype, auto_class=auto_class)
     source = (
         f"random weights, drawn in code from seed {tiny_models.SEED}: {card.name} knows nothing and shows mechanism"
@@ -179,20 +179,26 @@ def _load_tiny(card: ModelCard, wanted: _Wanted) -> Loaded:
     return Loaded(model.to(wanted.device), tokenizer, card.name, "; ".join([source, *remarks]) + ".", card.licence)
 
 
-def _choose_attention(model_class: type, attn: str | None, name: str) -> tuple[str, list[str]]:
-    """The attention backend, and a remark where it is not the usual one."""
+def _choose_attention(model_class: type, config: Any, attn: str | None, name: str) -> tuple[str, list[str]]:
+    """The attention backend, and a remark where it is not the usual one.
+
+    torch's sdpa has no softcap: older releases of transformers drop it without a word, newer ones refuse.
+    """
+    softcap = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
     supported = {
         "eager": True,
-        "sdpa": getattr(model_class, "_supports_sdpa", False),
+        "sdpa": getattr(model_class, "_supports_sdpa", False) and not softcap,
         "flex_attention": getattr(model_class, "_supports_flex_attn", False),
     }
     if attn is None:
         if supported["sdpa"]:
             return "sdpa", []
-        return "eager", [f"eager attention, as {model_class.__name__} refuses sdpa"]
+        cause = "its softcap is lost in sdpa" if softcap else f"{model_class.__name__} has no sdpa"
+        return "eager", [f"eager attention, as {cause}"]
     if not supported.get(attn, True):
         others = " or ".join(backend for backend, works in supported.items() if works)
-        raise ModelError(f"{name} ({model_class.__name__}) cannot use attn={attn!r}; take {others}")
+        cause = ", which would lose its softcap" if softcap and attn == "sdpa" else ""
+        raise ModelError(f"{name} ({model_class.__name__}) cannot use attn={attn!r}{cause}; take {others}")
     if attn == "flash_attention_2" and find_spec("flash_attn") is None:
         raise MissingPackageError(
             f"attn={attn!r} needs a CUDA GPU and the package flash-attn, which is not installed: "
@@ -245,12 +251,13 @@ def _shipped(card: ModelCard) -> Path | None:
 
 
 def _licence_in(folder: Path) -> str:
-    """What a model folder says of its licence: the model card's `license:` line, or the licence file's name."""
+    """What a model folder says of its licence: `license_name` or `license` of its card, or the licence file's name."""
     card = folder / "README.md"
     if card.is_file():
-        for line in card.read_text(encoding="utf-8", errors="replace").splitlines()[:60]:
-            if line.lower().startswith("license:"):
-                return line.partition(":")[2].strip()
+        lines = card.read_text(encoding="utf-8", errors="replace").splitlines()[:60]
+        for key in ("license_name:", "license:"):
+            if line := next((line for line in lines if line.startswith(key)), None):
+                return line.removeprefix(key).strip()
     files = sorted(file.name for file in folder.glob("LICEN[SC]E*"))
     return f"see {files[0]} in the folder" if files else "not stated in the folder; ask whoever made it"
 

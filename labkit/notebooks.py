@@ -24,8 +24,8 @@ from labkit.profile import VARIABLE, by_name, current, in_colab
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-# In Colab this cell installs the lab, and holds torch and numpy at the versions that Colab brought: pip stops with a clear
-# message rather than replace them. A wheel of labkit lying beside the notebook is taken before the published one.
+# In Colab this cell installs the lab, and holds torch and numpy at the versions that Colab brought: pip stops with a
+# clear message rather than replace them. A wheel of labkit lying beside the notebook can stand in for a published one.
 FIRST_CELL = """\
 import sys
 from importlib import metadata, util
@@ -76,8 +76,8 @@ def list_notebooks() -> list[Path]:
 def copy(dest: str | Path, force: bool = False) -> list[Path]:
     """Copy the notebooks, with what lies beside them, to the folder `dest`; returns the files written.
 
-    Files that are there already and equal are left alone. A file that differs is somebody's work: without `force` nothing at all
-    is written and NotebookError names it. With `force` it is replaced.
+    Files that are there already and equal are left alone. A file that differs is somebody's work: without `force`
+    nothing at all is written and NotebookError names it. With `force` it is replaced.
     """
     source, dest = resources.folder("notebooks"), Path(dest).expanduser()
     if dest.exists() and not dest.is_dir():
@@ -92,7 +92,7 @@ def copy(dest: str | Path, force: bool = False) -> list[Path]:
         names = ", ".join(str(t.relative_to(dest)) for t in blocked)
         raise NotebookError(
             f"Nothing was copied: {dest} already has {names}, different from labkit's. "
-            "Choose another folder, or move your work away, or replace it with force=True (on the command line: --force)."
+            "Choose another folder, move your work away, or replace it with force=True (on the command line: --force)."
         )
     _copy_all_or_none(todo, dest)
     return list(todo.values())
@@ -101,13 +101,14 @@ def copy(dest: str | Path, force: bool = False) -> list[Path]:
 def run(
     paths: Iterable[str | Path] | None = None,
     output_dir: str | Path | None = None,
-    timeout: float = 600,
+    timeout: int | float = 600,
     profile: str | None = None,
 ) -> list[NotebookRun]:
     """Execute notebooks in order, without a browser, and stop at the first that fails.
 
-    `paths`: notebook files, folders, or names such as "00_start_here"; None is the whole tour. `output_dir`: the executed copies are
-    written there; None leaves no trace. `timeout`: seconds per cell. `profile`: LABKIT_PROFILE for the kernels.
+    `paths`: notebook files, folders, or names such as "00_start_here"; None is the whole tour. `output_dir`: the
+    executed copies are written there; None leaves no trace. `timeout`: seconds per cell. `profile`: LABKIT_PROFILE for
+    the kernels.
     One line per notebook goes to stderr. Cells tagged "nbval-skip" are not executed. The kernel is this very Python.
     Raises NotebookError with notebook, cell and exception.
     """
@@ -135,7 +136,7 @@ def run(
     return finished
 
 
-# ---- setup ----------------------------------------------------------------------------------------------------------------------
+# ---- setup ---------------------------------------------------------------------------------------------------------
 
 
 def _refuse_outdated_packages() -> None:
@@ -162,7 +163,7 @@ def _refuse_outdated_packages() -> None:
 
 
 def _choose_plotly_renderer() -> None:
-    """Figures as data for the front end: drawn offline in JupyterLab, Notebook 7 and VS Code, and no 5 MB script per notebook.
+    """Figures as data for the front end: drawn offline in JupyterLab, Notebook 7 and VS Code, without a 5 MB script.
 
     PLOTLY_RENDERER wins where it is set (for a static HTML export: `plotly_mimetype+notebook`).
     """
@@ -171,7 +172,7 @@ def _choose_plotly_renderer() -> None:
         sys.modules["plotly.io"].renderers.default = renderer
 
 
-# ---- copy -----------------------------------------------------------------------------------------------------------------------
+# ---- copy ----------------------------------------------------------------------------------------------------------
 
 
 def _copy_all_or_none(todo: dict[Path, Path], dest: Path) -> None:
@@ -203,7 +204,7 @@ def _write_whole(path: Path, text: str) -> Path:
     return path
 
 
-# ---- run ------------------------------------------------------------------------------------------------------------------------
+# ---- run -----------------------------------------------------------------------------------------------------------
 
 
 def _find(path: str | Path) -> list[Path]:
@@ -222,7 +223,7 @@ def _find(path: str | Path) -> list[Path]:
     raise NotebookError(f"{path} is neither a notebook file, nor a folder, nor one of labkit's notebooks ({known}).")
 
 
-def _execute(path: Path, timeout: float, environment: dict[str, str]) -> NotebookNode:
+def _execute(path: Path, timeout: int | float, environment: dict[str, str]) -> NotebookNode:
     nbclient, nbformat = _require("nbclient"), _require("nbformat")
     try:
         notebook = nbformat.read(path, as_version=4)

@@ -33,6 +33,7 @@ class AttentionCall:
     module: nn.Module
     args: tuple
     kwargs: dict
+    output: Tensor | None = None  # what it gave, (batch, seq, dim)
 
     @property
     def hidden(self) -> Tensor:
@@ -54,16 +55,24 @@ def recorded_calls(modules: Sequence[nn.Module]) -> Iterator[list[AttentionCall]
     calls: dict[int, AttentionCall] = {}
     collected: list[AttentionCall] = []
 
-    def note(index: int):
+    def before(index: int):
         def hook(module, args, kwargs):
             calls.setdefault(index, AttentionCall(module, tuple(args), dict(kwargs)))
 
         return hook
 
+    def after(index: int):
+        def hook(module, args, output):
+            if calls[index].output is None:
+                calls[index].output = first_tensor(output)
+
+        return hook
+
     with ExitStack() as stack:
         for i, module in enumerate(modules):  # prepended: a replay passes through the other hooks once more, not twice
-            handle = module.register_forward_pre_hook(note(i), with_kwargs=True, prepend=True)
+            handle = module.register_forward_pre_hook(before(i), with_kwargs=True, prepend=True)
             stack.callback(handle.remove)
+            stack.callback(module.register_forward_hook(after(i)).remove)
         yield collected
     collected.extend(calls[i] for i in sorted(calls))
 
@@ -98,6 +107,22 @@ def without_mlps(decoder: Decoder) -> Iterator[None]:
 
 def _as_it_came(hidden: Tensor, *_, **__) -> Tensor:
     return hidden
+
+
+@torch.no_grad()
+def attention_influence_by_row(call: AttentionCall, columns: Sequence[int], seed: int = 0) -> Tensor:
+    """One replay instead of many: row b of the batch is perturbed at position columns[b]. Bool (batch, seq).
+
+    For rows that hold the same text. One perturbation can miss a weak connection (its absence is to be confirmed with
+    `attention_influence`), and noise of the machine would show as influence.
+    """
+    hidden = call.hidden.clone()
+    generator = torch.Generator().manual_seed(seed)
+    vectors = torch.randn(hidden.shape[0], hidden.shape[2], generator=generator).to(hidden)
+    size = hidden.float().pow(2).mean().sqrt().clamp(min=1e-3)
+    strength = 8.0 if hidden.dtype == torch.float16 else STRENGTH
+    hidden[torch.arange(hidden.shape[0]), list(columns)] = (strength * size).to(hidden) * vectors
+    return (_difference(call.replay(hidden), call.output) > 0).cpu()
 
 
 @torch.no_grad()
@@ -203,13 +228,15 @@ class Runner:
         return (drawn + low).expand(batch, n).clone()
 
 
-def token_influence(run: Callable[[Tensor], Tensor], ids: Tensor, columns: Sequence[int], vocab_size: int) -> Tensor:
+def token_influence(
+    run: Callable[[Tensor], Tensor], ids: Tensor, columns: Sequence[int], vocab_size: int, draws: int = 2
+) -> Tensor:
     """Which outputs of the whole model each of the input positions `columns` influences: bool (batch, seq, len(columns))."""
     base, again = run(ids), run(ids)
     noise = _difference(base, again)
     found = torch.zeros(*ids.shape, len(columns), dtype=torch.bool, device=base.device)
     for c, j in enumerate(columns):
-        for step in (1, 2):  # two other tokens, so that one chance agreement does not hide a connection
+        for step in range(1, draws + 1):  # several other tokens, so that one chance agreement does not hide a connection
             changed = ids.clone()
             changed[:, j] = (changed[:, j] + step * 7) % vocab_size
             found[:, :, c] |= _difference(run(changed), base) > NOISE_FACTOR * noise

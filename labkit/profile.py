@@ -71,7 +71,7 @@ def in_colab() -> bool:
 
 
 def cuda_gpu_usable() -> bool:
-    """True if an NVIDIA GPU is visible and torch is not a CPU build; asks the driver, since importing torch takes seconds."""
+    """True if an NVIDIA GPU is visible and torch is no CPU build; asks the driver, as importing torch takes seconds."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
         return False
     try:

@@ -1,12 +1,13 @@
 """A conversion proves itself: the mask of every layer is measured, without and with padding, and held against the intended one.
 
-Cheap by construction: six tokens, feed-forward blocks skipped, and the windows of local layers shrunk to four for the
-moment, so that six tokens reach past them.
+Cheap by construction: five tokens, feed-forward blocks skipped, one replay per layer, and the windows of local layers
+shrunk to three for the moment, so that five tokens reach past them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,10 +15,17 @@ from torch import Tensor
 from labkit.anatomy import Decoder
 from labkit.errors import ConversionError
 from labkit.masks import Mask
-from labkit.probe import AttentionCall, attention_influence, evaluating, recorded_calls, without_mlps
+from labkit.probe import (
+    AttentionCall,
+    attention_influence,
+    attention_influence_by_row,
+    evaluating,
+    recorded_calls,
+    without_mlps,
+)
 
-TOKENS = 6
-WINDOW = 4  # the shrunken window: W-1 = 3 tokens on either side when kept, W//2 = 2 when halved
+TOKENS = 5
+WINDOW = 3  # the shrunken window: W-1 = 2 tokens on either side when kept, W//2 = 1 when halved
 
 
 def prove(decoder: Decoder, intended: Sequence[Mask], what: str) -> None:
@@ -31,31 +39,53 @@ def prove(decoder: Decoder, intended: Sequence[Mask], what: str) -> None:
         ConversionError: naming the layer, the kind of batch and the first cell that is wrong.
     """
     with evaluating(decoder.stack):
-        for title, real in _batches().items():
-            for i, call in enumerate(_calls(decoder, real)):
-                for draws in (1, 4):  # a cell that one perturbation did not light up is looked at harder
-                    wrong = _first_wrong_cell(attention_influence(call, range(TOKENS), draws), intended[i], real)
-                    if wrong is None:
-                        break
-                else:
+        for batch in (_unpadded(), _padded()):
+            for i, call in enumerate(_calls(decoder, batch.real)):
+                seen = attention_influence_by_row(call, batch.columns)
+                if batch.agrees(seen, intended[i]):
+                    continue
+                cells = attention_influence(call, range(TOKENS), draws=4)  # with more perturbations, and the noise known
+                wrong = _first_wrong_cell(cells, intended[i], batch.real)
+                if wrong is not None:
                     raise ConversionError(
-                    f"the model did not become {what}: {decoder.names[i]} (attention backend {decoder.backend!r}, {title}): "
-                    f"{wrong}; intended was {intended[i]}. The model was put back as it was."
-                )
+                        f"the model did not become {what}: {decoder.names[i]} (attention backend {decoder.backend!r}, "
+                        f"{batch.title}): {wrong}; intended was {intended[i]}. The model was put back as it was."
+                    )
 
 
-def _batches() -> dict[str, Tensor]:
-    """Which positions are real, (batch, TOKENS), for each kind of batch."""
-    mixed = torch.ones(3, TOKENS, dtype=torch.bool)
-    mixed[1, -2:] = False
-    mixed[2, :2] = False
-    return {"no padding": torch.ones(1, TOKENS, dtype=torch.bool), "padded batch": mixed}
+@dataclass(frozen=True)
+class _Batch:
+    """Rows of one text; row b is perturbed at `columns[b]`. real: (batch, TOKENS) bool."""
+
+    title: str
+    real: Tensor
+    columns: list[int]
+
+    def agrees(self, seen: Tensor, mask: Mask) -> bool:
+        """Whether what was seen, bool (batch, TOKENS), is what the mask says, at the real queries of every row."""
+        for row, column in enumerate(self.columns):
+            here = self.real[row]
+            position = int(here[:column].sum())
+            wanted = mask.dense(int(here.sum()))[:, position] if here[column] else torch.zeros(int(here.sum())).bool()
+            if not torch.equal(seen[row][here], wanted):
+                return False
+        return True
+
+
+def _unpadded() -> _Batch:
+    return _Batch("no padding", torch.ones(TOKENS, TOKENS, dtype=torch.bool), list(range(TOKENS)))
+
+
+def _padded() -> _Batch:
+    real = torch.ones(6, TOKENS, dtype=torch.bool)
+    real[1:4, -1], real[4:, 0] = False, False  # a full row, three padded on the right, two on the left
+    return _Batch("padded batch", real, [TOKENS - 1, 0, TOKENS - 2, TOKENS - 1, 0, TOKENS - 1])
 
 
 @torch.no_grad()
 def _calls(decoder: Decoder, real: Tensor) -> list[AttentionCall]:
     device = next(decoder.stack.parameters()).device
-    ids = torch.arange(TOKENS, device=device).expand(real.shape[0], TOKENS)
+    ids = torch.arange(8, 8 + TOKENS, device=device).expand(real.shape[0], TOKENS)  # any ids but the special ones
     mask = None if bool(real.all()) else real.long().to(device)
     with without_mlps(decoder), recorded_calls(decoder.attentions) as calls:
         decoder.stack(input_ids=ids, attention_mask=mask, use_cache=False)

@@ -1,7 +1,7 @@
 """Where the files that come with labkit lie: in the checkout, or packed into the installed wheel.
 
-    folder("data")       -> <checkout>/data       or <site-packages>/labkit/_data
-    folder("notebooks")  -> <checkout>/notebooks  or <site-packages>/labkit/_notebooks
+folder("data")       -> <checkout>/data       or <site-packages>/labkit/_data
+folder("notebooks")  -> <checkout>/notebooks  or <site-packages>/labkit/_notebooks
 """
 
 from importlib.resources import files

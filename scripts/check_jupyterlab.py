@@ -27,7 +27,13 @@ def main(notebook: str) -> int:
         return 1
     with tempfile.TemporaryFile() as log:
         port, token = free_port(), secrets.token_hex(16)
-        options = [f"--port={port}", "--no-browser", "--ServerApp.ip=127.0.0.1", "--ServerApp.port_retries=0", "--allow-root"]
+        options = [
+            f"--port={port}",
+            "--no-browser",
+            "--ServerApp.ip=127.0.0.1",
+            "--ServerApp.port_retries=0",
+            "--allow-root",
+        ]
         server = subprocess.Popen(
             [sys.executable, "-m", "jupyterlab", *options],
             stdout=log,

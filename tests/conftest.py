@@ -18,7 +18,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores; more thr
 
 @pytest.fixture
 def no_network(monkeypatch) -> list[str]:
-    """Only this machine can be reached (loopback, Unix sockets); every other attempt raises OSError and is noted in the list."""
+    """Only this machine can be reached (loopback, Unix sockets); other attempts raise OSError and are listed."""
     attempts: list[str] = []
 
     def refuse_outside(host):

@@ -1,4 +1,4 @@
-"""The command line: exit codes, one line for bad input, clean JSON, and folders that are written whole or not at all."""
+"""The command line: exit codes, one line for bad input, clean JSON, folders written whole or not at all."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_help_comes_without_loading_torch_or_transformers():
         (["convert", "no-such-model", "--output-dir", "{free}"], "no model is called 'no-such-model'"),
         (["convert", "tiny-gpt2", "--output-dir", "{full}"], "is not empty"),
         (["convert", "tiny-gpt2", "--output-dir", "{file}"], "is a file"),
-        (["convert", "tiny-gpt2", "--output-dir", "{free}", "--window", "wide"], "--window is 'wide'.*keep, halve, global"),
+        (["convert", "tiny-gpt2", "--output-dir", "{free}", "--window", "wide"], "'wide'.*keep, halve, global"),
         (["convert", "tiny-gpt2", "--output-dir", "{free}", "--layers", "last"], "layers are 'last'.*middle-third"),
         (["convert", "tiny-gpt2", "--output-dir", "{free}", "--layers", "0,7"], "'0,7'.*layers 0 to 1"),
         (["convert", "tiny-gpt2", "--output-dir", "{free}", "--layers", "-1"], "'-1'.*layers 0 to 1"),
@@ -84,10 +84,10 @@ def test_help_comes_without_loading_torch_or_transformers():
         (["notebooks", "copy"], "Missing argument 'DIR'"),
         (["notebooks", "copy", "{file}"], "is a file"),
         (["notebooks", "run", "no_such_notebook"], "no_such_notebook"),
-        (["notebooks", "run", "--timeout", "soon"], "'soon'"),
+        (["notebooks", "run", "--timeout", "soon"], "Invalid value for '--timeout'"),
     ],
-    ids=" ".join,
-)  # fmt: skip
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
 def test_bad_input_exits_with_2_and_one_line_that_says_why(labkit_command, tmp_path, own_cache, arguments, words):
     import re
 
@@ -153,7 +153,6 @@ def test_a_damaged_cache_is_reported_in_one_line_while_the_command_goes_on(
 
 
 def test_audit_exits_1_only_when_the_expectation_fails(labkit_command):
-    assert labkit_command("audit", "tiny-gemma3", "--quick")[0] == 0
     assert labkit_command("audit", "tiny-gemma3", "--quick", "--expect", "causal")[0] == 0
     code, out, err = labkit_command("audit", "tiny-gemma3", "--quick", "--expect", "bidirectional", "--json")
     assert code == 1
@@ -184,15 +183,12 @@ def test_plain_transformers_gives_a_converted_folder_exactly_the_declared_window
     out = tmp_path / "encoder"
     assert labkit_command("convert", "tiny-gemma3", "--output-dir", str(out), "--window", "keep")[0] == 0
     model, n, middle = AutoModel.from_pretrained(out).eval(), 40, 20
-    ids = torch.randint(3, 200, (1, n), generator=torch.Generator().manual_seed(0))
-    reached = []
-    for position in range(n):
-        changed = ids.clone()
-        changed[0, position] += 1
-        with torch.no_grad():
-            a, b = (model(each, output_hidden_states=True).hidden_states[1][0, middle] for each in (ids, changed))
-        if not torch.equal(a, b):
-            reached.append(position - middle)
+    ids = torch.randint(3, 200, (1, n), generator=torch.Generator().manual_seed(0)).repeat(n + 1, 1)
+    ids[range(n), range(n)] += 1  # row i differs from the last row in token i
+    with torch.no_grad():
+        local = model(ids, output_hidden_states=True).hidden_states[1][:, middle]  # (n + 1, dim)
+    effect = (local[:-1] - local[-1]).abs().amax(-1)
+    reached = [i - middle for i in range(n) if effect[i] > 1e-4]
     assert reached == list(range(-7, 8))  # W = 8
 
 
@@ -215,7 +211,7 @@ def test_a_converted_folder_loads_in_labkit_as_what_was_converted(labkit_command
     [
         (
             [],
-            ["all 2 layers", "W - 1 tokens each way", "Plain transformers (5.2 or newer) loads it", "packed", "flash"],
+            ["all 2 layers", "W - 1 tokens each way", "Plain transformers (5.3 or newer) loads it", "packed", "flash"],
         ),
         (["--window", "global"], ["every layer sees the whole text"]),
         (["--window", "halve"], ["split over both sides"]),
@@ -228,6 +224,35 @@ def test_the_folders_card_says_what_was_done_and_who_can_load_it(labkit_command,
     card = " ".join((out / "README.md").read_text().split())
     for words in [*says, "tiny-gemma3", REGISTRY["tiny-gemma3"].licence, "random weights"]:
         assert words in card, words
+
+
+def test_a_folder_that_cannot_be_made_is_one_line_too(labkit_command, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, err = labkit_command("convert", "tiny-gpt2", "--output-dir", str(tmp_path / "file" / "encoder"))
+    assert (code, len(err.splitlines())) == (2, 1)
+
+
+def test_a_card_tells_nobody_where_the_model_lay_and_keeps_its_licence_files(labkit_command, tiny, tmp_path):
+    import labkit
+
+    source, out = tmp_path / "secret place" / "my-model", tmp_path / "out"
+    tiny("tiny-llama").model.save_pretrained(source)
+    (source / "README.md").write_text("---\nlicense: cc-by-4.0\n---\n")
+    (source / "LICENSE").write_text("the text")
+    assert labkit_command("convert", str(source), "--output-dir", str(out))[0] == 0
+    assert not [file for file in out.iterdir() if b"secret place" in file.read_bytes()]
+    assert "# my-model, made bidirectional" in (out / "README.md").read_text()
+    assert (out / "LICENSE").read_text() == "the text"
+    assert labkit.load(out, device="cpu").licence == "cc-by-4.0"
+
+
+@pytest.mark.gemma
+def test_converted_gemma_takes_its_terms_and_its_notice_along(labkit_command, gemma, tmp_path):
+    out = tmp_path / "encoder"
+    assert labkit_command("convert", "gemma3-270m", "--output-dir", str(out))[0] == 0
+    assert "Gemma Terms of Use" in (out / "GEMMA_TERMS.html").read_text()
+    assert "subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms" in (out / "NOTICE.txt").read_text()
+    assert "site-packages" not in (out / "README.md").read_text()
 
 
 def test_a_failure_while_writing_leaves_no_folder_behind(labkit_command, tmp_path, monkeypatch):

@@ -44,7 +44,7 @@ def shipped(tmp_path, monkeypatch):
     return folder
 
 
-# ---- list and copy --------------------------------------------------------------------------------------------------------------
+# ---- list and copy -------------------------------------------------------------------------------------------------
 
 
 def test_tour_is_listed_in_order_without_assignments_and_checkpoints(shipped):
@@ -119,7 +119,7 @@ def test_destination_that_is_a_file_is_refused(shipped, tmp_path):
     assert (tmp_path / "mine").read_text() == "a file"
 
 
-# ---- run ------------------------------------------------------------------------------------------------------------------------
+# ---- run -----------------------------------------------------------------------------------------------------------
 
 
 def test_run_executes_the_tour_in_this_python_in_the_notebooks_folder_under_the_profile(shipped, tmp_path, capsys):
@@ -195,14 +195,15 @@ def test_file_that_is_no_notebook_is_a_clear_error(shipped, tmp_path):
         notebooks.run([tmp_path / "broken.ipynb"])
 
 
-# ---- setup and the first cell ---------------------------------------------------------------------------------------------------
+# ---- setup and the first cell --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def laptop(monkeypatch):
     monkeypatch.setenv("LABKIT_PROFILE", "laptop")
     monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
-    monkeypatch.delenv("PLOTLY_RENDERER", raising=False)
+    monkeypatch.setenv("PLOTLY_RENDERER", "")  # so that what setup() sets is undone after the test
+    monkeypatch.delenv("PLOTLY_RENDERER")
     monkeypatch.delitem(sys.modules, "google.colab", raising=False)
     return monkeypatch
 
@@ -252,7 +253,9 @@ def test_setup_refuses_a_package_older_than_labkit_needs_with_the_cure(laptop):
     needs = ["transformers>=5.2", "nbval>=0.11; extra == 'dev'", "absent>=1; python_version < '3'"]
     laptop.setattr(notebooks.metadata, "requires", lambda name: needs)
     laptop.setattr(notebooks.metadata, "version", lambda name: "4.57.1")
-    with pytest.raises(LabkitError, match=r"transformers: found 4.57.1, needed >=5.2.*%pip install 'transformers>=5.2'"):
+    with pytest.raises(
+        LabkitError, match=r"transformers: found 4.57.1, needed >=5.2.*%pip install 'transformers>=5.2'"
+    ):
         notebooks.setup()
 
 
@@ -286,8 +289,8 @@ def test_first_cell_installs_in_colab_and_holds_torch_and_numpy(colab, monkeypat
     assert len(installed) == 1
     assert "labkit-bidirectional[gemma,viz] {keep}" in installed[0]  # IPython fills in {keep} from the cell's names
     assert "labkit[" not in installed[0], "the package called labkit on the index is somebody else's"
-    namespace = {}
-    exec(python.split("get_ipython")[0] + "pass", {"__builtins__": builtins}, namespace)
+    namespace = {"__builtins__": builtins}
+    exec(python.split("get_ipython")[0] + "pass", namespace)
     assert namespace["keep"] == "torch==2.12.0+cu130 numpy==2.3.1"
 
 
@@ -305,7 +308,7 @@ def test_first_cell_runs_in_a_real_kernel_and_prints_the_one_line(tmp_path):
     assert "".join(output["text"]).strip().endswith("profile ci")
 
 
-# ---- resources ------------------------------------------------------------------------------------------------------------------
+# ---- resources -----------------------------------------------------------------------------------------------------
 
 
 def test_packed_folder_is_found_in_an_installed_wheel(tmp_path, monkeypatch):

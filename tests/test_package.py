@@ -29,7 +29,9 @@ def test_import_takes_under_a_second_and_loads_nothing_heavy():
 
 @pytest.mark.parametrize("module", ["errors", "profile", "notebooks", "resources"])
 def test_light_modules_load_neither_torch_nor_transformers(module):
-    loaded = json.loads(in_a_fresh_python(f"import json, sys, labkit; labkit.{module}; print(json.dumps(list(sys.modules)))"))
+    loaded = json.loads(
+        in_a_fresh_python(f"import json, sys, labkit; labkit.{module}; print(json.dumps(list(sys.modules)))")
+    )
     assert f"labkit.{module}" in loaded
     assert not {"torch", "transformers"} & set(loaded)
 
@@ -58,7 +60,9 @@ def test_every_error_of_labkit_is_reachable_from_the_top_and_is_a_labkit_error()
         assert issubclass(getattr(labkit, name), labkit.LabkitError)
 
 
-@pytest.mark.parametrize(("wrong", "hint"), [("to_bidirectionnal", "labkit.to_bidirectional"), ("zzz", "Public names: ")])
+@pytest.mark.parametrize(
+    ("wrong", "hint"), [("to_bidirectionnal", "labkit.to_bidirectional"), ("zzz", "Public names: ")]
+)
 def test_unknown_name_is_an_attribute_error_that_helps(wrong, hint):
     with pytest.raises(AttributeError, match=f"no attribute '{wrong}'.*{hint}"):
         getattr(labkit, wrong)

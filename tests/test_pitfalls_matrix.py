@@ -15,6 +15,7 @@ import torch
 
 from labkit import pitfalls
 from labkit.errors import ConversionError, LabkitError
+from labkit.pitfalls import rewrites
 from labkit.pitfalls.interventions import TEXT_FAMILIES
 from labkit.pitfalls.rewrites import attention_in_full, rewrite
 from labkit.tiny_models import build_tiny_model
@@ -223,6 +224,15 @@ def computes_something_else(model, original):
     for hook in hooks:
         hook.remove()
     return differ(call(original, ids, real), outputs)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """The models are so small that a second thread only waits, and on a busy machine waits long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 # --- the models ------------------------------------------------------------------------------------------------------
@@ -535,6 +545,63 @@ def test_a_copy_of_an_exhibited_model_stands_on_its_own(exhibit, family, backend
 
 def unpadded_sentence():
     return torch.arange(40, 40 + S)[None], torch.ones(1, S, dtype=torch.bool)
+
+
+# --- the audit against the oracle ------------------------------------------------------------------------------------
+
+KIND_OF_FAULT = {
+    "pads leak": "pad-leak",
+    "NaN": "nan-rows",
+    "packed texts leak": "packing-leak",
+    "other in training": "train-eval-mismatch",
+}
+
+
+@cache
+def audited(family, backend, name):
+    """The audit's report, with the model that the exhibit was made from as the reference."""
+    measure = pytest.importorskip("labkit.measure")
+    model = exhibited(pitfalls.get(name), family, backend)
+    return measure.audit(model, reference=original(family, backend))
+
+
+def kinds(report):
+    return {problem.kind for problem in report.problems}
+
+
+@pytest.mark.parametrize(("exhibit", "family", "backend"), MATRIX)
+def test_audit_gives_the_oracles_verdict_for_every_padding(exhibit, family, backend):
+    model = exhibited(exhibit, family, backend)
+    report = audited(family, backend, exhibit.name)
+    expected = {padding: look(model, padding).verdict for padding in PADDINGS}
+    assert {padding: report.whole[padding].verdict for padding in PADDINGS} == expected
+    found = set(expected.values())
+    if len(found) > 1:
+        assert report.verdict == ("mixed" if found == {"causal", "bidirectional"} else "other")
+
+
+@pytest.mark.parametrize(("exhibit", "family", "backend"), MATRIX)
+def test_audit_passes_an_exhibit_only_where_the_oracle_finds_no_fault(exhibit, family, backend):
+    found = faults(family, backend, exhibit.name)
+    words = exhibit.caught_by(audited(family, backend, exhibit.name))
+    assert bool(words) == bool(found), f"oracle: {sorted(found)}; audit: {words}"
+
+
+@pytest.mark.parametrize(("exhibit", "family", "backend"), MATRIX)
+def test_audit_names_the_kind_of_fault_the_oracle_finds(exhibit, family, backend):
+    found = faults(family, backend, exhibit.name)
+    expected = {kind for fault, kind in KIND_OF_FAULT.items() if fault in found}
+    if exhibit in rewrites.EXHIBITS and "computation changed" in found:
+        expected.add("computation-changed")
+    assert expected <= kinds(audited(family, backend, exhibit.name))
+
+
+@pytest.mark.parametrize(
+    "exhibit", [e for e in pitfalls.ALL if set(e.families) <= set(TEXT_FAMILIES)], ids=lambda e: e.name
+)
+def test_audit_shows_the_symptom_the_exhibit_announces(exhibit):
+    reports = [audited(family, backend, exhibit.name) for family, backend in HERE if family in exhibit.families]
+    assert exhibit.symptom in set().union(*(kinds(report) | {report.verdict} for report in reports))
 
 
 # --- verifications that verify nothing --------------------------------------------------------------------------------

@@ -94,7 +94,10 @@ def test_colab_is_recognised_with_and_without_gpu(bare_machine):
 def test_profiles_are_immutable_and_grow_with_the_machine():
     with pytest.raises(dataclasses.FrozenInstanceError):
         profile.PROFILES["ci"].max_steps = 10**6
-    sizes = [(p.max_steps, p.batch_size, p.max_length, p.max_examples) for p in map(profile.by_name, ("ci", "laptop", "colab", "gpu"))]
+    sizes = [
+        (p.max_steps, p.batch_size, p.max_length, p.max_examples)
+        for p in map(profile.by_name, ("ci", "laptop", "colab", "gpu"))
+    ]
     for small, large in zip(sizes, sizes[1:], strict=False):
         assert all(a < b for a, b in zip(small, large, strict=True))
 

@@ -17,8 +17,9 @@ class Pitfall:
     """One false, partial or fragile conversion.
 
     `symptom` is where a measurement shall reveal it: the kind of one of the audit's problems ("pad-leak", ...) or a
-    verdict ("causal", "mixed", "other"). `families` holds the `config.model_type` values for which the exhibit has a
-    meaning. `install` does the deed; call `apply`, which checks the family first.
+    verdict ("causal", "mixed", "other"; "bidirectional" if its fault is out of sight on a CPU). `families` holds the
+    `config.model_type` values for which the exhibit has a meaning. `install` does the deed; call `apply`, which checks
+    the family first.
     """
 
     name: str
@@ -100,4 +101,6 @@ class Verification:
 
 
 def _wrapped(text: str, width: int) -> str:
-    return textwrap.fill(" ".join(text.split()), width, initial_indent="    ", subsequent_indent="    ")
+    return textwrap.fill(
+        " ".join(text.split()), width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
+    )

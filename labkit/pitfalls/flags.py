@@ -199,8 +199,9 @@ EXHIBITS = (
         code="for block in model.transformer.h:\n"
         '    block.attn.register_buffer("bias", torch.ones(1, 1, 1024, 1024, dtype=torch.bool))',
         story="""GPT-2 used to carry its mask with it: a lower-triangular buffer called `bias` in every block.
-            Filling it with ones was the textbook conversion and is still what old answers say. Today's blocks do
-            not read such a buffer; it is put back on the shelf, full of ones, and nobody takes it down.""",
+            Filling it with ones was the textbook conversion and is still what old answers say. A block that is
+            handed its mask from above reads no such buffer; it is put back on the shelf, full of ones, and nobody
+            takes it down.""",
         takes_effect_when="""Only where the block still slices this buffer inside its forward pass. Otherwise GPT-2
             stays causal, eager and SDPA alike, padded or not.""",
         families=("gpt2",),

@@ -80,7 +80,7 @@ EXHIBITS = (
             mask is *added* to the scores, its ones mean nothing: zeros, or sevens, would do the same.""",
         takes_effect_when="""On every backend, for an unpadded batch, in models without local layers (GPT-2, Gemma
             1, Llama). With padding real tokens read the pads; in Gemma 2 and 3 local layers become global, which no
-            text shorter than the window shows.""",
+            text shorter than the window shows. (FlexAttention on a CPU does not survive a 4-D tensor at all.)""",
         families=TEXT_FAMILIES,
         symptom="pad-leak",
         install=lambda model: replace_mask(model, _all_ones_4d),
@@ -124,9 +124,10 @@ EXHIBITS = (
         story="""A pad should neither be seen nor see, so both its column and its row are masked: symmetric and
             tidy. But the softmax of a row of -inf alone is 0/0. The NaN is born in a row nobody reads, becomes a
             key and a value of the next layer, and there -inf + NaN is NaN for everybody.""",
-        takes_effect_when="""With no padding on every backend, and under SDPA also with padding, since its kernels
-            return zeros for an empty row (so far, and in models without local layers). Under eager one padded row
-            turns the real tokens of that row into NaN from the second layer on.""",
+        takes_effect_when="""In models without local layers: with no padding on every backend, and under SDPA also
+            with padding, where the kernel returns zeros for an empty row. Under eager one padded row turns the real
+            tokens of that row into NaN from the second layer on. Local layers of Gemma 2 and 3 become global as
+            well.""",
         families=TEXT_FAMILIES,
         symptom="nan-rows",
         install=lambda model: replace_mask(model, _query_rows_masked),

@@ -75,9 +75,9 @@ EXHIBITS = (
             padding included. It is even frugal: when nothing has to be hidden it returns no mask at all. But "no
             mask" is a message to the kernel, and SDPA reads it together with the layer's flag, which nobody has
             touched: no mask, causal layer, so causal attention.""",
-        takes_effect_when="""Under eager always, under SDPA only when some row of the batch is padded; an unpadded
-            batch is causal. In Gemma 2 and 3 the local layers have a builder of their own and stay causal on every
-            backend.""",
+        takes_effect_when="""Under eager and FlexAttention always, under SDPA only when some row of the batch is
+            padded; an unpadded batch is causal. In Gemma 2 and 3 the local layers have a builder of their own and
+            stay causal on every backend.""",
         families=TEXT_FAMILIES,
         symptom="padding-flips-mask",
         install=_patched_mask_builder,
@@ -91,9 +91,9 @@ EXHIBITS = (
             that is so, and what it allows includes the pads and everything outside the window. Under SDPA no mask
             means "use the flag", and the flag says causal: there the wrapper has removed the padding and kept the
             triangle.""",
-        takes_effect_when="""Under eager for an unpadded batch in models without local layers. Under SDPA never:
-            causal, with or without padding, and left pads are seen by all. In Gemma 2 and 3 the local layers lose
-            their window.""",
+        takes_effect_when="""Under eager and FlexAttention for an unpadded batch in models without local layers.
+            Under SDPA never: causal, with or without padding, and left pads are seen by all. In Gemma 2 and 3 the
+            local layers lose their window.""",
         families=TEXT_FAMILIES,
         symptom="pad-leak",
         install=_none_mask_in_attention,

@@ -1,6 +1,7 @@
 """Rewrites: attention written anew by hand. The mask comes out right, and the arithmetic around it does not.
 
-All of these start with `config.is_causal = False`, so the mask they are handed is bidirectional and knows the padding.
+All of these start with `config.is_causal = False`, so the mask they are handed is bidirectional and knows the
+padding (what that switch leaves open, see config-flag-alone, they inherit).
 The steps are small functions, and an exhibit is a forward pass that leaves one of them out or gets it wrong.
 """
 

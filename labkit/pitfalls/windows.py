@@ -30,7 +30,7 @@ EXHIBITS = (
             is built without position_ids, so texts packed into one row, which the causal model kept apart, now read
             each other.""",
         takes_effect_when="""On every backend, with any padding. Exact for texts that are not packed, in models
-            without local layers, or shorter than the window; otherwise the window is off by one, and packed texts
+            without local layers, or no longer than the window; otherwise the window is off by one, and packed texts
             leak in every architecture.""",
         families=TEXT_FAMILIES,
         symptom="packing-leak",
@@ -48,7 +48,7 @@ EXHIBITS = (
         takes_effect_when="""Where the mask decides: eager, SDPA, FlexAttention, any padding. Not where the layer's
             flag decides (flash attention). The same switch given at construction halves the window instead.""",
         families=("gemma3_text",),
-        symptom="depends-on-backend",
+        symptom="bidirectional",
         install=_gemma3_flag_set_late,
     ),
     Pitfall(

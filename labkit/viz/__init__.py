@@ -4,8 +4,8 @@
 * `labkit.viz.svg`: small static pictures, which also show where a notebook is only rendered, as on GitHub.
 * `labkit.viz.widgets`: ipywidgets controls that redraw such a picture.
 
-Every picture shows the upper triangle (the future), in colours that colour-blind readers can tell apart, and carries its
-text equivalent.
+Every picture shows the upper triangle (the future), in colours that colour-blind readers can tell apart, and carries
+its text equivalent.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
 """Interactive figures of masks, attention and influence: plain arrays in, a plotly `Figure` out.
 
-Rows are queries (who looks), columns are keys (who is looked at). The upper triangle, a token's future, is always shown; a
-thin staircase separates it from the past. The text equivalent of a figure is `alt_text(figure)`.
+Rows are queries (who looks), columns are keys (who is looked at). The upper triangle, a token's future, is always
+shown; a thin staircase separates it from the past. The text equivalent of a figure is `alt_text(figure)`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 WEIGHTS = "Blues"  # from 0, nearly white, to dark blue
 DIFFERENCE = [[0, "#B35806"], [0.5, "#F7F7F7"], [1, "#542788"]]  # less (orange), same (white), more (purple)
+WIDEST = 1000  # pixels for panels beside each other: what a notebook shows without scrolling
+TOP_LEFT = {"x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 8}}
 HOVER_SENTENCES = 4096  # up to so many cells each has a sentence of its own to show on hovering
 
 
@@ -56,9 +58,7 @@ def masks_side_by_side(masks: Mapping[str, object], tokens: Sequence[str] | None
     return _with_alt(figure, " ".join(mask_in_words(cells, queries, keys, name) for name, cells in grids.items()))
 
 
-def influence_figure(
-    influence, said=None, tokens: Sequence[str] | None = None, title: str | None = None
-) -> go.Figure:
+def influence_figure(influence, said=None, tokens: Sequence[str] | None = None, title: str | None = None) -> go.Figure:
     """The measured influence, bool (q_len, kv_len), True = changing the key changed the query's output.
 
     With the mask that was `said`, the cells that disagree stand out in a third colour and carry a sign: a cross where a
@@ -86,7 +86,8 @@ def influence_figure(
 
     wrong = int(leaks.sum() + losses.sum())
     verdict = "" if said is None else f"{wrong} of {influence.size} cells disagree with the said mask"
-    figure = _panels([heatmap], [None], queries, keys, "<br>".join(part for part in (title, verdict) if part) or None)
+    headings = [heading for heading in (title, verdict) if heading]
+    figure = _panels([heatmap], [None], queries, keys, *headings, legend=wrong > 0)
     size = max(4, min(16, cell_pixels(len(keys)) // 2))
     for where, symbol, name in ((leaks, "x-thin", "leak"), (losses, "circle-open", "no influence")):
         rows, columns = np.nonzero(where)
@@ -99,7 +100,7 @@ def influence_figure(
 
 
 def attention_figure(weights, tokens: Sequence[str] | None = None, title: str | None = None) -> go.Figure:
-    """Attention weights, (q_len, kv_len) or (heads, q_len, kv_len): one map per head, all on one scale that begins at 0."""
+    """Attention weights, (q_len, kv_len) or (heads, q_len, kv_len): one map per head, on one scale from 0."""
     maps = weight_grids(weights)
     queries, keys = token_labels(tokens, *maps.shape[1:])
     names = [None] if len(maps) == 1 else [f"head {i}" for i in range(len(maps))]
@@ -191,8 +192,10 @@ def _panels(
     queries: list[str],
     keys: list[str],
     title: str | None = None,
+    subtitle: str | None = None,
     scale: bool = False,
     bars: int = 1,
+    legend: bool = False,
 ) -> go.Figure:
     """The heatmaps in rows of up to four, square cells, tokens on both axes, and the staircase of the present."""
     from plotly.subplots import make_subplots
@@ -200,34 +203,42 @@ def _panels(
     columns = min(len(heatmaps), 4)
     rows = -(-len(heatmaps) // columns)
     q_len, kv_len = len(queries), len(keys)
-    cell = cell_pixels(kv_len, 704 if columns == 1 else 1000 // columns)
-    longest = 7 * max(len(short(token)) for token in keys)  # pixels
+    longest = 7 * max(len(short(token)) for token in keys)  # pixels, as are all lengths here
+    cell = cell_pixels(kv_len, 704 if columns == 1 else WIDEST // columns - longest - 30)
     panel_wide, panel_high = cell * kv_len + longest + 30, cell * q_len + longest + 50
-    left, top = longest + 40, longest + (70 if title else 40)
-    wide, high = columns * panel_wide + 40 + bars * 80 * scale, rows * panel_high + (50 if title else 20)
+    above = 30 * (title is not None) + 20 * (subtitle is not None)
+    right = 20 + bars * 75 * scale
+    wide, high = columns * panel_wide + right, rows * panel_high + above
+    inner_wide, inner_high = wide - longest - 40 - right, high - longest - 50 - above
 
     figure = make_subplots(
         rows,
         columns,
-        horizontal_spacing=(longest + 30) / wide if columns > 1 else 0,
-        vertical_spacing=(longest + 50) / high if rows > 1 else 0,
+        horizontal_spacing=(longest + 30) / inner_wide if columns > 1 else 0,
+        vertical_spacing=(longest + 50) / inner_high if rows > 1 else 0,
     )
     for i, (heatmap, name) in enumerate(zip(heatmaps, names, strict=True)):
         where = {"row": i // columns + 1, "col": i % columns + 1}
         figure.add_trace(heatmap, **where)
         figure.update_xaxes(title=_text(name or "looked at (key)"), **_ticks(keys, cell), side="top", **where)
         figure.update_yaxes(**_ticks(queries, cell), scaleanchor=f"x{i + 1 if i else ''}", **where)
-        figure.update_xaxes(range=[-0.5, kv_len - 0.5], constrain="domain", tickangle=-45, **where)
+        figure.update_xaxes(
+            range=[-0.5, kv_len - 0.5], constrain="domain", tickangle=-45 if cell >= 24 else -90, **where
+        )
         figure.update_yaxes(range=[q_len - 0.5, -0.5], constrain="domain", **where)
         figure.add_shape(type="path", path=_staircase(q_len, kv_len), line={"width": 1.5, "color": "#333333"}, **where)
     figure.update_yaxes(title=_text("looks (query)"), row=1, col=1)
     figure.update_layout(
         template="plotly_white",
         width=wide,
-        height=high,
-        margin={"l": left, "r": 20 + bars * 60 * scale, "t": top, "b": 20},
-        title=None if title is None else {**_text(title, keep="<br>"), "x": 0.01, "y": 0.99, "yanchor": "top"},
-        legend={"orientation": "h", "y": -0.02, "yanchor": "top", "bgcolor": "#DDDDDD"},
+        height=high + 40 * legend,
+        margin={"l": longest + 40, "r": right, "t": longest + 40 + above, "b": 10 + 40 * legend},
+        title={**_text(title or ""), "subtitle": _text(subtitle or ""), **TOP_LEFT},
+        showlegend=legend,
+        legend={"orientation": "h", "y": -0.02, "yanchor": "top", "bgcolor": DISAGREES, "font": {"color": "#000000"}},
+        plot_bgcolor="#D0D0D0"
+        if scale
+        else "#FFFFFF",  # shows between the cells, so that weights of 0 are seen as cells
         font={"size": 13},
     )
     return figure
@@ -257,9 +268,8 @@ def _staircase(q_len: int, kv_len: int) -> str:
     return " ".join(corners)
 
 
-def _text(text: str, keep: str = "") -> dict:
-    plain = escape(text, quote=False)
-    return {"text": plain.replace(escape(keep), keep) if keep else plain}
+def _text(text: str) -> dict:
+    return {"text": escape(text, quote=False)}
 
 
 def _quoted(token: str) -> str:

@@ -1,4 +1,4 @@
-"""What every picture of a query x key grid shares: checked arrays, token labels, sizes, colours and the text equivalent."""
+"""What every picture of a query x key grid shares: checked arrays, token labels, sizes, colours, text equivalents."""
 
 from __future__ import annotations
 
@@ -94,15 +94,15 @@ def mask_in_words(cells: np.ndarray, queries: list[str], keys: list[str], title:
     )
     if len(keys) > WORDS_LIMIT:
         return words
-    rows = []
-    for query, row in zip(queries, cells, strict=True):
-        seen = [key for key, allowed in zip(keys, row, strict=True) if allowed]
-        rows.append(f"{query!r} may look at {', '.join(map(repr, seen)) or 'nothing'}.")
+    names, rows = _told_apart(keys), []
+    for query, row in zip(names[-len(queries) :], cells, strict=True):
+        seen = [key for key, allowed in zip(names, row, strict=True) if allowed]
+        rows.append(f"{query} may look at {', '.join(seen) or 'nothing'}.")
     return " ".join([words, *rows])
 
 
 def attention_in_words(weights: np.ndarray, queries: list[str], keys: list[str], title: str | None = None) -> str:
-    """The text equivalent of attention maps (heads, q_len, kv_len): where each query looks most, and the future's share."""
+    """The text equivalent of attention maps (heads, q_len, kv_len): where queries look most, the future's share."""
     heads, q_len, kv_len = weights.shape
     future = np.triu(np.ones((q_len, kv_len), dtype=bool), k=kv_len - q_len + 1)
     words = f"{title or 'Attention weights'}: {heads} head{'s' * (heads > 1)}, {q_len} queries and {kv_len} keys."
@@ -110,11 +110,17 @@ def attention_in_words(weights: np.ndarray, queries: list[str], keys: list[str],
     words += f" Share of attention on the future: {', '.join(shares)}."
     if heads > 1 or kv_len > WORDS_LIMIT:
         return words
+    names = _told_apart(keys)
     most = [
-        f"{query!r} looks most at {keys[row.argmax()]!r} ({row.max():.2f})."
-        for query, row in zip(queries, weights[0], strict=True)
+        f"{query} looks most at {names[row.argmax()]} ({row.max():.2f})."
+        for query, row in zip(names[-q_len:], weights[0], strict=True)
     ]
     return " ".join([words, *most])
+
+
+def _told_apart(tokens: list[str]) -> list[str]:
+    """The tokens in quotes; one that occurs twice also with its position."""
+    return [f'"{t}"' if tokens.count(t) == 1 else f'"{t}" ({i})' for i, t in enumerate(tokens)]
 
 
 def _plain(array, what: str) -> np.ndarray:
@@ -131,5 +137,7 @@ def _two_dimensional(array: np.ndarray, what: str) -> np.ndarray:
     if array.ndim != 2 or array.size == 0:
         raise MaskError(f"{what} must have shape (queries, keys), not {array.shape}: of a batched mask pick one row")
     if array.shape[0] > array.shape[1]:
-        raise MaskError(f"{what} have {array.shape[0]} queries and {array.shape[1]} keys: there is a key for each query")
+        raise MaskError(
+            f"{what} have {array.shape[0]} queries and {array.shape[1]} keys: there is a key for each query"
+        )
     return array

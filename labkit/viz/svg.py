@@ -1,4 +1,4 @@
-"""Small static pictures as SVG: they need no JavaScript, so they show in every notebook, and where one is only rendered.
+"""Small static pictures as SVG: without JavaScript, so they show in every notebook, and where one is only rendered.
 
 Every function returns an `Svg`: a string (put it into HTML as it is) that a notebook draws, with its text equivalent in
 `.alt`, in the picture's `aria-label`, and in the notebook's plain text output.
@@ -31,6 +31,7 @@ INK = "#222222"
 LETTER = 7  # pixels, width of a letter at font size 12
 WEIGHTS = ((247, 251, 255), (8, 48, 107))  # from 0, nearly white, to the largest weight, dark blue
 SHADES = 32
+PAGE = 1000  # pixels, about the width of a notebook
 
 
 class Svg(str):
@@ -68,7 +69,7 @@ def masks_svg(masks: Mapping[str, object], tokens: Sequence[str] | None = None) 
             return f'"{queries[i]}" {"may" if grid[i, j] else "may not"} look at "{keys[j]}"'
 
         colours = np.where(grid, ALLOWED, MASKED)
-        panels.append(_Panel(colours, queries, keys, str(title), sentence))
+        panels.append(_Panel(colours, queries, keys, str(title), sentence, beside=len(masks)))
         words.append(mask_in_words(grid, queries, keys, str(title) or None))
     return _picture(panels, " ".join(words))
 
@@ -97,7 +98,7 @@ def attention_svg(weights, tokens: Sequence[str] | None = None, title: str | Non
         shades = np.round(grid / top * SHADES).astype(int)
         colours = np.vectorize(_shade, otypes=[object])(shades)
         numbers = grid if grid.shape[1] <= 8 else None
-        panels.append(_Panel(colours, queries, keys, name, sentence, numbers, shades > SHADES // 2))
+        panels.append(_Panel(colours, queries, keys, name, sentence, numbers, shades > SHADES // 2, len(maps)))
         words.append(attention_in_words(grid[None], queries, keys, name or None))
     return _picture(panels, " ".join(words))
 
@@ -116,7 +117,9 @@ def road_svg(steps: Sequence[tuple[int, str]], here: int | None = None) -> Svg:
             body.append(f'<path d="M{x - 7} {y + high // 2 - 4}l7 4l-7 4z" fill="{INK}"/>')
         fill, ink = (ALLOWED, "#FFFFFF") if number == here else (MASKED, INK)
         body.append(f'<rect x="{x}" y="{y}" width="{wide}" height="{high}" rx="8" fill="{fill}"/>')
-        body.append(f'<text x="{x + 12}" y="{y + 38}" font-size="18" font-weight="bold" fill="{ink}">{number:02d}</text>')
+        body.append(
+            f'<text x="{x + 12}" y="{y + 38}" font-size="18" font-weight="bold" fill="{ink}">{number:02d}</text>'
+        )
         lines = _wrapped(title, 21)[:3]
         for line, words in enumerate(lines):
             down = y + high // 2 + 5 + round((line - (len(lines) - 1) / 2) * 16)
@@ -128,7 +131,7 @@ def road_svg(steps: Sequence[tuple[int, str]], here: int | None = None) -> Svg:
 
 # ---------------------------------------------------------------------------------------------------- one grid
 class _Panel:
-    """One grid with its labels: knows its size, and draws itself at (x, y)."""
+    """One grid with its labels, one of so many `beside` each other: knows its size, and draws itself at (x, y)."""
 
     def __init__(
         self,
@@ -139,14 +142,15 @@ class _Panel:
         sentence: Callable[[int, int], str],
         numbers: np.ndarray | None = None,
         dark: np.ndarray | None = None,
+        beside: int = 1,
     ) -> None:
         self.colours, self.queries, self.keys, self.title = colours, queries, keys, title
         self.sentence, self.numbers, self.dark = sentence, numbers, dark
         q_len, kv_len = colours.shape
-        self.cell = cell_pixels(kv_len)
+        self.left = max(len(short(token)) for token in queries) * LETTER + 10
+        self.cell = cell_pixels(kv_len, 704 if beside == 1 else PAGE // min(beside, 4) - self.left - 24)
         widest = max(len(short(token)) for token in keys) * LETTER
         self.upright = widest > self.cell - 4  # labels that do not fit above their column stand on end
-        self.left = max(len(short(token)) for token in queries) * LETTER + 10
         self.top = (22 if title else 0) + (widest + 8 if self.upright else 20)
         self.width = max(self.left + kv_len * self.cell + 4, len(title) * LETTER + 8)
         self.height = self.top + q_len * self.cell + 4
@@ -177,37 +181,38 @@ class _Panel:
         return body
 
     def _cells_with_sentences(self, x: int, y: int) -> list[str]:
-        side, body = self.cell - 2, []
-        for i, row in enumerate(self.colours):
-            for j, colour in enumerate(row):
-                left, top = x + j * self.cell + 1, y + i * self.cell + 1
-                hover = f"<title>{escape(self.sentence(i, j))}</title>"
-                body.append(f'<rect x="{left}" y="{top}" width="{side}" height="{side}" fill="{colour}"{_EDGE}>{hover}</rect>')
-                if self.numbers is not None:
-                    ink = "#FFFFFF" if self.dark[i, j] else INK
-                    body.append(
-                        f'<text x="{left + side // 2}" y="{top + side // 2 + 4}" fill="{ink}" font-size="11" '
-                        f'text-anchor="middle" pointer-events="none">{_weight(self.numbers[i, j])}</text>'
-                    )
-        return body
+        """Few cells: each a square of its own, which says in words what it means when the mouse rests on it."""
+        side, squares, numbers = self.cell - 2, {}, []
+        for (i, j), colour in np.ndenumerate(self.colours):
+            left, top = x + j * self.cell + 1, y + i * self.cell + 1
+            hover = f"<title>{escape(self.sentence(i, j))}</title>"
+            squares.setdefault(str(colour), []).append(f'<path d="M{left} {top}h{side}v{side}h-{side}z">{hover}</path>')
+            if self.numbers is not None and self.cell >= 22:
+                ink = ' fill="#FFFFFF"' if self.dark[i, j] else ""
+                middle, baseline = left + side // 2, top + side // 2 + 4
+                numbers.append(f'<text x="{middle}" y="{baseline}"{ink}>{_weight(self.numbers[i, j])}</text>')
+        body = [f'<g fill="{colour}" stroke="#D0D0D0">{"".join(paths)}</g>' for colour, paths in squares.items()]
+        return body + ['<g font-size="11" text-anchor="middle" pointer-events="none">', *numbers, "</g>"] * bool(
+            numbers
+        )
 
     def _cells_in_runs(self, x: int, y: int) -> list[str]:
         """Many cells: one path for each colour, of horizontal runs; a few KB where single cells would take hundreds."""
-        runs: dict[str, list[str]] = {}
+        runs, cell = {}, self.cell
         for i, row in enumerate(self.colours):
             start = 0
             for colour, group in groupby(row):
                 length = len(list(group))
                 runs.setdefault(str(colour), []).append(
-                    f"M{x + start * self.cell} {y + i * self.cell}h{length * self.cell}v{self.cell}h-{length * self.cell}z"
+                    f"M{x + start * cell} {y + i * cell}h{length * cell}v{cell}h-{length * cell}z"
                 )
                 start += length
         body = [f'<path d="{"".join(pieces)}" fill="{colour}"/>' for colour, pieces in runs.items()]
-        if self.cell >= 6:  # white lines between the cells
-            (q_len, kv_len), cell = self.colours.shape, self.cell
+        if self.cell >= 6:  # thin lines between the cells
+            q_len, kv_len = self.colours.shape
             lines = [f"M{x + j * cell} {y}v{q_len * cell}" for j in range(1, kv_len)]
             lines += [f"M{x} {y + i * cell}h{kv_len * cell}" for i in range(1, q_len)]
-            body.append(f'<path d="{"".join(lines)}" stroke="#FFFFFF" fill="none"/>')
+            body.append(f'<path d="{"".join(lines)}" stroke="#D0D0D0" fill="none"/>')
         return body
 
     def _staircase(self, x: int, y: int) -> str:
@@ -218,14 +223,11 @@ class _Panel:
 
 
 # -------------------------------------------------------------------------------------------- the whole picture
-_EDGE = ' stroke="#D0D0D0" stroke-width="0.5"'
-
-
 def _picture(panels: list[_Panel], alt: str) -> Svg:
-    """The panels in rows of at most 1,000 pixels."""
+    """The panels in rows, as many beside each other as the page is wide."""
     body, x, y, widest, tallest = [], 4, 4, 0, 0
     for panel in panels:
-        if x > 4 and x + panel.width > 1000:
+        if x > 4 and x + panel.width > PAGE:
             x, y, tallest = 4, y + tallest + 20, 0
         body += panel.draw(x, y)
         x += panel.width + 20

@@ -1,4 +1,4 @@
-"""ipywidgets that redraw a picture: a widget wires its controls to the pure functions beside it, and holds no other state."""
+"""ipywidgets that redraw a picture: a widget wires controls to the pure functions beside it, holding no other state."""
 
 from __future__ import annotations
 

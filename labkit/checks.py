@@ -1,0 +1,289 @@
+"""What the full audit asks beyond the mask: windows, positions, packing, cache, backends, train mode, computation.
+
+Each check takes the `Subject`, measures, and appends to `problems` what is wrong and to `notes` what it could not measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from labkit.anatomy import SLIDING, Decoder, find_decoder
+from labkit.errors import ConversionError, UnsupportedModelError
+from labkit.layer_masks import masked, shrunken_windows
+from labkit.masks import causal
+from labkit.probe import Runner, attention_influence, recorded_calls, token_influence
+from labkit.report import LayerReport, Problem
+
+TOKENS = 12
+MARGIN = 8  # tokens run beyond a window in order to see where it ends
+SMALL_WINDOW = 8  # what a window too long to run past is shrunk to
+
+
+@dataclass
+class Subject:
+    """The model under audit, with what is known of it so far."""
+
+    model: nn.Module
+    decoder: Decoder | None
+    runner: Runner
+    layers: list[LayerReport]
+    verdict: str
+    max_tokens: int
+    seed: int
+
+    @property
+    def tolerance(self) -> float:
+        """Relative difference of two outputs that counts as rounding: 0.1 %, or 5 % for 16-bit weights."""
+        return 5e-2 if next(self.model.parameters()).element_size() < 4 else 1e-3
+
+    def ids(self, batch: int = 1, n: int = TOKENS) -> Tensor:
+        return self.runner.tokens(batch, n, self.seed)
+
+
+def all_of_them(subject: Subject, problems: list[Problem], notes: list[str]) -> list[LayerReport]:
+    """Run every check that the model allows; returns the layer reports with the measured reach filled in."""
+    kinds = {p.kind for p in problems}
+    layers = windows(subject, problems, notes) if subject.decoder else subject.layers
+    if subject.runner.takes("attention_mask") and not kinds & {"padding-flips-mask", "nan-rows", "pad-leak"}:
+        batch_and_positions(subject, problems)
+    packing(subject, problems, notes)
+    if subject.verdict == "bidirectional":
+        word_order(subject, problems)
+    if subject.decoder:
+        cache(subject, problems)
+        backends(subject, problems, notes)
+        train_mode(subject, problems)
+    return layers
+
+
+def windows(subject: Subject, problems: list[Problem], notes: list[str]) -> list[LayerReport]:
+    """How far local layers see to either side, measured on a sequence longer than the window."""
+    decoder = subject.decoder
+    local = [i for i, kind in enumerate(decoder.layer_types) if kind == SLIDING]
+    if not local or not subject.layers:
+        return subject.layers
+    configured = decoder.config.sliding_window
+    limit = min(subject.max_tokens, getattr(decoder.config, "max_position_embeddings", subject.max_tokens))
+    shrink = 0 if configured + 2 * MARGIN <= limit else configured - SMALL_WINDOW
+    n = configured - shrink + 2 * MARGIN
+    with shrunken_windows(decoder, shrink), recorded_calls(decoder.attentions) as calls:
+        subject.runner.run(subject.ids(1, n))
+    early, late = MARGIN // 2, n - 1 - MARGIN // 2
+    reach = {}
+    for i in local:
+        seen = attention_influence(calls[i], [early, late], 2, subject.seed)[0]  # (n, 2)
+        left = int(seen[:, 0].nonzero().max()) - early  # the last query that still sees an early key
+        right = late - int(seen[:, 1].nonzero().min())
+        at_edge = n - 1 - early
+        reach[i] = tuple(None if r >= at_edge else r + (shrink if r else 0) for r in (left, right))
+    if shrink:
+        notes.append(f"the window of {configured} was measured on {n} tokens, shrunk by {shrink} for the measurement")
+    wanted = _declared_reach(decoder)
+    for kind, text in _window_findings(subject.layers, reach, wanted).items():
+        problems.append(Problem(kind, text[0], tuple(text[1])))
+    return [replace(layer, reach=reach.get(layer.index)) for layer in subject.layers]
+
+
+def _declared_reach(decoder: Decoder) -> int | None:
+    """Tokens a local layer should see to a side: as the conversion declared it, else as the config's window says."""
+    mark = getattr(decoder.config, "labkit_attention", None)
+    if mark is None:
+        return decoder.config.sliding_window - 1
+    window, choice = mark["sliding_window"], mark["window"]
+    return {"keep": window - 1, "halve": window // 2, "global": None}[choice]
+
+
+def _window_findings(layers, reach, wanted) -> dict[str, tuple[str, list[int]]]:
+    findings: dict[str, tuple[str, list[int]]] = {}
+
+    def add(kind: str, i: int, text: str) -> None:
+        findings.setdefault(kind, (text, []))[1].append(i)
+
+    for i, (left, right) in reach.items():
+        if layers[i].verdict == "bidirectional" and left != right:
+            add("one-sided-window", i, f"local layers see {_tokens(left)} to the left and {_tokens(right)} to the right")
+        sides = (left, right) if layers[i].verdict == "bidirectional" else (left,)
+        for side in sides:
+            if side == wanted:
+                continue
+            if side is None or wanted is None:
+                add("window-lost", i, f"local layers see {_tokens(side)} to a side; declared were {_tokens(wanted)}")
+            elif layers[i].verdict == "bidirectional" and abs(side - wanted) == 1:
+                text = f"local layers see {side} tokens to a side, one {'more' if side > wanted else 'fewer'} than the {wanted}"
+                add("window-off-by-one", i, f"{text} that a window of {wanted + 1} tokens means")
+            else:
+                add("window-differs", i, f"local layers see {_tokens(side)} to a side; declared were {_tokens(wanted)}")
+            break
+    return findings
+
+
+def _tokens(reach: int | None) -> str:
+    return "all tokens" if reach is None else f"{reach} tokens"
+
+
+def batch_and_positions(subject: Subject, problems: list[Problem]) -> None:
+    """The same text alone, in a batch, beside padded rows, and padded left or right, must give the same states."""
+    runner, n, pads = subject.runner, TOKENS, 3
+    ids = subject.ids(3)
+    alone = runner.run(ids[:1], torch.ones(1, n, dtype=torch.bool))
+    real = torch.ones(3, n, dtype=torch.bool)
+    real[1, n - pads :], real[2, :pads] = False, False
+    ids[2] = ids[2].roll(pads)  # the text of row 2 stands behind its pads
+    together = runner.run(ids, real)
+    short = runner.run(ids[:1, : n - pads], torch.ones(1, n - pads, dtype=torch.bool))
+    many = runner.run(subject.ids(3), torch.ones(3, n, dtype=torch.bool))
+    for title, got, expected in (
+        ("in a batch of equal rows", many[:1], alone),
+        ("beside padded rows", together[:1], alone),
+        ("with padding on the right", together[1:2, : n - pads], short),
+    ):
+        gap = difference(got, expected)
+        if gap > subject.tolerance:
+            text = f"the states of a text differ by {gap:.1%} {title} from those it has alone"
+            problems.append(Problem("depends-on-batch", text))
+            break
+    gap = difference(together[2:, pads:], short)
+    if gap > 4 * subject.tolerance:  # in 16 bits a rotary angle is rounded differently at another position
+        text = f"with padding on the left the states of a text differ by {gap:.1%}: its positions are counted with the pads"
+        problems.append(Problem("left-padding-position-shift", text))
+
+
+def packing(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
+    """Two documents in one row, positions restarting, no mask: neither may influence the other."""
+    if not subject.runner.takes("position_ids"):
+        notes.append("the model takes no position_ids, so packed documents were not measured")
+        return
+    first = TOKENS // 2
+    positions = torch.cat([torch.arange(first), torch.arange(TOKENS - first)])[None]
+    seen = token_influence(
+        lambda x: subject.runner.run(x, position_ids=positions),
+        subject.ids(),
+        [1, first - 1, first, TOKENS - 2],
+        subject.runner.vocab_size,
+    )[0]
+    forward, backward = bool(seen[first:, :2].any()), bool(seen[:first, 2:].any())
+    if forward or backward:
+        which = "both ways" if forward and backward else "from the first to the second" if forward else "backwards"
+        text = f"documents packed into one row (restarting position_ids, no mask) leak into each other, {which}"
+        problems.append(Problem("packing-leak", text))
+
+
+def word_order(subject: Subject, problems: list[Problem]) -> None:
+    """Two tokens change places: the others must notice, or the model is blind to word order (say, without its RoPE)."""
+    ids = subject.ids()
+    swapped = ids.clone()
+    swapped[:, [2, TOKENS - 2]] = ids[:, [TOKENS - 2, 2]]
+    before, after = subject.runner.run(ids), subject.runner.run(swapped)
+    others = [i for i in range(TOKENS) if i not in (2, TOKENS - 2)]
+    gap = difference(after[:, others], before[:, others])
+    if gap < subject.tolerance / 10:
+        text = f"two tokens changed places and the states of the others moved by only {gap:.2g}: the model ignores word order"
+        problems.append(Problem("blind-to-word-order", text))
+
+
+def cache(subject: Subject, problems: list[Problem]) -> None:
+    """With the KV cache on, one pass over a text must give what it gives with the cache off."""
+    gap = difference(subject.runner.run(subject.ids(), use_cache=True), subject.runner.run(subject.ids()))
+    if gap > subject.tolerance:
+        problems.append(Problem("depends-on-cache", f"with use_cache=True the states differ by {gap:.1%}"))
+
+
+def backends(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
+    """The layers must see the same under eager and under sdpa, without and with padding."""
+    config, here = subject.decoder.config, subject.decoder.backend
+    own = _all_cells(subject)
+    original = config._attn_implementation
+    for other in ("eager", "sdpa"):
+        if other == here:
+            continue
+        try:
+            config._attn_implementation = other
+            theirs = _all_cells(subject)
+        except (ValueError, NotImplementedError, ConversionError) as error:
+            notes.append(f"the attention backend {other!r} does not run this model ({str(error).splitlines()[0]})")
+            continue
+        finally:
+            config._attn_implementation = original
+        differing = _differing(own, theirs)
+        if differing:
+            text = f"what {len(differing)} layers see depends on the attention backend: {here!r} and {other!r} disagree"
+            problems.append(Problem("depends-on-backend", text, differing))
+
+
+def train_mode(subject: Subject, problems: list[Problem]) -> None:
+    """In train mode, dropout set to 0, every layer must see what it sees in evaluation mode."""
+    own = _all_cells(subject)
+    with _training_without_dropout(subject.model):
+        differing = _differing(own, _all_cells(subject))
+    if differing:
+        text = f"{len(differing)} layers see something else in train mode than in evaluation mode"
+        problems.append(Problem("train-eval-mismatch", text, differing))
+
+
+def computation(subject: Subject, reference: nn.Module, problems: list[Problem], notes: list[str]) -> None:
+    """With the causal mask put into both, the model must compute what the reference computes."""
+    try:
+        theirs = Runner(reference, find_decoder(reference))
+        ids = subject.ids(2)
+        with masked(subject.model, causal()):
+            mine = subject.runner.run(ids)
+        with masked(reference, causal()):
+            expected = theirs.run(ids)
+    except (UnsupportedModelError, ConversionError) as error:
+        notes.append(f"the computation was not compared with the reference: {error}")
+        return
+    if mine.shape != expected.shape:
+        text = f"its states have shape {tuple(mine.shape)}, the reference's {tuple(expected.shape)}"
+        problems.append(Problem("computation-changed", text))
+        return
+    gap = difference(mine, expected)
+    if not gap <= subject.tolerance:
+        text = f"with the causal mask put back, the states differ from the reference's by {gap:.1%}: more than the mask has changed"
+        problems.append(Problem("computation-changed", text))
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    """Size of a - b relative to b, over all positions (0 = equal)."""
+    a, b = a.float().cpu(), b.float().cpu()
+    return float((a - b).norm() / b.norm().clamp(min=1e-12))
+
+
+def _all_cells(subject: Subject) -> list[Tensor]:
+    """Measured cells of each layer, (3, n, n): a full, a right-padded and a left-padded row; then unpadded, (1, n, n)."""
+    n = 8
+    real = torch.ones(3, n, dtype=torch.bool)
+    real[1, -2:], real[2, :2] = False, False
+    collected = []
+    for mask in (real, None):
+        with recorded_calls(subject.decoder.attentions) as calls:
+            subject.runner.run(subject.ids(3 if mask is not None else 1, n), mask)
+        rows = real if mask is not None else torch.ones(1, n, dtype=torch.bool)
+        inside = rows[:, :, None]  # what padded queries see is of no consequence
+        collected.append([attention_influence(call, range(n), 2, subject.seed) & inside for call in calls])
+    return [torch.cat(pair) for pair in zip(*collected)]
+
+
+def _differing(a: list[Tensor], b: list[Tensor]) -> tuple[int, ...]:
+    return tuple(i for i, (x, y) in enumerate(zip(a, b)) if not torch.equal(x, y))
+
+
+@contextmanager
+def _training_without_dropout(model: nn.Module) -> Iterator[None]:
+    changed = []
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, float) and value and ("dropout" in name or (name == "p" and isinstance(module, nn.Dropout))):
+                changed.append((module, name, value))
+                setattr(module, name, 0.0)
+    model.train()
+    try:
+        yield
+    finally:
+        model.eval()
+        for module, name, value in changed:
+            setattr(module, name, value)

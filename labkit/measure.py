@@ -1,0 +1,286 @@
+"""`audit(model)`: measure, from behaviour alone, the mask that is really in force.
+
+Nothing is read from the configuration to reach a verdict. Each attention module is replayed with one position changed
+at a time (`labkit.probe` states the rule for "influence"), on an unpadded row, on a padded one, and on a full row beside
+padded ones; then the whole model is, token by token. What both measurements say is held together in an `AuditReport`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from labkit import checks
+from labkit.anatomy import Decoder, find_decoder
+from labkit.errors import MaskAssertionError, UnsupportedModelError
+from labkit.masks import Mask, from_dense, recognise
+from labkit.probe import AttentionCall, Runner, attention_influence, evaluating, recorded_calls, token_influence
+from labkit.report import AuditReport, LayerReport, Problem, Scenario
+
+__all__ = ["AuditReport", "assert_bidirectional", "assert_causal", "audit"]
+
+QUICK_TOKENS, FULL_TOKENS, PADS = 7, 12, 3
+# Problems that leave the verdict standing: they concern inputs that not everybody uses.
+TOLERATED = ("packing-leak", "left-padding-position-shift")
+
+
+def audit(
+    model: nn.Module,
+    *,
+    reference: nn.Module | None = None,
+    quick: bool = False,
+    vocab_size: int | None = None,
+    max_tokens: int = 1100,
+    seed: int = 0,
+) -> AuditReport:
+    """Measure which positions influence which in `model`, layer by layer and as a whole.
+
+    Args:
+        model: any module that maps `input_ids` (and, if it takes one, `attention_mask`) to hidden states or logits,
+            (batch, sequence, ...). It is left as it was.
+        reference: the model before it was changed. With it the audit also asks whether anything *but* the mask has
+            changed: with the causal mask put back into both, both must compute the same.
+        quick: only the masks, on unpadded and right-padded batches (about a second for 270 M parameters on a CPU). The
+            full audit adds left padding, real windows, packing, cache, other backends, train mode and word order.
+        vocab_size: number of token ids, if the model has no `nn.Embedding` to tell it.
+        max_tokens: longest sequence to run in order to see past a window; beyond it, windows are shrunk to be measured.
+        seed: of the token ids and of the perturbations.
+
+    Raises:
+        AuditError: the model cannot be called or gives no output per position.
+    """
+    began = time.perf_counter()
+    decoder = _decoder_of(model)
+    runner = Runner(model, decoder, vocab_size)
+    with evaluating(model):
+        modules = decoder.attentions if decoder else _attention_modules(model)
+        views = _look(runner, modules, quick, seed)
+        layers = _layer_reports(decoder, modules, views)
+        whole = {kind: view.scenario for kind, view in views.items()}
+        problems = _mask_problems(layers, views)
+        notes = [] if layers else ["no attention modules were found, so the model was measured only as a whole"]
+        if len(views) == 1:
+            notes.append("the model takes no attention_mask, so padding was not measured")
+        verdict = _overall([v for layer in layers for v in layer.scenarios.values()] or [s.verdict for s in whole.values()])
+        if any(p.kind in ("nan-rows", "influence-outside-attention") for p in problems):
+            verdict = "other"
+        subject = checks.Subject(model, decoder, runner, layers, verdict, max_tokens, seed)
+        if reference is not None:
+            checks.computation(subject, reference, problems, notes)
+        if quick:
+            notes.append("quick audit: windows, left padding, packing, cache, other backends and train mode not measured")
+        else:
+            layers = checks.all_of_them(subject, problems, notes)
+    return AuditReport(
+        model=type(model).__name__,
+        backend=decoder.backend if decoder else None,
+        dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
+        verdict=verdict,
+        layers=layers,
+        whole=whole,
+        problems=problems,
+        notes=notes,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def assert_bidirectional(model: nn.Module, *, allow: Sequence[str] = TOLERATED, **kwargs) -> AuditReport:
+    """Raise `MaskAssertionError` unless every layer is measured as bidirectional, without problems.
+
+    Args:
+        allow: kinds of problem to let pass; by default those that concern packed and left-padded input only.
+        kwargs: passed on to `audit` (`quick=True`, `reference=original`, ...).
+    """
+    return _assert_verdict(model, "bidirectional", allow, kwargs)
+
+
+def assert_causal(model: nn.Module, *, allow: Sequence[str] = TOLERATED, **kwargs) -> AuditReport:
+    """Raise `MaskAssertionError` unless every layer is measured as causal, without problems. Arguments as above."""
+    return _assert_verdict(model, "causal", allow, kwargs)
+
+
+def _assert_verdict(model: nn.Module, wanted: str, allow: Sequence[str], kwargs: dict) -> AuditReport:
+    report = audit(model, **kwargs)
+    objections = [p for p in report.problems if p.kind not in allow]
+    if report.verdict != wanted or objections:
+        why = f"measured as {report.verdict}" if report.verdict != wanted else f"with problems: {'; '.join(objections)}"
+        raise MaskAssertionError(f"expected a {wanted} model, {why}\n{report}")
+    return report
+
+
+@dataclass
+class _View:
+    """What one kind of batch showed for one of its rows: cells of each layer (queries x keys, pads included)."""
+
+    real: Tensor  # (seq,) bool
+    cells: list[Tensor]
+    scenario: Scenario
+
+    def real_cells(self, layer: int) -> Tensor:
+        return self.cells[layer][self.real][:, self.real]
+
+    def pads_seen(self, layer: int) -> bool:
+        return bool(self.cells[layer][self.real][:, ~self.real].any())
+
+
+def _look(runner: Runner, modules: Sequence[nn.Module], quick: bool, seed: int) -> dict[str, _View]:
+    n = QUICK_TOKENS if quick else FULL_TOKENS
+    views = _view_batch(runner, modules, torch.ones(1, n, dtype=torch.bool), ["unpadded"], quick, seed)
+    if runner.takes("attention_mask"):
+        pads = 2 if quick else PADS
+        kinds = ["full row of a padded batch", "right-padded", "left-padded"][: 2 if quick else 3]
+        real = torch.ones(len(kinds), n, dtype=torch.bool)
+        real[1, n - pads :] = False
+        real[2:, :pads] = False
+        views |= _view_batch(runner, modules, real, kinds, quick, seed)
+    return views
+
+
+def _view_batch(runner, modules, real: Tensor, kinds: list[str], quick: bool, seed: int) -> dict[str, _View]:
+    batch, n = real.shape
+    ids = runner.tokens(batch, n, seed)
+    mask = None if bool(real.all()) else real
+    with recorded_calls(modules) as calls:
+        base = runner.run(ids, mask)
+    calls = [call for call in calls if _is_measurable(call, batch, n)]
+    columns, draws = ([0, n // 2, n - 1], 1) if quick else (list(range(n)), 2)
+    seen = token_influence(lambda x: runner.run(x, mask), ids, columns, runner.vocab_size, draws)  # (batch, n, columns)
+    cells = [attention_influence(call, range(n), draws, seed) for call in calls]  # each (batch, n, n)
+    views = {}
+    for row, kind in enumerate(kinds):
+        here, kept = real[row], [c for c, j in enumerate(columns) if bool(real[row, j])]
+        layer_cells = [c[row] for c in cells]
+        influence = seen[row][here][:, kept]
+        position = torch.cumsum(here, 0) - 1  # of each real token within its text
+        asked = [int(position[columns[c]]) for c in kept]
+        pads = [c for c in range(len(columns)) if c not in kept]
+        scenario = Scenario(
+            verdict=_whole_verdict(influence, asked, [c[here][:, here] for c in layer_cells]),
+            influence=influence,
+            columns=tuple(asked),
+            pad_leak=bool(seen[row][here][:, pads].any()),
+            nan=not bool(base[row].isfinite().all()),
+        )
+        views[kind] = _View(here, layer_cells, scenario)
+    return views
+
+
+def _is_measurable(call: AttentionCall, batch: int, n: int) -> bool:
+    first = call.args[0] if call.args else call.kwargs.get("hidden_states")
+    return isinstance(first, Tensor) and first.ndim == 3 and first.shape[:2] == (batch, n)
+
+
+def _layer_reports(decoder: Decoder | None, modules: Sequence[nn.Module], views: dict[str, _View]) -> list[LayerReport]:
+    plain = views["unpadded"]
+    reports = []
+    for i, cells in enumerate(plain.cells):
+        name = decoder.names[i] if decoder else type(modules[i]).__name__
+        verdicts = {kind: mask_verdict(view.real_cells(i)) for kind, view in views.items() if i < len(view.cells)}
+        mask = recognise(cells)
+        mask = from_dense(cells) if mask is None else mask
+        reports.append(LayerReport(i, name, mask, verdicts["unpadded"], verdicts))
+    return reports
+
+
+def mask_verdict(cells: Tensor) -> str:
+    """"causal" or "bidirectional" (a window allowed), or "other", from the measured cells of one layer."""
+    mask: Mask | None = recognise(cells)
+    if mask is None:
+        return "other"
+    kind = mask.identity[0]
+    if kind == "sliding_window":
+        return "causal" if mask.identity[2] else "bidirectional"
+    return kind if kind in ("causal", "bidirectional") else "other"
+
+
+def _whole_verdict(influence: Tensor, columns: list[int], layer_cells: list[Tensor]) -> str:
+    """Verdict on the whole model, (real tokens, columns); windows that depth does not bridge are allowed for."""
+    n = influence.shape[0]
+    future = torch.arange(n)[:, None] < torch.tensor(columns)[None, :]
+    expected = composed(layer_cells, n)[:, columns] if layer_cells else torch.ones_like(influence)
+    if bool((influence | ~expected).all()) and bool((influence & future).any()) and bool(expected[future].any()):
+        reaches_all = bool((influence == expected).all()) or bool(influence.all())
+        symmetric = all(mask_verdict(c) == "bidirectional" for c in layer_cells)
+        return "bidirectional" if reaches_all and (symmetric or bool(influence.all())) else "other"
+    past = expected & ~future if layer_cells else ~future
+    return "causal" if not bool((influence & future).any()) and bool((influence | ~past).all()) else "other"
+
+
+def composed(layer_cells: list[Tensor], n: int) -> Tensor:
+    """What the layers' masks allow through depth, residual stream included: bool (n, n), output by input."""
+    reach = torch.eye(n)
+    for cells in layer_cells:
+        reach = ((cells.float() + torch.eye(n)) @ reach > 0).float()
+    return reach.bool()
+
+
+def _overall(verdicts: list[str]) -> str:
+    found = set(verdicts)
+    if len(found) == 1:
+        return found.pop()
+    return "mixed" if found == {"causal", "bidirectional"} else "other"
+
+
+def _mask_problems(layers: list[LayerReport], views: dict[str, _View]) -> list[Problem]:
+    problems = []
+    flipped = [r.index for r in layers if len(set(r.scenarios.values())) > 1]
+    if flipped:
+        changes = {f"{r.scenarios['unpadded']} without padding" for r in layers if r.index in flipped}
+        others = {f"{v} in a {k}" for r in layers for k, v in r.scenarios.items() if v != r.verdict}
+        problems.append(
+            Problem(
+                "padding-flips-mask",
+                f"{layer_list(flipped)}: {' or '.join(sorted(changes))}, but {', '.join(sorted(others))} batch",
+                tuple(flipped),
+            )
+        )
+    elif len({view.scenario.verdict for view in views.values()}) > 1:
+        said = ", ".join(f"{view.scenario.verdict} ({kind})" for kind, view in views.items())
+        problems.append(Problem("padding-flips-mask", f"what the model can see depends on the padding: {said}"))
+    leaking = [i for i in range(len(layers)) if any(v.pads_seen(i) for v in views.values() if i < len(v.cells))]
+    if leaking or any(view.scenario.pad_leak for view in views.values()):
+        where = layer_list(leaking) if leaking else "the model as a whole"
+        problems.append(Problem("pad-leak", f"{where}: padded positions are seen by real tokens", tuple(leaking)))
+    broken = [kind for kind, view in views.items() if view.scenario.nan]
+    if broken:
+        problems.append(Problem("nan-rows", f"the output holds NaN or infinite numbers ({', '.join(broken)})"))
+    for kind, view in views.items():
+        if view.cells and not view.scenario.nan:
+            s = view.scenario
+            allowed = composed([view.real_cells(i) for i in range(len(view.cells))], s.influence.shape[0])
+            extra = s.influence & ~allowed[:, list(s.columns)]
+            if bool(extra.any()):
+                text = f"{int(extra.sum())} pairs of tokens influence each other ({kind}) although no attention layer lets them"
+                problems.append(Problem("influence-outside-attention", text))
+                break
+    return problems
+
+
+def layer_list(indices: Sequence[int]) -> str:
+    """"layer 3", "layers 0-4", "layers 0, 2-5"."""
+    runs: list[list[int]] = []
+    for i in sorted(indices):
+        if runs and i == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], i]
+        else:
+            runs.append([i])
+    text = ", ".join("-".join(map(str, run)) for run in runs)
+    return f"layer {text}" if len(indices) == 1 else f"layers {text}"
+
+
+def _decoder_of(model: nn.Module) -> Decoder | None:
+    try:
+        return find_decoder(model)
+    except UnsupportedModelError:
+        return None
+
+
+def _attention_modules(model: nn.Module) -> list[nn.Module]:
+    """Modules of a foreign model that look like self-attention: named so, called with hidden states, not nested."""
+    named = [m for m in model.modules() if "attention" in type(m).__name__.lower()]
+    outer = {id(child) for m in named for child in m.modules() if child is not m}
+    return [m for m in named if id(m) not in outer and not isinstance(m, nn.MultiheadAttention)]

