@@ -16,9 +16,10 @@ from labkit.anatomy import SLIDING, Decoder, find_decoder
 from labkit.errors import ConversionError, UnsupportedModelError
 from labkit.layer_masks import masked, shrunken_windows
 from labkit.masks import causal
-from labkit.probe import Runner, attention_influence, recorded_calls, token_influence
+from labkit.probe import Runner, attention_influence, first_tensor, recorded_calls, token_influence
 from labkit.report import LayerReport, Problem
 
+MARK = "labkit_attention"  # where a conversion is recorded in the config (labkit.convert)
 TOKENS = 12
 MARGIN = 8  # tokens run beyond a window in order to see where it ends
 SMALL_WINDOW = 8  # what a window too long to run past is shrunk to
@@ -45,53 +46,68 @@ class Subject:
         return self.runner.tokens(batch, n, self.seed)
 
 
-def all_of_them(subject: Subject, problems: list[Problem], notes: list[str]) -> list[LayerReport]:
+def all_of_them(subject: Subject, reference: nn.Module | None, problems: list, notes: list) -> list[LayerReport]:
     """Run every check that the model allows; returns the layer reports with the measured reach filled in."""
     kinds = {p.kind for p in problems}
-    layers = windows(subject, problems, notes) if subject.decoder else subject.layers
+    layers = windows(subject, reference, problems, notes) if subject.decoder else subject.layers
     if subject.runner.takes("attention_mask") and not kinds & {"padding-flips-mask", "nan-rows", "pad-leak"}:
         batch_and_positions(subject, problems)
     packing(subject, problems, notes)
     if subject.verdict == "bidirectional":
         word_order(subject, problems)
     if subject.decoder:
+        entry(subject, problems)
         cache(subject, problems)
         backends(subject, problems, notes)
         train_mode(subject, problems)
     return layers
 
 
-def windows(subject: Subject, problems: list[Problem], notes: list[str]) -> list[LayerReport]:
+def windows(subject: Subject, reference: nn.Module | None, problems: list, notes: list) -> list[LayerReport]:
     """How far local layers see to either side, measured on a sequence longer than the window."""
     decoder = subject.decoder
-    local = [i for i, kind in enumerate(decoder.layer_types) if kind == SLIDING]
-    if not local or not subject.layers:
+    if SLIDING not in decoder.layer_types or not subject.layers:
         return subject.layers
+    reach, shrink = _measured_reach(decoder, subject.runner, subject.max_tokens, subject.seed)
+    if shrink:
+        notes.append(f"windows were measured shrunk by {shrink} tokens, so as not to run a sequence longer than them")
+    wanted = _declared_reach(decoder)
+    findings = _window_findings(subject.layers, reach, wanted)
+    if reference is not None and getattr(decoder.config, MARK, None) is None and not findings:
+        theirs = find_decoder(reference)
+        if SLIDING in theirs.layer_types:
+            original, _ = _measured_reach(theirs, Runner(reference, theirs), subject.max_tokens, subject.seed)
+            changed = [i for i in reach if i in original and reach[i][0] != original[i][0]]
+            if changed:
+                now, then = reach[changed[0]][0], original[changed[0]][0]
+                text = f"local layers see {_tokens(now)} to the left, where the reference sees {_tokens(then)}"
+                findings["window-differs"] = (text, changed)
+    problems += [Problem(kind, text, tuple(indices)) for kind, (text, indices) in findings.items()]
+    return [replace(layer, reach=reach.get(layer.index)) for layer in subject.layers]
+
+
+def _measured_reach(decoder: Decoder, runner: Runner, max_tokens: int, seed: int) -> tuple[dict, int]:
+    """({local layer: (left, right) tokens seen, None = no limit met}, tokens by which windows were shrunk for it)."""
     configured = decoder.config.sliding_window
-    limit = min(subject.max_tokens, getattr(decoder.config, "max_position_embeddings", subject.max_tokens))
+    limit = min(max_tokens, getattr(decoder.config, "max_position_embeddings", max_tokens))
     shrink = 0 if configured + 2 * MARGIN <= limit else configured - SMALL_WINDOW
     n = configured - shrink + 2 * MARGIN
-    with shrunken_windows(decoder, shrink), recorded_calls(decoder.attentions) as calls:
-        subject.runner.run(subject.ids(1, n))
+    local = [i for i, kind in enumerate(decoder.layer_types) if kind == SLIDING]
+    with shrunken_windows(decoder, shrink), recorded_calls([decoder.attentions[i] for i in local]) as calls:
+        runner.run(runner.tokens(1, n, seed))
     early, late = MARGIN // 2, n - 1 - MARGIN // 2
     reach = {}
-    for i in local:
-        seen = attention_influence(calls[i], [early, late], 2, subject.seed)[0]  # (n, 2)
-        left = int(seen[:, 0].nonzero().max()) - early  # the last query that still sees an early key
-        right = late - int(seen[:, 1].nonzero().min())
-        at_edge = n - 1 - early
-        reach[i] = tuple(None if r >= at_edge else r + (shrink if r else 0) for r in (left, right))
-    if shrink:
-        notes.append(f"the window of {configured} was measured on {n} tokens, shrunk by {shrink} for the measurement")
-    wanted = _declared_reach(decoder)
-    for kind, text in _window_findings(subject.layers, reach, wanted).items():
-        problems.append(Problem(kind, text[0], tuple(text[1])))
-    return [replace(layer, reach=reach.get(layer.index)) for layer in subject.layers]
+    for i, call in zip(local, calls):
+        seen = attention_influence(call, [early, late], 2, seed)[0]  # (n, 2)
+        left = max([int(q) - early for q in seen[:, 0].nonzero()], default=0)  # to the last query that sees an early key
+        right = max([late - int(q) for q in seen[:, 1].nonzero()], default=0)
+        reach[i] = tuple(None if r >= n - 1 - early else r + (shrink if r else 0) for r in (left, right))
+    return reach, shrink
 
 
 def _declared_reach(decoder: Decoder) -> int | None:
     """Tokens a local layer should see to a side: as the conversion declared it, else as the config's window says."""
-    mark = getattr(decoder.config, "labkit_attention", None)
+    mark = getattr(decoder.config, MARK, None)
     if mark is None:
         return decoder.config.sliding_window - 1
     window, choice = mark["sliding_window"], mark["window"]
@@ -105,7 +121,7 @@ def _window_findings(layers, reach, wanted) -> dict[str, tuple[str, list[int]]]:
         findings.setdefault(kind, (text, []))[1].append(i)
 
     for i, (left, right) in reach.items():
-        if layers[i].verdict == "bidirectional" and left != right:
+        if right != 0 and left != right:
             add("one-sided-window", i, f"local layers see {_tokens(left)} to the left and {_tokens(right)} to the right")
         sides = (left, right) if layers[i].verdict == "bidirectional" else (left,)
         for side in sides:
@@ -184,6 +200,20 @@ def word_order(subject: Subject, problems: list[Problem]) -> None:
     if gap < subject.tolerance / 10:
         text = f"two tokens changed places and the states of the others moved by only {gap:.2g}: the model ignores word order"
         problems.append(Problem("blind-to-word-order", text))
+
+
+def entry(subject: Subject, problems: list[Problem]) -> None:
+    """Called through its head or as the bare layer stack, the model must compute the same states."""
+    stack = subject.decoder.stack
+    if stack is subject.model:
+        return
+    ids = subject.ids().to(subject.runner.device)
+    with torch.no_grad():
+        bare = first_tensor(stack(input_ids=ids, use_cache=False))
+    gap = difference(bare, subject.runner.run(ids))
+    if gap > subject.tolerance:
+        text = f"called directly, the layer stack {type(stack).__name__} gives states that differ by {gap:.1%}"
+        problems.append(Problem("depends-on-entry", text))
 
 
 def cache(subject: Subject, problems: list[Problem]) -> None:

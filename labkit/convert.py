@@ -1,6 +1,6 @@
 """Causal to bidirectional and back: in place, on the supported route, and proved before the function returns.
 
-The route is `config.is_causal = False`: transformers (5.2 and later) then builds bidirectional masks *and* tells the kernels,
+The route is `config.is_causal = False`: transformers (5.3 and later, for every family) then builds bidirectional masks *and* tells the kernels,
 so the conversion holds with and without padding, on every backend, and a saved folder keeps it. labkit adds what that
 switch leaves open: the exact window of local layers, packed documents, learned positions under left padding, a chosen
 subset of layers, and a proof.
@@ -202,13 +202,14 @@ class _WindowOfBackend:
 
     def __init__(self, decoder: Decoder, reach: int | None):
         self.stack, self.reach = decoder.stack, reach
+        self.excluded = _excluded_by_builder()
 
     def apply(self) -> None:
         decoder = Decoder(self.stack, (), (), ())
         if self.reach is None:
             number = NO_WINDOW
         else:
-            number = self.reach + (1 if decoder.backend == "flash" else _excluded_by_builder())
+            number = self.reach + (1 if decoder.backend == "flash" else self.excluded)
         if decoder.config.sliding_window != number:
             decoder.config.sliding_window = number
 

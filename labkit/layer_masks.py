@@ -34,13 +34,16 @@ def masked(model: nn.Module, mask: Mask | Sequence[Mask | None] | Mapping[int, M
             It replaces the layer's own mask, the window of a local layer included. Padding given with the batch
             (a 2-D attention_mask) and packed documents (restarting position_ids) stay isolated on top of it.
 
-    Contexts nest; the innermost mask that speaks of a layer counts. Works with a KV cache.
+    Contexts nest; the innermost mask that speaks of a layer counts. Works with a KV cache, except that the cache of a
+    local layer keeps no keys beyond its window, whatever the mask.
 
     Raises:
         MaskError: not a mask, or not one per layer. ConversionError: a backend or an input that cannot carry a mask.
     """
-    layer_masks = LayerMasks.on(find_decoder(model))
-    layer_masks.overrides.append(layer_masks.per_layer(mask))
+    decoder = find_decoder(model)
+    chosen = _per_layer(mask, len(decoder.layers))
+    layer_masks = LayerMasks.on(decoder)
+    layer_masks.overrides.append(chosen)
     try:
         yield model
     finally:
@@ -92,26 +95,6 @@ class LayerMasks:
             for handle in self._handles:
                 handle.remove()
             delattr(self.stack, ATTRIBUTE)
-
-    def per_layer(self, mask) -> dict[int, Mask]:
-        """`mask` as {layer index: Mask}, checked."""
-        n = len(self.layers)
-        if isinstance(mask, Mask):
-            return dict.fromkeys(range(n), mask)
-        if isinstance(mask, Mapping):
-            chosen = dict(mask)
-        elif isinstance(mask, Sequence) and not isinstance(mask, str):
-            if len(mask) != n:
-                raise MaskError(f"the model has {n} layers and {len(mask)} masks were given: give one per layer (or None)")
-            chosen = {i: m for i, m in enumerate(mask) if m is not None}
-        else:
-            raise MaskError(f"expected a Mask, a list of one per layer or a dict by layer, not {type(mask).__name__}")
-        for i, m in chosen.items():
-            if not isinstance(i, int) or not 0 <= i < n:
-                raise MaskError(f"there is no layer {i!r}: the model has layers 0 to {n - 1}")
-            if not isinstance(m, Mask):
-                raise MaskError(f"layer {i}: expected a labkit Mask, not {type(m).__name__} (see masks.from_dense)")
-        return chosen
 
     def wanted(self, index: int) -> Mask | None:
         """The mask that has to be delivered to this layer in the current call; None = leave it alone."""
@@ -219,6 +202,26 @@ def shrunken_windows(decoder: Decoder, by: int) -> Iterator[None]:
             keeper.reach = reach
         if layer_masks is not None:
             layer_masks.converted = converted
+
+
+def _per_layer(mask, n: int) -> dict[int, Mask]:
+    """`mask` as {layer index: Mask}, checked, for a model of n layers."""
+    if isinstance(mask, Mask):
+        return dict.fromkeys(range(n), mask)
+    if isinstance(mask, Mapping):
+        chosen = dict(mask)
+    elif isinstance(mask, Sequence) and not isinstance(mask, str):
+        if len(mask) != n:
+            raise MaskError(f"the model has {n} layers and {len(mask)} masks were given: give one per layer (or None)")
+        chosen = {i: m for i, m in enumerate(mask) if m is not None}
+    else:
+        raise MaskError(f"expected a Mask, a list of one per layer or a dict by layer, not {type(mask).__name__}")
+    for i, m in chosen.items():
+        if not isinstance(i, int) or not 0 <= i < n:
+            raise MaskError(f"there is no layer {i!r}: the model has layers 0 to {n - 1}")
+        if not isinstance(m, Mask):
+            raise MaskError(f"layer {i}: expected a labkit Mask, not {type(m).__name__} (see masks.from_dense)")
+    return chosen
 
 
 def layer_mask(reach: int | None, layer_type: str) -> Mask:

@@ -77,6 +77,9 @@ class Mask:
     def __hash__(self) -> int:
         return hash(self.identity)
 
+    def __reduce__(self):  # a predicate cannot be pickled, the expression can
+        return _from_identity, (self.identity,)
+
     def __and__(self, other: Mask) -> Mask:
         return _combine("&", "and", self, other, lambda a, b: a & b)
 
@@ -375,6 +378,20 @@ def _combine(sign: str, word: str, a: Mask, b: Mask, both: Callable[[Tensor, Ten
         limit=min(limits) if limits else None,
         needs=max(a.needs, b.needs),
     )
+
+
+def _from_identity(identity: tuple) -> Mask:
+    kind, *rest = identity
+    if kind == "&":
+        return _from_identity(rest[0]) & _from_identity(rest[1])
+    if kind == "|":
+        return _from_identity(rest[0]) | _from_identity(rest[1])
+    if kind == "~":
+        return ~_from_identity(rest[0])
+    if kind == "from_dense":
+        shape, cells = rest
+        return from_dense(torch.frombuffer(bytearray(cells), dtype=torch.bool).view(shape))
+    return globals()[kind](*rest)
 
 
 def _bracketed(mask: Mask) -> str:

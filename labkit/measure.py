@@ -74,7 +74,7 @@ def audit(
         if quick:
             notes.append("quick audit: windows, left padding, packing, cache, other backends and train mode not measured")
         else:
-            layers = checks.all_of_them(subject, problems, notes)
+            layers = checks.all_of_them(subject, reference, problems, notes)
     return AuditReport(
         model=type(model).__name__,
         backend=decoder.backend if decoder else None,
@@ -192,6 +192,8 @@ def mask_verdict(cells: Tensor) -> str:
     if mask is None:
         return "other"
     kind = mask.identity[0]
+    if kind == "sliding_window" and mask.identity[1] == 1:
+        return "other"  # every token sees itself alone: neither reads anything
     if kind == "sliding_window":
         return "causal" if mask.identity[2] else "bidirectional"
     return kind if kind in ("causal", "bidirectional") else "other"

@@ -242,7 +242,8 @@ def _execute(path: Path, timeout: int | float, environment: dict[str, str]) -> N
             on_cell_start=lambda cell, cell_index: at.update(cell=cell_index + 1),
         )
         try:
-            return client.execute(env=environment)
+            # nbclient leaves a kernel running whose manager it was handed, unless told otherwise
+            return client.execute(env=environment, cleanup_kc=True)
         except nbclient.exceptions.CellExecutionError as error:
             cause = f"{error.ename}: {error.evalue}"
         except nbclient.exceptions.CellTimeoutError:
@@ -261,7 +262,7 @@ def _kernel_of_this_python(folder: Path):
     from jupyter_client import AsyncKernelManager
     from jupyter_client.kernelspec import KernelSpecManager
 
-    write_kernel_spec(str(folder / "labkit"))
+    write_kernel_spec(str(folder / "labkit"), extra_arguments=["--log-level=ERROR"])
     specs = KernelSpecManager(kernel_dirs=[str(folder)], ensure_native_kernel=False)
     return AsyncKernelManager(kernel_name="labkit", kernel_spec_manager=specs)
 

@@ -176,7 +176,8 @@ class Runner:
         parameters = inspect.signature(model.forward).parameters
         self.takes_anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         self.parameters = set(parameters)
-        embedding = next((m for m in model.modules() if isinstance(m, nn.Embedding)), None)
+        inside = decoder.stack if decoder is not None else model  # a multimodal model has other embeddings, too
+        embedding = next((m for m in inside.modules() if isinstance(m, nn.Embedding)), None)
         if vocab_size is None and embedding is None:
             raise AuditError(f"{type(model).__name__} has no nn.Embedding: say how many token ids there are (vocab_size=)")
         self.vocab_size = vocab_size or embedding.num_embeddings

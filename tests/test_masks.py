@@ -1,5 +1,7 @@
 """The Mask algebra against independent oracles: plain Python loops, the laws of logic, and torch's FlexAttention."""
 
+import copy
+import pickle
 from inspect import unwrap
 
 import jaxtyping
@@ -429,3 +431,11 @@ def test_whole_numbers_of_numpy_and_torch_are_whole_numbers(as_users_run_it):
     assert masks.sliding_window(np.int64(2)) == masks.sliding_window(torch.tensor(2)) == masks.sliding_window(2)
     assert masks.padding(torch.tensor([1, 2])) == masks.padding(np.array([1, 2])) == masks.padding([1, 2])
     assert masks.segments((0, 1)) == masks.segments(torch.tensor([0, 1]))
+
+
+def test_a_mask_survives_pickling_and_copying():
+    mask = (masks.causal() & ~masks.segments([0, 0, 1], fuse_from=2)) | masks.from_dense(torch.eye(3, dtype=torch.bool))
+    mask = mask & masks.padding([2, 3], side="left") | masks.sliding_window(2, causal=False)
+    for twin in (pickle.loads(pickle.dumps(mask)), copy.deepcopy(mask)):
+        assert twin == mask
+        assert twin.agrees_with(mask, 3)

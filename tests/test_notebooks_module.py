@@ -150,6 +150,20 @@ def test_run_without_output_dir_leaves_no_trace(shipped):
     assert contents(shipped) == before
 
 
+@pytest.mark.parametrize("source", ["print('well')", "1 / 0"])
+def test_no_kernel_is_left_running(shipped, source):
+    import psutil
+
+    write(shipped / "00_first.ipynb", source)
+    before = set(psutil.Process().children(recursive=True))
+    try:
+        notebooks.run(["00_first"])
+    except NotebookError:
+        pass
+    left = set(psutil.Process().children(recursive=True)) - before
+    assert not [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
 def test_executed_again_the_file_is_the_same(shipped, tmp_path):
     once = notebooks.run(["00_first"], output_dir=tmp_path / "a")[0].output
     twice = notebooks.run([once], output_dir=tmp_path / "b")[0].output

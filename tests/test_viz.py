@@ -185,7 +185,7 @@ def test_an_svg_is_drawn_by_a_notebook_and_read_as_words():
     svg = viz.mask_svg(CAUSAL, TOKENS)
     bundle, _ = DisplayFormatter().format(svg)
     assert bundle["image/svg+xml"] == str(svg)
-    assert bundle["text/plain"] == svg.alt
+    assert bundle["text/plain"] == f"Picture: {svg.alt}"
 
 
 def test_svg_text_from_tokens_is_escaped():
@@ -238,7 +238,7 @@ def test_the_slider_leaves_a_picture_where_widgets_do_not_run():
     bundle = slider._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in bundle
     assert bundle["image/svg+xml"] == slider.picture.value
-    assert bundle["text/plain"].startswith("hybrid(2): 6 queries")
+    assert bundle["text/plain"].startswith("Picture: hybrid(2): 6 queries")
 
 
 # ------------------------------------------------------------------------------------------------------ bad input

@@ -145,7 +145,7 @@ EXHIBITS = (
             layers. In a mixed batch what a row can see depends on its neighbour; in Gemma 2 and 3 the windows are
             lost too.""",
         families=TEXT_FAMILIES,
-        symptom="depends-on-batch",
+        symptom="pad-leak",
         install=lambda model: replace_mask(model, _first_row_for_all),
     ),
     Pitfall(

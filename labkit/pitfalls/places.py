@@ -87,7 +87,7 @@ EXHIBITS = (
             `model.model`, `model.transformer`, `model.base_model`, or after saving and loading, the model is
             causal.""",
         families=TEXT_FAMILIES,
-        symptom="mixed",
+        symptom="depends-on-entry",
         install=_top_forward_only,
     ),
     Pitfall(

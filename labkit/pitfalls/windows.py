@@ -62,7 +62,7 @@ EXHIBITS = (
         takes_effect_when="""On every backend, with any padding. Local layers reach half as far to the left as in
             training. If that is what you want, say so; labkit calls it window="halve".""",
         families=("gemma3_text",),
-        symptom="window-off-by-one",
+        symptom="window-differs",
         install=_gemma3_flag_at_construction,
     ),
 )

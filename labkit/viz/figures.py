@@ -55,7 +55,8 @@ def masks_side_by_side(masks: Mapping[str, object], tokens: Sequence[str] | None
         _same_shape(cells, first, f"the mask {title!r}")
     queries, keys = token_labels(tokens, *first.shape)
     figure = _panels([_mask_heatmap(cells, queries, keys) for cells in grids.values()], list(grids), queries, keys)
-    return _with_alt(figure, " ".join(mask_in_words(cells, queries, keys, name) for name, cells in grids.items()))
+    words = [mask_in_words(cells, queries, keys, name, len(grids) == 1) for name, cells in grids.items()]
+    return _with_alt(figure, " ".join(words))
 
 
 def influence_figure(influence, said=None, tokens: Sequence[str] | None = None, title: str | None = None) -> go.Figure:

@@ -85,14 +85,16 @@ def label_step(cell: int) -> int:
     return -(-11 // cell)
 
 
-def mask_in_words(cells: np.ndarray, queries: list[str], keys: list[str], title: str | None = None) -> str:
-    """The text equivalent of a picture of a mask, for people who do not see it."""
+def mask_in_words(
+    cells: np.ndarray, queries: list[str], keys: list[str], title: str | None = None, every_row: bool = True
+) -> str:
+    """The text equivalent of a picture of a mask, for people who do not see it; of few tokens with every row."""
     future = np.triu(np.ones(cells.shape, dtype=bool), k=cells.shape[1] - cells.shape[0] + 1)
     words = (
         f"{title or 'Attention mask'}: {len(queries)} queries and {len(keys)} keys, {int(cells.sum())} of {cells.size} "
         f"cells allowed, {int((cells & future).sum())} of them in the future."
     )
-    if len(keys) > WORDS_LIMIT:
+    if not every_row or len(keys) > WORDS_LIMIT:
         return words
     names, rows = _told_apart(keys), []
     for query, row in zip(names[-len(queries) :], cells, strict=True):
@@ -101,14 +103,16 @@ def mask_in_words(cells: np.ndarray, queries: list[str], keys: list[str], title:
     return " ".join([words, *rows])
 
 
-def attention_in_words(weights: np.ndarray, queries: list[str], keys: list[str], title: str | None = None) -> str:
+def attention_in_words(
+    weights: np.ndarray, queries: list[str], keys: list[str], title: str | None = None, every_row: bool = True
+) -> str:
     """The text equivalent of attention maps (heads, q_len, kv_len): where queries look most, the future's share."""
     heads, q_len, kv_len = weights.shape
     future = np.triu(np.ones((q_len, kv_len), dtype=bool), k=kv_len - q_len + 1)
     words = f"{title or 'Attention weights'}: {heads} head{'s' * (heads > 1)}, {q_len} queries and {kv_len} keys."
     shares = [f"{head[future].sum() / q_len:.0%}" for head in weights]
     words += f" Share of attention on the future: {', '.join(shares)}."
-    if heads > 1 or kv_len > WORDS_LIMIT:
+    if not every_row or heads > 1 or kv_len > WORDS_LIMIT:
         return words
     names = _told_apart(keys)
     most = [

@@ -31,7 +31,7 @@ INK = "#222222"
 LETTER = 7  # pixels, width of a letter at font size 12
 WEIGHTS = ((247, 251, 255), (8, 48, 107))  # from 0, nearly white, to the largest weight, dark blue
 SHADES = 32
-PAGE = 1000  # pixels, about the width of a notebook
+PAGE = 820  # pixels, the width of a notebook beside an open file browser
 
 
 class Svg(str):
@@ -48,7 +48,7 @@ class Svg(str):
         return str(self)
 
     def _repr_pretty_(self, printer, cycle: bool) -> None:
-        printer.text(self.alt)
+        printer.text(f"Picture: {self.alt}")
 
 
 def mask_svg(cells, tokens: Sequence[str] | None = None, title: str | None = None) -> Svg:
@@ -70,7 +70,7 @@ def masks_svg(masks: Mapping[str, object], tokens: Sequence[str] | None = None) 
 
         colours = np.where(grid, ALLOWED, MASKED)
         panels.append(_Panel(colours, queries, keys, str(title), sentence, beside=len(masks)))
-        words.append(mask_in_words(grid, queries, keys, str(title) or None))
+        words.append(mask_in_words(grid, queries, keys, str(title) or None, every_row=len(masks) == 1))
     return _picture(panels, " ".join(words))
 
 
@@ -99,7 +99,7 @@ def attention_svg(weights, tokens: Sequence[str] | None = None, title: str | Non
         colours = np.vectorize(_shade, otypes=[object])(shades)
         numbers = grid if grid.shape[1] <= 8 else None
         panels.append(_Panel(colours, queries, keys, name, sentence, numbers, shades > SHADES // 2, len(maps)))
-        words.append(attention_in_words(grid[None], queries, keys, name or None))
+        words.append(attention_in_words(grid[None], queries, keys, name or None, every_row=len(maps) == 1))
     return _picture(panels, " ".join(words))
 
 

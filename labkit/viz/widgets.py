@@ -71,4 +71,4 @@ class MaskSlider(ipywidgets.VBox):
         """The widget, and beside it the picture for pages that only render the notebook."""
         bundle = super()._repr_mimebundle_(**options)
         picture = self.draw()
-        return {**bundle, "image/svg+xml": str(picture), "text/plain": picture.alt}
+        return {**bundle, "image/svg+xml": str(picture), "text/plain": f"Picture: {picture.alt}"}
