@@ -46,7 +46,7 @@ class Decoder:
 
     @property
     def backend(self) -> str:
-        """"eager", "sdpa", "flex_attention" or "flash"."""
+        """ "eager", "sdpa", "flex_attention" or "flash"."""
         name = self.config._attn_implementation or "eager"
         return "flash" if "flash" in name else name
 

@@ -99,7 +99,9 @@ def _measured_reach(decoder: Decoder, runner: Runner, max_tokens: int, seed: int
     reach = {}
     for i, call in zip(local, calls):
         seen = attention_influence(call, [early, late], 2, seed)[0]  # (n, 2)
-        left = max([int(q) - early for q in seen[:, 0].nonzero()], default=0)  # to the last query that sees an early key
+        left = max(
+            [int(q) - early for q in seen[:, 0].nonzero()], default=0
+        )  # to the last query that sees an early key
         right = max([late - int(q) for q in seen[:, 1].nonzero()], default=0)
         reach[i] = tuple(None if r >= n - 1 - early else r + (shrink if r else 0) for r in (left, right))
     return reach, shrink
@@ -122,7 +124,9 @@ def _window_findings(layers, reach, wanted) -> dict[str, tuple[str, list[int]]]:
 
     for i, (left, right) in reach.items():
         if right != 0 and left != right:
-            add("one-sided-window", i, f"local layers see {_tokens(left)} to the left and {_tokens(right)} to the right")
+            add(
+                "one-sided-window", i, f"local layers see {_tokens(left)} to the left and {_tokens(right)} to the right"
+            )
         sides = (left, right) if layers[i].verdict == "bidirectional" else (left,)
         for side in sides:
             if side == wanted:
@@ -307,7 +311,11 @@ def _training_without_dropout(model: nn.Module) -> Iterator[None]:
     changed = []
     for module in model.modules():
         for name, value in list(vars(module).items()):
-            if isinstance(value, float) and value and ("dropout" in name or (name == "p" and isinstance(module, nn.Dropout))):
+            if (
+                isinstance(value, float)
+                and value
+                and ("dropout" in name or (name == "p" and isinstance(module, nn.Dropout)))
+            ):
                 changed.append((module, name, value))
                 setattr(module, name, 0.0)
     model.train()

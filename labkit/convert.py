@@ -234,7 +234,9 @@ def _checked_layers(layers, n: int) -> list[int] | None:
 
 
 def _generators(model: nn.Module) -> list[nn.Module]:
-    return [m for m in model.modules() if callable(getattr(type(m), "generate", None)) and hasattr(m, "generation_config")]
+    return [
+        m for m in model.modules() if callable(getattr(type(m), "generate", None)) and hasattr(m, "generation_config")
+    ]
 
 
 def _generate_if_allowed(module: nn.Module, *args, allow_bidirectional: bool = False, **kwargs):

@@ -25,7 +25,7 @@ ATTRIBUTE = "_labkit_layer_masks"  # where a layer stack keeps its LayerMasks
 
 
 @contextmanager
-def masked(model: nn.Module, mask: Mask | Sequence[Mask | None] | Mapping[int, Mask]) -> Iterator[nn.Module]:
+def masked(model: nn.Module, mask) -> Iterator[nn.Module]:
     """Run `model` with `mask` in force in its attention layers; what was in force before returns on exit.
 
     Args:

@@ -25,8 +25,8 @@ a FlexAttention `BlockMask` (`block_mask`) and text (`ascii`). Three rules hold 
 
 from __future__ import annotations
 
-import operator
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, no_type_check

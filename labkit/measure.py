@@ -65,14 +65,18 @@ def audit(
         notes = [] if layers else ["no attention modules were found, so the model was measured only as a whole"]
         if len(views) == 1:
             notes.append("the model takes no attention_mask, so padding was not measured")
-        verdict = _overall([v for layer in layers for v in layer.scenarios.values()] or [s.verdict for s in whole.values()])
+        verdict = _overall(
+            [v for layer in layers for v in layer.scenarios.values()] or [s.verdict for s in whole.values()]
+        )
         if any(p.kind in ("nan-rows", "influence-outside-attention") for p in problems):
             verdict = "other"
         subject = checks.Subject(model, decoder, runner, layers, verdict, max_tokens, seed)
         if reference is not None:
             checks.computation(subject, reference, problems, notes)
         if quick:
-            notes.append("quick audit: windows, left padding, packing, cache, other backends and train mode not measured")
+            notes.append(
+                "quick audit: windows, left padding, packing, cache, other backends and train mode not measured"
+            )
         else:
             layers = checks.all_of_them(subject, reference, problems, notes)
     return AuditReport(
@@ -187,7 +191,7 @@ def _layer_reports(decoder: Decoder | None, modules: Sequence[nn.Module], views:
 
 
 def mask_verdict(cells: Tensor) -> str:
-    """"causal" or "bidirectional" (a window allowed), or "other", from the measured cells of one layer."""
+    """ "causal" or "bidirectional" (a window allowed), or "other", from the measured cells of one layer."""
     mask: Mask | None = recognise(cells)
     if mask is None:
         return "other"
@@ -208,8 +212,12 @@ def _whole_verdict(influence: Tensor, columns: list[int], layer_cells: list[Tens
         reaches_all = bool((influence == expected).all()) or bool(influence.all())
         symmetric = all(mask_verdict(c) == "bidirectional" for c in layer_cells)
         return "bidirectional" if reaches_all and (symmetric or bool(influence.all())) else "other"
-    past = expected & ~future if layer_cells else ~future
-    return "causal" if not bool((influence & future).any()) and bool((influence | ~past).all()) else "other"
+    past = expected & ~future
+    earlier = torch.arange(n)[:, None] > torch.tensor(columns)[None, :]
+    reads_past = bool((influence & earlier).any())  # tokens that do not interact at all are not causal
+    return (
+        "causal" if reads_past and not bool((influence & future).any()) and bool((influence | ~past).all()) else "other"
+    )
 
 
 def composed(layer_cells: list[Tensor], n: int) -> Tensor:
@@ -263,7 +271,7 @@ def _mask_problems(layers: list[LayerReport], views: dict[str, _View]) -> list[P
 
 
 def layer_list(indices: Sequence[int]) -> str:
-    """"layer 3", "layers 0-4", "layers 0, 2-5"."""
+    """ "layer 3", "layers 0-4", "layers 0, 2-5"."""
     runs: list[list[int]] = []
     for i in sorted(indices):
         if runs and i == runs[-1][-1] + 1:

@@ -5,6 +5,9 @@ position i came out different, j influences i. Repeated identical runs give the 
 deterministic kernels); a difference counts if it exceeds 8 times that noise. Since a blocked key contributes exactly
 nothing, no tolerance for the dtype is needed: in bfloat16, too, a single changed bit is an influence.
 
+One cell cannot be told from outside: a token's own state also forms its query, so it influences its own output whether
+or not its own key is open. The diagonal of a measured mask is therefore (nearly) always True.
+
 To make even a weak connection visible, attention is measured on random hidden states (no attention sinks), and position
 j is replaced by a vector and by its negative, both 64 times as large as a typical one: whatever the weights, one of the
 two raises the score of key j in each head.
@@ -179,7 +182,9 @@ class Runner:
         inside = decoder.stack if decoder is not None else model  # a multimodal model has other embeddings, too
         embedding = next((m for m in inside.modules() if isinstance(m, nn.Embedding)), None)
         if vocab_size is None and embedding is None:
-            raise AuditError(f"{type(model).__name__} has no nn.Embedding: say how many token ids there are (vocab_size=)")
+            raise AuditError(
+                f"{type(model).__name__} has no nn.Embedding: say how many token ids there are (vocab_size=)"
+            )
         self.vocab_size = vocab_size or embedding.num_embeddings
         tensor = next(iter(model.parameters()), None)
         self.device = embedding.weight.device if embedding is not None else tensor.device
@@ -237,7 +242,9 @@ def token_influence(
     noise = _difference(base, again)
     found = torch.zeros(*ids.shape, len(columns), dtype=torch.bool, device=base.device)
     for c, j in enumerate(columns):
-        for step in range(1, draws + 1):  # several other tokens, so that one chance agreement does not hide a connection
+        for step in range(
+            1, draws + 1
+        ):  # several other tokens, so that one chance agreement does not hide a connection
             changed = ids.clone()
             changed[:, j] = (changed[:, j] + step * 7) % vocab_size
             found[:, :, c] |= _difference(run(changed), base) > NOISE_FACTOR * noise

@@ -44,7 +44,9 @@ def prove(decoder: Decoder, intended: Sequence[Mask], what: str) -> None:
                 seen = attention_influence_by_row(call, batch.columns)
                 if batch.agrees(seen, intended[i]):
                     continue
-                cells = attention_influence(call, range(TOKENS), draws=4)  # with more perturbations, and the noise known
+                cells = attention_influence(
+                    call, range(TOKENS), draws=4
+                )  # with more perturbations, and the noise known
                 wrong = _first_wrong_cell(cells, intended[i], batch.real)
                 if wrong is not None:
                     raise ConversionError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from labkit.errors import MissingPackageError
 from labkit.masks import Mask
 
 VERDICTS = ("causal", "bidirectional", "mixed", "other")
@@ -147,8 +148,15 @@ class AuditReport:
         return json.dumps(self.to_dict(), **kwargs)
 
     def to_dataframe(self):
-        """One row per layer, as a pandas DataFrame."""
-        import pandas as pd
+        """One row per layer, as a pandas DataFrame.
+
+        Raises:
+            MissingPackageError: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise MissingPackageError("a DataFrame needs pandas: pip install pandas (or use to_dict)") from error
 
         return pd.DataFrame(
             {

@@ -65,8 +65,5 @@ def _attention_output(model, attention, disturbed, ids, inputs):
 def window_cells(n, left, right):
     """Bool (n, n): a query sees `left` tokens back and `right` ahead, as nested Python loops; None = all."""
     return torch.tensor(
-        [
-            [(left is None or q - k <= left) and (right is None or k - q <= right) for k in range(n)]
-            for q in range(n)
-        ]
+        [[(left is None or q - k <= left) and (right is None or k - q <= right) for k in range(n)] for q in range(n)]
     )

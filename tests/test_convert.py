@@ -265,7 +265,12 @@ def test_to_causal_refuses_a_model_that_was_made_bidirectional_by_hand(tiny):
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [({"window": "wide"}, "'keep'"), ({"layers": [2]}, "0 to 1"), ({"layers": []}, "at least one"), ({"layers": [-1]}, "0 to 1")],
+    [
+        ({"window": "wide"}, "'keep'"),
+        ({"layers": [2]}, "0 to 1"),
+        ({"layers": []}, "at least one"),
+        ({"layers": [-1]}, "0 to 1"),
+    ],
 )
 def test_wrong_arguments_are_refused(tiny, arguments, said):
     with pytest.raises(ConversionError, match=said):

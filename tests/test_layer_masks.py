@@ -90,7 +90,9 @@ def test_contexts_nest_and_an_exception_restores(tiny):
 
 
 @pytest.mark.parametrize(("name", "attn"), CASES)
-@pytest.mark.parametrize("mask", [masks.causal(), masks.sliding_window(4), masks.segments([0, 0, 0, 1, 1], fuse_from=5)], ids=repr)
+@pytest.mark.parametrize(
+    "mask", [masks.causal(), masks.sliding_window(4), masks.segments([0, 0, 0, 1, 1], fuse_from=5)], ids=repr
+)
 def test_decoding_with_a_cache_equals_one_pass(tiny, name, attn, mask):
     model = tiny(name, attn).model
     with labkit.masked(model, mask), torch.no_grad():
