@@ -1,6 +1,6 @@
 """What the full audit asks beyond the mask: windows, positions, packing, cache, backends, train mode, computation.
 
-Each check takes the `Subject`, measures, and appends to `problems` what is wrong and to `notes` what it could not measure.
+Each check takes the `Subject`, measures, and appends what is wrong to `problems`, what it could not measure to `notes`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _measured_reach(decoder: Decoder, runner: Runner, max_tokens: int, seed: int
         runner.run(runner.tokens(1, n, seed))
     early, late = MARGIN // 2, n - 1 - MARGIN // 2
     reach = {}
-    for i, call in zip(local, calls):
+    for i, call in zip(local, calls, strict=True):
         seen = attention_influence(call, [early, late], 2, seed)[0]  # (n, 2)
         left = max(
             [int(q) - early for q in seen[:, 0].nonzero()], default=0
@@ -134,8 +134,9 @@ def _window_findings(layers, reach, wanted) -> dict[str, tuple[str, list[int]]]:
             if side is None or wanted is None:
                 add("window-lost", i, f"local layers see {_tokens(side)} to a side; declared were {_tokens(wanted)}")
             elif layers[i].verdict == "bidirectional" and abs(side - wanted) == 1:
-                text = f"local layers see {side} tokens to a side, one {'more' if side > wanted else 'fewer'} than the {wanted}"
-                add("window-off-by-one", i, f"{text} that a window of {wanted + 1} tokens means")
+                than = f"one {'more' if side > wanted else 'fewer'} than the {wanted}"
+                text = f"local layers see {side} tokens to a side, {than} that a window of {wanted + 1} tokens means"
+                add("window-off-by-one", i, text)
             else:
                 add("window-differs", i, f"local layers see {_tokens(side)} to a side; declared were {_tokens(wanted)}")
             break
@@ -169,7 +170,7 @@ def batch_and_positions(subject: Subject, problems: list[Problem]) -> None:
             break
     gap = difference(together[2:, pads:], short)
     if gap > 4 * subject.tolerance:  # in 16 bits a rotary angle is rounded differently at another position
-        text = f"with padding on the left the states of a text differ by {gap:.1%}: its positions are counted with the pads"
+        text = f"padded on the left, the states of a text differ by {gap:.1%}: its positions are counted with the pads"
         problems.append(Problem("left-padding-position-shift", text))
 
 
@@ -202,7 +203,7 @@ def word_order(subject: Subject, problems: list[Problem]) -> None:
     others = [i for i in range(TOKENS) if i not in (2, TOKENS - 2)]
     gap = difference(after[:, others], before[:, others])
     if gap < subject.tolerance / 10:
-        text = f"two tokens changed places and the states of the others moved by only {gap:.2g}: the model ignores word order"
+        text = f"two tokens changed places, and the states of the others moved by {gap:.2g}: word order is ignored"
         problems.append(Problem("blind-to-word-order", text))
 
 
@@ -277,7 +278,7 @@ def computation(subject: Subject, reference: nn.Module, problems: list[Problem],
         return
     gap = difference(mine, expected)
     if not gap <= subject.tolerance:
-        text = f"with the causal mask put back, the states differ from the reference's by {gap:.1%}: more than the mask has changed"
+        text = f"with the causal mask put back, the states differ from the reference's by {gap:.1%}: not only the mask changed"
         problems.append(Problem("computation-changed", text))
 
 
@@ -288,7 +289,7 @@ def difference(a: Tensor, b: Tensor) -> float:
 
 
 def _all_cells(subject: Subject) -> list[Tensor]:
-    """Measured cells of each layer, (3, n, n): a full, a right-padded and a left-padded row; then unpadded, (1, n, n)."""
+    """Measured cells of each layer, (4, n, n): a full, a right-padded and a left-padded row, and an unpadded one."""
     n = 8
     real = torch.ones(3, n, dtype=torch.bool)
     real[1, -2:], real[2, :2] = False, False
@@ -299,11 +300,11 @@ def _all_cells(subject: Subject) -> list[Tensor]:
         rows = real if mask is not None else torch.ones(1, n, dtype=torch.bool)
         inside = rows[:, :, None]  # what padded queries see is of no consequence
         collected.append([attention_influence(call, range(n), 2, subject.seed) & inside for call in calls])
-    return [torch.cat(pair) for pair in zip(*collected)]
+    return [torch.cat(pair) for pair in zip(*collected, strict=True)]
 
 
 def _differing(a: list[Tensor], b: list[Tensor]) -> tuple[int, ...]:
-    return tuple(i for i, (x, y) in enumerate(zip(a, b)) if not torch.equal(x, y))
+    return tuple(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if not torch.equal(x, y))
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Causal to bidirectional and back: in place, on the supported route, and proved before the function returns.
 
-The route is `config.is_causal = False`: transformers (5.3 and later, for every family) then builds bidirectional masks *and* tells the kernels,
-so the conversion holds with and without padding, on every backend, and a saved folder keeps it. labkit adds what that
-switch leaves open: the exact window of local layers, packed documents, learned positions under left padding, a chosen
+The route is `config.is_causal = False`: transformers (5.3 and later, for every family) then builds bidirectional masks
+*and* tells the kernels, so the conversion holds with and without padding, on every backend, and a saved folder keeps
+it. labkit adds what that switch leaves open: the exact window of local layers, packed documents, learned positions under left padding, a chosen
 subset of layers, and a proof.
 
 What is done is written into the text config as `labkit_attention`, so that `save_pretrained` and `labkit.load` keep it.
@@ -33,7 +33,7 @@ _ABSENT = "absent"
 def to_bidirectional(model: nn.Module, *, window: str = "keep", layers=None) -> nn.Module:
     """Make a causal decoder bidirectional, in place; returns `model`.
 
-    Covers every decoder that transformers can switch (GPT-2, Gemma 1, 2 and 3, Llama and its relatives, ...), also inside
+    Covers every decoder that transformers can switch (GPT-2, Gemma 1, 2 and 3, Llama and its relatives, ...), also in
     a task head, a multimodal model or a PEFT wrapper, on eager, sdpa, flex and flash attention. Calling it again with
     the same choices changes nothing; with other choices it starts from the causal model.
 
@@ -41,8 +41,8 @@ def to_bidirectional(model: nn.Module, *, window: str = "keep", layers=None) -> 
         window: what a local layer with a causal window of W tokens (itself and W-1 before) sees afterwards.
             "keep": W-1 tokens on either side. "halve": W//2 on either side, as EmbeddingGemma was trained
             (transformers, `Gemma3TextConfig.use_bidirectional_attention`). "global": everything.
-        layers: indices of the layers to convert, or None for all. The others stay causal; plain transformers cannot express
-            that, so a saved folder needs `labkit.load`.
+        layers: indices of the layers to convert, or None for all. The others stay causal; plain transformers cannot
+            express that, so a saved folder needs `labkit.load`.
 
     Raises:
         ConversionError: a wrong argument, or the measured mask is not the intended one. The model is then as it was.
@@ -83,7 +83,7 @@ def to_causal(model: nn.Module) -> nn.Module:
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Put the conversion that `model.config` records in force again (after `from_pretrained`); `labkit.load` calls it."""
+    """Put the conversion that `model.config` records in force again, after `from_pretrained`; `labkit.load` does."""
     decoder = find_decoder(model)
     mark = conversion_of(model)
     if mark is not None and not hasattr(decoder.stack, ATTRIBUTE):
@@ -196,7 +196,7 @@ def _reach(sliding_window: int | None, window: str) -> int | None:
 class _WindowOfBackend:
     """Keeps `config.sliding_window` at the number with which the backend in use gives exactly `reach` on either side.
 
-    transformers counts a bidirectional window inclusively when it builds a mask (|q - k| <= window) and exclusively when
+    transformers counts a bidirectional window inclusively when it builds a mask (|q - k| <= window), exclusively when
     it hands the window to flash attention. Called before each forward pass, because the backend can be switched.
     """
 
@@ -216,7 +216,7 @@ class _WindowOfBackend:
 
 @functools.cache
 def _excluded_by_builder() -> int:
-    """0 if a built bidirectional window of w reaches w tokens to a side, 1 if it reaches w - 1. Measured, not assumed."""
+    """0 if a built bidirectional window of w reaches w tokens to a side, 1 if w - 1. Measured, not assumed."""
     import torch
     from transformers.masking_utils import sliding_window_bidirectional_mask_function
 
@@ -244,7 +244,7 @@ def _generate_if_allowed(module: nn.Module, *args, allow_bidirectional: bool = F
     if not allow_bidirectional:
         raise BidirectionalGenerationError(
             "this model is bidirectional: its hidden states were computed with every token in view, and it was never "
-            "trained to predict the next one from them, so generate() would give nonsense. Call labkit.to_causal(model) first, "
-            "or generate(..., allow_bidirectional=True) to see what comes out"
+            "trained to predict the next one from them, so generate() would give nonsense. Call labkit.to_causal(model) "
+            "first, or generate(..., allow_bidirectional=True) to see what comes out"
         )
     return type(module).generate(module, *args, **kwargs)

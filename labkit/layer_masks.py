@@ -196,7 +196,7 @@ def shrunken_windows(decoder: Decoder, by: int) -> Iterator[None]:
         yield
     finally:
         config.sliding_window = before[0]
-        for attention, size in zip(sized, before[1]):
+        for attention, size in zip(sized, before[1], strict=True):
             attention.sliding_window = size
         if keeper is not None:
             keeper.reach = reach
@@ -250,7 +250,7 @@ def _cells(mask: Mask, call: _Call, q_len: int, past: int, kv_len: int, device) 
 
 
 def _at_positions(mask: Mask, queries: Tensor, keys: Tensor) -> Tensor:
-    """The mask's cells at these text positions: queries (batch, q_len), keys (batch, kv_len) -> (batch, q_len, kv_len)."""
+    """The cells at these text positions: queries (batch, q_len), keys (batch, kv_len) -> (batch, q_len, kv_len)."""
     n = max(int(keys.max()) + 1, mask.needs)
     dense = mask.dense(n, device=keys.device)
     if dense.ndim == 2:

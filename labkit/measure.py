@@ -1,8 +1,8 @@
 """`audit(model)`: measure, from behaviour alone, the mask that is really in force.
 
 Nothing is read from the configuration to reach a verdict. Each attention module is replayed with one position changed
-at a time (`labkit.probe` states the rule for "influence"), on an unpadded row, on a padded one, and on a full row beside
-padded ones; then the whole model is, token by token. What both measurements say is held together in an `AuditReport`.
+at a time (`labkit.probe` states the rule for "influence"), on an unpadded row, on a padded one, and on a full row
+beside padded ones; then the whole model is, token by token. What both measurements say is held together in an `AuditReport`.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def _mask_problems(layers: list[LayerReport], views: dict[str, _View]) -> list[P
             allowed = composed([view.real_cells(i) for i in range(len(view.cells))], s.influence.shape[0])
             extra = s.influence & ~allowed[:, list(s.columns)]
             if bool(extra.any()):
-                text = f"{int(extra.sum())} pairs of tokens influence each other ({kind}) although no attention layer lets them"
+                text = f"{int(extra.sum())} pairs of tokens influence each other ({kind}) though no attention layer lets them"
                 problems.append(Problem("influence-outside-attention", text))
                 break
     return problems

@@ -195,7 +195,7 @@ class Runner:
 
     @torch.no_grad()
     def run(self, ids: Tensor, real: Tensor | None = None, **more) -> Tensor:
-        """Output per position, (batch, seq, dim), for ids (batch, seq) and real (batch, seq) bool, None = no mask given."""
+        """Output per position, (batch, seq, dim), for ids (batch, seq) and real (batch, seq) bool, None = no mask."""
         kwargs = {"input_ids": ids.to(self.device)}
         if real is not None:
             kwargs["attention_mask"] = real.long().to(self.device)
@@ -220,8 +220,8 @@ class Runner:
         if states is None or states.shape[:2] != ids.shape:
             shape = None if states is None else tuple(states.shape)
             raise AuditError(
-                f"{type(self.model).__name__} gave {shape} for token ids of shape {tuple(ids.shape)}: the audit needs one output "
-                "per position, (batch, sequence, ...)"
+                f"{type(self.model).__name__} gave {shape} for token ids of shape {tuple(ids.shape)}: the audit needs one "
+                "output per position, (batch, sequence, ...)"
             )
         return states.reshape(*states.shape[:2], -1)
 
@@ -237,7 +237,7 @@ class Runner:
 def token_influence(
     run: Callable[[Tensor], Tensor], ids: Tensor, columns: Sequence[int], vocab_size: int, draws: int = 2
 ) -> Tensor:
-    """Which outputs of the whole model each of the input positions `columns` influences: bool (batch, seq, len(columns))."""
+    """Which outputs of the model each of the input positions `columns` influences: bool (batch, seq, len(columns))."""
     base, again = run(ids), run(ids)
     noise = _difference(base, again)
     found = torch.zeros(*ids.shape, len(columns), dtype=torch.bool, device=base.device)

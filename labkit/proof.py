@@ -1,4 +1,4 @@
-"""A conversion proves itself: the mask of every layer is measured, without and with padding, and held against the intended one.
+"""A conversion proves itself: every layer's mask is measured, without and with padding, against the intended one.
 
 Cheap by construction: five tokens, feed-forward blocks skipped, one replay per layer, and the windows of local layers
 shrunk to three for the moment, so that five tokens reach past them.
@@ -93,7 +93,7 @@ def _calls(decoder: Decoder, real: Tensor) -> list[AttentionCall]:
         decoder.stack(input_ids=ids, attention_mask=mask, use_cache=False)
     if len(calls) != len(decoder.layers):
         raise ConversionError(
-            f"only {len(calls)} of {len(decoder.layers)} attention modules ran: the mask cannot be measured layer by layer"
+            f"only {len(calls)} of {len(decoder.layers)} attention modules ran: the others cannot be measured"
         )
     return calls
 

@@ -41,7 +41,7 @@ def test_every_layer_sees_both_ways_without_and_with_padding(tiny, name, attn):
     model = labkit.to_bidirectional(tiny(name, attn).model, window="global")
     assert layer_cells(model, N).all()
     real = mixed_batch()
-    for row, cells in zip(real, layer_cells(model, N, real).transpose(0, 1)):
+    for row, cells in zip(real, layer_cells(model, N, real).transpose(0, 1), strict=True):
         assert cells[:, row][:, :, row].all(), "a real token does not see a real token"
         assert not cells[:, row][:, :, ~row].any(), "a real token sees a pad"
 
@@ -53,7 +53,7 @@ def test_local_window_is_exactly_the_declared_one_beyond_it(tiny, name, attn, wi
     model = labkit.to_bidirectional(tiny(name, attn).model, window=window, layers=layers)
     assert torch.equal(layer_cells(model, N)[0, 0], window_cells(N, reach, reach))
     real = mixed_batch()
-    for row, cells in zip(real, layer_cells(model, N, real)[0]):
+    for row, cells in zip(real, layer_cells(model, N, real)[0], strict=True):
         n = int(row.sum())
         assert torch.equal(cells[row][:, row], window_cells(n, reach, reach))
 
@@ -219,7 +219,7 @@ def test_a_window_that_the_config_alone_holds_is_exact_too(name):
 @pytest.mark.parametrize(("window", "reach"), [("keep", W - 1), ("halve", W // 2)])
 @pytest.mark.parametrize("model_name", ["tiny-gemma3", "mistral"])
 def test_flash_attention_would_be_handed_the_declared_window(tiny, monkeypatch, window, reach, model_name):
-    """Flash attention cannot run here; what reaches its kernel can be read: is_causal, and a window of w = w-1 to a side."""
+    """Flash attention needs a GPU; what reaches its kernel can be read: is_causal, and w for w-1 tokens to a side."""
     model = tiny(model_name).model if model_name.startswith("tiny") else every_layer_local(model_name)
     labkit.to_bidirectional(model, window=window)
     handed = []
@@ -293,7 +293,7 @@ def test_flex_attention_has_the_declared_window_padded_or_not(tiny, name, layers
     reach = W - 1 if name != "tiny-llama" else None
     real = mixed_batch()
     assert torch.equal(layer_cells(model, N)[0, 0], window_cells(N, reach, reach))
-    for row, cells in zip(real, layer_cells(model, N, real)[0]):
+    for row, cells in zip(real, layer_cells(model, N, real)[0], strict=True):
         assert torch.equal(cells[row][:, row], window_cells(int(row.sum()), reach, reach))
         assert not cells[row][:, ~row].any()
 

@@ -57,7 +57,7 @@ def test_positions_count_real_tokens_on_either_side_of_the_padding(tiny, name, a
     real = torch.ones(3, N, dtype=torch.bool)
     real[1, -3:], real[2, :2] = False, False
     with labkit.masked(model, masks.prefix(3)):
-        for row, cells in zip(real, layer_cells(model, N, real).transpose(0, 1)):
+        for row, cells in zip(real, layer_cells(model, N, real).transpose(0, 1), strict=True):
             expected = masks.prefix(3).dense(int(row.sum()))
             assert all(torch.equal(layer[row][:, row], expected) for layer in cells)
             assert not cells[:, row][:, :, ~row].any()
@@ -102,7 +102,7 @@ def test_decoding_with_a_cache_equals_one_pass(tiny, name, attn, mask):
         for t in range(5, N):
             out = model(IDS[:, t : t + 1], past_key_values=out.past_key_values, use_cache=True)
             steps.append(out.logits)
-    # a local layer's cache lets go of keys older than its window of 8, so a mask that reaches further holds for 8 tokens
+    # a local layer's cache lets go of keys older than its window of 8: a mask that reaches further holds for 8 tokens
     outreaches = name in ("tiny-gemma2", "tiny-gemma3") and mask != masks.sliding_window(4)
     n = 8 if outreaches else N
     torch.testing.assert_close(torch.cat(steps, 1)[:, :n], whole[:, :n], atol=2e-5, rtol=1e-4)
