@@ -41,7 +41,7 @@ test: setup ## everything but the slow matrix: tests, and the notebooks compared
 
 test-fast: setup ## tests without notebooks and without real weights, under two minutes
 	@echo "labkit: running the fast tests"
-	@$(QUIET) $(PYTEST) $(PARALLEL) -m "not slow and not browser and not gemma" tests
+	@$(QUIET) $(PYTEST) $(PARALLEL) -m "not slow and not browser and not gemma and not matrix" tests
 
 test-all: setup ## everything, the slow matrix and the browser tests included
 	@echo "labkit: running all tests and the notebooks"

@@ -86,7 +86,7 @@ def find_decoder(model: nn.Module) -> Decoder:
         return causal[0]
     raise UnsupportedModelError(
         f"{type(model).__name__} holds no decoder that labkit knows: expected a transformers decoder, that is a "
-        "module with a config and a list of layers (`layers` or `h`), each with a self-attention module that has `is_causal`"
+        "module with a config and a list of layers (`layers` or `h`), each with a self-attention that has `is_causal`"
     )
 
 

@@ -2,8 +2,8 @@
 
 The route is `config.is_causal = False`: transformers (5.3 and later, for every family) then builds bidirectional masks
 *and* tells the kernels, so the conversion holds with and without padding, on every backend, and a saved folder keeps
-it. labkit adds what that switch leaves open: the exact window of local layers, packed documents, learned positions under left padding, a chosen
-subset of layers, and a proof.
+it. labkit adds what that switch leaves open: the exact window of local layers, packed documents, learned positions
+under left padding, a chosen subset of layers, and a proof.
 
 What is done is written into the text config as `labkit_attention`, so that `save_pretrained` and `labkit.load` keep it.
 """
@@ -244,7 +244,7 @@ def _generate_if_allowed(module: nn.Module, *args, allow_bidirectional: bool = F
     if not allow_bidirectional:
         raise BidirectionalGenerationError(
             "this model is bidirectional: its hidden states were computed with every token in view, and it was never "
-            "trained to predict the next one from them, so generate() would give nonsense. Call labkit.to_causal(model) "
-            "first, or generate(..., allow_bidirectional=True) to see what comes out"
+            "trained to predict the next one from them, so generate() would give nonsense. Call "
+            "labkit.to_causal(model) first, or generate(..., allow_bidirectional=True) to see what comes out"
         )
     return type(module).generate(module, *args, **kwargs)

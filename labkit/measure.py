@@ -2,7 +2,7 @@
 
 Nothing is read from the configuration to reach a verdict. Each attention module is replayed with one position changed
 at a time (`labkit.probe` states the rule for "influence"), on an unpadded row, on a padded one, and on a full row
-beside padded ones; then the whole model is, token by token. What both measurements say is held together in an `AuditReport`.
+beside padded ones; then the whole model is, token by token. What both say is held together in an `AuditReport`.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def _mask_problems(layers: list[LayerReport], views: dict[str, _View]) -> list[P
             allowed = composed([view.real_cells(i) for i in range(len(view.cells))], s.influence.shape[0])
             extra = s.influence & ~allowed[:, list(s.columns)]
             if bool(extra.any()):
-                text = f"{int(extra.sum())} pairs of tokens influence each other ({kind}) though no attention layer lets them"
+                text = f"{int(extra.sum())} pairs of tokens influence each other ({kind}) past every attention mask"
                 problems.append(Problem("influence-outside-attention", text))
                 break
     return problems

@@ -220,8 +220,8 @@ class Runner:
         if states is None or states.shape[:2] != ids.shape:
             shape = None if states is None else tuple(states.shape)
             raise AuditError(
-                f"{type(self.model).__name__} gave {shape} for token ids of shape {tuple(ids.shape)}: the audit needs one "
-                "output per position, (batch, sequence, ...)"
+                f"{type(self.model).__name__} gave {shape} for token ids of shape {tuple(ids.shape)}: the audit "
+                "needs one output per position, (batch, sequence, ...)"
             )
         return states.reshape(*states.shape[:2], -1)
 

@@ -161,7 +161,7 @@ def test_a_model_without_an_output_per_position_is_refused():
         def forward(self, input_ids):
             return super().forward(input_ids).mean(1)
 
-    with pytest.raises(AuditError, match="one output per position"):
+    with pytest.raises(AuditError, match="needs one output per position"):
         labkit.audit(Pooled(False))
 
 

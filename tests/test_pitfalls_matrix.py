@@ -20,6 +20,8 @@ from labkit.pitfalls.interventions import TEXT_FAMILIES
 from labkit.pitfalls.rewrites import attention_in_full, rewrite
 from labkit.tiny_models import build_tiny_model
 
+pytestmark = pytest.mark.matrix
+
 S = 12  # tokens in a row; longer than the window of the local layers, which is 8
 PADS = 3
 PADDINGS = ("unpadded", "right-padded", "left-padded")
