@@ -23,7 +23,7 @@ from labkit.report import AuditReport, LayerReport, Problem, Scenario
 
 __all__ = ["AuditReport", "assert_bidirectional", "assert_causal", "audit"]
 
-QUICK_TOKENS, FULL_TOKENS, PADS = 7, 12, 3
+QUICK_TOKENS, FULL_TOKENS, PADS = 6, 12, 3
 # Problems that leave the verdict standing: they concern inputs that not everybody uses.
 TOLERATED = ("packing-leak", "left-padding-position-shift")
 
@@ -151,8 +151,10 @@ def _view_batch(runner, modules, real: Tensor, kinds: list[str], quick: bool, se
     with recorded_calls(modules) as calls:
         base = runner.run(ids, mask)
     calls = [call for call in calls if _is_measurable(call, batch, n)]
-    columns, draws = ([0, n // 2, n - 1], 1) if quick else (list(range(n)), 2)
-    seen = token_influence(lambda x: runner.run(x, mask), ids, columns, runner.vocab_size, draws)  # (batch, n, columns)
+    edges = sorted({0, int(real.sum(1).min()) - 1, n - 1})  # first, last real one of the shortest row, last
+    columns, draws = (edges, 1) if quick else (list(range(n)), 2)
+    # (batch, n, columns)
+    seen = token_influence(lambda x: runner.run(x, mask), ids, columns, runner.vocab_size, draws, base)
     cells = [attention_influence(call, range(n), draws, seed) for call in calls]  # each (batch, n, n)
     views = {}
     for row, kind in enumerate(kinds):

@@ -235,16 +235,24 @@ class Runner:
 
 
 def token_influence(
-    run: Callable[[Tensor], Tensor], ids: Tensor, columns: Sequence[int], vocab_size: int, draws: int = 2
+    run: Callable[[Tensor], Tensor],
+    ids: Tensor,
+    columns: Sequence[int],
+    vocab_size: int,
+    draws: int = 2,
+    base: Tensor | None = None,
 ) -> Tensor:
-    """Which outputs of the model each of the input positions `columns` influences: bool (batch, seq, len(columns))."""
-    base, again = run(ids), run(ids)
+    """Which outputs of the model each of the input positions `columns` influences: bool (batch, seq, len(columns)).
+
+    `draws` other tokens are put at each position, so that one chance agreement does not hide a connection. `base` is
+    `run(ids)` if it is known already.
+    """
+    again = run(ids)
+    base = run(ids) if base is None else base
     noise = _difference(base, again)
     found = torch.zeros(*ids.shape, len(columns), dtype=torch.bool, device=base.device)
     for c, j in enumerate(columns):
-        for step in range(
-            1, draws + 1
-        ):  # several other tokens, so that one chance agreement does not hide a connection
+        for step in range(1, draws + 1):
             changed = ids.clone()
             changed[:, j] = (changed[:, j] + step * 7) % vocab_size
             found[:, :, c] |= _difference(run(changed), base) > NOISE_FACTOR * noise

@@ -1,4 +1,4 @@
-"""A table of verdicts as a picture: a row per model or recipe, a column per condition, a word and a sign in each cell."""
+"""A table of verdicts as a picture: a row per model or recipe, a column per condition, a word and sign per cell."""
 
 from __future__ import annotations
 
