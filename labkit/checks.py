@@ -170,7 +170,7 @@ def batch_and_positions(subject: Subject, problems: list[Problem]) -> None:
             break
     gap = difference(together[2:, pads:], short)
     if gap > 4 * subject.tolerance:  # in 16 bits a rotary angle is rounded differently at another position
-        text = f"padded on the left, the states of a text differ by {gap:.1%}: its positions are counted with the pads"
+        text = f"padded on the left, the states of a text differ by {gap:.1%}: pads count as positions"
         problems.append(Problem("left-padding-position-shift", text))
 
 
@@ -231,14 +231,14 @@ def cache(subject: Subject, problems: list[Problem]) -> None:
 def backends(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
     """The layers must see the same under eager and under sdpa, without and with padding."""
     config, here = subject.decoder.config, subject.decoder.backend
-    own = _all_cells(subject)
+    own, finite = _all_cells(subject), _is_finite(subject)
     original = config._attn_implementation
     for other in ("eager", "sdpa"):
         if other == here:
             continue
         try:
             config._attn_implementation = other
-            theirs = _all_cells(subject)
+            theirs, finite_there = _all_cells(subject), _is_finite(subject)
         except (ValueError, NotImplementedError, ConversionError) as error:
             notes.append(f"the attention backend {other!r} does not run this model ({str(error).splitlines()[0]})")
             continue
@@ -248,6 +248,9 @@ def backends(subject: Subject, problems: list[Problem], notes: list[str]) -> Non
         if differing:
             text = f"what {len(differing)} layers see depends on the attention backend: {here!r} and {other!r} disagree"
             problems.append(Problem("depends-on-backend", text, differing))
+        elif finite and not finite_there:
+            text = f"under the attention backend {other!r} a padded batch gives NaN or infinite numbers"
+            problems.append(Problem("depends-on-backend", text))
 
 
 def train_mode(subject: Subject, problems: list[Problem]) -> None:
@@ -301,6 +304,12 @@ def _all_cells(subject: Subject) -> list[Tensor]:
         inside = rows[:, :, None]  # what padded queries see is of no consequence
         collected.append([attention_influence(call, range(n), 2, subject.seed) & inside for call in calls])
     return [torch.cat(pair) for pair in zip(*collected, strict=True)]
+
+
+def _is_finite(subject: Subject) -> bool:
+    real = torch.ones(2, TOKENS, dtype=torch.bool)
+    real[1, -3:] = False
+    return bool(subject.runner.run(subject.ids(2), real).isfinite().all())
 
 
 def _differing(a: list[Tensor], b: list[Tensor]) -> tuple[int, ...]:

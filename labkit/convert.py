@@ -240,11 +240,15 @@ def _generators(model: nn.Module) -> list[nn.Module]:
 
 
 def _generate_if_allowed(module: nn.Module, *args, allow_bidirectional: bool = False, **kwargs):
-    """Stands in for `generate` on a converted model; `allow_bidirectional=True` does it anyway."""
+    """Stands in for `generate` on a converted model; `allow_bidirectional=True` does it anyway.
+
+    It then runs without a cache unless told otherwise: cached states would not have seen the tokens that came later.
+    """
     if not allow_bidirectional:
         raise BidirectionalGenerationError(
             "this model is bidirectional: its hidden states were computed with every token in view, and it was never "
             "trained to predict the next one from them, so generate() would give nonsense. Call "
             "labkit.to_causal(model) first, or generate(..., allow_bidirectional=True) to see what comes out"
         )
+    kwargs.setdefault("use_cache", False)
     return type(module).generate(module, *args, **kwargs)

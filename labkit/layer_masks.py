@@ -35,7 +35,7 @@ def masked(model: nn.Module, mask) -> Iterator[nn.Module]:
             (a 2-D attention_mask) and packed documents (restarting position_ids) stay isolated on top of it.
 
     Contexts nest; the innermost mask that speaks of a layer counts. Works with a KV cache, except that the cache of a
-    local layer keeps no keys beyond its window, whatever the mask.
+    local layer keeps no keys beyond its window, whatever the mask. With gradient checkpointing, call `backward` inside.
 
     Raises:
         MaskError: not a mask, or not one per layer. ConversionError: a backend or an input that cannot carry a mask.
@@ -58,6 +58,7 @@ class _Call:
     real: Tensor | None = None  # True = a real token; None = no padding
     documents: Tensor | None = None  # number of the packed document of each token; None = one document per row
     cache: object | None = None
+    masks: dict[int, Mask] = field(default_factory=dict)  # what each layer was to get when the pass began
     built: dict = field(default_factory=dict)  # masks made in this pass, shared by the layers that want the same
 
 
@@ -129,13 +130,15 @@ class LayerMasks:
             )
         else:
             self.call = _Call(documents=_documents(positions) if cache is None else None, cache=cache)
+        self.call.masks = {i: m for i in range(len(self.layers)) if (m := self.wanted(i)) is not None}
         return args, kwargs
 
     def _before_layer(self, index: int, layer: nn.Module, args: tuple, kwargs: dict):
-        mask = self.wanted(index)
-        if mask is None or self.call is None:
-            return None
         hidden = args[0] if args else kwargs["hidden_states"]
+        call = self._call_of(layer, hidden)
+        if call is None or index not in call.masks:
+            return None
+        mask = call.masks[index]
         backend = Decoder(self.stack, (), (), ()).backend
         if backend == "flash":
             if self.overrides:
@@ -143,26 +146,40 @@ class LayerMasks:
                     f"flash attention takes no mask, so {mask} cannot be put in force: load the model with attn='sdpa'"
                 )
             return args, {**kwargs, "is_causal": False}  # its padding and packing reach the kernel as they are
-        rendered = self._render(mask, index, hidden, backend)
+        rendered = _render(mask, call, index, hidden, backend)
         kwargs = {**kwargs, "is_causal": False}
         if self._mask_at is not None and self._mask_at < len(args):
             return (*args[: self._mask_at], rendered, *args[self._mask_at + 1 :]), kwargs
         return args, {**kwargs, "attention_mask": rendered}
 
-    # -- rendering ----------------------------------------------------------------------------------------------------
+    def _call_of(self, layer: nn.Module, hidden: Tensor) -> _Call | None:
+        """The forward pass that this layer call belongs to; under gradient checkpointing maybe not the latest one."""
+        if not (layer.training and getattr(layer, "gradient_checkpointing", False)) or _is_compiling():
+            return self.call
+        if torch._C._current_graph_task_id() == -1:  # not within a backward pass
+            hidden._labkit_call = self.call
+            return self.call
+        call = getattr(hidden, "_labkit_call", None)  # recomputing (some transformers versions run hooks again)
+        if call is None:
+            raise ConversionError(
+                "gradient checkpointing recomputes a layer on a copy of its input, and the mask of that forward pass "
+                "is lost: call gradient_checkpointing_enable({'use_reentrant': False})"
+            )
+        return call
 
-    def _render(self, mask: Mask, index: int, hidden: Tensor, backend: str):
-        """The mask as this backend takes it: None (all open), bool (sdpa), float (eager) or BlockMask (flex)."""
-        q_len, call = hidden.shape[1], self.call
-        past, kv_len = _cache_lengths(call.cache, index, q_len)
-        open_to_all = mask == bidirectional() and call.real is None and call.documents is None and past == 0
-        if open_to_all and kv_len == q_len and backend != "eager":
-            return None
-        key = (mask, q_len, past, kv_len, hidden.dtype, backend)
-        if key not in call.built:
-            cells = _cells(mask, call, q_len, past, kv_len, hidden.device)  # (batch or 1, q_len, kv_len)
-            call.built[key] = _as_backend_mask(cells, backend, hidden.dtype)
-        return call.built[key]
+
+def _render(mask: Mask, call: _Call, index: int, hidden: Tensor, backend: str):
+    """The mask as this backend takes it: None (all open), bool (sdpa), float (eager) or BlockMask (flex)."""
+    q_len = hidden.shape[1]
+    past, kv_len = _cache_lengths(call.cache, index, q_len)
+    open_to_all = mask == bidirectional() and call.real is None and call.documents is None and past == 0
+    if open_to_all and kv_len == q_len and backend != "eager":
+        return None
+    key = (mask, q_len, past, kv_len, hidden.dtype, backend)
+    if key not in call.built:
+        cells = _cells(mask, call, q_len, past, kv_len, hidden.device)  # (batch or 1, q_len, kv_len)
+        call.built[key] = _as_backend_mask(cells, backend, hidden.dtype)
+    return call.built[key]
 
 
 class _BeforeLayer:
@@ -299,7 +316,10 @@ def _cache_lengths(cache, index: int, q_len: int) -> tuple[int, int]:
     if cache is None:
         return 0, q_len
     past = int(cache.get_seq_length(index))
-    kv_len, _ = cache.get_mask_sizes(q_len, index)
+    try:
+        kv_len, _ = cache.get_mask_sizes(q_len, index)
+    except AttributeError:  # older transformers: takes the positions of the queries, not their number
+        kv_len, _ = cache.get_mask_sizes(torch.arange(past, past + q_len), index)
     return past, int(kv_len)
 
 

@@ -136,7 +136,7 @@ def _look(runner: Runner, modules: Sequence[nn.Module], quick: bool, seed: int) 
     views = _view_batch(runner, modules, torch.ones(1, n, dtype=torch.bool), ["unpadded"], quick, seed)
     if runner.takes("attention_mask"):
         pads = 2 if quick else PADS
-        kinds = ["full row of a padded batch", "right-padded", "left-padded"][: 2 if quick else 3]
+        kinds = ["beside padding", "right-padded", "left-padded"][: 2 if quick else 3]
         real = torch.ones(len(kinds), n, dtype=torch.bool)
         real[1, n - pads :] = False
         real[2:, :pads] = False
@@ -241,15 +241,12 @@ def _mask_problems(layers: list[LayerReport], views: dict[str, _View]) -> list[P
     problems = []
     flipped = [r.index for r in layers if len(set(r.scenarios.values())) > 1]
     if flipped:
-        changes = {f"{r.scenarios['unpadded']} without padding" for r in layers if r.index in flipped}
-        others = {f"{v} in a {k}" for r in layers for k, v in r.scenarios.items() if v != r.verdict}
-        problems.append(
-            Problem(
-                "padding-flips-mask",
-                f"{layer_list(flipped)}: {' or '.join(sorted(changes))}, but {', '.join(sorted(others))} batch",
-                tuple(flipped),
-            )
-        )
+        first = layers[flipped[0]]
+        by_verdict: dict[str, list[str]] = {}
+        for kind, verdict in first.scenarios.items():
+            by_verdict.setdefault(verdict, []).append(kind)
+        said = ", but ".join(f"{verdict} ({', '.join(kinds)})" for verdict, kinds in by_verdict.items())
+        problems.append(Problem("padding-flips-mask", f"{layer_list(flipped)}: {said}", tuple(flipped)))
     elif len({view.scenario.verdict for view in views.values()}) > 1:
         said = ", ".join(f"{view.scenario.verdict} ({kind})" for kind, view in views.items())
         problems.append(Problem("padding-flips-mask", f"what the model can see depends on the padding: {said}"))

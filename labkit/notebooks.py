@@ -236,6 +236,7 @@ def _execute(path: Path, timeout: int | float, environment: dict[str, str]) -> N
             km=_kernel_of_this_python(Path(kernels)),
             timeout=timeout,
             startup_timeout=120,
+            coalesce_streams=True,  # printed lines in one piece, however they arrived
             record_timing=False,  # timestamps would change the file on every run
             skip_cells_with_tag=SKIP_TAG,
             resources={"metadata": {"path": str(path.resolve().parent)}},

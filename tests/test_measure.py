@@ -195,7 +195,7 @@ def test_the_popular_recipe_fails_the_assertion_with_the_reason(tiny):
         layer.self_attn.is_causal = False
     with pytest.raises(MaskAssertionError, match="measured as mixed"):
         labkit.assert_bidirectional(model, quick=True)
-    assert "bidirectional without padding, but causal" in str(labkit.audit(model, quick=True).problems[0])
+    assert "bidirectional (unpadded), but causal (beside padding" in str(labkit.audit(model, quick=True).problems[0])
 
 
 def test_a_long_window_is_measured_without_a_long_sequence(tiny):

@@ -108,7 +108,7 @@ def road_svg(steps: Sequence[tuple[int, str]], here: int | None = None) -> Svg:
     steps = [(int(number), str(title)) for number, title in steps]
     if not steps:
         raise MaskError("road_svg takes a list of (number, title) with at least one step")
-    wide, high, gap = 200, 64, 24
+    wide, high, gap = 180, 64, 24
     body = []
     for i, (number, title) in enumerate(steps):
         x, y = 10 + (i % 4) * (wide + gap), 10 + (i // 4) * (high + gap)
@@ -120,7 +120,7 @@ def road_svg(steps: Sequence[tuple[int, str]], here: int | None = None) -> Svg:
         body.append(
             f'<text x="{x + 12}" y="{y + 38}" font-size="18" font-weight="bold" fill="{ink}">{number:02d}</text>'
         )
-        lines = _wrapped(title, 21)[:3]
+        lines = _wrapped(title, 18)[:3]
         for line, words in enumerate(lines):
             down = y + high // 2 + 5 + round((line - (len(lines) - 1) / 2) * 16)
             body.append(f'<text x="{x + 46}" y="{down}" fill="{ink}">{escape(words)}</text>')
