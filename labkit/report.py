@@ -95,10 +95,12 @@ class AuditReport:
         lines = [f"{self.model} ({self.backend or 'no known backend'}, {self.dtype}): {self.verdict.upper()}"]
         if self.layers:
             kinds = list(self.layers[0].scenarios)
-            table = [["layer", "measured mask", "sees left, right", *kinds]]
+            windows = any(layer.reach is not None for layer in self.layers)
+            table = [["layer", "measured mask", *(["sees left, right"] if windows else []), *kinds]]
             for first, last in _runs(self.layers):
                 numbers = str(first.index) if first is last else f"{first.index}-{last.index}"
-                table.append([numbers, repr(first.mask), _reach_text(first.reach), *first.scenarios.values()])
+                reach = [_reach_text(first.reach)] if windows else []
+                table.append([numbers, repr(first.mask), *reach, *first.scenarios.values()])
             lines += _columns(table)
         else:
             lines += [f"  {kind}: {scenario.verdict}" for kind, scenario in self.whole.items()]

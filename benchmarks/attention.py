@@ -1,0 +1,335 @@
+"""What bidirectional attention costs: the converted model against the causal one and against the full-mask recipe.
+
+    python benchmarks/attention.py [--lengths 128 512 1024] [--train-lengths 128 512] [--repeats 5] [--threads N]
+    python benchmarks/attention.py --quick          (a tiny model, seconds, nothing is written)
+
+Three arms run the same weights: `causal`, the model as it was; `converted`, after `labkit.to_bidirectional`; `recipe`,
+the common way to the same end, an explicit float mask (batch, 1, S, S) handed to every layer: 0 everywhere, the most
+negative number at padded keys, built once per call (that is part of its time). The recipe lets local layers see past
+their window, so beyond it the two compute different things.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
+
+from benchmarks import machine  # noqa: E402
+
+ARMS = ("causal", "converted", "recipe")
+PADDED_SHARE = 0.75  # of the second row of a padded batch is real
+NOTES = (
+    "Layer stack without the vocabulary head, batch of 2, the second row one quarter padding where padded. seconds: "
+    "one forward pass (step=forward, no gradients), or forward, backward and an SGD update of all but the embedding "
+    "(step=train), after one warm-up, the arms in turn within each round. ratios: of the times of one round, below 1 = "
+    "the converted model was faster. peak_mb: highest memory above that before the call (1 MB = 1e6 bytes): resident "
+    "memory, sampled, in a process of its own for each arm (on a GPU: torch's own count). square: every tensor of "
+    "shape (..., S, S) that one forward pass made, run at S - 1, a length that no other dimension of the model has. "
+    "masks_per_layer: what the attention modules were handed, by layer type: the number of different masks, or none "
+    "(the kernel is told by a flag)."
+)
+
+
+# ---- the three arms ------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """One model three times over, the weights shared, and the batch to run."""
+
+    def __init__(self, name: str, dtype: str | None, device: str, arms=ARMS):
+        import torch
+
+        import labkit
+
+        stack = labkit.load(name, dtype=dtype, device=device).model.base_model
+        self.torch, self.device, self.stack, self.arms = torch, device, stack, tuple(arms)
+        stack.get_input_embeddings().weight.requires_grad_(False)
+        self.dtype = next(stack.parameters()).dtype
+        self.converted = stack
+        if "converted" in arms:
+            shared = {id(t): t for t in [*stack.parameters(), *stack.buffers()]}
+            self.converted = labkit.to_bidirectional(copy.deepcopy(stack, shared))
+
+    def batch(self, length: int, padded: bool):
+        """ids (2, length) and the 2-D padding mask, or None."""
+        torch = self.torch
+        generator = torch.Generator().manual_seed(length)
+        vocabulary = self.stack.get_input_embeddings().num_embeddings
+        ids = torch.randint(8, vocabulary, (2, length), generator=generator).to(self.device)
+        if not padded:
+            return ids, None
+        real = torch.ones(2, length, dtype=torch.long, device=self.device)
+        real[1, int(PADDED_SHARE * length) :] = 0
+        return ids, real
+
+    def states(self, arm: str, ids, real):
+        """Last hidden states, (2, length, dim)."""
+        if arm == "recipe":
+            real = self.full_mask(ids, real)
+        stack = self.converted if arm == "converted" else self.stack
+        return stack(input_ids=ids, attention_mask=real, use_cache=False).last_hidden_state
+
+    def full_mask(self, ids, real):
+        """The recipe's mask, (2, 1, S, S), float."""
+        torch, (batch, length) = self.torch, ids.shape
+        mask = torch.zeros(batch, 1, length, length, dtype=self.dtype, device=self.device)
+        if real is not None:
+            mask.masked_fill_(real[:, None, None, :] == 0, torch.finfo(self.dtype).min)
+        return mask
+
+    def forward(self, arm: str, ids, real) -> None:
+        with self.torch.no_grad():
+            self.states(arm, ids, real)
+        self.wait()
+
+    def train(self, arm: str, ids, real) -> None:
+        parameters = [p for p in self.stack.parameters() if p.requires_grad]
+        loss = self.states(arm, ids, real).float().pow(2).mean()
+        loss.backward()
+        with self.torch.no_grad():
+            for parameter in parameters:
+                parameter -= 1e-9 * parameter.grad
+                parameter.grad = None
+        self.wait()
+
+    def wait(self) -> None:
+        if self.device.startswith("cuda"):
+            self.torch.cuda.synchronize()
+
+    def check(self, length: int) -> None:
+        """The arms compute what their names say, or there is nothing to compare."""
+        for padded in (False, True):
+            ids, real = self.batch(length, padded)
+            with self.torch.no_grad():
+                causal, converted, recipe = (self.states(arm, ids, real)[1, 0].float() for arm in ARMS)
+            cosine = self.torch.nn.functional.cosine_similarity
+            window = getattr(self.stack.config, "sliding_window", None)
+            if length <= (window or length) and cosine(converted, recipe, dim=0) < 0.99:
+                sys.exit("the converted model and the recipe differ on a text shorter than the window")
+            if cosine(converted, causal, dim=0) > 0.9999:
+                sys.exit("the converted model and the causal one compute the same")
+
+
+# ---- time ----------------------------------------------------------------------------------------------------------
+
+
+def timed(bench: Bench, step: str, length: int, padded: bool, repeats: int) -> dict:
+    """Seconds of each arm, one after the other in each round, so that a slow moment of the machine hits all three."""
+    ids, real = bench.batch(length, padded)
+    seconds = {arm: [] for arm in ARMS}
+    for number in range(repeats + 1):
+        for arm in ARMS:
+            began = time.perf_counter()
+            getattr(bench, step)(arm, ids, real)
+            if number:  # the first round warms up
+                seconds[arm].append(time.perf_counter() - began)
+    ratios = {
+        f"converted/{other}": machine.spread(
+            [round(a / b, 4) for a, b in zip(seconds["converted"], seconds[other], strict=True)]
+        )
+        for other in ("causal", "recipe")
+    }
+    return {
+        "seconds": {arm: machine.spread([round(s, 5) for s in each]) for arm, each in seconds.items()},
+        "ratios": ratios,
+    }
+
+
+# ---- memory --------------------------------------------------------------------------------------------------------
+
+
+def peak_mb(bench: Bench, step: str, arm: str, length: int, padded: bool) -> float:
+    """Memory at its highest during one call, above that before it."""
+    ids, real = bench.batch(length, padded)
+    if bench.device.startswith("cuda"):
+        bench.torch.cuda.reset_peak_memory_stats()
+        before = bench.torch.cuda.memory_allocated()
+        getattr(bench, step)(arm, ids, real)
+        return (bench.torch.cuda.max_memory_allocated() - before) / 1e6
+    with ResidentMemory() as memory:
+        getattr(bench, step)(arm, ids, real)
+    return memory.grown / 1e6
+
+
+class ResidentMemory:
+    """Samples the resident memory of this process every millisecond (ru_maxrss would show the peak of loading)."""
+
+    def __enter__(self):
+        import psutil
+
+        process = psutil.Process()
+        self.read = lambda: process.memory_info().rss
+        self.before = self.highest = self.read()
+        self.running = True
+        self.thread = threading.Thread(target=self._sample, daemon=True)
+        self.thread.start()
+        return self
+
+    def _sample(self) -> None:
+        while self.running:
+            self.highest = max(self.highest, self.read())
+            time.sleep(0.001)
+
+    def __exit__(self, *_) -> None:
+        self.highest = max(self.highest, self.read())
+        self.running = False
+        self.thread.join()
+
+    @property
+    def grown(self) -> int:
+        return self.highest - self.before
+
+
+def one_arm(options: argparse.Namespace) -> None:
+    """In a process of its own: the memory of one arm at every length, and its square tensors. Prints JSON."""
+    bench = Bench(options.model, options.dtype, options.device, [options.arm])
+    rows = []
+    for step, length, padded in cases(options):
+        ids, real = bench.batch(8, padded)
+        getattr(bench, step)(options.arm, ids, real)  # lazily made buffers are not counted
+        row = {"step": step, "length": length, "padded": padded}
+        row["peak_mb"] = round(peak_mb(bench, step, options.arm, length, padded), 1)
+        if step == "forward":
+            row |= structure(bench, options.arm, length - 1, padded)
+        rows.append(row)
+    print(json.dumps(rows))
+
+
+def structure(bench: Bench, arm: str, length: int, padded: bool) -> dict:
+    """The S x S tensors that one forward pass makes, and the masks that its attention modules are handed."""
+    from labkit.anatomy import find_decoder
+
+    stack = bench.converted if arm == "converted" else bench.stack
+    decoder, handed, hooks = find_decoder(stack), {}, []
+    for attention, kind in zip(decoder.attentions, decoder.layer_types, strict=True):
+
+        def note(module, args, kwargs, kind=kind):
+            masks = [a for a in [*args, *kwargs.values()] if getattr(a, "ndim", 0) == 4]
+            handed.setdefault(kind, []).extend(masks or [None])
+
+        hooks.append(attention.register_forward_pre_hook(note, with_kwargs=True))
+    ids, real = bench.batch(length, padded)
+    with squares_counted(length) as squares:
+        bench.forward(arm, ids, real)
+    for hook in hooks:
+        hook.remove()
+    different = {kind: {id(m) if m is None else m.data_ptr() for m in masks} for kind, masks in handed.items()}
+    masks = {kind: "none" if handed[kind].count(None) == len(handed[kind]) else len(d) for kind, d in different.items()}
+    return {"square": squares, "masks_per_layer": masks}
+
+
+def squares_counted(length: int):
+    """A context whose value, after it, holds how many (..., S, S) tensors were made, and the largest in MB."""
+    from contextlib import contextmanager
+
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    found = {"made": 0, "largest_mb": 0.0}
+
+    class Counter(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+            for t in tree_leaves(out):
+                square = isinstance(t, torch.Tensor) and t.ndim >= 2 and t.shape[-2:] == (length, length)
+                if square and t.untyped_storage().data_ptr() not in given:  # made here, not a view of what was given
+                    found["made"] += 1
+                    found["largest_mb"] = max(found["largest_mb"], round(t.untyped_storage().nbytes() / 1e6, 3))
+            return out
+
+    @contextmanager
+    def counted():
+        with Counter():
+            yield found
+
+    return counted()
+
+
+def memory_of(arm: str, options: argparse.Namespace) -> list[dict]:
+    """`one_arm`, run in a new process."""
+    command = [sys.executable, __file__, "--arm", arm, "--model", options.model, "--device", options.device]
+    command += ["--threads", str(options.threads)] + (["--dtype", options.dtype] if options.dtype else [])
+    for flag in ("lengths", "train_lengths"):
+        command += [f"--{flag.replace('_', '-')}", *map(str, getattr(options, flag))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"measuring the memory of {arm} failed:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# ---- the whole benchmark -------------------------------------------------------------------------------------------
+
+
+def cases(options: argparse.Namespace) -> list[tuple[str, int, bool]]:
+    """(step, length, padded), short ones first."""
+    forward = [("forward", n, padded) for n in sorted(options.lengths) for padded in (False, True)]
+    return forward + [("train", n, padded) for n in sorted(options.train_lengths) for padded in (False, True)]
+
+
+def measure(options: argparse.Namespace) -> list[dict]:
+    memory = {arm: memory_of(arm, options) for arm in ARMS}
+    bench = Bench(options.model, options.dtype, options.device)
+    bench.check(min(options.lengths))
+    rows = []
+    for number, (step, length, padded) in enumerate(cases(options)):
+        row = {"step": step, "length": length, "padded": padded}
+        row |= timed(bench, step, length, padded, options.repeats)
+        here = {arm: memory[arm][number] for arm in ARMS}
+        for what in ("peak_mb", "square", "masks_per_layer"):
+            if what in here["causal"]:
+                row[what] = {arm: here[arm][what] for arm in ARMS}
+        rows.append(row)
+        print(sentence(row), flush=True)
+    return rows
+
+
+def sentence(row: dict) -> str:
+    words = [f"{row['step']:7} S={row['length']:<5} {'padded  ' if row['padded'] else 'unpadded'}"]
+    words += [f"{arm} {row['seconds'][arm]['median'] * 1e3:.0f} ms, {row['peak_mb'][arm]:.0f} MB" for arm in ARMS]
+    ratio = row["ratios"]["converted/recipe"]
+    words.append(f"converted/recipe {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})")
+    if "square" in row:
+        words.append(f"S x S made: {', '.join(str(row['square'][arm]['made']) for arm in ARMS)}")
+    return "; ".join(words)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="gemma3-270m")
+    parser.add_argument("--dtype", default=None, help="a torch dtype (default: as stored)")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 1024], help="of the forward pass")
+    parser.add_argument("--train-lengths", type=int, nargs="*", default=[128, 512], help="of the training step")
+    parser.add_argument("--repeats", type=int, default=5, help="timed rounds (default 5)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads (default: all cores)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--quick", action="store_true", help="tiny-gemma3 at short lengths; writes nothing")
+    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)  # the memory of one arm, in this process
+    options = parser.parse_args()
+    if options.quick:
+        options.model, options.lengths, options.train_lengths, options.repeats = "tiny-gemma3", [32, 96], [32], 3
+
+    import torch
+
+    torch.set_num_threads(options.threads)
+    if options.arm:
+        return one_arm(options)
+    rows = measure(options)
+    if not options.quick:
+        settings = {"model": options.model, "dtype": options.dtype or "as stored", "device": options.device, "batch": 2}
+        name = "attention" if options.device == "cpu" else "attention_gpu"
+        print(machine.write(name, settings | {"cases": rows}, NOTES))
+
+
+if __name__ == "__main__":
+    main()
