@@ -262,7 +262,9 @@ def memory_of(arm: str, options: argparse.Namespace) -> list[dict]:
     command += ["--threads", str(options.threads)] + (["--dtype", options.dtype] if options.dtype else [])
     for flag in ("lengths", "train_lengths"):
         command += [f"--{flag.replace('_', '-')}", *map(str, getattr(options, flag))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # glibc must give freed tensors back to the system at once, or the next case would reuse them and seem to need nothing
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"measuring the memory of {arm} failed:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])

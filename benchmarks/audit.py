@@ -101,9 +101,8 @@ def main() -> None:
         for kind, each in row["seconds"].items():
             print(f"  {kind:17} {each['median']:8.3f} s  ({each['min']:.3f} to {each['max']:.3f})")
         ratio = row["conversion_per_forward"]
-        print(
-            f"  conversion / forward of {PROBE_TOKENS}: {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
-        )
+        spread = f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
+        print(f"  conversion / forward of {PROBE_TOKENS} tokens: {spread}")
     if not options.quick:
         print(machine.write("audit", rows, NOTES))
 
