@@ -31,9 +31,10 @@ NOTES = (
     "Layer stack without the vocabulary head, batch of 2, the second row one quarter padding where padded. seconds: "
     "one forward pass (step=forward, no gradients), or forward, backward and an SGD update of all but the embedding "
     "(step=train), after one warm-up, the arms in turn within each round. ratios: of the times of one round, below 1 = "
-    "the converted model was faster. peak_mb: highest memory above that before the call (1 MB = 1e6 bytes): resident "
-    "memory, sampled, in a process of its own for each arm (on a GPU: torch's own count). square: every tensor of "
-    "shape (..., S, S) that one forward pass made, run at S - 1, a length that no other dimension of the model has. "
+    "the converted model was faster. peak_mb: the highest memory (1 MB = 1e6 bytes) above that after loading and a "
+    "call of 8 tokens: resident memory, sampled, in a process of its own for each arm, step and kind of padding, from "
+    "the shortest length to the longest (on a GPU: torch's own count). square: every tensor of shape "
+    "(..., S, S) that one forward pass made, run at S - 1, a length that no other dimension of the model has. "
     "masks_per_layer: what the attention modules were handed, by layer type: the number of different masks, or none "
     "(the kernel is told by a flag)."
 )
@@ -147,60 +148,52 @@ def timed(bench: Bench, step: str, length: int, padded: bool, repeats: int) -> d
 # ---- memory --------------------------------------------------------------------------------------------------------
 
 
-def peak_mb(bench: Bench, step: str, arm: str, length: int, padded: bool) -> float:
-    """Memory at its highest during one call, above that before it."""
-    ids, real = bench.batch(length, padded)
-    if bench.device.startswith("cuda"):
-        bench.torch.cuda.reset_peak_memory_stats()
-        before = bench.torch.cuda.memory_allocated()
-        getattr(bench, step)(arm, ids, real)
-        return (bench.torch.cuda.max_memory_allocated() - before) / 1e6
-    with ResidentMemory() as memory:
-        getattr(bench, step)(arm, ids, real)
-    return memory.grown / 1e6
+class Memory:
+    """The highest resident memory of this process since `Memory` was made, in MB above that at its making.
 
+    Sampled every millisecond: ru_maxrss would show the peak of loading. Freed memory may stay resident, so several
+    calls are to be measured from small to large. On a GPU torch counts, exactly.
+    """
 
-class ResidentMemory:
-    """Samples the resident memory of this process every millisecond (ru_maxrss would show the peak of loading)."""
-
-    def __enter__(self):
+    def __init__(self, bench: Bench):
         import psutil
 
+        self.cuda = bench.torch.cuda if bench.device.startswith("cuda") else None
         process = psutil.Process()
-        self.read = lambda: process.memory_info().rss
-        self.before = self.highest = self.read()
-        self.running = True
-        self.thread = threading.Thread(target=self._sample, daemon=True)
-        self.thread.start()
-        return self
+        self.read = self.cuda.memory_allocated if self.cuda else lambda: process.memory_info().rss
+        self.before = self.read()
+
+    def of(self, call, *args) -> float:
+        """Run `call(*args)`; the highest memory while it ran."""
+        if self.cuda:
+            self.cuda.reset_peak_memory_stats()
+            call(*args)
+            return round((self.cuda.max_memory_allocated() - self.before) / 1e6, 1)
+        self.highest, self.running = self.read(), True
+        sampler = threading.Thread(target=self._sample, daemon=True)
+        sampler.start()
+        call(*args)
+        self.running = False
+        sampler.join()
+        return round((max(self.highest, self.read()) - self.before) / 1e6, 1)
 
     def _sample(self) -> None:
         while self.running:
             self.highest = max(self.highest, self.read())
             time.sleep(0.001)
 
-    def __exit__(self, *_) -> None:
-        self.highest = max(self.highest, self.read())
-        self.running = False
-        self.thread.join()
-
-    @property
-    def grown(self) -> int:
-        return self.highest - self.before
-
 
 def one_arm(options: argparse.Namespace) -> None:
-    """In a process of its own: the memory of one arm at every length, and its square tensors. Prints JSON."""
+    """In a process of its own: one arm, one step, padded or not, at every length. Prints JSON."""
     bench = Bench(options.model, options.dtype, options.device, [options.arm])
-    rows = []
-    for step, length, padded in cases(options):
-        ids, real = bench.batch(8, padded)
-        getattr(bench, step)(options.arm, ids, real)  # lazily made buffers are not counted
-        row = {"step": step, "length": length, "padded": padded}
-        row["peak_mb"] = round(peak_mb(bench, step, options.arm, length, padded), 1)
-        if step == "forward":
-            row |= structure(bench, options.arm, length - 1, padded)
-        rows.append(row)
+    call, rows = getattr(bench, options.step), []
+    call(options.arm, *bench.batch(8, options.padded))  # what is made lazily, once, is not counted
+    memory = Memory(bench)
+    for length in sorted(options.lengths):
+        rows.append({"peak_mb": memory.of(call, options.arm, *bench.batch(length, options.padded))})
+    if options.step == "forward":
+        for row, length in zip(rows, sorted(options.lengths), strict=True):
+            row |= structure(bench, options.arm, length - 1, options.padded)
     print(json.dumps(rows))
 
 
@@ -256,15 +249,15 @@ def squares_counted(length: int):
     return counted()
 
 
-def memory_of(arm: str, options: argparse.Namespace) -> list[dict]:
-    """`one_arm`, run in a new process."""
-    command = [sys.executable, __file__, "--arm", arm, "--model", options.model, "--device", options.device]
-    command += ["--threads", str(options.threads)] + (["--dtype", options.dtype] if options.dtype else [])
-    for flag in ("lengths", "train_lengths"):
-        command += [f"--{flag.replace('_', '-')}", *map(str, getattr(options, flag))]
-    # glibc must give freed tensors back to the system at once, or the next case would reuse them and seem to need nothing
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+def memory_of(arm: str, step: str, padded: bool, options: argparse.Namespace) -> list[dict]:
+    """`one_arm`, run in a new process: one row for each length."""
+    lengths = options.lengths if step == "forward" else options.train_lengths
+    if not lengths:
+        return []
+    command = [sys.executable, __file__, "--arm", arm, "--step", step, *["--padded"] * padded]
+    command += ["--model", options.model, "--device", options.device, "--threads", str(options.threads)]
+    command += ["--dtype", options.dtype] if options.dtype else []
+    done = subprocess.run([*command, "--lengths", *map(str, lengths)], capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"measuring the memory of {arm} failed:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -273,26 +266,22 @@ def memory_of(arm: str, options: argparse.Namespace) -> list[dict]:
 # ---- the whole benchmark -------------------------------------------------------------------------------------------
 
 
-def cases(options: argparse.Namespace) -> list[tuple[str, int, bool]]:
-    """(step, length, padded), short ones first."""
-    forward = [("forward", n, padded) for n in sorted(options.lengths) for padded in (False, True)]
-    return forward + [("train", n, padded) for n in sorted(options.train_lengths) for padded in (False, True)]
-
-
 def measure(options: argparse.Namespace) -> list[dict]:
-    memory = {arm: memory_of(arm, options) for arm in ARMS}
-    bench = Bench(options.model, options.dtype, options.device)
-    bench.check(min(options.lengths))
+    bench = None
     rows = []
-    for number, (step, length, padded) in enumerate(cases(options)):
-        row = {"step": step, "length": length, "padded": padded}
-        row |= timed(bench, step, length, padded, options.repeats)
-        here = {arm: memory[arm][number] for arm in ARMS}
-        for what in ("peak_mb", "square", "masks_per_layer"):
-            if what in here["causal"]:
-                row[what] = {arm: here[arm][what] for arm in ARMS}
-        rows.append(row)
-        print(sentence(row), flush=True)
+    for step, lengths in {"forward": sorted(options.lengths), "train": sorted(options.train_lengths)}.items():
+        for padded in (False, True):
+            memory = {arm: memory_of(arm, step, padded, options) for arm in ARMS}
+            if bench is None:
+                bench = Bench(options.model, options.dtype, options.device)
+                bench.check(lengths[0])
+            for number, length in enumerate(lengths):
+                row = {"step": step, "length": length, "padded": padded}
+                row |= timed(bench, step, length, padded, options.repeats)
+                here = {arm: memory[arm][number] for arm in ARMS}
+                row |= {what: {arm: here[arm][what] for arm in ARMS} for what in here["causal"]}
+                rows.append(row)
+                print(sentence(row), flush=True)
     return rows
 
 
@@ -316,7 +305,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads (default: all cores)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--quick", action="store_true", help="tiny-gemma3 at short lengths; writes nothing")
-    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)  # the memory of one arm, in this process
+    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)  # with these three: the memory of one arm,
+    parser.add_argument("--step", choices=("forward", "train"), help=argparse.SUPPRESS)  # measured in this process
+    parser.add_argument("--padded", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.quick:
         options.model, options.lengths, options.train_lengths, options.repeats = "tiny-gemma3", [32, 96], [32], 3

@@ -31,11 +31,11 @@ PATIENCE = 120_000  # milliseconds
 
 @pytest.fixture(scope="module")
 def chromium() -> str:
-    pytest.importorskip("playwright", reason="playwright is not installed: pip install playwright")
+    pytest.importorskip("playwright", reason="playwright is not installed: scripts/install_browser.sh")
     pytest.importorskip("jupyterlab", reason="jupyterlab is not installed: pip install jupyterlab")
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:
-        pytest.skip("no Chromium on this machine: apt-get install chromium")
+        pytest.skip("no Chromium on this machine: scripts/install_browser.sh")
     return found
 
 
