@@ -246,9 +246,9 @@ def _generate_if_allowed(module: nn.Module, *args, allow_bidirectional: bool = F
     """
     if not allow_bidirectional:
         raise BidirectionalGenerationError(
-            "this model is bidirectional: its hidden states were computed with every token in view, and it was never "
-            "trained to predict the next one from them, so generate() would give nonsense. Call "
-            "labkit.to_causal(model) first, or generate(..., allow_bidirectional=True) to see what comes out"
+            "this model is bidirectional: it was not trained to predict the next token from states that see both ways, "
+            "and each new token changes the states of all before it, so its predictions are worse and a cache would be "
+            "wrong. Call labkit.to_causal(model) first, or generate(..., allow_bidirectional=True) to see what comes out"
         )
     kwargs.setdefault("use_cache", False)
     return type(module).generate(module, *args, **kwargs)

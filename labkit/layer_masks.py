@@ -34,11 +34,13 @@ def masked(model: nn.Module, mask) -> Iterator[nn.Module]:
             It replaces the layer's own mask, the window of a local layer included. Padding given with the batch
             (a 2-D attention_mask) and packed documents (restarting position_ids) stay isolated on top of it.
 
-    Contexts nest; the innermost mask that speaks of a layer counts. Works with a KV cache, except that the cache of a
-    local layer keeps no keys beyond its window, whatever the mask. With gradient checkpointing, call `backward` inside.
+    Contexts nest; the innermost mask that speaks of a layer counts. With gradient checkpointing, call `backward`
+    inside. With a KV cache, mind that transformers' default one keeps no keys of a local layer beyond its window; a
+    mask that opens them needs `past_key_values=DynamicCache()`, made without a config.
 
     Raises:
-        MaskError: not a mask, or not one per layer. ConversionError: a backend or an input that cannot carry a mask.
+        MaskError: not a mask, or not one per layer. ConversionError: a backend or an input that cannot carry a mask, or
+            a cache that has let go of keys which the mask opens.
     """
     decoder = find_decoder(model)
     chosen = _per_layer(mask, len(decoder.layers))
@@ -263,7 +265,13 @@ def _cells(mask: Mask, call: _Call, q_len: int, past: int, kv_len: int, device) 
     cells = self_for_empty_rows(cells)
     if kv_len > total:  # a static cache: slots that are not filled yet
         return torch.nn.functional.pad(cells, (0, kv_len - total))
-    return cells[..., total - kv_len :]  # a sliding cache has let go of the oldest keys
+    dropped = total - kv_len  # the cache of a local layer lets go of the oldest keys
+    if dropped and bool(cells[..., :dropped].any()):
+        raise ConversionError(
+            f"{mask} opens keys that the cache of this local layer has let go of (it kept {kv_len} of {total}): pass "
+            "past_key_values=transformers.DynamicCache(), made without a config, which keeps them all"
+        )
+    return cells[..., dropped:]
 
 
 def _at_positions(mask: Mask, queries: Tensor, keys: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ def test_a_saved_conversion_holds_in_plain_transformers(tiny, tmp_path, name, wi
 
 def test_generate_is_refused_with_the_reason_unless_asked_for(tiny):
     model = labkit.to_bidirectional(tiny("tiny-gemma3").model)
-    with pytest.raises(BidirectionalGenerationError, match="never trained to predict the next"):
+    with pytest.raises(BidirectionalGenerationError, match="not trained to predict the next token"):
         model.generate(IDS, max_new_tokens=2)
     assert model.generate(IDS, max_new_tokens=2, allow_bidirectional=True).shape == (1, N + 2)
 

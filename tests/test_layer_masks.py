@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 import labkit
 from labkit import masks
@@ -95,17 +96,28 @@ def test_contexts_nest_and_an_exception_restores(tiny):
 )
 def test_decoding_with_a_cache_equals_one_pass(tiny, name, attn, mask):
     model = tiny(name, attn).model
-    with labkit.masked(model, mask), torch.no_grad():
-        whole = model(IDS, use_cache=False).logits
-        out = model(IDS[:, :5], use_cache=True)
-        steps = [out.logits]
-        for t in range(5, N):
-            out = model(IDS[:, t : t + 1], past_key_values=out.past_key_values, use_cache=True)
-            steps.append(out.logits)
-    # a local layer's cache lets go of keys older than its window of 8: a mask that reaches further holds for 8 tokens
-    outreaches = name in ("tiny-gemma2", "tiny-gemma3") and mask != masks.sliding_window(4)
-    n = 8 if outreaches else N
-    torch.testing.assert_close(torch.cat(steps, 1)[:, :n], whole[:, :n], atol=2e-5, rtol=1e-4)
+    with labkit.masked(model, mask):
+        whole = logits(model, use_cache=False)
+        torch.testing.assert_close(decoded(model, DynamicCache()), whole, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "attn"), [case for case in CASES if case[0] in ("tiny-gemma2", "tiny-gemma3")])
+def test_a_cache_that_let_go_of_keys_the_mask_opens_is_refused_rather_than_wrong(tiny, name, attn):
+    model = tiny(name, attn).model
+    with labkit.masked(model, masks.sliding_window(8)):
+        whole = logits(model, use_cache=False)
+        own_cache = DynamicCache(config=model.config)
+        torch.testing.assert_close(decoded(model, own_cache), whole, atol=2e-5, rtol=1e-4)
+    with labkit.masked(model, masks.causal()), pytest.raises(ConversionError, match=r"kept 8 of 9.*DynamicCache\(\)"):
+        decoded(model, DynamicCache(config=model.config))
+
+
+def decoded(model, cache):
+    """Logits of five tokens at once, then of one after the other, with this cache."""
+    with torch.no_grad():
+        steps = [model(IDS[:, :5], past_key_values=cache, use_cache=True).logits]
+        steps += [model(IDS[:, t : t + 1], past_key_values=cache, use_cache=True).logits for t in range(5, N)]
+    return torch.cat(steps, 1)
 
 
 @pytest.mark.parametrize("attn", ["eager", "sdpa"])
