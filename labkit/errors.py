@@ -17,7 +17,7 @@ class ConversionError(LabkitError, RuntimeError):
 
 
 class BidirectionalGenerationError(LabkitError, RuntimeError):
-    """`generate()` was called on a bidirectional model, which was never trained to continue a text."""
+    """`generate()` was called on a bidirectional model, which was not trained to continue a text."""
 
 
 class AuditError(LabkitError, RuntimeError):

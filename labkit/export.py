@@ -146,8 +146,8 @@ Made with labkit {version} (`labkit convert`). The weights are unchanged; only w
 - **From:** {source}
 - **Licence:** {licence}{texts}. It applies to this folder as it does to the original.
 
-A model made bidirectional cannot continue a text any more (`generate()` gives nonsense), and removing the mask alone
-does not make it a better encoder: it has to be trained on with its new mask.
+A model made bidirectional was not trained to continue a text (its next-token predictions are worse), and removing the
+mask alone does not make it a better encoder: it has to be trained on with its new mask.
 
 ## Loading
 
