@@ -79,6 +79,7 @@ class LayerMasks:
         self._stack_at = {name: argument_position(self.stack.forward, name) for name in stack_arguments}
         self._mask_at = argument_position(self.layers[0].forward, "attention_mask")
         self._handles = [self.stack.register_forward_pre_hook(self._before_stack, with_kwargs=True)]
+        self._handles.append(self.stack.register_forward_hook(self._after_stack, always_call=True))
         for index, layer in enumerate(self.layers):
             hook = _BeforeLayer(self, index)
             self._handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
@@ -134,6 +135,9 @@ class LayerMasks:
             self.call = _Call(documents=_documents(positions) if cache is None else None, cache=cache)
         self.call.masks = {i: m for i in range(len(self.layers)) if (m := self.wanted(i)) is not None}
         return args, kwargs
+
+    def _after_stack(self, *_) -> None:
+        self.call = None  # its masks can be large
 
     def _before_layer(self, index: int, layer: nn.Module, args: tuple, kwargs: dict):
         hidden = args[0] if args else kwargs["hidden_states"]

@@ -132,10 +132,12 @@ def test_generate_is_refused_with_the_reason_unless_asked_for(tiny):
 def test_a_copy_is_converted_on_its_own(tiny, copied, layers):
     model = labkit.to_bidirectional(tiny("tiny-gemma3").model, layers=layers)
     expected, twin = logits(model), copied(model)
-    labkit.to_causal(model)
+    causal = logits(labkit.to_causal(model))
     assert torch.equal(logits(twin), expected)
     with pytest.raises(BidirectionalGenerationError):
         twin.generate(IDS)
+    assert torch.equal(logits(labkit.to_causal(twin)), causal)
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in twin.modules())
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama", "tiny-gemma3"])

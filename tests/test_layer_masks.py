@@ -49,7 +49,7 @@ def test_what_is_said_is_what_is_measured_in_every_layer(tiny, name, attn, mask)
         cells = layer_cells(model, N)
     assert all(torch.equal(layer[0], with_rule(mask, N)) for layer in cells)
     assert torch.equal(logits(model), before)
-    assert not any(m._forward_pre_hooks for m in model.modules())
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
 
 @pytest.mark.parametrize(("name", "attn"), CASES)
@@ -155,7 +155,7 @@ def test_what_is_no_mask_is_refused(tiny, mask, said):
     model = tiny("tiny-llama").model
     with pytest.raises(MaskError, match=said), labkit.masked(model, mask):
         pass
-    assert not any(m._forward_pre_hooks for m in model.modules())
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
 
 
 def test_a_ready_made_mask_in_the_call_is_refused_rather_than_overruled(tiny):
