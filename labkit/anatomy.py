@@ -46,9 +46,8 @@ class Decoder:
 
     @property
     def backend(self) -> str:
-        """ "eager", "sdpa", "flex_attention" or "flash"."""
-        name = self.config._attn_implementation or "eager"
-        return "flash" if "flash" in name else name
+        """The attention backend in use, as `backend_of` names it."""
+        return backend_of(self.config)
 
     @property
     def family(self) -> str:
@@ -88,6 +87,12 @@ def find_decoder(model: nn.Module) -> Decoder:
         f"{type(model).__name__} holds no decoder that labkit knows: expected a transformers decoder, that is a "
         "module with a config and a list of layers (`layers` or `h`), each with a self-attention that has `is_causal`"
     )
+
+
+def backend_of(config) -> str:
+    """ "eager", "sdpa", "flex_attention" or "flash" (any flash attention): what this config selects at present."""
+    name = config._attn_implementation or "eager"
+    return "flash" if "flash" in name else name
 
 
 def argument_position(forward, name: str) -> int | None:

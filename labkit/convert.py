@@ -16,7 +16,7 @@ import functools
 from torch import nn
 
 from labkit import proof
-from labkit.anatomy import SLIDING, Decoder, find_decoder
+from labkit.anatomy import SLIDING, Decoder, backend_of, find_decoder
 from labkit.errors import BidirectionalGenerationError, ConversionError
 from labkit.layer_masks import ATTRIBUTE, LayerMasks, layer_mask, masked
 from labkit.masks import Mask, causal
@@ -205,13 +205,13 @@ class _WindowOfBackend:
         self.excluded = _excluded_by_builder()
 
     def apply(self) -> None:
-        decoder = Decoder(self.stack, (), (), ())
+        config = self.stack.config
         if self.reach is None:
             number = NO_WINDOW
         else:
-            number = self.reach + (1 if decoder.backend == "flash" else self.excluded)
-        if decoder.config.sliding_window != number:
-            decoder.config.sliding_window = number
+            number = self.reach + (1 if backend_of(config) == "flash" else self.excluded)
+        if config.sliding_window != number:
+            config.sliding_window = number
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from typing import no_type_check
 import torch
 from torch import Tensor, nn
 
-from labkit.anatomy import SLIDING, Decoder, argument_position, find_decoder
+from labkit.anatomy import SLIDING, Decoder, argument_position, backend_of, find_decoder
 from labkit.errors import ConversionError, MaskError
 from labkit.masks import Mask, bidirectional, self_for_empty_rows, sliding_window
 
@@ -76,8 +76,8 @@ class LayerMasks:
         self.window_of_backend = None  # has .apply(): sets the window as the backend in use counts it
         self.positions_from_mask = False  # learned positions of a converted model are counted from the first real token
         self.call: _Call | None = None
-        stack_arguments = ("attention_mask", "position_ids", "past_key_values", "input_ids", "inputs_embeds")
-        self._stack_at = {name: argument_position(self.stack.forward, name) for name in stack_arguments}
+        noted = ("attention_mask", "position_ids", "past_key_values")
+        self._stack_at = {name: argument_position(self.stack.forward, name) for name in noted}
         self._mask_at = argument_position(self.layers[0].forward, "attention_mask")
         self._handles = [self.stack.register_forward_pre_hook(self._before_stack, with_kwargs=True)]
         self._handles.append(self.stack.register_forward_hook(self._after_stack, always_call=True))
@@ -146,7 +146,7 @@ class LayerMasks:
         if call is None or index not in call.masks:
             return None
         mask = call.masks[index]
-        backend = Decoder(self.stack, (), (), ()).backend
+        backend = backend_of(self.stack.config)
         if backend == "flash":
             if self.overrides:
                 raise ConversionError(

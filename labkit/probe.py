@@ -123,8 +123,7 @@ def attention_influence_by_row(call: AttentionCall, columns: Sequence[int], seed
     generator = torch.Generator().manual_seed(seed)
     vectors = torch.randn(hidden.shape[0], hidden.shape[2], generator=generator).to(hidden)
     size = hidden.float().pow(2).mean().sqrt().clamp(min=1e-3)
-    strength = 8.0 if hidden.dtype == torch.float16 else STRENGTH
-    hidden[torch.arange(hidden.shape[0]), list(columns)] = (strength * size).to(hidden) * vectors
+    hidden[torch.arange(hidden.shape[0]), list(columns)] = (_strength(hidden.dtype) * size).to(hidden) * vectors
     return (_difference(call.replay(hidden), call.output) > 0).cpu()
 
 
@@ -138,7 +137,6 @@ def attention_influence(call: AttentionCall, columns: Sequence[int], draws: int 
     shape = call.hidden.shape
     generator = torch.Generator().manual_seed(seed)
     size = call.hidden.float().pow(2).mean().sqrt().nan_to_num(1.0).clamp(min=1e-3)
-    strength = min(STRENGTH, 8.0) if call.hidden.dtype == torch.float16 else STRENGTH
 
     def random(*dims: int) -> Tensor:
         return (torch.randn(*dims, generator=generator).to(size) * size).to(call.hidden)
@@ -148,13 +146,16 @@ def attention_influence(call: AttentionCall, columns: Sequence[int], draws: int 
     noise = _difference(base, again)
     found = torch.zeros(shape[0], shape[1], len(columns), dtype=torch.bool, device=base.device)
     for c, j in enumerate(columns):
-        vector = strength * random(shape[0], shape[2])
         for draw in range(draws):
-            vector = -vector if draw % 2 else strength * random(shape[0], shape[2])
+            vector = -vector if draw % 2 else _strength(call.hidden.dtype) * random(shape[0], shape[2])
             hidden = base_hidden.clone()
             hidden[:, j] = vector
             found[:, :, c] |= _difference(call.replay(hidden), base) > NOISE_FACTOR * noise
     return found.cpu()
+
+
+def _strength(dtype: torch.dtype) -> float:
+    return 8.0 if dtype == torch.float16 else STRENGTH  # float16 ends at 65504
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:
