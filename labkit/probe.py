@@ -147,9 +147,10 @@ def attention_influence(call: AttentionCall, columns: Sequence[int], draws: int 
     found = torch.zeros(shape[0], shape[1], len(columns), dtype=torch.bool, device=base.device)
     for c, j in enumerate(columns):
         for draw in range(draws):
-            vector = -vector if draw % 2 else _strength(call.hidden.dtype) * random(shape[0], shape[2])
+            if draw % 2 == 0:
+                vector = _strength(call.hidden.dtype) * random(shape[0], shape[2])
             hidden = base_hidden.clone()
-            hidden[:, j] = vector
+            hidden[:, j] = -vector if draw % 2 else vector
             found[:, :, c] |= _difference(call.replay(hidden), base) > NOISE_FACTOR * noise
     return found.cpu()
 
