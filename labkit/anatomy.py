@@ -89,6 +89,21 @@ def find_decoder(model: nn.Module) -> Decoder:
     )
 
 
+def decoder_or_none(model: nn.Module) -> Decoder | None:
+    """The decoder inside `model` as `find_decoder` finds it, or None for a model built otherwise."""
+    try:
+        return find_decoder(model)
+    except UnsupportedModelError:
+        return None
+
+
+def attention_modules(model: nn.Module) -> list[nn.Module]:
+    """Modules of a foreign model that look like self-attention: named so, called with hidden states, not nested."""
+    named = [m for m in model.modules() if "attention" in type(m).__name__.lower()]
+    outer = {id(child) for m in named for child in m.modules() if child is not m}
+    return [m for m in named if id(m) not in outer and not isinstance(m, nn.MultiheadAttention)]
+
+
 def backend_of(config) -> str:
     """ "eager", "sdpa", "flex_attention" or "flash" (any flash attention): what this config selects at present."""
     name = config._attn_implementation or "eager"

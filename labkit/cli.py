@@ -6,14 +6,14 @@ that says what was given, what was expected and what to do. Loads no torch befor
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
 from typing import Annotated, Any
 
 import typer
 
-from labkit import __version__
+from labkit import __version__, cli_train
+from labkit.console import Attn, Dtype, Json, Name, plain, print_json, print_table, waiting
 from labkit.errors import LabkitError
 
 app = typer.Typer(
@@ -27,13 +27,11 @@ cache_app = typer.Typer(help="The converted models on this machine.")
 notebooks_app = typer.Typer(help="The notebooks that come with labkit.")
 app.add_typer(cache_app, name="cache")
 app.add_typer(notebooks_app, name="notebooks")
+app.add_typer(cli_train.train_app, name="train")
+app.command()(cli_train.pretrain)
 
+LEAKAGE_VOCABULARY = 64  # few tokens: what chance can do is seen early
 _UsageError: Any = typer.BadParameter.__base__  # click's, or the one in typer's own copy of click
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
-Name = Annotated[str, typer.Argument(metavar="NAME_OR_PATH", help="A registered name, a hub id or a local folder.")]
-Attn = Annotated[str | None, typer.Option(help="Attention backend: eager, sdpa, flex_attention.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; as stored by default.")]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -80,9 +78,9 @@ def doctor(as_json: Json = False) -> None:
 
     findings = diagnose()
     if as_json:
-        _print_json([finding.to_dict() for finding in findings])
+        print_json([finding.to_dict() for finding in findings])
     else:
-        _print_table(("", "what", "found", "cure"), [(f.status, f.name, f.detail, f.cure) for f in findings])
+        print_table(("", "what", "found", "cure"), [(f.status, f.name, f.detail, f.cure) for f in findings])
     raise typer.Exit(0 if healthy(findings) else 1)
 
 
@@ -96,7 +94,7 @@ def models(as_json: Json = False) -> None:
 
     rows = available()
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     header = ("name", "family", "parameters", "layers", "window", "licence", "from", "ready offline")
     cells = [
@@ -112,7 +110,7 @@ def models(as_json: Json = False) -> None:
         )
         for row in rows
     ]
-    _print_table(header, cells)
+    print_table(header, cells)
 
 
 @app.command()
@@ -137,7 +135,7 @@ def audit(
     original = load(reference, attn=attn, dtype=dtype).model if reference else None
     from labkit import measure
 
-    with _waiting(f"measuring {name}"):
+    with waiting(f"measuring {name}"):
         report = measure.audit(model, reference=original, quick=quick)
     print(report.to_json() if as_json else str(report))
     if expect not in (None, report.verdict):
@@ -173,11 +171,41 @@ def convert(
     folder = export.export(lm, output_dir, window=window, layers=chosen)
     if as_json:
         done = {"folder": str(folder), "name": name, "window": window, "layers": chosen or "all"}
-        _print_json(done | {"plain_transformers": chosen is None, "licence": lm.licence})
+        print_json(done | {"plain_transformers": chosen is None, "licence": lm.licence})
     else:
         print(f"{folder}: {name}, bidirectional in {'all layers' if chosen is None else f'layers {chosen}'}")
         if chosen is not None:
             print("plain transformers cannot express this choice of layers; load the folder with labkit.load")
+
+
+@app.command()
+def leakage(
+    name: Name,
+    train: Annotated[
+        bool, typer.Option("--train", help="Also train it, and an unmasked twin, on random tokens.")
+    ] = False,
+    tokens: Annotated[int, typer.Option(help="Length of the text that is perturbed.", min=2)] = 16,
+    steps: Annotated[int, typer.Option(help="Training steps of --train.", min=1)] = 300,
+    attn: Attn = None,
+    dtype: Dtype = None,
+    as_json: Json = False,
+) -> None:
+    """Can any position of a causal model see a later token? Says which, by how much, in which layer.
+
+    Exit code 1 on a leak.   Example: labkit leakage gpt2-mini --train
+    """
+    from labkit.leakage import find_leaks, leak_meter
+    from labkit.models import load
+
+    model = load(name, attn=attn, dtype=dtype).model
+    with waiting(f"perturbing {name}"):
+        report = find_leaks(model, tokens=tokens)
+    meter = leak_meter(model, LEAKAGE_VOCABULARY, steps=steps) if train else None
+    if as_json:
+        print_json({"perturbation": report.to_dict(), "training": meter.to_dict() if meter else None})
+    else:
+        print("\n".join(str(each) for each in (report, meter) if each is not None))
+    raise typer.Exit(0 if report.clean and (meter is None or meter.clean) else 1)
 
 
 @cache_app.command("list")
@@ -190,13 +218,13 @@ def cache_list(as_json: Json = False) -> None:
 
     found = entries()
     if as_json:
-        _print_json({"folder": str(cache_dir()), "entries": [_entry_as_dict(entry) for entry in found]})
+        print_json({"folder": str(cache_dir()), "entries": [_entry_as_dict(entry) for entry in found]})
     elif not found:
         print(f"no converted models in {cache_dir()}")
     else:
         print(cache_dir())
         cells = [(e.name, f"{e.bytes / 1e6:,.0f} MB", e.state, e.problem or "") for e in found]
-        _print_table(("name", "size", "state", ""), cells)
+        print_table(("name", "size", "state", ""), cells)
 
 
 @cache_app.command("clear")
@@ -213,7 +241,7 @@ def cache_clear(
         raise LabkitError(f"there is no converted model {name!r}; there is {', '.join(known) or 'none'}")
     gone = clear(name)
     if as_json:
-        _print_json({"deleted": [_entry_as_dict(entry) for entry in gone]})
+        print_json({"deleted": [_entry_as_dict(entry) for entry in gone]})
     else:
         names, size = ", ".join(entry.name for entry in gone), sum(entry.bytes for entry in gone)
         print(f"deleted {names or 'nothing'} ({size / 1e6:,.0f} MB)")
@@ -236,9 +264,9 @@ def notebooks_run(
     runs = notebooks.run(paths or None, output_dir=output_dir, timeout=timeout, profile=profile)
     if as_json:
         fields = ("path", "cells", "seconds", "output")
-        _print_json([{field: _plain(getattr(run, field)) for field in fields} for run in runs])
+        print_json([{field: plain(getattr(run, field)) for field in fields} for run in runs])
     else:
-        _print_table(("notebook", "cells", "seconds"), [(r.path.name, str(r.cells), f"{r.seconds:.1f}") for r in runs])
+        print_table(("notebook", "cells", "seconds"), [(r.path.name, str(r.cells), f"{r.seconds:.1f}") for r in runs])
 
 
 @notebooks_app.command("copy")
@@ -255,7 +283,7 @@ def notebooks_copy(
 
     written = notebooks.copy(folder, force=force)
     if as_json:
-        _print_json([str(path) for path in written])
+        print_json([str(path) for path in written])
     else:
         print(f"{len(written)} files written to {folder}")
 
@@ -269,41 +297,8 @@ def _one_line_warning(message: Any, *_: Any, **__: Any) -> None:
     print(f"labkit: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
-def _waiting(what: str) -> Any:
-    """A spinner on a terminal, nothing elsewhere."""
-    from contextlib import nullcontext
-
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    return console.status(what) if console.is_terminal else nullcontext()
-
-
-def _print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    """On a terminal fitted to its width; elsewhere each row stays on one line."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in header:
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console = Console()
-    (console if console.is_terminal else Console(width=1000)).print(table)
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=1, default=str))
-
-
 def _entry_as_dict(entry: Any) -> dict[str, Any]:
-    return {field: _plain(getattr(entry, field)) for field in ("name", "path", "bytes", "state", "problem")}
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, int | float | str | None) else str(value)
+    return {field: plain(getattr(entry, field)) for field in ("name", "path", "bytes", "state", "problem")}
 
 
 def _in_millions(parameters: int) -> str:

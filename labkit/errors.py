@@ -69,3 +69,15 @@ class DataError(LabkitError, ValueError):
 
 class NotebookError(LabkitError, RuntimeError):
     """A notebook could not be found, copied or executed; the message names the notebook, the cell and the cause."""
+
+
+class TrainingError(LabkitError, RuntimeError):
+    """A training run cannot begin, go on or resume; the message says what is in the way. Nothing was overwritten."""
+
+
+class ObjectiveError(LabkitError, ValueError):
+    """A training objective was set up in a way that has no meaning (no mask token, nothing to predict, ...)."""
+
+
+class LeakageError(LabkitError, ValueError):
+    """A leak measurement was set up in a way that can say nothing: too little text, one seed, foreign token ids."""

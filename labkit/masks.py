@@ -225,18 +225,27 @@ def sliding_window(w: int, causal: bool = True) -> Mask:
     )
 
 
-def prefix(n: int) -> Mask:
-    """Prefix-LM (Raffel et al. 2020, T5): the first `n` keys are open to all, the rest is causal."""
-    n = _whole_number(n, "prefix length", least=0)
-    meaning = f"the first {_tokens(n)}, itself and everything before it"
-    return Mask(f"prefix({n})", meaning, lambda b, q, k, _: (k <= q) | (k < n), ("prefix", n))
+def prefix(n: int | Sequence[int]) -> Mask:
+    """Prefix-LM (Raffel et al. 2020, T5): the first `n` keys are open to all, the rest is causal.
+
+    A list gives each row of a batch its own length; `dense` is then (batch, q, kv).
+    """
+    lengths, text = _length_or_lengths(n, "prefix length")
+    opened = f"the first {_tokens(lengths)}" if isinstance(lengths, int) else "the prefix of its row"
+    meaning = f"{opened}, itself and everything before it"
+    return _by_row("prefix", lengths, text, meaning, lambda q, k, first: (k <= q) | (k < first))
 
 
-def hybrid(n: int) -> Mask:
-    """Queries before `n` see nothing to their right; queries from `n` on see everything."""
-    n = _whole_number(n, "hybrid length", least=0)
-    meaning = f"itself and everything before it; a token from position {n} on may look at every token"
-    return Mask(f"hybrid({n})", meaning, lambda b, q, k, _: (k <= q) | ((q >= n) & (k >= 0)), ("hybrid", n))
+def hybrid(n: int | Sequence[int]) -> Mask:
+    """Queries before `n` see nothing to their right; queries from `n` on see everything.
+
+    A list gives each row of a batch its own length; `dense` is then (batch, q, kv).
+    """
+    lengths, text = _length_or_lengths(n, "hybrid length")
+    meaning = f"itself and everything before it; a token from position {text} on may look at every token"
+    if not isinstance(lengths, int):
+        meaning = "itself and everything before it; a token after the causal part of its row may look at every token"
+    return _by_row("hybrid", lengths, text, meaning, lambda q, k, first: (k <= q) | ((q >= first) & (k >= 0)))
 
 
 def segments(ids: Sequence[int], inside: str = "causal", fuse_from: int | None = None) -> Mask:
@@ -360,6 +369,30 @@ def _named_masks(n: int) -> dict[bytes, Mask]:
     candidates += [sliding_window(w, causal=c) for w in range(n - 1, 0, -1) for c in (False, True)]
     candidates += [causal(), bidirectional()]  # the later one wins
     return {m.dense(n).numpy().tobytes(): m for m in candidates}
+
+
+def _length_or_lengths(value, what: str) -> tuple[int | tuple[int, ...], str]:
+    """One length for every row, or a tuple of one per row; and how it is written."""
+    if not hasattr(value, "__len__") and getattr(value, "ndim", 0) == 0:
+        number = _whole_number(value, what, least=0)
+        return number, str(number)
+    numbers = tuple(_whole_number(n, what, least=0) for n in _as_list(value))
+    if not numbers:
+        raise MaskError(f"{what}: expected one whole number, or one per row, and got an empty list")
+    return numbers, str(list(numbers))
+
+
+def _by_row(kind: str, lengths: int | tuple[int, ...], text: str, meaning: str, allowed: Callable) -> Mask:
+    """A mask whose `allowed(query, key, length)` depends on one length, the same for every row or one per row."""
+    if isinstance(lengths, int):
+        return Mask(f"{kind}({text})", meaning, lambda b, q, k, n: allowed(q, k, lengths), (kind, lengths))
+    table = torch.tensor(lengths)
+
+    @no_type_check
+    def predicate(b: Tensor, q: Tensor, k: Tensor, n: int) -> Tensor:
+        return allowed(q, k, table.to(k.device)[b])
+
+    return Mask(f"{kind}({text})", meaning, predicate, (kind, lengths), batch_size=len(lengths))
 
 
 def _combine(sign: str, word: str, a: Mask, b: Mask, both: Callable[[Tensor, Tensor], Tensor]) -> Mask:

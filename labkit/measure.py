@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from labkit import checks
-from labkit.anatomy import Decoder, find_decoder
-from labkit.errors import MaskAssertionError, UnsupportedModelError
+from labkit.anatomy import Decoder, attention_modules, decoder_or_none
+from labkit.errors import MaskAssertionError
 from labkit.masks import Mask, from_dense, recognise
 from labkit.probe import AttentionCall, Runner, attention_influence, evaluating, recorded_calls, token_influence
 from labkit.report import AuditReport, LayerReport, Problem, Scenario
@@ -54,10 +54,10 @@ def audit(
         AuditError: the model cannot be called or gives no output per position.
     """
     began = time.perf_counter()
-    decoder = _decoder_of(model)
+    decoder = decoder_or_none(model)
     runner = Runner(model, decoder, vocab_size)
     with evaluating(model):
-        modules = decoder.attentions if decoder else _attention_modules(model)
+        modules = decoder.attentions if decoder else attention_modules(model)
         views = _look(runner, modules, quick, seed)
         layers = _layer_reports(decoder, modules, views)
         whole = {kind: view.scenario for kind, view in views.items()}
@@ -279,17 +279,3 @@ def layer_list(indices: Sequence[int]) -> str:
             runs.append([i])
     text = ", ".join("-".join(map(str, run)) for run in runs)
     return f"layer {text}" if len(indices) == 1 else f"layers {text}"
-
-
-def _decoder_of(model: nn.Module) -> Decoder | None:
-    try:
-        return find_decoder(model)
-    except UnsupportedModelError:
-        return None
-
-
-def _attention_modules(model: nn.Module) -> list[nn.Module]:
-    """Modules of a foreign model that look like self-attention: named so, called with hidden states, not nested."""
-    named = [m for m in model.modules() if "attention" in type(m).__name__.lower()]
-    outer = {id(child) for m in named for child in m.modules() if child is not m}
-    return [m for m in named if id(m) not in outer and not isinstance(m, nn.MultiheadAttention)]

@@ -373,7 +373,7 @@ MEANINGLESS = {
     "bool tensor for a number": lambda: masks.prefix(torch.tensor(True)),
     "float for a number": lambda: masks.prefix(2.0),
     "float tensor for a number": lambda: masks.prefix(torch.tensor(2.0)),
-    "array for a number": lambda: masks.hybrid(np.array([1, 2])),
+    "array for a number": lambda: masks.sliding_window(np.array([1, 2])),
     "text for a number": lambda: masks.hybrid("2"),
     "negative prefix": lambda: masks.prefix(-1),
     "negative hybrid": lambda: masks.hybrid(-1),

@@ -1,0 +1,168 @@
+"""The commands that train: `labkit pretrain` and `labkit train ...`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from labkit.console import Json, print_json
+from labkit.errors import DataError, LabkitError
+
+train_app = typer.Typer(help="Train a model on a task.")
+
+OutputDir = Annotated[str, typer.Option(help="The run's folder; it must not hold another run.")]
+MaxSteps = Annotated[int | None, typer.Option(help="Optimiser steps.", min=1)]
+BatchSize = Annotated[int | None, typer.Option(help="Rows per device and pass.", min=1)]
+Accumulation = Annotated[int, typer.Option(help="Passes per optimiser step.", min=1)]
+LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
+Warmup = Annotated[float, typer.Option(help="Share of the steps in which the rate rises.", min=0, max=0.99)]
+TrainDtype = Annotated[str, typer.Option(help="float32, or autocast in bfloat16 or float16.")]
+Seed = Annotated[int, typer.Option(help="Seed of weights, order and dropout.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --output-dir.")]
+ReportTo = Annotated[str, typer.Option(help="A tracker that transformers knows, or none.")]
+Profile = Annotated[str | None, typer.Option(help="ci, laptop, colab or gpu: sizes you do not give.")]
+
+
+def pretrain(
+    texts: Annotated[list[str], typer.Argument(metavar="TEXTS...", help="Text files, or folders that hold some.")],
+    output_dir: OutputDir,
+    max_steps: MaxSteps = 2000,
+    batch_size: BatchSize = 8,
+    gradient_accumulation: Accumulation = 1,
+    learning_rate: LearningRate = 1e-3,
+    warmup: Warmup = 0.05,
+    vocab_size: Annotated[int, typer.Option(help="Tokens of the byte-level BPE.")] = 4096,
+    context: Annotated[int, typer.Option(help="Tokens per row.", min=2)] = 512,
+    width: Annotated[int, typer.Option(help="Width of the model, a multiple of 64.", min=64)] = 256,
+    layers: Annotated[int, typer.Option(min=1)] = 6,
+    dropout: Annotated[float, typer.Option(min=0, max=0.99)] = 0.1,
+    held_out: Annotated[float, typer.Option(help="Last share of each text, for validation.", min=0, max=0.99)] = 0.1,
+    repeats: Annotated[float, typer.Option(help="Share of rows that repeat a passage.", min=0, max=1)] = 0.0,
+    dtype: TrainDtype = "float32",
+    evaluate_every: Annotated[int, typer.Option(help="Steps between samples; 0 = a tenth of the run.", min=0)] = 0,
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0 = a tenth of the run.", min=0)] = 0,
+    seed: Seed = 0,
+    resume: Resume = False,
+    report_to: ReportTo = "none",
+    as_json: Json = False,
+) -> None:
+    """Train a tokenizer and a small GPT-2 on any text; killed at any moment it goes on with --resume.
+
+    Example: labkit pretrain my-texts --output-dir my-gpt2 --max-steps 2000
+    """
+    from labkit import pretraining
+    from labkit.training import Settings
+
+    metrics = pretraining.pretrain(
+        texts,
+        output_dir,
+        shape=pretraining.Shape(vocab_size, context, width, layers, dropout),
+        settings=Settings(
+            max_steps=max_steps, batch_size=batch_size, gradient_accumulation=gradient_accumulation,
+            learning_rate=learning_rate, warmup=warmup, dtype=dtype, seed=seed, evaluate_every=evaluate_every,
+            save_every=save_every, report_to=report_to,
+        ),
+        held_out=held_out,
+        repeats=repeats,
+        resume=resume,
+    )  # fmt: skip
+    if as_json:
+        print_json(metrics)
+        return
+    print(f"{output_dir}/model: {metrics['parameters'] / 1e6:.1f} M parameters, {metrics['seconds']:,.0f} s")
+    for name, bits in metrics["bits_per_byte"].items():
+        print(f"  {name}: {bits:.3f} bits per byte on the part held out")
+
+
+@train_app.callback()
+def _train() -> None:
+    """Train a model on a task."""
+
+
+@train_app.command("lm")
+def train_lm(
+    output_dir: OutputDir,
+    objective: Annotated[str, typer.Option(help="mlm, mntp, prefix, hybrid or next.")],
+    model: Annotated[str, typer.Option(help="A registered name, a hub id or a local folder.")] = "gpt2-mini",
+    train_file: Annotated[
+        list[str] | None, typer.Option(help="Text files or folders; may be repeated. Default: Field Notes.")
+    ] = None,
+    eval_file: Annotated[list[str] | None, typer.Option(help="As --train-file, for evaluation.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the text, instead of --max-steps.")] = None,
+    max_steps: MaxSteps = None,
+    batch_size: BatchSize = None,
+    gradient_accumulation: Accumulation = 1,
+    learning_rate: LearningRate = 5e-4,
+    warmup: Warmup = 0.05,
+    max_length: Annotated[int | None, typer.Option(help="Tokens per row.", min=2)] = None,
+    mask_rate: Annotated[float, typer.Option(help="Share of the tokens that are hidden.")] = 0.15,
+    whole_words: Annotated[bool, typer.Option("--whole-words", help="Hide whole words.")] = False,
+    window: Annotated[str, typer.Option(help="Local layers, once unmasked: keep, halve or global.")] = "keep",
+    layers: Annotated[str, typer.Option(help="Layers to unmask: all, middle-third, or 0,1,2.")] = "all",
+    lora: Annotated[bool, typer.Option("--lora", help="Train low-rank adapters; they are merged at the end.")] = False,
+    dropout: Annotated[float | None, typer.Option(help="As the model has it by default.", min=0, max=0.99)] = None,
+    dtype: TrainDtype = "float32",
+    attn_implementation: Annotated[str | None, typer.Option(help="eager or sdpa.")] = None,
+    seed: Seed = 0,
+    resume: Resume = False,
+    report_to: ReportTo = "none",
+    profile: Profile = None,
+    as_json: Json = False,
+) -> None:
+    """Adapt a language model: hide tokens after unmasking (mlm, mntp), a prefix read both ways, or the next token.
+
+    Example: labkit train lm --objective mlm --model gpt2-mini --output-dir encoder --max-steps 500
+    """
+    from labkit.profile import by_name, current
+    from labkit.tasks import lm
+    from labkit.training import Settings
+
+    sizes = by_name(profile) if profile else current()
+    train_texts, eval_texts = _texts(train_file, eval_file)
+    batch_size, max_length = batch_size or sizes.batch_size, max_length or sizes.max_length
+    if epochs is not None and max_steps is not None:
+        raise LabkitError("--epochs and --max-steps say the same thing twice; give one of them")
+    if epochs is not None:
+        max_steps = lm.steps_of(model, train_texts, max_length, batch_size * gradient_accumulation, epochs)
+    metrics = lm.train_lm(
+        model,
+        train_texts,
+        output_dir,
+        objective=objective,
+        settings=Settings(
+            max_steps=max_steps or sizes.max_steps, batch_size=batch_size, gradient_accumulation=gradient_accumulation,
+            learning_rate=learning_rate, warmup=warmup, weight_decay=0.01, dtype=dtype, seed=seed, report_to=report_to,
+        ),
+        eval_texts=eval_texts,
+        max_length=max_length,
+        mask_rate=mask_rate,
+        whole_words=whole_words,
+        window=window,
+        layers=layers,
+        lora=lora,
+        dropout=dropout,
+        attn=attn_implementation,
+        resume=resume,
+    )  # fmt: skip
+    if as_json:
+        print_json(metrics)
+        return
+    print(f"{output_dir}/model: {objective}, {metrics['steps']:,} steps, {metrics['seconds']:,.0f} s")
+    for state, scores in metrics["scores"].items():
+        print(f"  {state:9} " + ", ".join(f"{name.replace('_', ' ')} {value:,.3f}" for name, value in scores.items()))
+
+
+def _texts(train_file: list[str] | None, eval_file: list[str] | None) -> tuple[list[str], list[str]]:
+    from labkit.datasets.text import read_documents
+
+    def read(paths: Any) -> list[str]:
+        return [document.text for document in read_documents(paths)]
+
+    if train_file:
+        return read(train_file), read(eval_file) if eval_file else []
+    if eval_file:
+        raise DataError("--eval-file without --train-file: give both, or neither to train on Field Notes")
+    from labkit.datasets.field_notes import passages
+
+    return [p.text for p in passages("train")], [p.text for p in passages("dev")]

@@ -1,0 +1,47 @@
+"""What the commands of `labkit` share: options by the same name, tables, JSON, a spinner."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
+Name = Annotated[str, typer.Argument(metavar="NAME_OR_PATH", help="A registered name, a hub id or a local folder.")]
+Attn = Annotated[str | None, typer.Option(help="Attention backend: eager, sdpa, flex_attention.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; as stored by default.")]
+
+
+def waiting(what: str) -> Any:
+    """A spinner on a terminal, nothing elsewhere."""
+    from contextlib import nullcontext
+
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return console.status(what) if console.is_terminal else nullcontext()
+
+
+def print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """On a terminal fitted to its width; elsewhere each row stays on one line."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in header:
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console = Console()
+    (console if console.is_terminal else Console(width=1000)).print(table)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1, default=str))
+
+
+def plain(value: Any) -> Any:
+    """What JSON has a word for, as it is; the rest as text."""
+    return value if isinstance(value, int | float | str | None) else str(value)

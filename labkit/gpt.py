@@ -1,0 +1,337 @@
+"""GPT-2 from scratch, to be read from top to bottom, with the weights of transformers' GPT-2.
+
+    g = GPT.from_transformers(model)                     # any GPT2LMHeadModel
+    logits = g(ids, mask=masks.causal())                 # (batch, seq, vocab)
+    logits = g(ids, mask=masks.bidirectional())          # the same weights, another mask: that is all there is to it
+
+The mask is an argument, so causal, bidirectional, prefix and hybrid attention are one code. Layers are named as OpenAI
+named them (wte, wpe, c_attn, ...). Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from labkit import masks
+from labkit.errors import BidirectionalGenerationError, MaskError, UnsupportedModelError
+from labkit.masks import Mask, self_for_empty_rows
+
+CAUSAL = masks.causal()
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The shape of a GPT-2; the defaults are those of the smallest one, 124 M parameters."""
+
+    vocab_size: int = 50257
+    context: int = 1024
+    width: int = 768
+    layers: int = 12
+    heads: int = 12
+    inner: int | None = None  # width of the MLP's hidden layer; None: four times `width`
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    epsilon: float = 1e-5
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+
+def attention_weights(
+    query: Float[Tensor, "batch heads q width"], key: Float[Tensor, "batch heads k width"], may_attend: Tensor | None
+) -> Float[Tensor, "batch heads q k"]:
+    """softmax(QK^T / sqrt(width)), with -inf wherever a query may not look. `may_attend`: bool, (q, k) or (batch, 1, q, k)."""
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))  # (batch, heads, q, k)
+    if may_attend is not None:
+        scores = scores.masked_fill(~may_attend, -torch.inf)
+    return scores.softmax(dim=-1)
+
+
+def naive_attention(query, key, value, may_attend, dropout: float) -> Float[Tensor, "batch heads q width"]:
+    """Attention as it is written on a blackboard: all scores at once, in memory."""
+    weights = F.dropout(attention_weights(query, key, may_attend), dropout)
+    return weights @ value  # (batch, heads, q, k) x (batch, heads, k, width)
+
+
+def sdpa_attention(query, key, value, may_attend, dropout: float) -> Float[Tensor, "batch heads q width"]:
+    """The same in torch's fused kernel, which never holds all scores. `may_attend="causal"` is its fastest way."""
+    if isinstance(may_attend, str):
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=may_attend, dropout_p=dropout)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.c_attn = nn.Linear(config.width, 3 * config.width)
+        self.c_proj = nn.Linear(config.width, config.width)
+        self.heads, self.attention_dropout = config.heads, config.attention_dropout
+        self.dropout = nn.Dropout(config.dropout)
+
+    def project(self, x: Float[Tensor, "batch seq width"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value of every head, each (batch, heads, seq, width / heads)."""
+        batch, seq, width = x.shape
+        query, key, value = self.c_attn(x).split(width, dim=2)  # 3 x (batch, seq, width)
+        per_head = (batch, seq, self.heads, width // self.heads)
+        return tuple(t.view(per_head).transpose(1, 2) for t in (query, key, value))
+
+    def forward(
+        self, x: Float[Tensor, "batch seq width"], may_attend, attend, cache: Cache | None, layer: int
+    ) -> Tensor:
+        batch, seq, width = x.shape
+        query, key, value = self.project(x)  # 3 x (batch, heads, seq, width / heads)
+        if cache is not None:
+            key, value = cache.extend(layer, key, value)  # (batch, heads, past + seq, width / heads)
+        mixed = attend(query, key, value, may_attend, self.attention_dropout if self.training else 0.0)
+        mixed = mixed.transpose(1, 2).reshape(batch, seq, width)  # heads side by side again
+        return self.dropout(self.c_proj(mixed))
+
+
+# -- the block ---------------------------------------------------------------------------------------------------------
+
+
+class MLP(nn.Module):
+    """Each position by itself: widen, bend, narrow."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        inner = config.inner or 4 * config.width
+        self.c_fc = nn.Linear(config.width, inner)
+        self.c_proj = nn.Linear(inner, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Float[Tensor, "batch seq width"]) -> Float[Tensor, "batch seq width"]:
+        return self.dropout(self.c_proj(F.gelu(self.c_fc(x), approximate="tanh")))
+
+
+class Block(nn.Module):
+    """Attention moves information between positions, the MLP works on each; both add to the residual stream."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.width, eps=config.epsilon)
+        self.attn = Attention(config)
+        self.ln_2 = nn.LayerNorm(config.width, eps=config.epsilon)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Float[Tensor, "batch seq width"], *attention) -> Float[Tensor, "batch seq width"]:
+        x = x + self.attn(self.ln_1(x), *attention)
+        return x + self.mlp(self.ln_2(x))
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+
+class Cache:
+    """Keys and values of the positions that were read already, per layer (batch, heads, past, width / heads)."""
+
+    def __init__(self):
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+
+    @property
+    def length(self) -> int:
+        return self.keys[0].size(2) if self.keys else 0
+
+    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        if layer in self.keys:
+            key = torch.cat([self.keys[layer], key], dim=2)
+            value = torch.cat([self.values[layer], value], dim=2)
+        self.keys[layer], self.values[layer] = key, value
+        return key, value
+
+
+class GPT(nn.Module):
+    """The language model. `naive=True` computes attention step by step instead of in torch's fused kernel."""
+
+    def __init__(self, config: GPTConfig, naive: bool = False):
+        super().__init__()
+        self.config, self.naive = config, naive
+        self.wte = nn.Embedding(config.vocab_size, config.width)  # what token it is; also the output head, transposed
+        self.wpe = nn.Embedding(config.context, config.width)  # where it stands
+        self.drop = nn.Dropout(config.dropout)
+        self.h = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.ln_f = nn.LayerNorm(config.width, eps=config.epsilon)
+        self._initialise()
+
+    def forward(
+        self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL, cache: Cache | None = None
+    ) -> Float[Tensor, "batch seq vocab"]:
+        """Logits at every position. With a `cache` the `ids` go on where the earlier ones ended; it is filled in place.
+
+        Raises:
+            MaskError: more positions than the model has, or a mask that is not defined for this batch.
+        """
+        return self.hidden(ids, mask, cache) @ self.wte.weight.T
+
+    def hidden(self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL, cache: Cache | None = None) -> Tensor:
+        """The last hidden states (batch, seq, width), from which the head reads the logits."""
+        past = cache.length if cache is not None else 0
+        may_attend = self._may_attend(mask, ids, past)
+        attend = naive_attention if self.naive else sdpa_attention
+        x = self._embed(ids, past)
+        for layer, block in enumerate(self.h):
+            x = block(x, may_attend, attend, cache, layer)
+        return self.ln_f(x)
+
+    def loss(
+        self, ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch seq"], mask: Mask = CAUSAL
+    ) -> Float[Tensor, ""]:
+        """Mean cross entropy in nats: the logits at position i must name `targets[i]`; -100 is not counted."""
+        return F.cross_entropy(self(ids, mask).flatten(0, 1).float(), targets.flatten())
+
+    @torch.no_grad()
+    def attentions(self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL) -> Float[Tensor, "layer batch head q k"]:
+        """The attention weights of every layer and head."""
+        may_attend = self._may_attend(mask, ids, 0, as_cells=True)
+        x, weights = self._embed(ids, 0), []
+        for layer, block in enumerate(self.h):
+            query, key, _ = block.attn.project(block.ln_1(x))
+            weights.append(attention_weights(query, key, may_attend))
+            x = block(x, may_attend, naive_attention, None, layer)
+        return torch.stack(weights)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        ids: Int[Tensor, "batch seq"],
+        max_new_tokens: int,
+        *,
+        mask: Mask = CAUSAL,
+        sample: bool = False,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        stop: int | None = None,
+        use_cache: bool = True,
+    ) -> Int[Tensor, "batch longer"]:
+        """`ids` continued by up to `max_new_tokens`, the likeliest token each time, or drawn if `sample`.
+
+        A row that has said `stop` is filled up with it. With the cache each position is computed once, when it is read;
+        without, all of them again for each new token.
+
+        Raises:
+            BidirectionalGenerationError: with the cache, a mask under which a new token changes what earlier positions
+                see: their cached states would be wrong. MaskError: longer than the context.
+        """
+        if use_cache:
+            _require_settled_past(mask, ids.size(1), ids.size(1) + max_new_tokens - 1)
+        cache, new = (Cache() if use_cache else None), ids
+        ended = torch.zeros_like(ids[:, :1], dtype=torch.bool)  # (batch, 1)
+        for _ in range(max_new_tokens):
+            logits = self(new, mask, cache)[:, -1].float()  # (batch, vocab)
+            token = _draw(logits / temperature, top_k) if sample else logits.argmax(-1, keepdim=True)  # (batch, 1)
+            if stop is not None:
+                token = token.masked_fill(ended, stop)
+                ended = token == stop
+            ids = torch.cat([ids, token], dim=1)
+            if bool(ended.all()):
+                break
+            new = token if use_cache else ids
+        return ids
+
+    def _embed(self, ids: Tensor, past: int) -> Float[Tensor, "batch seq width"]:
+        total = past + ids.size(1)
+        if total > self.config.context:
+            raise MaskError(f"{total} tokens, and this model has positions for {self.config.context}")
+        return self.drop(self.wte(ids) + self.wpe.weight[past:total])  # (batch, seq, width) + (seq, width)
+
+    def _may_attend(self, mask: Mask, ids: Tensor, past: int, as_cells: bool = False) -> Tensor | str | None:
+        """The mask as the attention function takes it: bool cells, None where all is allowed, "causal" as a shortcut."""
+        if mask == CAUSAL and not past and not self.naive and not as_cells:
+            return "causal"
+        cells = self_for_empty_rows(mask.dense(ids.size(1), past + ids.size(1), device=ids.device))
+        if cells.ndim == 3 and len(cells) != len(ids):
+            raise MaskError(f"{mask} is for a batch of {len(cells)}, and the batch has {len(ids)} rows")
+        cells = cells[:, None] if cells.ndim == 3 else cells  # (batch, 1, q, k) or (q, k)
+        return None if not as_cells and bool(cells.all()) else cells
+
+    def _initialise(self) -> None:
+        """GPT-2's own: normal(0, 0.02), and smaller where a layer writes into the residual stream."""
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                layers_that_add = 2 * self.config.layers if name.endswith("c_proj.weight") else 1
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(layers_that_add))
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    # -- weights from and to transformers --------------------------------------------------------------------------------
+
+    @classmethod
+    def from_transformers(cls, model: nn.Module, naive: bool = False) -> GPT:
+        """A GPT with a copy of the weights of transformers' `GPT2LMHeadModel`; same mode, dtype and device.
+
+        Raises:
+            UnsupportedModelError: not a GPT-2, or one with an option that GPT-2 itself does not use.
+        """
+        config = model.config
+        usual = dict(
+            model_type="gpt2", activation_function="gelu_new", scale_attn_weights=True, reorder_and_upcast_attn=False,
+            scale_attn_by_inverse_layer_idx=False, add_cross_attention=False, tie_word_embeddings=True,
+        )  # fmt: skip
+        if other := [
+            f"{name}={getattr(config, name, None)!r}" for name in usual if getattr(config, name, None) != usual[name]
+        ]:
+            raise UnsupportedModelError(
+                f"GPT reads the weights of a GPT-2; this {type(model).__name__} has {', '.join(other)}"
+            )
+        if not hasattr(model, "lm_head"):
+            raise UnsupportedModelError(f"GPT reads a GPT2LMHeadModel, not a {type(model).__name__} without its head")
+        g = cls(
+            GPTConfig(
+                vocab_size=config.vocab_size, context=config.n_positions, width=config.n_embd, layers=config.n_layer,
+                heads=config.n_head, inner=config.n_inner, dropout=config.resid_pdrop,
+                attention_dropout=config.attn_pdrop, epsilon=config.layer_norm_epsilon,
+            ),
+            naive,
+        )  # fmt: skip
+        weights = model.transformer.state_dict()
+        g.load_state_dict({name: _turned(name, weight) for name, weight in weights.items()})
+        return g.to(device=model.device, dtype=model.dtype).train(model.training)
+
+    def to_transformers(self) -> nn.Module:
+        """The same model as transformers' `GPT2LMHeadModel` (a copy), for `save_pretrained` and all the rest."""
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        c = self.config
+        config = GPT2Config(
+            vocab_size=c.vocab_size, n_positions=c.context, n_embd=c.width, n_layer=c.layers, n_head=c.heads,
+            n_inner=c.inner, resid_pdrop=c.dropout, embd_pdrop=c.dropout, attn_pdrop=c.attention_dropout,
+            layer_norm_epsilon=c.epsilon, bos_token_id=None, eos_token_id=None,
+        )  # fmt: skip
+        model = GPT2LMHeadModel(config)
+        model.transformer.load_state_dict({name: _turned(name, weight) for name, weight in self.state_dict().items()})
+        return model.to(device=self.wte.weight.device, dtype=self.wte.weight.dtype).train(self.training)
+
+
+def _turned(name: str, weight: Tensor) -> Tensor:
+    """transformers keeps GPT-2's matrices as (in, out), nn.Linear as (out, in)."""
+    return weight.T if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")) else weight
+
+
+def _draw(logits: Float[Tensor, "batch vocab"], top_k: int | None) -> Int[Tensor, "batch 1"]:
+    if top_k is not None:
+        weakest = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]  # (batch, 1)
+        logits = logits.masked_fill(logits < weakest, -torch.inf)
+    return torch.multinomial(logits.softmax(-1), 1)
+
+
+def _require_settled_past(mask: Mask, prompt: int, total: int) -> None:
+    """A cached state is that of the moment it was read: no later token may change what its position sees."""
+    if total <= prompt:
+        return
+    cells = mask.dense(total)  # (total, total), or one per row
+    later = torch.ones(total, total, dtype=torch.bool).triu(1)
+    later[:prompt, :prompt] = False  # the prompt is read at once, so it may look ahead within itself
+    if bool((cells & later).any()) or not torch.equal(cells[..., :prompt, :prompt], mask.dense(prompt)):
+        raise BidirectionalGenerationError(
+            f"under {mask} a new token changes what earlier positions see, so their cached states would be wrong: pass "
+            "use_cache=False to recompute them at every step, or masks.prefix(n) to read only a prompt both ways"
+        )

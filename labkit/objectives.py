@@ -1,0 +1,302 @@
+"""What a language model is asked to predict: next token, MLM, MNTP, prefix-LM and hybrid.
+
+One convention for all of them: `targets[i]` is the token that the logits **at position i** must name, or IGNORE. There
+is no shift hidden in a loss. For the sentence `the cat sat down`, with `sat` masked:
+
+    next-token   the  cat  sat  down        MLM   the  cat  [M]  down       MNTP  the  cat  [M]  down
+    targets      cat  sat  down  -                 -    -   sat   -               -   sat   -    -
+    mask         causal                           bidirectional                   bidirectional
+
+An objective is a function of one row of token ids and a random generator; `Collator` makes batches of it in which row k
+of a run is the same whatever the number of workers, and after a resume. `loss` is the one loss for all.
+
+Sources: MLM, Devlin et al. 2019 (BERT); whole words, the same authors' later release; MNTP, BehnamGhader et al. 2024
+(LLM2Vec); prefix-LM, Raffel et al. 2020 (T5).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from labkit import masks
+from labkit.errors import ObjectiveError
+from labkit.masks import Mask
+
+IGNORE = -100  # a position that is not counted; cross_entropy's own convention
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row: what the model reads, what the logits at each position must name, and who may look at whom."""
+
+    inputs: Int[Tensor, "seq"]
+    targets: Int[Tensor, "seq"]
+    mask: Mask
+
+    @property
+    def counted(self) -> Bool[Tensor, "seq"]:
+        """The positions whose logits enter the loss."""
+        return self.targets != IGNORE
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """How tokens are hidden: which may be chosen, how many, and what is put in their place.
+
+    Attributes:
+        mask_id: the mask token.
+        vocab_size: random replacements are drawn from the ids below it, `protected` ones excepted.
+        rate: share of the candidates that is chosen; at least one is.
+        protected: ids that are never chosen and never drawn (pad, eos, the mask token itself, ...).
+        word_starts: (vocab_size,) True = a token that begins a word; whole words are then chosen. None: single tokens.
+        replace: of the chosen tokens, the shares that become the mask token and a random token; the rest stays.
+    """
+
+    mask_id: int
+    vocab_size: int
+    rate: float = 0.15
+    protected: tuple[int, ...] = ()
+    word_starts: Tensor | None = None
+    replace: tuple[float, float] = (0.8, 0.1)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ObjectiveError(f"the mask rate is a share, above 0 and at most 1, not {self.rate}")
+        if not 0 <= self.mask_id < self.vocab_size:
+            raise ObjectiveError(f"mask token {self.mask_id} is outside the vocabulary of {self.vocab_size} tokens")
+
+    def choose(self, ids: Int[Tensor, "seq"], rng: torch.Generator, first: int = 0) -> Bool[Tensor, "seq"]:
+        """Which positions to hide, none before `first`: a share `rate` of the candidates, and at least one."""
+        candidates = ~torch.isin(ids, torch.tensor(self.protected, dtype=ids.dtype))
+        candidates[:first] = False
+        budget = max(1, round(self.rate * int(candidates.sum())))
+        # a unit is a word, or each token by itself; units are taken in random order until the budget is spent
+        units = torch.arange(len(ids)) if self.word_starts is None else self.word_starts[ids].long().cumsum(0)
+        order = torch.randperm(int(units.max()) + 1, generator=rng)
+        size = torch.zeros(len(order), dtype=torch.long).index_add(0, units, candidates.long())[order]
+        before = size.cumsum(0) - size  # tokens chosen before this unit's turn
+        chosen = torch.zeros(len(order), dtype=torch.bool)
+        chosen[order] = before < budget
+        return chosen[units] & candidates
+
+    def hide(self, ids: Int[Tensor, "seq"], chosen: Bool[Tensor, "seq"], rng: torch.Generator) -> Int[Tensor, "seq"]:
+        """BERT's 80/10/10: of the chosen tokens most become the mask token, some a random one, the rest stay."""
+        draw = torch.rand(len(ids), generator=rng)
+        masked, randomised = self.replace
+        allowed = torch.ones(self.vocab_size, dtype=torch.bool)
+        allowed[list(self.protected)] = False
+        allowed = allowed.nonzero()[:, 0]
+        random_ids = allowed[torch.randint(len(allowed), ids.shape, generator=rng)].to(ids.dtype)
+        hidden = torch.where(chosen & (draw < masked), self.mask_id, ids)
+        return torch.where(chosen & (draw >= masked) & (draw < masked + randomised), random_ids, hidden)
+
+
+def next_token(ids: Int[Tensor, "seq"]) -> Example:
+    """Every position names the token after it; the last has none. Causal."""
+    return Example(ids, _shifted(ids), masks.causal())
+
+
+def masked_lm(ids: Int[Tensor, "seq"], corruption: Corruption, rng: torch.Generator) -> Example:
+    """MLM: a hidden token is named by the logits at its own position. Bidirectional."""
+    chosen = corruption.choose(ids, rng)
+    targets = torch.where(chosen, ids, IGNORE)
+    return Example(corruption.hide(ids, chosen, rng), targets, masks.bidirectional())
+
+
+def mntp(ids: Int[Tensor, "seq"], corruption: Corruption, rng: torch.Generator) -> Example:
+    """MNTP: a hidden token is named by the logits *before* it, where a decoder is used to naming it. Bidirectional.
+
+    The first token has no position before it and is never hidden.
+    """
+    chosen = corruption.choose(ids, rng, first=1)
+    targets = _shifted(torch.where(chosen, ids, IGNORE))
+    return Example(corruption.hide(ids, chosen, rng), targets, masks.bidirectional())
+
+
+def prefix_lm(ids: Int[Tensor, "seq"], n: int) -> Example:
+    """The first `n` tokens are read in both directions, the rest is predicted token by token."""
+    _require_inside(n, ids, "prefix")
+    targets = _shifted(ids)
+    targets[: max(n - 1, 0)] = IGNORE  # position n - 1 names token n; before it the answer is in sight
+    return Example(ids, targets, masks.prefix(n))
+
+
+def hybrid_lm(ids: Int[Tensor, "seq"], n: int, corruption: Corruption, rng: torch.Generator) -> Example:
+    """The first `n` tokens are predicted token by token, the rest is read in both directions and completed as in MNTP.
+
+    Both halves name a token from the position before it, so one head serves both.
+    """
+    _require_inside(n, ids, "causal part")
+    chosen = corruption.choose(ids, rng, first=n)
+    targets = _shifted(ids)
+    targets[max(n - 1, 0) :] = _shifted(torch.where(chosen, ids, IGNORE))[max(n - 1, 0) :]
+    return Example(corruption.hide(ids, chosen, rng), targets, masks.hybrid(n))
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A way of training, by name. `attention` is the mask its model needs: "causal", "bidirectional" or "per row"."""
+
+    name: str
+    summary: str
+    attention: str
+    hides_tokens: bool
+
+
+OBJECTIVES = {
+    o.name: o
+    for o in (
+        Objective("next", "name the next token", "causal", hides_tokens=False),
+        Objective("mlm", "name hidden tokens at their own position", "bidirectional", hides_tokens=True),
+        Objective("mntp", "name hidden tokens from the position before", "bidirectional", hides_tokens=True),
+        Objective("prefix", "read a prefix both ways, then name the next token", "per row", hides_tokens=False),
+        Objective("hybrid", "next token first, hidden tokens after", "per row", hides_tokens=True),
+    )
+}
+
+
+def by_name(name: str) -> Objective:
+    """The objective called `name`. Raises ObjectiveError, listing the choices, if there is none."""
+    if name not in OBJECTIVES:
+        raise ObjectiveError(f"no objective is called {name!r}; choose one of {', '.join(OBJECTIVES)}")
+    return OBJECTIVES[name]
+
+
+@dataclass
+class Collator:
+    """Rows of token ids to a batch of one objective.
+
+    Called with a list of `{"row": k, "ids": [...]}`; returns `input_ids`, `targets`, `attention_mask` (batch, seq), and
+    `lengths` (batch,) for "prefix" and "hybrid": where the bidirectional prefix ends, or the causal part. Row k is
+    corrupted by a generator seeded with (`seed`, k), so it does not matter which worker, or which resumed run, makes it.
+    """
+
+    objective: str
+    pad_id: int
+    corruption: Corruption | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if by_name(self.objective).hides_tokens and self.corruption is None:
+            raise ObjectiveError(f"{self.objective} hides tokens and needs a Corruption that says how")
+
+    def __call__(self, rows: Sequence[dict]) -> dict[str, Tensor]:
+        examples, lengths = zip(*(self._example(row) for row in rows), strict=True)
+        batch = {
+            "input_ids": _stack([e.inputs for e in examples], self.pad_id),
+            "targets": _stack([e.targets for e in examples], IGNORE),
+            "attention_mask": _stack([torch.ones_like(e.inputs) for e in examples], 0),
+        }
+        if by_name(self.objective).attention == "per row":
+            batch["lengths"] = torch.tensor(lengths)
+        return batch
+
+    def _example(self, row: dict) -> tuple[Example, int]:
+        ids = torch.as_tensor(row["ids"])
+        if len(ids) < 2:
+            raise ObjectiveError(f"row {row['row']} has {len(ids)} token(s): there is nothing to predict in it")
+        rng = generator(self.seed, row["row"])
+        if self.objective == "next":
+            return next_token(ids), 0
+        if self.objective == "mlm":
+            return masked_lm(ids, self.corruption, rng), 0
+        if self.objective == "mntp":
+            return mntp(ids, self.corruption, rng), 0
+        n = int(torch.randint(1, len(ids), (), generator=rng))
+        return (prefix_lm(ids, n) if self.objective == "prefix" else hybrid_lm(ids, n, self.corruption, rng)), n
+
+
+def mask_of(batch: dict[str, Tensor], objective: str) -> Mask:
+    """The mask under which this batch is to be read (padding is not part of it)."""
+    if objective == "prefix":
+        return masks.prefix(batch["lengths"])
+    if objective == "hybrid":
+        return masks.hybrid(batch["lengths"])
+    return masks.causal() if by_name(objective).attention == "causal" else masks.bidirectional()
+
+
+def loss(model: nn.Module, batch: dict[str, Tensor], objective: str) -> Float[Tensor, ""]:
+    """Mean cross entropy in nats over the counted positions of a batch, for a transformers model with a vocabulary head.
+
+    "next", "mlm" and "mntp" take the model's attention as it is (convert it first: `labkit.to_bidirectional`); for
+    "prefix" and "hybrid" the mask of the batch is put in force for this pass.
+    """
+    from labkit.layer_masks import masked
+
+    in_force = masked(model, mask_of(batch, objective)) if by_name(objective).attention == "per row" else nullcontext()
+    counted = batch["targets"] != IGNORE
+    with in_force:
+        logits = logits_at(model, batch["input_ids"], batch.get("attention_mask"), counted)
+    return F.cross_entropy(logits.float(), batch["targets"][counted])
+
+
+def logits_at(
+    model: nn.Module,
+    input_ids: Int[Tensor, "batch seq"],
+    attention_mask: Tensor | None,
+    positions: Bool[Tensor, "batch seq"],
+) -> Float[Tensor, "chosen vocab"]:
+    """The logits at the chosen positions only: at 15 % of them a large vocabulary costs 15 %."""
+    if attention_mask is not None and bool(attention_mask.all()):
+        attention_mask = None
+    head = getattr(model, "module", model).get_output_embeddings()
+    handle = head.register_forward_pre_hook(lambda _, args: (args[0][positions][None],))  # (1, chosen, width)
+    try:
+        return model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).logits[0]
+    finally:
+        handle.remove()
+
+
+def generator(seed: int, row: int) -> torch.Generator:
+    """A random generator that depends on (seed, row) and on nothing else."""
+    digest = hashlib.sha256(f"{seed}:{row}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
+
+
+def word_starts(tokenizer: Any) -> Bool[Tensor, "vocab"]:
+    """Which tokens begin a word: those with a space before them (Ġ, ▁), and all that do not begin with a letter."""
+    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    return torch.tensor([token[:1] in ("Ġ", "▁") or not token[:1].isalpha() for token in tokens])
+
+
+def corruption_for(tokenizer: Any, rate: float = 0.15, whole_words: bool = False) -> Corruption:
+    """The Corruption of a tokenizer that has a mask token (see `labkit.tasks.lm.ensure_mask_token`).
+
+    Raises:
+        ObjectiveError: the tokenizer has no mask token; `encode("[MASK]")[0]` is not one, it is the token "[".
+    """
+    if tokenizer.mask_token_id is None:
+        spelled = tokenizer.convert_ids_to_tokens(tokenizer.encode("[MASK]", add_special_tokens=False)[0])
+        raise ObjectiveError(
+            f"this tokenizer has no mask token (spelling one out does not make it one: [MASK] begins with {spelled!r}); "
+            "add one with labkit.tasks.lm.ensure_mask_token(model, tokenizer)"
+        )
+    return Corruption(
+        mask_id=tokenizer.mask_token_id,
+        vocab_size=len(tokenizer),
+        rate=rate,
+        protected=tuple(sorted(set(tokenizer.all_special_ids))),
+        word_starts=word_starts(tokenizer) if whole_words else None,
+    )
+
+
+def _shifted(ids: Tensor) -> Tensor:
+    return torch.cat([ids[1:], ids.new_tensor([IGNORE])])
+
+
+def _stack(rows: list[Tensor], fill: int) -> Tensor:
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill)
+
+
+def _require_inside(n: int, ids: Tensor, what: str) -> None:
+    if not 0 <= n < len(ids):
+        raise ObjectiveError(f"a {what} of {n} tokens leaves nothing to predict in a row of {len(ids)}")

@@ -1,0 +1,274 @@
+"""Train a small GPT-2 from nothing on any text: tokenizer, rows, model, and what it costs to say a byte.
+
+`pretrain(["my-texts/"], "run")`, or `labkit pretrain my-texts --output-dir run`. This is how gpt2-mini was made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from labkit.datasets.text import Document, read_documents
+from labkit.errors import DataError, TrainingError
+from labkit.objectives import Collator, generator, loss
+from labkit.run_folder import RunFolder
+from labkit.training import Settings, evaluating, save_model, train
+
+END, PAD, MASK = "<|endoftext|>", "<pad>", "<mask>"  # ids 0, 1, 2; <mask> waits for a later training
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of the GPT-2 to be trained. `head_width` is 64, as in every GPT-2."""
+
+    vocab_size: int = 4096
+    context: int = 512
+    width: int = 256
+    layers: int = 6
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.width % 64:
+            raise TrainingError(f"width {self.width} is no multiple of 64, the width of a GPT-2 head")
+        if self.vocab_size < 256 + 3:
+            raise TrainingError(
+                f"a byte-level vocabulary needs 256 bytes and 3 special tokens; {self.vocab_size} is less"
+            )
+
+
+def pretrain(
+    texts: Sequence[str | Path],
+    output_dir: str | Path,
+    *,
+    shape: Shape | None = None,
+    settings: Settings | None = None,
+    held_out: float = 0.1,
+    repeats: float = 0.0,
+    resume: bool = False,
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+) -> dict[str, Any]:
+    """Train a tokenizer and a GPT-2 on `texts` (files and folders); returns the metrics and leaves a run folder.
+
+    Args:
+        held_out: the last share of each text, which is never trained on; bits per byte are measured there.
+        repeats: share of rows that say a passage again and again (every other one with its tokens shuffled first), so
+            that heads which look for an earlier occurrence form within a short training.
+        resume: go on with the run in `output_dir`.
+
+    Raises:
+        DataError: no text, or less of it than one row. TrainingError: see `RunFolder.open` and `training.train`.
+    """
+    shape, settings = shape or Shape(), settings or Settings(max_steps=2000, batch_size=8)
+    documents = read_documents(texts)
+    run = RunFolder.open(output_dir, _config(documents, texts, shape, settings, held_out, repeats), resume=resume)
+    if run.metrics is not None:
+        say(f"{run.path} is finished: {settings.max_steps:,} steps")
+        return run.metrics
+    parts = [document.split(held_out) for document in documents]
+    tokenizer = _tokenizer_of(run, [train_part for train_part, _ in parts], shape)
+    ids = encode_all(tokenizer, [train_part for train_part, _ in parts])
+    if len(ids) <= shape.context:
+        raise DataError(f"the text has {len(ids):,} tokens to train on, and one row takes {shape.context:,}: add text")
+    held = {document.name: part for document, (_, part) in zip(documents, parts, strict=True) if part.strip()}
+    say(
+        f"{len(documents)} texts, {len(ids):,} tokens to train on; {sum(map(len, held.values())):,} characters held out"
+    )
+    model = new_model(shape, settings.seed)
+    say(f"GPT-2 of {model.num_parameters() / 1e6:.1f} M parameters, {settings.max_steps:,} steps")
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        say("  " + sample(model, tokenizer, seed=settings.seed))
+        return {"val_loss": validation_loss(model, tokenizer, held.values(), rows=32)} if held else {}
+
+    outcome = train(
+        model,
+        row_maker(ids, shape.context, settings.seed, repeats),
+        collate=Collator("next", pad_id=tokenizer.pad_token_id, seed=settings.seed),
+        loss=lambda model, batch: loss(model, batch, "next"),
+        settings=settings,
+        run=run,
+        evaluate=evaluate,
+        say=say,
+    )
+    save_model(model, tokenizer, run)
+    run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
+    with evaluating(model):
+        scores = {name: bits_per_byte(model, tokenizer, text) for name, text in held.items()}
+    metrics = outcome | {
+        "bits_per_byte": scores,
+        "steps": settings.max_steps,
+        "n_train": len(ids),
+        "n_eval": sum(len(text.encode()) for text in held.values()),
+        "parameters": model.num_parameters(),
+    }
+    run.write_json("metrics.json", metrics)
+    return metrics
+
+
+def train_tokenizer(texts: Sequence[str], vocab_size: int, context: int) -> Any:
+    """A byte-level BPE of at most `vocab_size` tokens: any text goes in and comes back unchanged.
+
+    It has a pad token of its own (a pad that is also the end of text cannot be told from it) and a mask token.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END, PAD, MASK],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=END, eos_token=END, pad_token=PAD, mask_token=MASK, padding_side="right",
+        model_max_length=context, clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+
+
+def encode_all(tokenizer: Any, texts: Sequence[str]) -> Tensor:
+    """All texts as one line of token ids, each ended by the end-of-text token. Shape (tokens,), int64."""
+    ids: list[int] = []
+    for text in texts:
+        ids += tokenizer(text, verbose=False)["input_ids"]
+        ids.append(tokenizer.eos_token_id)
+    return torch.tensor(ids)
+
+
+def row_maker(ids: Tensor, length: int, seed: int, repeats: float = 0.0) -> Callable[[int], Tensor]:
+    """`make(k)`: row k of an endless training, `length` tokens.
+
+    Each pass cuts the line of ids into rows at another offset and goes through them in another order, so that every
+    token is seen once per pass and never with the same neighbours at its row's ends.
+    """
+    per_pass = (len(ids) - 1) // length
+    orders: dict[int, tuple[int, Tensor]] = {}
+
+    def of_pass(number: int) -> tuple[int, Tensor]:
+        if number not in orders:
+            rng = generator(seed, -1 - number)
+            slack = len(ids) - per_pass * length
+            offset = int(torch.randint(slack, (), generator=rng))
+            orders.clear()
+            orders[number] = offset, torch.randperm(per_pass, generator=rng)
+        return orders[number]
+
+    def make(row: int) -> Tensor:
+        offset, order = of_pass(row // per_pass)
+        start = offset + int(order[row % per_pass]) * length
+        cut = ids[start : start + length]
+        rng = generator(seed + 1, row)
+        return _said_again(cut, rng) if float(torch.rand((), generator=rng)) < repeats else cut
+
+    return make
+
+
+def new_model(shape: Shape, seed: int) -> Any:
+    """A GPT-2 with fresh weights. Attention probabilities are not dropped: SDPA's fast path on a CPU has no dropout."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=shape.vocab_size, n_positions=shape.context, n_embd=shape.width, n_layer=shape.layers,
+        n_head=shape.width // 64, resid_pdrop=shape.dropout, embd_pdrop=shape.dropout, attn_pdrop=0.0,
+        bos_token_id=0, eos_token_id=0, pad_token_id=1,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return GPT2LMHeadModel(config)
+
+
+@torch.no_grad()
+def bits_per_byte(model: nn.Module, tokenizer: Any, text: str, batch_size: int = 8) -> float:
+    """How many bits the model needs per byte of `text`, every token but the first counted once.
+
+    Windows of the model's context advance by half of it, so that a token has at least half a context before it (at the
+    text's beginning: what there is).
+    """
+    ids = encode_all(tokenizer, [text])[:-1]
+    context = model.config.n_positions
+    nats = torch.zeros((), dtype=torch.float64)
+    windows = [ids[start : start + context] for start in range(0, max(1, len(ids) - context // 2), context // 2)]
+    for first in range(0, len(windows), batch_size):
+        batch = windows[first : first + batch_size]
+        padded = nn.utils.rnn.pad_sequence(batch, batch_first=True).to(model.device)
+        logits = model(padded, use_cache=False).logits.float()
+        for i, window in enumerate(batch):
+            seen = 1 if first + i == 0 else context // 2  # what an earlier window has counted
+            counted = slice(seen, len(window))
+            nats += F.cross_entropy(
+                logits[i, seen - 1 : len(window) - 1], window[counted].to(model.device), reduction="sum"
+            )
+    return float(nats) / math.log(2) / len(text.encode())
+
+
+@torch.no_grad()
+def validation_loss(model: nn.Module, tokenizer: Any, texts: Any, rows: int) -> float:
+    """Mean nats per token over `rows` full contexts spread evenly over the texts."""
+    ids = encode_all(tokenizer, list(texts))
+    context = min(model.config.n_positions, len(ids))
+    starts = torch.linspace(0, len(ids) - context, rows).long().tolist()
+    batch = torch.stack([ids[start : start + context] for start in starts]).to(model.device)
+    losses = [
+        F.cross_entropy(model(part, use_cache=False).logits[:, :-1].flatten(0, 1).float(), part[:, 1:].flatten())
+        for part in batch.split(8)
+    ]
+    return float(torch.stack(losses).mean())
+
+
+def sample(model: Any, tokenizer: Any, prompt: str = "\n", tokens: int = 40, seed: int = 0) -> str:
+    """A continuation of `prompt` on one line, drawn with a fixed seed."""
+    ids = torch.tensor([tokenizer(prompt)["input_ids"]], device=model.device)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=True, top_k=40, pad_token_id=1
+        )
+    return tokenizer.decode(out[0, ids.shape[1] :]).strip().replace("\n", " / ")
+
+
+def _config(
+    documents: list[Document], texts: Sequence, shape: Shape, settings: Settings, held_out: float, repeats: float
+) -> dict:
+    if not 0 <= held_out < 1 or not 0 <= repeats <= 1:
+        raise TrainingError(f"held-out share {held_out} must be in [0, 1), share of repeated rows {repeats} in [0, 1]")
+    digests = {d.name: hashlib.sha256(d.text.encode()).hexdigest() for d in documents}
+    return {
+        "command": "pretrain",
+        "texts": digests,
+        "shape": asdict(shape),
+        "settings": asdict(settings),
+        "held_out": held_out,
+        "repeats": repeats,
+    }
+
+
+def _tokenizer_of(run: RunFolder, texts: list[str], shape: Shape) -> Any:
+    """The run's tokenizer: trained once, kept in the run, read again by a resumed one."""
+    from transformers import PreTrainedTokenizerFast
+
+    if not (run.path / "tokenizer").is_dir():
+        tokenizer = train_tokenizer(texts, shape.vocab_size, shape.context)
+        run.write_folder("tokenizer", tokenizer.save_pretrained)
+    return PreTrainedTokenizerFast.from_pretrained(run.path / "tokenizer")
+
+
+def _said_again(cut: Tensor, rng: torch.Generator) -> Tensor:
+    """A passage from the beginning of `cut`, of 32 tokens up to half of it, repeated to the same length."""
+    longest = len(cut) // 2
+    length = int(torch.randint(min(32, longest), longest + 1, (), generator=rng))
+    passage = cut[:length]
+    if float(torch.rand((), generator=rng)) < 0.5:
+        passage = passage[torch.randperm(length, generator=rng)]
+    return passage.repeat(len(cut) // length + 1)[: len(cut)]

@@ -1,0 +1,1 @@
+"""What a converted model is trained for: data, head, collator, metric and decoding of each task."""

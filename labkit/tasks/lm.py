@@ -1,0 +1,330 @@
+"""Adapt a language model with a new objective: MLM or MNTP after unmasking, prefix-LM, hybrid, or the next token.
+
+    lm = labkit.load("gpt2-mini")
+    metrics = train_lm("gpt2-mini", texts, "run", objective="mlm", settings=Settings(max_steps=500))
+    fill_in(lm, "The ferry <mask> at noon.")
+
+How well a model fills a gap is scored on the same hidden tokens before and after, so the comparison is paired.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labkit.errors import DataError, ObjectiveError
+from labkit.export import choose_layers
+from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
+from labkit.run_folder import RunFolder
+from labkit.training import Settings, evaluating, save_model, train
+
+READS = ("same", "before")  # where the logits of a hidden token are: at its own position, or at the one before it
+
+
+@dataclass(frozen=True)
+class FillInScores:
+    """How a model names hidden tokens, each hidden alone.
+
+    Attributes:
+        nats: cost of each hidden token; the mean's exponential is the pseudo-perplexity (Salazar et al. 2020).
+        ranks: rank of the right token among all, 1 = named first.
+    """
+
+    nats: list[float]
+    ranks: list[int]
+
+    @property
+    def pseudo_perplexity(self) -> float:
+        return math.exp(sum(self.nats) / len(self.nats))
+
+    @property
+    def accuracy(self) -> float:
+        return sum(rank == 1 for rank in self.ranks) / len(self.ranks)
+
+    @property
+    def top_5(self) -> float:
+        return sum(rank <= 5 for rank in self.ranks) / len(self.ranks)
+
+    def accuracy_interval(self) -> tuple[float, float]:
+        """95 % Wilson interval of the accuracy."""
+        n, p, z = len(self.ranks), self.accuracy, 1.96
+        centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+        return (centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n)
+
+
+def train_lm(
+    model: Any,
+    texts: Sequence[str],
+    output_dir: str | Path,
+    *,
+    objective: str,
+    settings: Settings,
+    eval_texts: Sequence[str] = (),
+    max_length: int = 128,
+    mask_rate: float = 0.15,
+    whole_words: bool = False,
+    window: str = "keep",
+    layers: str = "all",
+    lora: bool = False,
+    dropout: float | None = None,
+    attn: str | None = None,
+    resume: bool = False,
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+) -> dict[str, Any]:
+    """Train the model called `model` (a name, hub id or folder) on `texts`; leaves a run folder, returns its metrics.
+
+    "mlm" and "mntp" make the model bidirectional first, and the saved model is (`window`: as `labkit.to_bidirectional`;
+    `layers`: "all", "middle-third" or numbers such as "0,1,2"); "prefix" and "hybrid" put their mask in force row by
+    row. Each text is cut into rows of at most `max_length` tokens. With `lora` the matrices get low-rank adapters,
+    merged before the model is saved.
+
+    Metrics: those of `labkit.training.train`, `loss` before and after on `eval_texts`, and, where tokens are hidden,
+    `pseudo_perplexity`, `fill_in_accuracy` and `fill_in_top_5` as the model was, unmasked, and after.
+
+    Raises:
+        ObjectiveError, TrainingError, DataError, ModelError: each with one clear sentence.
+    """
+    import labkit
+
+    goal = by_name(objective)
+    config = {
+        "command": "train lm", "model": str(model), "objective": objective, "settings": asdict(settings),
+        "texts": _digest(texts), "eval_texts": _digest(eval_texts), "max_length": max_length, "mask_rate": mask_rate,
+        "whole_words": whole_words, "window": window, "layers": layers, "lora": lora, "dropout": dropout, "attn": attn,
+    }  # fmt: skip
+    run = RunFolder.open(output_dir, config, resume=resume)
+    if run.metrics is not None:
+        say(f"{run.path} is finished: {settings.max_steps:,} steps")
+        return run.metrics
+    # small updates are lost in 16-bit weights, so weights that are trained are float32; LoRA's are by themselves
+    lm = labkit.load(model, attn=attn, dtype=settings.dtype if lora else "float32")
+    chosen = choose_layers(layers, lm.model.config.get_text_config().num_hidden_layers)
+    scores: dict[str, dict[str, float]] = {}
+    if goal.hides_tokens:
+        ensure_mask_token(lm.model, lm.tokenizer)
+    if dropout is not None:
+        set_dropout(lm.model, dropout)
+    rows = cut_into_rows(lm.tokenizer, texts, max_length)
+    corruption = corruption_for(lm.tokenizer, mask_rate, whole_words) if goal.hides_tokens else None
+    collate = Collator(objective, pad_id=_pad_id(lm.tokenizer), corruption=corruption, seed=settings.seed)
+    held = cut_into_rows(lm.tokenizer, eval_texts, max_length) if eval_texts else []
+
+    def measure(model: nn.Module, name: str) -> dict[str, float]:
+        scores[name] = _measured(model, lm.tokenizer, held, collate, objective, name)
+        return {key: value for key, value in scores[name].items() if key != "n"}
+
+    if held:
+        say(f"as it is: {_shown(measure(lm.model, 'before'))}")
+    if goal.attention == "bidirectional":
+        labkit.to_bidirectional(lm.model, window=window, layers=chosen)
+        if held:
+            say(f"unmasked: {_shown(measure(lm.model, 'unmasked'))}")
+    trained = _with_lora(lm.model) if lora else lm.model
+    outcome = train(
+        trained,
+        shuffled(rows, settings.seed),
+        collate=collate,
+        loss=lambda model, batch: loss(model, batch, objective),
+        settings=settings,
+        run=run,
+        evaluate=(lambda model: measure(model, "after")) if held else None,
+        say=say,
+    )
+    save_model(trained.merge_and_unload() if lora else trained, lm.tokenizer, run)
+    run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
+    metrics = outcome | {"scores": scores, "steps": settings.max_steps, "n_train": len(rows), "n_eval": len(held)}
+    run.write_json("metrics.json", metrics)
+    return metrics
+
+
+def steps_of(model: Any, texts: Sequence[str], max_length: int, rows_per_step: int, epochs: float) -> int:
+    """How many steps `epochs` passes over the texts take."""
+    import labkit
+
+    rows = cut_into_rows(labkit.load(model).tokenizer, texts, max_length)
+    return max(1, math.ceil(epochs * len(rows) / rows_per_step))
+
+
+def ensure_mask_token(model: Any, tokenizer: Any) -> int:
+    """The id of the mask token; where the tokenizer has none, a reserved token is taken, or a new one added.
+
+    GPT-2 and Gemma have none. Gemma's `<unused0>` waits for such a use; otherwise `<mask>` is added, and its embedding
+    starts as the mean of all.
+    """
+    if tokenizer.mask_token_id is None:
+        reserved = "<unused0>" if "<unused0>" in tokenizer.get_vocab() else None
+        tokenizer.add_special_tokens({"mask_token": reserved or "<mask>"})
+    if tokenizer.mask_token_id >= model.get_input_embeddings().num_embeddings:
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        with torch.no_grad():
+            for table in {id(t): t for t in (model.get_input_embeddings(), model.get_output_embeddings())}.values():
+                table.weight[tokenizer.mask_token_id] = table.weight[: tokenizer.mask_token_id].mean(0)
+    return tokenizer.mask_token_id
+
+
+@torch.no_grad()
+def fill_in(lm: Any, text: str, *, reads: str, top: int = 5) -> list[list[tuple[str, float]]]:
+    """For every mask token in `text`: the `top` likeliest tokens with their probabilities.
+
+    `lm` has `.model` and `.tokenizer` (with a mask token, see `ensure_mask_token`). `reads`: "same" for a model trained
+    with MLM, "before" for MNTP and for a model that only knows the next token.
+
+    Raises:
+        ObjectiveError: no mask token in the text, or one at its beginning that is to be read from the position before.
+    """
+    ids = torch.tensor([lm.tokenizer(text)["input_ids"]], device=lm.model.device)
+    hidden = (ids[0] == lm.tokenizer.mask_token_id).nonzero()[:, 0]
+    if lm.tokenizer.mask_token_id is None or not len(hidden):
+        raise ObjectiveError(f"there is no mask token {lm.tokenizer.mask_token or ''} in {text!r}: nothing to fill in")
+    with evaluating(lm.model):
+        probabilities = _probabilities_of(lm.model, ids.expand(len(hidden), -1), hidden, reads)
+    best = probabilities.topk(top)
+    return [
+        [(lm.tokenizer.decode([i]), p) for i, p in zip(ids, ps, strict=True)]
+        for ids, ps in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+
+
+@torch.no_grad()
+def fill_in_scores(
+    model: nn.Module,
+    tokenizer: Any,
+    rows: Sequence[Tensor],
+    *,
+    reads: str,
+    positions: int = 200,
+    seed: int = 0,
+    batch_size: int = 16,
+) -> FillInScores:
+    """Hide `positions` tokens of the rows, one at a time, and see what the model puts there.
+
+    Which tokens are hidden depends on the rows and on `seed` alone, so two models are asked the same.
+
+    Args:
+        rows: token ids, each (seq,), from `cut_into_rows`.
+        reads: "same" or "before", see `fill_in`.
+    """
+    special = torch.tensor(tokenizer.all_special_ids)
+    places = [(r, i) for r, row in enumerate(rows) for i in range(1, len(row)) if row[i] not in special]
+    if not places:
+        raise DataError("there is no token to hide: the texts are empty or of one token each")
+    order = torch.randperm(len(places), generator=generator(seed, 0))[:positions].tolist()
+    chosen = sorted((places[k] for k in order), key=lambda place: len(rows[place[0]]))
+    nats: list[float] = []
+    ranks: list[int] = []
+    with evaluating(model):
+        for first in range(0, len(chosen), batch_size):
+            batch = chosen[first : first + batch_size]
+            truth = torch.stack([rows[r][i] for r, i in batch])
+            at = torch.tensor([i for _, i in batch])
+            ids = nn.utils.rnn.pad_sequence([rows[r] for r, _ in batch], True, _pad_id(tokenizer))
+            real = nn.utils.rnn.pad_sequence([torch.ones_like(rows[r]) for r, _ in batch], True, 0)
+            ids[torch.arange(len(batch)), at] = tokenizer.mask_token_id
+            probabilities = _probabilities_of(model, ids, at, reads, real).cpu()
+            right = probabilities.gather(1, truth[:, None])
+            nats += (-right[:, 0].log()).tolist()
+            ranks += ((probabilities > right).sum(-1) + 1).tolist()
+    return FillInScores(nats, ranks)
+
+
+def cut_into_rows(tokenizer: Any, texts: Sequence[str], max_length: int) -> list[Tensor]:
+    """Each text as token ids, cut into rows of at most `max_length`; what is left of a text makes a row of its own."""
+    if max_length < 2:
+        raise DataError(f"a row must have at least 2 tokens, not {max_length}")
+    rows = []
+    for text in texts:
+        ids = torch.tensor(tokenizer(text, verbose=False)["input_ids"], dtype=torch.long)
+        rows += [row for row in ids.split(max_length) if len(row) >= 2]
+    if not rows:
+        raise DataError("the texts are empty: there is nothing to train on")
+    return rows
+
+
+def shuffled(rows: Sequence[Tensor], seed: int) -> Callable[[int], Tensor]:
+    """`make(k)`: row k of endless passes over `rows`, each in another order that depends on `seed`."""
+
+    def make(k: int) -> Tensor:
+        number, place = divmod(k, len(rows))
+        return rows[int(torch.randperm(len(rows), generator=generator(seed, -1 - number))[place])]
+
+    return make
+
+
+def set_dropout(model: nn.Module, p: float) -> None:
+    """Set every dropout of the model, those that are numbers on attention modules included."""
+    if not 0 <= p < 1:
+        raise DataError(f"dropout is a share in [0, 1), not {p}")
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = p
+        elif isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = p
+
+
+def reads_of(objective: str) -> str:
+    """Where a model of this objective says a hidden token: "same" for MLM, "before" for all others."""
+    return "same" if objective == "mlm" else "before"
+
+
+def _measured(model, tokenizer, rows: list[Tensor], collate: Collator, objective: str, name: str) -> dict[str, float]:
+    """The scores of one state of the model. Before training it is read as a decoder: from the position before."""
+    with evaluating(model), torch.no_grad():
+        batches = [collate([{"row": -1 - i, "ids": row} for i, row in part]) for part in _parts(rows, 8)]
+        on_device = [{key: value.to(model.device) for key, value in batch.items()} for batch in batches]
+        counts = [int((batch["targets"] != -100).sum()) for batch in batches]
+        losses = [float(loss(model, batch, objective)) for batch in on_device]
+    found = {"loss": sum(c * v for c, v in zip(counts, losses, strict=True)) / sum(counts), "n": sum(counts)}
+    if by_name(objective).attention == "bidirectional":
+        reads = reads_of(objective) if name == "after" else "before"
+        filled = fill_in_scores(model, tokenizer, rows, reads=reads)
+        found |= {
+            "pseudo_perplexity": filled.pseudo_perplexity,
+            "fill_in_accuracy": filled.accuracy,
+            "fill_in_top_5": filled.top_5,
+            "n": len(filled.ranks),
+        }
+    return found
+
+
+def _probabilities_of(model, ids: Tensor, at: Tensor, reads: str, real: Tensor | None = None) -> Tensor:
+    """(rows, vocab): what row b says of its position at[b]."""
+    if reads not in READS:
+        raise ObjectiveError(f"reads is {reads!r}; give 'same' (MLM) or 'before' (MNTP and next-token models)")
+    where = at.cpu() - int(reads == "before")
+    if bool((where < 0).any()):
+        raise ObjectiveError("the first token is hidden, and there is no position before it to read it from")
+    positions = torch.zeros(ids.shape, dtype=torch.bool)
+    positions[torch.arange(len(ids)), where] = True
+    real = real.to(model.device) if real is not None else None
+    return logits_at(model, ids.to(model.device), real, positions.to(model.device)).float().softmax(-1)
+
+
+def _with_lora(model: Any) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", lora_dropout=0.0))
+
+
+def _pad_id(tokenizer: Any) -> int:
+    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0  # hidden by the attention mask
+
+
+def _parts(rows: list[Tensor], size: int) -> list[list[tuple[int, Tensor]]]:
+    numbered = list(enumerate(rows))
+    return [numbered[i : i + size] for i in range(0, len(numbered), size)]
+
+
+def _digest(texts: Sequence[str]) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def _shown(scores: dict[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in scores.items())
