@@ -6,13 +6,14 @@ that says what was given, what was expected and what to do. Loads no torch befor
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from typing import Annotated, Any
 
 import typer
 
-from labkit import __version__, cli_train
+from labkit import __version__, cli_data, cli_train
 from labkit.console import Attn, Dtype, Json, Name, plain, print_json, print_table, waiting
 from labkit.errors import LabkitError
 
@@ -27,6 +28,7 @@ cache_app = typer.Typer(help="The converted models on this machine.")
 notebooks_app = typer.Typer(help="The notebooks that come with labkit.")
 app.add_typer(cache_app, name="cache")
 app.add_typer(notebooks_app, name="notebooks")
+app.add_typer(cli_data.app, name="data")
 app.add_typer(cli_train.train_app, name="train")
 app.command()(cli_train.pretrain)
 
@@ -202,7 +204,8 @@ def leakage(
         report = find_leaks(model, tokens=tokens)
     meter = leak_meter(model, LEAKAGE_VOCABULARY, steps=steps) if train else None
     if as_json:
-        print_json({"perturbation": report.to_dict(), "training": meter.to_dict() if meter else None})
+        found = {"perturbation": report, "training": meter}
+        print_json({name: json.loads(each.to_json()) if each else None for name, each in found.items()})
     else:
         print("\n".join(str(each) for each in (report, meter) if each is not None))
     raise typer.Exit(0 if report.clean and (meter is None or meter.clean) else 1)

@@ -14,7 +14,7 @@ from labkit.models import REGISTRY
 
 COMMANDS = [
     ["doctor"], ["models"], ["audit"], ["convert"], ["cache", "list"], ["cache", "clear"], ["notebooks", "run"],
-    ["notebooks", "copy"],
+    ["notebooks", "copy"], ["data", "list"], ["data", "check"], ["leakage"], ["pretrain"], ["train", "lm"],
 ]  # fmt: skip
 
 

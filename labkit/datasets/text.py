@@ -7,6 +7,7 @@ Every other file is taken as it stands, byte for byte, so that losses per byte c
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ _QUOTES = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "—": 
 
 @dataclass(frozen=True)
 class Document:
-    """One text and where it came from. `cleaned` says what was done to it, "" if nothing."""
+    """One text. `name` is its file's, within the folder given; `cleaned` says what was done to it, "" if nothing."""
 
     name: str
     text: str
@@ -40,40 +41,48 @@ def read_documents(paths: Sequence[str | Path]) -> list[Document]:
     Raises:
         DataError: no such path, no text file in a folder, a file that is not UTF-8, or one without a word in it.
     """
-    files = [file for path in paths for file in _text_files(Path(path).expanduser())]
-    if not files:
+    found = [(base, file) for path in paths for base, file in _text_files(Path(path).expanduser())]
+    if not found:
         raise DataError("no text was given: name text files, or folders that hold some")
-    return [_document(file) for file in dict.fromkeys(files)]
+    files: dict[Path, tuple[Path, Path]] = {}
+    for base, file in found:
+        files.setdefault(file.resolve(), (base, file))  # a file named twice is read once
+    named = [(file.relative_to(base).as_posix(), file) for base, file in files.values()]
+    twice = {name for name, count in Counter(name for name, _ in named).items() if count > 1}
+    return [_document(file, file.as_posix() if name in twice else name) for name, file in named]
 
 
-def _text_files(path: Path) -> list[Path]:
+def _text_files(path: Path) -> list[tuple[Path, Path]]:
+    """(folder, file): each text file and the folder within which its name is its own."""
     if path.is_file():
-        return [path]
+        return [(path.parent, path)]
     if not path.is_dir():
         raise DataError(f"{path} does not exist; give a text file, or a folder of {', '.join(SUFFIXES)} files")
-    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+    found = [file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file()]
     if not found:
         raise DataError(f"{path} holds no text: no file in it ends in {', '.join(SUFFIXES)}")
-    return found
+    return [(path, file) for file in sorted(found, key=lambda file: file.as_posix())]
 
 
-def _document(file: Path) -> Document:
+def _document(file: Path, name: str) -> Document:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_bytes().decode("utf-8")  # read_text would turn \r\n into \n
     except UnicodeDecodeError as error:
         raise DataError(f"{file} is not UTF-8 text (byte {error.start}); convert it first") from error
     except OSError as error:
         raise DataError(f"{file} could not be read: {error.strerror or error}") from error
+    cleaned = ""
+    if book := _GUTENBERG.search(text):
+        text, cleaned = _unwrapped(book[1].translate(_QUOTES)), "header and hard line breaks taken out"
     if not text.strip():
         raise DataError(f"{file} is empty")
-    if book := _GUTENBERG.search(text):
-        return Document(file.name, _unwrapped(book[1].translate(_QUOTES)), "header and hard line breaks taken out")
-    return Document(file.name, text)
+    return Document(name, text, cleaned)
 
 
 def _unwrapped(text: str) -> str:
     """Paragraphs of one line each: within a block of prose a line break is a space; short lines (verse, lists) stay."""
-    blocks = [block.strip("\n") for block in re.split(r"\n\s*\n", text.strip())]
+    text = "\n".join(re.split(r"\r\n|\r|\n", text)).strip()
+    blocks = [block.strip("\n") for block in re.split(r"\n\s*\n", text)]
     return "\n\n".join(_one_paragraph(block) for block in blocks if block.strip()) + "\n"
 
 
