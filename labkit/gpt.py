@@ -36,6 +36,7 @@ class GPTConfig:
     heads: int = 12
     inner: int | None = None  # width of the MLP's hidden layer; None: four times `width`
     dropout: float = 0.0
+    embedding_dropout: float | None = None  # None: as `dropout`
     attention_dropout: float = 0.0
     epsilon: float = 1e-5
 
@@ -46,7 +47,7 @@ class GPTConfig:
 def attention_weights(
     query: Float[Tensor, "batch heads q width"], key: Float[Tensor, "batch heads k width"], may_attend: Tensor | None
 ) -> Float[Tensor, "batch heads q k"]:
-    """softmax(QK^T / sqrt(width)), with -inf wherever a query may not look. `may_attend`: bool, (q, k) or (batch, 1, q, k)."""
+    """softmax(QK^T / sqrt(width)), -inf where a query may not look. `may_attend`: bool (q, k) or (batch, 1, q, k)."""
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))  # (batch, heads, q, k)
     if may_attend is not None:
         scores = scores.masked_fill(~may_attend, -torch.inf)
@@ -157,7 +158,7 @@ class GPT(nn.Module):
         self.config, self.naive = config, naive
         self.wte = nn.Embedding(config.vocab_size, config.width)  # what token it is; also the output head, transposed
         self.wpe = nn.Embedding(config.context, config.width)  # where it stands
-        self.drop = nn.Dropout(config.dropout)
+        self.drop = nn.Dropout(config.dropout if config.embedding_dropout is None else config.embedding_dropout)
         self.h = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.ln_f = nn.LayerNorm(config.width, eps=config.epsilon)
         self._initialise()
@@ -244,7 +245,7 @@ class GPT(nn.Module):
         return self.drop(self.wte(ids) + self.wpe.weight[past:total])  # (batch, seq, width) + (seq, width)
 
     def _may_attend(self, mask: Mask, ids: Tensor, past: int, as_cells: bool = False) -> Tensor | str | None:
-        """The mask as the attention function takes it: bool cells, None where all is allowed, "causal" as a shortcut."""
+        """The mask as the attention function takes it: bool cells, None where all is open, "causal" as a shortcut."""
         if mask == CAUSAL and not past and not self.naive and not as_cells:
             return "causal"
         cells = self_for_empty_rows(mask.dense(ids.size(1), past + ids.size(1), device=ids.device))
@@ -262,7 +263,7 @@ class GPT(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    # -- weights from and to transformers --------------------------------------------------------------------------------
+    # -- weights from and to transformers ------------------------------------------------------------------------------
 
     @classmethod
     def from_transformers(cls, model: nn.Module, naive: bool = False) -> GPT:
@@ -272,10 +273,9 @@ class GPT(nn.Module):
             UnsupportedModelError: not a GPT-2, or one with an option that GPT-2 itself does not use.
         """
         config = model.config
-        usual = dict(
-            model_type="gpt2", activation_function="gelu_new", scale_attn_weights=True, reorder_and_upcast_attn=False,
-            scale_attn_by_inverse_layer_idx=False, add_cross_attention=False, tie_word_embeddings=True,
-        )  # fmt: skip
+        usual = {"model_type": "gpt2", "activation_function": "gelu_new", "scale_attn_weights": True}
+        usual |= dict.fromkeys(("reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx"), False)
+        usual |= {"add_cross_attention": False, "tie_word_embeddings": True}
         if other := [
             f"{name}={getattr(config, name, None)!r}" for name in usual if getattr(config, name, None) != usual[name]
         ]:
@@ -288,7 +288,8 @@ class GPT(nn.Module):
             GPTConfig(
                 vocab_size=config.vocab_size, context=config.n_positions, width=config.n_embd, layers=config.n_layer,
                 heads=config.n_head, inner=config.n_inner, dropout=config.resid_pdrop,
-                attention_dropout=config.attn_pdrop, epsilon=config.layer_norm_epsilon,
+                embedding_dropout=config.embd_pdrop, attention_dropout=config.attn_pdrop,
+                epsilon=config.layer_norm_epsilon,
             ),
             naive,
         )  # fmt: skip
@@ -303,7 +304,7 @@ class GPT(nn.Module):
         c = self.config
         config = GPT2Config(
             vocab_size=c.vocab_size, n_positions=c.context, n_embd=c.width, n_layer=c.layers, n_head=c.heads,
-            n_inner=c.inner, resid_pdrop=c.dropout, embd_pdrop=c.dropout, attn_pdrop=c.attention_dropout,
+            n_inner=c.inner, resid_pdrop=c.dropout, embd_pdrop=self.drop.p, attn_pdrop=c.attention_dropout,
             layer_norm_epsilon=c.epsilon, bos_token_id=None, eos_token_id=None,
         )  # fmt: skip
         model = GPT2LMHeadModel(config)

@@ -109,7 +109,7 @@ _CARDS = (
             quantisation="Q4_1", original="HuggingFaceTB/SmolLM2-135M-Instruct",
         ),
     ),
-    ModelCard("gpt2-mini", "gpt2", 0, 0, None, _MADE_IN_CODE, checkpoint="data/checkpoints/gpt2-mini"),
+    ModelCard("gpt2-mini", "gpt2", 5_918_720, 6, None, _MADE_IN_CODE, checkpoint="data/checkpoints/gpt2-mini"),
     ModelCard("tiny-gpt2", "gpt2", 194_624, 2, None, _MADE_IN_CODE),
     ModelCard("tiny-gemma", "gemma", 103_040, 2, None, _MADE_IN_CODE),
     ModelCard("tiny-gemma2", "gemma2", 103_296, 2, 8, _MADE_IN_CODE),

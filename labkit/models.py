@@ -6,7 +6,7 @@ lm.model, lm.tokenizer, lm.name, lm.source, lm.licence
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,8 @@ def load(
     attn: "eager", "sdpa", "flex_attention", "flash_attention_2" or "flash_attention_3". None means "sdpa", or "eager"
     for a
         family that loses its softcap in sdpa (Gemma 2), and `source` says so.
-    dtype: a torch dtype or its name. None means as stored: float32 for tiny models, bfloat16 for the embedded ones.
+    dtype: a torch dtype or its name. None means float32 for tiny models and gpt2-mini, else as stored: bfloat16 for
+        Gemma and SmolLM2.
     device: "cpu", "cuda", "cuda:1"; None means the GPU if torch can use one, else the CPU. task: None for a language
     model, "base" for the model without a head, or "token-classification", "question-answering",
         "sequence-classification" where transformers has such a head for the family.
@@ -155,14 +156,27 @@ def _load_from_hub(name: str, hub_ids: tuple[str, ...], licence: str | None, wan
 
 
 def _load_checkpoint(card: ModelCard, wanted: _Wanted) -> Loaded:
+    import torch
+
     folder = _shipped(card)
     if folder is None:
         raise ModelError(
             f"the checkpoint of {card.name} is not shipped in this version of labkit; take gemma3-270m or smollm2-135m "
             "for real weights, or tiny-gpt2 for the GPT-2 architecture"
         )
-    source = f"{card.name}, trained by this project, shipped as {card.checkpoint}"
+    _require_unaltered(folder)
+    if wanted.dtype is None:  # stored in half the space; CPUs are slow in float16, or cannot
+        wanted = replace(wanted, dtype=torch.float32)
+    source = f"{card.name}, trained by this project (card: {folder / 'README.md'})"
     return _load_folder(folder, card.name, source, card.licence, wanted)
+
+
+def _require_unaltered(folder: Path) -> None:
+    """A shipped checkpoint is the one of its card, to the byte, or an error names the file."""
+    from labkit.datasets.catalogue import card_faults
+
+    if faults := card_faults(folder):
+        raise ModelError(f"{faults[0]}; restore it from the repository, or reinstall labkit")
 
 
 def _load_tiny(card: ModelCard, wanted: _Wanted) -> Loaded:

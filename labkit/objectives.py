@@ -38,12 +38,12 @@ IGNORE = -100  # a position that is not counted; cross_entropy's own convention
 class Example:
     """One row: what the model reads, what the logits at each position must name, and who may look at whom."""
 
-    inputs: Int[Tensor, "seq"]
-    targets: Int[Tensor, "seq"]
+    inputs: Int[Tensor, " seq"]
+    targets: Int[Tensor, " seq"]
     mask: Mask
 
     @property
-    def counted(self) -> Bool[Tensor, "seq"]:
+    def counted(self) -> Bool[Tensor, " seq"]:
         """The positions whose logits enter the loss."""
         return self.targets != IGNORE
 
@@ -74,7 +74,7 @@ class Corruption:
         if not 0 <= self.mask_id < self.vocab_size:
             raise ObjectiveError(f"mask token {self.mask_id} is outside the vocabulary of {self.vocab_size} tokens")
 
-    def choose(self, ids: Int[Tensor, "seq"], rng: torch.Generator, first: int = 0) -> Bool[Tensor, "seq"]:
+    def choose(self, ids: Int[Tensor, " seq"], rng: torch.Generator, first: int = 0) -> Bool[Tensor, " seq"]:
         """Which positions to hide, none before `first`: a share `rate` of the candidates, and at least one."""
         candidates = ~torch.isin(ids, torch.tensor(self.protected, dtype=ids.dtype))
         candidates[:first] = False
@@ -88,7 +88,7 @@ class Corruption:
         chosen[order] = before < budget
         return chosen[units] & candidates
 
-    def hide(self, ids: Int[Tensor, "seq"], chosen: Bool[Tensor, "seq"], rng: torch.Generator) -> Int[Tensor, "seq"]:
+    def hide(self, ids: Int[Tensor, " seq"], chosen: Bool[Tensor, " seq"], rng: torch.Generator) -> Int[Tensor, " seq"]:
         """BERT's 80/10/10: of the chosen tokens most become the mask token, some a random one, the rest stay."""
         draw = torch.rand(len(ids), generator=rng)
         masked, randomised = self.replace
@@ -100,19 +100,19 @@ class Corruption:
         return torch.where(chosen & (draw >= masked) & (draw < masked + randomised), random_ids, hidden)
 
 
-def next_token(ids: Int[Tensor, "seq"]) -> Example:
+def next_token(ids: Int[Tensor, " seq"]) -> Example:
     """Every position names the token after it; the last has none. Causal."""
     return Example(ids, _shifted(ids), masks.causal())
 
 
-def masked_lm(ids: Int[Tensor, "seq"], corruption: Corruption, rng: torch.Generator) -> Example:
+def masked_lm(ids: Int[Tensor, " seq"], corruption: Corruption, rng: torch.Generator) -> Example:
     """MLM: a hidden token is named by the logits at its own position. Bidirectional."""
     chosen = corruption.choose(ids, rng)
     targets = torch.where(chosen, ids, IGNORE)
     return Example(corruption.hide(ids, chosen, rng), targets, masks.bidirectional())
 
 
-def mntp(ids: Int[Tensor, "seq"], corruption: Corruption, rng: torch.Generator) -> Example:
+def mntp(ids: Int[Tensor, " seq"], corruption: Corruption, rng: torch.Generator) -> Example:
     """MNTP: a hidden token is named by the logits *before* it, where a decoder is used to naming it. Bidirectional.
 
     The first token has no position before it and is never hidden.
@@ -122,7 +122,7 @@ def mntp(ids: Int[Tensor, "seq"], corruption: Corruption, rng: torch.Generator) 
     return Example(corruption.hide(ids, chosen, rng), targets, masks.bidirectional())
 
 
-def prefix_lm(ids: Int[Tensor, "seq"], n: int) -> Example:
+def prefix_lm(ids: Int[Tensor, " seq"], n: int) -> Example:
     """The first `n` tokens are read in both directions, the rest is predicted token by token."""
     _require_inside(n, ids, "prefix")
     targets = _shifted(ids)
@@ -130,7 +130,7 @@ def prefix_lm(ids: Int[Tensor, "seq"], n: int) -> Example:
     return Example(ids, targets, masks.prefix(n))
 
 
-def hybrid_lm(ids: Int[Tensor, "seq"], n: int, corruption: Corruption, rng: torch.Generator) -> Example:
+def hybrid_lm(ids: Int[Tensor, " seq"], n: int, corruption: Corruption, rng: torch.Generator) -> Example:
     """The first `n` tokens are predicted token by token, the rest is read in both directions and completed as in MNTP.
 
     Both halves name a token from the position before it, so one head serves both.
@@ -177,7 +177,7 @@ class Collator:
 
     Called with a list of `{"row": k, "ids": [...]}`; returns `input_ids`, `targets`, `attention_mask` (batch, seq), and
     `lengths` (batch,) for "prefix" and "hybrid": where the bidirectional prefix ends, or the causal part. Row k is
-    corrupted by a generator seeded with (`seed`, k), so it does not matter which worker, or which resumed run, makes it.
+    corrupted by a generator seeded with (`seed`, k), so it does not matter which worker or resumed run makes it.
     """
 
     objective: str
@@ -218,22 +218,27 @@ class Collator:
 def mask_of(batch: dict[str, Tensor], objective: str) -> Mask:
     """The mask under which this batch is to be read (padding is not part of it)."""
     if objective == "prefix":
-        return masks.prefix(batch["lengths"])
+        return masks.prefix(batch["lengths"].tolist())
     if objective == "hybrid":
-        return masks.hybrid(batch["lengths"])
+        return masks.hybrid(batch["lengths"].tolist())
     return masks.causal() if by_name(objective).attention == "causal" else masks.bidirectional()
 
 
 def loss(model: nn.Module, batch: dict[str, Tensor], objective: str) -> Float[Tensor, ""]:
-    """Mean cross entropy in nats over the counted positions of a batch, for a transformers model with a vocabulary head.
+    """Mean cross entropy in nats over the counted positions of a batch, of a transformers model with a language head.
 
     "next", "mlm" and "mntp" take the model's attention as it is (convert it first: `labkit.to_bidirectional`); for
     "prefix" and "hybrid" the mask of the batch is put in force for this pass.
+
+    Raises:
+        ObjectiveError: no position is counted, so there is no mean.
     """
     from labkit.layer_masks import masked
 
     in_force = masked(model, mask_of(batch, objective)) if by_name(objective).attention == "per row" else nullcontext()
     counted = batch["targets"] != IGNORE
+    if not bool(counted.any()):
+        raise ObjectiveError(f"under {objective} no position of this batch is counted: there is nothing to predict")
     with in_force:
         logits = logits_at(model, batch["input_ids"], batch.get("attention_mask"), counted)
     return F.cross_entropy(logits.float(), batch["targets"][counted])
@@ -262,10 +267,13 @@ def generator(seed: int, row: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
 
 
-def word_starts(tokenizer: Any) -> Bool[Tensor, "vocab"]:
-    """Which tokens begin a word: those with a space before them (Ġ, ▁), and all that do not begin with a letter."""
+def word_starts(tokenizer: Any) -> Bool[Tensor, " vocab"]:
+    """Which tokens begin a word: those with a space before them (Ġ, ▁), and all that do not begin with a letter.
+
+    A line end or a tab is none, though a byte-level tokenizer writes it as one (Ċ, č, ĉ).
+    """
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    return torch.tensor([token[:1] in ("Ġ", "▁") or not token[:1].isalpha() for token in tokens])
+    return torch.tensor([token[:1] in tuple("Ġ▁Ċčĉ") or not token[:1].isalpha() for token in tokens])
 
 
 def corruption_for(tokenizer: Any, rate: float = 0.15, whole_words: bool = False) -> Corruption:
@@ -277,7 +285,7 @@ def corruption_for(tokenizer: Any, rate: float = 0.15, whole_words: bool = False
     if tokenizer.mask_token_id is None:
         spelled = tokenizer.convert_ids_to_tokens(tokenizer.encode("[MASK]", add_special_tokens=False)[0])
         raise ObjectiveError(
-            f"this tokenizer has no mask token (spelling one out does not make it one: [MASK] begins with {spelled!r}); "
+            f"this tokenizer has no mask token (spelling it out does not make one: [MASK] begins with {spelled!r}); "
             "add one with labkit.tasks.lm.ensure_mask_token(model, tokenizer)"
         )
     return Corruption(

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from labkit.datasets.text import Document, read_documents
 from labkit.errors import DataError, TrainingError
 from labkit.objectives import Collator, generator, loss
-from labkit.run_folder import RunFolder
-from labkit.training import Settings, evaluating, save_model, train
+from labkit.run_folder import RunFolder, is_first_process, process_count
+from labkit.training import Settings, evaluating, random_state_kept, require, save_model, train
 
 END, PAD, MASK = "<|endoftext|>", "<pad>", "<mask>"  # ids 0, 1, 2; <mask> waits for a later training
 
@@ -37,8 +37,13 @@ class Shape:
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.width % 64:
+        if self.width < 64 or self.width % 64:
             raise TrainingError(f"width {self.width} is no multiple of 64, the width of a GPT-2 head")
+        if self.context < 2 or self.layers < 1 or not 0 <= self.dropout < 1:
+            raise TrainingError(
+                f"context {self.context} must be at least 2 tokens, layers {self.layers} at least 1, "
+                f"dropout {self.dropout} in [0, 1)"
+            )
         if self.vocab_size < 256 + 3:
             raise TrainingError(
                 f"a byte-level vocabulary needs 256 bytes and 3 special tokens; {self.vocab_size} is less"
@@ -60,28 +65,34 @@ def pretrain(
 
     Args:
         held_out: the last share of each text, which is never trained on; bits per byte are measured there.
-        repeats: share of rows that say a passage again and again (every other one with its tokens shuffled first), so
-            that heads which look for an earlier occurrence form within a short training.
+        repeats: share of rows, at the beginning, that say a short passage again and again, half of them passages of
+            random tokens, so that heads which look for an earlier occurrence form within a short training. It falls to
+            a tenth by the middle of the run.
         resume: go on with the run in `output_dir`.
 
     Raises:
         DataError: no text, or less of it than one row. TrainingError: see `RunFolder.open` and `training.train`.
     """
     shape, settings = shape or Shape(), settings or Settings(max_steps=2000, batch_size=8)
+    require(settings)
+    say = say if is_first_process() else (lambda text: None)
     documents = read_documents(texts)
-    run = RunFolder.open(output_dir, _config(documents, texts, shape, settings, held_out, repeats), resume=resume)
+    config = _config(documents, shape, settings, held_out, repeats)
+    run = RunFolder.check(output_dir, config, resume=resume)
     if run.metrics is not None:
         say(f"{run.path} is finished: {settings.max_steps:,} steps")
         return run.metrics
     parts = [document.split(held_out) for document in documents]
     tokenizer = _tokenizer_of(run, [train_part for train_part, _ in parts], shape)
     ids = encode_all(tokenizer, [train_part for train_part, _ in parts])
-    if len(ids) <= shape.context:
+    if len(ids) <= shape.context:  # before anything is written
         raise DataError(f"the text has {len(ids):,} tokens to train on, and one row takes {shape.context:,}: add text")
+    run = RunFolder.open(output_dir, config, resume=resume)
+    if not (run.path / "tokenizer").is_dir():
+        run.write_folder("tokenizer", tokenizer.save_pretrained)
     held = {document.name: part for document, (_, part) in zip(documents, parts, strict=True) if part.strip()}
-    say(
-        f"{len(documents)} texts, {len(ids):,} tokens to train on; {sum(map(len, held.values())):,} characters held out"
-    )
+    n_eval = sum(len(text.encode()) for text in held.values())
+    say(f"{len(documents)} text(s): {len(ids):,} tokens to train on, {n_eval:,} bytes held out")
     model = new_model(shape, settings.seed)
     say(f"GPT-2 of {model.num_parameters() / 1e6:.1f} M parameters, {settings.max_steps:,} steps")
 
@@ -89,9 +100,10 @@ def pretrain(
         say("  " + sample(model, tokenizer, seed=settings.seed))
         return {"val_loss": validation_loss(model, tokenizer, held.values(), rows=32)} if held else {}
 
+    rows = settings.max_steps * settings.rows_per_step * process_count()
     outcome = train(
         model,
-        row_maker(ids, shape.context, settings.seed, repeats),
+        row_maker(ids, shape.context, settings.seed, repeats, fade_over=rows // 2),
         collate=Collator("next", pad_id=tokenizer.pad_token_id, seed=settings.seed),
         loss=lambda model, batch: loss(model, batch, "next"),
         settings=settings,
@@ -107,7 +119,7 @@ def pretrain(
         "bits_per_byte": scores,
         "steps": settings.max_steps,
         "n_train": len(ids),
-        "n_eval": sum(len(text.encode()) for text in held.values()),
+        "n_eval": n_eval,
         "parameters": model.num_parameters(),
     }
     run.write_json("metrics.json", metrics)
@@ -119,21 +131,22 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int, context: int) -> Any:
 
     It has a pad token of its own (a pad that is also the end of text cannot be told from it) and a mask token.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
+    mask = AddedToken(MASK, lstrip=True, special=True)  # the space before it belongs to it, as to a word
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[END, PAD, MASK],
+        special_tokens=[END, PAD, mask],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=END, eos_token=END, pad_token=PAD, mask_token=MASK, padding_side="right",
+        tokenizer_object=tokenizer, bos_token=END, eos_token=END, pad_token=PAD, mask_token=mask, padding_side="right",
         model_max_length=context, clean_up_tokenization_spaces=False,
     )  # fmt: skip
 
@@ -147,13 +160,15 @@ def encode_all(tokenizer: Any, texts: Sequence[str]) -> Tensor:
     return torch.tensor(ids)
 
 
-def row_maker(ids: Tensor, length: int, seed: int, repeats: float = 0.0) -> Callable[[int], Tensor]:
+def row_maker(ids: Tensor, length: int, seed: int, repeats: float = 0.0, fade_over: int = 0) -> Callable[[int], Tensor]:
     """`make(k)`: row k of an endless training, `length` tokens.
 
     Each pass cuts the line of ids into rows at another offset and goes through them in another order, so that every
-    token is seen once per pass and never with the same neighbours at its row's ends.
+    token is seen once per pass and never with the same neighbours at its row's ends. In place of a share `repeats` of
+    the rows, which falls to a tenth over the first `fade_over` rows, stands a passage said again and again.
     """
     per_pass = (len(ids) - 1) // length
+    known = ids.unique()
     orders: dict[int, tuple[int, Tensor]] = {}
 
     def of_pass(number: int) -> tuple[int, Tensor]:
@@ -170,13 +185,20 @@ def row_maker(ids: Tensor, length: int, seed: int, repeats: float = 0.0) -> Call
         start = offset + int(order[row % per_pass]) * length
         cut = ids[start : start + length]
         rng = generator(seed + 1, row)
-        return _said_again(cut, rng) if float(torch.rand((), generator=rng)) < repeats else cut
+        share = repeats * max(0.1, 1 - row / fade_over) if fade_over else repeats
+        return _said_again(cut, known, rng) if float(torch.rand((), generator=rng)) < share else cut
 
     return make
 
 
 def new_model(shape: Shape, seed: int) -> Any:
-    """A GPT-2 with fresh weights. Attention probabilities are not dropped: SDPA's fast path on a CPU has no dropout."""
+    """A GPT-2 with fresh weights, set so that heads form within minutes rather than hours.
+
+    GPT-2's own deviation of 0.02 suits a width of 768 and more; here matrices start at 1 / sqrt(width), divided by
+    sqrt(2 layers) where they add to the residual stream, and position embeddings as sinusoids (Vaswani et al. 2017) of
+    twice the size of token embeddings. All of it is trained. Attention probabilities are not dropped: SDPA's fast path
+    on a CPU has no dropout.
+    """
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -184,9 +206,22 @@ def new_model(shape: Shape, seed: int) -> Any:
         n_head=shape.width // 64, resid_pdrop=shape.dropout, embd_pdrop=shape.dropout, attn_pdrop=0.0,
         bos_token_id=0, eos_token_id=0, pad_token_id=1,
     )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
+    with random_state_kept():
         torch.manual_seed(seed)
-        return GPT2LMHeadModel(config)
+        model = GPT2LMHeadModel(config)
+    wide = 1 / math.sqrt(shape.width) / config.initializer_range
+    with torch.no_grad():
+        for weight in (p for p in model.transformer.h.parameters() if p.ndim == 2):
+            weight.mul_(wide)
+        model.transformer.wpe.weight.copy_(2 * config.initializer_range * math.sqrt(2) * _sinusoids(shape))
+    return model
+
+
+def _sinusoids(shape: Shape) -> Tensor:
+    """(context, width): sines and cosines, of wavelengths from 2 pi to 2 pi times the context."""
+    frequency = shape.context ** -torch.linspace(0, 1, shape.width // 2)
+    angle = torch.arange(shape.context)[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], dim=1)
 
 
 @torch.no_grad()
@@ -198,19 +233,18 @@ def bits_per_byte(model: nn.Module, tokenizer: Any, text: str, batch_size: int =
     """
     ids = encode_all(tokenizer, [text])[:-1]
     context = model.config.n_positions
-    nats = torch.zeros((), dtype=torch.float64)
-    windows = [ids[start : start + context] for start in range(0, max(1, len(ids) - context // 2), context // 2)]
+    overlap = context - context // 2  # what an earlier window has counted
+    nats = 0.0
+    windows = [ids[start : start + context] for start in range(0, max(1, len(ids) - overlap), context // 2)]
     for first in range(0, len(windows), batch_size):
         batch = windows[first : first + batch_size]
         padded = nn.utils.rnn.pad_sequence(batch, batch_first=True).to(model.device)
         logits = model(padded, use_cache=False).logits.float()
         for i, window in enumerate(batch):
-            seen = 1 if first + i == 0 else context // 2  # what an earlier window has counted
-            counted = slice(seen, len(window))
-            nats += F.cross_entropy(
-                logits[i, seen - 1 : len(window) - 1], window[counted].to(model.device), reduction="sum"
-            )
-    return float(nats) / math.log(2) / len(text.encode())
+            seen = 1 if first + i == 0 else overlap
+            counted = window[seen:].to(model.device)
+            nats += float(F.cross_entropy(logits[i, seen - 1 : len(window) - 1], counted, reduction="sum"))
+    return nats / math.log(2) / len(text.encode())
 
 
 @torch.no_grad()
@@ -228,19 +262,21 @@ def validation_loss(model: nn.Module, tokenizer: Any, texts: Any, rows: int) -> 
 
 
 def sample(model: Any, tokenizer: Any, prompt: str = "\n", tokens: int = 40, seed: int = 0) -> str:
-    """A continuation of `prompt` on one line, drawn with a fixed seed."""
-    ids = torch.tensor([tokenizer(prompt)["input_ids"]], device=model.device)
-    with torch.random.fork_rng(devices=[]):
+    """A continuation of `prompt` on one line, drawn with a fixed seed; both fit into the context."""
+    context = model.config.n_positions
+    ids = torch.tensor([tokenizer(prompt, verbose=False)["input_ids"][1 - context :]], device=model.device)
+    tokens = min(tokens, context - ids.shape[1])
+    with random_state_kept():
         torch.manual_seed(seed)
         out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=True, top_k=40, pad_token_id=1
-        )
-    return tokenizer.decode(out[0, ids.shape[1] :]).strip().replace("\n", " / ")
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=True, top_k=40, pad_token_id=1,
+            suppress_tokens=[tokenizer.pad_token_id, tokenizer.mask_token_id],  # they occur in no text
+        )  # fmt: skip
+    text = tokenizer.decode(out[0, ids.shape[1] :]).strip().replace("\n", " / ")
+    return "".join(letter if letter.isprintable() else "�" for letter in text)  # a terminal obeys control characters
 
 
-def _config(
-    documents: list[Document], texts: Sequence, shape: Shape, settings: Settings, held_out: float, repeats: float
-) -> dict:
+def _config(documents: list[Document], shape: Shape, settings: Settings, held_out: float, repeats: float) -> dict:
     if not 0 <= held_out < 1 or not 0 <= repeats <= 1:
         raise TrainingError(f"held-out share {held_out} must be in [0, 1), share of repeated rows {repeats} in [0, 1]")
     digests = {d.name: hashlib.sha256(d.text.encode()).hexdigest() for d in documents}
@@ -259,16 +295,17 @@ def _tokenizer_of(run: RunFolder, texts: list[str], shape: Shape) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     if not (run.path / "tokenizer").is_dir():
-        tokenizer = train_tokenizer(texts, shape.vocab_size, shape.context)
-        run.write_folder("tokenizer", tokenizer.save_pretrained)
+        return train_tokenizer(texts, shape.vocab_size, shape.context)
     return PreTrainedTokenizerFast.from_pretrained(run.path / "tokenizer")
 
 
-def _said_again(cut: Tensor, rng: torch.Generator) -> Tensor:
-    """A passage from the beginning of `cut`, of 32 tokens up to half of it, repeated to the same length."""
-    longest = len(cut) // 2
-    length = int(torch.randint(min(32, longest), longest + 1, (), generator=rng))
-    passage = cut[:length]
-    if float(torch.rand((), generator=rng)) < 0.5:
-        passage = passage[torch.randperm(length, generator=rng)]
+def _said_again(cut: Tensor, known: Tensor, rng: torch.Generator) -> Tensor:
+    """A row of one passage, 8 to 64 tokens (up to half a row), again and again: the text's, or random known tokens.
+
+    Only random tokens make a head look for what followed the last time; in a text there are easier ways to guess.
+    """
+    longest = max(1, min(64, len(cut) // 2))
+    length = int(torch.randint(min(8, longest), longest + 1, (), generator=rng))
+    drawn = known[torch.randint(len(known), (length,), generator=rng)]
+    passage = drawn if float(torch.rand((), generator=rng)) < 0.5 else cut[:length]
     return passage.repeat(len(cut) // length + 1)[: len(cut)]

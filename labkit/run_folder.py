@@ -6,7 +6,8 @@
     metrics.json         written last: a run that has it is finished
     model/               the trained model, as transformers saves it
 
-A checkpoint without a seal was being written when the run was killed; it is passed over and removed.
+A checkpoint without a seal was being written when the run was killed; it is passed over and removed. So is whatever
+begins with `.writing-`. Where several processes train together (`accelerate launch`, torchrun), the first one writes.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from labkit.errors import TrainingError
 
 SEAL = "sealed.json"
+WRITING = ".writing-"  # how the names of half-written files and folders begin
 
 
 class RunFolder:
@@ -39,24 +42,32 @@ class RunFolder:
             TrainingError: the folder is in use and `resume` was not asked for, or the run in it was begun with another
                 configuration. Nothing in the folder is touched then.
         """
+        with first_process_first() as first:
+            run = cls.check(path, config, resume=resume)
+            if first:
+                run._begin(config)
+        return run
+
+    @classmethod
+    def check(cls, path: str | Path, config: dict, *, resume: bool) -> RunFolder:
+        """The same run and the same errors as from `open`, but nothing is written: for what must be known before."""
         run = cls(Path(path).expanduser().absolute())
         if run.path.is_file():
             raise TrainingError(f"{run.path} is a file; give --output-dir a folder")
-        config = json.loads(json.dumps(config, default=str))  # as it reads back
         begun = read_json(run.path / "config.json")
         if begun is None:
-            if run.path.is_dir() and any(run.path.iterdir()):
+            if run.path.is_dir() and any(not file.name.startswith(WRITING) for file in run.path.iterdir()):
                 raise TrainingError(
                     f"{run.path} is not empty and holds no run of labkit; give --output-dir a new folder"
                 )
-            run.write_json("config.json", config)
             return run
-        if not resume:
+        if not resume and is_first_process():  # the others join the run that the first has begun
             raise TrainingError(
                 f"{run.path} holds a run already: --resume goes on with it, or give another --output-dir"
             )
-        if changed := [key for key in {**begun, **config} if begun.get(key) != config.get(key)]:
-            differences = "; ".join(f"{key} was {begun.get(key)!r}, now {config.get(key)!r}" for key in sorted(changed))
+        was, now = _flat(begun), _flat(json.loads(json.dumps(config, default=str)))  # as it reads back
+        if changed := sorted(key for key in {**was, **now} if was.get(key) != now.get(key)):
+            differences = "; ".join(f"{key} was {was.get(key)!r}, now {now.get(key)!r}" for key in changed)
             raise TrainingError(f"the run in {run.path} was begun with another configuration: {differences}")
         return run
 
@@ -75,12 +86,15 @@ class RunFolder:
 
     def write_json(self, name: str, value: Any) -> None:
         """Write `name` whole or not at all."""
-        write_whole(self.path / name, json.dumps(value, indent=1, default=str) + "\n")
+        if is_first_process():
+            write_whole(self.path / name, json.dumps(value, indent=1, default=str) + "\n")
 
     def write_folder(self, name: str, fill: Callable[[Path], Any]) -> Path:
         """The folder `name`, filled by `fill(folder)` beside its place and moved there once it is whole."""
         target = self.path / name
-        with tempfile.TemporaryDirectory(prefix=f".{name}.writing-", dir=self.path) as beside:
+        if not is_first_process():
+            return target
+        with tempfile.TemporaryDirectory(prefix=f"{WRITING}{name}-", dir=self.path) as beside:
             new = Path(beside) / "new"
             new.mkdir()
             fill(new)
@@ -101,33 +115,72 @@ class RunFolder:
         Raises:
             TrainingError: a file of the newest one is not what was written (damaged disk, edited by hand).
         """
-        sealed = []
-        for folder in self.checkpoints.glob("checkpoint-*"):
-            seal = read_json(folder / SEAL)
-            if seal is None:
-                shutil.rmtree(folder)
-            else:
-                sealed.append((seal["step"], folder, seal))
-        if not sealed:
-            return None
-        _, folder, seal = max(sealed, key=lambda each: each[0])
-        altered = [
-            n for n, digest in seal["files"].items() if not (folder / n).is_file() or sha256(folder / n) != digest
-        ]
-        if altered:
-            raise TrainingError(
-                f"{folder}: {', '.join(altered)} is not what was saved (sha256 differs); delete that folder to resume "
-                "from the checkpoint before it"
-            )
-        return folder, seal
+        sealed, unsealed = self._checkpoints()
+        if sealed:
+            folder, seal = sealed[-1]
+            files = seal["files"].items()
+            altered = [n for n, digest in files if not (folder / n).is_file() or sha256(folder / n) != digest]
+            if altered:
+                raise TrainingError(
+                    f"{folder}: {', '.join(altered)} is not what was saved (sha256 differs); delete that folder to "
+                    "resume from the checkpoint before it"
+                )
+        for folder in unsealed:
+            shutil.rmtree(folder)
+        return sealed[-1] if sealed else None
+
+    def remove_checkpoints_but(self, newest: int) -> None:
+        """Remove all but the `newest` whole checkpoints, each beginning with its seal."""
+        for folder, _ in self._checkpoints()[0][:-newest]:
+            (folder / SEAL).unlink()
+            shutil.rmtree(folder)
+
+    def _begin(self, config: dict) -> None:
+        try:
+            for left in self.path.glob(WRITING + "*"):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+            if not (self.path / "config.json").exists():
+                self.write_json("config.json", config)
+        except OSError as error:
+            raise TrainingError(f"{self.path} cannot be written to: {error.strerror or error}") from error
+
+    def _checkpoints(self) -> tuple[list[tuple[Path, dict]], list[Path]]:
+        """The whole ones with their seals, oldest first, and the others."""
+        seals = {
+            folder: read_json(folder / SEAL) for folder in self.checkpoints.glob("checkpoint-*") if folder.is_dir()
+        }
+        sealed = sorted(((f, seal) for f, seal in seals.items() if seal is not None), key=lambda each: each[1]["step"])
+        return sealed, [folder for folder, seal in seals.items() if seal is None]
+
+
+@contextmanager
+def first_process_first() -> Iterator[bool]:
+    """What is in the block is done by the first process, then by the others; yields whether this is the first."""
+    if (processes := _processes()) is None:
+        yield True
+        return
+    with processes.main_process_first():
+        yield processes.is_main_process
+
+
+def is_first_process() -> bool:
+    """True unless this is a process that another one of the same training leads."""
+    return (processes := _processes()) is None or processes.is_main_process
+
+
+def process_count() -> int:
+    """How many processes train together."""
+    return 1 if (processes := _processes()) is None else processes.num_processes
 
 
 def read_json(path: Path) -> dict | None:
-    """The JSON object in `path`, or None if there is no such file. Raises TrainingError if it is no JSON."""
+    """The JSON object in `path`, or None if there is no such file. Raises TrainingError if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise TrainingError(f"{path} could not be read: {error.strerror or error}") from error
     except ValueError as error:
         raise TrainingError(f"{path} is damaged ({error}); restore it, or start a new run elsewhere") from error
 
@@ -135,7 +188,7 @@ def read_json(path: Path) -> dict | None:
 def write_whole(path: Path, text: str) -> None:
     """Write a text file whole or not at all: a temporary file beside it, then a rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=f"{WRITING}{path.name}-", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
             file.write(text)
@@ -155,3 +208,22 @@ def sha256(path: Path) -> str:
 def sha256_of_files(paths: Iterable[Path]) -> dict[str, str]:
     """File name -> sha256."""
     return {path.name: sha256(path) for path in paths}
+
+
+def _flat(tree: dict, above: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} as {"a.b": 1}."""
+    flat = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{above}{key}.") if isinstance(value, dict) and value else {f"{above}{key}": value}
+    return flat
+
+
+def _processes() -> Any | None:
+    """accelerate's view of the processes that train together; None without accelerate: then there is one."""
+    import torch
+
+    try:
+        from accelerate import PartialState
+    except ImportError:
+        return None
+    return PartialState(cpu=not torch.cuda.is_available())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from labkit.errors import MissingPackageError, TrainingError
 from labkit.progress import bars_on_terminals_only
-from labkit.run_folder import RunFolder
+from labkit.run_folder import RunFolder, first_process_first
 
 DTYPES = {"float32": {}, "bfloat16": {"bf16": True}, "float16": {"fp16": True}}
 
@@ -36,7 +36,8 @@ class Settings:
         learning_rate: the peak, reached after the share `warmup` of all steps.
         dtype: "float32", or autocast in "bfloat16" or "float16" (weights stay as they are).
         dropout: None leaves the model's own.
-        evaluate_every, save_every: in steps; 0 = a tenth of the run. `log_every` likewise, 0 = a hundredth.
+        evaluate_every, save_every: in steps; 0 = a tenth of the run. `log_every` likewise, 0 = a hundredth. The last
+            step is always logged, evaluated and saved.
         report_to: a tracker that transformers knows ("tensorboard", "wandb", ...), or "none".
     """
 
@@ -58,10 +59,18 @@ class Settings:
         for name in ("max_steps", "batch_size", "gradient_accumulation"):
             if getattr(self, name) < 1:
                 raise TrainingError(f"{name.replace('_', ' ')} must be at least 1, not {getattr(self, name)}")
+        for name in ("evaluate_every", "save_every", "log_every"):
+            if getattr(self, name) < 0:
+                raise TrainingError(f"{name.replace('_', ' ')} is {getattr(self, name)} steps; it must be 0 or more")
         if not self.learning_rate > 0 or not 0 <= self.warmup < 1:
             raise TrainingError(f"learning rate {self.learning_rate} must be positive, warm-up {self.warmup} in [0, 1)")
         if self.dtype not in DTYPES:
             raise TrainingError(f"dtype is {self.dtype!r}; choose one of {', '.join(DTYPES)}")
+
+    @property
+    def rows_per_step(self) -> int:
+        """On one device."""
+        return self.batch_size * self.gradient_accumulation
 
     @property
     def logging_steps(self) -> int:
@@ -109,35 +118,67 @@ def train(
     the history. The random state outside is left as it was.
 
     Raises:
-        TrainingError: the loss is no number any more, or a checkpoint was altered.
+        TrainingError: the loss is no number any more, a checkpoint was altered, or there are more or fewer processes
+            than before.
         MissingPackageError: accelerate is not installed.
     """
-    trainer_class = _trainer_class()
-    resumed = run.latest_checkpoint()
-    with _random_state_kept(), bars_on_terminals_only():
-        trainer = trainer_class(
+    from tqdm import tqdm
+
+    require(settings)
+    with first_process_first() as first:
+        resumed = run.latest_checkpoint()
+    before = resumed[1] if resumed else {"step": 0, "seconds": 0.0, "tokens": 0}
+    with random_state_kept(), bars_on_terminals_only():
+        arguments = _arguments(settings, run)
+        if before.get("processes", arguments.world_size) != arguments.world_size:
+            raise TrainingError(
+                f"this run was begun on {before['processes']} processes, now it is {arguments.world_size}"
+            )
+        trainer = _trainer_class()(
             model,
-            _arguments(settings, run),
-            rows=Rows(
-                settings.max_steps * settings.batch_size * settings.gradient_accumulation * _world_size(), make_row
-            ),
+            arguments,
+            rows=Rows(settings.max_steps * settings.rows_per_step * arguments.world_size, make_row),
             collate=collate,
             loss=loss,
+            settings=settings,
             run=run,
-            seconds_before=resumed[1]["seconds"] if resumed else 0.0,
-            tokens_before=resumed[1]["tokens"] if resumed else 0,
+            before=before,
         )
-        trainer.add_callback(_Watch(trainer, settings, evaluate, say))
-        if resumed:
-            say(f"resuming from step {resumed[1]['step']} of {settings.max_steps}")
-        trainer.train(resume_from_checkpoint=str(resumed[0]) if resumed else None)
+        if resumed and first:
+            say(f"resuming from step {before['step']:,} of {settings.max_steps:,}")
+        hidden = None if first else True  # None: shown on a terminal only
+        with tqdm(total=settings.max_steps, initial=before["step"], unit="step", disable=hidden) as bar:
+            trainer.add_callback(_watch(trainer, settings, evaluate, say, bar))
+            trainer.train(resume_from_checkpoint=str(resumed[0]) if resumed else None)
+        seconds = trainer.seconds
     return {
-        "seconds": trainer.seconds,
-        "tokens_per_second": trainer.tokens / trainer.seconds,
+        "seconds": seconds,
+        "tokens_per_second": trainer.tokens / seconds,
         "peak_memory_bytes": peak_memory(),
         "seed": settings.seed,
-        "history": trainer.state.log_history,
+        # Trainer ends it with a summary of its own, which counts nothing before a resume
+        "history": [entry for entry in trainer.state.log_history if "train_runtime" not in entry],
     }
+
+
+def require(settings: Settings) -> None:
+    """Raise, before anything is written, if this machine cannot train with `settings`.
+
+    Raises:
+        MissingPackageError: accelerate or the tracker is not installed. TrainingError: float16 without a GPU.
+    """
+    try:
+        import accelerate  # noqa: F401
+    except ImportError:
+        raise MissingPackageError('training needs accelerate: pip install "labkit-bidirectional[train]"') from None
+    if settings.dtype == "float16" and not torch.cuda.is_available():
+        raise TrainingError("float16 needs a GPU, and there is none here; choose bfloat16 or float32")
+    if settings.report_to != "none":
+        from transformers.integrations import get_available_reporting_integrations
+
+        if settings.report_to not in (ready := get_available_reporting_integrations()):
+            choices = ", ".join(["none", *ready])
+            raise MissingPackageError(f"{settings.report_to!r} is not installed, or no tracker at all; here: {choices}")
 
 
 def peak_memory() -> int:
@@ -157,7 +198,7 @@ def peak_memory() -> int:
 def _arguments(settings: Settings, run: RunFolder) -> Any:
     from transformers import TrainingArguments
 
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(run.checkpoints),
         max_steps=settings.max_steps,
         per_device_train_batch_size=settings.batch_size,
@@ -169,36 +210,36 @@ def _arguments(settings: Settings, run: RunFolder) -> Any:
         weight_decay=settings.weight_decay,
         adam_beta2=0.95,
         logging_steps=settings.logging_steps,
+        logging_nan_inf_filter=False,  # it would show a mean of earlier losses in place of a NaN
         save_steps=settings.saving_steps,
-        save_total_limit=2,  # the older one stays until the newer is whole
         seed=settings.seed,
         use_cpu=not torch.cuda.is_available(),
         dataloader_pin_memory=torch.cuda.is_available(),
         remove_unused_columns=False,
         disable_tqdm=True,  # ours shows the loss and the speed
+        ddp_find_unused_parameters=False,  # a decoder uses all it has; torch warns on every run that looks for more
         report_to=settings.report_to,
         **DTYPES[settings.dtype],
     )
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # one process, one GPU: several are for torchrun, not for DataParallel
+    return arguments
 
 
 def _trainer_class() -> type:
     """Our Trainer, defined on first use: transformers' takes seconds to import, and needs accelerate."""
-    try:
-        import accelerate  # noqa: F401
-    except ImportError:
-        raise MissingPackageError('training needs accelerate: pip install "labkit-bidirectional[train]"') from None
     from transformers import Trainer
     from transformers.trainer_callback import PrinterCallback
 
     class RowTrainer(Trainer):
         """Rows in their order, our loss, sealed checkpoints."""
 
-        def __init__(self, model, arguments, *, rows, collate, loss, run, seconds_before, tokens_before):
+        def __init__(self, model, arguments, *, rows, collate, loss, settings, run, before):
             super().__init__(model=model, args=arguments, train_dataset=rows, data_collator=collate)
             self.remove_callback(PrinterCallback)
             self.model_accepts_loss_kwargs = False  # our loss is a mean; Trainer divides by the accumulation steps
-            self.row_loss, self.run = loss, run
-            self.started, self.seconds_before, self.tokens = time.perf_counter(), seconds_before, tokens_before
+            self.accelerator.gradient_accumulation_steps = 1  # or transformers 5.3 divides by them twice
+            self.row_loss, self.settings, self.run = loss, settings, run
+            self.started, self.seconds_before, self.tokens = time.perf_counter(), before["seconds"], before["tokens"]
 
         @property
         def seconds(self) -> float:
@@ -212,54 +253,61 @@ def _trainer_class() -> type:
             return self.row_loss(model, inputs)
 
         def _save_checkpoint(self, model, trial):
+            _require_numbers("some weights are", self.model.parameters(), self.state.global_step, self.settings)
             super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()  # each process leaves its random state in the checkpoint
             if self.args.should_save:
-                self.run.seal(self.state.global_step, seconds=self.seconds, tokens=self.tokens)
+                facts = {"seconds": self.seconds, "tokens": self.tokens, "processes": self.args.world_size}
+                self.run.seal(self.state.global_step, **facts)
+                self.run.remove_checkpoints_but(2)
 
     return RowTrainer
 
 
-def _Watch(trainer: Any, settings: Settings, evaluate: Callable | None, say: Callable[[str], None]) -> Any:
-    """The callback that shows progress, evaluates, and stops a run whose loss is no number."""
-    from tqdm import tqdm
+def _watch(trainer: Any, settings: Settings, evaluate: Callable | None, say: Callable[[str], None], bar: Any) -> Any:
+    """The callback that shows progress, evaluates, and stops a run whose loss is no number, before it is saved."""
     from transformers import TrainerCallback
 
     class Watch(TrainerCallback):
         def on_train_begin(self, args, state, control, **_):
-            trainer.started = time.perf_counter()
-            hidden = None if state.is_world_process_zero else True  # None: shown on a terminal only
-            self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", disable=hidden)
-            self.tokens_then, self.then = trainer.tokens, time.perf_counter()
+            trainer.started = self.then = time.perf_counter()
+            self.tokens_then, self.numbers = trainer.tokens, {}
+
+        def on_step_end(self, args, state, control, **_):
+            bar.update(state.global_step - bar.n)
+            self.due = state.global_step % settings.evaluating_steps == 0 or state.global_step == state.max_steps
+            if self.due and evaluate is not None and state.is_world_process_zero:
+                bare = trainer.accelerator.unwrap_model(trainer.model)
+                with evaluating(bare) as model, random_state_kept(), bar.external_write_mode():
+                    self.numbers = evaluate(model)
+                if self.numbers:
+                    trainer.log(dict(self.numbers))
+            # after trainer.log, which takes a pending request to log the loss for served
+            control.should_log = self.due or state.global_step % settings.logging_steps == 0
 
         def on_log(self, args, state, control, logs=None, **_):
             if "loss" not in (logs or {}):
                 return
-            if not math.isfinite(float(logs["loss"])):
-                raise TrainingError(
-                    f"the loss is {logs['loss']} at step {state.global_step}: lower the learning rate "
-                    f"({settings.learning_rate:g}), or use float32 instead of {settings.dtype}"
-                )
+            _require_numbers("the loss is", [torch.tensor(logs["loss"])], state.global_step, settings)
             now = time.perf_counter()
             speed = (trainer.tokens - self.tokens_then) / max(now - self.then, 1e-9)
             self.tokens_then, self.then = trainer.tokens, now
-            self.bar.set_postfix_str(f"loss {float(logs['loss']):.3f}, {speed:,.0f} tokens/s")
-
-        def on_step_end(self, args, state, control, **_):
-            self.bar.update(state.global_step - self.bar.n)
-            due = state.global_step % settings.evaluating_steps == 0 or state.global_step == state.max_steps
-            if evaluate is None or not due or not state.is_world_process_zero:
-                return
-            with evaluating(trainer.accelerator.unwrap_model(trainer.model)) as model, _random_state_kept():
-                numbers = evaluate(model)
-            trainer.log(dict(numbers))
-            shown = ", ".join(f"{name} {value:.3f}" for name, value in numbers.items())
-            with self.bar.external_write_mode():
-                say(f"step {state.global_step:,} of {state.max_steps:,}: {shown}")
-
-        def on_train_end(self, args, state, control, **_):
-            self.bar.close()
+            bar.set_postfix_str(f"loss {float(logs['loss']):.3f}, {speed:,.0f} tokens/s")
+            if self.due and state.is_world_process_zero:
+                numbers = {"loss": float(logs["loss"])} | self.numbers
+                shown = ", ".join(f"{name} {value:.3f}" for name, value in numbers.items())
+                with bar.external_write_mode():
+                    say(f"step {state.global_step:,} of {state.max_steps:,}: {shown}")
 
     return Watch()
+
+
+def _require_numbers(what: str, numbers: Iterable[Tensor], step: int, settings: Settings) -> None:
+    for each in numbers:
+        if not bool(each.isfinite().all()):
+            rate = f"lower the learning rate ({settings.learning_rate:g})"
+            instead = "" if settings.dtype == "float32" else f", or use float32 instead of {settings.dtype}"
+            raise TrainingError(f"{what} no number any more (NaN or infinite) at step {step}: {rate}{instead}")
 
 
 @contextmanager
@@ -275,7 +323,8 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
 
 
 @contextmanager
-def _random_state_kept() -> Iterator[None]:
+def random_state_kept() -> Iterator[None]:
+    """Whatever draws random numbers in the block (torch on every device, numpy, Python), none are missing after it."""
     import random
 
     import numpy
@@ -288,12 +337,6 @@ def _random_state_kept() -> Iterator[None]:
         finally:
             random.setstate(python)
             numpy.random.set_state(arrays)
-
-
-def _world_size() -> int:
-    import os
-
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def save_model(model: Any, tokenizer: Any, run: RunFolder) -> Path:

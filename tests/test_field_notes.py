@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from labkit import cli_data
 from labkit.datasets import catalogue, field_notes
+from labkit.datasets.catalogue import CATALOGUE
 from labkit.errors import DataError
 from labkit.resources import folder
 
@@ -326,9 +327,10 @@ def test_list_says_what_how_many_whose_and_where():
 
 
 def test_check_of_what_is_shipped_exits_with_0():
-    assert labkit_data("check") == (0, "field-notes: in order\n")
+    assert labkit_data("check") == (0, "field-notes: in order\ngpt2-mini: in order\n")
     code, out = labkit_data("check", "--json")
-    assert (code, json.loads(out)) == (0, [{"name": "field-notes", "ok": True, "faults": []}])
+    names = ("field-notes", "gpt2-mini")
+    assert (code, json.loads(out)) == (0, [{"name": name, "ok": True, "faults": []} for name in names])
 
 
 def broken(data):
@@ -357,7 +359,8 @@ def altered(data):  # valid still, but not what the card describes
     ],
     ids=["broken", "altered", "no card", "empty card", "stray file", "no file"],
 )
-def test_check_of_damaged_data_exits_with_1_and_says_what_is_wrong(data_copy, damage, says):
+def test_check_of_damaged_data_exits_with_1_and_says_what_is_wrong(data_copy, damage, says, monkeypatch):
+    monkeypatch.setattr("labkit.datasets.catalogue.CATALOGUE", CATALOGUE[:1])
     damage(data_copy / "field_notes")
     code, out = labkit_data("check")
     assert code == 1

@@ -24,7 +24,7 @@ CARD = "README.md"
 
 @dataclass(frozen=True)
 class EmbeddedData:
-    """One embedded data set, or checkpoint. `file`, inside the folder `data`, holds its records, one a line, or weights."""
+    """One embedded data set, or checkpoint. `file`, inside the folder `data`, holds its records, or its weights."""
 
     name: str
     what: str

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from labkit.errors import DataError, ObjectiveError
 from labkit.export import choose_layers
 from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
-from labkit.run_folder import RunFolder
-from labkit.training import Settings, evaluating, save_model, train
+from labkit.run_folder import RunFolder, is_first_process
+from labkit.training import Settings, evaluating, require, save_model, train
 
 READS = ("same", "before")  # where the logits of a hidden token are: at its own position, or at the one before it
 
@@ -95,39 +95,44 @@ def train_lm(
     import labkit
 
     goal = by_name(objective)
+    require(settings)
+    say = say if is_first_process() else (lambda text: None)
     config = {
         "command": "train lm", "model": str(model), "objective": objective, "settings": asdict(settings),
         "texts": _digest(texts), "eval_texts": _digest(eval_texts), "max_length": max_length, "mask_rate": mask_rate,
         "whole_words": whole_words, "window": window, "layers": layers, "lora": lora, "dropout": dropout, "attn": attn,
     }  # fmt: skip
-    run = RunFolder.open(output_dir, config, resume=resume)
-    if run.metrics is not None:
-        say(f"{run.path} is finished: {settings.max_steps:,} steps")
-        return run.metrics
+    finished = RunFolder.check(output_dir, config, resume=resume)
+    if finished.metrics is not None:
+        say(f"{finished.path} is finished: {settings.max_steps:,} steps")
+        return finished.metrics
     # small updates are lost in 16-bit weights, so weights that are trained are float32; LoRA's are by themselves
     lm = labkit.load(model, attn=attn, dtype=settings.dtype if lora else "float32")
-    chosen = choose_layers(layers, lm.model.config.get_text_config().num_hidden_layers)
-    scores: dict[str, dict[str, float]] = {}
     if goal.hides_tokens:
         ensure_mask_token(lm.model, lm.tokenizer)
+    _require_embeddings(lm)
     if dropout is not None:
         set_dropout(lm.model, dropout)
+    chosen = choose_layers(layers, lm.model.config.get_text_config().num_hidden_layers)
     rows = cut_into_rows(lm.tokenizer, texts, max_length)
-    corruption = corruption_for(lm.tokenizer, mask_rate, whole_words) if goal.hides_tokens else None
-    collate = Collator(objective, pad_id=_pad_id(lm.tokenizer), corruption=corruption, seed=settings.seed)
     held = cut_into_rows(lm.tokenizer, eval_texts, max_length) if eval_texts else []
+    corruption = corruption_for(lm.tokenizer, mask_rate, whole_words) if goal.hides_tokens else None
+    collate = Collator(objective, pad_id=pad_id(lm.tokenizer), corruption=corruption, seed=settings.seed)
+    scores: dict[str, dict[str, float]] = {}
 
     def measure(model: nn.Module, name: str) -> dict[str, float]:
         scores[name] = _measured(model, lm.tokenizer, held, collate, objective, name)
         return {key: value for key, value in scores[name].items() if key != "n"}
 
-    if held:
-        say(f"as it is: {_shown(measure(lm.model, 'before'))}")
+    before = measure(lm.model, "before") if held else {}
     if goal.attention == "bidirectional":
         labkit.to_bidirectional(lm.model, window=window, layers=chosen)
-        if held:
+    trained = with_lora(lm.model) if lora else lm.model
+    run = RunFolder.open(output_dir, config, resume=resume)  # nothing is written before all input has been checked
+    if held:
+        say(f"as it is: {_shown(before)}")
+        if goal.attention == "bidirectional":
             say(f"unmasked: {_shown(measure(lm.model, 'unmasked'))}")
-    trained = _with_lora(lm.model) if lora else lm.model
     outcome = train(
         trained,
         shuffled(rows, settings.seed),
@@ -159,9 +164,12 @@ def ensure_mask_token(model: Any, tokenizer: Any) -> int:
     GPT-2 and Gemma have none. Gemma's `<unused0>` waits for such a use; otherwise `<mask>` is added, and its embedding
     starts as the mean of all.
     """
+    from transformers import AddedToken
+
     if tokenizer.mask_token_id is None:
-        reserved = "<unused0>" if "<unused0>" in tokenizer.get_vocab() else None
-        tokenizer.add_special_tokens({"mask_token": reserved or "<mask>"})
+        name = "<unused0>" if "<unused0>" in tokenizer.get_vocab() else "<mask>"
+        # lstrip: the space before it belongs to it, as it does to a word; left alone it would be a token of its own
+        tokenizer.add_special_tokens({"mask_token": AddedToken(name, lstrip=True, special=True)})
     if tokenizer.mask_token_id >= model.get_input_embeddings().num_embeddings:
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
         with torch.no_grad():
@@ -181,8 +189,9 @@ def fill_in(lm: Any, text: str, *, reads: str, top: int = 5) -> list[list[tuple[
         ObjectiveError: no mask token in the text, or one at its beginning that is to be read from the position before.
     """
     ids = torch.tensor([lm.tokenizer(text)["input_ids"]], device=lm.model.device)
-    hidden = (ids[0] == lm.tokenizer.mask_token_id).nonzero()[:, 0]
-    if lm.tokenizer.mask_token_id is None or not len(hidden):
+    mask_id = -1 if lm.tokenizer.mask_token_id is None else lm.tokenizer.mask_token_id
+    hidden = (ids[0] == mask_id).nonzero()[:, 0]
+    if not len(hidden):
         raise ObjectiveError(f"there is no mask token {lm.tokenizer.mask_token or ''} in {text!r}: nothing to fill in")
     with evaluating(lm.model):
         probabilities = _probabilities_of(lm.model, ids.expand(len(hidden), -1), hidden, reads)
@@ -225,7 +234,7 @@ def fill_in_scores(
             batch = chosen[first : first + batch_size]
             truth = torch.stack([rows[r][i] for r, i in batch])
             at = torch.tensor([i for _, i in batch])
-            ids = nn.utils.rnn.pad_sequence([rows[r] for r, _ in batch], True, _pad_id(tokenizer))
+            ids = nn.utils.rnn.pad_sequence([rows[r] for r, _ in batch], True, pad_id(tokenizer))
             real = nn.utils.rnn.pad_sequence([torch.ones_like(rows[r]) for r, _ in batch], True, 0)
             ids[torch.arange(len(batch)), at] = tokenizer.mask_token_id
             probabilities = _probabilities_of(model, ids, at, reads, real).cpu()
@@ -307,14 +316,25 @@ def _probabilities_of(model, ids: Tensor, at: Tensor, reads: str, real: Tensor |
     return logits_at(model, ids.to(model.device), real, positions.to(model.device)).float().softmax(-1)
 
 
-def _with_lora(model: Any) -> Any:
+def _require_embeddings(lm: Any) -> None:
+    known = lm.model.get_input_embeddings().num_embeddings
+    if len(lm.tokenizer) > known:
+        raise DataError(
+            f"the tokenizer of {lm.name} has {len(lm.tokenizer):,} tokens, and the model has embeddings for {known:,}: "
+            "they do not belong together"
+        )
+
+
+def with_lora(model: Any) -> Any:
+    """Low-rank adapters on every matrix of the layers (Hu et al. 2021); the rest is frozen."""
     from peft import LoraConfig, get_peft_model
 
     return get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", lora_dropout=0.0))
 
 
-def _pad_id(tokenizer: Any) -> int:
-    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0  # hidden by the attention mask
+def pad_id(tokenizer: Any) -> int:
+    """The pad token, or any id where there is none: padding is hidden by the attention mask."""
+    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
 
 
 def _parts(rows: list[Tensor], size: int) -> list[list[tuple[int, Tensor]]]:

@@ -1,0 +1,149 @@
+"""What it costs, and what it gives, to adapt an unmasked model with MLM or MNTP.
+
+    python benchmarks/adaptation.py [--model gpt2-mini] [--steps 1000] [--seeds 0 1 2] [--texts FILES]
+    python benchmarks/adaptation.py --model gemma3-270m --steps 100 --lora --objectives mntp
+    python benchmarks/adaptation.py --quick          (a tiny model, seconds, nothing is written)
+
+Arms, each with the same text, steps, rate and seeds: `mlm` and `mntp` after unmasking; `next`, the control: the causal
+model trained on the same text with next-token, read from the left context alone. What `next` gains comes from the text,
+so the effect of seeing both sides is the difference to it. Every arm and seed is asked for the same hidden tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
+
+from benchmarks import machine  # noqa: E402
+
+NOTES = (
+    "Field Notes (train to train, dev to measure) unless texts are named; rows of at most max_length tokens. "
+    "curve: by steps, on the same hidden tokens for every arm and seed (positions of them, each hidden alone): "
+    "nats (mean; its exponential is the pseudo-perplexity), accuracy and top_5 of the right token. states: "
+    "before = causal, left context only; unmasked = bidirectional, not trained; after = trained. seconds and "
+    "tokens_per_second: of training alone. difference: accuracy of an arm minus that of `next` at the end, per "
+    "seed, over the same hidden tokens; interval: 95 % paired bootstrap over the hidden tokens, seeds pooled."
+)
+
+
+def one_run(model: str, objective: str, options: argparse.Namespace, seed: int, texts: tuple) -> dict:
+    """Train one arm; the curve of its scores, its last answers, and what it cost."""
+    import labkit
+    from labkit.objectives import Collator, corruption_for, loss
+    from labkit.run_folder import RunFolder
+    from labkit.tasks import lm as task
+    from labkit.training import Settings, train
+
+    lm = labkit.load(model, dtype=options.dtype if options.lora else "float32")
+    task.ensure_mask_token(lm.model, lm.tokenizer)
+    rows, held = (task.cut_into_rows(lm.tokenizer, part, options.max_length) for part in texts)
+    answers = {}
+
+    def score(net, state: str) -> dict[str, float]:
+        reads = task.reads_of(objective) if state == "after" else "before"
+        found = task.fill_in_scores(net, lm.tokenizer, held, reads=reads, positions=options.positions)
+        answers["ranks"] = found.ranks
+        mean = sum(found.nats) / len(found.nats)
+        return {"nats": mean, "accuracy": found.accuracy, "top_5": found.top_5}
+
+    states = {"before": score(lm.model, "before")}
+    if objective != "next":
+        labkit.to_bidirectional(lm.model)
+        states["unmasked"] = score(lm.model, "unmasked")
+    net = task.with_lora(lm.model) if options.lora else lm.model
+    settings = Settings(
+        max_steps=options.steps, batch_size=options.batch_size, learning_rate=options.learning_rate, weight_decay=0.01,
+        dtype=options.dtype, seed=seed,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = train(
+            net,
+            task.shuffled(rows, seed),
+            collate=Collator(objective, task.pad_id(lm.tokenizer), corruption_for(lm.tokenizer), seed),
+            loss=lambda net, batch: loss(net, batch, objective),
+            settings=settings,
+            run=RunFolder.open(Path(folder) / "run", {}, resume=False),
+            evaluate=lambda net: score(net, "after"),
+            say=lambda text: None,
+        )
+    curve = [{k: e[k] for k in ("step", "nats", "accuracy", "top_5")} for e in outcome["history"] if "accuracy" in e]
+    states["after"] = {key: curve[-1][key] for key in ("nats", "accuracy", "top_5")}
+    cost = {key: outcome[key] for key in ("seconds", "tokens_per_second", "peak_memory_bytes")}
+    return {"seed": seed, "states": states, "curve": curve, **cost, "ranks": answers["ranks"]}
+
+
+def differences(runs: dict[str, list[dict]], draws: int = 2000) -> dict:
+    """Accuracy of each arm minus the control's, with a paired bootstrap over the hidden tokens."""
+    import numpy as np
+
+    rng, control = np.random.default_rng(0), np.array([run["ranks"] for run in runs["next"]]) == 1  # (seeds, tokens)
+    found = {}
+    for arm, each in runs.items():
+        if arm == "next":
+            continue
+        gap = ((np.array([run["ranks"] for run in each]) == 1).astype(float) - control).mean(0)  # (tokens,)
+        means = gap[rng.integers(len(gap), size=(draws, len(gap)))].mean(1)
+        per_seed = [
+            a["states"]["after"]["accuracy"] - b["states"]["after"]["accuracy"]
+            for a, b in zip(each, runs["next"], strict=True)
+        ]
+        interval = [float(q) for q in np.quantile(means, [0.025, 0.975])]
+        found[arm] = {"mean": float(gap.mean()), "interval": interval, "per_seed": per_seed, "n": len(gap)}
+    return found
+
+
+def read_texts(paths: list[str] | None) -> tuple[list[str], list[str]]:
+    if paths:
+        from labkit.datasets.text import read_documents
+
+        parts = [document.split(0.1) for document in read_documents(paths)]
+        return [a for a, _ in parts], [b for _, b in parts]
+    from labkit.datasets.field_notes import passages
+
+    return [p.text for p in passages("train")], [p.text for p in passages("dev")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="gpt2-mini")
+    parser.add_argument("--objectives", nargs="+", default=["mlm", "mntp"], choices=["mlm", "mntp"])
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--max-length", type=int, default=128)
+    parser.add_argument("--learning-rate", type=float, default=5e-4)
+    parser.add_argument("--positions", type=int, default=500)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--texts", nargs="+", help="text files instead of Field Notes; their last tenth measures")
+    parser.add_argument("--name", default="adaptation", help="of the result file")
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    if options.quick:
+        options.model, options.steps, options.seeds, options.positions = "tiny-gpt2", 10, [0, 1], 40
+    texts = read_texts(options.texts)
+    runs = {
+        arm: [one_run(options.model, arm, options, seed, texts) for seed in options.seeds]
+        for arm in ("next", *options.objectives)
+    }
+    gaps = differences(runs)
+    for arm, each in runs.items():
+        for state in each[0]["states"]:
+            values = [run["states"][state]["accuracy"] for run in each]
+            print(f"{arm:5} {state:9} accuracy {sum(values) / len(values):.3f}  {[round(v, 3) for v in values]}")
+    for arm, gap in gaps.items():
+        print(f"{arm} - next: {gap['mean']:+.3f} [{gap['interval'][0]:+.3f}, {gap['interval'][1]:+.3f}]")
+    if not options.quick:
+        for each in runs.values():
+            for run in each:
+                del run["ranks"]
+        results = {"options": vars(options), "arms": runs, "difference": gaps}
+        print(machine.write(options.name, results, NOTES))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,349 @@
+"""labkit.gpt: the numbers and the text of transformers' GPT-2 under every mask, and an error where they'd differ."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
+
+import labkit
+from labkit import masks
+from labkit.errors import BidirectionalGenerationError, MaskError, UnsupportedModelError
+from labkit.gpt import GPT, Cache, GPTConfig
+from labkit.measure import audit
+
+VOCAB, CONTEXT, N, P = 61, 32, 12, 5  # vocabulary, positions; length of a text, and of a prompt
+IDS = torch.randint(VOCAB, (3, N), generator=torch.Generator().manual_seed(1))
+PROMPTS = IDS[:, :P]
+WIDE = {"n_layer": 3, "n_embd": 40, "n_head": 4}
+SHAPES = [{}, {"n_inner": 40}, {"n_head": 1}, {"n_head": 6}, {"layer_norm_epsilon": 0.1}, WIDE]
+MASKS = [
+    masks.causal(),
+    masks.bidirectional(),
+    masks.prefix(4),
+    masks.prefix([1, 4, 9]),
+    masks.hybrid(5),
+    masks.hybrid([2, 11, 6]),
+    masks.sliding_window(3),
+    masks.sliding_window(3, causal=False),
+    masks.segments([0] * 5 + [1] * 7),
+    masks.segments([0] * 5 + [1] * 4, inside="bidirectional", fuse_from=9),
+    masks.causal() & masks.padding([12, 9, 5]),
+    masks.padding([3, 12, 7], side="left"),
+    masks.from_dense(torch.rand(N, N, generator=torch.Generator().manual_seed(2)) < 0.3),
+    ~masks.bidirectional(),
+]
+SETTLED = [masks.causal(), masks.prefix(P), masks.prefix(2), masks.prefix([0, 3, 5]), masks.sliding_window(3)]
+UNSETTLED = [masks.bidirectional(), masks.prefix(P + 2), masks.hybrid(3), masks.sliding_window(3, causal=False)]
+UNSETTLED += [masks.causal() & masks.padding([3, 5, 5], side="left")]  # the pads move along with the last token
+
+
+def gpt2(seed=0, attn="eager", **config) -> GPT2LMHeadModel:
+    """A random GPT-2 in eval mode. Large weights: attention is far from uniform, no bias is 0 and no gain is 1."""
+    settings = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    settings |= {"vocab_size": VOCAB, "n_positions": CONTEXT, "n_embd": 24, "n_layer": 2, "n_head": 3}
+    settings |= {"bos_token_id": None, "eos_token_id": None}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = GPT2LMHeadModel._from_config(GPT2Config(**settings | config), attn_implementation=attn)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(torch.randn_like(weight) * 0.4)
+    return model.eval()
+
+
+@pytest.fixture
+def model() -> GPT2LMHeadModel:
+    return gpt2()
+
+
+@pytest.fixture
+def g(model) -> GPT:
+    return GPT.from_transformers(model)
+
+
+def same(a, b, atol=1e-5):
+    torch.testing.assert_close(a, b, atol=atol, rtol=1e-5)
+
+
+# ---- the numbers of transformers -----------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("naive", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_logits_are_those_of_transformers(shape, naive):
+    for seed in range(2):
+        model = gpt2(seed, **shape)
+        expected = model(IDS).logits
+        assert expected.std() > 1
+        same(GPT.from_transformers(model, naive)(IDS), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attn", ["eager", "sdpa"])
+@pytest.mark.parametrize("mask", MASKS, ids=repr)
+def test_logits_are_those_of_transformers_under_the_same_mask(mask, attn):
+    model = gpt2(attn=attn)
+    with labkit.masked(model, mask):
+        expected = model(IDS).logits
+    same(GPT.from_transformers(model)(IDS, mask), expected)
+    assert mask == masks.causal() or not torch.allclose(expected, model(IDS).logits, atol=0.1)
+
+
+@torch.no_grad()
+def test_padding_as_a_mask_is_padding_as_transformers_reads_it(model, g):
+    real = torch.arange(N) < torch.tensor([[12], [9], [5]])
+    logits = g(IDS, masks.causal() & masks.padding([12, 9, 5]))
+    same(logits[real], model(IDS, attention_mask=real.long()).logits[real])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mask", [m for m in MASKS if m.batch_size is None], ids=repr)
+def test_attentions_are_those_of_transformers_and_every_query_spends_one(model, g, mask):
+    weights = g.attentions(IDS, mask)
+    with labkit.masked(model, mask):
+        same(weights, torch.stack(model(IDS, output_attentions=True).attentions))
+    same(weights.sum(-1), torch.ones(2, 3, 3, N))
+    allowed = mask.dense(N) | (torch.eye(N, dtype=torch.bool) & ~mask.dense(N).any(-1, keepdim=True))
+    assert torch.equal((weights > 0).any((0, 1, 2)), allowed)
+
+
+@torch.no_grad()
+def test_attention_is_far_from_uniform_here_so_that_a_wrong_mask_shows(g):
+    weights = g.attentions(IDS, masks.bidirectional())
+    assert (weights.amax(-1) > 3 / N).float().mean() > 0.5
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=repr)
+def test_the_blackboard_and_the_fused_kernel_give_the_same_logits_and_gradients(model, mask):
+    naive, fused = GPT.from_transformers(model, naive=True), GPT.from_transformers(model)
+    same(naive(IDS, mask), fused(IDS, mask))
+    for g in (naive, fused):
+        g.loss(IDS, IDS.roll(-1, 1), mask).backward()
+    for (name, a), b in zip(naive.named_parameters(), fused.parameters(), strict=True):
+        assert a.grad.abs().max() > 0 or name.endswith("c_attn.bias"), name
+        same(a.grad, b.grad)
+
+
+def test_gradients_are_those_of_transformers(model, g):
+    model(IDS, labels=IDS).loss.backward()
+    g.loss(IDS[:, :-1], IDS[:, 1:]).backward()
+    same(g.wte.weight.grad, model.transformer.wte.weight.grad)
+    same(g.h[0].attn.c_attn.weight.grad, model.transformer.h[0].attn.c_attn.weight.grad.T)
+
+
+def test_loss_counts_no_position_whose_target_is_minus_100(g):
+    targets = IDS.roll(-1, 1).masked_fill(torch.rand(3, N, generator=torch.Generator().manual_seed(3)) < 0.6, -100)
+    by_hand = [-g(IDS)[b, i].log_softmax(-1)[t] for b in range(3) for i in range(N) if (t := targets[b, i]) != -100]
+    same(g.loss(IDS, targets), torch.stack(by_hand).mean())
+
+
+# ---- weights there and back ----------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_there_and_back_is_the_same_model(shape, tmp_path):
+    model = gpt2(**shape)
+    g = GPT.from_transformers(model)
+    g.to_transformers().save_pretrained(tmp_path)
+    for back in (g.to_transformers(), GPT2LMHeadModel.from_pretrained(tmp_path, attn_implementation="eager")):
+        ours, theirs = back.state_dict(), model.state_dict()
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+        same(back(IDS).logits, model(IDS).logits)
+        assert torch.equal(GPT.from_transformers(back)(IDS), g(IDS))
+        assert back.lm_head.weight is back.transformer.wte.weight
+
+
+def test_the_weights_are_a_copy(model, g):
+    before = model(IDS).logits
+    back = g.to_transformers()
+    with torch.no_grad():
+        for weight in [*g.parameters(), *back.parameters()]:
+            weight.zero_()
+    assert torch.equal(model(IDS).logits, before)
+    assert not torch.equal(GPT.from_transformers(model).wte.weight, g.wte.weight)
+
+
+@pytest.mark.parametrize("naive", [True, False])
+def test_bfloat16_stays_bfloat16(model, naive):
+    exact, g = GPT.from_transformers(model), GPT.from_transformers(model.bfloat16(), naive)
+    assert {p.dtype for p in [*g.parameters(), *g.to_transformers().parameters()]} == {torch.bfloat16}
+    for mask in (masks.causal(), masks.prefix([1, 4, 9])):
+        assert g(IDS, mask).dtype == g.attentions(IDS, mask).dtype == torch.bfloat16
+        assert (g(IDS, mask).argmax(-1) == exact(IDS, mask).argmax(-1)).float().mean() > 0.7
+    assert g.loss(IDS, IDS).dtype == torch.float32
+    assert g.generate(PROMPTS, 3).shape == (3, P + 3)
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        (lambda: gpt2(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx=True"),
+        (lambda: gpt2(scale_attn_weights=False), "scale_attn_weights=False"),
+        (lambda: gpt2(activation_function="relu"), "activation_function='relu'"),
+        (lambda: gpt2(reorder_and_upcast_attn=True), "reorder_and_upcast_attn=True"),
+        (lambda: gpt2(tie_word_embeddings=False), "tie_word_embeddings=False"),
+        (lambda: labkit.load("tiny-llama").model, "LlamaForCausalLM has model_type='llama'"),
+        (lambda: GPT2Model(gpt2().config), "not a GPT2Model without its head"),
+    ],
+)
+def test_a_model_that_computes_otherwise_is_refused_by_name(other, named):
+    with pytest.raises(UnsupportedModelError, match=named):
+        GPT.from_transformers(other())
+
+
+def test_a_new_gpt_knows_nothing_and_is_drawn_as_openai_drew_it():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        g = GPT(GPTConfig(vocab_size=200, context=64, width=128, layers=4, heads=4))
+    ids = torch.arange(128).view(2, 64)
+    assert g.loss(ids, ids.roll(-1, 1)).item() == pytest.approx(math.log(200), rel=0.02)
+    assert g.wte.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert g.h[3].mlp.c_fc.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert g.h[3].mlp.c_proj.weight.std().item() == pytest.approx(0.02 / math.sqrt(8), rel=0.05)
+
+
+# ---- the mask that is in force -------------------------------------------------------------------------------------
+
+
+class Under(nn.Module):
+    """A GPT that always reads under one mask."""
+
+    def __init__(self, g: GPT, mask: masks.Mask):
+        super().__init__()
+        self.g, self.mask = g, mask
+
+    def forward(self, ids):
+        return self.g(ids, mask=self.mask)
+
+
+@pytest.mark.parametrize("naive", [True, False])
+def test_the_audit_measures_a_gpt_as_causal_and_under_the_other_mask_as_bidirectional(model, naive):
+    g = GPT.from_transformers(model, naive)
+    found = {"causal": audit(g), "bidirectional": audit(Under(g, masks.bidirectional()))}
+    for verdict, report in found.items():
+        assert report.verdict == verdict and len(report.layers) == 2 and not report.problems
+    assert audit(Under(g, masks.prefix(4)), quick=True).layers[1].mask.agrees_with(masks.prefix(4), 6)
+
+
+def test_more_positions_than_the_model_has_are_refused(g):
+    whole = torch.zeros(1, CONTEXT, dtype=torch.long)
+    assert g(whole).shape == (1, CONTEXT, VOCAB)
+    assert g.generate(whole[:, :-2], 3).shape == (1, CONTEXT + 1)  # the last token is written, never read
+    for use_cache in (True, False):
+        with pytest.raises(MaskError, match="33 tokens, and this model has positions for 32"):
+            g.generate(whole[:, :-2], 4, use_cache=use_cache)
+    with pytest.raises(MaskError, match="33 tokens"):
+        g(torch.zeros(1, CONTEXT + 1, dtype=torch.long))
+
+
+def test_a_mask_for_another_batch_is_refused(g):
+    with pytest.raises(MaskError, match="batch of 2, and the batch has 3 rows"):
+        g(IDS, masks.prefix([1, 2]))
+
+
+def test_dropout_is_for_training_only():
+    for drop in ({"resid_pdrop": 0.3, "embd_pdrop": 0.3}, {"attn_pdrop": 0.3}):
+        for naive in (True, False):
+            g = GPT.from_transformers(gpt2(**drop).train(), naive)
+            assert g.training and not torch.equal(g(IDS), g(IDS))
+            back = g.to_transformers()
+            assert back.training and {k: getattr(back.config, k) for k in drop} == drop
+            assert torch.equal(g.eval()(IDS), g(IDS)) and not g.to_transformers().training
+            assert torch.equal(g(IDS), GPT.from_transformers(gpt2(**drop), naive)(IDS))
+
+
+# ---- generation ----------------------------------------------------------------------------------------------------
+
+
+def hf_generate(model, prompts, new, **kwargs):
+    kwargs = {"do_sample": False, "pad_token_id": 0} | kwargs
+    return model.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=new, **kwargs)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("naive", [True, False])
+@pytest.mark.parametrize("mask", SETTLED, ids=repr)
+def test_logits_read_piece_by_piece_with_a_cache_are_those_of_one_pass(model, mask, naive):
+    g, cache = GPT.from_transformers(model, naive), Cache()
+    pieces = [g(IDS[:, a:b], mask, cache) for a, b in ((0, P), (P, P + 1), (P + 1, N - 1), (N - 1, N))]
+    same(torch.cat(pieces, 1), g(IDS, mask))
+    assert cache.length == N
+
+
+@pytest.mark.parametrize("mask", SETTLED, ids=repr)
+def test_generation_with_the_cache_is_generation_without(g, mask):
+    for settings in ({}, {"sample": True, "temperature": 1.5}):
+        texts = []
+        for use_cache in (True, False):
+            torch.manual_seed(4)
+            texts.append(g.generate(PROMPTS, 20, mask=mask, use_cache=use_cache, **settings))
+        assert torch.equal(*texts)
+        assert torch.equal(texts[0][:, :P], PROMPTS) and texts[0].shape == (3, P + 20)
+    assert len(texts[0][:, P:].unique()) > 10
+
+
+def test_greedy_text_is_that_of_transformers(model, g):
+    text = g.generate(PROMPTS, 20)
+    assert torch.equal(text, hf_generate(model, PROMPTS, 20))
+    assert len(text[:, P:].unique()) > 5
+
+
+@pytest.mark.parametrize(("temperature", "top_k"), [(1.0, None), (0.7, 5), (2.0, 20), (1.3, 1), (3.0, 1000)])
+def test_sampled_text_is_that_of_transformers_under_the_same_seed(model, g, temperature, top_k):
+    torch.manual_seed(5)
+    text = g.generate(PROMPTS, 20, sample=True, temperature=temperature, top_k=top_k)
+    torch.manual_seed(5)
+    expected = hf_generate(model, PROMPTS, 20, do_sample=True, temperature=temperature, top_k=top_k or 0)
+    assert torch.equal(text, expected)
+    assert torch.equal(text, g.generate(PROMPTS, 20)) == (top_k == 1)
+
+
+def test_a_row_that_said_stop_is_filled_up_with_it_until_all_have_as_in_transformers(model, g):
+    lengths = set()
+    for stop in g.generate(PROMPTS, 20)[:, P:].unique().tolist():
+        text = g.generate(PROMPTS, 20, stop=stop)
+        assert torch.equal(text, hf_generate(model, PROMPTS, 20, eos_token_id=stop, pad_token_id=stop))
+        assert torch.equal(text, g.generate(PROMPTS, 20, stop=stop, use_cache=False))
+        for row in PROMPTS:
+            one = g.generate(row[None], 20, stop=stop)
+            assert torch.equal(one, hf_generate(model, row[None], 20, eos_token_id=stop, pad_token_id=stop))
+            lengths.add(one.size(1))
+    assert len(lengths) > 3
+
+
+def test_a_prompt_read_both_ways_goes_on_as_in_transformers(model, g):
+    with labkit.masked(model, masks.prefix(P)):
+        expected = hf_generate(model, PROMPTS, 20)
+    assert torch.equal(g.generate(PROMPTS, 20, mask=masks.prefix(P)), expected)
+    assert not torch.equal(g.generate(PROMPTS, 20), expected)
+
+
+@pytest.mark.parametrize("mask", UNSETTLED, ids=repr)
+def test_where_a_new_token_changes_earlier_states_the_cache_is_refused_and_none_is_needed(g, mask):
+    with pytest.raises(BidirectionalGenerationError, match="use_cache=False"):
+        g.generate(PROMPTS, 6, mask=mask)
+    text, steps = g.generate(PROMPTS, 6, mask=mask, use_cache=False), range(P, P + 6)
+    for t in steps:
+        assert torch.equal(text[:, t], g(text[:, :t], mask)[:, -1].argmax(-1))
+    changed = max((g.hidden(text[:, : t + 1], mask)[:, :t] - g.hidden(text[:, :t], mask)).abs().max() for t in steps)
+    assert changed > 0.1
+    assert torch.equal(g.generate(PROMPTS, 1, mask=mask), text[:, : P + 1])  # nothing is read after the prompt
+
+
+def test_the_module_stays_short_enough_to_be_read_in_one_go():
+    source = Path(labkit.gpt.__file__).read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= 340
+
+
+def test_the_dropout_of_the_embeddings_is_kept_apart_from_that_of_the_layers():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=50, n_positions=8, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0.1, embd_pdrop=0.3)
+    g = GPT.from_transformers(GPT2LMHeadModel(config))
+    assert (g.drop.p, g.h[0].mlp.dropout.p) == (0.3, 0.1)
+    assert (g.to_transformers().config.embd_pdrop, g.to_transformers().config.resid_pdrop) == (0.3, 0.1)

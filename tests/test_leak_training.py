@@ -1,0 +1,328 @@
+"""leak_meter: a model that sees the answer is found by training it, and an honest one is never accused."""
+
+import json
+import math
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from labkit import leak_training
+from labkit.errors import LeakageError
+from labkit.gpt import GPT
+from labkit.leak_training import CERTAINTY, leak_meter
+from tests import leaky_models as planted
+
+V = 16
+SMALL = {"seeds": (0, 1), "steps": 150, "length": 16}
+FAST = {**SMALL, "steps": 60}
+TINY = {"seeds": (0, 1), "steps": 3, "length": 8, "batch_size": 2}
+
+
+def honest(seed):
+    return GPT(planted.small_config(vocab_size=V))
+
+
+# -- random tokens -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "steps"), [("GPT", 150), ("tiny-gpt2", 120)])
+def test_on_random_tokens_only_the_unmasked_twin_gets_below_what_is_possible(tiny, name, steps):
+    model = honest if name == "GPT" else tiny(name).model
+    meter = leak_meter(model, V, seeds=(0, 1), steps=steps, length=16)
+    as_built, unmasked = meter.arms["as built"], meter.arms["unmasked"]
+    assert meter.clean
+    assert set(meter.leaks) == {"unmasked"}
+    assert "no honest model gets below the floor of 2.773" in meter.leaks["unmasked"]
+    assert meter.floor == math.log(V)
+    assert min(as_built.teacher_forced) > meter.floor - 0.02
+    assert max(abs(a - b) for a, b in zip(as_built.in_sight, as_built.truncated, strict=True)) < 1e-4
+    assert max(as_built.copy_rate + as_built.copy_rate_training) < 0.2
+    assert max(unmasked.teacher_forced) < 0.3
+    assert unmasked.copy_rate == [1.0, 1.0]
+    assert min(unmasked.truncated) > meter.floor + 0.5
+
+
+BUGS = {
+    "one to the right": (lambda seed: planted.one_to_the_right(vocab_size=V), None, "no honest model gets below"),
+    "one layer": (lambda seed: planted.OneLayer(planted.small_config(vocab_size=V), 1), None, "no honest model"),
+    "a mean over the text": (
+        lambda seed: planted.MeanOfTheText(planted.small_config(vocab_size=V)),
+        None,
+        "no honest model gets below",
+    ),
+    "labels": (honest, planted.unshifted_loss, "the labels are misplaced"),
+    "dropout path": (
+        lambda seed: planted.ForgetfulInTraining(planted.small_config(vocab_size=V, dropout=0.1)),
+        None,
+        "train mode drops the mask",
+    ),
+}
+
+
+@pytest.mark.parametrize(("factory", "loss", "words"), BUGS.values(), ids=BUGS)
+def test_a_hidden_bug_is_found_by_training_and_named(factory, loss, words):
+    meter = leak_meter(factory, V, loss=loss, **(FAST if loss else SMALL))
+    assert not meter.clean
+    assert words in meter.leaks["as built"]
+
+
+def test_a_leaking_layer_of_a_transformers_model_is_found_by_training(tiny):
+    meter = leak_meter(lambda seed: planted.unmask_layer(tiny("tiny-gpt2", "eager").model, 0), V, **FAST)
+    assert not meter.clean
+
+
+def test_a_leak_in_one_of_two_seeds_is_a_leak():
+    meter = leak_meter(lambda seed: planted.one_to_the_right(vocab_size=V) if seed else honest(seed), V, **SMALL)
+    assert not meter.clean
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_an_honest_model_of_any_shape_is_not_accused(seed):
+    seeds = (seed, 1000 + seed)
+    meter = leak_meter(lambda _: planted.honest_model(seed), V, seeds=seeds, steps=12, length=8, batch_size=4)
+    assert meter.clean, str(meter)
+
+
+def test_a_handful_of_tokens_is_no_evidence():
+    meter = leak_meter(honest, 2, seeds=range(20), steps=1, length=2, batch_size=1)
+    assert meter.clean, str(meter)
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.1, 0.5, 2.0])
+def test_chance_does_not_take_any_predictor_further_below_the_floor_than_is_allowed_for(spread):
+    generator = torch.Generator().manual_seed(0)
+    costs = -(spread * torch.randn(4000, 50, V, generator=generator)).log_softmax(-1)  # 4000 measurements of 50 tokens
+    tokens = torch.randint(V, (4000, 50, 1), generator=generator)
+    losses = costs.gather(-1, tokens).mean((1, 2))
+    assert losses.min() > math.log(V) - CERTAINTY / 50
+    if spread == 0.5:  # and the allowance is no larger than it must be: in 4,000 measurements chance uses up a third
+        assert losses.min() < math.log(V) - 0.3 * CERTAINTY / 50
+
+
+# -- real text ---------------------------------------------------------------------------------------------------------
+
+
+def invented_text(sentences=1500):
+    """Names that nobody can guess, in sentences that anybody can."""
+    rng = random.Random(0)
+    syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
+    who = ("the ferry", "a heron", "the keeper of", "old", "the night train to", "a boy from")
+    does = ("waits for", "passes", "remembers", "counts", "does not see", "comes back to")
+
+    def name():
+        return "".join(rng.choice(syllables) for _ in range(rng.randint(1, 3)))
+
+    lines = [f"{rng.choice(who)} {name()} {rng.choice(does)} {name()} and {name()}." for _ in range(sentences)]
+    return torch.tensor(list(" ".join(lines).encode()))
+
+
+LONG_ENOUGH_TO_COPY = {"seeds": (0, 1), "steps": 400, "length": 16, "learning_rate": 8e-3}
+
+
+@pytest.fixture(scope="module")
+def read_text():
+    return leak_meter(lambda seed: GPT(planted.small_config(vocab_size=128)), invented_text(), **LONG_ENOUGH_TO_COPY)
+
+
+def test_on_text_the_unmasked_model_looks_better_and_is_worse(read_text):
+    honest_arm, unmasked = read_text.arms["as built"], read_text.arms["unmasked"]
+    assert read_text.clean
+    assert "with the later tokens in sight" in read_text.leaks["unmasked"]
+    assert max(unmasked.in_sight) < 0.1 * min(honest_arm.in_sight)
+    assert min(unmasked.truncated) > max(honest_arm.truncated) + 1
+    assert min(unmasked.free_running) > max(honest_arm.free_running) + 1
+
+
+def test_the_loss_on_text_has_no_floor_and_says_so(read_text):
+    assert read_text.floor is None
+    assert "floor" not in str(read_text)
+    assert json.loads(read_text.to_json())["floor"] is None
+
+
+@pytest.mark.parametrize(
+    ("make", "loss", "words"),
+    [
+        (planted.ForgetfulInTraining, None, "train mode drops the mask"),
+        (GPT, planted.unshifted_loss, "the labels are misplaced"),
+    ],
+)
+def test_a_bug_that_only_training_shows_is_found_on_text_too(make, loss, words):
+    config = planted.small_config(vocab_size=128, dropout=0.1)
+    meter = leak_meter(lambda seed: make(config), invented_text(), loss=loss, **(FAST if loss else LONG_ENOUGH_TO_COPY))
+    assert words in meter.leaks["as built"]
+    assert meter.arms["as built"].free_running == []
+
+
+# -- the same for both twins, and the same again -----------------------------------------------------------------------
+
+
+class Watched:
+    """A forward pre-hook that notes the weights of the first training step and the ids of all."""
+
+    def __init__(self):
+        self.runs = []
+
+    def __deepcopy__(self, memo):  # the twins are copies, and are to be noted in one list
+        return self
+
+    def __call__(self, module, args):
+        if not module.training or len(args[0]) != 4:  # measuring, or trying out
+            return
+        if not self.runs or self.runs[-1]["module"] is not module:
+            weights = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+            self.runs.append({"module": module, "weights": weights, "ids": []})
+        self.runs[-1]["ids"].append(args[0].clone())
+
+
+def test_twins_start_from_the_same_weights_and_see_the_same_batches():
+    watched = Watched()
+
+    def factory(seed):
+        model = honest(seed)
+        model.register_forward_pre_hook(watched)
+        return model
+
+    leak_meter(factory, V, seeds=(3, 4), steps=6, length=8, batch_size=4)
+    assert len(watched.runs) == 4
+    ids = [torch.stack(run["ids"]) for run in watched.runs]
+    assert ids[0].shape == (6, 4, 8)
+    for first in (0, 2):
+        weights, others = watched.runs[first]["weights"], watched.runs[first + 1]["weights"]
+        assert all(torch.equal(weights[name], others[name]) for name in weights)
+        assert torch.equal(ids[first], ids[first + 1])
+    assert not torch.equal(ids[0], ids[2])
+    assert not torch.equal(watched.runs[0]["weights"]["wte.weight"], watched.runs[2]["weights"]["wte.weight"])
+    assert len({tuple(row.tolist()) for row in ids[0].flatten(0, 1)}) == 24  # no row twice
+
+
+@pytest.mark.parametrize("data", [V, invented_text(60) % V], ids=["random tokens", "text"])
+def test_the_same_seeds_give_the_same_numbers(data):
+    def measured():
+        model = planted.ForgetfulInTraining(planted.small_config(vocab_size=V, dropout=0.1))
+        return leak_meter(lambda seed: model, data, **TINY).to_json()
+
+    torch.manual_seed(0)
+    first = measured()
+    random_state = torch.get_rng_state()
+    torch.manual_seed(0)
+    assert measured() == first
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+@pytest.mark.parametrize("as_factory", [False, True])
+def test_the_model_that_is_given_is_not_trained_itself(as_factory):
+    model = planted.OwnMask(planted.small_config(vocab_size=V), planted.masks.causal()).half()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    meter = leak_meter((lambda seed: model) if as_factory else model, V, **TINY)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    starts = [curve[0] for curve in meter.arms["as built"].curves]
+    assert abs(starts[0] - starts[1]) < 0.05  # each seed from the beginning, not from where the other ended
+
+
+def test_measuring_more_often_does_not_change_the_training():
+    often, seldom = (leak_meter(honest, V, measure_every=every, **TINY) for every in (1, 3))
+    assert often.arms["as built"].steps == [0, 1, 2, 3]
+    assert seldom.arms["as built"].steps == [0, 3]
+    assert often.arms["as built"].teacher_forced == seldom.arms["as built"].teacher_forced
+
+
+# -- arguments and reports ---------------------------------------------------------------------------------------------
+
+
+class NoHead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(V, 8)
+
+    def forward(self, ids):
+        return self.embed(ids)
+
+
+TEXT = torch.arange(400) % V
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": (0,)}, r"at least two seeds, all different, and \[0\]"),
+        ({"seeds": (1, 1)}, r"at least two seeds, all different, and \[1, 1\]"),
+        ({"data": 1}, "a vocabulary of at least 2, not 1"),
+        ({"data": TEXT[:80]}, "a text of 80 tokens is too short: to hold out a row, take 81"),
+        ({"data": TEXT.float()}, r"whole token ids, \(tokens,\), not torch.float32 \(400,\)"),
+        ({"data": TEXT.view(2, 200)}, r"whole token ids, \(tokens,\), not torch.int64 \(2, 200\)"),
+        ({"data": TEXT - 1}, "counted from 0, and the text holds -1"),
+        ({"data": TEXT + 30}, "token ids up to 45, and GPT knows 32 tokens"),
+        ({"data": TEXT + 5}, "GPT cannot be called on 8 token ids of up to 20"),
+        ({"data": V + 1, "model": lambda seed: NoHead()}, "token ids up to 16, and NoHead knows 16 tokens"),
+        ({"model": lambda seed: NoHead()}, r"NoHead gave \(1, 8, 8\) for ids \(1, 8\): expected \(1, 8, 16 or more\)"),
+        ({"model": lambda seed: nn.Linear(3, 3)}, "Linear cannot be called on 8 token ids"),
+        ({"model": lambda seed: None}, "must make a torch module of a seed, and gave NoneType for 0"),
+        ({"length": 33}, "a row of 33 tokens is longer than the context of GPT, 32"),
+        ({"length": 1}, "length must be at least 2, not 1"),
+        ({"steps": 0}, "steps must be at least 1, not 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
+        ({"measure_every": -1}, "measure_every must be at least 1, not -1"),
+        (
+            {"loss": lambda logits, ids: logits.sum() * torch.nan},
+            "training diverged, from 2.7.* to .*: lower the learning rate",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_with_what_was_given(changes, message):
+    given = {"model": honest, "data": V, **TINY, **changes}
+    with pytest.raises(LeakageError, match=message):
+        leak_meter(given.pop("model"), given.pop("data"), **given)
+
+
+def test_the_shortest_text_that_is_accepted_is_the_one_that_the_message_names():
+    assert leak_meter(honest, TEXT[:81], **TINY).clean
+
+
+def test_a_model_of_ones_own_is_measured_without_a_twin():
+    class Bigram(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(V, V)
+
+        def forward(self, ids):
+            return {"logits": self.table(ids)}
+
+    meter = leak_meter(lambda seed: Bigram(), V, **TINY)
+    assert set(meter.arms) == {"as built"}
+    assert meter.clean
+
+
+def test_the_table_gives_a_mean_and_a_students_interval():
+    meter = leak_meter(honest, V, **TINY)
+    a, b = meter.arms["as built"].truncated
+    header, as_built, unmasked, summary = str(meter).splitlines()[:4]
+    assert header.split() == ["teacher-forced", "truncated", "generated", "text", "copies"]
+    assert f"{(a + b) / 2:.3f} ± {12.706 * abs(a - b) / 2:.2f}"[:-1] in as_built
+    assert unmasked.startswith("unmasked")
+    assert summary == "nats per token, mean and 95 % interval over 2 seeds; floor ln V = 2.773"
+
+
+def test_the_numbers_go_to_json_and_back():
+    meter = leak_meter(honest, V, **TINY)
+    data = json.loads(meter.to_json())
+    assert (data["clean"], data["seeds"], data["leaks"]) == (meter.clean, [0, 1], meter.leaks)
+    assert data["arms"]["unmasked"]["curves"] == meter.arms["unmasked"].curves
+    assert set(data["arms"]["as built"]) == set(vars(meter.arms["as built"]))
+
+
+def test_the_bar_counts_seeds_times_arms_and_is_silent_off_a_terminal(monkeypatch, capfd):
+    bars = []
+
+    class Noted(leak_training.tqdm):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            bars.append((self, kwargs["disable"]))
+
+    monkeypatch.setattr(leak_training, "tqdm", Noted)
+    leak_meter(honest, V, **TINY)
+    assert capfd.readouterr().err == ""
+    [(bar, disable)] = bars
+    assert disable is None
+    assert bar.total == 4
