@@ -150,7 +150,8 @@ def train_lm(
         return
     print(f"{output_dir}/model: {objective}, {metrics['steps']:,} steps, {metrics['seconds']:,.0f} s")
     for state, scores in metrics["scores"].items():
-        print(f"  {state:9} " + ", ".join(f"{name.replace('_', ' ')} {value:,.3f}" for name, value in scores.items()))
+        shown = (f"{name.replace('_', ' ')} {value:,.3f}" for name, value in scores.items() if name != "n")
+        print(f"  {state:9} {', '.join(shown)}")
 
 
 def _texts(train_file: list[str] | None, eval_file: list[str] | None) -> tuple[list[str], list[str]]:

@@ -24,6 +24,7 @@ from labkit.errors import AuditError, LeakageError
 from labkit.leak_training import LeakMeter, context_of, leak_meter
 from labkit.measure import composed, layer_list
 from labkit.probe import AttentionCall, Runner
+from labkit.progress import transformers_errors_only
 
 __all__ = ["Leak", "LeakMeter", "LeakReport", "find_leaks", "leak_meter"]
 
@@ -350,7 +351,8 @@ def _misplaced_labels(subject: _Subject) -> list[Leak]:
         labels = torch.full_like(ids, -100)
         labels[0, j] = label
         torch.manual_seed(subject.seed)
-        return model(input_ids=ids, labels=labels)
+        with transformers_errors_only():  # a GPT-2 made in code names no loss of its own, and it says so
+            return model(input_ids=ids, labels=labels)
 
     out = answer(int(ids[0, j]))
     if not isinstance(getattr(out, "loss", None), Tensor) or out.loss.ndim or out.logits.shape[:2] != ids.shape:

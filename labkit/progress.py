@@ -40,3 +40,16 @@ def bars_on_terminals_only() -> Iterator[None]:
             logging.enable_progress_bar()
         if fetching:
             enable_progress_bars()
+
+
+@contextmanager
+def transformers_errors_only() -> Iterator[None]:
+    """Keep remarks of transformers that need no action (a default loss, tied weights) off the terminal."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)

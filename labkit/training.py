@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.errors import MissingPackageError, TrainingError
-from labkit.progress import bars_on_terminals_only
+from labkit.progress import bars_on_terminals_only, transformers_errors_only
 from labkit.run_folder import RunFolder, first_process_first
 
 DTYPES = {"float32": {}, "bfloat16": {"bf16": True}, "float16": {"fp16": True}}
@@ -149,7 +149,8 @@ def train(
         hidden = None if first else True  # None: shown on a terminal only
         with tqdm(total=settings.max_steps, initial=before["step"], unit="step", disable=hidden) as bar:
             trainer.add_callback(_watch(trainer, settings, evaluate, say, bar))
-            trainer.train(resume_from_checkpoint=str(resumed[0]) if resumed else None)
+            with transformers_errors_only():  # it would miss a head that is tied to the embedding
+                trainer.train(resume_from_checkpoint=str(resumed[0]) if resumed else None)
         seconds = trainer.seconds
     return {
         "seconds": seconds,

@@ -122,7 +122,8 @@ def train_lm(
 
     def measure(model: nn.Module, name: str) -> dict[str, float]:
         scores[name] = _measured(model, lm.tokenizer, held, collate, objective, name)
-        return {key: value for key, value in scores[name].items() if key != "n"}
+        shown = {key: value for key, value in scores[name].items() if key != "n"}
+        return {"eval_loss": shown.pop("loss"), **shown}  # "loss" is the training's own
 
     before = measure(lm.model, "before") if held else {}
     if goal.attention == "bidirectional":
