@@ -369,7 +369,7 @@ def _misplaced_labels(subject: _Subject) -> list[Leak]:
         subject.notes.append("the model's own loss is no cross entropy of its logits: its labels were not checked")
         return []
     kind = "labels-misplaced" if at < j else "labels-not-shifted"
-    which = f"{j - at} positions after it" if at < j else f"{at - j} positions before it" if at > j else "it was given"
+    which = f"{j - at} place(s) after it" if at < j else f"{at - j} place(s) before it" if at > j else "it was given"
     text = f"the model's loss compares the logits at a position with the token {which}, not with the next one"
     return [Leak(kind, text + (" (labels not shifted)" if at == j else ""), ((at, j),))]
 

@@ -235,8 +235,8 @@ def test_a_dropout_path_that_is_never_taken_is_no_leak():
     ("leaky", "kind", "words"),
     [
         (planted.UnshiftedLabels, "labels-not-shifted", "with the token it was given, not with the next one"),
-        (planted.LaterLabels, "labels-not-shifted", "with the token 1 positions before it"),
-        (planted.TwiceShiftedLabels, "labels-misplaced", "with the token 2 positions after it"),
+        (planted.LaterLabels, "labels-not-shifted", "with the token 1 place(s) before it"),
+        (planted.TwiceShiftedLabels, "labels-misplaced", "with the token 2 place(s) after it"),
     ],
 )
 def test_labels_in_the_wrong_place_are_found_by_the_loss_they_make(leaky, kind, words):
