@@ -35,7 +35,6 @@ class Settings:
         batch_size: rows per device and forward pass; `gradient_accumulation` passes make one step.
         learning_rate: the peak, reached after the share `warmup` of all steps.
         dtype: "float32", or autocast in "bfloat16" or "float16" (weights stay as they are).
-        dropout: None leaves the model's own.
         evaluate_every, save_every: in steps; 0 = a tenth of the run. `log_every` likewise, 0 = a hundredth. The last
             step is always logged, evaluated and saved.
         report_to: a tracker that transformers knows ("tensorboard", "wandb", ...), or "none".

@@ -18,6 +18,7 @@ V = 16
 SMALL = {"seeds": (0, 1), "steps": 150, "length": 16}
 FAST = {**SMALL, "steps": 60}
 TINY = {"seeds": (0, 1), "steps": 3, "length": 8, "batch_size": 2}
+TEXT = torch.arange(400) % V
 
 
 def honest(seed):
@@ -158,6 +159,21 @@ def test_a_bug_that_only_training_shows_is_found_on_text_too(make, loss, words):
     assert meter.arms["as built"].free_running == []
 
 
+def test_generated_text_is_judged_by_the_model_of_another_seed():
+    class Bigram(nn.Module):
+        def __init__(self, knowing):
+            super().__init__()
+            self.table, self.knowing = nn.Embedding(V, V), knowing
+
+        def forward(self, ids):
+            return self.table(ids) * self.knowing
+
+    meter = leak_meter(lambda seed: Bigram(float(seed)), TEXT, **TINY)  # that of seed 0 says 1 in V, whatever it reads
+    by_the_knowing, by_the_other = meter.arms["as built"].free_running
+    assert by_the_other == pytest.approx(math.log(V))
+    assert by_the_knowing != pytest.approx(math.log(V), abs=0.01)
+
+
 # -- the same for both twins, and the same again -----------------------------------------------------------------------
 
 
@@ -200,18 +216,34 @@ def test_twins_start_from_the_same_weights_and_see_the_same_batches():
     assert len({tuple(row.tolist()) for row in ids[0].flatten(0, 1)}) == 24  # no row twice
 
 
-@pytest.mark.parametrize("data", [V, invented_text(60) % V], ids=["random tokens", "text"])
-def test_the_same_seeds_give_the_same_numbers(data):
-    def measured():
-        model = planted.ForgetfulInTraining(planted.small_config(vocab_size=V, dropout=0.1))
-        return leak_meter(lambda seed: model, data, **TINY).to_json()
+def test_the_last_tenth_of_a_text_is_measured_on_and_never_trained_on():
+    trained_on, measured_on = set(), set()
 
-    torch.manual_seed(0)
-    first = measured()
-    random_state = torch.get_rng_state()
-    torch.manual_seed(0)
-    assert measured() == first
-    assert torch.equal(torch.get_rng_state(), random_state)
+    def factory(seed):
+        def note(module, args):
+            into = trained_on if len(args[0]) == 5 else measured_on if len(args[0]) == 64 else set()
+            into.update(args[0].flatten().tolist())
+
+        model = honest(seed)
+        model.register_forward_pre_hook(note)
+        return model
+
+    text = torch.cat([torch.arange(360) % 8, 8 + torch.arange(40) % 8])
+    leak_meter(factory, text, **{**TINY, "batch_size": 5})
+    assert trained_on == set(range(8))
+    assert measured_on == set(range(8, 16))
+
+
+@pytest.mark.parametrize("data", [V, invented_text(60) % V], ids=["random tokens", "text"])
+def test_the_same_seeds_give_the_same_numbers_whatever_was_drawn_before(data):
+    model = planted.ForgetfulInTraining(planted.small_config(vocab_size=V, dropout=0.1))
+    measured = []
+    for number in (0, 1):
+        torch.manual_seed(number)
+        random_state = torch.get_rng_state()
+        measured.append(leak_meter(lambda seed: model, data, **TINY).to_json())
+        assert torch.equal(torch.get_rng_state(), random_state)
+    assert measured[0] == measured[1]
 
 
 @pytest.mark.parametrize("as_factory", [False, True])
@@ -241,9 +273,6 @@ class NoHead(nn.Module):
 
     def forward(self, ids):
         return self.embed(ids)
-
-
-TEXT = torch.arange(400) % V
 
 
 @pytest.mark.parametrize(

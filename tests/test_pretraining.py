@@ -302,6 +302,39 @@ def test_a_run_killed_at_any_delicate_moment_ends_the_same(finished, text, tmp_p
     assert_ended_as_if_never_interrupted(tmp_path / "run", finished)
 
 
+_LAUNCHED = """
+    import sys
+    from labkit.pretraining import Shape, pretrain
+    from labkit.training import Settings
+
+    text, folder, batch_size = sys.argv[1:]
+    settings = Settings(12, batch_size=int(batch_size), learning_rate=3e-3)
+    pretrain([text], folder, shape=Shape(300, 32, 64, 1, dropout=0.0), settings=settings, repeats=0.5)
+"""
+
+
+@posix
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_processes_leave_the_run_folder_of_one_with_twice_the_batch_and_say_everything_once(text, tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(textwrap.dedent(_LAUNCHED))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]), "OMP_NUM_THREADS": "1"}
+    said = []
+    for processes, batch_size in ((1, 8), (2, 4)):
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+        command = [sys.executable, *torchrun, str(script), str(text), str(tmp_path / str(processes)), str(batch_size)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+        said.append([line.split(":")[0] for line in done.stderr.splitlines() if not line.startswith("  ")])
+    assert said[0] == said[1]
+    one, two = (read_json(tmp_path / each / "metrics.json") for each in "12")
+    assert two["bits_per_byte"] == pytest.approx(one["bits_per_byte"], abs=1e-4)
+    assert two["n_train"] == one["n_train"]
+    names = [set(contents(tmp_path / each)) for each in "12"]
+    assert {name for name in names[0] if "rng_state" not in name} == {n for n in names[1] if "rng_state" not in n}
+
+
 @pytest.mark.timeout(900)
 def test_a_user_sees_only_lines_of_labkit(finished, text, tmp_path):
     process = start(tmp_path, text, tmp_path / "run")
