@@ -39,6 +39,7 @@ def pretrain(
     dropout: Annotated[float, typer.Option(min=0, max=0.99)] = 0.1,
     held_out: Annotated[float, typer.Option(help="Last share of each text, for validation.", min=0, max=0.99)] = 0.1,
     repeats: Annotated[float, typer.Option(help="Share of rows that repeat a passage.", min=0, max=1)] = 0.0,
+    first_length: Annotated[int | None, typer.Option(help="Begin with rows of this many tokens.", min=2)] = None,
     dtype: TrainDtype = "float32",
     evaluate_every: Annotated[int, typer.Option(help="Steps between samples; 0 = a tenth of the run.", min=0)] = 0,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0 = a tenth of the run.", min=0)] = 0,
@@ -65,6 +66,7 @@ def pretrain(
         ),
         held_out=held_out,
         repeats=repeats,
+        first_length=first_length,
         resume=resume,
     )  # fmt: skip
     if as_json:

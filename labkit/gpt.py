@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from labkit import masks
+from labkit.cross_entropy import linear_cross_entropy
 from labkit.errors import BidirectionalGenerationError, MaskError, UnsupportedModelError
 from labkit.masks import Mask, self_for_empty_rows
 
@@ -187,7 +188,7 @@ class GPT(nn.Module):
         self, ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch seq"], mask: Mask = CAUSAL
     ) -> Float[Tensor, ""]:
         """Mean cross entropy in nats: the logits at position i must name `targets[i]`; -100 is not counted."""
-        return F.cross_entropy(self(ids, mask).flatten(0, 1).float(), targets.flatten())
+        return linear_cross_entropy(self.hidden(ids, mask), self.wte.weight, targets)
 
     @torch.no_grad()
     def attentions(self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL) -> Float[Tensor, "layer batch head q k"]:

@@ -19,7 +19,8 @@ from torch.nn import functional as F
 
 from labkit.datasets.text import Document, read_documents
 from labkit.errors import DataError, TrainingError
-from labkit.objectives import Collator, generator, loss
+from labkit.objectives import Collator, loss
+from labkit.pretraining_rows import Curriculum, in_pieces, row_maker
 from labkit.run_folder import RunFolder, is_first_process, process_count
 from labkit.training import Settings, evaluating, random_state_kept, require, save_model, train
 
@@ -58,6 +59,7 @@ def pretrain(
     settings: Settings | None = None,
     held_out: float = 0.1,
     repeats: float = 0.0,
+    first_length: int | None = None,
     resume: bool = False,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> dict[str, Any]:
@@ -65,9 +67,10 @@ def pretrain(
 
     Args:
         held_out: the last share of each text, which is never trained on; bits per byte are measured there.
-        repeats: share of rows, at the beginning, that say a short passage again and again, half of them passages of
-            random tokens, so that heads which look for an earlier occurrence form within a short training. It falls to
-            a tenth by the middle of the run.
+        repeats: share of what is read, at the beginning, that says a short passage again and again, half of them
+            passages of random tokens, so that heads which look for an earlier occurrence form within a short training.
+            It falls to a tenth by the middle of the run.
+        first_length: begin with rows cut into pieces of this many tokens, which grow to whole rows: see `Curriculum`.
         resume: go on with the run in `output_dir`.
 
     Raises:
@@ -77,7 +80,7 @@ def pretrain(
     require(settings)
     say = say if is_first_process() else (lambda text: None)
     documents = read_documents(texts)
-    config = _config(documents, shape, settings, held_out, repeats)
+    config = _config(documents, shape, settings, held_out, repeats, first_length)
     run = RunFolder.check(output_dir, config, resume=resume)
     if run.metrics is not None:
         say(f"{run.path} is finished: {settings.max_steps:,} steps")
@@ -101,10 +104,11 @@ def pretrain(
         return {"val_loss": validation_loss(model, tokenizer, held.values(), rows=32)} if held else {}
 
     rows = settings.max_steps * settings.rows_per_step * process_count()
+    curriculum = Curriculum(rows, shape.context, first_length, repeats)
     outcome = train(
         model,
-        row_maker(ids, shape.context, settings.seed, repeats, fade_over=rows // 2),
-        collate=Collator("next", pad_id=tokenizer.pad_token_id, seed=settings.seed),
+        row_maker(ids, curriculum, settings.seed),
+        collate=in_pieces(Collator("next", pad_id=tokenizer.pad_token_id, seed=settings.seed), curriculum),
         loss=lambda model, batch: loss(model, batch, "next"),
         settings=settings,
         run=run,
@@ -160,44 +164,16 @@ def encode_all(tokenizer: Any, texts: Sequence[str]) -> Tensor:
     return torch.tensor(ids)
 
 
-def row_maker(ids: Tensor, length: int, seed: int, repeats: float = 0.0, fade_over: int = 0) -> Callable[[int], Tensor]:
-    """`make(k)`: row k of an endless training, `length` tokens.
-
-    Each pass cuts the line of ids into rows at another offset and goes through them in another order, so that every
-    token is seen once per pass and never with the same neighbours at its row's ends. In place of a share `repeats` of
-    the rows, which falls to a tenth over the first `fade_over` rows, stands a passage said again and again.
-    """
-    per_pass = (len(ids) - 1) // length
-    known = ids.unique()
-    orders: dict[int, tuple[int, Tensor]] = {}
-
-    def of_pass(number: int) -> tuple[int, Tensor]:
-        if number not in orders:
-            rng = generator(seed, -1 - number)
-            slack = len(ids) - per_pass * length
-            offset = int(torch.randint(slack, (), generator=rng))
-            orders.clear()
-            orders[number] = offset, torch.randperm(per_pass, generator=rng)
-        return orders[number]
-
-    def make(row: int) -> Tensor:
-        offset, order = of_pass(row // per_pass)
-        start = offset + int(order[row % per_pass]) * length
-        cut = ids[start : start + length]
-        rng = generator(seed + 1, row)
-        share = repeats * max(0.1, 1 - row / fade_over) if fade_over else repeats
-        return _said_again(cut, known, rng) if float(torch.rand((), generator=rng)) < share else cut
-
-    return make
-
-
 def new_model(shape: Shape, seed: int) -> Any:
-    """A GPT-2 with fresh weights, set so that heads form within minutes rather than hours.
+    """A GPT-2 with fresh weights, set so that heads form within minutes rather than hours. All of it is trained.
 
-    GPT-2's own deviation of 0.02 suits a width of 768 and more; here matrices start at 1 / sqrt(width), divided by
-    sqrt(2 layers) where they add to the residual stream, and position embeddings as sinusoids (Vaswani et al. 2017) of
-    twice the size of token embeddings. All of it is trained. Attention probabilities are not dropped: SDPA's fast path
-    on a CPU has no dropout.
+    - GPT-2's own deviation of 0.02 suits a width of 768 and more; here matrices start at 1 / sqrt(width), divided by
+      sqrt(2 layers) where they add to the residual stream.
+    - Position embeddings start as sinusoids (Vaswani et al. 2017) of twice the size of token embeddings.
+    - Keys start similar to queries, and what a head writes similar to what it read, as they are in trained models
+      (Trockman and Kolter 2023, "Mimetic Initialization of Self-Attention Layers", but with a positive value product).
+
+    Attention probabilities are not dropped: SDPA's fast path on a CPU has no dropout.
     """
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -209,11 +185,16 @@ def new_model(shape: Shape, seed: int) -> Any:
     with random_state_kept():
         torch.manual_seed(seed)
         model = GPT2LMHeadModel(config)
-    wide = 1 / math.sqrt(shape.width) / config.initializer_range
-    with torch.no_grad():
-        for weight in (p for p in model.transformer.h.parameters() if p.ndim == 2):
-            weight.mul_(wide)
-        model.transformer.wpe.weight.copy_(2 * config.initializer_range * math.sqrt(2) * _sinusoids(shape))
+        wide = 1 / math.sqrt(shape.width) / config.initializer_range
+        with torch.no_grad():
+            model.transformer.wpe.weight.copy_(2 * config.initializer_range * math.sqrt(2) * _sinusoids(shape))
+            for block in model.transformer.h:
+                for weight in (p for p in block.parameters() if p.ndim == 2):
+                    weight.mul_(wide)
+                query, key, value = block.attn.c_attn.weight.split(shape.width, dim=1)  # 3 x (width, width), views
+                key.mul_(math.sqrt(1 - 0.7**2)).add_(query, alpha=0.7)
+                nn.init.orthogonal_(value)
+                block.attn.c_proj.weight.add_(value.T, alpha=0.5)
     return model
 
 
@@ -276,9 +257,18 @@ def sample(model: Any, tokenizer: Any, prompt: str = "\n", tokens: int = 40, see
     return "".join(letter if letter.isprintable() else "�" for letter in text)  # a terminal obeys control characters
 
 
-def _config(documents: list[Document], shape: Shape, settings: Settings, held_out: float, repeats: float) -> dict:
+def _config(
+    documents: list[Document],
+    shape: Shape,
+    settings: Settings,
+    held_out: float,
+    repeats: float,
+    first_length: int | None,
+) -> dict:
     if not 0 <= held_out < 1 or not 0 <= repeats <= 1:
         raise TrainingError(f"held-out share {held_out} must be in [0, 1), share of repeated rows {repeats} in [0, 1]")
+    if first_length is not None and not 2 <= first_length <= shape.context:
+        raise TrainingError(f"the first rows' length {first_length} must be 2 to the context, {shape.context} tokens")
     digests = {d.name: hashlib.sha256(d.text.encode()).hexdigest() for d in documents}
     return {
         "command": "pretrain",
@@ -287,6 +277,7 @@ def _config(documents: list[Document], shape: Shape, settings: Settings, held_ou
         "settings": asdict(settings),
         "held_out": held_out,
         "repeats": repeats,
+        "first_length": first_length,
     }
 
 
@@ -297,15 +288,3 @@ def _tokenizer_of(run: RunFolder, texts: list[str], shape: Shape) -> Any:
     if not (run.path / "tokenizer").is_dir():
         return train_tokenizer(texts, shape.vocab_size, shape.context)
     return PreTrainedTokenizerFast.from_pretrained(run.path / "tokenizer")
-
-
-def _said_again(cut: Tensor, known: Tensor, rng: torch.Generator) -> Tensor:
-    """A row of one passage, 8 to 64 tokens (up to half a row), again and again: the text's, or random known tokens.
-
-    Only random tokens make a head look for what followed the last time; in a text there are easier ways to guess.
-    """
-    longest = max(1, min(64, len(cut) // 2))
-    length = int(torch.randint(min(8, longest), longest + 1, (), generator=rng))
-    drawn = known[torch.randint(len(known), (length,), generator=rng)]
-    passage = drawn if float(torch.rand((), generator=rng)) < 0.5 else cut[:length]
-    return passage.repeat(len(cut) // length + 1)[: len(cut)]

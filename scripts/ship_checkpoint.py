@@ -36,9 +36,10 @@ nothing.
 - {steps:,} steps of {rows} rows of {context} tokens ({tokens:.1f} M tokens, {passes:.0f} passes over {n_train:,} tokens),
   AdamW, cosine schedule, peak learning rate {learning_rate:g}, dropout {dropout:g}, {dtype} autocast, seed {seed};
   {minutes:.0f} minutes on {machine}.
-- At first {repeats:.0%} of the rows said a passage of 8 to 64 tokens again and again, half of these passages of random
-  tokens; the share fell to a tenth of that by the middle of the run. So induction heads form in a training this short:
-  they are partly taught, not found.
+- The first half of the training read pieces of {first_length} tokens, then longer ones, and whole rows in the last fifth. At first
+  {repeats:.0%} of the pieces said a passage of 4 to 64 tokens again and again, half of these passages of random tokens; the
+  share fell to a tenth of that by the middle. So induction heads form in a training this short: they are partly taught,
+  not found.
 - The command that made it:
 
 ```
@@ -101,7 +102,7 @@ def _card(name: str, config: dict, metrics: dict, val_loss: float, digests: dict
         steps=metrics["steps"], rows=rows, tokens=tokens / 1e6, passes=tokens / metrics["n_train"],
         n_train=metrics["n_train"], learning_rate=settings["learning_rate"], dtype=settings["dtype"],
         seed=settings["seed"], minutes=metrics["seconds"] / 60, machine=machine, repeats=config["repeats"],
-        command=_command(config), scores="\n".join(scores), val_loss=val_loss,
+        first_length=config["first_length"] or shape["context"], command=_command(config), scores="\n".join(scores), val_loss=val_loss,
         files="\n".join(f"{digest}  {file}" for file, digest in digests.items()),
         **{key: shape[key] for key in ("layers", "width", "context", "vocab_size", "dropout")},
     )  # fmt: skip
@@ -109,9 +110,13 @@ def _card(name: str, config: dict, metrics: dict, val_loss: float, digests: dict
 
 def _command(config: dict) -> str:
     shape, settings = config["shape"], config["settings"]
-    options = {**shape, **settings, "held_out": config["held_out"], "repeats": config["repeats"]}
+    options = {**shape, **settings} | {key: config[key] for key in ("held_out", "repeats", "first_length")}
     left_out = ("final_share", "weight_decay", "log_every", "report_to")  # not options of the command
-    flags = [f"--{key.replace('_', '-')} {value}" for key, value in options.items() if key not in left_out]
+    flags = [
+        f"--{key.replace('_', '-')} {value}"
+        for key, value in options.items()
+        if key not in left_out and value is not None
+    ]
     return " \\\n  ".join([f"labkit pretrain {' '.join(config['texts'])} --output-dir run", *flags])
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from labkit import leak_training
 from labkit.errors import LeakageError
 from labkit.gpt import GPT
-from labkit.leak_training import CERTAINTY, leak_meter
+from labkit.leak_training import CERTAINTY, Arm, LeakMeter, leak_meter
 from tests import leaky_models as planted
 
 V = 16
@@ -286,7 +286,7 @@ class NoHead(nn.Module):
         ({"data": TEXT.view(2, 200)}, r"whole token ids, \(tokens,\), not torch.int64 \(2, 200\)"),
         ({"data": TEXT - 1}, "counted from 0, and the text holds -1"),
         ({"data": TEXT + 30}, "token ids up to 45, and GPT knows 32 tokens"),
-        ({"data": TEXT + 5}, "GPT cannot be called on 8 token ids of up to 20"),
+        ({"data": torch.cat([torch.tensor([20]), TEXT])}, "GPT cannot be called on 8 token ids of up to 20"),
         ({"data": V + 1, "model": lambda seed: NoHead()}, "token ids up to 16, and NoHead knows 16 tokens"),
         ({"model": lambda seed: NoHead()}, r"NoHead gave \(1, 8, 8\) for ids \(1, 8\): expected \(1, 8, 16 or more\)"),
         ({"model": lambda seed: nn.Linear(3, 3)}, "Linear cannot be called on 8 token ids"),
@@ -326,14 +326,17 @@ def test_a_model_of_ones_own_is_measured_without_a_twin():
     assert meter.clean
 
 
-def test_the_table_gives_a_mean_and_a_students_interval():
-    meter = leak_meter(honest, V, **TINY)
-    a, b = meter.arms["as built"].truncated
-    header, as_built, unmasked, summary = str(meter).splitlines()[:4]
-    assert header.split() == ["teacher-forced", "truncated", "generated", "text", "copies"]
-    assert f"{(a + b) / 2:.3f} ± {12.706 * abs(a - b) / 2:.2f}"[:-1] in as_built
-    assert unmasked.startswith("unmasked")
-    assert summary == "nats per token, mean and 95 % interval over 2 seeds; floor ln V = 2.773"
+@pytest.mark.parametrize(("n", "student"), [(2, 12.706), (3, 4.303), (5, 2.776), (8, 2.365), (9, 2.306), (30, 2.045)])
+def test_the_table_gives_a_mean_and_students_interval(n, student):
+    losses = [float(k) for k in range(n)]
+    arm = Arm("as built", [0], [[loss] for loss in losses], *([losses] * 6))
+    table = str(LeakMeter({"as built": arm}, math.log(V), {}, tuple(range(n)))).splitlines()
+    assert table[0].split() == ["teacher-forced", "truncated", "generated", "text", "copies"]
+    assert table[-1] == f"nats per token, mean and 95 % interval over {n} seeds; floor ln V = 2.773"
+    mean, half = map(float, table[1].split()[2:5:2])
+    exact = student * torch.tensor(losses).std().item() / n**0.5
+    assert mean == pytest.approx((n - 1) / 2)
+    assert 0.998 * exact < half < (1.002 if n < 9 else 1.14) * exact
 
 
 def test_the_numbers_go_to_json_and_back():

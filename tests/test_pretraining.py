@@ -32,7 +32,6 @@ from labkit.pretraining import (
     encode_all,
     new_model,
     pretrain,
-    row_maker,
     sample,
     train_tokenizer,
     validation_loss,
@@ -371,6 +370,7 @@ def broken_off(one_broken_off, tmp_path):
         ({"shape": Shape(300, 32, 64, 1)}, "shape.layers was 2, now 1"),
         ({"held_out": 0.2}, "held_out was 0.1, now 0.2"),
         ({"repeats": 0.5}, "repeats was 0.0, now 0.5"),
+        ({"first_length": 8}, "first_length was None, now 8"),
     ],
 )
 def test_a_run_is_not_resumed_with_another_configuration_and_stays_as_it_is(broken_off, text, changes, difference):
@@ -518,86 +518,6 @@ def test_texts_are_joined_with_an_end_after_each_however_long_they_are(tokenizer
         ids = encode_all(tokenizer, texts).tolist()
     assert ids == [*tokenizer(texts[0])["input_ids"], 0, *tokenizer(texts[1], verbose=False)["input_ids"], 0]
     assert capfd.readouterr() == ("", "")
-
-
-LINE = torch.arange(1000, 1337)  # every token is its own position
-
-
-@pytest.mark.parametrize("length", [2, 8, 31, 32, 168, 336])
-def test_each_pass_sees_every_token_once_but_for_the_ends(length):
-    make, per_pass = row_maker(LINE, length, seed=3), 336 // length
-    for number in range(4):
-        rows = torch.stack([make(number * per_pass + k) for k in range(per_pass)])
-        assert rows.shape == (per_pass, length)
-        assert bool((rows.diff(dim=1) == 1).all())  # a stretch of the text
-        seen = rows.flatten().sort().values
-        assert len(seen.unique()) == len(seen)
-        assert (
-            int(seen[-1] - seen[0]) == len(seen) - 1
-        )  # all but what is left at the ends, less than a row and one token
-        assert 337 - len(seen) <= length
-
-
-def test_each_pass_cuts_elsewhere_and_goes_in_another_order():
-    make = row_maker(LINE, 32, seed=3)
-    starts = [[int(make(number * 10 + k)[0]) for k in range(10)] for number in range(12)]
-    assert len({min(each) for each in starts}) > 5
-    assert len({tuple(sorted(range(10), key=each.__getitem__)) for each in starts}) == 12
-
-
-@pytest.mark.parametrize("repeats", [(0.0,), (0.5,), (0.8, 30)])
-def test_row_k_depends_on_the_seed_and_on_k_alone(repeats):
-    in_order = row_maker(LINE, 32, 3, *repeats)
-    expected = [in_order(k) for k in range(40)]
-    random_order = random.Random(0).sample(range(40), 40)
-    another = row_maker(LINE, 32, 3, *repeats)
-    torch.manual_seed(9)
-    for k in random_order:
-        assert torch.equal(another(k), expected[k])
-        assert torch.equal(row_maker(LINE, 32, 3, *repeats)(k), expected[k])
-    other_seed = row_maker(LINE, 32, 4, *repeats)
-    assert sum(torch.equal(other_seed(k), expected[k]) for k in range(40)) < 10
-
-
-def said_again(row: torch.Tensor) -> int | None:
-    """The length of the passage that `row` says over and over; None if of none."""
-    lengths = range(1, len(row) // 2 + 1)
-    return next((n for n in lengths if torch.equal(row[:n].repeat(len(row) // n + 1)[: len(row)], row)), None)
-
-
-def test_about_the_share_asked_for_says_a_passage_again_half_of_them_passages_of_the_text():
-    rows = 600
-    plain, make = row_maker(LINE, 96, 3), row_maker(LINE, 96, 3, repeats=0.3)
-    again = {k: length for k in range(rows) if (length := said_again(make(k)))}
-    assert abs(len(again) - 0.3 * rows) < 4 * math.sqrt(rows * 0.3 * 0.7)
-    assert all(torch.equal(make(k), plain(k)) for k in range(rows) if k not in again)
-    assert 8 <= min(again.values()) < 12 and 44 < max(again.values()) <= 48  # from 8 tokens to half the row
-    of_the_text = sum(torch.equal(make(k)[:length], plain(k)[:length]) for k, length in again.items())
-    assert abs(of_the_text - len(again) / 2) < 4 * math.sqrt(len(again) / 4)
-    assert all(bool(torch.isin(make(k), LINE).all()) for k in again)  # tokens that occur in the text, and no others
-
-
-def test_a_passage_said_again_is_no_longer_than_64_tokens():
-    make = row_maker(LINE, 300, 3, repeats=1.0)
-    assert max(said_again(make(k)) for k in range(60)) <= 64
-
-
-def test_rows_that_repeat_grow_fewer_and_a_tenth_of_their_share_remains():
-    plain, make = row_maker(LINE, 32, 3), row_maker(LINE, 32, 3, repeats=1.0, fade_over=1000)
-    again = [not torch.equal(make(k), plain(k)) for k in range(3000)]
-    for first, share in ((0, 0.95), (450, 0.5), (1000, 0.1), (2900, 0.1)):
-        count = sum(again[first : first + 100])
-        assert abs(count - 100 * share) < 4 * math.sqrt(100 * share * (1 - share)) + 1, first
-
-
-@pytest.mark.parametrize(("repeats", "share"), [(0.0, 0), (1.0, 50)])
-def test_no_row_or_every_row_repeats_at_the_ends_of_the_range(repeats, share):
-    make = row_maker(LINE, 32, 3, repeats)
-    assert sum(said_again(make(k)) is not None for k in range(50)) == share
-
-
-def test_a_row_of_two_tokens_can_repeat():
-    assert row_maker(LINE, 2, 0, repeats=1.0)(0).shape == (2,)
 
 
 def test_a_new_model_is_a_function_of_its_shape_and_seed_and_leaves_the_random_state():
