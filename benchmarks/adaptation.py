@@ -141,7 +141,8 @@ def main() -> None:
         for each in runs.values():
             for run in each:
                 del run["ranks"]
-        results = {"options": vars(options), "arms": runs, "difference": gaps}
+        told = vars(options) | {"texts": [Path(text).name for text in options.texts or []]}
+        results = {"options": told, "arms": runs, "difference": gaps}
         print(machine.write(options.name, results, NOTES))
 
 
