@@ -14,8 +14,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
-ROWS_ON_CPU, ROWS = 256, 4096  # at a time: what stays in a CPU's cache, what keeps an accelerator busy
+FEW = 2**20  # logits that may be in memory at once
+ROWS_ON_CPU, ROWS = 256, 4096  # else: rows at a time, of a size for a CPU's cache, and to keep a GPU busy
 NOT_COUNTED = -100
 
 
@@ -26,6 +28,8 @@ def linear_cross_entropy(
 
     Under autocast the products are computed in its dtype, all else in float32. It can be differentiated once.
     """
+    if targets.numel() * len(head) <= FEW:
+        return F.cross_entropy((hidden @ head.T).flatten(0, -2).float(), targets.flatten())
     return _LinearCrossEntropy.apply(hidden.flatten(0, -2), head, targets.flatten())
 
 
@@ -45,17 +49,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for start in range(0, len(hidden), rows):
                 part = slice(start, start + rows)
                 states, wanted = hidden[part].to(dtype), targets[part, None].clamp(min=0)
-                logits = (states @ weight.T).to(exact)  # (some rows, vocab)
-                log_sum = logits.logsumexp(1, keepdim=True)
-                loss += share[part] @ (log_sum - logits.gather(1, wanted))[:, 0]
+                scores = (states @ weight.T).to(exact).log_softmax(1)  # (some rows, vocab)
+                loss -= share[part] @ scores.gather(1, wanted)[:, 0]
                 if not any(ctx.needs_input_grad):
                     continue
-                grad = logits.sub_(log_sum).exp_()  # softmax; less one at the target, it is the gradient
+                grad = scores.exp_()  # the softmax; less one at the target, it is the gradient
                 grad.scatter_add_(1, wanted, grad.new_full((1, 1), -1.0).expand_as(wanted))
                 grad = grad.mul_(share[part, None]).to(dtype)
                 if grad_hidden is not None:
                     grad_hidden[part] = grad @ weight
-                if grad_head is not None:
+                if grad_head is not None and dtype == exact:
+                    grad_head.addmm_(grad.T, states)
+                elif grad_head is not None:
                     grad_head += grad.T @ states
         ctx.save_for_backward(grad_hidden, grad_head)
         ctx.dtype = head.dtype

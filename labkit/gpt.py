@@ -24,6 +24,7 @@ from labkit.errors import BidirectionalGenerationError, MaskError, UnsupportedMo
 from labkit.masks import Mask, self_for_empty_rows
 
 CAUSAL = masks.causal()
+GELU = {"gelu_new": "tanh", "gelu": "none"}  # transformers' names, torch's
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class GPTConfig:
     embedding_dropout: float | None = None  # None: as `dropout`
     attention_dropout: float = 0.0
     epsilon: float = 1e-5
+    activation: str = "gelu_new"  # GPT-2's approximation by a tanh; "gelu": the exact one
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------
@@ -108,10 +110,10 @@ class MLP(nn.Module):
         inner = config.inner or 4 * config.width
         self.c_fc = nn.Linear(config.width, inner)
         self.c_proj = nn.Linear(inner, config.width)
-        self.dropout = nn.Dropout(config.dropout)
+        self.gelu, self.dropout = nn.GELU(GELU[config.activation]), nn.Dropout(config.dropout)
 
     def forward(self, x: Float[Tensor, "batch seq width"]) -> Float[Tensor, "batch seq width"]:
-        return self.dropout(self.c_proj(F.gelu(self.c_fc(x), approximate="tanh")))
+        return self.dropout(self.c_proj(self.gelu(self.c_fc(x))))
 
 
 class Block(nn.Module):
@@ -274,15 +276,14 @@ class GPT(nn.Module):
             UnsupportedModelError: not a GPT-2, or one with an option that GPT-2 itself does not use.
         """
         config = model.config
-        usual = {"model_type": "gpt2", "activation_function": "gelu_new", "scale_attn_weights": True}
+        activation = "gelu" if getattr(config, "activation_function", None) == "gelu" else "gelu_new"
+        usual = {"model_type": "gpt2", "scale_attn_weights": True, "activation_function": activation}
         usual |= dict.fromkeys(("reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx"), False)
         usual |= {"add_cross_attention": False, "tie_word_embeddings": True}
-        if other := [
-            f"{name}={getattr(config, name, None)!r}" for name in usual if getattr(config, name, None) != usual[name]
-        ]:
-            raise UnsupportedModelError(
-                f"GPT reads the weights of a GPT-2; this {type(model).__name__} has {', '.join(other)}"
-            )
+        has = {name: getattr(config, name, None) for name in usual}
+        if other := [f"{name}={value!r}" for name, value in has.items() if value != usual[name]]:
+            this = type(model).__name__
+            raise UnsupportedModelError(f"GPT reads the weights of a GPT-2; this {this} has {', '.join(other)}")
         if not hasattr(model, "lm_head"):
             raise UnsupportedModelError(f"GPT reads a GPT2LMHeadModel, not a {type(model).__name__} without its head")
         g = cls(
@@ -290,7 +291,7 @@ class GPT(nn.Module):
                 vocab_size=config.vocab_size, context=config.n_positions, width=config.n_embd, layers=config.n_layer,
                 heads=config.n_head, inner=config.n_inner, dropout=config.resid_pdrop,
                 embedding_dropout=config.embd_pdrop, attention_dropout=config.attn_pdrop,
-                epsilon=config.layer_norm_epsilon,
+                epsilon=config.layer_norm_epsilon, activation=config.activation_function,
             ),
             naive,
         )  # fmt: skip
@@ -306,7 +307,7 @@ class GPT(nn.Module):
         config = GPT2Config(
             vocab_size=c.vocab_size, n_positions=c.context, n_embd=c.width, n_layer=c.layers, n_head=c.heads,
             n_inner=c.inner, resid_pdrop=c.dropout, embd_pdrop=self.drop.p, attn_pdrop=c.attention_dropout,
-            layer_norm_epsilon=c.epsilon, bos_token_id=None, eos_token_id=None,
+            layer_norm_epsilon=c.epsilon, activation_function=c.activation, bos_token_id=None, eos_token_id=None,
         )  # fmt: skip
         model = GPT2LMHeadModel(config)
         model.transformer.load_state_dict({name: _turned(name, weight) for name, weight in self.state_dict().items()})

@@ -28,6 +28,11 @@ def worst(ours, theirs):
     return max(float((a.float() - b.float()).norm() / b.float().norm()) for a, b in zip(ours, theirs, strict=True))
 
 
+@pytest.fixture(autouse=True)
+def even_few_logits_are_cut(monkeypatch):
+    monkeypatch.setattr(cross_entropy, "FEW", 0)
+
+
 @pytest.fixture(params=[256, 10, 1, 111, 110])
 def rows_at_a_time(request, monkeypatch):
     monkeypatch.setattr(cross_entropy, "ROWS_ON_CPU", request.param)
@@ -104,7 +109,7 @@ def test_a_second_derivative_is_refused_and_not_wrong():
 
 
 def test_all_logits_are_never_in_memory():
-    hidden, head, targets = setting(rows=(2000,), width=8, vocab=3000)
+    hidden, head, targets = setting(rows=(4000,), width=8, vocab=3000)
     sizes = []
 
     class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
@@ -116,3 +121,11 @@ def test_all_logits_are_never_in_memory():
     with Sizes():
         OURS(hidden, head, targets).backward()
     assert 0 < max(sizes) <= 256 * 3000
+
+
+def test_few_logits_are_left_to_torch(monkeypatch):
+    monkeypatch.setattr(cross_entropy, "FEW", 111 * 50)
+    args = setting()
+    assert worst(differentiated(OURS, *args), differentiated(TORCHS, *args)) == 0.0
+    monkeypatch.setattr(cross_entropy, "FEW", 111 * 50 - 1)
+    assert type(OURS(*args).grad_fn).__name__ == "_LinearCrossEntropyBackward"

@@ -196,6 +196,17 @@ def test_a_model_that_computes_otherwise_is_refused_by_name(other, named):
         GPT.from_transformers(other())
 
 
+@torch.no_grad()
+def test_a_gpt2_with_the_exact_gelu_goes_in_and_out_too():
+    model = gpt2(activation_function="gelu")
+    g = GPT.from_transformers(model)
+    same(g(IDS), model(IDS).logits)
+    back = g.to_transformers()
+    assert back.config.activation_function == "gelu"
+    same(back(IDS).logits, model(IDS).logits)
+    assert (g(IDS) - GPT.from_transformers(gpt2())(IDS)).abs().max() > 1e-4  # the other activation is another model
+
+
 def test_a_new_gpt_knows_nothing_and_is_drawn_as_openai_drew_it():
     with torch.random.fork_rng():
         torch.manual_seed(0)

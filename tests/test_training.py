@@ -129,6 +129,14 @@ def test_peak_memory_is_bytes_and_no_less_than_what_is_held_now():
     assert psutil.Process().memory_info().rss <= training.peak_memory() * 1.01 < psutil.virtual_memory().total
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="about Linux's way of counting")
+def test_peak_memory_is_not_what_the_parent_process_held():
+    held = torch.ones(200_000_000)  # 800 MB
+    code = "from labkit.training import peak_memory; print(peak_memory())"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(child.stdout) < held.nbytes <= training.peak_memory()
+
+
 def test_the_same_seed_trains_the_same_model_and_another_seed_another(plain, tmp_path):
     outcome, model, _ = plain
     again, twin = trained(tmp_path / "again")
