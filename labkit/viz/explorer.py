@@ -1,0 +1,346 @@
+"""The attention explorer: every layer and head of one text, under one mask or two, and the difference between them.
+
+    before, after = attention_maps(lm, text, masks.causal()), attention_maps(lm, text, masks.bidirectional())
+    e = labkit.viz.attention_explorer(before, after)        # in a notebook: the last line of a cell shows it
+    e.layer, e.head, e.view = 3, 2, "difference"            # what is on show can be set from Python, too
+
+A notebook keeps only a little of it: small pictures of all heads, and the head on show. The others' weights stay with
+the kernel, which sends the ones that are asked for. Without a kernel (a page that was saved) those heads are shown as
+coarse pictures, and the explorer says so. `to_html` makes a page that holds as many heads as its size allows.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Sequence
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+import anywidget
+import numpy as np
+import traitlets
+
+from labkit import attention_measures as measures
+from labkit.errors import MaskError
+from labkit.viz.explorer_still import pooled, still
+from labkit.viz.grid import _plain, token_labels
+from labkit.viz.svg import Svg
+
+VIEWS = ("before", "after", "difference")
+SORTS = ("layer", "entropy", "future", "distance")
+PARTS = ("explorer_data.js", "explorer_map.js", "explorer.js")
+LARGEST_PICTURE = 32  # cells on a side of the small pictures, at most
+ALL_PICTURES, ONE_HEAD = 60_000, 75_000  # bytes, packed, that a notebook keeps: the small pictures; the head on show
+PAGE_LIMIT = 2_900_000  # characters of a page on its own
+PAGE_STATE = ("tokens", "names", "layers", "heads", "measures", "pictures", "shown", "library")
+PAGE_STATE += ("layer", "head", "view", "query", "sort", "rising", "lifted")
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ margin: 0 auto; padding: 16px; max-width: 1010px; background: #ffffff; font-family: sans-serif; }}
+h1 {{ font-size: 20px; }}
+@media (prefers-color-scheme: dark) {{ body {{ background: #16191d; color: #e8eaed; }} }}
+{css}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+<p>{said}</p>
+<div id="explorer"></div>
+<noscript>{alt}</noscript>
+<script type="module">
+{module}
+function revived(value) {{
+  if (value === null || typeof value !== "object") return value;
+  if ("base64" in value) return new DataView(Uint8Array.from(atob(value.base64), (c) => c.charCodeAt(0)).buffer);
+  if (Array.isArray(value)) return value.map(revived);
+  return Object.fromEntries(Object.entries(value).map(([name, inner]) => [name, revived(inner)]));
+}}
+const state = revived({state});
+const heard = {{}};
+const model = {{
+  get: (name) => state[name],
+  set: (name, value) => {{
+    state[name] = value;
+    for (const call of heard["change:" + name] ?? []) call();
+  }},
+  save_changes: () => {{}},
+  send: () => {{}},
+  on: (event, call) => (heard[event] ??= []).push(call),
+  off: (event, call) => {{ heard[event] = (heard[event] ?? []).filter((other) => other !== call); }},
+}};
+render({{ model, el: document.getElementById("explorer") }});
+</script>
+</body>
+</html>
+"""
+
+
+def attention_explorer(
+    before, after=None, tokens: Sequence[str] | None = None, names: Sequence[str] | None = None
+) -> Explorer:
+    """A widget to look through the attention of every layer and head, and to compare it under two masks.
+
+    Args:
+        before: what `labkit.attention_maps.attention_maps` gives, or weights of shape (layers, heads, n, n),
+            (heads, n, n) or (n, n). They are kept as float16.
+        after: the same text under another mask; None: there is nothing to compare.
+        tokens: one for each position; None: those of the maps, or the positions.
+        names: what `before` and `after` are called; None: the masks of the maps, for arrays "causal" and
+            "bidirectional", or "attention" where there is one.
+
+    Raises:
+        MaskError: no attention weights (scores, NaN, another shape), or two sets that are not of the same text, layers
+            and heads.
+    """
+    return Explorer(before, after, tokens, names)
+
+
+@cache
+def _module() -> str:
+    return "\n".join(files(__package__).joinpath(part).read_text(encoding="utf-8") for part in PARTS)
+
+
+class Explorer(anywidget.AnyWidget):
+    """What `attention_explorer` returns.
+
+    Attributes:
+        layer, head: which map is on show; `layer` is the number of the layer in the model.
+        view: "before", "after" or "difference" (after - before).
+        query: the position whose attention is followed, or None.
+        sort: the order of the small pictures: "layer", "entropy", "future" or "distance"; `rising`: lowest first.
+        lifted: whether small weights are lifted (shades follow the square root of the weight); at first, if there are
+            more than 32 tokens, whose weights are small.
+        weights: float16 (sets, layers, heads, n, n), the sets being before and after.
+    """
+
+    _esm = _module()
+    _css = files(__package__).joinpath("explorer.css").read_text(encoding="utf-8")
+
+    layer = traitlets.Int(0).tag(sync=True)
+    head = traitlets.Int(0).tag(sync=True)
+    view = traitlets.Enum(VIEWS, "before").tag(sync=True)
+    query = traitlets.Int(None, allow_none=True).tag(sync=True)
+    sort = traitlets.Enum(SORTS, "layer").tag(sync=True)
+    rising = traitlets.Bool(False).tag(sync=True)
+    lifted = traitlets.Bool(False).tag(sync=True)
+
+    tokens = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    names = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    layers = traitlets.List(traitlets.Int()).tag(sync=True)
+    heads = traitlets.Int(1).tag(sync=True)
+    measures = traitlets.Dict().tag(sync=True)  # {sort: [[one number per map], one list per set]}
+    pictures = traitlets.Dict().tag(
+        sync=True
+    )  # size, peaks [per set [per map]], bytes: packed uint8 (sets, maps, s, s)
+    shown = traitlets.Dict().tag(sync=True)  # layer, head, size, bytes: packed float16 (sets, size, size); n = exact
+    library = traitlets.List().tag(sync=True)  # the same of other heads, in a page on its own
+
+    def __init__(self, before, after=None, tokens: Sequence[str] | None = None, names=None) -> None:
+        given = [before] if after is None else [before, after]
+        self.weights = _same_maps(given)
+        n, found = self.weights.shape[-1], [each for each in given if hasattr(each, "tokens")]
+        if tokens is None and found:
+            tokens = found[0].tokens
+        layers = list(found[0].layers) if found else list(range(self.weights.shape[1]))
+        super().__init__(
+            tokens=token_labels(tokens, n, n)[1],
+            names=_checked_names(names, given),
+            layers=layers,
+            heads=self.weights.shape[2],
+            measures=_measures_of(self.weights),
+            pictures=_pictures_of(self.weights),
+            layer=layers[0],
+            lifted=n > LARGEST_PICTURE,
+        )
+        self._deliver()
+        self.observe(self._deliver, ["layer", "head"])
+        self.on_msg(self._answer)
+
+    @property
+    def picture(self) -> Svg:
+        """What is on show as a static picture; of a long text, neighbouring tokens share a cell."""
+        maps = self._maps(self.layer, self.head).astype(float)
+        at = self.layers.index(self.layer) * self.heads + self.head
+        said = {name: {key: self.measures[key][i][at] for key in SORTS[1:]} for i, name in enumerate(self.names)}
+        return still(maps, self.tokens, self.layer, self.head, said)
+
+    def to_html(self, limit: int = PAGE_LIMIT) -> str:
+        """The explorer as one page that needs no Python and no network, of at most about `limit` characters.
+
+        It holds small pictures of all heads, the weights of the head on show, and those of the others in the order of
+        the small pictures for as long as there is room; it says of how many.
+        """
+        state = {name: getattr(self, name) for name in PAGE_STATE}
+        first = (self.layer, self.head)
+        exact = {first: self._packed(*first)}
+        used = len(self._page(state, exact))
+        for layer, head in self._in_order():
+            if (layer, head) in exact:
+                continue
+            packed = self._packed(layer, head)
+            used += len(packed) * 4 // 3 + 80
+            if used > limit:
+                break
+            exact[layer, head] = packed
+        return self._page(state, exact)
+
+    # ------------------------------------------------------------------------------------------ what the page is given
+    def _deliver(self, _change=None) -> None:
+        """Give the page the head on show: exact if a notebook may keep that much, else as fine as it may."""
+        if self.shown and (self.shown["layer"], self.shown["head"]) == (self.layer, self.head):
+            return
+        maps, n = self._maps(self.layer, self.head), len(self.tokens)
+        packed, size = _packed(maps), n
+        while len(packed) > ONE_HEAD:
+            size = min(128, size - 1, int(size * (ONE_HEAD / len(packed)) ** 0.5))
+            packed = _packed(pooled(maps, size).astype(np.float16))
+        self.shown = {"layer": self.layer, "head": self.head, "size": size, "bytes": packed}
+
+    def _answer(self, _widget, content: Any, _buffers) -> None:
+        """The page asks for the exact weights of a head: {"ask": [layer, head]}."""
+        if not isinstance(content, dict) or "ask" not in content:
+            return  # a message of the widget machinery
+        layer, head = content["ask"]
+        if layer in self.layers and 0 <= head < self.heads:
+            self.send({"layer": layer, "head": head}, [self._packed(layer, head, level=1)])
+
+    def _maps(self, layer: int, head: int) -> np.ndarray:
+        """(sets, n, n)"""
+        return self.weights[:, self.layers.index(layer), head]
+
+    def _packed(self, layer: int, head: int, level: int = 6) -> bytes:
+        return _packed(self._maps(layer, head), level)
+
+    def _in_order(self) -> list[tuple[int, int]]:
+        """All heads as the page sorts their small pictures."""
+        maps = [(layer, head) for layer in self.layers for head in range(self.heads)]
+        if self.sort == "layer":
+            return maps
+        values = self.measures[self.sort]
+        of = {"before": values[0], "after": values[-1]}.get(self.view) or np.subtract(values[-1], values[0])
+        order = np.argsort(np.asarray(of) if self.rising else -np.asarray(of), kind="stable")
+        return [maps[i] for i in order]
+
+    def _page(self, state: dict, exact: dict[tuple[int, int], bytes]) -> str:
+        library = [{"layer": layer, "head": head, "bytes": packed} for (layer, head), packed in exact.items()]
+        state = {**state, "library": library, "shown": {}}
+        total = len(self.layers) * self.heads
+        said = f"{len(self.tokens)} tokens, {len(self.layers)} layers of {self.heads} heads. "
+        if len(exact) == total:
+            said += "This page holds the weights of all heads."
+        else:
+            said += f"This page holds the weights of {len(exact)} of {total} heads; the other {total - len(exact)} are "
+            said += "shown as coarse pictures, to keep it small."
+        written = json.dumps(state, default=lambda b: {"base64": base64.b64encode(b).decode()}).replace("</", "<\\/")
+        title = f"Attention: {' and '.join(self.names)}"
+        return PAGE.format(
+            title=escape(title), said=said, css=self._css, alt=escape(self.picture.alt), module=_module(), state=written
+        )
+
+    # ----------------------------------------------------------------------------------------------- what may be set
+    @traitlets.validate("layer")
+    def _has_layer(self, proposal) -> int:
+        if self.layers and proposal.value not in self.layers:
+            raise MaskError(f"there is no layer {proposal.value} here, only {', '.join(map(str, self.layers))}")
+        return proposal.value
+
+    @traitlets.validate("head")
+    def _has_head(self, proposal) -> int:
+        if not 0 <= proposal.value < self.heads:
+            raise MaskError(f"there is no head {proposal.value}: the heads are 0 to {self.heads - 1}")
+        return proposal.value
+
+    @traitlets.validate("query")
+    def _has_query(self, proposal) -> int | None:
+        if proposal.value is not None and not 0 <= proposal.value < len(self.tokens):
+            raise MaskError(f"there is no position {proposal.value} in a text of {len(self.tokens)} tokens")
+        return proposal.value
+
+    @traitlets.validate("view")
+    def _has_view(self, proposal) -> str:
+        if proposal.value != "before" and len(self.names) == 1:
+            raise MaskError(f"there is nothing to compare, so the view is 'before', not {proposal.value!r}")
+        return proposal.value
+
+    def _repr_mimebundle_(self, **options) -> tuple[dict[str, object], dict[str, object]]:
+        """The widget, and beside it the picture for pages that only render the notebook."""
+        bundle, metadata = super()._repr_mimebundle_(**options) or ({}, {})
+        picture = self.picture
+        return {**bundle, "image/svg+xml": str(picture), "text/plain": f"Picture: {picture.alt}"}, metadata
+
+
+# ------------------------------------------------------------------------------------------------------- what is given
+def _same_maps(given: list) -> np.ndarray:
+    """Float16 (sets, layers, heads, n, n)."""
+    sets = [
+        _maps_of(each, what) for each, what in zip(given, ("the weights before", "the weights after"), strict=False)
+    ]
+    shapes = [each.shape for each in sets]
+    if len(set(shapes)) > 1:
+        raise MaskError(f"the weights before have shape {shapes[0]}, those after {shapes[1]}: they must be equal")
+    for name in ("tokens", "layers"):
+        both = [list(getattr(each, name)) for each in given if hasattr(each, name)]
+        if len(both) == 2 and both[0] != both[1]:
+            raise MaskError(f"the {name} before and after differ: the explorer compares two masks on the same text")
+    return np.stack(sets)
+
+
+def _maps_of(given, what: str) -> np.ndarray:
+    array = _plain(getattr(given, "weights", given), what)
+    if array.dtype.kind != "f":
+        raise MaskError(f"{what} must be numbers with a point, and are {array.dtype}")
+    if not 2 <= array.ndim <= 4 or 0 in array.shape or array.shape[-1] != array.shape[-2]:
+        raise MaskError(f"{what} must have shape (layers, heads, n, n), (heads, n, n) or (n, n), not {array.shape}")
+    with np.errstate(over="ignore"):
+        array = array.astype(np.float16, copy=False)
+    if np.isnan(array).any():
+        raise MaskError(f"{what} hold NaN: did a mask leave a query without any key?")
+    if (array < 0).any() or (array > 1.01).any():
+        raise MaskError(f"{what} must lie between 0 and 1, like the output of a softmax: scores are not weights")
+    return array.reshape((1,) * (4 - array.ndim) + array.shape)
+
+
+def _checked_names(names, given: list) -> list[str]:
+    if names is None:
+        plain = ["attention"] if len(given) == 1 else ["causal", "bidirectional"]
+        names = [getattr(each, "mask", name).removesuffix("()") for each, name in zip(given, plain, strict=True)]
+        names = names if len(set(names)) == len(names) else ["before", "after"]
+    if isinstance(names, str) or len(names) != len(given):
+        raise MaskError(f"names={names!r}: expected a list of {len(given)}, one for each set of weights")
+    return [str(name) for name in names]
+
+
+# ------------------------------------------------------------------------------------------------------ what is kept
+def _measures_of(weights: np.ndarray) -> dict[str, list[list[float]]]:
+    of = {"entropy": measures.entropy, "future": measures.future_mass, "distance": measures.mean_distance}
+    return {name: [measure(each).round(4).ravel().tolist() for each in weights] for name, measure in of.items()}
+
+
+def _pictures_of(weights: np.ndarray) -> dict[str, Any]:
+    """Small pictures of all maps in 256 shades of each one's largest cell, as fine as ALL_PICTURES allows."""
+    size = min(LARGEST_PICTURE, weights.shape[-1])
+    while True:
+        cells = np.stack([[pooled(layer, size) for layer in each] for each in weights])  # (sets, layers, heads, s, s)
+        peaks = cells.max((-2, -1))
+        shades = (cells / np.maximum(peaks, 1e-9)[..., None, None] * 255).round().astype(np.uint8)
+        packed = zlib.compress(shades.tobytes())
+        if len(packed) <= ALL_PICTURES or size <= 4:
+            break
+        size = max(4, min(size - 1, int(size * (ALL_PICTURES / len(packed)) ** 0.5)))
+    kept = [[float(f"{peak:.4g}") for peak in each.ravel()] for each in peaks]
+    return {"size": size, "peaks": kept, "bytes": packed}
+
+
+def _packed(maps: np.ndarray, level: int = 6) -> bytes:
+    """Float16 as deflated bytes: all lower bytes, then all upper ones, which resemble each other and so pack better."""
+    planes = np.ascontiguousarray(maps.astype("<f2")).view(np.uint8).reshape(-1, 2).T
+    return zlib.compress(np.ascontiguousarray(planes), level)

@@ -1,0 +1,363 @@
+"""The mask playground: compose a mask, paint it, see who sees whom, and watch what a model makes of it.
+
+    p = labkit.viz.playground("the cat sat on the mat")     # in a notebook: the last line of a cell shows it
+    p.mask                                                  # what is on show, composed and painted
+    p.mask = masks.prefix(2) & ~masks.padding([6])          # ... and the other way round
+    p.attach(labkit.load("gpt2-mini"))                      # the mask is really applied, and the model answers
+
+All cells are computed in the browser (playground.js and its parts), so sliders and paint need no kernel; `to_html`
+gives one page that stays interactive without any.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anywidget
+import numpy as np
+import traitlets
+
+from labkit import masks
+from labkit.errors import LabkitError, MaskError
+from labkit.viz.mask_state import (
+    checked_tokens,
+    dense_of,
+    fitted,
+    mask_of,
+    moved,
+    painted_cells,
+    split_words,
+    tree_of,
+)
+from labkit.viz.svg import mask_svg
+
+if TYPE_CHECKING:
+    from labkit.viz.live_model import LiveModel
+
+SENTENCE = "the cat sat on the mat"
+PARTS = ("playground_rules.js", "playground_grid.js", "playground_controls.js", "playground_panel.js", "playground.js")
+LARGEST_PICTURE = 120_000  # characters of SVG that a notebook keeps beside the widget
+ASKS = ("expression", "painted", "question", "place", "layer", "head")  # what a model's answer depends on
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ margin: 0 auto; padding: 16px; max-width: 980px; background: #ffffff; font-family: sans-serif; }}
+h1 {{ font-size: 20px; }}
+@media (prefers-color-scheme: dark) {{ body {{ background: #16191d; color: #e8eaed; }} }}
+{css}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+<div id="playground"></div>
+<noscript>{alt}</noscript>
+<script type="module">
+{module}
+const state = {state};
+const heard = {{}};
+const model = {{
+  get: (name) => state[name],
+  set: (name, value) => {{
+    state[name] = value;
+    for (const call of heard["change:" + name] ?? []) call();
+  }},
+  save_changes: () => {{}},
+  on: (event, call) => (heard[event] ??= []).push(call),
+  off: (event, call) => {{ heard[event] = (heard[event] ?? []).filter((other) => other !== call); }},
+}};
+render({{ model, el: document.getElementById("playground") }});
+</script>
+</body>
+</html>
+"""
+
+
+def playground(tokens: str | Sequence[str] = SENTENCE, mask: masks.Mask | None = None) -> Playground:
+    """A widget to compose and paint the attention mask of a sentence, or of a list of tokens; `mask` is shown first.
+
+    Raises:
+        MaskError: no token or more than 512, or a mask that is not for one sentence of this length.
+    """
+    return Playground(tokens, mask)
+
+
+@cache
+def _module() -> str:
+    return "\n".join(files(__package__).joinpath(part).read_text(encoding="utf-8") for part in PARTS)
+
+
+class Playground(anywidget.AnyWidget):
+    """What `playground` returns.
+
+    Attributes:
+        mask: the Mask on show; can be set. The expression that was composed, or `from_dense` where painted cells
+            change it.
+        sentence, tokens: what the mask is of; can be set. A sentence is split into words and signs, or by the
+            tokenizer of the model that is attached.
+        focus: the row whose sight is followed, -1 for none.
+        question ("next" or "fill-in"), place, layer, head: what an attached model is asked, and which head is drawn.
+    """
+
+    _esm = _module()
+    _css = files(__package__).joinpath("playground.css").read_text(encoding="utf-8")
+
+    sentence = traitlets.Unicode().tag(sync=True)
+    tokens = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    expression = traitlets.List().tag(sync=True)  # see mask_state
+    painted = traitlets.Dict().tag(sync=True)
+    focus = traitlets.Int(-1).tag(sync=True)
+    notice = traitlets.Unicode().tag(sync=True)  # why a sentence that was typed is not shown
+    live = traitlets.Bool(True).tag(sync=True)  # False in a page that has no Python behind it
+
+    model_name = traitlets.Unicode().tag(sync=True)
+    layers = traitlets.Int(0).tag(sync=True)
+    heads = traitlets.Int(0).tag(sync=True)
+    question = traitlets.Enum(["next", "fill-in"], "next").tag(sync=True)
+    place = traitlets.Int(0).tag(sync=True)
+    layer = traitlets.Int(0).tag(sync=True)
+    head = traitlets.Int(0).tag(sync=True)
+    asked = traitlets.Int(0).tag(sync=True)  # number of the latest question, counted up by whoever asks
+    heard = traitlets.Int(0).tag(sync=True)  # the latest one that has reached Python
+    cancelled = traitlets.Int(-1).tag(sync=True)
+    answer = traitlets.Dict().tag(sync=True)
+    attention = traitlets.Dict().tag(sync=True)
+    verdict = traitlets.Dict().tag(sync=True)
+
+    def __init__(self, tokens: str | Sequence[str] = SENTENCE, mask: masks.Mask | None = None) -> None:
+        self._live: LiveModel | None = None
+        self._ids: tuple[int, ...] = ()
+        self._latest: Any = None
+        self._from_page = False
+        sentence = tokens if isinstance(tokens, str) else " ".join(str(token) for token in tokens)
+        shown = checked_tokens(split_words(tokens) if isinstance(tokens, str) else list(tokens))
+        tree = tree_of(mask if mask is not None else masks.causal())
+        _require_defined(tree, len(shown))
+        super().__init__(sentence=sentence, tokens=shown, expression=tree, place=len(shown) - 1)
+        self.observe(self._on_sentence, "sentence")
+        self.observe(self._on_tokens, "tokens")
+        self.observe(self._on_change, list(ASKS))
+        self.observe(self._on_cancel, "cancelled")
+
+    # --------------------------------------------------------------------------------------------------- the mask
+    @property
+    def mask(self) -> masks.Mask:
+        said = mask_of(self.expression)
+        if not self.painted:
+            return said
+        cells = dense_of(said, len(self.tokens))
+        shown = self.cells
+        return said if np.array_equal(cells, shown) else masks.from_dense(shown)
+
+    @mask.setter
+    def mask(self, mask) -> None:
+        tree = tree_of(mask)
+        _require_defined(tree, len(self.tokens))
+        with self.hold_sync():
+            self.painted = {}
+            self.expression = tree
+
+    @property
+    def cells(self) -> np.ndarray:
+        """The cells on show, bool (n, n), True = may attend; painted ones included."""
+        n = len(self.tokens)
+        which, value = painted_cells(self.painted, n)
+        return np.where(which, value, dense_of(mask_of(self.expression), n))
+
+    @traitlets.validate("tokens", "expression")
+    def _makes_sense(self, proposal) -> list:
+        try:
+            return {"tokens": checked_tokens, "expression": lambda tree: tree_of(mask_of(tree))}[proposal.trait.name](
+                proposal.value
+            )
+        except MaskError as error:
+            if not self._from_page:
+                raise
+            raise traitlets.TraitError(str(error)) from error  # on which all that the page sent with it is taken back
+
+    # ------------------------------------------------------------------------------------------------ the sentence
+    def _on_sentence(self, change) -> None:
+        if self._from_page and self._live is None:
+            return  # the browser has split it already
+        try:
+            ids, tokens = self._live.tokens(change.new) if self._live else ([], checked_tokens(split_words(change.new)))
+        except LabkitError as error:
+            if not self._from_page:
+                raise
+            self.notice = str(error)
+            return
+        self._ids = tuple(ids)
+        with self.hold_sync():
+            self.notice = ""
+            self.tokens = tokens
+
+    def _on_tokens(self, change) -> None:
+        """The mask follows the sentence. The browser does the same by itself, and then nothing is left to do here."""
+        n, before = len(change.new), len(change.old)
+        with self.hold_sync():
+            if self._live is None and not self._from_page and list(change.new) != split_words(self.sentence):
+                self.unobserve(self._on_sentence, "sentence")
+                self.sentence = " ".join(change.new)
+                self.observe(self._on_sentence, "sentence")
+            if not (self._from_page and self._live is None):
+                self.painted = moved(self.painted, n)
+                self.expression = fitted(self.expression, n, before)
+            self.focus = min(self.focus, n - 1)
+            self.place = n - 1 if self.question == "next" else min(self.place, n - 1)
+        self._on_change(None)
+
+    # --------------------------------------------------------------------------------------------------- the model
+    def attach(
+        self,
+        lm: Any,
+        *,
+        question: str = "next",
+        reads: str = "before",
+        place: int | None = None,
+        layer: int | None = None,
+        head: int = 0,
+        wait: bool = True,
+    ) -> Playground:
+        """Let a model answer under the mask on show: its five likeliest tokens and one head's attention, before and
+        after, and what was measured of the mask that is really in force. Returns the playground.
+
+        The model itself is left alone: a copy that shares its weights is asked, as the model is now. After converting
+        it, attach it again.
+
+        Args:
+            lm: what `labkit.load` gives.
+            question: "next": which token comes after the one at `place`; "fill-in": which one is hidden there.
+            reads: where a hidden token is read, see `labkit.tasks.lm.fill_in`.
+            place: None for the last token.
+            layer: whose attention is drawn; None for the middle one.
+            wait: return when the first answer is there, so that a notebook that was executed shows it.
+
+        Raises:
+            MaskError: no tokenizer, a place, layer or head that there is not, or a sentence that is too long.
+            UnsupportedModelError: no decoder that labkit knows.
+        """
+        from labkit.viz.live_model import QUESTIONS, LiveModel
+
+        if question not in QUESTIONS:
+            raise MaskError(f"question is {question!r}; give 'next' or 'fill-in'")
+        live = LiveModel(lm, self._hear, reads)
+        ids, tokens = live.tokens(self.sentence)
+        layer, place = live.layers // 2 if layer is None else layer, len(ids) - 1 if place is None else place
+        chosen = {"layer": (layer, live.layers), "head": (head, live.heads), "token": (place, len(ids))}
+        for what, (value, count) in chosen.items():
+            if not 0 <= value < count:
+                raise MaskError(f"there is no {what} {value!r}: {lm.name} has {what}s 0 to {count - 1} here")
+        self.detach()
+        with self.hold_sync():
+            self.tokens = tokens
+            self.question, self.place, self.layer, self.head = question, place, layer, head
+            self.layers, self.heads, self.model_name = live.layers, live.heads, str(lm.name)
+            self.answer, self.attention, self.verdict = {}, {}, {}
+        self._ids, self._live = tuple(ids), live
+        self._on_change(None)
+        if wait:
+            self.wait()
+        return self
+
+    def detach(self) -> Playground:
+        """Take the model away and let its worker end; the sentence is split into words again."""
+        if self._live is not None:
+            self._live.close()
+            self._live, self._ids, self._latest = None, (), None
+            with self.hold_sync():
+                self.model_name = ""
+                self.answer, self.attention, self.verdict = {}, {}, {}
+                self.tokens = checked_tokens(split_words(self.sentence) or list(self.tokens))
+        return self
+
+    def close(self) -> None:
+        """Let the model's worker end, and take the widget off every page."""
+        if self._live is not None:
+            self._live.close()
+        super().close()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Block until the model has answered the latest question; False if that took longer than `seconds`."""
+        return self._live is None or self._live.wait(seconds)
+
+    def set_state(self, sync_data: dict) -> None:
+        """What the page has changed, at once; the model is then asked once."""
+        self._from_page = True
+        try:
+            super().set_state(sync_data)
+        finally:
+            self._from_page = False
+        self._ask()
+
+    def _on_change(self, _change) -> None:
+        if self._live is not None and not self._from_page:
+            self.asked += 1
+            self._ask()
+
+    def _on_cancel(self, change) -> None:
+        if self._live is not None and change.new == self.asked:
+            self._live.cancel()
+
+    def _ask(self) -> None:
+        """Hand the question on, unless it is the one that was handed on last, or it was cancelled."""
+        if self._live is None or self.cancelled == self.asked:
+            return
+        from labkit.viz.live_model import Question
+
+        question = Question(self.asked, self._ids, self.mask, self.question, self.place, self.layer, self.head)
+        if question != self._latest:
+            self._latest, self.heard = question, self.asked
+            self._live.ask(question)
+
+    def _hear(self, name: str, value: dict) -> None:
+        """What the model's worker has found: "answer", "attention" or "verdict"."""
+        setattr(self, name, value)
+
+    # ------------------------------------------------------------------------------------------------ without Python
+    def to_html(self, path: str | Path | None = None, title: str = "Mask playground") -> str:
+        """One page with everything in it, no kernel and no request: the mask stays interactive, an attached model shows
+        its last answers. Written to `path`, whole or not at all, if one is given; returned in any case."""
+        state = self.page_state() | {"live": False}
+        page = PAGE.format(
+            title=escape(title),
+            css=self._css,
+            module=self._esm,
+            state=json.dumps(state).replace("</", "<\\/").replace("<!--", "<\\!--"),
+            alt=escape(self._picture().alt),
+        )
+        if path is not None:
+            from labkit.run_folder import write_whole
+
+            write_whole(Path(path), page)
+        return page
+
+    def page_state(self) -> dict[str, Any]:
+        """What the page is told: every value that it and Python share, as plain JSON."""
+        shared = self.traits(sync=True)
+        return {name: getattr(self, name) for name, trait in shared.items() if trait.this_class is Playground}
+
+    def _picture(self):
+        return mask_svg(self.cells, self.tokens, repr(self.mask))
+
+    def _repr_mimebundle_(self, **options) -> tuple[dict[str, object], dict[str, object]]:
+        """The widget, and beside it the picture for pages that only render the notebook."""
+        bundle, metadata = super()._repr_mimebundle_(**options) or ({}, {})
+        picture = self._picture()
+        still = {"text/plain": f"Picture: {picture.alt}"}
+        if len(picture) <= LARGEST_PICTURE:
+            still["image/svg+xml"] = str(picture)
+        return {**bundle, **still}, metadata
+
+
+def _require_defined(tree: list, n: int) -> None:
+    """A mask that cannot be drawn on n tokens says so here, when it is set, rather than later."""
+    dense_of(mask_of(tree), n)

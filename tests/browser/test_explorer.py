@@ -1,0 +1,451 @@
+"""The attention explorer in a real browser: moved, clicked and typed at, with and without Python behind it.
+
+A stand-in for the widget's model is enough: what the page sets reaches a real Explorer, and what that sets and sends
+comes back. Needs Chromium and `pip install playwright`. With LABKIT_SCREENSHOTS=FOLDER the pictures are kept.
+"""
+
+import base64
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from labkit import viz
+from labkit.viz.explorer import PAGE_STATE
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+WORDS = ["the", "bank", "by", '<b>&"', "extraordinarilylong", "river", "⏎", "flooded"]
+OPEN_WITHIN = 2000  # milliseconds
+PAGE = """<!doctype html><body style="background: BACKGROUND"><style>CSS</style><div id="here"></div>
+<script type="module">
+function revived(value) {
+  if (value === null || typeof value !== "object") return value;
+  if ("base64" in value) return new DataView(Uint8Array.from(atob(value.base64), (c) => c.charCodeAt(0)).buffer);
+  if (Array.isArray(value)) return value.map(revived);
+  return Object.fromEntries(Object.entries(value).map(([name, inner]) => [name, revived(inner)]));
+}
+const heard = {};
+const tell = (event, ...what) => (heard[event] ?? []).forEach((call) => call(...what));
+window.state = revived(STATE);
+window.changed = {};
+window.pending = 0; // what Python has been told and has not answered
+window.receive = (name, value) => { state[name] = revived(value); tell("change:" + name); };
+const model = {
+  get: (name) => state[name],
+  set: (name, value) => { changed[name] = value; state[name] = value; tell("change:" + name); },
+  save_changes: async () => {
+    const values = window.changed;
+    window.changed = {};
+    window.pending += 1;
+    const shown = await window.python(values, null);
+    if (shown) receive("shown", shown);
+    window.pending -= 1;
+  },
+  send: async (content) => {
+    window.pending += 1;
+    const packed = await window.python({}, content);
+    tell("msg:custom", { layer: content.ask[0], head: content.ask[1] }, [revived(packed)]);
+    window.pending -= 1;
+  },
+  on: (event, call) => { (heard[event] ??= []).push(call); },
+  off: (event, call) => { heard[event] = heard[event].filter((other) => other !== call); },
+};
+window.model = model;
+const module = await import(URL.createObjectURL(new Blob([MODULE], { type: "text/javascript" })));
+const start = performance.now();
+window.leave = module.default.render({ model, el: document.getElementById("here") });
+const card = document.querySelector(".labkit-explorer");
+while (!card.dataset.ready) await new Promise((done) => requestAnimationFrame(done));
+await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+window.opened = performance.now() - start;
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    pytest.importorskip("playwright", reason="playwright is not installed: scripts/install_browser.sh")
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("no Chromium on this machine: scripts/install_browser.sh")
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser(chromium):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser):
+    """An empty page without a network; what it asked for, complained of or stumbled over must be nothing."""
+    page = browser.new_page(viewport={"width": 1010, "height": 900})
+    outside, failures = [], []
+    page.route("http*://**", lambda route: (outside.append(route.request.url), route.abort()))
+    page.on("pageerror", lambda error: failures.append(str(error)))
+    page.on("console", lambda message: failures.append(message.text) if message.type == "error" else None)
+    yield page
+    page.close()
+    assert outside == [] and failures == []
+
+
+def random_maps(layers, heads, n, causal=False, seed=0):
+    scores = np.random.default_rng(seed).normal(size=(layers, heads, n, n), scale=1.5)
+    scores = np.where(np.tri(n, dtype=bool), scores, -np.inf) if causal else scores
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return (weights / weights.sum(-1, keepdims=True)).astype(np.float16)
+
+
+def explorer(layers=3, heads=4, n=8):
+    tokens = [WORDS[i % len(WORDS)] for i in range(n)]
+    return viz.attention_explorer(random_maps(layers, heads, n, True), random_maps(layers, heads, n, seed=1), tokens)
+
+
+@pytest.mark.parametrize("background", ["white", "#111111"])
+def test_sliders_show_the_head_and_the_tooltip_its_exact_weights(page, background):
+    widget = show(page, explorer(), background)
+    page.get_by_role("slider", name="layer").press("ArrowRight")
+    page.get_by_role("slider", name="layer").press("ArrowRight")
+    head = page.get_by_role("slider", name="head")
+    box = head.bounding_box()
+    page.mouse.click(box["x"] + box["width"] - 4, box["y"] + box["height"] / 2)
+    page.wait_for_function("state.shown.layer === 2 && state.shown.head === 3")
+    assert (widget.layer, widget.head) == (2, 3)
+    assert head.get_attribute("aria-valuetext") == "head 3"
+    wait_until_exact(page)
+    for q, k in ((0, 0), (5, 2), (2, 7), (7, 7)):
+        before, after = widget.weights[:, 2, 3, q, k].astype(float)
+        tip = hover(page, 8, q, k)
+        card, box = page.locator(".labkit-explorer").bounding_box(), page.locator(".ex-tip").bounding_box()
+        assert card["y"] < box["y"] and box["y"] + box["height"] < card["y"] + card["height"]
+        assert card["x"] < box["x"] and box["x"] + box["width"] < card["x"] + card["width"]
+        assert tip[0].startswith(f'"{WORDS[q]}" ({q}) looks at "{WORDS[k]}" ({k})')
+        assert tip[0].endswith(", its future") == (k > q)
+        assert number_in(tip[1], "causal ") == pytest.approx(before, rel=1e-3)
+        assert number_in(tip[2], "bidirectional ") == pytest.approx(after, rel=1e-3)
+        assert number_in(tip[3], "change ") == pytest.approx(after - before, rel=1e-3, abs=1e-6)
+    screenshot(page, f"explorer_{background.strip('#')}")
+
+
+@pytest.mark.parametrize("n", [8, 40])
+@pytest.mark.parametrize("view", ["causal", "bidirectional", "difference"])
+def test_the_switch_redraws_every_cell_in_the_colour_of_its_weight(page, n, view):
+    widget = show(page, explorer(n=n))
+    assert widget.lifted == (n > 32)
+    page.get_by_role("radio", name=view).check()
+    settled(page)
+    assert widget.view == {"causal": "before", "bidirectional": "after"}.get(view, view)
+    before, after = widget.weights[:, 0, 0].astype(float)
+    values = {"causal": before, "bidirectional": after, "difference": after - before}[view]
+    top = np.abs(values).max() if view == "difference" else max(before.max(), after.max())
+    for q, k in ((0, 0), (3, 1), (1, 3), (n - 1, n - 1), (n // 2, n - 2)):
+        depth = abs(values[q, k]) / top
+        depth = depth**0.5 if widget.lifted else depth
+        if view == "difference":
+            start, end = (247, 247, 247), (84, 39, 136) if values[q, k] > 0 else (179, 88, 6)
+        else:
+            start, end = (247, 251, 255), (8, 48, 107)
+        expected = [round(a + (b - a) * depth) for a, b in zip(start, end, strict=True)]
+        assert np.abs(np.subtract(pixel(page, n, q, k), expected)).max() <= 1
+    page.get_by_role("checkbox", name="lift small weights").click()
+    settled(page)
+    assert widget.lifted == (n <= 32)
+
+
+def test_a_click_on_a_token_follows_it_and_another_click_lets_go(page):
+    widget = show(page, explorer())
+    line = page.locator(".ex-line")
+    assert line.inner_text().startswith("layer 0 head 0, causal: entropy") and "Click a token" in line.inner_text()
+    page.get_by_role("radio", name="bidirectional").check()
+    token = page.locator(".ex-token").nth(5)
+    token.click()
+    settled(page)
+    assert widget.query == 5 and token.get_attribute("aria-pressed") == "true"
+    row = widget.weights[1, 0, 0, 5].astype(float)
+    said = line.inner_text()
+    assert said.startswith(
+        f'layer 0 head 0, bidirectional, query "river": looks most at "{WORDS[row.argmax()]}" ({row.max():.2f})'
+    )
+    assert said.endswith(f"future mass {row[6:].sum():.2f}.")
+    shades = [page.locator(".ex-token").nth(i).evaluate("e => getComputedStyle(e).backgroundColor") for i in range(8)]
+    blue = [int(shade.split("(")[1].split(",")[0]) for shade in shades]
+    assert np.argsort(blue).tolist() == np.argsort(-row, kind="stable").tolist()  # the more, the darker
+
+    page.get_by_role("radio", name="difference").check()
+    change = row - widget.weights[0, 0, 0, 5].astype(float)
+    assert f'most gained "{WORDS[change.argmax()]}" (+{change.max():.2f})' in line.inner_text()
+    assert f"future mass 0.00 → {row[6:].sum():.2f}." in line.inner_text()
+    token.click()
+    settled(page)
+    assert widget.query is None and "Click a token" in line.inner_text()
+    row_of_map(page, 8, 2)
+    settled(page)
+    assert widget.query == 2 and line.inner_text().count('query "by"') == 1
+    assert page.locator("b").count() == 0  # the token <b>&" is text
+    screenshot(page, "explorer_query")
+
+
+@pytest.mark.parametrize("sort", ["entropy", "future mass", "mean distance"])
+@pytest.mark.parametrize("view", ["causal", "bidirectional", "difference"])
+def test_small_pictures_are_sorted_by_the_measure_of_the_view(page, sort, view):
+    widget = show(page, explorer())
+    assert places(page) == [f"{layer}·{head}" for layer in range(3) for head in range(4)]
+    page.get_by_role("radio", name=view).check()
+    page.get_by_role("combobox").select_option(label=sort)
+    measured = np.array(widget.measures[{"entropy": "entropy", "future mass": "future"}.get(sort, "distance")])
+    values = {"causal": measured[0], "bidirectional": measured[1], "difference": measured[1] - measured[0]}[view]
+    for name, order in (
+        ("highest first", np.argsort(-values, kind="stable")),
+        ("lowest first", np.argsort(values, kind="stable")),
+    ):
+        assert page.locator(".ex-rising").inner_text() == name
+        assert places(page) == [f"{i // 4}·{i % 4}" for i in order]
+        shown = page.locator(".ex-value").all_inner_texts()
+        assert [float(value.replace("−", "-")) for value in shown] == pytest.approx(values[order], abs=0.006)
+        page.locator(".ex-rising").click()
+    settled(page)
+    assert widget.sort == {"entropy": "entropy", "future mass": "future"}.get(sort, "distance") and not widget.rising
+
+    page.get_by_role("option", name="layer 2 head 1").click()
+    page.wait_for_function("state.shown.layer === 2 && state.shown.head === 1")
+    assert page.locator("[aria-selected=true]").get_attribute("aria-label").startswith("layer 2 head 1, ")
+    assert page.get_by_role("slider", name="layer").input_value() == "2"
+
+
+def test_everything_can_be_done_with_the_keyboard(page):
+    widget = show(page, explorer())
+    page.get_by_role("slider", name="layer").focus()
+    page.keyboard.press("End")
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("state.view === 'after' && state.shown.layer === 2 && state.shown.head === 1")
+    page.keyboard.press("Tab")  # the tokens: one stop, the arrows move within
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    settled(page)
+    assert widget.query == 1
+    page.keyboard.press("Tab")  # the map
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    weight = widget.weights[1, 2, 1, 2, 2]
+    spoken = page.locator(".ex-hidden").text_content()
+    assert spoken.startswith('"by" (2) looks at "by" (2); causal ') and f"bidirectional {weight:.4g};" in spoken
+    page.keyboard.press("Enter")
+    settled(page)
+    assert widget.query == 2
+    page.keyboard.press("Escape")
+    assert page.locator(".ex-tip").is_hidden()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    settled(page)
+    assert widget.lifted and page.get_by_role("checkbox").is_checked()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")  # the small pictures
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "layer 2 head 1"
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.wait_for_function("state.shown.layer === 2 && state.shown.head === 2")
+    assert page.locator(".labkit-explorer").get_attribute("data-lm-suppress-shortcuts") == "true"
+
+
+def test_a_model_of_12_layers_and_12_heads_on_128_tokens_opens_at_once(page):
+    widget = show(page, explorer(12, 12, 128))
+    opened = page.evaluate("opened")
+    assert opened <= OPEN_WITHIN, f"{opened:.0f} ms"
+    assert page.locator(".ex-picture").count() == 144 and page.locator(".ex-note").is_hidden()
+    assert number_in(hover(page, 128, 100, 17)[1], "causal ") == pytest.approx(
+        float(widget.weights[0, 0, 0, 100, 17]), rel=1e-3
+    )
+    page.get_by_role("option", name="layer 7 head 5").click()
+    page.wait_for_function("state.shown.layer === 7 && state.shown.head === 5")
+    wait_until_exact(page)
+    assert number_in(hover(page, 128, 30, 90)[2], "bidirectional ") == pytest.approx(
+        float(widget.weights[1, 7, 5, 30, 90]), rel=1e-3
+    )
+    print(f"opened in {opened:.0f} ms")
+    screenshot(page, "explorer_128")
+
+
+def test_512_tokens_are_coarse_until_python_has_sent_the_weights(page):
+    widget = show(page, explorer(2, 2, 512))
+    assert widget.shown["size"] < 512  # what a notebook keeps
+    wait_until_exact(page)
+    for q, k in ((511, 0), (300, 299), (4, 500)):
+        assert number_in(hover(page, 512, q, k)[2], "bidirectional ") == pytest.approx(
+            float(widget.weights[1, 0, 0, q, k]), rel=1e-3
+        )
+    page.locator(".ex-token").nth(300).click()
+    row = widget.weights[0, 0, 0, 300].astype(float)
+    assert f"({row.argmax()}) ({row.max():.2f})" in page.locator(".ex-line").inner_text()
+    page.get_by_role("slider", name="head").press("End")
+    page.wait_for_function("state.shown.head === 1")
+    wait_until_exact(page)
+    assert number_in(hover(page, 512, 9, 9)[1], "causal ") == pytest.approx(
+        float(widget.weights[0, 0, 1, 9, 9]), rel=1e-3
+    )
+    screenshot(page, "explorer_512")
+
+
+def test_a_page_without_python_is_exact_where_it_can_be_and_says_where_it_is_coarse(page, tmp_path):
+    widget = explorer(2, 8, 64)
+    whole = len(widget.to_html())
+    file = tmp_path / "explorer.html"
+    file.write_text(widget.to_html(limit=whole - 30_000), encoding="utf-8")
+    page.goto(file.as_uri())
+    page.wait_for_selector("[data-ready]")
+    assert number_in(hover(page, 64, 40, 3)[1], "causal ") == pytest.approx(
+        float(widget.weights[0, 0, 0, 40, 3]), rel=1e-3
+    )
+    assert page.locator(".ex-note").is_hidden()
+
+    page.get_by_role("slider", name="layer").press("End")
+    page.get_by_role("slider", name="head").press("End")
+    page.locator(".ex-note").wait_for(state="visible")
+    assert "A coarse picture" in page.locator(".ex-note").inner_text()
+    size = widget.pictures["size"]
+    tip = hover(page, 64, 63, 0)
+    assert tip[0].startswith("tokens ") and tip[1].startswith("causal about ")
+    ends = [i * 64 // size for i in range(size + 1)]
+    share = widget.weights[1, 1, 7, ends[-2] :, : ends[1]].astype(float).sum(-1).mean()
+    assert float(tip[2].removeprefix("bidirectional about ").replace("<", "")) == pytest.approx(share, abs=0.015)
+    assert page.locator(".ex-line").inner_text().startswith("layer 1 head 7, causal: entropy")
+
+    page.get_by_role("slider", name="layer").press("Home")  # one that the page holds
+    page.get_by_role("slider", name="head").press("Home")
+    page.get_by_role("slider", name="head").press("ArrowRight")
+    wait_until_exact(page)
+    assert number_in(hover(page, 64, 50, 7)[1], "causal ") == pytest.approx(
+        float(widget.weights[0, 0, 1, 50, 7]), rel=1e-3
+    )
+    assert page.locator(".ex-note").is_hidden()
+    screenshot(page, "explorer_page")
+
+
+def test_one_set_of_maps_has_nothing_to_switch_and_one_token_is_enough(page):
+    widget = show(page, viz.attention_explorer(random_maps(1, 1, 1), tokens=["<bos>"]))
+    assert page.get_by_role("radio").count() == 0 and page.get_by_role("slider", name="head").is_disabled()
+    assert hover(page, 1, 0, 0) == ['"<bos>" (0) looks at "<bos>" (0)', "attention 1"]
+    page.locator(".ex-token").click()
+    settled(page)
+    assert page.locator(".ex-line").inner_text().endswith('looks most at "<bos>" (1.00); future mass 0.00.')
+    assert widget.query == 0
+
+
+def test_the_page_follows_python_and_a_closed_view_listens_no_more(page):
+    show(page, explorer())
+    page.evaluate("receive('view', 'difference'); receive('query', 3); receive('sort', 'entropy'); receive('layer', 1)")
+    assert page.get_by_role("radio", name="difference").is_checked()
+    assert page.get_by_role("slider", name="layer").input_value() == "1"
+    assert page.locator(".ex-token").nth(3).get_attribute("aria-pressed") == "true"
+    page.evaluate("leave(); receive('layer', 2)")
+    assert page.get_by_role("slider", name="layer").input_value() == "1"
+
+
+# ------------------------------------------------------------------------------------------------------------ helpers
+def show(page, widget, background="white"):
+    """Open the widget, with `widget` itself as its Python."""
+
+    def plain(value):
+        return json.loads(json.dumps(value, default=lambda b: {"base64": base64.b64encode(b).decode()}))
+
+    def python(values, content):
+        sent = []
+        widget.send = lambda content, buffers: sent.append(buffers[0])
+        if content:
+            widget._handle_custom_msg(content, [])
+            return plain(sent[0])
+        shown = widget.shown
+        widget.set_state(values)
+        return plain(widget.shown) if widget.shown is not shown else None
+
+    page.expose_function("python", python)
+    state = json.dumps(plain({name: getattr(widget, name) for name in PAGE_STATE})).replace("</", "<\\/")
+    html = PAGE.replace("BACKGROUND", background).replace("CSS", widget._css)
+    module = json.dumps(widget._esm).replace("</", "<\\/")
+    page.set_content(html.replace("MODULE", module).replace("STATE", state))
+    page.wait_for_function("window.opened")
+    return widget
+
+
+def settled(page):
+    """Once Python has heard all that the page has said."""
+    page.wait_for_function("pending === 0")
+
+
+def wait_until_exact(page):
+    """Until the tooltip of the first cell names one query, not a block of them."""
+    page.wait_for_function(
+        """() => {
+          const surface = document.querySelector(".ex-surface");
+          surface.focus();
+          surface.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
+          surface.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowUp" }));
+          return document.querySelector(".ex-tip").textContent.includes(" looks at ");
+        }"""
+    )
+    page.locator(".ex-surface").press("Escape")
+
+
+def geometry(n):
+    """Side of a cell in pixels, as the map promises."""
+    return max(1, min(40, 448 // n))
+
+
+def corner(page, n):
+    """Where the cells begin, in the page."""
+    box = page.locator(".ex-base").bounding_box()
+    side = geometry(n) * n
+    return box["x"] + box["width"] - side - 2, box["y"] + box["height"] - side - 2
+
+
+def hover(page, n, q, k):
+    """The lines of the tooltip of a cell."""
+    page.locator(".ex-surface").scroll_into_view_if_needed()
+    x, y = corner(page, n)
+    page.mouse.move(x + (k + 0.5) * geometry(n), y + (q + 0.5) * geometry(n))
+    return page.locator(".ex-tip div").all_inner_texts()
+
+
+def row_of_map(page, n, q):
+    x, y = corner(page, n)
+    page.mouse.click(x + geometry(n) / 2, y + (q + 0.5) * geometry(n))
+
+
+def pixel(page, n, q, k):
+    """The colour in the middle of a cell of the map."""
+    cell = geometry(n)
+    return page.evaluate(
+        """([n, cell, q, k]) => {
+          const canvas = document.querySelector(".ex-base");
+          const scale = devicePixelRatio;
+          const [left, top] = [canvas.clientWidth - n * cell - 2, canvas.clientHeight - n * cell - 2];
+          const at = [left + (k + 0.5) * cell, top + (q + 0.5) * cell].map((x) => Math.floor(x * scale));
+          return [...canvas.getContext("2d").getImageData(...at, 1, 1).data.slice(0, 3)];
+        }""",
+        [n, cell, q, k],
+    )
+
+
+def number_in(line, name):
+    assert line.startswith(name)
+    return float(line.removeprefix(name).replace("−", "-"))
+
+
+def places(page):
+    return page.locator(".ex-where").all_inner_texts()
+
+
+def screenshot(page, name):
+    if folder := os.environ.get("LABKIT_SCREENSHOTS"):
+        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)

@@ -1,0 +1,139 @@
+"""The measures of an attention map, against maps small enough to work out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from labkit import attention_measures as measures
+from labkit import masks
+from labkit.errors import MaskError
+
+# queries      a     b     c      keys a, b, c
+CAUSAL = [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.25, 0.25, 0.5]]
+OPEN = [[0.0, 0.5, 0.5], [0.25, 0.5, 0.25], [1.0, 0.0, 0.0]]
+BOTH = np.array([[CAUSAL, OPEN]])  # (layers 1, heads 2, 3, 3)
+LN2 = math.log(2)
+
+BY_HAND = [
+    (measures.entropy, [(0 + LN2 + 1.5 * LN2) / 3, (LN2 + 1.5 * LN2 + 0) / 3]),
+    (measures.mean_distance, [(0 + 0.5 + 0.75) / 3, (1.5 + 0.5 + 2) / 3]),
+    (measures.mean_offset, [(0 - 0.5 - 0.75) / 3, (1.5 + 0 - 2) / 3]),
+    (measures.future_mass, [0, (1 + 0.25) / 3]),
+    (measures.previous_token, [(0.5 + 0.25) / 2, (0.25 + 0) / 2]),
+    (measures.next_token, [0, (0.5 + 0.25) / 2]),
+    (measures.first_token_mass, [(0.5 + 0.25) / 2, (0.25 + 1) / 2]),
+]
+
+
+@pytest.mark.parametrize(("measure", "by_hand"), BY_HAND, ids=lambda value: getattr(value, "__name__", ""))
+def test_each_measure_is_what_it_is_by_hand(measure, by_hand):
+    assert measure(BOTH).shape == (1, 2)
+    assert measure(BOTH)[0] == pytest.approx(by_hand)
+    assert measure(CAUSAL).shape == () and float(measure(CAUSAL)) == pytest.approx(by_hand[0])
+    assert measure(BOTH.astype(np.float16))[0] == pytest.approx(by_hand, abs=1e-3)
+    assert measure(torch.tensor(BOTH, dtype=torch.bfloat16))[0] == pytest.approx(by_hand)
+
+
+def test_queries_are_the_last_positions():
+    last_two = np.array(CAUSAL)[1:]  # 2 queries, 3 keys: b and c
+    assert float(measures.future_mass(last_two)) == 0
+    assert float(measures.mean_offset(last_two)) == pytest.approx((-0.5 - 0.75) / 2)
+    assert float(measures.previous_token(last_two)) == pytest.approx((0.5 + 0.25) / 2)
+    assert float(measures.next_token([[0.0, 0.25, 0.75], [0, 0, 1]])) == 0.75
+    assert float(measures.first_token_mass([[1.0, 0.0], [0.25, 0.75]])) == 0.25  # the first query has no choice
+    assert float(measures.first_token_mass(last_two)) == pytest.approx((0.5 + 0.25) / 2)
+
+
+def test_entropy_reaches_from_one_key_to_all_of_them():
+    assert float(measures.entropy(np.eye(5))) == 0 and not np.signbit(measures.entropy(np.eye(5)))
+    assert float(measures.entropy(np.full((4, 5), 0.2))) == pytest.approx(math.log(5))
+
+
+def test_normalised_entropy_counts_the_allowed_keys_only():
+    even = np.tril(np.ones((4, 4))) / np.arange(1, 5)[:, None]  # as even as a causal map can be
+    assert float(measures.normalised_entropy(even, masks.causal().dense(4))) == pytest.approx(
+        3 / 4
+    )  # query 0: no choice
+    assert float(measures.normalised_entropy(np.full((4, 4), 0.25), np.ones((4, 4), dtype=bool))) == pytest.approx(1)
+    by_hand = (0 + 1 + 1.5 * LN2 / math.log(3)) / 3
+    assert float(measures.normalised_entropy(CAUSAL, masks.causal().dense(3))) == pytest.approx(by_hand)
+    nothing = (~masks.bidirectional()).dense(3)
+    assert float(measures.normalised_entropy(np.eye(3), nothing)) == 0  # a row without a key sees itself
+
+
+def test_normalised_entropy_refuses_a_mask_that_was_not_in_force():
+    with pytest.raises(MaskError, match="query 0 attends to key 1, which the mask forbids"):
+        measures.normalised_entropy(OPEN, masks.causal().dense(3))
+    with pytest.raises(MaskError, match=r"pass `mask.dense\(3\)`"):
+        measures.normalised_entropy(OPEN, masks.causal())
+    with pytest.raises(MaskError, match=r"bool of shape \(3, 3\)"):
+        measures.normalised_entropy(OPEN, masks.causal().dense(4))
+
+
+@pytest.mark.parametrize("before", [0, 1, 3])
+def test_induction_looks_at_what_followed_the_same_token_before(before):
+    half, n = 4, before + 8
+    ids = [100 + i for i in range(before)] + [7, 3, 9, 5] * 2
+    perfect = np.zeros((n, n))
+    for query in range(n):
+        followed = [key + 1 for key in range(query) if ids[key] == ids[query]]
+        perfect[query, followed[-1] if followed else 0] = 1
+    assert float(measures.induction(perfect, half)) == 1
+    assert float(measures.induction(np.eye(n), half)) == 0
+    assert float(measures.induction(perfect[-half:], half)) == 1
+    one_of_four = np.eye(n)
+    one_of_four[before + 5] = np.eye(n)[before + 2]  # the second 3 looks at the first 9
+    assert float(measures.induction(one_of_four, half)) == 0.25
+
+
+@pytest.mark.parametrize("half", [0, 1, 5, True])
+def test_induction_needs_two_halves(half):
+    with pytest.raises(MaskError, match="8 queries and 8 keys: it takes 2 to 4"):
+        measures.induction(np.eye(8), half)
+
+
+def test_rollout_by_hand():
+    first = [[[1.0, 0.0], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]]  # two heads: mean [[1, 0], [.25, .75]]
+    second = [[[0.0, 1.0], [0.0, 1.0]], [[1.0, 0.0], [1.0, 0.0]]]  # mean [[.5, .5], [.5, .5]]
+    rolled = measures.rollout([first, second])
+    assert rolled.shape == (2, 2, 2)
+    assert rolled[0] == pytest.approx(np.array([[1, 0], [0.125, 0.875]]))
+    assert rolled[1] == pytest.approx(
+        np.array([[0.75 + 0.25 * 0.125, 0.25 * 0.875], [0.25 + 0.75 * 0.125, 0.75 * 0.875]])
+    )
+
+
+def test_rollout_stays_a_distribution_and_stays_causal():
+    scores = np.random.default_rng(0).normal(size=(6, 3, 9, 9)) + np.where(np.tri(9, dtype=bool), 0, -np.inf)
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    rolled = measures.rollout(weights.astype(np.float16))
+    assert rolled.sum(-1) == pytest.approx(np.ones((6, 9)))
+    assert (rolled[:, ~np.tri(9, dtype=bool)] == 0).all()
+    with pytest.raises(MaskError, match=r"\(layers, heads, n, n\), not \(9, 9\)"):
+        measures.rollout(weights[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ([[0.5, np.nan]], "at least 0 and finite"),
+        ([[0.5, -0.5]], "at least 0 and finite"),
+        ([0.5, 0.5], "shape"),
+        (np.zeros((3, 2)), "a key for each query"),
+        (np.zeros((0, 2)), "shape"),
+        ("weights", "numbers in an array"),
+    ],
+)
+def test_what_is_no_attention_map_is_refused(weights, words):
+    for measure, _ in BY_HAND:
+        with pytest.raises(MaskError, match=words):
+            measure(weights)
+
+
+def test_a_map_of_one_token_has_no_neighbour():
+    for measure in (measures.previous_token, measures.next_token, measures.first_token_mass):
+        with pytest.raises(MaskError):
+            measure([[1.0]])
+    assert float(measures.entropy([[1.0]])) == float(measures.mean_distance([[1.0]])) == 0

@@ -1,0 +1,253 @@
+"""The attention explorer, the Python side: what it takes, what it keeps, what it answers, what it leaves in a page."""
+
+import base64
+import json
+import re
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("anywidget")
+
+from labkit import attention_measures as measures
+from labkit import viz
+from labkit.attention_maps import AttentionMaps
+from labkit.errors import LabkitError, MaskError
+from labkit.viz.explorer import ALL_PICTURES, ONE_HEAD, PAGE_LIMIT
+from labkit.viz.explorer_still import pooled
+
+SAVED_LIMIT = 300_000  # characters of a notebook
+
+
+def random_maps(layers, heads, n, causal=False, seed=0):
+    """Float16 (layers, heads, n, n), rows of sum 1: the worst case of what has to be kept."""
+    scores = np.random.default_rng(seed).normal(size=(layers, heads, n, n), scale=2)
+    scores = np.where(np.tri(n, dtype=bool), scores, -np.inf) if causal else scores
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return (weights / weights.sum(-1, keepdims=True)).astype(np.float16)
+
+
+def explorer(layers=2, heads=3, n=6, **options):
+    return viz.attention_explorer(random_maps(layers, heads, n, causal=True), random_maps(layers, heads, n), **options)
+
+
+def unpacked(packed, *shape):
+    planes = np.frombuffer(zlib.decompress(packed), np.uint8).reshape(2, -1)
+    return np.ascontiguousarray(planes.T).view("<f2").reshape(shape)
+
+
+def saved_size(widget):
+    """Characters that a notebook needs for the widget's state and its picture."""
+    state = json.dumps(
+        widget.get_state(), default=lambda b: base64.b64encode(b).decode() if isinstance(b, bytes) else ""
+    )
+    bundle, _ = widget._repr_mimebundle_()
+    return len(state) + len(json.dumps(bundle))
+
+
+def test_the_head_on_show_is_kept_to_the_bit_and_follows_layer_and_head():
+    widget = explorer()
+    assert (widget.layer, widget.head, widget.view, widget.query) == (0, 0, "before", None)
+    for layer, head in ((0, 0), (1, 2), (1, 0)):
+        widget.layer, widget.head = layer, head
+        assert {key: widget.shown[key] for key in ("layer", "head", "size")} == {
+            "layer": layer,
+            "head": head,
+            "size": 6,
+        }
+        assert np.array_equal(unpacked(widget.shown["bytes"], 2, 6, 6), widget.weights[:, layer, head])
+
+
+def test_it_takes_maps_and_names_them_by_their_masks():
+    tokens = ["the", "cat", '<b>&"', "down"]
+    said = {"tokens": tokens, "layers": (3, 5), "name": "m"}
+    before = AttentionMaps(random_maps(2, 3, 4, causal=True), mask="causal()", **said)
+    after = AttentionMaps(random_maps(2, 3, 4), mask="prefix(2)", **said)
+    widget = viz.attention_explorer(before, after)
+    assert widget.tokens == tokens and widget.names == ["causal", "prefix(2)"]
+    assert widget.layers == [3, 5] and widget.layer == 3
+    widget.layer = 5
+    assert np.array_equal(unpacked(widget.shown["bytes"], 2, 4, 4)[1], after.weights[1, 0])
+    assert viz.attention_explorer(before, before).names == ["before", "after"]  # the same name would tell nothing
+    assert viz.attention_explorer(before, after, names=["a", "b"]).names == ["a", "b"]
+    alone = viz.attention_explorer(after)
+    assert alone.names == ["prefix(2)"] and alone.weights.shape == (1, 2, 3, 4, 4)
+
+
+def test_it_takes_arrays_tensors_and_a_single_map():
+    weights = random_maps(2, 3, 5)
+    assert viz.attention_explorer(weights).names == ["attention"]
+    assert viz.attention_explorer(weights).tokens == ["0", "1", "2", "3", "4"]
+    tensor = torch.tensor(weights.astype(np.float32)).bfloat16()
+    assert viz.attention_explorer(tensor).weights.shape == (1, 2, 3, 5, 5)
+    assert viz.attention_explorer(weights[0]).layers == [0] and viz.attention_explorer(weights[0, 0]).heads == 1
+
+
+def test_the_measures_are_those_of_the_maps():
+    widget = explorer()
+    for name, measure in (
+        ("entropy", measures.entropy),
+        ("future", measures.future_mass),
+        ("distance", measures.mean_distance),
+    ):
+        for i in (0, 1):
+            assert widget.measures[name][i] == pytest.approx(measure(widget.weights[i]).ravel(), abs=1e-4)
+    assert widget.measures["future"][0] == [0] * 6
+
+
+def test_the_small_pictures_show_every_head_in_256_shades():
+    widget = explorer(n=5)
+    size, kept = widget.pictures["size"], widget.pictures
+    shades = np.frombuffer(zlib.decompress(kept["bytes"]), np.uint8).reshape(2, 2, 3, size, size)
+    assert size == 5 and (shades.max((-1, -2)) == 255).all()
+    shown = shades / 255 * np.array(kept["peaks"]).reshape(2, 2, 3, 1, 1)
+    assert np.abs(shown - widget.weights).max() < 1 / 255
+
+
+@pytest.mark.parametrize(("n", "size"), [(7, 3), (12, 4), (33, 32), (6, 6)])
+def test_shrinking_keeps_what_each_query_gives(n, size):
+    weights = random_maps(1, 1, n)[0, 0].astype(np.float64)
+    small = pooled(weights, size)
+    assert small.shape == (size, size) and small.sum(-1) == pytest.approx(np.ones(size), abs=2e-3)
+    ends = [i * n // size for i in range(size + 1)]
+    by_hand = [
+        [sum(weights[q][ends[j] : ends[j + 1]].sum() for q in range(a, b)) / (b - a) for j in range(size)]
+        for a, b in zip(ends, ends[1:], strict=False)
+    ]
+    assert small == pytest.approx(np.array(by_hand), abs=1e-5)
+
+
+@pytest.mark.parametrize(("layers", "heads", "n"), [(12, 12, 128), (2, 2, 512), (28, 16, 24), (1, 1, 1)])
+def test_a_saved_explorer_stays_small(layers, heads, n):
+    widget = explorer(layers, heads, n)
+    assert len(widget.pictures["bytes"]) <= ALL_PICTURES and len(widget.shown["bytes"]) <= ONE_HEAD
+    assert saved_size(widget) < SAVED_LIMIT
+    assert widget.shown["size"] == (n if n <= 128 else 128)
+
+
+def test_python_sends_the_exact_weights_that_are_asked_for(monkeypatch):
+    widget, sent = explorer(2, 2, 200), []
+    monkeypatch.setattr(widget, "send", lambda content, buffers=None: sent.append((content, buffers)))
+    assert widget.shown["size"] < 200
+    widget._handle_custom_msg({"ask": [1, 1]}, [])
+    widget._handle_custom_msg({"ask": [7, 0]}, [])  # there is no such head: no answer
+    ((content, (packed,)),) = sent
+    assert content == {"layer": 1, "head": 1}
+    assert np.array_equal(unpacked(packed, 2, 200, 200), widget.weights[:, 1, 1])
+
+
+def test_a_page_on_its_own_holds_what_its_limit_allows_and_says_what_it_left_out():
+    widget = explorer(4, 4, 32)
+    whole = widget.to_html()
+    assert "This page holds the weights of all heads." in whole and "http" not in whole.replace("http-equiv", "")
+    assert len(library(whole)) == 16
+    limit = len(whole) - 20_000
+    page = widget.to_html(limit)
+    held = len(library(page))
+    assert 1 < held < 16 and len(page) <= limit + 1000
+    assert f"holds the weights of {held} of 16 heads; the other {16 - held} are shown as coarse pictures" in page
+    assert len(library(widget.to_html(0))) == 1  # the head on show is always there
+    for each in library(page):
+        at = widget.layers.index(each["layer"]), each["head"]
+        assert np.array_equal(unpacked(base64.b64decode(each["bytes"]["base64"]), 2, 32, 32), widget.weights[:, *at])
+
+
+def test_a_page_keeps_the_heads_that_come_first_in_the_chosen_order():
+    widget = explorer(4, 4, 32)
+    widget.head, widget.sort, widget.view = 2, "entropy", "after"
+    limit = len(widget.to_html()) - 20_000
+    entropy = np.array(widget.measures["entropy"][1])
+    for rising in (False, True):
+        widget.rising = rising
+        held = [each["layer"] * 4 + each["head"] for each in library(widget.to_html(limit))]
+        assert held[0] == 2
+        order = [i for i in np.argsort(entropy if rising else -entropy, kind="stable") if i != 2]
+        assert held[1:] == order[: len(held) - 1]
+
+
+def test_a_page_of_a_long_text_keeps_to_the_limit_and_escapes_tokens():
+    tokens = ["</script><b>&\"'"] * 128
+    page = explorer(12, 12, 128, tokens=tokens).to_html()
+    assert len(page) <= PAGE_LIMIT + 1000
+    assert page.count("</script>") == 1 and "{" not in re.search("<h1>.*</h1>", page).group()
+
+
+@pytest.mark.parametrize("n", [1, 5, 64])
+def test_the_static_picture_shows_both_maps_and_the_difference(n):
+    widget = explorer(n=n)
+    widget.layer, widget.head = 1, 2
+    bundle, _ = widget._repr_mimebundle_()
+    picture = bundle["image/svg+xml"]
+    for title in ("layer 1 head 2: causal", "bidirectional", "difference"):
+        assert f">{title}</text>" in picture
+    future = measures.future_mass(widget.weights[1, 1, 2])
+    change = np.abs(widget.weights[1, 1, 2].astype(float) - widget.weights[0, 1, 2]).max()
+    assert (
+        f"future mass {future:.2f}, mean" in widget.picture.alt
+        and f"change of a weight is {change:.2f}." in widget.picture.alt
+    )
+    assert bundle["text/plain"] == f"Picture: {widget.picture.alt}"
+    assert ("Each cell stands for about 2.0 x 2.0 tokens." in widget.picture.alt) == (n == 64)
+    alone = viz.attention_explorer(random_maps(1, 1, n)).picture
+    assert "difference" not in alone and "layer 0 head 0: attention" in alone
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("layer", 2, "no layer 2 here, only 0, 1"),
+        ("head", 3, "the heads are 0 to 2"),
+        ("head", -1, "no head -1"),
+        ("query", 6, "no position 6 in a text of 6 tokens"),
+        ("query", -1, "no position -1"),
+    ],
+)
+def test_what_is_not_there_cannot_be_shown(name, value, words):
+    widget = explorer()
+    with pytest.raises(MaskError, match=words):
+        setattr(widget, name, value)
+    widget.query, widget.view = 5, "difference"
+    alone = viz.attention_explorer(random_maps(1, 1, 4))
+    with pytest.raises(MaskError, match="nothing to compare"):
+        alone.view = "difference"
+
+
+GOOD = random_maps(2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "options", "words"),
+    [
+        (np.full((2, 2), np.nan), None, {}, "NaN"),
+        (-GOOD, None, {}, "between 0 and 1"),
+        (GOOD.astype(np.float32) * 70_000, None, {}, "between 0 and 1"),
+        (GOOD[..., :3, :], None, {}, "shape"),
+        (GOOD[None], None, {}, "shape"),
+        (np.ones(3), None, {}, "shape"),
+        (np.ones((3, 3), dtype=bool), None, {}, "numbers with a point"),
+        (GOOD, GOOD[:1], {}, "those after"),
+        (GOOD, None, {"tokens": ["a"]}, "1 tokens were given for 4 keys"),
+        (GOOD, None, {"tokens": "a b c d"}, "list of tokens"),
+        (GOOD, GOOD, {"names": ["one"]}, "expected a list of 2"),
+        (GOOD, None, {"names": "x"}, "expected a list of 1"),
+    ],
+)
+def test_what_is_no_attention_is_refused(before, after, options, words):
+    with pytest.raises(LabkitError, match=words):
+        viz.attention_explorer(before, after, **options)
+
+
+@pytest.mark.parametrize(("tokens", "layers", "words"), [("abce", (0, 1), "tokens"), ("abcd", (0, 2), "layers")])
+def test_two_texts_cannot_be_compared(tokens, layers, words):
+    before = AttentionMaps(GOOD, list("abcd"), (0, 1), "causal()", "m")
+    after = AttentionMaps(GOOD, list(tokens), layers, "bidirectional()", "m")
+    with pytest.raises(MaskError, match=f"the {words} before and after differ"):
+        viz.attention_explorer(before, after)
+
+
+def library(page):
+    """The exact heads that a page on its own holds."""
+    state = json.loads(re.search(r"const state = revived\((.*)\);\n", page).group(1).replace("<\\/", "</"))
+    return state["library"]
