@@ -31,6 +31,7 @@ from labkit.errors import ConversionError, LeakageError, UnsupportedModelError
 from labkit.gpt import GPT
 from labkit.objectives import generator
 from labkit.probe import evaluating, first_tensor
+from labkit.viz.intervals import student_t
 
 AS_BUILT, UNMASKED = "as built", "unmasked"
 CERTAINTY = 14.0  # e^-14: the chance of a false alarm, about one in a million
@@ -389,10 +390,10 @@ def _surprise(rate: float, chance: float) -> float:
 
 
 def _mean_and_interval(values: list[float]) -> str:
-    """Mean and half of its 95 % interval, by Student's t (from nine values on that of nine, a little too wide)."""
+    """Mean and half of its 95 % interval, by Student's t."""
     if not values:
         return "-"
-    t = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}.get(len(values), 2.31)
+    t = student_t(len(values) - 1)
     return f"{statistics.mean(values):.3f} ± {t * statistics.stdev(values) / math.sqrt(len(values)):.3f}"
 
 

@@ -358,6 +358,13 @@ def test_attached_the_widget_follows_its_mask_and_its_sentence(lm):
     assert p.wait()  # nothing to wait for
 
 
+def test_attaching_and_detaching_leave_the_sentence_as_it_was(lm):
+    sentence = "Zebras see  the bank!"
+    p = viz.playground(sentence).attach(lm)
+    assert p.sentence == sentence and "".join(p.tokens) == sentence and p.asked == 1
+    assert p.detach().sentence == sentence and p.tokens == ["Zebras", "see", "the", "bank", "!"]
+
+
 def test_a_sentence_typed_in_the_page_that_is_no_sentence_is_a_notice(lm):
     p = viz.playground("The cat").attach(lm)
     tokens = list(p.tokens)

@@ -27,7 +27,15 @@ from labkit.layer_masks import masked
 from labkit.masks import Mask, recognise, self_for_empty_rows
 from labkit.measure import composed, layer_list, mask_verdict
 from labkit.objectives import logits_at
-from labkit.probe import Runner, attention_influence, evaluating, recorded_calls
+from labkit.probe import (
+    AttentionCall,
+    Runner,
+    attention_influence,
+    attention_influence_by_row,
+    evaluating,
+    recorded_calls,
+    without_mlps,
+)
 from labkit.viz.mask_state import MOST_TOKENS, checked_tokens
 from labkit.viz.tokens import quoted
 
@@ -179,9 +187,8 @@ class LiveModel:
             "after": after,
             "leak": self._leak(q, tokens, at),
         }
-        maps = [self._maps(ids, mask) for mask in (None, q.mask)] if len(ids) <= MOST_MAPPED else None
-        self._still_counts()
         self._tell("answer", answer | {"seconds": round(time.perf_counter() - began, 3)})
+        maps = [self._maps(ids, mask) for mask in (None, q.mask)] if len(ids) <= MOST_MAPPED else None
         self._tell("attention", self._attention(q, tokens, ids, maps))
         measured = self._keep(("verdict", ids, q.mask), lambda: self._measured(q, ids))
         self._tell("verdict", {"number": q.number} | measured)
@@ -271,15 +278,17 @@ class LiveModel:
 
     def _measured(self, q: Question, ids: tuple[int, ...]) -> dict[str, Any]:
         """What `labkit.audit` does, on this sentence and under this mask: {"text", "agrees"}."""
-        n, model = len(ids), self.lm.model
-        columns = range(n) if n <= MOST_PERTURBED else [round(i) for i in np.linspace(0, n - 1, MOST_PERTURBED)]
+        n = len(ids)
+        columns = list(range(n)) if n <= MOST_PERTURBED else [round(i) for i in np.linspace(0, n - 1, MOST_PERTURBED)]
         said = self_for_empty_rows(q.mask.dense(n).reshape(n, n))
         other = ~torch.eye(n, dtype=torch.bool)[:, columns]  # a token's own cell cannot be told from outside
-        runner = Runner(model, self.decoder)
-        with evaluating(model):
-            with masked(model, q.mask), recorded_calls(self.decoder.attentions) as calls:
-                runner.run(torch.tensor([ids]))
-            layers = [self._influence(call, columns) for call in calls]
+        # One row of the batch for each key that is changed, so that a layer is replayed once; as labkit.proof does.
+        layers = [
+            attention_influence_by_row(call, columns).T
+            for call in self._calls(q.mask, torch.tensor([ids] * len(columns)))
+        ]
+        if any(bool(((cells != said[:, columns]) & other).any()) for cells in layers):  # then with more perturbations
+            layers = [self._influence(call, columns) for call in self._calls(q.mask, torch.tensor([ids]))]
         wrong = [int(((cells != said[:, columns]) & other).sum()) for cells in layers]
         pairs = int(other.sum())
         sample = "" if len(columns) == n else f", those of {len(columns)} keys spread over the sentence"
@@ -289,6 +298,14 @@ class LiveModel:
             return {"text": f"Measured: not what the mask says in {where} ({counted}).", "agrees": False}
         text = f"Measured: all {len(layers)} layers look where the mask says, and nowhere else ({pairs} pairs{sample})."
         return {"text": f"{text} {_verdict(said)}", "agrees": True}
+
+    def _calls(self, mask: Mask, rows: Tensor) -> list[AttentionCall]:
+        """What every attention module is called with, for rows of ids, under the mask."""
+        model = self.lm.model
+        with evaluating(model), without_mlps(self.decoder), masked(model, mask):
+            with recorded_calls(self.decoder.attentions) as calls:
+                Runner(model, self.decoder).run(rows)
+        return calls
 
     def _influence(self, call, columns: Sequence[int]) -> Tensor:
         """bool (n, columns), looking up between a few columns and the next."""

@@ -137,7 +137,8 @@ class Playground(anywidget.AnyWidget):
         self._live: LiveModel | None = None
         self._ids: tuple[int, ...] = ()
         self._latest: Any = None
-        self._from_page = False
+        self._from_page = False  # what changes was sent by the page
+        self._silent = False  # what changes is not to be asked about yet
         sentence = tokens if isinstance(tokens, str) else " ".join(str(token) for token in tokens)
         shown = checked_tokens(split_words(tokens) if isinstance(tokens, str) else list(tokens))
         tree = tree_of(mask if mask is not None else masks.causal())
@@ -257,12 +258,14 @@ class Playground(anywidget.AnyWidget):
             if not 0 <= value < count:
                 raise MaskError(f"there is no {what} {value!r}: {lm.name} has {what}s 0 to {count - 1} here")
         self.detach()
+        self._ids, self._live = tuple(ids), live
+        self._silent = True
         with self.hold_sync():
             self.tokens = tokens
             self.question, self.place, self.layer, self.head = question, place, layer, head
             self.layers, self.heads, self.model_name = live.layers, live.heads, str(lm.name)
             self.answer, self.attention, self.verdict = {}, {}, {}
-        self._ids, self._live = tuple(ids), live
+        self._silent = False
         self._on_change(None)
         if wait:
             self.wait()
@@ -299,7 +302,7 @@ class Playground(anywidget.AnyWidget):
         self._ask()
 
     def _on_change(self, _change) -> None:
-        if self._live is not None and not self._from_page:
+        if self._live is not None and not self._from_page and not self._silent:
             self.asked += 1
             self._ask()
 

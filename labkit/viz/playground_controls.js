@@ -64,7 +64,7 @@ function makeSlot(letter, change) {
   for (const [kind, name] of Object.entries(PRESETS)) preset.append(element("option", "", { value: kind }, name));
   const custom = element("option", "", { value: "custom" }, "as set in Python");
   const numbers = element("div", "pg-numbers");
-  const el = element("div", "pg-slot", { role: "group", "aria-label": `mask ${letter}` }, not, preset, numbers);
+  const el = element("div", "pg-slot", { role: "group", "aria-label": `${letter}` }, not, preset, numbers);
   let slot = null;
   let n = 0;
   let made = "";

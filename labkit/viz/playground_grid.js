@@ -247,19 +247,21 @@ function makeGrid(name, act) {
     act.hover(-1, -1);
   });
 
-  // Puts the cell under the keyboard into the page, with its words, so that it is seen and read.
+  // Puts the cell under the keyboard into the page, with its words, so that it is seen and read: a new one where the
+  // keyboard has moved, else the same one, which may have other words now.
   function tell(moved) {
     const { cell } = place;
-    const id = `labkit-cell-${(cellNumber += 1)}`;
-    const one = element("div", "pg-cell", { role: "gridcell", id, "aria-colindex": column + 1, "aria-label": act.words(row, column) });
+    const one = moved ? element("div", "pg-cell", { role: "gridcell", id: `labkit-cell-${(cellNumber += 1)}` })
+      : cells.querySelector(".pg-cell");
+    one.setAttribute("aria-colindex", column + 1);
+    one.setAttribute("aria-label", act.words(row, column));
     if (act.selected) one.setAttribute("aria-selected", String(act.selected(row, column)));
     Object.assign(one.style, { left: `${column * cell}px`, top: `${row * cell}px`, width: `${cell}px`, height: `${cell}px` });
+    if (!moved) return;
     cells.replaceChildren(element("div", "", { role: "row", "aria-rowindex": row + 1 }, one));
-    cells.setAttribute("aria-activedescendant", id);
-    if (moved) {
-      one.scrollIntoView({ block: "nearest", inline: "nearest" });
-      act.hover(row, column);
-    }
+    cells.setAttribute("aria-activedescendant", one.id);
+    one.scrollIntoView({ block: "nearest", inline: "nearest" });
+    act.hover(row, column);
   }
 
   return { el: box, update };

@@ -173,7 +173,7 @@ def test_demo_shows_the_playground_and_the_explorer_without_a_network(page, demo
     before = explorer.inner_text()
     assert "layer 0 head 0, causal" in before and "future mass 0.00" in before
     explorer.get_by_role("slider", name="head").press("ArrowRight")
-    explorer.get_by_text("bidirectional", exact=True).click()
+    explorer.get_by_role("radio", name="bidirectional").check()
     explorer.get_by_text("layer 0 head 1, bidirectional").wait_for()
     assert "future mass 0.00" not in explorer.inner_text()
 
