@@ -16,7 +16,7 @@ NBVAL = --nbval-lax --nbval-current-env --nbval-sanitize-with=tests/notebooks/nb
 QUIET = env LABKIT_PROFILE="$${LABKIT_PROFILE:-ci}" HF_HUB_OFFLINE="$${HF_HUB_OFFLINE:-1}" PYTHONHASHSEED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab lab-check test test-fast test-all lint format clean
+.PHONY: help setup lab lab-check test test-fast test-browser test-all lint format clean
 
 help: ## show this list
 	@echo "make TARGET   (PYTHON=python3.11 picks the Python, TORCH_INDEX=URL the index that torch comes from)"
@@ -26,6 +26,7 @@ setup: ## create or update .venv; does nothing when nothing changed
 	@"$(PYTHON)" scripts/setup_env.py --torch-index "$(TORCH_INDEX)"
 
 lab: setup ## open JupyterLab on the first notebook
+	@$(VENV_PYTHON) -m jupyter trust notebooks/*.ipynb >/dev/null # or JupyterLab hides their saved pictures
 	@echo "labkit: opening JupyterLab on $(START) (Ctrl+C twice to stop)"
 	@$(VENV_PYTHON) -m jupyterlab $(START) $(LAB_ARGS)
 
@@ -42,6 +43,11 @@ test: setup ## everything but the slow matrix: tests, and the notebooks compared
 test-fast: setup ## tests without notebooks and without real weights, under two minutes
 	@echo "labkit: running the fast tests"
 	@$(QUIET) $(PYTEST) $(PARALLEL) -m "not slow and not browser and not gemma and not matrix" tests
+
+test-browser: setup ## figures, widgets, pages and Jupyter in a real browser; installs Chromium with apt-get where it is missing
+	@bash scripts/install_browser.sh
+	@echo "labkit: running the browser tests"
+	@$(QUIET) LABKIT_BROWSER=required $(PYTEST) $(PARALLEL) -m "browser" tests/browser
 
 test-all: setup ## everything, the slow matrix and the browser tests included
 	@echo "labkit: running all tests and the notebooks"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit import convert, errors, masks, measure, models, notebooks, pitfalls, profile, resources, viz
+    from labkit.attention_maps import explore_attention
     from labkit.convert import masked, to_bidirectional, to_causal
     from labkit.errors import ConversionError, LabkitError
     from labkit.measure import AuditReport, assert_bidirectional, assert_causal, audit
@@ -25,6 +26,7 @@ _HOME = {  # public name -> the module that defines it
     "assert_bidirectional": "measure",
     "assert_causal": "measure",
     "AuditReport": "measure",
+    "explore_attention": "attention_maps",
     "LabkitError": "errors",
     "ConversionError": "errors",
 }
@@ -52,6 +54,7 @@ __all__ = [
     "audit",
     "convert",
     "errors",
+    "explore_attention",
     "load",
     "masked",
     "masks",

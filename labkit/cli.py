@@ -32,7 +32,7 @@ app.add_typer(cli_data.app, name="data")
 app.add_typer(cli_train.train_app, name="train")
 app.command()(cli_train.pretrain)
 app.command()(cli_show.export)
-notebooks_app.command()(cli_show.export)
+notebooks_app.command(help=cli_show.export.__doc__.replace("labkit export", "labkit notebooks export"))(cli_show.export)
 app.command()(cli_show.demo)
 
 LEAKAGE_VOCABULARY = 64  # few tokens: what chance can do is seen early

@@ -116,7 +116,7 @@ def run(
     environment = dict(os.environ)
     if profile is not None:
         environment[VARIABLE] = by_name(profile).name
-    notebooks = list_notebooks() if paths is None else [f for p in paths for f in _find(p)]
+    notebooks = list_notebooks() if paths is None else [f for p in paths for f in find_notebooks(p)]
     if not notebooks:
         raise NotebookError("There is no notebook to run.")
     finished = []
@@ -207,7 +207,8 @@ def _write_whole(path: Path, text: str) -> Path:
 # ---- run -----------------------------------------------------------------------------------------------------------
 
 
-def _find(path: str | Path) -> list[Path]:
+def find_notebooks(path: str | Path) -> list[Path]:
+    """The notebooks that a file, a folder, or the name of one of labkit's own stands for; NotebookError if none."""
     given = Path(path)
     if given.is_dir():
         found = sorted(given.glob("*.ipynb"))

@@ -15,6 +15,7 @@ from labkit.models import REGISTRY
 COMMANDS = [
     ["doctor"], ["models"], ["audit"], ["convert"], ["cache", "list"], ["cache", "clear"], ["notebooks", "run"],
     ["notebooks", "copy"], ["data", "list"], ["data", "check"], ["leakage"], ["pretrain"], ["train", "lm"],
+    ["export"], ["notebooks", "export"], ["demo"],
 ]  # fmt: skip
 
 

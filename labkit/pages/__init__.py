@@ -54,7 +54,7 @@ def export(
         LabkitError: the packages for pages are not installed, or a page cannot be written.
     """
     nbformat = _require("nbformat")
-    found = [file for path in paths for file in notebooks._find(path)]
+    found = [file for path in paths for file in notebooks.find_notebooks(path)]
     folder = Path(output_dir).expanduser()
     if folder.exists() and not folder.is_dir():
         raise LabkitError(f"{folder} is a file; give a folder for the pages (on the command line: --output-dir)")

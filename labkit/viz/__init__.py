@@ -7,6 +7,8 @@
 * `labkit.viz.curves`, `fill_ins`, `objectives`, `generation`: such pictures of what a model learns, names and writes.
 * `labkit.viz.widgets`: ipywidgets controls that redraw a picture; `labkit.viz.frames`: one that chooses among pictures.
 * `labkit.viz.mask_playground`: a mask composed and painted in the browser, and what an attached model makes of it.
+* `labkit.viz.explorer`: every layer and head of a text, causal against bidirectional (`labkit.explore_attention`).
+* `labkit.viz.bertviz`: bertviz's head, model and neuron views, with no network.
 
 Every picture shows the upper triangle (the future), in colours that colour-blind readers can tell apart, and carries
 its text equivalent.

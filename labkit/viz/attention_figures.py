@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.errors import MaskError
-from labkit.viz.grid import _plain, attention_in_words, bool_grid, mask_in_words, token_labels, weight_grids
+from labkit.viz.grid import attention_in_words, bool_grid, mask_in_words, plain_array, token_labels, weight_grids
 from labkit.viz.mosaic import Tile, mosaic
 from labkit.viz.panels import mask_heatmap, panels, same_shape, weight_heatmap
 from labkit.viz.themes import finished
@@ -56,7 +56,7 @@ def layer_strip(weights, tokens: Sequence[str] | None = None, title: str | None 
     Raises:
         MaskError: another shape, NaN, or numbers that are no weights.
     """
-    array = _plain(weights, "weights")
+    array = plain_array(weights, "weights")
     maps = _layers_of_maps(array, 4 if array.ndim == 4 else 3, "(layers, queries, keys), with or without heads")
     maps = maps.mean(1) if maps.ndim == 4 else maps
     queries, keys = token_labels(tokens, *maps.shape[1:])
@@ -112,7 +112,7 @@ def _in_a_row(maps: int, kv_len: int) -> int:
 
 
 def _layers_of_maps(weights, dimensions: int, shape: str) -> np.ndarray:
-    array = _plain(weights, "weights")
+    array = plain_array(weights, "weights")
     if array.ndim != dimensions or 0 in array.shape:
         raise MaskError(f"weights must have shape {shape}, not {array.shape}: of a batch pick one sentence first")
     flat = weight_grids(array.reshape(-1, *array.shape[-2:]))

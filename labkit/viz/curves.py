@@ -143,11 +143,11 @@ class _Plot:
 
     def frame(self) -> list[str]:
         body = []
-        for loss in _ticks(0.0, self.top, 6):
+        for loss in round_ticks(0.0, self.top, 6):
             y = self.y(loss)
             body.append(f'<path d="M{LEFT} {y}h{self.wide}" stroke="{GREY if loss == 0 else GRID}"/>')
             body.append(words(f"{loss:g}", LEFT - 8, round(y + 4), GREY, "end"))
-        for step in _ticks(float(self.steps[0]), float(self.steps[-1]), 7):
+        for step in round_ticks(float(self.steps[0]), float(self.steps[-1]), 7):
             body.append(words(f"{step:g}", round(self.x(step)), TOP + HIGH + 18, GREY, "middle"))
         body.append(words("training step", LEFT + self.wide // 2, TOP + HIGH + 40, GREY, "middle"))
         return body
@@ -255,7 +255,7 @@ def _lines(text: str, letters: int, most: int) -> list[str]:
 
 
 # ---------------------------------------------------------------------------------------------- numbers and places
-def _ticks(low: float, high: float, most: int) -> list[float]:
+def round_ticks(low: float, high: float, most: int) -> list[float]:
     """Round numbers from `low` to `high`, at most `most` of them."""
     rough = (high - low) / (most - 1)
     size = 10.0 ** math.floor(math.log10(rough))

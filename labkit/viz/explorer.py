@@ -27,7 +27,7 @@ import traitlets
 from labkit import attention_measures as measures
 from labkit.errors import MaskError
 from labkit.viz.explorer_still import pooled, still
-from labkit.viz.grid import _plain, token_labels
+from labkit.viz.grid import plain_array, token_labels
 from labkit.viz.svg import Svg
 
 VIEWS = ("before", "after", "difference")
@@ -295,7 +295,7 @@ def _same_maps(given: list) -> np.ndarray:
 
 
 def _maps_of(given, what: str) -> np.ndarray:
-    array = _plain(getattr(given, "weights", given), what)
+    array = plain_array(getattr(given, "weights", given), what)
     if array.dtype.kind != "f":
         raise MaskError(f"{what} must be numbers with a point, and are {array.dtype}")
     if not 2 <= array.ndim <= 4 or 0 in array.shape or array.shape[-1] != array.shape[-2]:

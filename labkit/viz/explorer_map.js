@@ -187,10 +187,13 @@ function makeMap(tokens, say, pick) {
 }
 
 // An element with its attributes and what is inside; text is set as text.
+// JupyterLab has commands of its own for Enter and the arrow keys; on these controls they belong to the control itself,
+// and JupyterLab looks at what has the focus first: marking the card around it is not enough.
 function part(tag, className, attributes = {}, ...inside) {
   const made = document.createElement(tag);
   if (className) made.className = className;
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  if (made.matches("input, select, button, textarea, [tabindex]")) made.setAttribute("data-lm-suppress-shortcuts", "true");
   made.append(...inside);
   return made;
 }

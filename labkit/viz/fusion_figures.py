@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.errors import MaskError
-from labkit.viz.grid import _plain, short, token_labels
+from labkit.viz.grid import plain_array, short, token_labels
 from labkit.viz.panels import TOP_LEFT, heatmap, sentences, text, ticks, weights_kept
 from labkit.viz.themes import GREY, INK, LINES, finished
 
@@ -128,7 +128,7 @@ def fusion_figure(
 
 
 def _checked(weights, context_tokens, segments, generated_tokens):
-    grid = _plain(weights, "weights")
+    grid = plain_array(weights, "weights")
     if grid.ndim != 2 or 0 in grid.shape or grid.dtype.kind not in "fiu":
         raise MaskError(f"weights must be numbers of shape (generated, context), not {grid.shape}: pick one head first")
     grid = grid.astype(float)

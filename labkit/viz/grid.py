@@ -25,7 +25,7 @@ def bool_grid(cells, what: str = "cells") -> np.ndarray:
     """
     if hasattr(cells, "dense"):
         raise MaskError(f"{what} must be a grid of True and False: pass `mask.dense(n)` rather than the mask {cells!r}")
-    array = _plain(cells, what)
+    array = plain_array(cells, what)
     if array.dtype.kind == "f":
         raise MaskError(f"{what} must be True or False, not numbers with a point: for weights use attention_figure")
     if array.dtype.kind not in "bui" or not np.isin(array, (0, 1)).all():
@@ -39,7 +39,7 @@ def weight_grids(weights, what: str = "weights") -> np.ndarray:
     Raises:
         MaskError: NaN (a row without any key), negative numbers (scores before their softmax), or another shape.
     """
-    array = _plain(weights, what)
+    array = plain_array(weights, what)
     if array.dtype.kind not in "fbui":
         raise MaskError(f"{what} must be numbers, not {array.dtype}")
     array = array.astype(float)
@@ -127,7 +127,7 @@ def _told_apart(tokens: list[str]) -> list[str]:
     return [f'"{t}"' if tokens.count(t) == 1 else f'"{t}" ({i})' for i, t in enumerate(tokens)]
 
 
-def _plain(array, what: str) -> np.ndarray:
+def plain_array(array, what: str) -> np.ndarray:
     if hasattr(array, "detach"):  # a tensor, without importing torch
         array = array.detach().cpu()
         array = (array.float() if array.is_floating_point() else array).numpy()  # numpy has no bfloat16

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.errors import MaskError
-from labkit.viz.grid import _plain
+from labkit.viz.grid import plain_array
 from labkit.viz.panels import TOP_LEFT, text
 from labkit.viz.themes import LINES, RULE, WEIGHTS, faint, finished
 from labkit.viz.training_figures import DASHES, SYMBOLS
@@ -55,7 +55,7 @@ def _checked(given, what: str, most: float | None) -> dict[str, np.ndarray]:
         raise MaskError(f"{what} is an array (layers, heads), or a dictionary of at least one such array")
     maps = {}
     for name, grid in pairs.items():
-        array = _plain(grid, what)
+        array = plain_array(grid, what)
         if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "fiu":
             raise MaskError(f"{what} must be numbers of shape (layers, heads), not {array.shape} of {array.dtype}")
         if not np.isfinite(array).all() or (array < -1e-6).any() or (most and (array > most + 1e-3).any()):

@@ -45,11 +45,11 @@ def layer_types_svg(types: Sequence[str]) -> Svg:
     return _svg(body, max(280, 20 + min(len(names), BESIDE) * step), 40 + rows * (tall + 34), alt)
 
 
-def layer_values_svg(values, tokens: Sequence[str], title: str, what: str) -> Svg:
+def layer_values_svg(values, tokens: Sequence[str], title: str, what: str, columns: str = "tokens") -> Svg:
     """One number >= 0 per layer and token, `values` (layers, tokens): darker is more, white is 0.
 
     `what` names the number ("change of the state"). Rows are layers, the first at the top; up to 12 tokens, each cell
-    holds its number.
+    holds its number. `columns` names what the columns stand for ("heads").
     """
     array = values.detach().cpu().float().numpy() if hasattr(values, "detach") else np.asarray(values, dtype=float)
     if array.ndim != 2 or array.size == 0 or not np.isfinite(array).all() or array.min() < 0:
@@ -84,7 +84,7 @@ def layer_values_svg(values, tokens: Sequence[str], title: str, what: str) -> Sv
                 )
     row, column = np.unravel_index(array.argmax(), array.shape)
     alt = (
-        f"{title}: {layers} layers, {n} tokens. The largest {what} is {array.max():.2f}, in layer {row} at "
+        f"{title}: {layers} layers, {n} {columns}. The largest {what} is {array.max():.2f}, in layer {row} at "
         f'"{tokens[column]}".'
     )
     return _svg(body, max(left + n * cell + 8, len(title) * LETTER + 16), top + layers * high + 6, alt)

@@ -58,7 +58,7 @@ def weights_kept(
     weights: np.ndarray, many: bool, low: float, high: float, name: str, colours=WEIGHTS, bar: dict | None = None
 ) -> dict:
     """The options of a heatmap that hold its weights: as they are, or of `many` cells as whole ten-thousandths."""
-    from labkit.viz.curves import _ticks
+    from labkit.viz.curves import round_ticks
 
     bar = {"title": {"text": name}, "len": 0.8, "thickness": 12, **(bar or {})}
     many = many and max(-low, high) * FINE < 2**15
@@ -68,7 +68,7 @@ def weights_kept(
         colours = [[stop**2, colour] for stop, colour in colours]
         bar["title"] = {"text": f"{name}<br>(root scale)"}
     low, high = min(low, -2 / FINE) if low else 0.0, max(high, 2 / FINE)
-    ticks = _ticks(low, high, 6)
+    ticks = round_ticks(low, high, 6)
     bar |= {"tickvals": [tick * FINE for tick in ticks], "ticktext": [f"{tick:g}" for tick in ticks]}
     whole = np.rint(weights * FINE).astype(np.int16 if low else np.uint16)
     return {"values": whole, "colorscale": colours, "zmin": low * FINE, "zmax": high * FINE, "colorbar": bar}

@@ -10,10 +10,13 @@ const LETTERS = "12px ui-monospace, Menlo, Consolas, monospace";
 const LARGEST = 40; // pixels, the side of a cell
 const LINES_FROM = 6; // pixels: smaller cells have no lines between them
 
+// JupyterLab has commands of its own for Enter and the arrow keys; on these controls they belong to the control itself,
+// and JupyterLab looks at what has the focus first: marking the card around it is not enough.
 function element(tag, className = "", attributes = {}, ...children) {
   const made = document.createElement(tag);
   if (className) made.className = className;
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  if (made.matches("input, select, button, textarea, [tabindex]")) made.setAttribute("data-lm-suppress-shortcuts", "true");
   made.append(...children);
   return made;
 }

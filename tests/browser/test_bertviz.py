@@ -1,13 +1,9 @@
 """bertviz's three views in a real browser with the network cut: they draw, and share one copy of d3 and jQuery.
 
-Needs Chromium, `pip install playwright`, and the libraries in labkit/_browser (scripts/fetch_browser_libraries.py).
-With LABKIT_SCREENSHOTS=FOLDER the pictures are kept.
+Needs the libraries in labkit/_browser (scripts/fetch_browser_libraries.py).
 """
 
-import os
-import shutil
 from html import unescape
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,32 +22,11 @@ TEXT = "The old man said that the king looked at sea."
 BROUGHT = "shared.jquery = jquery.exports"
 
 
-@pytest.fixture(scope="module")
-def chromium() -> str:
-    pytest.importorskip("playwright", reason="playwright is not installed: scripts/install_browser.sh")
+@pytest.fixture
+def page(open_page):
     if not browser_libraries.are_there():
         pytest.skip("d3 and jQuery are not there: python scripts/fetch_browser_libraries.py")
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
-        pytest.skip("no Chromium on this machine: scripts/install_browser.sh")
-    return found
-
-
-@pytest.fixture
-def page(chromium):
-    """An empty page without a network; what it asked for is in `page.outside`, what it stumbled over is a failure."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 1060, "height": 800})
-        page.outside, page.failures = [], []
-        page.route("http*://**", lambda route: (page.outside.append(route.request.url), route.abort()))
-        page.on("pageerror", lambda error: page.failures.append(str(error)))
-        page.on("console", lambda message: page.failures.append(message.text) if message.type == "error" else None)
-        yield page
-        browser.close()
-    assert page.failures == []
+    return open_page(width=1060, height=800)
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +39,7 @@ def document(page, tmp_path, *html: str, name: str = "page") -> None:
     file = tmp_path / "page.html"
     file.write_text(f'<!doctype html><meta charset="utf-8"><body>{"<hr>".join(html)}</body>', encoding="utf-8")
     page.goto(file.as_uri())
-    if folder := os.environ.get("LABKIT_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"bertviz_{name}.png", full_page=True)
+    page.shoot(f"bertviz_{name}")
 
 
 def opacities(page, lines: str) -> np.ndarray:
@@ -121,8 +95,7 @@ def test_neuron_view_shows_the_products_with_the_future_where_the_mask_opens_it(
     scores = maps.keys[0, 0] @ maps.queries[0, 0, 4] / maps.keys.shape[-1] ** 0.5
     shown = boxes.evaluate_all("all => all.map(box => +box.dataset.value)")
     assert np.abs(np.array(shown) - scores).max() < 0.02
-    if folder := os.environ.get("LABKIT_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"bertviz_neuron_{products}.png", full_page=True)
+    page.shoot(f"bertviz_neuron_{products}")
     assert page.outside == []
 
 
@@ -215,9 +188,9 @@ def test_an_exported_notebook_draws_from_disk(page, tmp_path):
     page.wait_for_function("document.querySelectorAll('[data-labkit-drawn] svg').length === 3")
     assert set(page.outside) <= usual and page.locator("[data-labkit-drawn] svg line").count() > 1000
     assert set(page.failures) <= stumbles
+    page.outside.clear()
     page.failures.clear()
-    if folder := os.environ.get("LABKIT_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / "bertviz_exported.png", full_page=True)
+    page.shoot("bertviz_exported")
 
 
 def weights_of(lm, mask) -> np.ndarray:

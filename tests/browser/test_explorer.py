@@ -1,14 +1,11 @@
 """The attention explorer in a real browser: moved, clicked and typed at, with and without Python behind it.
 
 A stand-in for the widget's model is enough: what the page sets reaches a real Explorer, and what that sets and sends
-comes back. Needs Chromium and `pip install playwright`. With LABKIT_SCREENSHOTS=FOLDER the pictures are kept.
+comes back.
 """
 
 import base64
 import json
-import os
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,36 +62,9 @@ window.opened = performance.now() - start;
 </script>"""
 
 
-@pytest.fixture(scope="module")
-def chromium() -> str:
-    pytest.importorskip("playwright", reason="playwright is not installed: scripts/install_browser.sh")
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
-        pytest.skip("no Chromium on this machine: scripts/install_browser.sh")
-    return found
-
-
-@pytest.fixture(scope="module")
-def browser(chromium):
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def page(browser):
-    """An empty page without a network; what it asked for, complained of or stumbled over must be nothing."""
-    page = browser.new_page(viewport={"width": 1010, "height": 900})
-    outside, failures = [], []
-    page.route("http*://**", lambda route: (outside.append(route.request.url), route.abort()))
-    page.on("pageerror", lambda error: failures.append(str(error)))
-    page.on("console", lambda message: failures.append(message.text) if message.type == "error" else None)
-    yield page
-    page.close()
-    assert outside == [] and failures == []
+def page(open_page):
+    return open_page(width=1010, height=900)
 
 
 def random_maps(layers, heads, n, causal=False, seed=0):
@@ -132,7 +102,7 @@ def test_sliders_show_the_head_and_the_tooltip_its_exact_weights(page, backgroun
         assert number_in(tip[1], "causal ") == pytest.approx(before, rel=1e-3)
         assert number_in(tip[2], "bidirectional ") == pytest.approx(after, rel=1e-3)
         assert number_in(tip[3], "change ") == pytest.approx(after - before, rel=1e-3, abs=1e-6)
-    screenshot(page, f"explorer_{background.strip('#')}")
+    page.shoot(f"explorer_{background.strip('#')}")
 
 
 @pytest.mark.parametrize("n", [8, 40])
@@ -190,7 +160,7 @@ def test_a_click_on_a_token_follows_it_and_another_click_lets_go(page):
     settled(page)
     assert widget.query == 2 and line.inner_text().count('query "by"') == 1
     assert page.locator("b").count() == 0  # the token <b>&" is text
-    screenshot(page, "explorer_query")
+    page.shoot("explorer_query")
 
 
 @pytest.mark.parametrize("sort", ["entropy", "future mass", "mean distance"])
@@ -274,7 +244,7 @@ def test_a_model_of_12_layers_and_12_heads_on_128_tokens_opens_at_once(page):
         float(widget.weights[1, 7, 5, 30, 90]), rel=1e-3
     )
     print(f"opened in {opened:.0f} ms")
-    screenshot(page, "explorer_128")
+    page.shoot("explorer_128")
 
 
 def test_512_tokens_are_coarse_until_python_has_sent_the_weights(page):
@@ -294,7 +264,7 @@ def test_512_tokens_are_coarse_until_python_has_sent_the_weights(page):
     assert number_in(hover(page, 512, 9, 9)[1], "causal ") == pytest.approx(
         float(widget.weights[0, 0, 1, 9, 9]), rel=1e-3
     )
-    screenshot(page, "explorer_512")
+    page.shoot("explorer_512")
 
 
 def test_a_page_without_python_is_exact_where_it_can_be_and_says_where_it_is_coarse(page, tmp_path):
@@ -329,7 +299,7 @@ def test_a_page_without_python_is_exact_where_it_can_be_and_says_where_it_is_coa
         float(widget.weights[0, 0, 1, 50, 7]), rel=1e-3
     )
     assert page.locator(".ex-note").is_hidden()
-    screenshot(page, "explorer_page")
+    page.shoot("explorer_page")
 
 
 def test_one_set_of_maps_has_nothing_to_switch_and_one_token_is_enough(page):
@@ -444,8 +414,3 @@ def number_in(line, name):
 
 def places(page):
     return page.locator(".ex-where").all_inner_texts()
-
-
-def screenshot(page, name):
-    if folder := os.environ.get("LABKIT_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)

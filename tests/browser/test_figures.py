@@ -1,12 +1,4 @@
-"""Saved figures, opened from disk in a real browser with the network blocked: drawn, explorable, without an error.
-
-Needs Chromium and `pip install playwright`. With LABKIT_SCREENSHOTS=FOLDER the pictures are kept.
-"""
-
-import os
-import re
-import shutil
-from pathlib import Path
+"""Saved figures, opened from disk in a real browser with the network blocked: drawn, explorable, without an error."""
 
 import numpy as np
 import pytest
@@ -44,38 +36,16 @@ FIGURES = {
 }
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    pytest.importorskip("playwright", reason="playwright is not installed: scripts/install_browser.sh")
-    from playwright.sync_api import sync_playwright
-
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
-        pytest.skip("no Chromium on this machine: scripts/install_browser.sh")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, headless=True, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def opened(chromium, tmp_path):
-    """Saves a figure and opens the file; what goes wrong on the page is in `page.failures`."""
-    pages = []
+def opened(open_page, tmp_path):
+    """Saves a figure and opens the file."""
 
-    def open_page(figure, name, theme="light"):
-        page = chromium.new_page(viewport={"width": 1300, "height": 1200}, color_scheme=theme)
-        page.failures = []
-        page.route(re.compile("^https?://"), lambda route: (page.failures.append(route.request.url), route.abort()))
-        page.on("pageerror", lambda error: page.failures.append(str(error)))
-        page.on("console", lambda said: page.failures.append(said.text) if said.type in ("error", "warning") else None)
+    def opened(figure, name, theme="light"):
+        page = open_page(width=1300, height=1200, theme=theme)
         page.goto(viz.save(figure, tmp_path / f"{name}.html").as_uri())
-        pages.append(page)
         return page
 
-    yield open_page
-    for page in pages:
-        page.close()
+    return opened
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -92,8 +62,7 @@ def test_every_figure_is_drawn_from_disk_without_a_network(opened, name, theme):
     paper = page.locator(".main-svg").first.evaluate("svg => getComputedStyle(svg).backgroundColor")
     assert paper == {"light": "rgb(255, 255, 255)", "dark": "rgb(17, 17, 17)"}[theme]
     assert page.locator("figure > [role=img]").get_attribute("aria-label") == viz.alt_text(figure)
-    assert page.failures == []
-    _screenshot(page, f"figure_{name}_{theme}")
+    page.shoot(f"figure_{name}_{theme}")
 
 
 def test_hovering_over_the_grid_of_heads_names_head_tokens_and_weight(opened):
@@ -121,10 +90,4 @@ def test_texts_with_spans_wrap_and_read_on_light_and_dark_pages(opened, theme):
         assert paragraph.evaluate("p => p.scrollWidth <= p.clientWidth && p.clientWidth <= 820")
         ink = paragraph.evaluate("p => getComputedStyle(p).color")
         assert ink == {"light": "rgb(0, 0, 0)", "dark": "rgb(255, 255, 255)"}[theme]
-        assert page.failures == []
-        _screenshot(page, f"figure_{name}_{theme}")
-
-
-def _screenshot(page, name: str) -> None:
-    if folder := os.environ.get("LABKIT_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"{name}.png")
+        page.shoot(f"figure_{name}_{theme}")

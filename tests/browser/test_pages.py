@@ -1,18 +1,8 @@
-"""Exported pages opened from disk, and the app of `labkit demo`, in a real browser with the network blocked.
-
-Needs Chromium and `pip install playwright`. With LABKIT_SCREENSHOTS=FOLDER the pictures are kept.
-"""
+"""Exported pages opened from disk, and the app of `labkit demo`, in a real browser with the network blocked."""
 
 import json
-import os
 import re
-import shutil
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
-from urllib.parse import urlparse
 
 import nbformat
 import numpy as np
@@ -20,46 +10,18 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from labkit import pages, viz
+from tests.browser.servers import PATIENCE, free_port, server
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "notebooks"
-PATIENCE = 120_000  # milliseconds
 PLOTLY = "application/vnd.plotly.v1+json"
 
 
-@pytest.fixture(scope="module")
-def chromium() -> str:
-    pytest.importorskip("playwright", reason="playwright is not installed: scripts/install_browser.sh")
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
-        pytest.skip("no Chromium on this machine: scripts/install_browser.sh")
-    return found
-
-
 @pytest.fixture(params=["light", "dark"])
-def page(chromium, request):
-    """An empty page. Requests to other machines are refused; they and all complaints must be none in the end."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 1280, "height": 1000}, color_scheme=request.param)
-        page.theme, page.outside, page.complaints = request.param, [], []
-
-        def only_this_machine(route):
-            if urlparse(route.request.url).hostname == "127.0.0.1":
-                return route.continue_()
-            page.outside.append(route.request.url)
-            return route.abort()
-
-        page.route(re.compile("^https?://"), only_this_machine)
-        page.on("pageerror", lambda error: page.complaints.append(str(error)))
-        page.on("console", lambda said: page.complaints.append(said.text) if said.type == "error" else None)
-        yield page
-        browser.close()
-    assert page.outside == [] and page.complaints == []
+def page(open_page, request):
+    return open_page(width=1280, theme=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +46,7 @@ def test_plotly_figures_are_drawn_and_answer_to_the_mouse(page, site):
     where = page.locator(".js-plotly-plot .nsewdrag").first.bounding_box()
     page.mouse.move(where["x"] + where["width"] / 4, where["y"] + where["height"] * 0.8, steps=4)
     page.locator(".hoverlayer .hovertext").first.wait_for(timeout=10_000)
-    _screenshot(page, f"page_figures_{page.theme}")
+    page.shoot(f"page_figures_{page.theme}")
 
 
 def test_widgets_that_need_no_kernel_answer_and_others_are_pictures(page, site):
@@ -98,7 +60,7 @@ def test_widgets_that_need_no_kernel_answer_and_others_are_pictures(page, site):
     slider.press("ArrowRight")
     assert picture.get_attribute("aria-label") != before
     assert page.locator("math").count() == 4
-    _screenshot(page, f"page_04_{page.theme}")
+    page.shoot(f"page_04_{page.theme}")
 
     page.goto(site["01_attention_and_masks"].path.as_uri())
     still = page.locator(".widget svg[role=img]")
@@ -117,7 +79,7 @@ def test_playground_and_explorer_answer_in_a_page_without_a_kernel(page, site):
     assert "layer 0 head 0" in explorer.inner_text()
     explorer.get_by_role("button", name="2", exact=True).click()
     explorer.get_by_text("looks most at").first.wait_for()
-    _screenshot(page, f"page_widgets_{page.theme}")
+    page.shoot(f"page_widgets_{page.theme}")
 
 
 @pytest.mark.parametrize("width", [360, 1280])
@@ -131,29 +93,17 @@ def test_page_fits_its_window_and_stays_readable(page, site, width):
     page.get_by_role("link", name="4. Real text").click()
     heading = page.get_by_role("heading", name="4. Real text")
     assert 0 <= heading.bounding_box()["y"] < 200
-    _screenshot(page, f"page_{width}_{page.theme}")
+    page.shoot(f"page_{width}_{page.theme}")
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     pytest.importorskip("voila", reason="voila is not installed: pip install voila")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    log = tmp_path_factory.mktemp("demo") / "server.log"
-    with open(log, "w") as file:
-        command = [sys.executable, "-m", "labkit", "demo", "--no-browser", "--model", "tiny-gpt2", "--port", str(port)]
-        server = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}, stdout=file, stderr=file)
-        try:
-            _wait_until_it_says(server, log, f"http://127.0.0.1:{port}/")
-            yield f"http://127.0.0.1:{port}/"
-        finally:
-            server.terminate()
-            try:
-                server.wait(30)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+    port = free_port()
+    address = f"http://127.0.0.1:{port}/"
+    command = ["labkit", "demo", "--no-browser", "--model", "tiny-gpt2", "--port", str(port)]
+    with server(*command, says=address, log=tmp_path_factory.mktemp("demo") / "server.log"):
+        yield address
 
 
 @pytest.mark.timeout(600)
@@ -165,7 +115,7 @@ def test_demo_shows_the_playground_and_the_explorer_without_a_network(page, demo
     playground.get_by_text("masks.bidirectional()", exact=True).wait_for()
     playground.get_by_text(re.compile("^answered in")).wait_for()
     assert playground.get_by_text("Live model: tiny-gpt2").is_visible()
-    _screenshot(page, f"demo_playground_{page.theme}")
+    page.shoot(f"demo_playground_{page.theme}")
 
     page.get_by_role("tab", name="Attention explorer").click()
     explorer = page.locator(".labkit-explorer")
@@ -181,7 +131,7 @@ def test_demo_shows_the_playground_and_the_explorer_without_a_network(page, demo
     field.fill("the cat")
     field.press("Enter")
     page.locator(".labkit-explorer").get_by_role("button", name="cat").wait_for()
-    _screenshot(page, f"demo_explorer_{page.theme}")
+    page.shoot(f"demo_explorer_{page.theme}")
 
 
 def _write_widgets(path: Path, *widgets) -> None:
@@ -193,17 +143,3 @@ def _write_widgets(path: Path, *widgets) -> None:
     cells = [new_code_cell("widget", execution_count=1, outputs=[output]) for output in outputs]
     metadata = {"widgets": {"application/vnd.jupyter.widget-state+json": kept}}
     nbformat.write(new_notebook(cells=cells, metadata=metadata), path)
-
-
-def _wait_until_it_says(server: subprocess.Popen, log: Path, address: str) -> None:
-    end = time.monotonic() + PATIENCE / 1000
-    while time.monotonic() < end and server.poll() is None:
-        if address in log.read_text():
-            return
-        time.sleep(0.25)
-    pytest.fail(f"labkit demo did not start:\n{log.read_text()}")
-
-
-def _screenshot(page, name: str) -> None:
-    if folder := os.environ.get("LABKIT_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"{name}.png")

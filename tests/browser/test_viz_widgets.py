@@ -1,13 +1,9 @@
 """The widgets that choose among pictures, dragged, clicked and typed at in a real browser, with no kernel behind them.
 
-A stand-in for the widget's model is enough: the module asks it for values and tells it the choice. Needs Chromium and
-`pip install playwright`. With LABKIT_SCREENSHOTS=FOLDER the pictures are kept.
+A stand-in for the widget's model is enough: the module asks it for values and tells it the choice.
 """
 
 import json
-import os
-import shutil
-from pathlib import Path
 
 import pytest
 
@@ -37,29 +33,9 @@ window.ready = true;
 </script>"""
 
 
-@pytest.fixture(scope="module")
-def chromium() -> str:
-    pytest.importorskip("playwright", reason="playwright is not installed: scripts/install_browser.sh")
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
-        pytest.skip("no Chromium on this machine: scripts/install_browser.sh")
-    return found
-
-
 @pytest.fixture
-def page(chromium):
-    """An empty page without a network; what it asked for or stumbled over is in `page.outside` and `page.failures`."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 920, "height": 800})
-        page.outside, page.failures = [], []
-        page.route("http*://**", lambda route: (page.outside.append(route.request.url), route.abort()))
-        page.on("pageerror", lambda error: page.failures.append(str(error)))
-        yield page
-        browser.close()
-    assert page.outside == [] and page.failures == []
+def page(open_page):
+    return open_page(width=920, height=800)
 
 
 @pytest.mark.parametrize("background", ["white", "#111111"])
@@ -86,7 +62,7 @@ def test_the_curves_follow_the_slider_by_mouse_and_by_keyboard(page, background)
     slider.press("Home")
     assert page.locator("[aria-live=polite]").text_content() == "step 0: as built 4.40, unmasked 4.50."
     assert slider.get_attribute("data-lm-suppress-shortcuts") == "true"  # or JupyterLab takes the arrow keys
-    _screenshot(page, f"curves_{background.strip('#')}")
+    page.shoot(f"curves_{background.strip('#')}")
 
 
 def test_a_click_hides_a_token_and_so_does_enter(page):
@@ -109,7 +85,7 @@ def test_a_click_hides_a_token_and_so_does_enter(page):
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Space")
     assert page.evaluate("state.index") == 0 and picture.get_by_text("cannot name this one").count() == 1
-    _screenshot(page, "fill_ins")
+    page.shoot("fill_ins")
 
 
 def test_the_walk_goes_position_by_position_and_follows_python(page):
@@ -125,7 +101,7 @@ def test_the_walk_goes_position_by_position_and_follows_python(page):
     assert slider.input_value() == "3"
     page.evaluate("leave(); model.set('index', 0)")  # a view that was closed no longer listens
     assert slider.input_value() == "3"
-    _screenshot(page, "walk")
+    page.shoot("walk")
 
 
 def _show(page, widget, background: str) -> None:
@@ -136,8 +112,3 @@ def _show(page, widget, background: str) -> None:
     html = PAGE.replace("BACKGROUND", background).replace("CSS", widget._css)
     page.set_content(html.replace("MODULE", literal(widget._esm)).replace("STATE", state))
     page.wait_for_function("window.ready")
-
-
-def _screenshot(page, name: str) -> None:
-    if folder := os.environ.get("LABKIT_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)

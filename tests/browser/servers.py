@@ -1,0 +1,161 @@
+"""Servers that the browser tests start on this machine, and stop: JupyterLab, Jupyter Notebook, and `labkit demo`."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 60_000  # milliseconds, for anything that a loaded machine may take its time over
+# What is run before the kernel is connected is lost, so ask the application itself.
+KERNEL_READY = """() => { const s = window.jupyterapp?.shell?.currentWidget?.sessionContext;
+  return s?.isReady && s.session?.kernel?.connectionStatus === 'connected' && s.session.kernel.status === 'idle' }"""
+IN_DARKNESS = '{"@jupyterlab/apputils-extension:themes": {"theme": "JupyterLab Dark"}}'
+
+
+@contextmanager
+def server(*command: str, says: str, log: Path, env: dict[str, str] | None = None) -> Iterator[None]:
+    """Run `python -m COMMAND` until the block is left; it is entered once the server has written `says`."""
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    with open(log, "w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONPATH": paths, "LABKIT_PROFILE": "ci"} | (env or {}),
+        )
+        try:
+            end = time.monotonic() + PATIENCE / 1000
+            while says not in log.read_text():
+                if time.monotonic() > end or process.poll() is not None:
+                    pytest.fail(f"{command[0]} did not start:\n{log.read_text()}")
+                time.sleep(0.2)
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+@dataclass(frozen=True)
+class Jupyter:
+    """A server that runs: what it is, the folder of its notebooks, and how it is reached."""
+
+    app: str
+    folder: Path
+    address: str
+    token: str
+
+    def page_of(self, name: str) -> str:
+        """The address of a notebook, with none of the tabs that were open before."""
+        if self.app == "notebook":
+            return f"{self.address}notebooks/{name}?token={self.token}"
+        return f"{self.address}lab/tree/{name}?token={self.token}&reset"
+
+
+@contextmanager
+def jupyter(app: str, folder: Path, dark: bool = False) -> Iterator[Jupyter]:
+    """JupyterLab ("lab") or Jupyter Notebook ("notebook") on `folder / "notebooks"`, with settings of its own.
+
+    The notebooks there are trusted, as those of a checkout are by `make lab`.
+    """
+    (folder / "notebooks").mkdir(exist_ok=True)
+    (folder / "labconfig").mkdir()
+    off = '{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": true}}'
+    (folder / "labconfig" / "page_config.json").write_text(off)
+    if dark:
+        (folder / "labconfig" / "default_setting_overrides.json").write_text(IN_DARKNESS)
+    port, token = free_port(), secrets.token_hex(16)
+    settings = {"JUPYTER_CONFIG_DIR": str(folder), "IPYTHONDIR": str(folder / "ipython"), "JUPYTER_TOKEN": token}
+    settings |= {"JUPYTER_DATA_DIR": str(folder / "data")}  # where the signatures of trusted notebooks are kept
+    settings |= {f"JUPYTERLAB_{name}_DIR": str(folder / name.lower()) for name in ("SETTINGS", "WORKSPACES")}
+    trait = {"lab": "LabApp", "notebook": "JupyterNotebookApp"}[app]
+    options = ["--no-browser", "--allow-root", f"--{trait}.expose_app_in_browser=True", f"--port={port}"]
+    options += [
+        "--ServerApp.ip=127.0.0.1",
+        "--ServerApp.port_retries=0",
+        f"--ServerApp.root_dir={folder / 'notebooks'}",
+    ]
+    if app == "lab":
+        options += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+    trusted = [str(path) for path in (folder / "notebooks").glob("*.ipynb")]
+    subprocess.run([sys.executable, "-m", "jupyter", "trust", *trusted], env=os.environ | settings, check=True)
+    says = f"http://127.0.0.1:{port}/"
+    with server("jupyter", app, *options, says=says, log=folder / "server.log", env=settings):
+        yield Jupyter(app, folder / "notebooks", says, token)
+
+
+def write_notebook(path: Path, *cells: str) -> None:
+    """A notebook of code cells that have not been run."""
+    python = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    new = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata=python)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(new, path)
+
+
+class Notebook:
+    """A notebook that is open in a page of Jupyter, run cell by cell as somebody would who presses Shift+Enter."""
+
+    def __init__(self, page, server: Jupyter, name: str):
+        self.page = page
+        page.set_default_timeout(PATIENCE)
+        page.goto(server.page_of(name), wait_until="load")
+        page.wait_for_selector(".jp-Notebook .jp-Cell")
+        page.wait_for_function(KERNEL_READY)
+        page.failures.clear()  # what Jupyter complains of before any cell has been run is not ours
+
+    def cell(self, index: int):
+        return self.page.locator(".jp-Notebook .jp-CodeCell").nth(index)
+
+    def run(self, index: int) -> str:
+        """Click into a cell, run it by keyboard, wait for it to end; gives the text that it printed."""
+        cell = self.cell(index)
+        before = cell.locator(".jp-InputPrompt").inner_text()
+        cell.locator(".cm-content").click()
+        self.page.keyboard.press("Control+Enter")
+        self.page.wait_for_function(
+            """([index, before]) => {
+              const cell = document.querySelectorAll(".jp-Notebook .jp-CodeCell")[index];
+              const now = cell.querySelector(".jp-InputPrompt").innerText;
+              return now !== before && /\\[\\d+\\]/.test(now);
+            }""",
+            arg=[index, before],
+        )
+        printed = "\n".join(cell.locator(".jp-OutputArea-output").all_inner_texts())
+        assert "Traceback (most recent call last)" not in printed, printed
+        return printed
+
+    def run_until(self, index: int, expected: str, seconds: float = 15) -> None:
+        """Run a cell until it prints this: what is changed in a widget reaches Python a moment later."""
+        end = time.monotonic() + seconds
+        while (printed := self.run(index).strip()) != expected:
+            assert time.monotonic() < end, f"{printed!r} instead of {expected!r}"
+
+    def run_all(self) -> None:
+        self.page.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
+
+    def save(self) -> None:
+        self.page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
+
+    def complaints(self) -> list[str]:
+        """What the cells on show have written to standard error."""
+        return self.page.locator("[data-mime-type='application/vnd.jupyter.stderr']").all_inner_texts()
