@@ -57,7 +57,7 @@ def one_run(model: str, objective: str, options: argparse.Namespace, seed: int, 
     net = task.with_lora(lm.model) if options.lora else lm.model
     settings = Settings(
         max_steps=options.steps, batch_size=options.batch_size, learning_rate=options.learning_rate, weight_decay=0.01,
-        dtype=options.dtype, seed=seed,
+        dtype=options.dtype, seed=seed, evaluate_every=max(1, options.steps // options.evaluations),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         outcome = train(
@@ -70,6 +70,7 @@ def one_run(model: str, objective: str, options: argparse.Namespace, seed: int, 
             evaluate=lambda net: score(net, "after"),
             say=lambda text: None,
         )
+    print(f"{objective}, seed {seed}: {outcome['seconds']:,.0f} s of training", file=sys.stderr, flush=True)
     curve = [{k: e[k] for k in ("step", "nats", "accuracy", "top_5")} for e in outcome["history"] if "accuracy" in e]
     states["after"] = {key: curve[-1][key] for key in ("nats", "accuracy", "top_5")}
     cost = {key: outcome[key] for key in ("seconds", "tokens_per_second", "peak_memory_bytes")}
@@ -117,6 +118,7 @@ def main() -> None:
     parser.add_argument("--max-length", type=int, default=128)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--positions", type=int, default=500)
+    parser.add_argument("--evaluations", type=int, default=10, help="points of the curve")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--texts", nargs="+", help="text files instead of Field Notes; their last tenth measures")

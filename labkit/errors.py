@@ -63,6 +63,10 @@ class CacheError(ModelError, OSError):
     """The cached copy of a model is damaged and could not be rebuilt."""
 
 
+class HeadError(ModelError, ValueError):
+    """A task head was described in a way that has no meaning: unknown pooling, one label, dropout of 1, ..."""
+
+
 class DataError(LabkitError, ValueError):
     """A data file does not have the form it should have; the message names the file and the line."""
 

@@ -6,10 +6,12 @@ tokenizer files. Nothing is ever unpickled and no code that comes with a model i
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import GatedModelError, HubUnreachableError, ModelError, UnknownModelError, UnsupportedModelError
+from labkit.heads import RECORD, TASKS, Head, head_in, model_class
 from labkit.progress import bars_on_terminals_only
 
 if TYPE_CHECKING:
@@ -19,13 +21,7 @@ _SMALL_FILES = ["config.json", "generation_config.json", "tokenizer*", "special_
 _SMALL_FILES += ["vocab.json", "merges.txt", "chat_template.jinja"]
 _WEIGHTS = ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"]
 
-HEADS = {
-    None: "AutoModelForCausalLM",
-    "base": "AutoModel",
-    "token-classification": "AutoModelForTokenClassification",
-    "question-answering": "AutoModelForQuestionAnswering",
-    "sequence-classification": "AutoModelForSequenceClassification",
-}
+BODIES = {None: "AutoModelForCausalLM", "base": "AutoModel"}
 
 
 def fetch(hub_ids: tuple[str, ...], *, weights: bool) -> Path:
@@ -104,20 +100,28 @@ def read_config(folder: Path, name: str) -> PreTrainedConfig:
     return config
 
 
-def auto_class_for(config: PreTrainedConfig, task: str | None, name: str) -> tuple[Any, type]:
-    """The Auto class and the concrete model class for `task`; UnsupportedModelError where there is none."""
+def class_for(config: PreTrainedConfig, task: str | Head | None, name: str) -> tuple[type, PreTrainedConfig]:
+    """The model class for `task`, and the configuration to make it with (a copy if it is to have another head).
+
+    A task of `labkit.heads` gives the family's class with labkit's head on it; so does None if the configuration says
+    that it was saved with one. Raises UnsupportedModelError where transformers has no such model.
+    """
     import transformers
 
-    if task not in HEADS:
-        raise ModelError(f"task is {task!r}; choose one of {', '.join(map(repr, HEADS))}")
-    auto_class = getattr(transformers, HEADS[task])
-    model_class = _concrete_class(auto_class, config)
-    if model_class is None:
-        raise UnsupportedModelError(
-            f"transformers has no {task} head for {config.model_type} ({name}); load it with task='base' and put your "
-            "own head on it (labkit's heads for every family come with labkit.tasks in a later version)"
-        )
-    return auto_class, model_class
+    saved = head_in(config)
+    if task is None and saved is not None:
+        task = saved
+    if task in TASKS:
+        task = saved if saved is not None and saved.task == task else Head(task)
+    if isinstance(task, Head):
+        config = task.recorded(config)
+    elif task not in BODIES:
+        raise ModelError(f"task is {task!r}; choose one of {', '.join(map(repr, [*BODIES, *TASKS]))}")
+    auto_class = getattr(transformers, "AutoModel" if isinstance(task, Head) else BODIES[task])
+    found = _concrete_class(auto_class, config)
+    if found is None:
+        raise UnsupportedModelError(f"transformers has no {auto_class.__name__} for {config.model_type} ({name})")
+    return (model_class(found, task.task) if isinstance(task, Head) else found), config
 
 
 def require_weights(folder: Path, name: str) -> None:
@@ -138,29 +142,42 @@ def require_weights(folder: Path, name: str) -> None:
             )
 
 
-def read_model(folder: Path, name: str, auto_class: Any, *, attn: str, dtype: Any) -> tuple[PreTrainedModel, str]:
+def read_model(
+    folder: Path, name: str, kind: type, config: PreTrainedConfig, *, attn: str, dtype: Any
+) -> tuple[PreTrainedModel, str]:
     """The model in `folder` on the CPU, in eval mode, and a remark if it has a new, untrained head.
 
+    A head that was saved there stays only if it is the very one of `config`: of the same task, labels and pooling.
     Raises ModelError if the files lack any other weight: a model with a random layer in it would load without a word.
     """
     from safetensors import SafetensorError
 
     try:
         with bars_on_terminals_only():
-            model, report = auto_class.from_pretrained(
-                folder, attn_implementation=attn, dtype=dtype, use_safetensors=True, local_files_only=True,
-                trust_remote_code=False, output_loading_info=True,
+            model, report = kind.from_pretrained(
+                folder, config=config, attn_implementation=attn, dtype=dtype, use_safetensors=True,
+                local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True,
             )  # fmt: skip
     except (ImportError, ValueError, RuntimeError, OSError, SafetensorError) as error:
         first = str(error).strip().partition("\n")[0]
         raise ModelError(f"{name} could not be loaded with attn={attn!r}: {first}") from error
-    new = sorted(report["missing_keys"])
+    new = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     body = f"{model.base_model_prefix}."
     if lost := [weight for weight in new if weight.startswith(body)]:
         raise ModelError(
-            f"{name} lacks {len(lost)} weights of its model, the first is {lost[0]}; save or download it again"
+            f"{name} lacks {len(lost)} weights of its model, or has them in another shape, the first is {lost[0]}; "
+            "save or download it again"
         )
+    if head_in(config) is not None and _has_another_head(folder, head_in(config)):
+        new = model.start_head()
     return model.eval(), f"its head is new and untrained ({', '.join(new)})" if new else ""
+
+
+def _has_another_head(folder: Path, head: Head) -> bool:
+    import json
+
+    saved = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(RECORD)
+    return saved is not None and any(saved[key] != asdict(head)[key] for key in ("task", "labels", "pooling"))
 
 
 def read_tokenizer(folder: Path, name: str) -> tuple[Any, str]:

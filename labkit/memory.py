@@ -63,12 +63,12 @@ def main_dtype(stored: dict[str, int]) -> torch.dtype:
     return names.get(max(stored, key=stored.__getitem__, default="F32"), torch.float32)
 
 
-def configured_parameters(config: PreTrainedConfig, auto_class: type) -> int:
+def configured_parameters(config: PreTrainedConfig, kind: type) -> int:
     """How many parameters a model with this configuration has, counted without allocating any."""
     import torch
 
     with torch.device("meta"):
-        return sum(p.numel() for p in auto_class.from_config(config).parameters())
+        return sum(p.numel() for p in kind(config).parameters())
 
 
 def require_memory(name: str, parameters: int, dtype: torch.dtype, device: str = "cpu") -> None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.errors import HubUnreachableError, MissingPackageError, ModelError, UnknownModelError
 from labkit.model_registry import REGISTRY, ModelCard, closest_names
+
+if TYPE_CHECKING:
+    from labkit.heads import Head
 
 __all__ = ["ATTENTION_BACKENDS", "REGISTRY", "Loaded", "ModelCard", "available", "load"]
 
@@ -47,18 +50,18 @@ def load(
     attn: str | None = None,
     dtype: Any = None,
     device: Any = None,
-    task: str | None = None,
+    task: str | Head | None = None,
 ) -> Loaded:
     """Load a model by registered name (`labkit models` lists them), hub id or local folder.
 
     attn: "eager", "sdpa", "flex_attention", "flash_attention_2" or "flash_attention_3". None means "sdpa", or "eager"
-    for a
-        family that loses its softcap in sdpa (Gemma 2), and `source` says so.
+        for a family that loses its softcap in sdpa (Gemma 2), and `source` says so.
     dtype: a torch dtype or its name. None means float32 for tiny models and gpt2-mini, else as stored: bfloat16 for
         Gemma and SmolLM2.
-    device: "cpu", "cuda", "cuda:1"; None means the GPU if torch can use one, else the CPU. task: None for a language
-    model, "base" for the model without a head, or "token-classification", "question-answering",
-        "sequence-classification" where transformers has such a head for the family.
+    device: "cpu", "cuda", "cuda:1"; None means the GPU if torch can use one, else the CPU.
+    task: None for a language model, or for what a folder was saved as; "base" for the model without a head;
+        "token-classification", "question-answering", "sequence-classification" or "embedding" for a head of labkit's,
+        or a `labkit.heads.Head` that says more of it (labels, pooling, dropout, how it starts).
 
     The first load of an embedded model converts it once, into the user's cache. A conversion that labkit recorded in
     a saved folder is put in force again. Raises a subclass of `labkit.errors.ModelError` that says what to do.
@@ -99,7 +102,7 @@ class _Wanted:
     attn: str | None
     dtype: Any
     device: str
-    task: str | None
+    task: str | Head | None
 
 
 def _load_folder(
@@ -109,12 +112,12 @@ def _load_folder(
     from labkit import hub_models, memory
 
     config = hub_models.read_config(folder, name)
-    auto_class, model_class = hub_models.auto_class_for(config, wanted.task, name)
-    attn, remarks = _choose_attention(model_class, config, wanted.attn, name)
+    kind, config = hub_models.class_for(config, wanted.task, name)
+    attn, remarks = _choose_attention(kind, config, wanted.attn, name)
     hub_models.require_weights(folder, name)
     stored = memory.stored_parameters(folder)
     memory.require_memory(name, sum(stored.values()), wanted.dtype or memory.main_dtype(stored), wanted.device)
-    model, remark = hub_models.read_model(folder, name, auto_class, attn=attn, dtype=wanted.dtype or "auto")
+    model, remark = hub_models.read_model(folder, name, kind, config, attn=attn, dtype=wanted.dtype or "auto")
     remarks.append(remark)
     if tokenizer is None:
         tokenizer, remark = hub_models.read_tokenizer(folder, name)
@@ -146,9 +149,9 @@ def _load_from_hub(name: str, hub_ids: tuple[str, ...], licence: str | None, wan
         close = [each for each in closest_names(name) if each != name]
         raise HubUnreachableError(f"{error}; similar names: {', '.join(close)}" if close else str(error)) from error
     config = hub_models.read_config(folder, name)
-    auto_class, model_class = hub_models.auto_class_for(config, wanted.task, name)
-    _choose_attention(model_class, config, wanted.attn, name)
-    parameters = memory.configured_parameters(config, auto_class)
+    kind, config = hub_models.class_for(config, wanted.task, name)
+    _choose_attention(kind, config, wanted.attn, name)
+    parameters = memory.configured_parameters(config, kind)
     memory.require_memory(name, parameters, wanted.dtype or config.dtype or torch.float32, wanted.device)
     folder = hub_models.fetch(hub_ids, weights=True)
     source = f"hub model {hub_ids[0]}, revision {folder.name[:12]}"
@@ -183,9 +186,9 @@ def _load_tiny(card: ModelCard, wanted: _Wanted) -> Loaded:
     from labkit import hub_models, tiny_models
 
     config = tiny_models.tiny_config(card.name)
-    auto_class, model_class = hub_models.auto_class_for(config, wanted.task, card.name)
-    attn, remarks = _choose_attention(model_class, config, wanted.attn, card.name)
-    model = tiny_models.build_tiny_model(card.name, attn=attn, dtype=wanted.dtype, auto_class=auto_class)
+    kind, config = hub_models.class_for(config, wanted.task, card.name)
+    attn, remarks = _choose_attention(kind, config, wanted.attn, card.name)
+    model = tiny_models.build_tiny_model(card.name, attn=attn, dtype=wanted.dtype, kind=kind, config=config)
     source = (
         f"random weights, drawn in code from seed {tiny_models.SEED}: {card.name} knows nothing and shows mechanism"
     )

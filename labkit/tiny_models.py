@@ -29,20 +29,22 @@ _WHOLE_WORDS = (
 
 
 def build_tiny_model(
-    name: str, *, attn: str, dtype: torch.dtype | None = None, auto_class: Any = None
+    name: str, *, attn: str, dtype: torch.dtype | None = None, kind: Any = None, config: Any = None
 ) -> PreTrainedModel:
     """The tiny model called `name`, in eval mode, on the CPU; `dtype` None means float32.
 
     The weights are drawn in float32 from a fixed seed and then cast, so bfloat16 holds the same model, rounded; the
-    global random state is left as it was. `auto_class` (default AutoModelForCausalLM) chooses the head.
+    global random state is left as it was. `kind` is the model's class (by default the language model's),
+    `config` what it is made with (by default `tiny_config`).
     """
     import torch
     from transformers import AutoModelForCausalLM
 
-    auto_class = auto_class or AutoModelForCausalLM
+    config = config or tiny_config(name)
+    kind = kind or AutoModelForCausalLM._model_mapping[type(config)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        model = auto_class.from_config(tiny_config(name), attn_implementation=attn, dtype=torch.float32)
+        model = kind._from_config(config, attn_implementation=attn, dtype=torch.float32)
     return model.to(dtype or torch.float32).eval()
 
 
