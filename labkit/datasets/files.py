@@ -1,0 +1,88 @@
+"""Reading data files so that a fault is named by file and line, and writing them whole or not at all."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from labkit.errors import DataError
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a UTF-8 file, without a byte order mark; DataError names the file, and the line that is not UTF-8."""
+    path = Path(path).expanduser()
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name a file in it")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} could not be read: {error.strerror or error}") from error
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise DataError(
+            f"{path}, line {line}: is not UTF-8 (byte {error.start + 1} of the file); convert it"
+        ) from error
+    if not text.strip():
+        raise DataError(f"{path} is empty")
+    return text
+
+
+def fault(path: str | Path, line: int, what: str) -> DataError:
+    """The one way a faulty line is named."""
+    return DataError(f"{path}, line {line}: {what}")
+
+
+def json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, object) of each line that is not empty."""
+    for number, line in enumerate(read_text(path).split("\n"), 1):  # only \n ends a line, whatever a text may hold
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise fault(path, number, f"is not JSON ({error.msg}, column {error.colno})") from error
+        if not isinstance(row, dict):
+            raise fault(path, number, f"holds a {type(row).__name__}, not an object with fields")
+        yield number, row
+
+
+def csv_rows(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """(line number, {column: cell}) of a CSV or TSV file with a header; the separator is seen from the header."""
+    text = read_text(path)
+    header = text.split("\n", 1)[0]
+    separator = max(",;\t", key=header.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    try:
+        columns = next(reader)
+        for row in reader:
+            if not row:
+                continue
+            if len(row) != len(columns):
+                raise fault(path, reader.line_num, f"has {len(row)} cells, and the header has {len(columns)}")
+            yield reader.line_num, dict(zip(columns, row, strict=True))
+    except csv.Error as error:
+        raise fault(path, reader.line_num, f"is not CSV ({error})") from error
+
+
+def write_whole(path: str | Path, text: str) -> Path:
+    """Write a UTF-8 file, whole or not at all."""
+    path = Path(path).expanduser().absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.writing-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return path

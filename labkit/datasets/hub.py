@@ -1,0 +1,81 @@
+"""Hub data sets through `datasets`, in their parquet versions, so that no code of theirs is run: squad, squad_v2,
+wnut_17, wikiann, CoNLL-2003 mirrors, and whatever has the same fields. A local folder laid out as the hub lays it out
+is read by the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from labkit.datasets.readers import made
+from labkit.errors import DataError, MissingPackageError
+
+KNOWN = {  # short name -> repository on the hub, where the short name alone no longer loads
+    "squad": "rajpurkar/squad",
+    "squad_v2": "rajpurkar/squad_v2",
+    "wnut_17": "leondz/wnut_17",
+    "wikiann": "unimelb-nlp/wikiann",
+    "conll2003": "eriktks/conll2003",
+}
+REVISIONS = {"leondz/wnut_17": "refs/convert/parquet", "eriktks/conll2003": "refs/convert/parquet"}
+
+
+def read(task: str, name: str, split: str) -> list[Any]:
+    """The examples of one split of `name`, "owner/data" or "owner/data/configuration" or a folder.
+
+    Raises:
+        MissingPackageError: `datasets` is not installed.
+        DataError: the data set cannot be reached, has no such split, or not the fields that the task needs.
+    """
+    from labkit.datasets import embedded
+
+    if name in embedded.NAMES:
+        return embedded.read(task, name, split)
+    rows = _load(name, split)
+    kinds = _class_names(rows.features)
+    return made(task, enumerate(_named(rows, kinds), 1), f"{name}:{split}")
+
+
+def _load(name: str, split: str) -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise MissingPackageError(
+            f'{name} is no file; reading it from the hub needs datasets: pip install "labkit-bidirectional[train]"'
+        ) from None
+    from pathlib import Path
+
+    folder, configuration = Path(name).expanduser(), None
+    if not folder.is_dir():
+        short, _, configuration = name.partition("/") if name.split("/")[0] in KNOWN else (name, "", "")
+        if short.count("/") == 2:
+            owner, data, configuration = short.split("/")
+            short = f"{owner}/{data}"
+        name = KNOWN.get(short, short)
+    try:
+        return datasets.load_dataset(name, configuration or None, split=split, revision=REVISIONS.get(name))
+    except Exception as error:  # datasets, huggingface_hub, fsspec and pyarrow each raise their own
+        first = str(error).strip().partition("\n")[0]
+        raise DataError(
+            f"{name} (split {split}) could not be loaded: {type(error).__name__}: {first}; connect to the network, or "
+            "give a file or a folder"
+        ) from error
+
+
+def _class_names(features: Any) -> dict[str, list[str]]:
+    """The names behind numbers, by field: tags and labels are stored as integers."""
+    found = {}
+    for name, feature in features.items():
+        inner = getattr(feature, "feature", feature[0] if isinstance(feature, list) else feature)
+        if hasattr(inner, "names"):
+            found[name] = inner.names
+    return found
+
+
+def _named(rows: Any, kinds: dict[str, list[str]]) -> Iterator[dict[str, Any]]:
+    for row in rows:
+        for name, names in kinds.items():
+            value = row[name]
+            row[name] = [names[i] for i in value] if isinstance(value, list) else names[value]
+        yield row
