@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 
 from labkit.datasets.examples import NO_TAG, Entity
 from labkit.datasets.tags import entities_of
 
-# A possessive 's stands alone, as the name before it may be an entity. Zero-width characters and variation selectors
-# stay with the sign before them, so that an emoji is one word.
+# A possessive 's stands alone, as the name before it may be an entity. Zero-width characters, variation selectors and
+# skin tones stay with the sign before them, so that an emoji is one word; combining marks stay with their letter.
 _JOINERS = "\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff\u00ad"
+_SKIN_TONES = "\U0001f3fb-\U0001f3ff"
+_MARKS = "".join(c for c in map(chr, range(0x300, 0x10000)) if unicodedata.category(c)[0] == "M") + _SKIN_TONES
+_LETTERS = rf"[^\W_]+(?:[{_MARKS}]+[^\W_]*)*"
 _WORD = re.compile(
     rf"""
       (?:[A-Z]\.){{2,}}                                               # U.S., J.S.
     | (?<=\w)['’][sS]\b                                               # Brill's
     | \d+(?:[.,:]\d+)+                                                # 1,200 and 3.5 and 14:30
-    | [^\W_]+(?:(?:[-\u200c\u200d]|['’](?![sS]\b))[^\W_]+)*           # O'Neil-Smith
-    | [^\s{_JOINERS}](?:[{_JOINERS}]+[^\s\w{_JOINERS}])*[{_JOINERS}]*  # any other sign
+    | {_LETTERS}(?:(?:[-\u200c\u200d]|['’](?![sS]\b)){_LETTERS})*     # O'Neil-Smith
+    | [\U0001f1e6-\U0001f1ff]{{2}}                                    # a flag
+    | [^\s{_JOINERS}][{_MARKS}]*(?:[{_JOINERS}]+[^\s\w{_JOINERS}][{_MARKS}]*)*[{_JOINERS}]*  # any other sign
     """,
     re.VERBOSE,
 )
