@@ -12,6 +12,7 @@ begins with `.writing-`. Where several processes train together (`accelerate lau
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -97,7 +98,8 @@ class RunFolder:
         with tempfile.TemporaryDirectory(prefix=f"{WRITING}{name}-", dir=self.path) as beside:
             new = Path(beside) / "new"
             new.mkdir()
-            fill(new)
+            with self.full_disk_explained(new):
+                fill(new)
             if target.exists():
                 target.rename(Path(beside) / "old")
             new.rename(target)
@@ -117,23 +119,57 @@ class RunFolder:
         """
         sealed, unsealed = self._checkpoints()
         if sealed:
-            folder, seal = sealed[-1]
-            files = seal["files"].items()
-            altered = [n for n, digest in files if not (folder / n).is_file() or sha256(folder / n) != digest]
-            if altered:
-                raise TrainingError(
-                    f"{folder}: {', '.join(altered)} is not what was saved (sha256 differs); delete that folder to "
-                    "resume from the checkpoint before it"
-                )
+            self.require_whole(sealed[-1][0])
         for folder in unsealed:
             shutil.rmtree(folder)
         return sealed[-1] if sealed else None
 
-    def remove_checkpoints_but(self, newest: int) -> None:
-        """Remove all but the `newest` whole checkpoints, each beginning with its seal."""
+    def require_whole(self, checkpoint: Path) -> None:
+        """Raise TrainingError unless every file of a sealed checkpoint is there, and is what was written."""
+        seal = read_json(checkpoint / SEAL)
+        if seal is None:
+            raise TrainingError(f"{checkpoint} is missing, or was never whole; start the run again in a new folder")
+        files = seal["files"].items()
+        altered = [n for n, digest in files if not (checkpoint / n).is_file() or sha256(checkpoint / n) != digest]
+        if altered:
+            raise TrainingError(
+                f"{checkpoint}: {', '.join(altered)} is not what was saved (sha256 differs); delete that folder to "
+                "resume from the checkpoint before it"
+            )
+
+    def remove_checkpoints_but(self, newest: int, best: Path | None = None) -> None:
+        """Remove all but `best` and the `newest` whole checkpoints, each beginning with its seal."""
         for folder, _ in self._checkpoints()[0][:-newest]:
-            (folder / SEAL).unlink()
-            shutil.rmtree(folder)
+            if folder != best:
+                (folder / SEAL).unlink()
+                shutil.rmtree(folder)
+
+    @contextmanager
+    def full_disk_explained(self, writing: Path) -> Iterator[None]:
+        """If the disk is full when the folder `writing` is written: what was written of it goes, and one clear error.
+
+        safetensors and torch each have an error of their own for it.
+        """
+        try:
+            yield
+        except Exception as error:
+            free = shutil.disk_usage(self.path).free
+            if getattr(error, "errno", None) not in (errno.ENOSPC, getattr(errno, "EDQUOT", None)) and free > 2**20:
+                raise
+            shutil.rmtree(writing, ignore_errors=True)
+            raise TrainingError(
+                f"the disk is full ({free / 1e6:,.0f} MB free) and {writing} could not be written; make room, then "
+                f"--resume ({self.last_whole()})"
+            ) from error
+
+    def last_whole(self) -> str:
+        """In words, what a resumed run begins with."""
+        sealed, _ = self._checkpoints()
+        return (
+            f"the last whole checkpoint is of step {sealed[-1][1]['step']:,}"
+            if sealed
+            else "no checkpoint is whole yet"
+        )
 
     def _begin(self, config: dict) -> None:
         try:

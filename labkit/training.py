@@ -13,78 +13,19 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from labkit.errors import MissingPackageError, TrainingError
+from labkit.errors import TrainingError
 from labkit.progress import bars_on_terminals_only, transformers_errors_only
 from labkit.run_folder import RunFolder, first_process_first
+from labkit.training_settings import DTYPES, Settings, require
 
-DTYPES = {"float32": {}, "bfloat16": {"bf16": True}, "float16": {"fp16": True}}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a run is optimised: AdamW, linear warm-up, cosine decay to `final_share` of the peak.
-
-    Attributes:
-        max_steps: optimiser steps.
-        batch_size: rows per device and forward pass; `gradient_accumulation` passes make one step.
-        learning_rate: the peak, reached after the share `warmup` of all steps.
-        dtype: "float32", or autocast in "bfloat16" or "float16" (weights stay as they are).
-        evaluate_every, save_every: in steps; 0 = a tenth of the run. `log_every` likewise, 0 = a hundredth. The last
-            step is always logged, evaluated and saved.
-        report_to: a tracker that transformers knows ("tensorboard", "wandb", ...), or "none".
-    """
-
-    max_steps: int
-    batch_size: int = 8
-    gradient_accumulation: int = 1
-    learning_rate: float = 5e-4
-    warmup: float = 0.05
-    final_share: float = 0.1
-    weight_decay: float = 0.1
-    dtype: str = "float32"
-    seed: int = 0
-    evaluate_every: int = 0
-    save_every: int = 0
-    log_every: int = 0
-    report_to: str = "none"
-
-    def __post_init__(self) -> None:
-        for name in ("max_steps", "batch_size", "gradient_accumulation"):
-            if getattr(self, name) < 1:
-                raise TrainingError(f"{name.replace('_', ' ')} must be at least 1, not {getattr(self, name)}")
-        for name in ("evaluate_every", "save_every", "log_every"):
-            if getattr(self, name) < 0:
-                raise TrainingError(f"{name.replace('_', ' ')} is {getattr(self, name)} steps; it must be 0 or more")
-        if not self.learning_rate > 0 or not 0 <= self.warmup < 1:
-            raise TrainingError(f"learning rate {self.learning_rate} must be positive, warm-up {self.warmup} in [0, 1)")
-        if self.dtype not in DTYPES:
-            raise TrainingError(f"dtype is {self.dtype!r}; choose one of {', '.join(DTYPES)}")
-
-    @property
-    def rows_per_step(self) -> int:
-        """On one device."""
-        return self.batch_size * self.gradient_accumulation
-
-    @property
-    def logging_steps(self) -> int:
-        return self.log_every or max(1, self.max_steps // 100)
-
-    @property
-    def saving_steps(self) -> int:
-        """A multiple of the logging steps: a loss is averaged between logs, and a resume must not cut one in two."""
-        wanted = self.save_every or max(1, self.max_steps // 10)
-        return max(1, round(wanted / self.logging_steps)) * self.logging_steps
-
-    @property
-    def evaluating_steps(self) -> int:
-        return self.evaluate_every or max(1, self.max_steps // 10)
+__all__ = ["Rows", "Settings", "evaluating", "peak_memory", "random_state_kept", "require", "save_model", "train"]
 
 
 class Rows(torch.utils.data.Dataset):
@@ -115,16 +56,20 @@ def train(
 
     Goes on from the newest whole checkpoint in `run` if there is one. Under `accelerate launch` or torchrun it runs on
     every device they start. `evaluate` is called now and then and at the end, on the first process; its numbers enter
-    the history. The random state outside is left as it was.
+    the history. With `settings.metric` the model is at the end as it was at its best evaluation, and the result has
+    `best_step` too. `steps` are those taken, fewer than asked for if its patience ran out. The random state outside is
+    left as it was.
 
     Raises:
-        TrainingError: the loss is no number any more, a checkpoint was altered, or there are more or fewer processes
-            than before.
+        TrainingError: the loss is no number any more, a checkpoint was altered, the disk or the memory is full, or
+            there are more or fewer processes than before. The last whole checkpoint stays.
         MissingPackageError: accelerate is not installed.
     """
     from tqdm import tqdm
 
     require(settings)
+    if settings.metric is not None and evaluate is None:
+        raise TrainingError(f"the best model by {settings.metric} is wanted, and there is no evaluation")
     with first_process_first() as first:
         resumed = run.latest_checkpoint()
     before = resumed[1] if resumed else {"step": 0, "seconds": 0.0, "tokens": 0}
@@ -140,6 +85,7 @@ def train(
             rows=Rows(settings.max_steps * settings.rows_per_step * arguments.world_size, make_row),
             collate=collate,
             loss=loss,
+            evaluate=evaluate,
             settings=settings,
             run=run,
             before=before,
@@ -148,38 +94,24 @@ def train(
             say(f"resuming from step {before['step']:,} of {settings.max_steps:,}")
         hidden = None if first else True  # None: shown on a terminal only
         with tqdm(total=settings.max_steps, initial=before["step"], unit="step", disable=hidden) as bar:
-            trainer.add_callback(_watch(trainer, settings, evaluate, say, bar))
-            with transformers_errors_only():  # it would miss a head that is tied to the embedding
-                trainer.train(resume_from_checkpoint=str(resumed[0]) if resumed else None)
+            trainer.bar = bar
+            trainer.add_callback(_watch(trainer, settings, say, bar))
+            with transformers_errors_only(), _too_little_memory_explained(settings):
+                if before.get("stopped") and settings.metric is not None:
+                    trainer.finish_again(resumed[0])
+                else:
+                    trainer.train(resume_from_checkpoint=str(resumed[0]) if resumed else None)
         seconds = trainer.seconds
     return {
         "seconds": seconds,
         "tokens_per_second": trainer.tokens / seconds,
         "peak_memory_bytes": peak_memory(),
         "seed": settings.seed,
+        "steps": trainer.state.global_step,
+        **({"best_step": trainer.state.best_global_step} if settings.metric is not None else {}),
         # Trainer ends it with a summary of its own, which counts nothing before a resume
         "history": [entry for entry in trainer.state.log_history if "train_runtime" not in entry],
     }
-
-
-def require(settings: Settings) -> None:
-    """Raise, before anything is written, if this machine cannot train with `settings`.
-
-    Raises:
-        MissingPackageError: accelerate or the tracker is not installed. TrainingError: float16 without a GPU.
-    """
-    try:
-        import accelerate  # noqa: F401
-    except ImportError:
-        raise MissingPackageError('training needs accelerate: pip install "labkit-bidirectional[train]"') from None
-    if settings.dtype == "float16" and not torch.cuda.is_available():
-        raise TrainingError("float16 needs a GPU, and there is none here; choose bfloat16 or float32")
-    if settings.report_to != "none":
-        from transformers.integrations import get_available_reporting_integrations
-
-        if settings.report_to not in (ready := get_available_reporting_integrations()):
-            choices = ", ".join(["none", *ready])
-            raise MissingPackageError(f"{settings.report_to!r} is not installed, or no tracker at all; here: {choices}")
 
 
 def peak_memory() -> int:
@@ -202,17 +134,36 @@ def peak_memory() -> int:
 def _arguments(settings: Settings, run: RunFolder) -> Any:
     from transformers import TrainingArguments
 
+    decay = {"lr_scheduler_type": "linear"}
+    if settings.schedule == "cosine":
+        decay = {
+            "lr_scheduler_type": "cosine_with_min_lr",
+            "lr_scheduler_kwargs": {"min_lr_rate": settings.final_share},
+        }
+    best = {}
+    if settings.metric is not None:
+        best = {
+            "eval_strategy": "steps",
+            "eval_steps": settings.evaluating_steps,
+            "metric_for_best_model": settings.metric,
+            "greater_is_better": True,
+            "load_best_model_at_end": True,
+            "restore_callback_states_from_checkpoint": True,  # of the patience
+        }
+    memory = {"tf32": True} if settings.tf32 else {}
+    if settings.gradient_checkpointing:
+        named = {field.name for field in fields(TrainingArguments)}
+        option = "activation_checkpointing" if "activation_checkpointing" in named else "gradient_checkpointing"
+        memory |= {option: True, f"{option}_kwargs": {"use_reentrant": False}}
     arguments = TrainingArguments(
         output_dir=str(run.checkpoints),
         max_steps=settings.max_steps,
         per_device_train_batch_size=settings.batch_size,
         gradient_accumulation_steps=settings.gradient_accumulation,
         learning_rate=settings.learning_rate,
-        lr_scheduler_type="cosine_with_min_lr",
-        lr_scheduler_kwargs={"min_lr_rate": settings.final_share},
         warmup_steps=math.ceil(settings.warmup * settings.max_steps),
         weight_decay=settings.weight_decay,
-        adam_beta2=0.95,
+        adam_beta2=settings.beta2,
         logging_steps=settings.logging_steps,
         logging_nan_inf_filter=False,  # it would show a mean of earlier losses in place of a NaN
         save_steps=settings.saving_steps,
@@ -222,7 +173,10 @@ def _arguments(settings: Settings, run: RunFolder) -> Any:
         remove_unused_columns=False,
         disable_tqdm=True,  # ours shows the loss and the speed
         ddp_find_unused_parameters=False,  # a decoder uses all it has; torch warns on every run that looks for more
-        report_to=settings.report_to,
+        report_to=settings.trackers or "none",
+        **decay,
+        **best,
+        **memory,
         **DTYPES[settings.dtype],
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # one process, one GPU: several are for torchrun, not for DataParallel
@@ -231,18 +185,23 @@ def _arguments(settings: Settings, run: RunFolder) -> Any:
 
 def _trainer_class() -> type:
     """Our Trainer, defined on first use: transformers' takes seconds to import, and needs accelerate."""
-    from transformers import Trainer
+    from transformers import EarlyStoppingCallback, Trainer, TrainerState
     from transformers.trainer_callback import PrinterCallback
 
     class RowTrainer(Trainer):
-        """Rows in their order, our loss, sealed checkpoints."""
+        """Rows in their order, our loss and evaluation, sealed checkpoints."""
 
-        def __init__(self, model, arguments, *, rows, collate, loss, settings, run, before):
-            super().__init__(model=model, args=arguments, train_dataset=rows, data_collator=collate)
+        def __init__(self, model, arguments, *, rows, collate, loss, evaluate, settings, run, before):
+            nothing = Rows(0, rows.make)  # Trainer wants a set to evaluate on; our evaluation has its own
+            super().__init__(
+                model=model, args=arguments, train_dataset=rows, eval_dataset=nothing, data_collator=collate
+            )
             self.remove_callback(PrinterCallback)
+            if settings.patience:
+                self.add_callback(EarlyStoppingCallback(settings.patience))
             self.model_accepts_loss_kwargs = False  # our loss is a mean; Trainer divides by the accumulation steps
             self.accelerator.gradient_accumulation_steps = 1  # or transformers 5.3 divides by them twice
-            self.row_loss, self.settings, self.run = loss, settings, run
+            self.row_loss, self.measure, self.settings, self.run = loss, evaluate, settings, run
             self.started, self.seconds_before, self.tokens = time.perf_counter(), before["seconds"], before["tokens"]
 
         @property
@@ -256,62 +215,126 @@ def _trainer_class() -> type:
             self.tokens += int(inputs["attention_mask"].sum()) * self.args.world_size
             return self.row_loss(model, inputs)
 
+        def evaluate(self, *_, **__):
+            """What the first process measures, told to all: they stop together, and agree on the best."""
+            numbers = {}
+            with random_state_kept(), self.bar.external_write_mode():
+                if self.is_world_process_zero():
+                    with evaluating(self.accelerator.unwrap_model(self.model)) as model:
+                        numbers = self.measure(model)
+                if self.args.world_size > 1:
+                    from accelerate.utils import broadcast_object_list
+
+                    (numbers,) = broadcast_object_list([numbers])
+            if (metric := self.settings.metric) is not None and metric not in numbers:
+                raise TrainingError(
+                    f"the best model by {metric} is wanted; measured are {', '.join(numbers) or 'none'}"
+                )
+            if numbers:
+                self.log(dict(numbers))
+            measured = {f"eval_{name}": value for name, value in numbers.items()}
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, measured)
+            return measured
+
         def _save_checkpoint(self, model, trial):
-            _require_numbers("some weights are", self.model.parameters(), self.state.global_step, self.settings)
-            super()._save_checkpoint(model, trial)
+            _require_numbers(
+                "some weights are", self.model.parameters(), self.state.global_step, self.settings, self.run
+            )
+            with self.run.full_disk_explained(self.checkpoint(self.state.global_step)):
+                super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()  # each process leaves its random state in the checkpoint
             if self.args.should_save:
                 facts = {"seconds": self.seconds, "tokens": self.tokens, "processes": self.args.world_size}
-                self.run.seal(self.state.global_step, **facts)
-                self.run.remove_checkpoints_but(2)
+                self.run.seal(self.state.global_step, stopped=self.control.should_training_stop, **facts)
+                best = self.checkpoint(self.state.best_global_step) if self.settings.metric is not None else None
+                self.run.remove_checkpoints_but(self.settings.keep, best)
+
+        def checkpoint(self, step: int) -> Path:
+            return self.run.checkpoints / f"checkpoint-{step}"
+
+        def finish_again(self, checkpoint: Path) -> None:
+            """The end of a run that had stopped, and was killed before its best model was written."""
+            self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+            self._load_best_model()
+
+        def _load_best_model(self):
+            best = self.checkpoint(self.state.best_global_step)
+            self.run.require_whole(best)
+            self.state.best_model_checkpoint = str(best)  # where the run's folder is now
+            super()._load_best_model()
 
     return RowTrainer
 
 
-def _watch(trainer: Any, settings: Settings, evaluate: Callable | None, say: Callable[[str], None], bar: Any) -> Any:
-    """The callback that shows progress, evaluates, and stops a run whose loss is no number, before it is saved."""
+def _watch(trainer: Any, settings: Settings, say: Callable[[str], None], bar: Any) -> Any:
+    """The callback that shows progress, asks for evaluations, and stops a run whose loss is no number before a save."""
     from transformers import TrainerCallback
 
     class Watch(TrainerCallback):
         def on_train_begin(self, args, state, control, **_):
             trainer.started = self.then = time.perf_counter()
-            self.tokens_then, self.numbers = trainer.tokens, {}
+            self.tokens_then = trainer.tokens
+            if settings.metric is not None and state.best_global_step:  # the folder may have been moved since
+                state.best_model_checkpoint = str(trainer.checkpoint(state.best_global_step))
 
         def on_step_end(self, args, state, control, **_):
             bar.update(state.global_step - bar.n)
             self.due = state.global_step % settings.evaluating_steps == 0 or state.global_step == state.max_steps
-            if self.due and evaluate is not None and state.is_world_process_zero:
-                bare = trainer.accelerator.unwrap_model(trainer.model)
-                with evaluating(bare) as model, random_state_kept(), bar.external_write_mode():
-                    self.numbers = evaluate(model)
-                if self.numbers:
-                    trainer.log(dict(self.numbers))
-            # after trainer.log, which takes a pending request to log the loss for served
             control.should_log = self.due or state.global_step % settings.logging_steps == 0
+            control.should_evaluate = self.due and trainer.measure is not None
 
         def on_log(self, args, state, control, logs=None, **_):
             if "loss" not in (logs or {}):
                 return
-            _require_numbers("the loss is", [torch.tensor(logs["loss"])], state.global_step, settings)
+            self.loss = float(logs["loss"])
+            _require_numbers("the loss is", [torch.tensor(self.loss)], state.global_step, settings, trainer.run)
             now = time.perf_counter()
             speed = (trainer.tokens - self.tokens_then) / max(now - self.then, 1e-9)
             self.tokens_then, self.then = trainer.tokens, now
-            bar.set_postfix_str(f"loss {float(logs['loss']):.3f}, {speed:,.0f} tokens/s")
-            if self.due and state.is_world_process_zero:
-                numbers = {"loss": float(logs["loss"])} | self.numbers
-                shown = ", ".join(f"{name} {value:.3f}" for name, value in numbers.items())
+            bar.set_postfix_str(f"loss {self.loss:.3f}, {speed:,.0f} tokens/s")
+            if self.due and trainer.measure is None:
+                self.tell(state, {})
+
+        def on_evaluate(self, args, state, control, metrics=None, **_):
+            self.tell(state, {name.removeprefix("eval_"): value for name, value in (metrics or {}).items()})
+
+        def tell(self, state, numbers):
+            if state.is_world_process_zero:
+                shown = ", ".join(f"{name} {value:.3f}" for name, value in ({"loss": self.loss} | numbers).items())
                 with bar.external_write_mode():
                     say(f"step {state.global_step:,} of {state.max_steps:,}: {shown}")
 
     return Watch()
 
 
-def _require_numbers(what: str, numbers: Iterable[Tensor], step: int, settings: Settings) -> None:
+@contextmanager
+def _too_little_memory_explained(settings: Settings) -> Iterator[None]:
+    try:
+        yield
+    except (
+        RuntimeError,
+        MemoryError,
+    ) as error:  # torch's error on a GPU is a RuntimeError of its own, on a CPU a bare one
+        if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and "allocate memory" not in str(error):
+            raise
+        cures = [] if settings.gradient_checkpointing else ["gradient checkpointing"]
+        if settings.batch_size > 1:
+            half, twice = settings.batch_size // 2, settings.gradient_accumulation * 2
+            cures.insert(0, f"batch size {half} with gradient accumulation {twice} (the same steps)")
+        cures += ["shorter rows", "LoRA"] + (["bfloat16"] if settings.dtype == "float32" else [])
+        raise TrainingError(
+            f"the memory is full; try {', '.join(cures)}. --resume goes on from the last checkpoint"
+        ) from error
+
+
+def _require_numbers(what: str, numbers: Iterable[Tensor], step: int, settings: Settings, run: RunFolder) -> None:
     for each in numbers:
         if not bool(each.isfinite().all()):
             rate = f"lower the learning rate ({settings.learning_rate:g})"
             instead = "" if settings.dtype == "float32" else f", or use float32 instead of {settings.dtype}"
-            raise TrainingError(f"{what} no number any more (NaN or infinite) at step {step}: {rate}{instead}")
+            raise TrainingError(
+                f"{what} no number any more (NaN or infinite) at step {step}: {rate}{instead} ({run.last_whole()})"
+            )
 
 
 @contextmanager

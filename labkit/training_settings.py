@@ -1,0 +1,124 @@
+"""How a run is optimised, and whether this machine can do it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from labkit.errors import MissingPackageError, TrainingError
+
+DTYPES = {"float32": {}, "bfloat16": {"bf16": True}, "float16": {"fp16": True}}
+SCHEDULES = ("cosine", "linear")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run is optimised: AdamW, linear warm-up, then a decay.
+
+    Attributes:
+        max_steps: optimiser steps.
+        batch_size: rows per device and forward pass; `gradient_accumulation` passes make one step.
+        learning_rate: the peak, reached after the share `warmup` of all steps.
+        schedule: "cosine" down to `final_share` of the peak, or "linear" down to 0.
+        dtype: "float32", or autocast in "bfloat16" or "float16" (weights stay as they are).
+        evaluate_every, save_every: in steps; 0 = a tenth of the run. `log_every` likewise, 0 = a hundredth. The last
+            step is always logged, evaluated and saved.
+        keep: how many checkpoints stay, besides the best one.
+        metric: what the evaluation calls the number by which the best checkpoint is chosen, the higher the better; it
+            is loaded at the end. None: the model at the end is the last one. With it, every evaluation is saved.
+        patience: stop after so many evaluations in a row without a better `metric`; 0 = never.
+        gradient_checkpointing: compute activations twice rather than keep them: less memory, about a third slower.
+        tf32: matrix products of float32 with 10 bits of mantissa, on GPUs from Ampere on.
+        report_to: a tracker that transformers knows ("tensorboard", "mlflow", "trackio", ...), several with commas
+            between them, or "none".
+    """
+
+    max_steps: int
+    batch_size: int = 8
+    gradient_accumulation: int = 1
+    learning_rate: float = 5e-4
+    warmup: float = 0.05
+    schedule: str = "cosine"
+    final_share: float = 0.1
+    weight_decay: float = 0.1
+    beta2: float = 0.95
+    dtype: str = "float32"
+    seed: int = 0
+    evaluate_every: int = 0
+    save_every: int = 0
+    log_every: int = 0
+    keep: int = 2
+    metric: str | None = None
+    patience: int = 0
+    gradient_checkpointing: bool = False
+    tf32: bool = False
+    report_to: str = "none"
+
+    def __post_init__(self) -> None:
+        for name in ("max_steps", "batch_size", "gradient_accumulation", "keep"):
+            if getattr(self, name) < 1:
+                raise TrainingError(f"{name.replace('_', ' ')} must be at least 1, not {getattr(self, name)}")
+        for name in ("evaluate_every", "save_every", "log_every"):
+            if getattr(self, name) < 0:
+                raise TrainingError(f"{name.replace('_', ' ')} is {getattr(self, name)} steps; it must be 0 or more")
+        if not self.learning_rate > 0 or not 0 <= self.warmup < 1:
+            raise TrainingError(f"learning rate {self.learning_rate} must be positive, warm-up {self.warmup} in [0, 1)")
+        for name, known in (("dtype", tuple(DTYPES)), ("schedule", SCHEDULES)):
+            if getattr(self, name) not in known:
+                raise TrainingError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(known)}")
+        if self.patience < 0 or (self.patience and self.metric is None):
+            raise TrainingError(f"patience is {self.patience} evaluations; it must be 0 or more, and needs a metric")
+        if self.metric is not None and self.save_every not in (0, self.evaluate_every):
+            raise TrainingError(
+                f"with a metric every evaluation is saved: give save every {self.save_every} and evaluate every "
+                f"{self.evaluate_every} the same number of steps"
+            )
+
+    @property
+    def rows_per_step(self) -> int:
+        """On one device."""
+        return self.batch_size * self.gradient_accumulation
+
+    @property
+    def logging_steps(self) -> int:
+        return self.log_every or max(1, self.max_steps // 100)
+
+    @property
+    def saving_steps(self) -> int:
+        """A multiple of the logging steps, or every evaluation, which is logged too: a loss is averaged between logs,
+        and a resume must not cut one in two."""
+        if self.metric is not None:
+            return self.evaluating_steps
+        wanted = self.save_every or max(1, self.max_steps // 10)
+        return max(1, round(wanted / self.logging_steps)) * self.logging_steps
+
+    @property
+    def evaluating_steps(self) -> int:
+        return self.evaluate_every or max(1, self.max_steps // 10)
+
+    @property
+    def trackers(self) -> list[str]:
+        return [name.strip() for name in self.report_to.split(",") if name.strip() not in ("", "none")]
+
+
+def require(settings: Settings) -> None:
+    """Raise, before anything is written, if this machine cannot train with `settings`.
+
+    Raises:
+        MissingPackageError: accelerate or a tracker is not installed. TrainingError: float16 without a GPU.
+    """
+    try:
+        import accelerate  # noqa: F401
+    except ImportError:
+        raise MissingPackageError('training needs accelerate: pip install "labkit-bidirectional[train]"') from None
+    if settings.dtype == "float16" and not torch.cuda.is_available():
+        raise TrainingError("float16 needs a GPU, and there is none here; choose bfloat16 or float32")
+    if settings.trackers:
+        from transformers.integrations import get_available_reporting_integrations
+
+        ready = get_available_reporting_integrations()
+        for name in settings.trackers:
+            if name not in ready:
+                choices = ", ".join(["none", *ready])
+                raise MissingPackageError(f"{name!r} is not installed, or no tracker at all; here: {choices}")
