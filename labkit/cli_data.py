@@ -1,6 +1,9 @@
-"""`labkit data`: the embedded data sets. Registered in labkit/cli.py."""
+"""`labkit data`: the embedded data sets, and checks of a user's own. Registered in labkit/cli.py."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -30,11 +33,25 @@ def _counted(records: int | None) -> str:
 
 
 @app.command("check")
-def data_check(as_json: Json = False) -> None:
-    """Check that every data set has the form it should have and is the file of its card (sha256).
+@app.command("check")
+def data_check(
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="[FILE]...", help="Your own files, the splits of one data set.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="What FILE is for: qa, ner, classify or embed.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check labelled files of yours, or, without FILE, the data sets that come with labkit.
 
-    Exit code 1 if something is wrong.   Example: labkit data check --json
+    Yours: form, duplicates, contradictions, characters that cannot be seen, and what stands in two of the splits.
+    labkit's: that each has the form it should have and is the file of its card (sha256).
+
+    Exit code 1 if something is wrong.   Example: labkit data check train.json dev.json --task qa
     """
+    if files and task:
+        _check_files(files, task, as_json)
+    if files or task:
+        raise typer.BadParameter("FILE and --task go together: labkit data check train.json dev.json --task qa")
     from labkit.datasets.catalogue import CATALOGUE, check
 
     faults = {data.name: check(data) for data in CATALOGUE}
@@ -44,3 +61,20 @@ def data_check(as_json: Json = False) -> None:
         for name, found in faults.items():
             print("\n".join(found) if found else f"{name}: in order")
     raise typer.Exit(1 if any(faults.values()) else 0)
+
+
+def _check_files(files: list[Path], task: str, as_json: bool) -> None:
+    """Check the files together, print, and exit."""
+    from labkit.datasets.checks import check_files
+
+    reports = check_files(task, files)
+    if as_json:
+        print_json([report.to_dict() for report in reports])
+    else:
+        cells = [(r.path, f"{r.n:,}", str(len(r.faults)), str(len(r.warnings))) for r in reports]
+        print_table(("file", "examples", "faults", "warnings"), cells)
+        for report in reports:
+            findings = [("fault", each) for each in report.faults] + [("warning", each) for each in report.warnings]
+            counts = ", ".join(f"{name} {count:,}" for name, count in report.counts.items())
+            print("\n".join(["", f"{report.path}: {counts or 'nothing counted'}", *map(": ".join, findings)]))
+    raise typer.Exit(0 if all(report.ok for report in reports) else 1)

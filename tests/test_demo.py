@@ -52,7 +52,11 @@ def test_check_fetches_the_page_once_and_ends(tmp_path):
 def test_ctrl_c_ends_it_without_a_traceback():
     port = free_port()
     server = subprocess.Popen(
-        [*COMMAND, "--port", str(port)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [*COMMAND, "--port", str(port)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a background shell ignores it
     )
     try:
         said = server.stderr.readline()

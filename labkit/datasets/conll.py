@@ -11,7 +11,9 @@ from labkit.datasets.files import fault, read_text, write_whole
 from labkit.datasets.tags import SCHEMES, parts, scheme_of, to_bio
 from labkit.errors import DataError
 
-_COMMENT = re.compile(r"# ?(\w+) ?= ?(.*)")  # "# id = fn-001", as CoNLL-U has them; a lone "# O" is a word and its tag
+# "# id = fn-001", as CoNLL-U has them; "# O" and "#a=b O" are a word and its tag.
+_COMMENT = re.compile(r"# (\w+|newdoc id) ?= ?(.*)")
+_DOCUMENTS = ("document", "newdoc id")
 _DOCUMENT = "-DOCSTART-"
 
 
@@ -29,6 +31,16 @@ def read_conll(path: str | Path, *, scheme: str | None = None) -> list[Sentence]
     """
     if scheme is not None and scheme not in SCHEMES:
         raise DataError(f"the tag scheme is {scheme!r}; choose one of {', '.join(SCHEMES)}, or None to see it")
+    raw = columns(path)
+    scheme = scheme or scheme_of(tags for _, _, tags in raw)
+    return [
+        Sentence.of_words(f"{Path(path).stem}-{i}", words, to_bio(tags, scheme), document or f"sentence {i}")
+        for i, (document, words, tags) in enumerate(raw)
+    ]
+
+
+def columns(path: str | Path) -> list[tuple[str, list[str], list[str]]]:
+    """(document, words, tags) of each sentence as the file has them; raises as `read_conll` does."""
     raw: list[tuple[str, list[str], list[str]]] = []
     document, number_of_documents = "", 0
     words: list[str] = []
@@ -50,7 +62,7 @@ def read_conll(path: str | Path, *, scheme: str | None = None) -> list[Sentence]
             document = f"document {number_of_documents}"
         elif comment := _COMMENT.fullmatch(line):
             end()
-            if comment[1] == "document":
+            if comment[1] in _DOCUMENTS:
                 document = comment[2]
         else:
             cells = line.split("\t") if "\t" in line else line.split(" ")
@@ -66,23 +78,27 @@ def read_conll(path: str | Path, *, scheme: str | None = None) -> list[Sentence]
     end()
     if not raw:
         raise DataError(f"{path} holds no sentence")
-    scheme = scheme or scheme_of(tags for _, _, tags in raw)
-    return [
-        Sentence.of_words(f"{Path(path).stem}-{i}", words, to_bio(tags, scheme), document or f"sentence {i}")
-        for i, (document, words, tags) in enumerate(raw)
-    ]
+    return raw
 
 
 def write_conll(path: str | Path, sentences: Sequence[Sentence]) -> Path:
-    """Write sentences as "word<TAB>tag" lines in BIO, with a comment where a document begins."""
+    """Write sentences as "word<TAB>tag" lines in BIO, with a comment where a document begins.
+
+    Raises:
+        DataError: a sentence, word, tag or group that such a file would not give back. Nothing is written.
+    """
     lines, document = [], None
     for each in sentences:
+        if not each.words or each.group != " ".join(each.group.split()):
+            what = f"the group {each.group!r} of {each.id}" if each.words else f"{each.id}, which has no word,"
+            raise DataError(f"{what} cannot stand in a column file")
         if each.group != document:
             document = each.group
             lines.append(f"# document = {document}")
         for word, tag in zip(each.words, each.tags, strict=True):
-            if not word or re.search(r"\s", word):
-                raise DataError(f"the word {word!r} of {each.id} cannot stand in a column file")
+            for cell in (word, tag):
+                if not cell or re.search(r"\s", cell) or cell.startswith(_DOCUMENT):
+                    raise DataError(f"{cell!r} in {each.id} cannot stand in a column file")
             lines.append(f"{word}\t{tag}")
         lines.append("")
     return write_whole(path, "\n".join(lines))

@@ -37,7 +37,7 @@ def read_text(path: str | Path) -> str:
 
 def fault(path: str | Path, line: int, what: str) -> DataError:
     """The one way a faulty line is named."""
-    return DataError(f"{path}, line {line}: {what}")
+    return DataError(f"{path}, line {line}: {' '.join(what.splitlines())}")
 
 
 def json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -49,6 +49,8 @@ def json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise fault(path, number, f"is not JSON ({error.msg}, column {error.colno})") from error
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in thousands
+            raise fault(path, number, f"is not JSON that can be read ({error})") from error
         if not isinstance(row, dict):
             raise fault(path, number, f"holds a {type(row).__name__}, not an object with fields")
         yield number, row

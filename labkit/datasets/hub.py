@@ -5,10 +5,11 @@ is read by the same code.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from labkit.datasets.readers import made
 from labkit.errors import DataError, MissingPackageError
 
 KNOWN = {  # short name -> repository on the hub, where the short name alone no longer loads
@@ -22,19 +23,29 @@ REVISIONS = {"leondz/wnut_17": "refs/convert/parquet", "eriktks/conll2003": "ref
 
 
 def read(task: str, name: str, split: str) -> list[Any]:
-    """The examples of one split of `name`, "owner/data" or "owner/data/configuration" or a folder.
+    """The examples of one split of `name`, "owner/data" or "owner/data/configuration" or a folder, or
+    "folder/configuration" where the folder's README.md lists it.
 
     Raises:
         MissingPackageError: `datasets` is not installed.
         DataError: the data set cannot be reached, has no such split, or not the fields that the task needs.
     """
     from labkit.datasets import embedded
+    from labkit.datasets.readers import made
 
     if name in embedded.NAMES:
         return embedded.read(task, name, split)
     rows = _load(name, split)
     kinds = _class_names(rows.features)
     return made(task, enumerate(_named(rows, kinds), 1), f"{name}:{split}")
+
+
+def is_folder(name: str) -> bool:
+    """Whether `name` is a local folder, or "folder/configuration" as the card of that folder lists it."""
+    place = Path(name).expanduser()
+    card = place.parent / "README.md"
+    listed = rf"^\s*-?\s*config_name:\s*[\"']?{re.escape(place.name)}[\"']?\s*$"
+    return place.is_dir() or (card.is_file() and bool(re.search(listed, card.read_text("utf-8", "replace"), re.M)))
 
 
 def _load(name: str, split: str) -> Any:
@@ -44,14 +55,16 @@ def _load(name: str, split: str) -> Any:
         raise MissingPackageError(
             f'{name} is no file; reading it from the hub needs datasets: pip install "labkit-bidirectional[train]"'
         ) from None
-    from pathlib import Path
-
     folder, configuration = Path(name).expanduser(), None
-    if not folder.is_dir():
+    if folder.is_dir():
+        name = str(folder)
+    else:
         short, _, configuration = name.partition("/") if name.split("/")[0] in KNOWN else (name, "", "")
         if short.count("/") == 2:
             owner, data, configuration = short.split("/")
             short = f"{owner}/{data}"
+        if is_folder(name):
+            short, configuration = str(folder.parent), folder.name
         name = KNOWN.get(short, short)
     try:
         return datasets.load_dataset(name, configuration or None, split=split, revision=REVISIONS.get(name))
@@ -64,7 +77,7 @@ def _load(name: str, split: str) -> Any:
 
 
 def _class_names(features: Any) -> dict[str, list[str]]:
-    """The names behind numbers, by field: tags and labels are stored as integers."""
+    """The names behind numbers, by field: tags and labels are stored as integers, -1 where there is none."""
     found = {}
     for name, feature in features.items():
         inner = getattr(feature, "feature", feature[0] if isinstance(feature, list) else feature)
@@ -76,6 +89,6 @@ def _class_names(features: Any) -> dict[str, list[str]]:
 def _named(rows: Any, kinds: dict[str, list[str]]) -> Iterator[dict[str, Any]]:
     for row in rows:
         for name, names in kinds.items():
-            value = row[name]
-            row[name] = [names[i] for i in value] if isinstance(value, list) else names[value]
+            value, known = row[name], dict(enumerate(names))
+            row[name] = [known.get(i) for i in value] if isinstance(value, list) else known.get(value)
         yield row

@@ -2,7 +2,7 @@
 
 .json             SQuAD 1.1 or 2.0 (questions)
 .conll .txt .tsv .bio .iob ...   word and tag columns (entities)
-.jsonl .csv       rows with named fields (`labkit.datasets.rows`)
+.jsonl .csv .tsv  rows with named fields (`labkit.datasets.rows`)
 squad_v2          a hub name, through `datasets`, in its parquet version; "squad_v2:validation" names the split, and
                   "wikiann/en:train" the configuration
 field-notes:dev   the embedded data, with their split
@@ -10,15 +10,20 @@ field-notes:dev   the embedded data, with their split
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from labkit.datasets.files import csv_rows, fault, json_lines
-from labkit.datasets.rows import MAKERS
+from labkit.datasets.files import csv_rows, fault, json_lines, read_text
+from labkit.datasets.rows import MAKERS, NAMES
+from labkit.datasets.tags import parts, scheme_of, to_bio
 from labkit.errors import DataError
 
 TASKS = tuple(MAKERS)
 COLUMNS = (".conll", ".bio", ".iob", ".iob2", ".txt", ".tsv", ".annotated", ".data")
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*){0,2}")  # data, owner/data, owner/data/configuration
 
 
 def read(task: str, source: str | Path) -> list[Any]:
@@ -36,9 +41,9 @@ def read(task: str, source: str | Path) -> list[Any]:
     if path.is_file():
         return _read_file(task, path)
     name, _, split = str(source).partition(":")
-    if Path(name).expanduser().is_dir() or (name.count("/") <= 1 and not path.suffix):
-        from labkit.datasets import hub
+    from labkit.datasets import hub
 
+    if hub.is_folder(name) or (_HUB_NAME.fullmatch(name) and not path.suffix):
         return hub.read(task, name, split or "train")
     raise DataError(f"{source} does not exist; give a file, or the name of a data set (squad_v2, wnut_17:train)")
 
@@ -49,25 +54,61 @@ def _read_file(task: str, path: Path) -> list[Any]:
         from labkit.datasets.squad import read_squad
 
         return read_squad(path)
-    if suffix in COLUMNS and task == "ner":
+    if task == "ner" and _is_columns(path):
         from labkit.datasets.conll import read_conll
 
         return read_conll(path)
+    return made(task, _rows(task, path), path)
+
+
+def tags_as_given(path: str | Path) -> list[Sequence[str]]:
+    """The tags of each sentence of a file as they stand there, before they are made BIO; raises as `read` does."""
+    path = Path(path).expanduser()
+    if _is_columns(path):
+        from labkit.datasets.conll import columns
+
+        return [tags for _, _, tags in columns(path)]
+    return [each.tags for each in as_given("ner", _rows("ner", path), path)]
+
+
+def _is_columns(path: Path) -> bool:
+    """Whether a file has word and tag columns; a .tsv may be a table with a header, which names both."""
+    if path.suffix.lower() != ".tsv":
+        return path.suffix.lower() in COLUMNS
+    header = read_text(path).split("\n", 1)[0].strip().split("\t")
+    return not (set(header) & {*NAMES["words"]} and set(header) & {*NAMES["tags"]})
+
+
+def _rows(task: str, path: Path) -> Any:
+    suffix = path.suffix.lower()
     if suffix == ".jsonl":
-        return made(task, json_lines(path), path)
+        return json_lines(path)
     if suffix in (".csv", ".tsv"):
-        return made(task, csv_rows(path), path)
+        return csv_rows(path)
     others = {"qa": ".json (SQuAD), ", "ner": ".conll (columns), "}.get(task, "")
     raise DataError(f"{path} ends in {suffix or 'nothing'}; for {task} give a file in {others}.jsonl or .csv")
 
 
 def made(task: str, numbered: Any, path: Any) -> list[Any]:
-    """Examples from (line number, row) pairs; a row without a meaning is named by its line, an id given twice too."""
+    """Examples from (line number, row) pairs, tags in BIO; a row without a meaning, or with the id of another, is named
+    by its line.
+    """
+    found = as_given(task, numbered, path)
+    if task != "ner":
+        return found
+    scheme = scheme_of(each.tags for each in found)
+    return [replace(each, tags=tuple(to_bio(each.tags, scheme))) for each in found]
+
+
+def as_given(task: str, numbered: Any, path: Any) -> list[Any]:
+    """As `made`, with the tags in the scheme that they came in."""
     found: list[Any] = []
     first_at: dict[str, int] = {}
     for line, row in numbered:
         try:
             example = MAKERS[task](row, line)
+            for tag in example.tags if task == "ner" else ():
+                parts(tag)
         except ValueError as error:
             raise fault(path, line, str(error)) from error
         except (KeyError, TypeError, AttributeError) as error:
@@ -78,18 +119,4 @@ def made(task: str, numbered: Any, path: Any) -> list[Any]:
         found.append(example)
     if not found:
         raise DataError(f"{path} holds no example")
-    if task == "ner":
-        return _in_bio(found, path)
     return found
-
-
-def _in_bio(sentences: list[Any], path: Any) -> list[Any]:
-    from dataclasses import replace
-
-    from labkit.datasets.tags import scheme_of, to_bio
-
-    try:
-        scheme = scheme_of(each.tags for each in sentences)
-    except ValueError as error:
-        raise DataError(f"{path}: {error}") from error
-    return [replace(each, tags=tuple(to_bio(each.tags, scheme))) for each in sentences]

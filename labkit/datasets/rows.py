@@ -11,6 +11,7 @@ A row that cannot be understood is a ValueError in words; whoever reads the file
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,12 +39,17 @@ def question(row: dict[str, Any], number: int) -> Question:
     if given is None:
         raise ValueError("has neither answers nor answer; an unanswerable question has an empty list")
     if isinstance(given, dict):  # as the hub's parquet files have them
-        given = [{"text": t, "start": s} for t, s in zip(given["text"], given["answer_start"], strict=True)]
+        texts, starts = given["text"], given["answer_start"]
+        if len(texts) != len(starts):
+            raise ValueError(f"has {len(texts)} answers and {len(starts)} starts")
+        given = [{"text": text, "start": start} for text, start in zip(texts, starts, strict=True)]
     elif isinstance(given, str):  # as a table has it: one answer, or an empty cell
         given = [{"text": given, "start": row.get("answer_start", row.get("start", ""))}] if given else []
     for answer in given:
+        if not isinstance(text := answer["text"], str):
+            raise ValueError(f"has the answer {text!r}, which is no text")
         start = answer.get("start", answer.get("answer_start"))
-        answers.append(Answer(answer["text"], _place(answer["text"], start, context)))
+        answers.append(Answer(text, _place(text, start, context)))
     return Question(
         _id(row, number),
         text_in(row, "question"),
@@ -57,18 +63,20 @@ def sentence(row: dict[str, Any], number: int) -> Sentence:
     id, group = _id(row, number), str(field(row, "group") or "")
     if isinstance(entities := row.get("entities"), list):
         text = text_in(row, "text")
-        found = [Entity(int(e["start"]), int(e["end"]), str(e["label"])) for e in entities]
+        found = [Entity(_whole(e["start"], "start"), _whole(e["end"], "end"), str(e["label"])) for e in entities]
         words = words_of(text)
         tags = tags_over(words, found, text)
         return Sentence(id, text, tuple(text[a:b] for a, b in words), tuple(words), tuple(tags), group)
     words, tags = field(row, "words"), field(row, "tags")
     if isinstance(words, str) and isinstance(tags, str):  # cells of a table
         words, tags = words.split(), tags.split()
-    if not isinstance(words, Sequence) or not isinstance(tags, Sequence):
+    if any(not isinstance(each, Sequence) or isinstance(each, str) for each in (words, tags)):
         raise ValueError("has neither words and tags, nor text and entities")
     if len(words) != len(tags):
         raise ValueError(f"has {len(words)} words and {len(tags)} tags")
-    return Sentence.of_words(id, [str(w) for w in words], [str(t) for t in tags], group)
+    if not_text := [word for word in words if not isinstance(word, str)]:
+        raise ValueError(f"has the word {not_text[0]!r}, which is no text")
+    return Sentence.of_words(id, list(words), [str(t) for t in tags], group)
 
 
 def labelled(row: dict[str, Any], number: int) -> Labelled:
@@ -81,10 +89,13 @@ def labelled(row: dict[str, Any], number: int) -> Labelled:
 def pair(row: dict[str, Any], number: int) -> Pair:
     score = field(row, "score")
     try:
-        score = None if score in (None, "") else float(score)
-    except (TypeError, ValueError):
-        raise ValueError(f"has the score {score!r}, which is no number") from None
-    return Pair(_id(row, number), text_in(row, "first"), text_in(row, "second"), score, str(field(row, "group") or ""))
+        number_given = None if score in (None, "") else float(score)
+    except (TypeError, ValueError, OverflowError):
+        number_given = math.nan
+    if number_given is not None and not math.isfinite(number_given):
+        raise ValueError(f"has the score {score!r}, which is no number")
+    group = str(field(row, "group") or "")
+    return Pair(_id(row, number), text_in(row, "first"), text_in(row, "second"), number_given, group)
 
 
 MAKERS: dict[str, Callable[[dict[str, Any], int], Any]] = {
@@ -121,11 +132,19 @@ def _place(answer: str, start: Any, context: str) -> int:
         if (count := context.count(answer)) != 1:
             raise ValueError(f"has the answer {answer!r} without its start, and the context holds it {count} times")
         return context.index(answer)
-    try:
-        start = int(start)
-    except (TypeError, ValueError):
-        raise ValueError(f"has the answer start {start!r}, which is no number") from None
+    start = _whole(start, "answer start")
     if start < 0 or context[start : start + len(answer)] != answer or not answer:
         stands = context[max(start, 0) : max(start, 0) + len(answer)]
         raise ValueError(f"has the answer {answer!r} at {start}, where {stands!r} stands")
     return start
+
+
+def _whole(value: Any, what: str) -> int:
+    """A count of characters, which a table has as text."""
+    try:
+        whole = int(value)
+    except (TypeError, ValueError, OverflowError):
+        whole = None
+    if whole is None or isinstance(value, bool | float) and (isinstance(value, bool) or whole != value):
+        raise ValueError(f"has the {what} {value!r}, which is no whole number")
+    return whole

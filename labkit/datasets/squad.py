@@ -24,18 +24,24 @@ def read_squad(path: str | Path) -> list[Question]:
         content = json.loads(text)
     except json.JSONDecodeError as error:
         raise fault(path, error.lineno, f"is not JSON ({error.msg}, column {error.colno})") from error
-    found = []
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in thousands
+        raise DataError(f"{path} is not JSON that can be read ({error})") from error
+    found, ids = [], set()
     try:
         for number, article in enumerate(content["data"]):
             group = str(article.get("title") or f"article {number}")
             for paragraph in article["paragraphs"]:
                 found += [_question(qa, paragraph["context"], group, path) for qa in paragraph["qas"]]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{path} is not a SQuAD file: data -> paragraphs -> qas -> answers was expected, and {error} is missing"
-        ) from error
+    except KeyError as error:
+        raise DataError(f"{path} is not SQuAD (data -> paragraphs -> qas -> answers): {error} is missing") from error
+    except (TypeError, AttributeError) as error:
+        raise DataError(f"{path} is not SQuAD (data -> paragraphs -> qas -> answers): {error}") from error
     if not found:
         raise DataError(f"{path} holds no question")
+    for each in found:
+        if each.id in ids:
+            raise DataError(f"{path}, question {each.id!r}: another question has this id")
+        ids.add(each.id)
     return found
 
 
@@ -56,10 +62,16 @@ def write_squad(path: str | Path, questions: Sequence[Question], version: str = 
 
 
 def _question(qa: dict[str, Any], context: str, group: str, path: str | Path) -> Question:
-    impossible = bool(qa.get("is_impossible", False))
-    listed = [] if impossible else qa["answers"]
-    answers = tuple(dict.fromkeys(Answer(a["text"], a["answer_start"]) for a in listed))
     where = f"{path}, question {qa['id']!r}"
+    for text in (qa["question"], context):
+        if not isinstance(text, str):
+            raise DataError(f"{where}: {text!r} stands where text was expected")
+    impossible = bool(qa.get("is_impossible", False))
+    listed = [] if impossible else [(answer["text"], answer["answer_start"]) for answer in qa["answers"]]
+    for text, start in listed:
+        if not isinstance(text, str) or not isinstance(start, int):
+            raise DataError(f"{where}: the answer {text!r} at {start!r} is no text and its place")
+    answers = tuple(dict.fromkeys(Answer(text, start) for text, start in listed))
     require_spans(context, answers, where)
     if not answers and not impossible and "is_impossible" in qa:
         raise DataError(f"{where}: has no answer and is not marked is_impossible")

@@ -18,7 +18,7 @@ _LETTERS = rf"[^\W_]+(?:[{_MARKS}]+[^\W_]*)*"
 _WORD = re.compile(
     rf"""
       (?:[A-Z]\.){{2,}}                                               # U.S., J.S.
-    | (?<=\w)['’][sS]\b                                               # Brill's
+    | (?<=[\w{_MARKS}])['’][sS]\b                                     # Brill's
     | \d+(?:[.,:]\d+)+                                                # 1,200 and 3.5 and 14:30
     | {_LETTERS}(?:(?:[-\u200c\u200d]|['’](?![sS]\b)){_LETTERS})*     # O'Neil-Smith
     | [\U0001f1e6-\U0001f1ff]{{2}}                                    # a flag
