@@ -4,6 +4,9 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 WORKERS ?= 2
 NOTEBOOKS ?= notebooks
+TASK ?= ner
+MODEL ?= gemma3-270m
+MASK ?= bidirectional
 
 VENV_PYTHON = .venv/bin/python
 START = notebooks/00_start_here.ipynb
@@ -16,7 +19,7 @@ NBVAL = --nbval-lax --nbval-current-env --nbval-sanitize-with=tests/notebooks/nb
 QUIET = env LABKIT_PROFILE="$${LABKIT_PROFILE:-ci}" HF_HUB_OFFLINE="$${HF_HUB_OFFLINE:-1}" PYTHONHASHSEED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab lab-check test test-fast test-browser test-all lint format clean
+.PHONY: help setup lab lab-check test test-fast test-browser test-all lint format clean train-quick train-5fold train-5fold-9b
 
 help: ## show this list
 	@echo "make TARGET   (PYTHON=python3.11 picks the Python, TORCH_INDEX=URL the index that torch comes from)"
@@ -61,6 +64,18 @@ lint: setup ## ruff: rules and format, notebooks too; and the rules for committe
 format: setup ## let ruff mend what it can
 	@$(VENV_PYTHON) -m ruff check --fix .
 	@$(VENV_PYTHON) -m ruff format .
+
+train-quick: setup ## fine-tune gpt2-mini on the embedded entities, bidirectional: minutes on a CPU
+	@$(VENV_PYTHON) -m labkit train $(TASK) --preset quick --output-dir runs/$(TASK)-quick --resume
+
+train-5fold: setup ## five-fold cross-validation: TASK=ner MODEL=gemma3-270m MASK=bidirectional (hours on a CPU)
+	@$(VENV_PYTHON) -m labkit train $(TASK) --model "$(MODEL)" --mask $(MASK) --folds 5 \
+		--output-dir runs/$(TASK)-$(MASK)-5fold --resume
+
+train-5fold-9b: setup ## the same with Gemma 2 9B and LoRA, for a GPU of 40 GB; accept the licence on the hub first
+	@$(VENV_PYTHON) -m labkit train $(TASK) --model gemma-2-9b --method lora --gradient-checkpointing --mask $(MASK) \
+		--batch-size 2 --gradient-accumulation 8 --learning-rate 1e-4 --folds 5 \
+		--output-dir runs/$(TASK)-$(MASK)-5fold-9b --resume
 
 clean: ## remove .venv and everything that was built; your notebooks and data stay
 	@echo "labkit: removing .venv, build outputs and caches"

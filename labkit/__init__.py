@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from labkit.errors import ConversionError, LabkitError
     from labkit.measure import AuditReport, assert_bidirectional, assert_causal, audit
     from labkit.models import Loaded, load
+    from labkit.tasks.pipeline import pipeline
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ _HOME = {  # public name -> the module that defines it
     "assert_causal": "measure",
     "AuditReport": "measure",
     "explore_attention": "attention_maps",
+    "pipeline": "tasks.pipeline",
     "LabkitError": "errors",
     "ConversionError": "errors",
 }
@@ -61,6 +63,7 @@ __all__ = [
     "measure",
     "models",
     "notebooks",
+    "pipeline",
     "pitfalls",
     "profile",
     "resources",

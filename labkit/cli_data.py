@@ -65,7 +65,7 @@ def data_check(
 
 def _check_files(files: list[Path], task: str, as_json: bool) -> None:
     """Check the files together, print, and exit."""
-    from labkit.datasets.checks import check_files
+    from labkit.datasets.checks import check_files, printable
 
     reports = check_files(task, files)
     if as_json:
@@ -75,6 +75,6 @@ def _check_files(files: list[Path], task: str, as_json: bool) -> None:
         print_table(("file", "examples", "faults", "warnings"), cells)
         for report in reports:
             findings = [("fault", each) for each in report.faults] + [("warning", each) for each in report.warnings]
-            counts = ", ".join(f"{name} {count:,}" for name, count in report.counts.items())
+            counts = ", ".join(f"{printable(name)} {count:,}" for name, count in report.counts.items())
             print("\n".join(["", f"{report.path}: {counts or 'nothing counted'}", *map(": ".join, findings)]))
     raise typer.Exit(0 if all(report.ok for report in reports) else 1)

@@ -72,15 +72,15 @@ def describe(lm: Any, *, window: str, layers: list[int] | None) -> str:
     which = f"all {depth} layers"
     if layers is not None:
         which = f"layers {', '.join(map(str, layers))} of {depth}, while the others stay causal"
-    name = _shown_name(lm)
-    texts = ", ".join(_licence_files(lm))
+    name = shown_name(lm)
+    texts = ", ".join(licence_files(lm))
     return _CARD.format(
         name=name,
         version=__version__,
         which=which,
         window=_window_sentence(config, window),
         source=lm.source.replace(lm.name, name),
-        licence=_licence_name(lm),
+        licence=licence_name(lm),
         texts=f" ({texts} in this folder)" if texts else "",
         loading=_SUBSET if layers is not None else _UNIFORM,
     )
@@ -91,7 +91,7 @@ def _write(lm: Any, folder: Path, window: str, layers: list[int] | None) -> None
         lm.model.save_pretrained(folder)
     if lm.tokenizer is not None:
         lm.tokenizer.save_pretrained(folder)
-    for name, content in _licence_files(lm).items():
+    for name, content in licence_files(lm).items():
         (folder / name).write_bytes(content)
     (folder / "README.md").write_text(describe(lm, window=window, layers=layers), encoding="utf-8")
     folder.chmod(0o755)
@@ -99,16 +99,16 @@ def _write(lm: Any, folder: Path, window: str, layers: list[int] | None) -> None
         file.chmod(0o755 if file.is_dir() else 0o644)  # the safetensors writer lets only the owner read
 
 
-def _shown_name(lm: Any) -> str:
+def shown_name(lm: Any) -> str:
     """The model's name without the path that leads to it on this machine."""
     return lm.name if lm.name in REGISTRY or not Path(lm.name).expanduser().is_dir() else Path(lm.name).resolve().name
 
 
-def _licence_name(lm: Any) -> str:
+def licence_name(lm: Any) -> str:
     return REGISTRY[lm.name].licence if lm.name in REGISTRY else lm.licence
 
 
-def _licence_files(lm: Any) -> dict[str, bytes]:
+def licence_files(lm: Any) -> dict[str, bytes]:
     """What has to go along with a copy: the licence's text and its notice, by file name."""
     files, card = {}, REGISTRY.get(lm.name)
     if card and card.package and (terms := card.package.terms_path()):
@@ -116,7 +116,7 @@ def _licence_files(lm: Any) -> dict[str, bytes]:
     if (folder := Path(lm.name).expanduser()).is_dir() and card is None:
         for pattern in ("LICEN[SC]E*", "NOTICE*", "*TERMS*"):
             files |= {file.name: file.read_bytes() for file in sorted(folder.glob(pattern)) if file.is_file()}
-    if notice := NOTICES.get(_licence_name(lm)):
+    if notice := NOTICES.get(licence_name(lm)):
         files.setdefault("NOTICE.txt", f"{notice}\n".encode())
     return files
 

@@ -181,10 +181,13 @@ class _WithHead:
         options["use_cache"] = False
         return self.backbone(input_ids, attention_mask=attention_mask, **options).last_hidden_state
 
+    def _scored(self, states: Tensor) -> Tensor:
+        return self.head(self.head_dropout(_in_dtype_of(self.head, states)))
+
     def _pooled(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
         if attention_mask is None:
             attention_mask = states.new_ones(states.shape[:2], dtype=torch.long)
-        return self.head_dropout(self.pooling(states, attention_mask))
+        return self.pooling(_in_dtype_of(self.pooling, states), attention_mask)
 
 
 class _ForTokens(_WithHead):
@@ -193,7 +196,7 @@ class _ForTokens(_WithHead):
     def forward(self, input_ids=None, attention_mask=None, labels=None, **options):
         from transformers.modeling_outputs import TokenClassifierOutput
 
-        logits = self.head(self.head_dropout(self._states(input_ids, attention_mask, options)))
+        logits = self._scored(self._states(input_ids, attention_mask, options))
         loss = None if labels is None else _cross_entropy(logits, labels)
         return TokenClassifierOutput(loss=loss, logits=logits)
 
@@ -207,7 +210,7 @@ class _ForSpans(_WithHead):
     def forward(self, input_ids=None, attention_mask=None, start_positions=None, end_positions=None, **options):
         from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
-        logits = self.head(self.head_dropout(self._states(input_ids, attention_mask, options)))  # (batch, seq, 2)
+        logits = self._scored(self._states(input_ids, attention_mask, options))  # (batch, seq, 2)
         if attention_mask is not None and attention_mask.dim() == 2:
             logits = logits.masked_fill(attention_mask[..., None] == 0, torch.finfo(logits.dtype).min)
         start, end = logits.unbind(-1)  # each (batch, seq)
@@ -223,7 +226,7 @@ class _ForSequences(_WithHead):
     def forward(self, input_ids=None, attention_mask=None, labels=None, **options):
         from transformers.modeling_outputs import SequenceClassifierOutput
 
-        logits = self.head(self._pooled(self._states(input_ids, attention_mask, options), attention_mask))
+        logits = self._scored(self._pooled(self._states(input_ids, attention_mask, options), attention_mask))
         loss = None if labels is None else _cross_entropy(logits, labels)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
@@ -235,10 +238,16 @@ class _ForEmbedding(_WithHead):
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
         states = self._states(input_ids, attention_mask, options)
-        vectors = self._pooled(states, attention_mask)
+        vectors = self.head_dropout(self._pooled(states, attention_mask))
         if self.head_settings.normalize:
             vectors = nn.functional.normalize(vectors.float(), dim=-1)
         return BaseModelOutputWithPooling(last_hidden_state=states, pooler_output=vectors)
+
+
+def _in_dtype_of(module: nn.Module, states: Tensor) -> Tensor:
+    """A head that is trained on a 16-bit backbone is itself float32."""
+    own = next(module.parameters(), states)
+    return states.to(own.dtype)
 
 
 def set_backbone_dropout(model: nn.Module, share: float) -> None:

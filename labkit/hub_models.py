@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.errors import GatedModelError, HubUnreachableError, ModelError, UnknownModelError, UnsupportedModelError
 from labkit.heads import RECORD, TASKS, Head, head_in, model_class
-from labkit.progress import bars_on_terminals_only
+from labkit.progress import bars_on_terminals_only, transformers_errors_only
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -153,7 +153,7 @@ def read_model(
     from safetensors import SafetensorError
 
     try:
-        with bars_on_terminals_only():
+        with bars_on_terminals_only(), transformers_errors_only():  # what is missing is told below
             model, report = kind.from_pretrained(
                 folder, config=config, attn_implementation=attn, dtype=dtype, use_safetensors=True,
                 local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True,

@@ -232,7 +232,8 @@ def _trainer_class() -> type:
                 )
             if numbers:
                 self.log(dict(numbers))
-            measured = {f"eval_{name}": value for name, value in numbers.items()}
+            worst = -sys.float_info.max  # a score that is not defined (NaN) is no better than any other
+            measured = {f"eval_{name}": worst if value != value else value for name, value in numbers.items()}
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, measured)
             return measured
 

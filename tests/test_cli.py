@@ -15,7 +15,8 @@ from labkit.models import REGISTRY
 COMMANDS = [
     ["doctor"], ["models"], ["audit"], ["convert"], ["cache", "list"], ["cache", "clear"], ["notebooks", "run"],
     ["notebooks", "copy"], ["data", "list"], ["data", "check"], ["leakage"], ["pretrain"], ["train", "lm"],
-    ["export"], ["notebooks", "export"], ["demo"],
+    ["export"], ["notebooks", "export"], ["demo"], ["train", "qa"], ["train", "ner"], ["train", "classify"],
+    ["train", "embed"], ["predict", "qa"], ["predict", "ner"], ["predict", "classify"], ["predict", "embed"],
 ]  # fmt: skip
 
 

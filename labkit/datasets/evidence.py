@@ -57,7 +57,8 @@ def locate(text: str, evidence: str) -> Found | None:
     """Where `evidence` stands in `text`, in offsets of `text` as it is; None if nothing there is like it.
 
     Exact match first; then with any white space for white space; then the best alignment of rapidfuzz
-    (`partial_ratio_alignment`, at least 80), grown to whole words. Of several places the first is taken.
+    (`partial_ratio_alignment`), its ends moved to the words that make the span most like the evidence (`ratio`). Both
+    are at least 80, or nothing is found. Of several places the first is taken.
 
     Raises:
         DataError: the evidence is empty. MissingPackageError: rapidfuzz is needed and not installed.
@@ -76,16 +77,21 @@ def locate(text: str, evidence: str) -> Found | None:
         raise MissingPackageError(
             'evidence that is not there to the letter is found by rapidfuzz: pip install "labkit-bidirectional[train]"'
         ) from None
-    squeezed, places = _squeezed(text)
-    best = fuzz.partial_ratio_alignment(" ".join(wanted.split()), squeezed, score_cutoff=LEAST_LIKE)
+    (squeezed, places), wanted = _squeezed(text), " ".join(wanted.split())
+    best = fuzz.partial_ratio_alignment(wanted, squeezed, score_cutoff=LEAST_LIKE)
     if best is None or best.dest_start == best.dest_end or len(wanted) > 1.5 * max(len(squeezed), 1):
         return None
-    start, end = places[best.dest_start], places[best.dest_end - 1] + 1
-    while start < end and text[start].isspace():
-        start += 1
-    while end > start and text[end - 1].isspace():
-        end -= 1
-    return Found(*_whole_words(text, start, end), "fuzzy", best.score)
+    start, end = best.dest_start, best.dest_end  # as long as the evidence, and so a word lost in copying is missing
+    slack = 10 + len(wanted) // 4
+    starts = [at for at in range(max(0, start - slack), min(start + slack, len(squeezed))) if _begins(squeezed, at)]
+    ends = [at + 1 for at in range(max(0, end - slack), min(end + slack, len(squeezed))) if _ends(squeezed, at)]
+    for _ in range(2):
+        near = (at for at in starts if at < end)
+        start = max(near, key=lambda at: fuzz.ratio(wanted, squeezed[at:end]), default=start)  # none in a word of 1,000
+        near = (at for at in ends if at > start)
+        end = max(near, key=lambda at: fuzz.ratio(wanted, squeezed[start:at]), default=end)
+    alike = fuzz.ratio(wanted, squeezed[start:end])
+    return Found(places[start], places[end - 1] + 1, "fuzzy", alike) if alike >= LEAST_LIKE else None
 
 
 def locate_all(text: str, evidence: Sequence[str]) -> tuple[list[Found], list[str]]:
@@ -133,10 +139,11 @@ def _squeezed(text: str) -> tuple[str, list[int]]:
     return "".join(letters), places
 
 
-def _whole_words(text: str, start: int, end: int) -> tuple[int, int]:
-    """The span grown by the rest of a word that it cuts through."""
-    while 0 < start < len(text) and text[start - 1].isalnum() and text[start].isalnum():
-        start -= 1
-    while 0 < end < len(text) and text[end - 1].isalnum() and text[end].isalnum():
-        end += 1
-    return start, end
+def _begins(text: str, at: int) -> bool:
+    """Whether a word begins at this place, or another sign stands there."""
+    return not text[at].isspace() and not (at > 0 and text[at - 1].isalnum() and text[at].isalnum())
+
+
+def _ends(text: str, at: int) -> bool:
+    """Whether a word ends with this place, or another sign stands there."""
+    return not text[at].isspace() and not (text[at].isalnum() and text[at + 1 : at + 2].isalnum())

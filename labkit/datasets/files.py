@@ -61,9 +61,12 @@ def csv_rows(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
     text = read_text(path)
     header = text.split("\n", 1)[0]
     separator = max(",;\t", key=header.count)
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # else a cell of 131,072 characters is an error
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
         columns = next(reader)
+        if twice := [column for i, column in enumerate(columns) if column in columns[:i]]:
+            raise fault(path, 1, f"has the column {twice[0]!r} twice")
         for row in reader:
             if not row:
                 continue

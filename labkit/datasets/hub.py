@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,31 +49,54 @@ def is_folder(name: str) -> bool:
     return place.is_dir() or (card.is_file() and bool(re.search(listed, card.read_text("utf-8", "replace"), re.M)))
 
 
+def split_names(name: str) -> list[str]:
+    """The splits of a hub data set or of a folder laid out like one; raises as `read` does."""
+    datasets = _package(name)
+    place, configuration = _place_of(name)
+    with _explained(place):
+        return list(datasets.get_dataset_split_names(place, configuration or None, revision=REVISIONS.get(place)))
+
+
 def _load(name: str, split: str) -> Any:
+    datasets = _package(name)
+    place, configuration = _place_of(name)
+    with _explained(f"{place} (split {split})"):
+        return datasets.load_dataset(place, configuration or None, split=split, revision=REVISIONS.get(place))
+
+
+def _package(name: str) -> Any:
     try:
         import datasets
     except ImportError:
         raise MissingPackageError(
             f'{name} is no file; reading it from the hub needs datasets: pip install "labkit-bidirectional[train]"'
         ) from None
-    folder, configuration = Path(name).expanduser(), None
+    return datasets
+
+
+def _place_of(name: str) -> tuple[str, str]:
+    """The repository or folder that is meant by `name`, and the configuration in it, or ""."""
+    folder = Path(name).expanduser()
     if folder.is_dir():
-        name = str(folder)
-    else:
-        short, _, configuration = name.partition("/") if name.split("/")[0] in KNOWN else (name, "", "")
-        if short.count("/") == 2:
-            owner, data, configuration = short.split("/")
-            short = f"{owner}/{data}"
-        if is_folder(name):
-            short, configuration = str(folder.parent), folder.name
-        name = KNOWN.get(short, short)
+        return str(folder), ""
+    if is_folder(name):
+        return str(folder.parent), folder.name
+    short, _, configuration = name.partition("/") if name.split("/")[0] in KNOWN else (name, "", "")
+    if short.count("/") == 2:
+        owner, data, configuration = short.split("/")
+        short = f"{owner}/{data}"
+    return KNOWN.get(short, short), configuration
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
     try:
-        return datasets.load_dataset(name, configuration or None, split=split, revision=REVISIONS.get(name))
+        yield
     except Exception as error:  # datasets, huggingface_hub, fsspec and pyarrow each raise their own
-        first = str(error).strip().partition("\n")[0]
+        words = " ".join(str(error).split())
+        cause = f"{type(error).__name__}: {words if len(words) <= 300 else words[:297] + '...'}"
         raise DataError(
-            f"{name} (split {split}) could not be loaded: {type(error).__name__}: {first}; connect to the network, or "
-            "give a file or a folder"
+            f"{what} could not be loaded: {cause}; connect to the network, or give a file or a folder"
         ) from error
 
 

@@ -61,7 +61,7 @@ def write_squad(path: str | Path, questions: Sequence[Question], version: str = 
     return write_whole(path, content + "\n")
 
 
-def _question(qa: dict[str, Any], context: str, group: str, path: str | Path) -> Question:
+def _question(qa: Any, context: Any, group: str, path: str | Path) -> Question:
     where = f"{path}, question {qa['id']!r}"
     for text in (qa["question"], context):
         if not isinstance(text, str):

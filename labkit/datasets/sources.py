@@ -1,0 +1,64 @@
+"""The train, dev and test sides of a data set, by its name or by files."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from labkit.datasets import embedded, hub, readers
+from labkit.errors import DataError
+
+DEFAULTS = {"qa": "field-notes", "ner": "field-notes", "classify": "which-way-round"}  # embedded, by task
+DEV_NAMES = ("dev", "validation", "valid", "eval")  # what data sets call the side that chooses
+
+
+def sides(
+    task: str,
+    data: str | None = None,
+    *,
+    train_file: str | None = None,
+    dev_file: str | None = None,
+    test_file: str | None = None,
+    max_train: int | None = None,
+    max_eval: int | None = None,
+    seed: int = 0,
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """(train, dev, test) examples; dev and test are empty where there are none.
+
+    Args:
+        data: an embedded data set, a hub name, or a folder laid out like one, instead of files; without either, the
+            embedded data of the task.
+        max_train, max_eval: at most so many examples, drawn with `seed`.
+
+    Raises:
+        DataError: files and a name at once, no training side, or whatever is wrong in them.
+    """
+    files = (train_file, dev_file, test_file)
+    if data and any(files):
+        raise DataError("give the name of a data set, or files, not both")
+    if any(files):
+        if not train_file:
+            raise DataError("there is no training file beside the others; give --train-file")
+        found = [readers.read(task, each) if each else [] for each in files]
+    else:
+        if data is None and task not in DEFAULTS:
+            raise DataError(f"labkit ships no data for {task}; give a training file, or the name of a data set")
+        found = _named(task, data or DEFAULTS[task])
+    limits = (max_train, max_eval, max_eval)
+    return tuple(_drawn(examples, limit, seed) for examples, limit in zip(found, limits, strict=True))
+
+
+def _named(task: str, name: str) -> list[list[Any]]:
+    names = embedded.SPLITS if name in embedded.NAMES else hub.split_names(name)
+    if "train" not in names:
+        raise DataError(f"{name} has no split called train, only {', '.join(names)}; give files instead")
+    dev = next((each for each in DEV_NAMES if each in names), None)
+    wanted = ("train", dev, "test" if "test" in names else None)
+    return [readers.read(task, f"{name}:{split}") if split else [] for split in wanted]
+
+
+def _drawn(examples: list[Any], limit: int | None, seed: int) -> list[Any]:
+    if limit is None or limit >= len(examples):
+        return examples
+    chosen = set(random.Random(seed).sample(range(len(examples)), limit))
+    return [each for number, each in enumerate(examples) if number in chosen]

@@ -1,0 +1,76 @@
+"""Which numbers to compute with: a rule per device and model family, and the reason in words.
+
+float16 ends at 65,504. The activations of Gemma pass that (its embeddings are scaled by the root of the width, and its
+residual stream grows), so that a training in float16 ends in NaN; GPUs before Ampere (a T4 has compute capability 7.5)
+have no bfloat16 in hardware, and torch emulates it slowly without saying so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from labkit.errors import TrainingError
+
+OVERFLOWS_IN_FLOAT16 = ("gemma", "t5gemma", "t5", "umt5")  # model types that begin so
+AMPERE = (8, 0)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """`dtype` of the computation (the trained weights stay float32), whether to allow TF32, and why."""
+
+    dtype: str
+    tf32: bool
+    why: str
+
+
+def choose(model_type: str, capability: tuple[int, int] | None, wanted: str = "auto") -> Precision:
+    """The precision to train a model of `model_type` with.
+
+    Args:
+        model_type: as in the config, "gemma3_text".
+        capability: of the GPU as (major, minor), None without one; `here()` gives this machine's.
+        wanted: "auto" for the rule, else "float32", "bfloat16" or "float16", which is refused where it cannot work.
+
+    Raises:
+        TrainingError: float16 without a GPU, or for a family whose activations overflow in it.
+    """
+    overflows = model_type.lower().startswith(OVERFLOWS_IN_FLOAT16)
+    new = capability is not None and tuple(capability) >= AMPERE
+    if wanted == "float16" and capability is None:
+        raise TrainingError("float16 needs a GPU, and there is none here; choose auto, bfloat16 or float32")
+    if wanted == "float16" and overflows:
+        raise TrainingError(
+            f"{model_type} overflows in float16 (its activations pass 65,504): the training would end in NaN; choose "
+            f"{'bfloat16' if new else 'float32'}"
+        )
+    if wanted == "bfloat16" and capability is not None and not new:
+        return Precision(
+            "bfloat16", False, f"{_name(capability)} has no bfloat16 in hardware: torch emulates it, slowly"
+        )
+    if wanted != "auto":
+        return Precision(wanted, new and wanted == "float32", "as asked")
+    if capability is None:
+        return Precision("float32", False, "no GPU")
+    if new:
+        return Precision("bfloat16", True, f"{_name(capability)} has bfloat16, whose range is that of float32")
+    if overflows:
+        return Precision(
+            "float32",
+            False,
+            f"{_name(capability)} has no bfloat16, and {model_type} overflows in float16: float32, slower and safe",
+        )
+    return Precision(
+        "float16", False, f"{_name(capability)} has no bfloat16; {model_type} keeps within float16, with scaling"
+    )
+
+
+def here() -> tuple[int, int] | None:
+    """The compute capability of this machine's GPU, None without a CUDA GPU."""
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+
+
+def _name(capability: tuple[int, int]) -> str:
+    return f"a GPU of compute capability {capability[0]}.{capability[1]}"

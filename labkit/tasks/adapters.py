@@ -1,0 +1,66 @@
+"""Which weights of a model with a task head are trained: all of them, low-rank adapters, or the head alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from labkit.anatomy import find_decoder
+from labkit.errors import MissingPackageError, TrainingError
+
+METHODS = ("full", "lora", "frozen")
+
+
+def trained_part(model: Any, method: str, *, rank: int = 16) -> Any:
+    """What to hand to the training.
+
+    "full": every weight. "lora": adapters of `rank` on every matrix of the layers (Hu et al. 2021), the head and what
+    it pools with whole. "frozen": the head and the pooling.
+
+    Raises:
+        TrainingError: no such method, or nothing would be left to train. MissingPackageError: peft is not installed.
+    """
+    if method not in METHODS:
+        raise TrainingError(f"the method is {method!r}; choose one of {', '.join(METHODS)}")
+    own = [name for name, child in model.named_children() if child is not model.backbone and list(child.parameters())]
+    if method == "full":
+        return model
+    for name in own:  # small updates are lost in 16-bit weights
+        getattr(model, name).to(torch.float32)
+    if method == "frozen":
+        if not own:
+            raise TrainingError("frozen: this head has no weights of its own, so there is nothing to train; take lora")
+        model.backbone.requires_grad_(False)
+        return model
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise MissingPackageError('LoRA needs peft: pip install "labkit-bidirectional[train]"') from None
+    matrices = _matrices(model)
+    transposed = any(isinstance(model.get_submodule(name), Conv1D) for name in matrices)  # as GPT-2 stores its own
+    return get_peft_model(
+        model,
+        LoraConfig(
+            r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=matrices, modules_to_save=own,
+            fan_in_fan_out=transposed,
+        ),
+    )  # fmt: skip
+
+
+def whole(model: Any, method: str) -> Any:
+    """The model with its adapters merged, as it is saved."""
+    return model.merge_and_unload() if method == "lora" else model
+
+
+def trainable(model: Any) -> tuple[int, int]:
+    """(trained, all) parameters."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad), sum(p.numel() for p in model.parameters())
+
+
+def _matrices(model: Any) -> list[str]:
+    """The full names of the matrices in the layers; a head that is a matrix too is not among them."""
+    inside = {id(module) for layer in find_decoder(model).layers for module in layer.modules()}
+    kinds = (torch.nn.Linear, Conv1D)
+    return [name for name, module in model.named_modules() if isinstance(module, kinds) and id(module) in inside]

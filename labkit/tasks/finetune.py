@@ -1,0 +1,246 @@
+"""Fine-tune a causal decoder, with its mask or without, on a task: one entry for all tasks, resumable.
+
+    train = labkit.datasets.readers.read("qa", "field-notes:train")
+    metrics = finetune("qa", "gemma3-270m", train, "runs/qa", dev=dev, test=test, mask="bidirectional")
+    labkit.pipeline("runs/qa/model")(question="Who ...?", context="...")
+
+What a twin (another `mask`, the same seed) sees is the same: the same rows in the same order, the same start of the
+head. The mask that is really in force is measured before the first step, and a run that would train another than the
+one asked for does not begin.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from labkit import precision
+from labkit.datasets import splits
+from labkit.datasets.evidence import MARKS
+from labkit.errors import DataError, TrainingError
+from labkit.export import choose_layers
+from labkit.run_folder import RunFolder, is_first_process, process_count
+from labkit.tasks import adapters, task_card
+from labkit.tasks.lm import pad_id
+from labkit.tasks.needs import measured_need, require_room
+from labkit.tasks.order import length_grouped_order
+from labkit.tasks.plans import Plan
+from labkit.tasks.recipes import Options, Recipe, by_name
+from labkit.tasks.special_tokens import add_tokens
+from labkit.training import evaluating, require, train
+
+MASKS = ("bidirectional", "causal")
+TASK_RECORD = "labkit_task"  # in the config of a saved model: the task and its options, for `labkit.pipeline`
+HELD_OUT = 0.1  # of the training examples, where no dev set is given
+
+
+def finetune(
+    task: str,
+    model: str | Path,
+    train_examples: Sequence[Any],
+    output_dir: str | Path,
+    *,
+    dev: Sequence[Any] = (),
+    test: Sequence[Any] = (),
+    plan: Plan | None = None,
+    options: Options | None = None,
+    mask: str = "bidirectional",
+    window: str = "keep",
+    layers: str = "all",
+    method: str = "full",
+    rank: int = 16,
+    head: dict[str, Any] | None = None,
+    attn: str | None = None,
+    resume: bool = False,
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+) -> dict[str, Any]:
+    """Train `model` (a registered name, a hub id or a folder) on a task; leaves a run folder and returns its metrics.
+
+    Args:
+        task: "qa", "ner", "classify" or "embed"; the examples are those of `labkit.datasets.readers.read(task, ...)`.
+        dev: chooses the best checkpoint. Without it a tenth of the training examples is held out, by groups.
+        test: scored once, at the end.
+        plan: how long and how hard, see `labkit.tasks.plans`. options: of the task, see `labkit.tasks.recipes`.
+        mask: "bidirectional" removes the causal mask (`window`, `layers` as for `labkit.to_bidirectional`), "causal"
+            leaves the model as it is.
+        method: "full", "lora" (of this `rank`) or "frozen".
+        head: changes to the head, as the fields of `labkit.heads.Head`: {"dropout": 0.2, "init": "zeros"}.
+
+    The folder: `model/` with a card, `predictions.dev.jsonl` and `predictions.test.jsonl`, `metrics.json`,
+    `trainer_state.json`, `checkpoints/`. The metrics: `dev` and `test` with the scores of the best checkpoint,
+    `baselines`, `mask` as it was measured, and those of `labkit.training.train`.
+
+    Raises:
+        DataError, TrainingError, ModelError, HeadError: each with one clear sentence, before anything is written where
+            that is possible.
+    """
+    recipe, plan = by_name(task), plan or Plan()
+    options = (options or Options()).filled(recipe)
+    say = say if is_first_process() else (lambda text: None)
+    if mask not in MASKS:
+        raise TrainingError(f"the mask is {mask!r}; choose one of {', '.join(MASKS)}")
+    if not train_examples:
+        raise DataError("there are no training examples")
+    config = {
+        "command": f"train {task}", "model": str(model), "mask": mask, "window": window, "layers": layers,
+        "method": method, "rank": rank, "head": head or {}, "attn": attn, "plan": asdict(plan),
+        "options": asdict(options), "train": digest(train_examples), "dev": digest(dev), "test": digest(test),
+    }  # fmt: skip
+    finished = RunFolder.check(output_dir, config, resume=resume)
+    if finished.metrics is not None:
+        say(f"{finished.path} is finished: {finished.metrics['steps']:,} steps")
+        return finished.metrics
+    if not dev:
+        train_examples, dev = splits.held_out(train_examples, HELD_OUT, plan.seed)
+        say(f"no dev set: {len(dev):,} examples are held out, {len(train_examples):,} are trained on")
+    require_apart(train_examples, dev, test)
+
+    lm, labels = _model(recipe, model, train_examples, options, head or {}, method, plan, attn)
+    rows = recipe.features(lm.tokenizer, train_examples, labels, options, say)
+    chosen = precision.choose(lm.model.config.get_text_config().model_type, precision.here(), plan.dtype)
+    if plan.dtype == "auto" and precision.here() is not None:
+        say(f"computing in {chosen.dtype}: {chosen.why}")
+    metric = recipe.metric(dev, options)
+    processes = process_count()
+    settings = plan.settings(len(rows), metric, dtype=chosen.dtype, tf32=chosen.tf32, processes=processes)
+    require(settings)
+    measured = put_mask_in_force(lm.model, mask, window, layers)
+    trained = adapters.trained_part(lm.model, method, rank=rank)
+    some, all_ = adapters.trainable(trained)
+    say(
+        f"{task}: {len(train_examples):,} examples in {len(rows):,} rows, {settings.max_steps:,} steps; "
+        f"{mask} mask (measured); {some / 1e6:,.1f} of {all_ / 1e6:,.1f} M parameters are trained"
+    )
+
+    lengths = [recipe.length_of(row) for row in rows]
+    longest = sorted(range(len(rows)), key=lambda row: -lengths[row])[: min(2, plan.batch_size)]
+    collate = recipe.collator(pad_id(lm.tokenizer))
+    trial = collate([{"row": row, "ids": rows[row]} for row in longest])
+    need = measured_need(
+        trained, recipe.loss, trial, share=plan.batch_size / len(longest), dtype=chosen.dtype,
+        gradient_checkpointing=plan.gradient_checkpointing,
+    )  # fmt: skip
+    say(require_room(need, trained, plan))
+
+    order = length_grouped_order(lengths, plan.batch_size * processes, plan.seed)
+    run = RunFolder.open(output_dir, config, resume=resume)
+
+    def measure(model: Any, examples: Sequence[Any], options: Options) -> tuple[dict[str, Any], list[Any]]:
+        return recipe.measure(model, lm.tokenizer, examples, labels, options, plan.eval_batch_size)
+
+    outcome = train(
+        trained,
+        lambda k: rows[order(k)],
+        collate=collate,
+        loss=recipe.loss,
+        settings=settings,
+        run=run,
+        evaluate=lambda model: numbers(measure(model, dev, options)[0]),
+        say=say,
+    )
+    run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
+    lm.model = adapters.whole(trained, method)
+    metrics = {"task": task, "metric": metric, "labels": list(labels), "mask": measured, "method": method}
+    if is_first_process():
+        with evaluating(lm.model) as best:
+            metrics["dev"], said = measure(best, dev, options)
+            options = recipe.tuned(options, metrics["dev"])
+            write_predictions(run, "dev", recipe, said)
+            if test:
+                metrics["test"], said = measure(best, test, options)
+                write_predictions(run, "test", recipe, said)
+        metrics["baselines"] = {
+            name: recipe.baselines(train_examples, examples)
+            for name, examples in (("dev", dev), ("test", test))
+            if examples
+        }
+        setattr(lm.model.config, TASK_RECORD, {"task": task, "options": asdict(options)})
+    counts = {"n_train": len(train_examples), "n_dev": len(dev), "n_test": len(test), "n_rows": len(rows)}
+    metrics |= outcome | counts | {"dtype": chosen.dtype, "trained_parameters": some, "parameters": all_}
+    task_card.save(lm, run, metrics, config)
+    run.write_json("metrics.json", metrics)
+    return metrics
+
+
+def put_mask_in_force(model: Any, mask: str, window: str = "keep", layers: str = "all") -> dict[str, Any]:
+    """Make `model` bidirectional, or leave it causal, and measure it; returns what was measured.
+
+    Raises:
+        TrainingError: the measured mask is not the one asked for.
+    """
+    import labkit
+
+    chosen = choose_layers(layers, model.config.get_text_config().num_hidden_layers)
+    if mask == "bidirectional":
+        labkit.to_bidirectional(model, window=window, layers=chosen)
+    report = labkit.audit(model, quick=True)
+    if chosen is None and report.verdict != mask:
+        raise TrainingError(f"the mask was to be {mask}, and the one measured is {report.verdict}: nothing was trained")
+    return {"asked": mask, "measured": report.verdict, "window": window, "layers": layers}
+
+
+def require_apart(train_examples: Sequence[Any], dev: Sequence[Any], test: Sequence[Any]) -> None:
+    """Raise DataError if a group stands on two sides: then the scores would be of what was learned by heart."""
+    sides = {"train": train_examples, "dev": dev, "test": test}
+    groups = {name: {splits.group_of(each) for each in examples if each.group} for name, examples in sides.items()}
+    for first, second in (("train", "dev"), ("train", "test"), ("dev", "test")):
+        if both := sorted(groups[first] & groups[second]):
+            raise DataError(f"{len(both):,} groups are in {first} and in {second} too, {both[0]!r} for one")
+
+
+def write_predictions(run: RunFolder, name: str, recipe: Recipe, predictions: Sequence[Any]) -> None:
+    """`predictions.<name>.jsonl`: one line per example, whole or not at all."""
+    import json
+
+    from labkit.run_folder import write_whole
+
+    lines = (json.dumps(recipe.record(each), ensure_ascii=False) + "\n" for each in predictions)
+    write_whole(run.path / f"predictions.{name}.jsonl", "".join(lines))
+
+
+def numbers(scores: dict[str, Any]) -> dict[str, float]:
+    """Those of the scores that are single numbers and no counts."""
+    return {
+        name: float(value)
+        for name, value in scores.items()
+        if isinstance(value, (int, float)) and not (name == "n" or name.endswith("_n") or name.startswith("n_"))
+    }
+
+
+def digest(examples: Sequence[Any]) -> str:
+    """The sha256 of the examples, in their order."""
+    together = hashlib.sha256()
+    for each in examples:
+        together.update(repr(each).encode() + b"\0")
+    return together.hexdigest()
+
+
+def _model(
+    recipe: Recipe,
+    model: str | Path,
+    examples: Sequence[Any],
+    options: Options,
+    head: dict[str, Any],
+    method: str,
+    plan: Plan,
+    attn: str | None,
+) -> tuple[Any, Sequence[str]]:
+    """The model with the task's head on it, and the labels in the order of its logits; seeded by the plan."""
+    import torch
+
+    import labkit
+    from labkit.training import random_state_kept
+
+    labels = recipe.labels(examples)
+    # small updates are lost in 16-bit weights, so weights that are trained are float32; adapters are by themselves
+    dtype = "float32" if method == "full" else None
+    with random_state_kept():
+        torch.manual_seed(plan.seed)
+        lm = labkit.load(model, task=recipe.head(labels, options, **head), attn=attn, dtype=dtype)
+        if options.prompt == "evidence":
+            add_tokens(lm.model, lm.tokenizer, MARKS)
+    return lm, labels

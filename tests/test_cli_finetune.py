@@ -1,0 +1,171 @@
+"""`labkit train qa|ner|classify|embed` and `labkit predict`, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from labkit import cli
+from labkit.datasets import embedded, sources
+from labkit.errors import DataError
+from labkit.run_folder import read_json
+
+SMALL = ["--model", "tiny-gpt2", "--max-steps", "4", "--batch-size", "4", "--max-train", "16", "--max-eval", "6"]
+
+
+@pytest.fixture
+def labkit_command(capfd):
+    """labkit_command("train", "ner", ...) -> (exit code, standard output, standard error)"""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            cli.main([str(argument) for argument in arguments])
+        return exit_.value.code, *capfd.readouterr()
+
+    return run
+
+
+@pytest.mark.parametrize("task", ["qa", "ner", "classify"])
+def test_with_the_embedded_data_a_task_needs_nothing_but_a_folder(labkit_command, tmp_path, task):
+    length = [] if task == "classify" else ["--max-length", "96", "--doc-stride", "32"]
+    code, out, err = labkit_command("train", task, "--output-dir", tmp_path / "run", *SMALL, *length)
+    assert code == 0, err
+    assert "test  (n = 6)" in out and "baseline" in out and "bidirectional, 4 steps" in out
+    assert "needs about" in err and "Traceback" not in err and "Warning" not in err
+    code, out, _ = labkit_command(
+        "train", task, "--output-dir", tmp_path / "run", *SMALL, *length, "--resume", "--json"
+    )
+    assert code == 0 and json.loads(out) == read_json(tmp_path / "run" / "metrics.json")
+    fields = {
+        "qa": ["--question", "Who?", "--context", "The smith of Tohmi mended it."],
+        "ner": ["--text", "The smith of Tohmi mended it."],
+        "classify": ["--text", "Tohmi went bankrupt."],
+    }[task]
+    code, out, err = labkit_command("predict", task, "--model", tmp_path / "run", *fields)
+    assert code == 0 and {"qa": "text", "ner": "entities", "classify": "label"}[task] in json.loads(out)
+
+
+def test_files_of_ones_own_through_training_folds_and_prediction(labkit_command, tmp_path):
+    rows = [
+        {"text": f"it {'pours' if k % 2 else 'shines'} on day {k}", "label": "wet" if k % 2 else "dry"}
+        for k in range(24)
+    ]
+    source = tmp_path / "weather.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train = [
+        "train",
+        "classify",
+        "--model",
+        "tiny-gpt2",
+        "--train-file",
+        source,
+        "--max-steps",
+        "2",
+        "--max-length",
+        "32",
+    ]
+    code, out, err = labkit_command(*train, "--output-dir", tmp_path / "run")
+    assert code == 0 and "no dev set: 2 examples are held out, 22 are trained on" in err
+    code, out, err = labkit_command(*train, "--output-dir", tmp_path / "folds", "--folds", "3")
+    assert code == 0 and "3 folds, n = 24; mean and 95 % interval" in out and "accuracy" in out and "±" in out
+    target = tmp_path / "said.jsonl"
+    code, out, _ = labkit_command(
+        "predict", "classify", "--model", tmp_path / "run", "--input", source, "--output", target, "--json"
+    )
+    assert (code, json.loads(out)) == (0, {"output": str(target), "lines": 24})
+    assert {json.loads(line)["label"] for line in target.read_text().splitlines()} <= {"wet", "dry"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["train", "ner", "--data", "field-notes", "--train-file", "x.conll"], "a data set, or files, not both"),
+        (["train", "ner", "--dev-file", "x.conll"], "no training file beside the others"),
+        (["train", "ner", "--train-file", "nowhere.conll"], "nowhere.conll does not exist"),
+        (["train", "embed"], "labkit ships no data for embed"),
+        (["train", "qa", "--data", "which-way-round"], "has nothing for the task 'qa'"),
+        (["train", "ner", "--preset", "huge"], "preset is 'huge'; choose one of gemma, mini, quick"),
+        (["train", "ner", "--mask", "prefix"], "mask is 'prefix'"),
+        (["train", "ner", "--label-on", "middle"], "middle"),
+        (["train", "ner", "--order", "question-last"], "No such option"),
+        (["train", "qa", "--learning-rate", "-1"], "learning rate -1.0 must be positive"),
+        (["train", "classify", "--head-init", "ones"], "init is 'ones'"),
+        (["predict", "ner", "--model", "tiny-gpt2"], "give --input with a file, or --text"),
+        (["predict", "qa", "--model", "tiny-gpt2", "--input", "a", "--question", "b"], "or --question and --context"),
+        (["predict", "ner", "--model", "tiny-gpt2", "--text", "x"], "was not fine-tuned for a task by labkit"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_writes_nothing(labkit_command, tmp_path, arguments, complaint):
+    extra = ["--output-dir", tmp_path / "run", *SMALL] if arguments[0] == "train" else []
+    code, out, err = labkit_command(*arguments, *extra)
+    lines = [line for line in err.splitlines() if line.startswith("labkit: ")]
+    assert code == 2 and out == "" and len(lines) == 1 and complaint in lines[0], err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_task_has_the_options_that_are_its_own(labkit_command):
+    helps = {task: labkit_command("train", task, "--help")[1] for task in ("qa", "ner", "classify", "embed")}
+    for option, tasks in {
+        "--order": {"qa"}, "--null-threshold": {"qa"}, "--label-on": {"ner"}, "--pooling": {"classify", "embed"},
+        "--mask": set(helps), "--folds": set(helps), "--resume": set(helps),
+    }.items():  # fmt: skip
+        assert {task for task, text in helps.items() if f"{option} " in text} == tasks, option
+
+
+def test_the_sides_of_a_data_set(tmp_path):
+    train, dev, test = sources.sides("ner", "field-notes", max_train=20, max_eval=5)
+    assert (len(train), len(dev), len(test)) == (20, 5, 5)
+    everything = embedded.read("ner", "field-notes", "train")
+    assert [each for each in everything if each in train] == train  # drawn, and in their order
+    assert sources.sides("ner", "field-notes", max_train=20)[0] == train
+    assert sources.sides("ner", "field-notes", max_train=20, seed=1)[0] != train
+    assert sources.sides("classify")[0] == embedded.read("classify", "which-way-round", "train")
+
+
+def test_the_sides_of_a_folder_laid_out_as_the_hub_lays_it_out(tmp_path):
+    import datasets
+
+    folder = tmp_path / "weather"
+    for split in ("train", "validation"):
+        rows = {"text": [f"{split} {k}" for k in range(6)], "label": ["wet", "dry"] * 3}
+        datasets.Dataset.from_dict(rows).to_parquet(folder / "data" / f"{split}-00000-of-00001.parquet")
+    train, dev, test = sources.sides("classify", str(folder))
+    assert [each.text for each in dev] == [f"validation {k}" for k in range(6)]
+    assert (len(train), len(test)) == (6, 0)
+    (folder / "data" / "train-00000-of-00001.parquet").unlink()
+    with pytest.raises(DataError, match="has no split called train, only validation"):
+        sources.sides("classify", str(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(sys.platform == "win32", reason="torchrun with gloo is for POSIX systems")
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_two_processes_score_as_one_with_twice_the_batch(tmp_path, launcher):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]), "OMP_NUM_THREADS": "1"}
+    starts = {
+        "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node"],
+        "accelerate": ["-m", "accelerate.commands.launch", "--cpu", "--num_machines", "1", "--num_processes"],
+    }
+    common = ["train", "classify", "--model", "tiny-gpt2", "--epochs", "4", "--max-length", "64", "--dropout", "0"]
+    common += ["--backbone-dropout", "0", "--learning-rate", "1e-3", "--patience", "0"]
+    found = {}
+    for processes, batch in ((1, 16), (2, 8)):
+        folder = tmp_path / f"run{processes}"
+        start = starts[launcher if processes == 2 else "torchrun"] + [str(processes)]
+        if launcher == "accelerate" and processes == 2:
+            start += ["--multi_cpu"] if False else []
+        done = subprocess.run(
+            [sys.executable, *start, "-m", "labkit", *common, "--batch-size", str(batch), "--output-dir", str(folder)],
+            env=environment, capture_output=True, text=True, timeout=800,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        found[processes] = read_json(folder / "metrics.json")
+    one, two = found[1], found[2]
+    assert one["steps"] == two["steps"]
+    assert two["dev"]["accuracy"] == pytest.approx(one["dev"]["accuracy"], abs=0.02)

@@ -1,0 +1,54 @@
+"""The rule of precision, on every kind of machine, without any of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from labkit.errors import TrainingError
+from labkit.precision import choose
+
+T4, V100, A100, H100 = (7, 5), (7, 0), (8, 0), (9, 0)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "capability", "dtype", "tf32"),
+    [
+        ("gemma3_text", None, "float32", False),
+        ("gpt2", None, "float32", False),
+        ("gemma3_text", T4, "float32", False),  # no bfloat16 there, and float16 overflows
+        ("gemma2", V100, "float32", False),
+        ("gemma", T4, "float32", False),
+        ("gpt2", T4, "float16", False),
+        ("llama", V100, "float16", False),
+        ("gemma3_text", A100, "bfloat16", True),
+        ("gpt2", H100, "bfloat16", True),
+    ],
+)
+def test_the_rule(model_type, capability, dtype, tf32):
+    chosen = choose(model_type, capability)
+    assert (chosen.dtype, chosen.tf32) == (dtype, tf32)
+
+
+def test_on_a_t4_gemma_is_told_in_words_why_it_is_slow():
+    why = choose("gemma3_text", T4).why
+    assert "7.5 has no bfloat16" in why and "overflows in float16" in why and "float32" in why
+
+
+def test_bfloat16_that_is_only_emulated_is_said_so():
+    assert "emulates it, slowly" in choose("gemma3_text", T4, "bfloat16").why
+
+
+def test_float16_is_refused_where_it_ends_in_nan():
+    with pytest.raises(TrainingError, match=r"gemma3_text overflows in float16 .*choose float32"):
+        choose("gemma3_text", T4, "float16")
+    with pytest.raises(TrainingError, match=r"choose bfloat16"):
+        choose("gemma2", A100, "float16")
+    with pytest.raises(TrainingError, match="float16 needs a GPU"):
+        choose("gpt2", None, "float16")
+    assert choose("gpt2", T4, "float16").dtype == "float16"
+
+
+def test_what_is_asked_for_is_what_is_taken():
+    assert choose("gpt2", A100, "float32").tf32
+    assert choose("gpt2", None, "bfloat16").dtype == "bfloat16"
+    assert not choose("gpt2", T4, "float32").tf32

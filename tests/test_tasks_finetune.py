@@ -1,0 +1,415 @@
+"""Fine-tuning from end to end on a tiny model: every task, both masks, kills, LoRA, folds, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+
+import pytest
+import torch
+
+import labkit
+from labkit.datasets import embedded
+from labkit.datasets.examples import Pair
+from labkit.errors import DataError, HeadError, TrainingError
+from labkit.heads import head_in
+from labkit.run_folder import RunFolder, read_json
+from labkit.tasks.crossvalidate import crossvalidate
+from labkit.tasks.finetune import TASK_RECORD, finetune, put_mask_in_force
+from labkit.tasks.pipeline import pipeline, predict_file
+from labkit.tasks.plans import Plan
+from labkit.tasks.recipes import RECIPES, Options
+
+PLAN = Plan(epochs=2.0, batch_size=4, gradient_accumulation=1, learning_rate=1e-3, max_steps=6, evaluate_every=2)
+OPTIONS = {
+    "qa": Options(max_length=128, doc_stride=64),
+    "ner": Options(max_length=128, doc_stride=16),
+    "classify": Options(max_length=96),
+    "embed": Options(max_length=96),
+}
+
+
+def examples(task: str, split: str = "train", count: int = 12) -> list:
+    if task == "embed":
+        found = embedded.read("classify", "which-way-round", split)[: 2 * count]
+        pairs = zip(found[::2], found[1::2], strict=True)
+        return [Pair(f"{a.id}+{b.id}", a.text, b.text, None, f"{split}{k}") for k, (a, b) in enumerate(pairs)]
+    name = {"qa": "field-notes", "ner": "field-notes", "classify": "which-way-round"}[task]
+    return embedded.read(task, name, split)[:count]
+
+
+def run(task: str, folder, **choices):
+    choices = {"plan": PLAN, "options": OPTIONS[task], "say": lambda text: None} | choices
+    choices = {"dev": examples(task, "dev", 6), "test": examples(task, "test", 6)} | choices
+    return finetune(task, "tiny-gpt2", choices.pop("train", examples(task)), folder, **choices)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """task -> (metrics, folder) of a finished run, each made once."""
+    made = {}
+
+    def get(task: str):
+        if task not in made:
+            folder = tmp_path_factory.mktemp(task) / "run"
+            made[task] = run(task, folder), folder
+        return made[task]
+
+    return get
+
+
+# -- every task --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", RECIPES)
+def test_a_run_leaves_a_model_its_card_predictions_and_metrics(done, task):
+    metrics, folder = done(task)
+    assert read_json(folder / "metrics.json") == json.loads(json.dumps(metrics))
+    assert metrics["mask"] == {"asked": "bidirectional", "measured": "bidirectional", "window": "keep", "layers": "all"}
+    assert metrics["steps"] == 6 and metrics["best_step"] in (2, 4, 6)
+    assert metrics["metric"] in metrics["dev"] and metrics["metric"].removeprefix("best_") in metrics["test"]
+    for side in ("dev", "test"):
+        lines = (folder / f"predictions.{side}.jsonl").read_text(encoding="utf-8").splitlines()
+        assert [json.loads(line)["id"] for line in lines] == [each.id for each in examples(task, side, 6)]
+    card = (folder / "model" / "README.md").read_text(encoding="utf-8")
+    assert "as measured before training:** bidirectional" in card and "| dev (n = 6) | test (n = 6) |" in card
+    assert not list(folder.glob(".writing-*"))
+
+
+@pytest.mark.parametrize("task", RECIPES)
+def test_the_saved_model_has_its_head_mask_labels_and_options(done, task):
+    metrics, folder = done(task)
+    lm = labkit.load(folder / "model", device="cpu")
+    assert labkit.audit(lm.model, quick=True).verdict == "bidirectional"
+    assert head_in(lm.model.config).task == RECIPES[task].head_task
+    record = getattr(lm.model.config, TASK_RECORD)
+    assert record["task"] == task and record["options"]["max_length"] == OPTIONS[task].max_length
+    if metrics["labels"]:
+        assert [lm.model.config.id2label[k] for k in range(len(metrics["labels"]))] == metrics["labels"]
+
+
+@pytest.mark.parametrize("task", RECIPES)
+def test_the_pipeline_says_what_the_run_said_at_its_end(done, task):
+    _, folder = done(task)
+    pipe, asked = pipeline(folder), examples(task, "test", 6)
+    fields = {"qa": ("question", "context"), "embed": ("first", "second")}.get(task, ("text",))
+    said = pipe([{"id": each.id} | {name: getattr(each, name) for name in fields} for each in asked])
+    lines = (folder / "predictions.test.jsonl").read_text(encoding="utf-8").splitlines()
+    for now, then in zip(said, map(json.loads, lines), strict=True):
+        if task == "ner":  # words of a file may be cut otherwise than those of its text
+            assert {"id", "entities", "tags", "probabilities"} == set(now)
+            continue
+        assert now["id"] == then["id"] and set(now) == set(then)
+        for name, value in then.items():
+            if isinstance(value, float):
+                assert now[name] == pytest.approx(value, abs=1e-4)
+            elif isinstance(value, str):
+                assert now[name] == value
+
+
+def test_the_scores_of_the_baselines_stand_beside_those_of_the_model(done):
+    assert set(done("qa")[0]["baselines"]["test"]) == {"no_answer", "lexical_overlap"}
+    assert set(done("ner")[0]["baselines"]["dev"]) == {"outside", "most_frequent"}
+    assert set(done("classify")[0]["baselines"]["dev"]) == {"majority", "bag_of_words"}
+    answers = [each.answers for each in examples("qa", "test", 6)]
+    without = 100 * sum(not each for each in answers) / 6
+    assert done("qa")[0]["baselines"]["test"]["no_answer"] == pytest.approx(without)
+
+
+def test_the_threshold_of_no_answer_is_chosen_on_dev_and_used_on_test(tmp_path):
+    dev = embedded.read("qa", "field-notes", "dev")
+    dev = [each for each in dev if not each.answers][:3] + [each for each in dev if each.answers][:3]
+    metrics = run("qa", tmp_path / "run", dev=dev)
+    options = getattr(labkit.load(tmp_path / "run" / "model").model.config, TASK_RECORD)["options"]
+    assert options["null_threshold"] == metrics["dev"]["best_f1_threshold"] != 0
+    assert metrics["metric"] == "best_f1" and "best_f1" not in metrics["test"]
+    again = run("qa", tmp_path / "fixed", dev=dev, options=replace(OPTIONS["qa"], null_threshold=1.5))
+    assert again["metric"] == "f1" and "best_f1" not in again["dev"]
+
+
+# -- twins -------------------------------------------------------------------------------------------------------------
+
+
+def test_twins_differ_in_the_mask_alone(tmp_path, monkeypatch):
+    from labkit.tasks import finetune as module
+
+    seen, heads = {}, {}
+
+    def watched(model, make_row, **options):
+        seen[mask] = [make_row(k).ids for k in range(24)]
+        heads[mask] = model.head.weight.detach().clone()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "train", watched)
+    for mask in ("causal", "bidirectional"):
+        with pytest.raises(KeyboardInterrupt):
+            run("ner", tmp_path / mask, mask=mask)
+    assert seen["causal"] == seen["bidirectional"]
+    assert torch.equal(heads["causal"], heads["bidirectional"])
+
+
+def test_a_causal_run_is_causal_and_measured(tmp_path):
+    metrics = run("classify", tmp_path / "run", mask="causal")
+    assert metrics["mask"]["measured"] == "causal"
+    assert labkit.audit(labkit.load(tmp_path / "run" / "model").model, quick=True).verdict == "causal"
+
+
+def test_a_mask_that_is_not_the_one_asked_for_trains_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(labkit, "to_bidirectional", lambda model, **options: model)  # a conversion that does nothing
+    with pytest.raises(TrainingError, match="was to be bidirectional, and the one measured is causal: nothing was"):
+        run("ner", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_some_layers_only(tmp_path):
+    lm = labkit.load("tiny-gpt2", task="token-classification")
+    found = put_mask_in_force(lm.model, "bidirectional", layers="0")
+    assert found["layers"] == "0" and found["measured"] not in ("causal", None)
+
+
+# -- methods -----------------------------------------------------------------------------------------------------------
+
+
+def weights(folder) -> dict[str, torch.Tensor]:
+    return dict(labkit.load(folder, device="cpu").model.named_parameters())
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "frozen"])
+def test_what_is_trained_changes_and_what_is_not_stays(tmp_path, method):
+    metrics = run("classify", tmp_path / "run", method=method, head={"pooling": "attention_query"})
+    before = dict(labkit.load("tiny-gpt2", device="cpu").model.transformer.named_parameters())
+    after = weights(tmp_path / "run" / "model")
+    body = {name.removeprefix("transformer."): p for name, p in after.items() if name.startswith("transformer.")}
+    changed = {name for name in before if not torch.equal(before[name], body[name])}
+    matrices = {name for name in before if name.startswith("h.") and name.endswith(("c_attn.weight", "c_fc.weight"))}
+    assert changed >= matrices if method != "frozen" else not changed
+    assert ("wte.weight" in changed) is (method == "full")
+    own = sum(p.numel() for name, p in after.items() if not name.startswith("transformer."))
+    if method == "frozen":
+        assert metrics["trained_parameters"] == own
+    assert all(p.dtype == torch.float32 for name, p in after.items() if not name.startswith("transformer."))
+
+
+def test_a_head_without_weights_cannot_be_trained_alone(tmp_path):
+    with pytest.raises(TrainingError, match="frozen: this head has no weights of its own"):
+        run("embed", tmp_path / "run", method="frozen")
+    with pytest.raises(TrainingError, match="method is 'half'; choose one of full, lora, frozen"):
+        run("ner", tmp_path / "run", method="half")
+    assert not (tmp_path / "run").exists()
+
+
+# -- the evidence prompt -----------------------------------------------------------------------------------------------
+
+
+def test_the_evidence_prompt_adds_its_marks_as_tokens_that_start_as_the_mean(tmp_path):
+    from labkit.datasets.evidence import MARKS
+    from labkit.tasks.special_tokens import add_tokens
+
+    lm = labkit.load("tiny-gpt2", device="cpu")
+    before = lm.model.get_input_embeddings().weight.detach().clone()
+    assert add_tokens(lm.model, lm.tokenizer, MARKS) == len(MARKS)
+    table = lm.model.get_input_embeddings().weight.detach()
+    torch.testing.assert_close(table[: len(before)], before, rtol=0, atol=0)
+    torch.testing.assert_close(table[len(before) :], before.mean(0).expand(len(MARKS), -1))
+    assert add_tokens(lm.model, lm.tokenizer, MARKS) == 0
+    assert len(lm.tokenizer("[POST]x[/POST]", add_special_tokens=False)["input_ids"]) == 3
+
+
+# -- kills and resumes -------------------------------------------------------------------------------------------------
+
+_KILLED = """
+    import os, signal, sys
+    from labkit.tasks import recipes
+    from tests.test_tasks_finetune import run
+
+    calls, plain = [], recipes._model_loss
+
+    def loss(model, batch):
+        calls.append(1)
+        if len(calls) == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(model, batch)
+
+    object.__setattr__(recipes.RECIPES["ner"], "loss", loss)
+    run("ner", sys.argv[1])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is for POSIX systems")
+def test_a_run_that_was_killed_goes_on_and_ends_with_the_same_metrics(done, tmp_path):
+    expected, folder = done("ner")
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(_KILLED))
+    command = [sys.executable, str(script), str(tmp_path / "run"), "7"]  # one call measures the memory, then steps
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+    killed = subprocess.run(command, env=environment, capture_output=True, timeout=300)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
+    assert RunFolder(tmp_path / "run").latest_checkpoint()[1]["step"] == 4
+    said = []
+    metrics = run("ner", tmp_path / "run", resume=True, say=said.append)
+    assert any(line.startswith("resuming from step 4 of 6") for line in said)
+    timing = ("seconds", "tokens_per_second", "peak_memory_bytes")
+    assert {k: v for k, v in metrics.items() if k not in timing} == {
+        k: v for k, v in expected.items() if k not in timing
+    }
+    one, other = weights(folder / "model"), weights(tmp_path / "run" / "model")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_finished_run_is_not_trained_again(done, tmp_path):
+    metrics, folder = done("ner")
+    said = []
+    assert run("ner", folder, resume=True, say=said.append) == json.loads(json.dumps(metrics))
+    assert said == [f"{folder} is finished: 6 steps"]
+    with pytest.raises(TrainingError, match="holds a run already: --resume goes on"):
+        run("ner", folder)
+    with pytest.raises(TrainingError, match=r"another configuration: .*plan.seed was 0, now 1"):
+        run("ner", folder, resume=True, plan=replace(PLAN, seed=1))
+
+
+# -- folds -------------------------------------------------------------------------------------------------------------
+
+
+def test_folds_score_every_example_once_and_give_means_with_intervals(tmp_path):
+    given = embedded.read("classify", "which-way-round", "train")[:36]
+    plan = replace(PLAN, max_steps=2)
+    choices = {"k": 3, "plan": plan, "options": OPTIONS["classify"], "say": lambda text: None}
+    metrics = crossvalidate("classify", "tiny-gpt2", given, tmp_path / "run", **choices)
+    scored = [
+        json.loads(line)["id"]
+        for n in (1, 2, 3)
+        for line in (tmp_path / "run" / f"fold-{n}" / "predictions.test.jsonl").read_text().splitlines()
+    ]
+    assert sorted(scored) == sorted(each.id for each in given)
+    assert metrics["n_per_fold"] == [12, 12, 12]
+    each = metrics["scores"]["accuracy"]
+    assert each["mean"] == pytest.approx(sum(each["folds"]) / 3) and each["half_width_95"] >= 0
+    assert crossvalidate("classify", "tiny-gpt2", given, tmp_path / "run", resume=True, **choices) == json.loads(
+        json.dumps(metrics)
+    )
+
+
+def test_a_fold_that_was_broken_off_is_gone_on_with(tmp_path, monkeypatch):
+    from labkit.tasks import crossvalidate as module
+
+    given = embedded.read("classify", "which-way-round", "train")[:36]
+    choices = {"k": 3, "plan": replace(PLAN, max_steps=2), "options": OPTIONS["classify"], "say": lambda text: None}
+    expected = crossvalidate("classify", "tiny-gpt2", given, tmp_path / "whole", **choices)
+    folders, plain = [], module.finetune
+
+    def breaks_off(task, model, rest, folder, **options):
+        folders.append(folder.name)
+        if len(folders) == 2:
+            raise KeyboardInterrupt
+        return plain(task, model, rest, folder, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "finetune", breaks_off)
+        with pytest.raises(KeyboardInterrupt):
+            crossvalidate("classify", "tiny-gpt2", given, tmp_path / "run", **choices)
+    metrics = crossvalidate("classify", "tiny-gpt2", given, tmp_path / "run", resume=True, **choices)
+    assert metrics["scores"] == expected["scores"]
+
+
+# -- what is refused, and what is said ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "complaint"),
+    [
+        ({"train": []}, DataError, "there are no training examples"),
+        ({"mask": "prefix"}, TrainingError, "mask is 'prefix'; choose one of bidirectional, causal"),
+        ({"options": Options(order="question-last")}, DataError, "ner has no order; it has max length, doc stride"),
+        ({"plan": replace(PLAN, dtype="float16")}, TrainingError, "float16 needs a GPU"),
+        ({"dev": examples("ner", "train", 3)}, DataError, "groups are in train and in dev too"),
+        ({"test": examples("ner", "dev", 3)}, DataError, "groups are in dev and in test too"),
+        ({"plan": replace(PLAN, report_to="nothing_like_it")}, LookupError, "not installed"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_written(tmp_path, change, error, complaint):
+    kind = labkit.LabkitError if error is LookupError else error
+    with pytest.raises(kind, match=complaint):
+        run("ner", tmp_path / "run", **change)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_task_is_refused():
+    with pytest.raises(DataError, match="the task is 'sum'; choose one of qa, ner, classify, embed"):
+        finetune("sum", "tiny-gpt2", examples("ner"), "nowhere")
+
+
+def test_without_a_dev_set_a_part_is_held_out_and_said(tmp_path):
+    said = []
+    metrics = run("classify", tmp_path / "run", dev=(), train=examples("classify", "train", 30), say=said.append)
+    assert said[0] == "no dev set: 3 examples are held out, 27 are trained on"
+    assert (metrics["n_dev"], metrics["n_train"]) == (3, 27)
+
+
+def test_memory_is_estimated_before_the_run_and_too_little_is_refused_with_advice(tmp_path, monkeypatch):
+    from labkit.tasks import needs
+
+    said = []
+    run("classify", tmp_path / "run", say=said.append)
+    assert any("needs about" in line and "GB at batch 4 x " in line and "GB are free" in line for line in said)
+    monkeypatch.setattr(needs.memory, "available_bytes", lambda device: 0)
+    with pytest.raises(
+        TrainingError, match=r"--batch-size 2 --gradient-accumulation 2, --gradient-checkpointing, .*--method lora"
+    ):
+        run("classify", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+# -- the pipeline ------------------------------------------------------------------------------------------------------
+
+
+def test_one_text_gives_one_answer_and_a_list_a_list(done):
+    pipe = pipeline(done("ner")[1])
+    text = "Dessin went bankrupt in May."
+    one = pipe(text)
+    assert pipe([text]) == [one] and pipe(text=text) == one and pipe([]) == []
+    assert all(text[each["start"] : each["end"]] == each["text"] for each in one["entities"])
+    assert "ner" in repr(pipe)
+
+
+def test_spans_are_of_the_text_as_it_was_given(done):
+    context = "  The \u200bferry\u00a0 left 🚢🏽‍♂️ at  noon,\n\n because the tide was low.  "
+    answer = pipeline(done("qa")[1])(question="When did it leave?", context=context)
+    assert answer["text"] == context[answer["start"] : answer["end"]]
+    for each in answer["n_best"]:
+        assert each["text"] == context[each["start"] : each["end"]]
+
+
+@pytest.mark.parametrize("given", [{"question": "Who?"}, {"question": "Who?", "context": "  "}, {"text": "x"}])
+def test_an_input_that_lacks_something_is_named(done, given):
+    with pytest.raises(DataError, match=r"input 1: (context|question) is .*; qa needs question and context"):
+        pipeline(done("qa")[1])(given)
+
+
+def test_files_in_and_out(done, tmp_path):
+    pipe = pipeline(done("classify")[1])
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"text": "It rained."}\n{"id": "b", "text": "The bank has failed.", "other": 1}\n')
+    assert predict_file(pipe, source, target) == 2
+    assert [json.loads(line)["id"] for line in target.read_text().splitlines()] == ["1", "b"]
+    before = target.read_text()
+    source.write_text('{"text": "It rained."}\n{"text": ""}\n')
+    with pytest.raises(DataError, match=r"in.jsonl.*line 2.*text is ''; classify needs text"):
+        predict_file(pipe, source, target)
+    assert target.read_text() == before
+    with pytest.raises(DataError, match="a folder, or the input itself"):
+        predict_file(pipe, source, source)
+
+
+def test_a_model_that_is_no_fine_tuned_one_is_said_to_be_none(done, tmp_path):
+    with pytest.raises(HeadError, match="was not fine-tuned for a task by labkit"):
+        pipeline("tiny-gpt2")
+    with pytest.raises(HeadError, match="was fine-tuned for ner, not for qa"):
+        pipeline(done("ner")[1], task="qa")
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(HeadError, match="is not finished: go on with it"):
+        pipeline(tmp_path / "run")
