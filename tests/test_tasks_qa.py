@@ -193,7 +193,7 @@ CONTEXTS = st.lists(PIECES, min_size=1, max_size=14).map("".join).filter(str.str
 
 
 @pytest.mark.parametrize("kind", ["tiny", "gpt2-mini", "gemma-like"])
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=45, deadline=None)
 @given(context=CONTEXTS, data=st.data(), order=st.sampled_from(qa.ORDERS), room=st.integers(1, 40))
 @example(context="  The  cat 😀\n", data=None, order="question-last", room=5)
 def test_an_answer_comes_back_from_perfect_logits(kind, context, data, order, room):
@@ -499,7 +499,7 @@ WORDS = st.lists(st.sampled_from([*FILLERS, "cat", "Cat.", "mat", "é", "3.5"]),
 GOLDS = st.lists(WORDS.filter(lambda words: not set(words) <= set(FILLERS)), min_size=1, max_size=3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(WORDS, GOLDS), min_size=1, max_size=6))
 def test_scores_are_those_of_squad_1_1_where_every_question_has_an_answer(rows):
     rows = [(" ".join(said), [" ".join(gold) for gold in golds]) for said, golds in rows]
@@ -541,10 +541,10 @@ def official_threshold(rows):
     return threshold, 100 * best / len(rows)
 
 
-SPANS = st.tuples(st.booleans(), st.sampled_from(["cat", "the mat", "sat", "on the mat", "The"]), st.integers(-5, 5))
+SPANS = st.tuples(st.booleans(), st.sampled_from(["cat", "the mat", "sat", "on the mat"]), st.integers(-5, 5))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(SPANS, min_size=1, max_size=8), st.booleans())
 @example([(True, "cat", -1), (False, "sat", -1), (True, "sat", 2)], False)
 @example([(True, "the mat", -1), (True, "cat", 0)], True)  # the second adds nothing: the threshold stays at the first
@@ -561,7 +561,7 @@ def test_the_best_threshold_gives_its_f1_and_none_gives_more(rows, distinct):
     threshold, f1 = qa_scores.best_threshold(questions, given_)
     assert at(threshold) == pytest.approx(f1)
     assert f1 == pytest.approx(max(at(t) for t in [-9.0, *(p.null_score_diff for p in given_)]))
-    if distinct and all(text != "The" for _, text, _ in rows):  # of which nothing is left; it is as good as none
+    if distinct:
         golds = [["the mat"] if has else [] for has, _, _ in rows]
         scored = [(r[0], qa_scores.f1(r[1], g) / 100, float(r[2])) for r, g in zip(rows, golds, strict=True)]
         official = official_threshold(scored)

@@ -24,6 +24,7 @@ from labkit.errors import DataError, ObjectiveError
 from labkit.export import choose_layers
 from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
 from labkit.run_folder import RunFolder, is_first_process
+from labkit.tasks.order import shuffled_order
 from labkit.training import Settings, evaluating, require, save_model, train
 
 READS = ("same", "before")  # where the logits of a hidden token are: at its own position, or at the one before it
@@ -258,14 +259,10 @@ def cut_into_rows(tokenizer: Any, texts: Sequence[str], max_length: int) -> list
     return rows
 
 
-def shuffled(rows: Sequence[Tensor], seed: int) -> Callable[[int], Tensor]:
+def shuffled(rows: Sequence[Any], seed: int) -> Callable[[int], Any]:
     """`make(k)`: row k of endless passes over `rows`, each in another order that depends on `seed`."""
-
-    def make(k: int) -> Tensor:
-        number, place = divmod(k, len(rows))
-        return rows[int(torch.randperm(len(rows), generator=generator(seed, -1 - number))[place])]
-
-    return make
+    order = shuffled_order(len(rows), seed)
+    return lambda k: rows[order(k)]
 
 
 def set_dropout(model: nn.Module, p: float) -> None:

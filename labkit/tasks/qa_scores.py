@@ -56,19 +56,19 @@ def best_threshold(questions: Sequence[Question], predictions: Sequence[Predicti
 
     Decoding with it gives this F1: of questions with the same score all are answered or none, and where it is best to
     answer none, the threshold does that. `find_best_thresh` of the official script, otherwise the same, parts questions
-    with the same score, and returns 0 for none. An F1 at a threshold chosen on the same questions is optimistic.
+    with the same score, and returns 0 for none. Like there, any span is wrong for a question without answers, though
+    `scores` accepts one that normalises to nothing ("The"). A threshold chosen on the same questions is optimistic.
 
     Raises:
         DataError: as `scores`.
     """
     pairs = sorted(_paired(questions, predictions), key=lambda pair: pair[1].null_score_diff)
     lowest = pairs[0][1].null_score_diff
-    total = best = sum(_best(_overlap, "", _texts(question)) for question in questions)  # with none answered
+    total = best = sum(not question.answers for question in questions)  # with none answered
     threshold = 0.0 if lowest > 0 else lowest - 1.0
     for diff, equals in groupby(pairs, key=lambda pair: pair[1].null_score_diff):
         for question, prediction in equals:  # these are answered too, once the threshold is `diff`
-            gold = _texts(question)
-            total += _best(_overlap, prediction.best_span.text, gold) - _best(_overlap, "", gold)
+            total += _best(_overlap, prediction.best_span.text, _texts(question)) if question.answers else -1
         if total > best:
             best, threshold = total, diff
     return threshold, 100.0 * best / len(pairs)

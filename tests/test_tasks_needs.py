@@ -1,0 +1,93 @@
+"""The memory estimate, held against what a process of its own really took."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+import labkit
+from labkit.tasks.needs import measured_need
+
+_STEPS = """
+    import json, sys, torch, labkit
+    from labkit.tasks.needs import measured_need
+    from labkit.training import peak_memory
+
+    batch_size, length, checkpointing = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True"
+
+    def batch(rows):
+        one = torch.zeros(rows, dtype=torch.long)
+        ids = torch.randint(3, 4096, (rows, length))
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "start_positions": one, "end_positions": one}
+
+    model = labkit.load("gpt2-mini", task="question-answering", device="cpu").model.train()
+    need = measured_need(
+        model, lambda m, b: m(**b).loss, batch(2), share=batch_size / 2, gradient_checkpointing=checkpointing
+    )
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        model(**batch(batch_size)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    print(json.dumps([need.total, peak_memory()]))
+"""
+
+
+@pytest.mark.parametrize(("batch_size", "length", "checkpointing"), [(24, 384, False), (24, 384, True), (4, 64, False)])
+def test_the_estimate_is_near_what_the_training_takes(tmp_path, batch_size, length, checkpointing):
+    script = tmp_path / "steps.py"
+    script.write_text(textwrap.dedent(_STEPS))
+    done = subprocess.run(
+        [sys.executable, str(script), str(batch_size), str(length), str(checkpointing)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    estimate, taken = json.loads(done.stdout)
+    assert 0.7 < estimate / taken < 1.4, (estimate / 1e9, taken / 1e9)
+
+
+def test_measuring_leaves_the_model_as_it_was():
+    model = labkit.load("tiny-gpt2", task="question-answering", device="cpu").model
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    ids, one = torch.randint(3, 100, (1, 20)), torch.zeros(1, dtype=torch.long)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "start_positions": one, "end_positions": one}
+    state = torch.get_rng_state()
+    need = measured_need(model, lambda m, b: m(**b).loss, batch, share=8.0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not model.training and all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
+    assert (need.batch_size, need.length) == (8, 20)
+    parameters = sum(p.numel() for p in model.parameters())
+    assert (need.weights, need.training) == (4 * parameters, 12 * parameters)
+
+
+def test_only_what_is_trained_needs_gradients_and_moments():
+    model = labkit.load("tiny-gpt2", task="question-answering", device="cpu").model
+    ids, one = torch.randint(3, 100, (1, 20)), torch.zeros(1, dtype=torch.long)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "start_positions": one, "end_positions": one}
+    full = measured_need(model, lambda m, b: m(**b).loss, batch, share=8.0)
+    model.backbone.requires_grad_(False)
+    frozen = measured_need(model, lambda m, b: m(**b).loss, batch, share=8.0)
+    assert frozen.training == 12 * sum(p.numel() for p in model.head.parameters())
+    assert frozen.activations < full.activations / 3
+
+
+def test_activations_grow_with_the_batch_and_the_length():
+    model = labkit.load("tiny-gpt2", task="question-answering", device="cpu").model
+
+    def activations(length: int, share: float) -> int:
+        ids, one = torch.randint(3, 100, (1, length)), torch.zeros(1, dtype=torch.long)
+        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "start_positions": one, "end_positions": one}
+        return measured_need(model, lambda m, b: m(**b).loss, batch, share=share).activations
+
+    assert activations(32, 4.0) == pytest.approx(4 * activations(32, 1.0), rel=0.01)
+    assert activations(64, 1.0) == pytest.approx(2 * activations(32, 1.0), rel=0.2)
