@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import labkit
+from labkit.datasets import embedded
+from labkit.datasets.evidence import CRITERIA, INSTRUCTION, MARKS
 from labkit.datasets.examples import Answer, Question
 from labkit.errors import DataError, HeadError
 from labkit.gguf_tokenizers import build_tokenizer
-from labkit.tasks import qa, qa_scores
+from labkit.tasks import qa, qa_frames, qa_scores
+from labkit.tasks.special_tokens import add_tokens
 from labkit.tiny_models import build_tiny_tokenizer
 from labkit.training import Rows
 
@@ -194,7 +197,7 @@ CONTEXTS = st.lists(PIECES, min_size=1, max_size=14).map("".join).filter(str.str
 
 @pytest.mark.parametrize("kind", ["tiny", "gpt2-mini", "gemma-like"])
 @settings(max_examples=45, deadline=None)
-@given(context=CONTEXTS, data=st.data(), order=st.sampled_from(qa.ORDERS), room=st.integers(1, 40))
+@given(context=CONTEXTS, data=st.data(), order=st.sampled_from(qa_frames.ORDERS), room=st.integers(1, 40))
 @example(context="  The  cat 😀\n", data=None, order="question-last", room=5)
 def test_an_answer_comes_back_from_perfect_logits(kind, context, data, order, room):
     tokenizer = tokenizer_of(kind)
@@ -230,7 +233,7 @@ def test_an_answer_comes_back_from_perfect_logits(kind, context, data, order, ro
         assert each.text == context[each.start : each.end] == each.text.strip()
 
 
-@pytest.mark.parametrize("order", qa.ORDERS)
+@pytest.mark.parametrize("order", qa_frames.ORDERS)
 @pytest.mark.parametrize("kind", ["tiny", "gpt2-mini", "gemma-like"])
 def test_a_word_of_ten_thousand_characters_hides_no_answer(kind, order):
     context = "cat " + "x" * 10_000 + "  the\u200b mat \n"
@@ -246,7 +249,7 @@ def test_a_word_of_ten_thousand_characters_hides_no_answer(kind, order):
 @settings(max_examples=40, deadline=None)
 @given(
     context=CONTEXTS, seed=st.integers(0, 999), n_best=st.integers(1, 30), longest=st.integers(1, 12),
-    room=st.integers(2, 12), order=st.sampled_from(qa.ORDERS),
+    room=st.integers(2, 12), order=st.sampled_from(qa_frames.ORDERS),
 )  # fmt: skip
 @example(context="😀 a", seed=0, n_best=30, longest=12, room=12, order="question-first")  # four tokens, one character
 def test_the_n_best_are_those_of_looking_at_every_pair(context, seed, n_best, longest, room, order):
@@ -301,7 +304,7 @@ def test_the_null_score_is_the_lowest_of_all_windows_and_the_threshold_decides()
     assert qa.decode(rows, starts, ends, [question], null_threshold=1.99)[0].text == ""
 
 
-@pytest.mark.parametrize("order", qa.ORDERS)
+@pytest.mark.parametrize("order", qa_frames.ORDERS)
 def test_no_answer_begins_or_ends_in_the_question(order):
     question = asked(MAT, question="The cat sat on the mat?")
     rows = qa.windows(build_tiny_tokenizer(), [question], order=order)
@@ -367,7 +370,7 @@ def lm():
 
 
 @pytest.mark.parametrize("attention", ["causal", "bidirectional"])
-@pytest.mark.parametrize("order", qa.ORDERS)
+@pytest.mark.parametrize("order", qa_frames.ORDERS)
 def test_a_causal_model_cannot_know_a_question_that_comes_after_the_context(lm, attention, order):
     if attention == "bidirectional":
         labkit.to_bidirectional(lm.model)
@@ -385,6 +388,52 @@ def test_a_causal_model_cannot_know_a_question_that_comes_after_the_context(lm, 
         assert_close(said[0], said[2], rtol=0, atol=1e-4)  # other shapes are summed in another order
     else:
         assert all((one - other).abs().max() > 1e-3 for one, other in same_length)
+
+
+def test_the_evidence_prompt_by_hand(lm):
+    add_tokens(lm.model, lm.tokenizer, MARKS)
+    (first,) = qa.windows(lm.tokenizer, [asked(MAT, "cat")], prompt="evidence", order="question-first", max_length=256)
+    (last,) = qa.windows(lm.tokenizer, [asked(MAT, "cat")], prompt="evidence", order="question-last", max_length=256)
+    head = f"<bos>[INST]{INSTRUCTION}[/INST]"
+    assert lm.tokenizer.decode(first.ids) == head + f"[CRITERION]Who?[/CRITERION][POST]{MAT}[/POST]<eos>"
+    assert lm.tokenizer.decode(last.ids) == head + f"[POST]{MAT}[/POST][CRITERION]Who?[/CRITERION]<eos>"
+    for row in (first, last):
+        assert lm.tokenizer.decode(row.ids[row.start : row.end + 1]).strip() == "cat"
+        assert row.null == len(row.ids) - 1
+        assert [MAT[a:b] for a, b in row.offsets[row.start : row.end + 1]][-1].endswith("t")
+
+
+def test_a_mark_that_is_no_token_yet_is_asked_for(lm):
+    with pytest.raises(DataError, match=r"does not know \[INST\], .*add_tokens"):
+        qa.windows(lm.tokenizer, [asked(MAT, "cat")], prompt="evidence")
+    with pytest.raises(DataError, match="prompt is 'chat'; choose one of plain, evidence"):
+        qa.windows(lm.tokenizer, [asked(MAT, "cat")], prompt="chat")
+
+
+@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
+@pytest.mark.parametrize("order", qa_frames.ORDERS)
+def test_with_the_criterion_last_the_spans_of_a_causal_model_do_not_depend_on_it(lm, attention, order):
+    """Of a real post: all eight criteria give a causal model the same scores, to the bit where rows are as long."""
+    add_tokens(lm.model, lm.tokenizer, MARKS)
+    if attention == "bidirectional":
+        labkit.to_bidirectional(lm.model)
+    post = embedded.posts("dev")[0].text
+    said = []
+    for criterion in [*CRITERIA.values(), "having no energy?", "having no energy!"]:
+        (row,) = qa.windows(
+            lm.tokenizer, [asked(post, question=criterion)], order=order, prompt="evidence", max_length=1024
+        )
+        inside = [i for i, offset in enumerate(row.offsets) if offset is not None]
+        with torch.no_grad():
+            output = lm.model(torch.tensor([row.ids]))
+        said.append((len(row.ids), torch.stack([output.start_logits[0, inside], output.end_logits[0, inside]])))
+    pairs = list(itertools.combinations(said, 2))
+    if attention == "causal" and order == "question-last":
+        assert all((one - other).abs().max() < 1e-4 for (_, one), (_, other) in pairs)
+        alike = [torch.equal(one, other) for (length, one), (same, other) in pairs if length == same]
+        assert any(alike) and all(alike)  # rows of other lengths are summed in another order
+    else:
+        assert all((one - other).abs().max() > 1e-3 for (_, one), (_, other) in pairs)
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3"])

@@ -26,10 +26,8 @@ from labkit.datasets.squad import require_spans
 from labkit.errors import DataError, HeadError
 from labkit.models import Loaded
 from labkit.tasks.lm import pad_id
+from labkit.tasks.qa_frames import Frame, frame
 from labkit.training import evaluating
-
-ORDERS = ("question-first", "question-last")
-SEPARATOR = "\n"  # between question and context
 
 
 @dataclass(frozen=True)
@@ -95,14 +93,15 @@ def windows(
     max_length: int = 384,
     doc_stride: int = 128,
     order: str = "question-first",
+    prompt: str = "plain",
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> list[Window]:
     """Rows of at most `max_length` tokens, all windows of the first question, then those of the second, ...
 
     "question-first" is [bos] question, newline, piece of the context, end; "question-last" is [bos] piece, newline,
-    question, end. The end is the eos token, or another newline where the tokenizer has none. The first answer is the
-    target. A question of more than half of `max_length` loses its end; `say` is told how many do, and how many answers
-    no window holds whole.
+    question, end. The end is the eos token, or another newline where the tokenizer has none; the prompt "evidence" has
+    marks instead (`labkit.tasks.qa_frames`). The first answer is the target. A question of more than half of
+    `max_length` loses its end; `say` is told how many do, and how many answers no window holds whole.
 
     Args:
         doc_stride: how many tokens the next window starts after this one, as in BERT's script (Devlin et al. 2019);
@@ -112,8 +111,8 @@ def windows(
         DataError: a slow tokenizer, which has no offsets; a question or a context without words; an answer that is not
             where it says; no room for the context.
     """
-    bos, separator, end = _frame(tokenizer, questions, max_length, doc_stride, order)
-    others, half = len(bos + separator + end), max_length // 2
+    around = _checked_frame(tokenizer, questions, max_length, doc_stride, order, prompt)
+    others, half = len(around), max_length // 2
     asked = _tokenised(tokenizer, [each.question for each in questions])
     contexts = _tokenised(tokenizer, [each.context for each in questions])
     found, cut, lost = [], 0, 0
@@ -128,8 +127,7 @@ def windows(
             )
         if not context.ids:
             raise DataError(f"the context of question {question.id!r} has no token")
-        before = bos + asks + separator if order == "question-first" else bos
-        after = end if order == "question-first" else separator + asks + end
+        before, after = around.around_context(asks)
         answer, held = _answer_tokens(question, context), False
         step = min(doc_stride, room)
         for first in range(0, max(len(context.ids) - room, 0) + step, step):  # the last one reaches the context's end
@@ -220,6 +218,7 @@ def predict(
     max_length: int = 384,
     doc_stride: int = 128,
     order: str = "question-first",
+    prompt: str = "plain",
     n_best: int = 20,
     max_answer_tokens: int = 30,
     null_threshold: float = 0.0,
@@ -236,7 +235,9 @@ def predict(
     model = lm.model if isinstance(lm, Loaded) else lm
     if batch_size < 1:
         raise DataError(f"the batch size must be at least 1, not {batch_size}")
-    rows = windows(tokenizer, questions, max_length=max_length, doc_stride=doc_stride, order=order, say=say)
+    rows = windows(
+        tokenizer, questions, max_length=max_length, doc_stride=doc_stride, order=order, prompt=prompt, say=say
+    )
     collate, device = Collator(pad_id(tokenizer)), next(model.parameters()).device
     starts, ends = [np.empty(0)] * len(rows), [np.empty(0)] * len(rows)
     by_length = sorted(range(len(rows)), key=lambda row: -len(rows[row].ids))  # what memory is needed is needed at once
@@ -266,17 +267,15 @@ class _Tokens:
     places: np.ndarray
 
 
-def _frame(
-    tokenizer: Any, questions: Sequence[Question], max_length: int, doc_stride: int, order: str
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The tokens of a row that are neither question nor context (bos, separator, end), once all input is in order."""
+def _checked_frame(
+    tokenizer: Any, questions: Sequence[Question], max_length: int, doc_stride: int, order: str, prompt: str
+) -> Frame:
+    """What stands around question and context, once all input is in order."""
     if not getattr(tokenizer, "is_fast", False):
         raise DataError(
             f"{type(tokenizer).__name__} is a slow tokenizer, which does not say where in the text a token stands; "
             "question answering needs a fast one"
         )
-    if order not in ORDERS:
-        raise DataError(f"order is {order!r}; choose one of {', '.join(ORDERS)}")
     if doc_stride < 1:
         raise DataError(f"doc_stride is {doc_stride}: the next window must start at least 1 token after this one")
     if max_length > tokenizer.model_max_length:
@@ -290,11 +289,7 @@ def _frame(
         require_spans(question.context, question.answers, f"question {question.id!r}")
         if any(not answer.text.strip() for answer in question.answers):
             raise DataError(f"question {question.id!r} has an answer of white space only")
-    separator = _tokenised(tokenizer, [SEPARATOR])[SEPARATOR].ids
-    if not separator:
-        raise DataError("the tokenizer has no token for a line break, which stands between question and context")
-    bos, eos = ([] if id is None else [id] for id in (tokenizer.bos_token_id, tokenizer.eos_token_id))
-    return tuple(bos), separator, tuple(eos) or separator
+    return frame(tokenizer, order, prompt)
 
 
 def _tokenised(tokenizer: Any, texts: Sequence[str]) -> dict[str, _Tokens]:

@@ -113,7 +113,7 @@ def _qa_features(
 
 
 def _qa_rows(options: Options) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in ("max_length", "doc_stride", "order")}
+    return {name: getattr(options, name) for name in ("max_length", "doc_stride", "order", "prompt")}
 
 
 def _qa_predict(model, tokenizer, questions, labels, options, batch_size=16):
