@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -13,11 +14,12 @@ from labkit.errors import MissingPackageError, TrainingError
 METHODS = ("full", "lora", "frozen")
 
 
-def trained_part(model: Any, method: str, *, rank: int = 16) -> Any:
+def trained_part(model: Any, method: str, *, rank: int = 16, dtype: str = "float32") -> Any:
     """What to hand to the training.
 
     "full": every weight. "lora": adapters of `rank` on every matrix of the layers (Hu et al. 2021), the head and what
-    it pools with whole. "frozen": the head and the pooling.
+    it pools with whole. "frozen": the head and the pooling. What is trained is float32, as small updates are lost in 16
+    bits; a backbone that is not is kept in `dtype`.
 
     Raises:
         TrainingError: no such method, or nothing would be left to train. MissingPackageError: peft is not installed.
@@ -27,7 +29,8 @@ def trained_part(model: Any, method: str, *, rank: int = 16) -> Any:
     own = [name for name, child in model.named_children() if child is not model.backbone and list(child.parameters())]
     if method == "full":
         return model
-    for name in own:  # small updates are lost in 16-bit weights
+    model.backbone.to(getattr(torch, dtype))
+    for name in own:
         getattr(model, name).to(torch.float32)
     if method == "frozen":
         if not own:
@@ -40,7 +43,9 @@ def trained_part(model: Any, method: str, *, rank: int = 16) -> Any:
         raise MissingPackageError('LoRA needs peft: pip install "labkit-bidirectional[train]"') from None
     matrices = _matrices(model)
     transposed = any(isinstance(model.get_submodule(name), Conv1D) for name in matrices)  # as GPT-2 stores its own
-    return get_peft_model(
+    with warnings.catch_warnings():  # peft asks transformers in a way that is deprecated there
+        warnings.simplefilter("ignore", FutureWarning)
+        return get_peft_model(
         model,
         LoraConfig(
             r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=matrices, modules_to_save=own,

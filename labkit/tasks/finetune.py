@@ -109,7 +109,7 @@ def finetune(
     settings = plan.settings(len(rows), metric, dtype=chosen.dtype, tf32=chosen.tf32, processes=processes)
     require(settings)
     measured = put_mask_in_force(lm.model, mask, window, layers)
-    trained = adapters.trained_part(lm.model, method, rank=rank)
+    trained = adapters.trained_part(lm.model, method, rank=rank, dtype=chosen.dtype)
     some, all_ = adapters.trainable(trained)
     say(
         f"{task}: {len(train_examples):,} examples in {len(rows):,} rows, {settings.max_steps:,} steps; "
@@ -236,7 +236,6 @@ def _model(
     from labkit.training import random_state_kept
 
     labels = recipe.labels(examples)
-    # small updates are lost in 16-bit weights, so weights that are trained are float32; adapters are by themselves
     dtype = "float32" if method == "full" else None
     with random_state_kept():
         torch.manual_seed(plan.seed)
