@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit import adapter_folders
 from labkit.errors import HubUnreachableError, MissingPackageError, ModelError, UnknownModelError
 from labkit.model_registry import REGISTRY, ModelCard, closest_names
 
@@ -70,6 +71,9 @@ def load(
     wanted = _Wanted(_known_attention(attn), _as_dtype(dtype), str(device or _default_device()), task)
     card, folder = REGISTRY.get(name), Path(name).expanduser()
     if card is None:
+        if folder.is_dir() and adapter_folders.is_adapter(folder):
+            options = {"attn": wanted.attn, "dtype": wanted.dtype, "device": wanted.device, "task": wanted.task}
+            return replace(adapter_folders.read(folder, **options), name=name)
         if folder.is_dir():
             return _load_folder(folder, name, f"the folder {name}", _licence_in(folder), wanted)
         return _load_from_hub(name, (name,), None, wanted)

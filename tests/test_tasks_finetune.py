@@ -14,13 +14,14 @@ import pytest
 import torch
 
 import labkit
+from labkit.adapter_folders import TASK
 from labkit.datasets import embedded
 from labkit.datasets.examples import Pair
 from labkit.errors import DataError, HeadError, TrainingError
 from labkit.heads import head_in
 from labkit.run_folder import RunFolder, read_json
 from labkit.tasks.crossvalidate import crossvalidate
-from labkit.tasks.finetune import TASK_RECORD, finetune, put_mask_in_force
+from labkit.tasks.finetune import finetune, put_mask_in_force
 from labkit.tasks.pipeline import pipeline, predict_file
 from labkit.tasks.plans import Plan
 from labkit.tasks.recipes import RECIPES, Options
@@ -46,7 +47,8 @@ def examples(task: str, split: str = "train", count: int = 12) -> list:
 def run(task: str, folder, **choices):
     choices = {"plan": PLAN, "options": OPTIONS[task], "say": lambda text: None} | choices
     choices = {"dev": examples(task, "dev", 6), "test": examples(task, "test", 6)} | choices
-    return finetune(task, "tiny-gpt2", choices.pop("train", examples(task)), folder, **choices)
+    model, train = choices.pop("model", "tiny-gpt2"), choices.pop("train", examples(task))
+    return finetune(task, model, train, folder, **choices)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +89,7 @@ def test_the_saved_model_has_its_head_mask_labels_and_options(done, task):
     lm = labkit.load(folder / "model", device="cpu")
     assert labkit.audit(lm.model, quick=True).verdict == "bidirectional"
     assert head_in(lm.model.config).task == RECIPES[task].head_task
-    record = getattr(lm.model.config, TASK_RECORD)
+    record = getattr(lm.model.config, TASK)
     assert record["task"] == task and record["options"]["max_length"] == OPTIONS[task].max_length
     if metrics["labels"]:
         assert [lm.model.config.id2label[k] for k in range(len(metrics["labels"]))] == metrics["labels"]
@@ -125,7 +127,7 @@ def test_the_threshold_of_no_answer_is_chosen_on_dev_and_used_on_test(tmp_path):
     dev = embedded.read("qa", "field-notes", "dev")
     dev = [each for each in dev if not each.answers][:3] + [each for each in dev if each.answers][:3]
     metrics = run("qa", tmp_path / "run", dev=dev)
-    options = getattr(labkit.load(tmp_path / "run" / "model").model.config, TASK_RECORD)["options"]
+    options = getattr(labkit.load(tmp_path / "run" / "model").model.config, TASK)["options"]
     assert options["null_threshold"] == metrics["dev"]["best_f1_threshold"] != 0
     assert metrics["metric"] == "best_f1" and "best_f1" not in metrics["test"]
     again = run("qa", tmp_path / "fixed", dev=dev, options=replace(OPTIONS["qa"], null_threshold=1.5))
@@ -193,6 +195,30 @@ def test_what_is_trained_changes_and_what_is_not_stays(tmp_path, method):
     if method == "frozen":
         assert metrics["trained_parameters"] == own
     assert all(p.dtype == torch.float32 for name, p in after.items() if not name.startswith("transformer."))
+
+
+def test_an_adapter_alone_is_the_whole_model_again(tmp_path):
+    options = replace(OPTIONS["qa"], prompt="evidence", order="question-last", max_length=256, doc_stride=128)
+    given = {"train": embedded.read("qa", "evidence", "train")[:12], "dev": embedded.read("qa", "evidence", "dev")[:6]}
+    run("qa", tmp_path / "run", method="lora", rank=4, options=options, test=(), **given)
+    folder = tmp_path / "run" / "adapter"
+    one, whole = pipeline(folder), pipeline(tmp_path / "run")
+    assert labkit.audit(one.lm.model, quick=True).verdict == "bidirectional"
+    for name, weight in whole.lm.model.named_parameters():
+        torch.testing.assert_close(dict(one.lm.model.named_parameters())[name], weight, rtol=0, atol=1e-6)
+    asked = {"question": "having no energy", "context": embedded.posts("test")[0].text}
+    assert one(asked)["probability"] == pytest.approx(whole(asked)["probability"], abs=1e-4)
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 200_000
+    assert str(tmp_path) not in (folder / "adapter_config.json").read_text()
+    continued = run(
+        "qa", tmp_path / "more", train=given["train"], dev=given["dev"], test=(), options=options, model=folder
+    )
+    assert continued["mask"]["measured"] == "bidirectional"
+    with pytest.raises(HeadError, match=r"is for question-answering \(no labels\), not for token-classification"):
+        labkit.load(folder, task="token-classification")
+    (folder / "labkit_adapter.json").write_text("{}")
+    with pytest.raises(labkit.LabkitError, match="labkit_adapter.json is damaged"):
+        labkit.load(folder)
 
 
 def test_a_head_without_weights_cannot_be_trained_alone(tmp_path):

@@ -56,7 +56,7 @@ def trained_part(model: Any, method: str, *, rank: int = 16, dtype: str = "float
 
 def whole(model: Any, method: str) -> Any:
     """The model with its adapters merged, as it is saved."""
-    return model.merge_and_unload() if method == "lora" else model
+    return model.merge_and_unload().requires_grad_(True) if method == "lora" else model
 
 
 def trainable(model: Any) -> tuple[int, int]:

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit import precision
+from labkit.adapter_folders import TASK
+from labkit.adapter_folders import save as save_adapter
 from labkit.datasets import splits
 from labkit.datasets.evidence import MARKS
 from labkit.errors import DataError, TrainingError
@@ -34,7 +36,6 @@ from labkit.tasks.special_tokens import add_tokens
 from labkit.training import evaluating, require, train
 
 MASKS = ("bidirectional", "causal")
-TASK_RECORD = "labkit_task"  # in the config of a saved model: the task and its options, for `labkit.pipeline`
 HELD_OUT = 0.1  # of the training examples, where no dev set is given
 
 
@@ -70,9 +71,9 @@ def finetune(
         method: "full", "lora" (of this `rank`) or "frozen".
         head: changes to the head, as the fields of `labkit.heads.Head`: {"dropout": 0.2, "init": "zeros"}.
 
-    The folder: `model/` with a card, `predictions.dev.jsonl` and `predictions.test.jsonl`, `metrics.json`,
-    `trainer_state.json`, `checkpoints/`. The metrics: `dev` and `test` with the scores of the best checkpoint,
-    `baselines`, `mask` as it was measured, and those of `labkit.training.train`.
+    The folder: `model/` with a card, with LoRA also `adapter/` (`labkit.adapter_folders`), predictions.dev.jsonl and
+    predictions.test.jsonl, metrics.json, trainer_state.json, `checkpoints/`. The metrics: `dev` and `test` with the
+    scores of the best checkpoint, `baselines`, `mask` as it was measured, and those of `labkit.training.train`.
 
     Raises:
         DataError, TrainingError, ModelError, HeadError: each with one clear sentence, before anything is written where
@@ -143,10 +144,9 @@ def finetune(
         say=say,
     )
     run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
-    lm.model = adapters.whole(trained, method)
     metrics = {"task": task, "metric": metric, "labels": list(labels), "mask": measured, "method": method}
     if is_first_process():
-        with evaluating(lm.model) as best:
+        with evaluating(trained) as best:
             metrics["dev"], said = measure(best, dev, options)
             options = recipe.tuned(options, metrics["dev"])
             write_predictions(run, "dev", recipe, said)
@@ -158,7 +158,12 @@ def finetune(
             for name, examples in (("dev", dev), ("test", test))
             if examples
         }
-        setattr(lm.model.config, TASK_RECORD, {"task": task, "options": asdict(options)})
+        setattr(lm.model.config, TASK, {"task": task, "options": asdict(options)})
+        if method == "lora":
+            marks = MARKS if options.prompt == "evidence" else ()
+            facts = {"base": str(model), "task": getattr(lm.model.config, TASK), "marks": marks}
+            run.write_folder("adapter", lambda folder: save_adapter(trained, folder, **facts))
+    lm.model = adapters.whole(trained, method)
     counts = {"n_train": len(train_examples), "n_dev": len(dev), "n_test": len(test), "n_rows": len(rows)}
     metrics |= outcome | counts | {"dtype": chosen.dtype, "trained_parameters": some, "parameters": all_}
     task_card.save(lm, run, metrics, config)

@@ -11,13 +11,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from labkit.adapter_folders import TASK
 from labkit.datasets.examples import NO_TAG, Labelled, Question, Sentence
 from labkit.datasets.files import fault, json_lines
 from labkit.datasets.words import words_of
 from labkit.errors import DataError, HeadError
 from labkit.heads import head_in
 from labkit.run_folder import write_whole
-from labkit.tasks.finetune import TASK_RECORD
 from labkit.tasks.recipes import Options, by_name
 
 FIELDS = {"qa": ("question", "context"), "ner": ("text",), "classify": ("text",), "embed": ("first", "second")}
@@ -100,7 +100,7 @@ def pipeline(
     elif (folder / "checkpoints").is_dir():
         raise HeadError(f"the run in {folder} is not finished: go on with it by labkit train ... --resume")
     lm = labkit.load(model, device=device, attn=attn)
-    record = getattr(lm.model.config, TASK_RECORD, None)
+    record = getattr(lm.model.config, TASK, None)
     if record is None or head_in(lm.model.config) is None:
         raise HeadError(
             f"{model} was not fine-tuned for a task by labkit; labkit train qa|ner|classify|embed does that"
