@@ -8,6 +8,7 @@ as `loss(model, batch)`; how well, as `evaluate(model)`.
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 import time
@@ -73,7 +74,7 @@ def train(
     with first_process_first() as first:
         resumed = run.latest_checkpoint()
     before = resumed[1] if resumed else {"step": 0, "seconds": 0.0, "tokens": 0}
-    with random_state_kept(), bars_on_terminals_only():
+    with random_state_kept(), bars_on_terminals_only(), _local_stores(run):
         arguments = _arguments(settings, run)
         if before.get("processes", arguments.world_size) != arguments.world_size:
             raise TrainingError(
@@ -306,6 +307,24 @@ def _watch(trainer: Any, settings: Settings, say: Callable[[str], None], bar: An
                     say(f"step {state.global_step:,} of {state.max_steps:,}: {shown}")
 
     return Watch()
+
+
+@contextmanager
+def _local_stores(run: RunFolder) -> Iterator[None]:
+    """Trackers write into the run's folder, unless the environment says where."""
+    stores = {
+        "TENSORBOARD_LOGGING_DIR": str(run.path / "tensorboard"),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{(run.path / 'mlflow.db').as_posix()}",
+        "MLFLOW_EXPERIMENT_NAME": "labkit",
+        "TRACKIO_DIR": str(run.path / "trackio"),
+    }
+    ours = {name: value for name, value in stores.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 @contextmanager
