@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from labkit.datasets import readers
 from labkit.datasets.embedded import posts
 from labkit.datasets.evidence import CRITERIA, INSTRUCTION, MARKS, ORDERS, Found, locate, locate_all, prompt
 from labkit.errors import DataError, MissingPackageError
@@ -236,3 +238,26 @@ def test_any_post_is_found_in_its_prompt(post, order):
 def test_a_prompt_that_could_not_be_taken_apart_is_refused(arguments, message):
     with pytest.raises(DataError, match=message):
         prompt(*arguments)
+
+
+def test_a_file_of_posts_is_read_with_its_evidence_located_in_the_original_text(tmp_path):
+    post = "I\u2019ve slept  badly\nall week. The cat is fine."
+    rows = [
+        {"post": post, "criterion": "sleep", "evidence": "I've slept badly all week."},  # squeezed and straightened
+        {"post": post, "criterion": "appetite", "evidence": None},
+    ]
+    path = tmp_path / "posts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    found, none = readers.read("qa", path)
+    assert [answer.text for answer in found.answers] == ["I\u2019ve slept  badly\nall week."]
+    assert post[found.answers[0].start : found.answers[0].end] == found.answers[0].text
+    assert none.answers == () and none.question == "appetite"
+
+
+@pytest.mark.parametrize("evidence", ["The dog has been ill since Monday.", 7])
+def test_evidence_that_is_nowhere_in_its_post_is_named_by_its_line_and_not_dropped(tmp_path, evidence):
+    path = tmp_path / "posts.jsonl"
+    good = {"post": "I slept badly.", "criterion": "sleep", "evidence": "I slept badly."}
+    path.write_text(json.dumps(good) + "\n" + json.dumps(good | {"evidence": evidence}) + "\n")
+    with pytest.raises(DataError, match=r"posts.jsonl.*line 2.*evidence"):
+        readers.read("qa", path)

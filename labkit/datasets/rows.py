@@ -1,5 +1,6 @@
 """Rows with named fields, from JSONL, CSV or a hub data set, made into examples: what each task needs, and other names.
 
+    evidence              criterion, post, evidence: a sentence as it was copied, found by `evidence.locate`, or null
     question answering    question, context; answers: [{text, start}], or {"text": [...], "answer_start": [...]} as the
                           hub's squad has them, or the columns answer and answer_start
     named entities        words and tags; or text and entities: [{start, end, label}]
@@ -15,11 +16,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from labkit.datasets.evidence import locate
 from labkit.datasets.examples import Answer, Entity, Labelled, Pair, Question, Sentence
 from labkit.datasets.words import tags_over, words_of
 
 NAMES = {  # other names that files have for a field
-    "question": ("question", "query"),
+    "question": ("question", "query", "criterion"),
     "context": ("context", "passage", "document", "post"),
     "words": ("words", "tokens"),
     "tags": ("tags", "ner_tags", "labels"),
@@ -36,6 +38,8 @@ NAMES = {  # other names that files have for a field
 def question(row: dict[str, Any], number: int) -> Question:
     context, answers = text_in(row, "context"), []
     given = row.get("answers", row.get("answer"))
+    if given is None and "evidence" in row:
+        given = _located(context, row["evidence"])
     if given is None:
         raise ValueError("has neither answers nor answer; an unanswerable question has an empty list")
     if isinstance(given, dict):  # as the hub's parquet files have them
@@ -57,6 +61,21 @@ def question(row: dict[str, Any], number: int) -> Question:
         tuple(dict.fromkeys(answers)),
         str(field(row, "group") or ""),
     )
+
+
+def _located(context: str, evidence: Any) -> list[dict[str, Any]]:
+    """Where a sentence, copied out of the context by somebody, stands in it; [] for no evidence (null, "").
+
+    What is nowhere in the context is an error, not a row without evidence.
+    """
+    if evidence is None or evidence == "":
+        return []
+    if not isinstance(evidence, str):
+        raise ValueError(f"has the evidence {evidence!r}, which is no text")
+    place = locate(context, evidence)
+    if place is None:
+        raise ValueError(f"has evidence that is nowhere in its text: {evidence!r}")
+    return [{"text": context[place.start : place.end], "start": place.start}]
 
 
 def sentence(row: dict[str, Any], number: int) -> Sentence:
