@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,15 +44,16 @@ def trained_part(model: Any, method: str, *, rank: int = 16, dtype: str = "float
         raise MissingPackageError('LoRA needs peft: pip install "labkit-bidirectional[train]"') from None
     matrices = _matrices(model)
     transposed = any(isinstance(model.get_submodule(name), Conv1D) for name in matrices)  # as GPT-2 stores its own
+    settings = LoraConfig(
+        r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=matrices, modules_to_save=own,
+        fan_in_fan_out=transposed,
+    )  # fmt: skip
     with warnings.catch_warnings():  # peft asks transformers in a way that is deprecated there
         warnings.simplefilter("ignore", FutureWarning)
-        return get_peft_model(
-        model,
-        LoraConfig(
-            r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=matrices, modules_to_save=own,
-            fan_in_fan_out=transposed,
-        ),
-    )  # fmt: skip
+        adapted = get_peft_model(model, settings)
+    # or peft saves the embeddings whole where marks were added, whose rows are not trained and can be made again
+    adapted.save_pretrained = partial(adapted.save_pretrained, save_embedding_layers=False)
+    return adapted
 
 
 def whole(model: Any, method: str) -> Any:
