@@ -134,6 +134,19 @@ def test_the_threshold_of_no_answer_is_chosen_on_dev_and_used_on_test(tmp_path):
     assert again["metric"] == "f1" and "best_f1" not in again["dev"]
 
 
+@pytest.mark.parametrize("task", ["qa", "ner"])
+@pytest.mark.parametrize("model", ["tiny-gemma", "tiny-gemma2", "tiny-gemma3", "tiny-llama"])
+def test_every_family_is_trained_saved_and_used(tmp_path, task, model):
+    head = {"backbone_dropout": 0.1, "init": "xavier"}
+    plan = replace(PLAN, max_steps=2, gradient_checkpointing=model == "tiny-gemma3")
+    metrics = run(task, tmp_path / "run", model=model, head=head, plan=plan, test=())
+    assert metrics["mask"]["measured"] == "bidirectional"
+    pipe = pipeline(tmp_path / "run")
+    assert type(pipe.lm.model).__name__.startswith({"tiny-llama": "Llama"}.get(model, "Gemma"))
+    one = pipe(question="Who left?", context="The ferry left.") if task == "qa" else pipe("The ferry left.")
+    assert {"qa": "n_best", "ner": "entities"}[task] in one
+
+
 # -- twins -------------------------------------------------------------------------------------------------------------
 
 
