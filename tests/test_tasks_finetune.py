@@ -21,7 +21,7 @@ from labkit.errors import DataError, HeadError, TrainingError
 from labkit.heads import head_in
 from labkit.run_folder import RunFolder, read_json
 from labkit.tasks.crossvalidate import crossvalidate
-from labkit.tasks.finetune import finetune, put_mask_in_force
+from labkit.tasks.finetune import beats_baselines, finetune, put_mask_in_force
 from labkit.tasks.pipeline import pipeline, predict_file
 from labkit.tasks.plans import Plan
 from labkit.tasks.recipes import RECIPES, Options
@@ -121,6 +121,18 @@ def test_the_scores_of_the_baselines_stand_beside_those_of_the_model(done):
     answers = [each.answers for each in examples("qa", "test", 6)]
     without = 100 * sum(not each for each in answers) / 6
     assert done("qa")[0]["baselines"]["test"]["no_answer"] == pytest.approx(without)
+
+
+@pytest.mark.parametrize(("f1", "better"), [(0.4, True), (0.3, False), (0.2, False)])
+def test_a_model_that_is_no_better_than_a_baseline_is_said_to_be_none(f1, better):
+    said = []
+    baselines = {"dev": {"outside": 0.9}, "test": {"outside": 0.0, "most_frequent": 0.3}}
+    metrics = {"metric": "f1", "dev": {"f1": 0.1}, "test": {"f1": f1}, "baselines": baselines}
+    assert beats_baselines(metrics, said.append) is better
+    assert said == [] if better else "no more than 0.300 of the baseline 'most frequent'" in said[0]
+    questions = {"metric": "best_f1", "test": {"f1": f1}, "baselines": {"test": {"no_answer": 0.3}}}
+    assert beats_baselines(questions, said.append) is better
+    assert beats_baselines(metrics | {"baselines": {"test": {}}}, said.append) is None
 
 
 def test_the_threshold_of_no_answer_is_chosen_on_dev_and_used_on_test(tmp_path):

@@ -158,6 +158,7 @@ def finetune(
             for name, examples in (("dev", dev), ("test", test))
             if examples
         }
+        metrics["beats_baselines"] = beats_baselines(metrics, say)
         setattr(lm.model.config, TASK, {"task": task, "options": asdict(options)})
         if method == "lora":
             marks = MARKS if options.prompt == "evidence" else ()
@@ -169,6 +170,25 @@ def finetune(
     task_card.save(lm, run, metrics, config)
     run.write_json("metrics.json", metrics)
     return metrics
+
+
+def beats_baselines(metrics: dict[str, Any], say: Callable[[str], None]) -> bool | None:
+    """Whether the model is better than all that needs no model, on test if there is one; said where it is not.
+
+    None where the task has no baseline.
+    """
+    side = "test" if "test" in metrics else "dev"
+    name = metrics["metric"] if metrics["metric"] in metrics[side] else metrics["metric"].removeprefix("best_")
+    if not (baselines := metrics["baselines"].get(side)):
+        return None
+    best = max(baselines, key=baselines.__getitem__)
+    if metrics[side][name] > baselines[best]:
+        return True
+    say(
+        f"on {side} the model has {name} {metrics[side][name]:.3f}, no more than {baselines[best]:.3f} of the baseline "
+        f"{best.replace('_', ' ')!r}: it has learned nothing of use; more data, more steps or a larger model may help"
+    )
+    return False
 
 
 def put_mask_in_force(model: Any, mask: str, window: str = "keep", layers: str = "all") -> dict[str, Any]:
