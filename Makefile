@@ -73,7 +73,7 @@ train-5fold: setup ## five-fold cross-validation: TASK=ner MODEL=gemma3-270m MAS
 		--output-dir runs/$(TASK)-$(MASK)-5fold --resume
 
 train-5fold-9b: setup ## the same with Gemma 2 9B and LoRA, for a GPU of 40 GB; accept the licence on the hub first
-	@$(VENV_PYTHON) -m labkit train $(TASK) --model gemma-2-9b --method lora --gradient-checkpointing --mask $(MASK) \
+	@$(VENV_PYTHON) -m labkit train $(TASK) --model google/gemma-2-9b --method lora --gradient-checkpointing --mask $(MASK) \
 		--batch-size 2 --gradient-accumulation 8 --learning-rate 1e-4 --folds 5 \
 		--output-dir runs/$(TASK)-$(MASK)-5fold-9b --resume
 

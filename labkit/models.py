@@ -71,9 +71,8 @@ def load(
     wanted = _Wanted(_known_attention(attn), _as_dtype(dtype), str(device or _default_device()), task)
     card, folder = REGISTRY.get(name), Path(name).expanduser()
     if card is None:
-        if folder.is_dir() and adapter_folders.is_adapter(folder):
-            options = {"attn": wanted.attn, "dtype": wanted.dtype, "device": wanted.device, "task": wanted.task}
-            return replace(adapter_folders.read(folder, **options), name=name)
+        if adapter_folders.is_adapter(folder):
+            return replace(_load_adapter(folder, wanted), name=name)
         if folder.is_dir():
             return _load_folder(folder, name, f"the folder {name}", _licence_in(folder), wanted)
         return _load_from_hub(name, (name,), None, wanted)
@@ -172,10 +171,16 @@ def _load_checkpoint(card: ModelCard, wanted: _Wanted) -> Loaded:
             "for real weights, or tiny-gpt2 for the GPT-2 architecture"
         )
     _require_unaltered(folder)
+    if adapter_folders.is_adapter(folder):
+        return replace(_load_adapter(folder, wanted), name=card.name, licence=card.licence)
     if wanted.dtype is None:  # stored in half the space; CPUs are slow in float16, or cannot
         wanted = replace(wanted, dtype=torch.float32)
     source = f"{card.name}, trained by this project (card: {folder / 'README.md'})"
     return _load_folder(folder, card.name, source, card.licence, wanted)
+
+
+def _load_adapter(folder: Path, wanted: _Wanted) -> Loaded:
+    return adapter_folders.read(folder, attn=wanted.attn, dtype=wanted.dtype, device=wanted.device, task=wanted.task)
 
 
 def _require_unaltered(folder: Path) -> None:
@@ -268,7 +273,8 @@ def _shipped(card: ModelCard) -> Path | None:
     from labkit import resources
 
     folder = resources.folder("data") / str(card.checkpoint).removeprefix("data/")
-    return folder if (folder / "config.json").is_file() else None
+    whole = (folder / "config.json").is_file() or adapter_folders.is_adapter(folder)
+    return folder if whole else None
 
 
 def _licence_in(folder: Path) -> str:
