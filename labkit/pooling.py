@@ -71,7 +71,7 @@ class AttentionPooling(nn.Module):
     def __init__(self, width: int, heads: int, probe: str):
         super().__init__()
         self.heads, self.asks = heads, probe == "query"
-        self.probe = nn.Parameter(torch.empty(1 if self.asks else PROBES, width))
+        self.probe = nn.Parameter(torch.randn(1 if self.asks else PROBES, width))
         self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
 
     def forward(

@@ -253,3 +253,11 @@ def test_a_head_without_a_meaning_is_refused(wrong, message):
 def test_heads_of_the_pooling_must_divide_the_width():
     with pytest.raises(HeadError, match="5 pooling heads do not divide the width 64"):
         load("tiny-gpt2", "embedding", pooling="attention_kv", pooling_heads=5)
+
+
+@pytest.mark.parametrize("name", ["attention_query", "attention_kv"])
+def test_an_attention_pooling_made_alone_has_probes_that_are_numbers(name):
+    for seed in range(5):
+        torch.manual_seed(seed)
+        probe = make_pooling(name, 64).probe
+        assert bool(probe.isfinite().all()) and 0.5 < float(probe.std()) < 2.0

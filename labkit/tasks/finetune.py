@@ -36,6 +36,7 @@ from labkit.tasks.special_tokens import add_tokens
 from labkit.training import evaluating, require, train
 
 MASKS = ("bidirectional", "causal")
+NARROW = 0.9  # mean cosine of unrelated texts, from which on nearest neighbours say little
 HELD_OUT = 0.1  # of the training examples, where no dev set is given
 
 
@@ -159,6 +160,8 @@ def finetune(
             if examples
         }
         metrics["beats_baselines"] = beats_baselines(metrics, say)
+        if (cone := metrics["dev"].get("anisotropy", 0.0)) > NARROW:
+            say(f"unrelated texts have a mean cosine of {cone:.2f}: the vectors collapse; try a lower learning rate")
         setattr(lm.model.config, TASK, {"task": task, "options": asdict(options)})
         if method == "lora":
             marks = MARKS if options.prompt == "evidence" else ()
