@@ -479,3 +479,13 @@ def test_without_scipy_the_pip_command_is_named(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingPackageError, match=r'need scipy: pip install "labkit-bidirectional\[train\]"'):
         embed.similarity_scores(at_angles(0, 1), at_angles(0, 2), [0.0, 1.0])
+
+
+def test_the_words_baseline_finds_pairs_that_share_words_and_no_others():
+    shared = [Pair(str(k), f"alpha{k} beta{k} of the town", f"the alpha{k} and beta{k}") for k in range(20)]
+    apart = [Pair(str(k), f"alpha{k} beta{k}", f"gamma{k} delta{k}") for k in range(20)]
+    assert embed_scores.bag_of_words(shared)["mean_reciprocal_rank"] > 0.95
+    assert embed_scores.bag_of_words(apart)["mean_reciprocal_rank"] < 0.4
+    scored = [Pair(str(k), "a b c d", " ".join("a b c d".split()[:k]) + " x y z"[: 6 - k], k / 4) for k in range(1, 5)]
+    assert embed_scores.bag_of_words(scored)["spearman"] > 0.9
+    assert embed_scores.bag_of_words([*shared, Pair("e", "!?", "...")])["n"] == 21

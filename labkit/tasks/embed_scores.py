@@ -15,6 +15,7 @@ from labkit.datasets.examples import Pair
 from labkit.errors import DataError, MissingPackageError
 
 CONSTANT = 1e-6  # cosines that differ by less differ by rounding only
+WORDS = 4096  # hashed words of the baseline
 CHUNK = 1024  # queries whose cosines with all texts are in memory at once
 
 
@@ -33,6 +34,25 @@ def pair_scores(pairs: Sequence[Pair], vectors: Sequence[tuple[np.ndarray, np.nd
         found = pair_retrieval(first, second, pairs)
     by_text = dict(zip([p.first for p in pairs] + [p.second for p in pairs], [*first, *second], strict=True))
     return found | {"anisotropy": anisotropy(np.stack(list(by_text.values())))}
+
+
+def bag_of_words(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """`pair_scores` of vectors of words (TF-IDF over hashed words, scikit-learn): what shared words alone achieve.
+
+    Raises:
+        MissingPackageError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
+    except ImportError:
+        raise MissingPackageError(
+            'the words baseline needs scikit-learn: pip install "labkit-bidirectional[train]"'
+        ) from None
+    texts = [pair.first for pair in pairs] + [pair.second for pair in pairs]
+    words = HashingVectorizer(n_features=WORDS, alternate_sign=False, token_pattern=r"\w+").transform(texts)
+    vectors = TfidfTransformer().fit_transform(words).toarray()
+    vectors = np.hstack([vectors, np.full((len(texts), 1), 1e-3)])  # a text without a word has a direction too
+    return pair_scores(pairs, list(zip(vectors[: len(pairs)], vectors[len(pairs) :], strict=True)))
 
 
 def similarity_scores(

@@ -255,8 +255,13 @@ def _embed_measure(model, tokenizer, pairs, labels, options, batch_size):
     return embed_scores.pair_scores(pairs, vectors), _similarities(pairs, vectors)
 
 
-def _embed_metric(pairs: Sequence[Any], options: Options) -> str:
+def _embed_metric(pairs: Sequence[Any], options: Options | None = None) -> str:
     return "spearman" if pairs[0].score is not None else "mean_reciprocal_rank"
+
+
+def _embed_baselines(train: Sequence[Any], pairs: Sequence[Any]) -> dict[str, float]:
+    """The same score, of vectors that count words."""
+    return {"bag_of_words": embed_scores.bag_of_words(pairs)[_embed_metric(pairs)]}
 
 
 RECIPES = {
@@ -323,7 +328,7 @@ RECIPES = {
             loss=embed.loss,
             predict=_embed_predict,
             measure=_embed_measure,
-            baselines=lambda train, examples: {},
+            baselines=_embed_baselines,
             record=dict,
         ),
     )
