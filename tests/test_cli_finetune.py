@@ -14,6 +14,8 @@ from labkit.datasets import embedded, sources
 from labkit.errors import DataError
 from labkit.run_folder import read_json
 
+pytestmark = pytest.mark.training
+
 SMALL = ["--model", "tiny-gpt2", "--max-steps", "4", "--batch-size", "4", "--max-train", "16", "--max-eval", "6"]
 
 

@@ -26,6 +26,8 @@ from labkit.tasks.pipeline import pipeline, predict_file
 from labkit.tasks.plans import Plan
 from labkit.tasks.recipes import RECIPES, Options
 
+pytestmark = pytest.mark.training
+
 PLAN = Plan(epochs=2.0, batch_size=4, gradient_accumulation=1, learning_rate=1e-3, max_steps=6, evaluate_every=2)
 OPTIONS = {
     "qa": Options(max_length=128, doc_stride=64),

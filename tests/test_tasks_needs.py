@@ -14,6 +14,8 @@ import torch
 import labkit
 from labkit.tasks.needs import measured_need
 
+pytestmark = pytest.mark.training
+
 _STEPS = """
     import json, sys, torch, labkit
     from labkit.tasks.needs import measured_need
