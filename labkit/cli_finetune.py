@@ -59,7 +59,7 @@ PLAN: dict[str, tuple[Any, Any]] = {
     "warmup": (Annotated[float | None, typer.Option(help="Share of the steps in which the rate rises.")], None),
     "weight_decay": (Annotated[float | None, typer.Option(help="Of AdamW.")], None),
     "evaluate_every": (
-        Annotated[int | None, typer.Option(help="Steps; never more than one pass over the rows.", min=0)],
+        Annotated[int | None, typer.Option(help="Steps; by default 500, or one pass where that is shorter.", min=1)],
         None,
     ),
     "keep": (Annotated[int | None, typer.Option(help="Checkpoints that stay, besides the best.", min=1)], None),

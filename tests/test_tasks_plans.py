@@ -16,7 +16,7 @@ def test_the_gemma_preset_is_the_recipe_people_know():
     plan = PRESETS["gemma"]
     assert (plan.epochs, plan.batch_size, plan.eval_batch_size, plan.gradient_accumulation) == (5, 4, 8, 4)
     assert (plan.learning_rate, plan.warmup, plan.weight_decay, plan.schedule) == (2e-5, 0.1, 0.01, "linear")
-    assert (plan.evaluate_every, plan.keep, plan.patience) == (500, 3, 20)
+    assert (plan.keep, plan.patience) == (3, 20)
     made = settings(88_000)
     assert made.max_steps == 5 * 5500 and made.evaluating_steps == made.saving_steps == 500
     assert (made.metric, made.keep, made.patience) == ("f1", 3, 20)
@@ -25,6 +25,8 @@ def test_the_gemma_preset_is_the_recipe_people_know():
 def test_a_small_data_set_is_evaluated_once_per_pass():
     made = settings(472)
     assert (made.max_steps, made.evaluating_steps) == (148, 30)  # 472 rows are 29.5 steps of 16
+    assert settings(472, Plan(evaluate_every=90)).evaluating_steps == 90  # what is asked for is done
+    assert settings(472, Plan(evaluate_every=9000)).evaluating_steps == 148
     assert settings(3).max_steps == 1 and settings(3).evaluating_steps == 1
 
 

@@ -15,14 +15,15 @@ from dataclasses import dataclass, replace
 from labkit.errors import TrainingError
 from labkit.training_settings import Settings
 
+EVALUATE_EVERY = 500  # steps
+
 
 @dataclass(frozen=True)
 class Plan:
     """A training, in passes over the data. `max_steps` ends it earlier.
 
     Attributes:
-        evaluate_every: steps between evaluations, which are saved too; never more than one pass, so that a small data
-            set is evaluated once per pass.
+        evaluate_every: steps between evaluations, which are saved too. None: 500, or one pass where that is shorter.
         patience: evaluations without a better score after which the run ends; 0 = never.
         others: as in `labkit.training_settings.Settings`.
     """
@@ -36,7 +37,7 @@ class Plan:
     warmup: float = 0.1
     weight_decay: float = 0.01
     beta2: float = 0.999
-    evaluate_every: int = 500
+    evaluate_every: int | None = None
     keep: int = 3
     patience: int = 20
     max_steps: int | None = None
@@ -52,7 +53,7 @@ class Plan:
         per_epoch = max(1, math.ceil(rows / (self.batch_size * self.gradient_accumulation * processes)))
         steps = max(1, math.ceil(self.epochs * rows / (self.batch_size * self.gradient_accumulation * processes)))
         steps = min(steps, self.max_steps or steps)
-        every = max(1, min(self.evaluate_every or per_epoch, per_epoch, steps))
+        every = min(self.evaluate_every or min(EVALUATE_EVERY, per_epoch), steps)
         return Settings(
             max_steps=steps, batch_size=self.batch_size, gradient_accumulation=self.gradient_accumulation,
             learning_rate=self.learning_rate, schedule=self.schedule, warmup=self.warmup,
