@@ -161,6 +161,19 @@ def test_every_family_is_trained_saved_and_used(tmp_path, task, model):
     assert {"qa": "n_best", "ner": "entities"}[task] in one
 
 
+def test_where_every_question_has_an_answer_every_question_gets_one(tmp_path):
+    train, dev = (
+        [each for each in embedded.read("qa", "field-notes", side) if each.answers] for side in ("train", "dev")
+    )
+    choices = {"train": train[:12], "dev": dev[:6], "test": ()}
+    metrics = run("qa", tmp_path / "run", **choices)
+    said = [json.loads(line)["text"] for line in (tmp_path / "run" / "predictions.dev.jsonl").read_text().splitlines()]
+    assert metrics["metric"] == "f1" and len(said) == 6 and all(said)
+    assert pipeline(tmp_path / "run")(question="Who?", context="The ferry left at noon.")["text"]
+    run("qa", tmp_path / "shy", **choices, options=replace(OPTIONS["qa"], null_threshold=-1e9))
+    assert pipeline(tmp_path / "shy")(question="Who?", context="The ferry left at noon.")["text"] == ""
+
+
 # -- twins -------------------------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,8 @@ from labkit.errors import DataError
 from labkit.heads import Head, label_names
 from labkit.tasks import classify, embed, embed_scores, ner, qa, qa_scores
 
+NEVER_NULL = 1e9  # a threshold that "no answer" never reaches
+
 
 @dataclass(frozen=True)
 class Options:
@@ -27,8 +29,8 @@ class Options:
             without knowing what is asked.
         prompt: "plain", or "evidence" for `[INST] .. [POST] .. [CRITERION] ..` (qa).
         max_answer_tokens: of an answer (qa).
-        null_threshold: "no answer" where it scores higher than the best span by more than this (qa); found on the dev
-            set where it is None and the data have questions without an answer.
+        null_threshold: "no answer" where it scores higher than the best span by more than this (qa). None: chosen on
+            the dev set if that has questions without an answer, else every question is answered.
         label_on: "last" or "first" token of a word (ner).
         pooling: how a text becomes one vector (classify, embed).
     """
@@ -119,12 +121,15 @@ def _qa_rows(options: Options) -> dict[str, Any]:
 def _qa_predict(model, tokenizer, questions, labels, options, batch_size=16):
     return qa.predict(
         model, tokenizer, questions, **_qa_rows(options), max_answer_tokens=options.max_answer_tokens,
-        null_threshold=options.null_threshold or 0.0, batch_size=batch_size, say=lambda text: None,
+        null_threshold=0.0 if options.null_threshold is None else options.null_threshold, batch_size=batch_size,
+        say=lambda text: None,
     )  # fmt: skip
 
 
 def _qa_measure(model, tokenizer, questions, labels, options, batch_size):
     """The official scores; where a threshold is to be chosen, those at the best one on these questions beside them."""
+    if all(each.answers for each in questions):
+        options = _always_answering(options)
     predictions = _qa_predict(model, tokenizer, questions, labels, options, batch_size)
     found = qa_scores.scores(questions, predictions)
     if _qa_metric(questions, options) == "best_f1":
@@ -139,7 +144,14 @@ def _qa_metric(questions: Sequence[Any], options: Options) -> str:
 
 
 def _qa_tuned(options: Options, scores: dict[str, Any]) -> Options:
-    return replace(options, null_threshold=scores.get("best_f1_threshold", options.null_threshold or 0.0))
+    if "best_f1_threshold" in scores:
+        return replace(options, null_threshold=scores["best_f1_threshold"])
+    return _always_answering(options)
+
+
+def _always_answering(options: Options) -> Options:
+    """Where every question has an answer (SQuAD 1.1), none is held back, unless a threshold was asked for."""
+    return options if options.null_threshold is not None else replace(options, null_threshold=NEVER_NULL)
 
 
 def _qa_baselines(train: Sequence[Any], questions: Sequence[Any]) -> dict[str, float]:
