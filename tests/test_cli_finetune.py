@@ -32,9 +32,9 @@ def labkit_command(capfd):
     return run
 
 
-@pytest.mark.parametrize("task", ["qa", "ner", "classify"])
+@pytest.mark.parametrize("task", ["qa", "ner", "classify", "embed"])
 def test_with_the_embedded_data_a_task_needs_nothing_but_a_folder(labkit_command, tmp_path, task):
-    length = [] if task == "classify" else ["--max-length", "96", "--doc-stride", "32"]
+    length = [] if task in ("classify", "embed") else ["--max-length", "96", "--doc-stride", "32"]
     code, out, err = labkit_command("train", task, "--output-dir", tmp_path / "run", *SMALL, *length)
     assert code == 0, err
     assert "test  (n = 6)" in out and "baseline" in out and "bidirectional, 4 steps" in out
@@ -43,13 +43,15 @@ def test_with_the_embedded_data_a_task_needs_nothing_but_a_folder(labkit_command
         "train", task, "--output-dir", tmp_path / "run", *SMALL, *length, "--resume", "--json"
     )
     assert code == 0 and json.loads(out) == read_json(tmp_path / "run" / "metrics.json")
+    keys = {"qa": "text", "ner": "entities", "classify": "label", "embed": "similarity"}
     fields = {
         "qa": ["--question", "Who?", "--context", "The smith of Tohmi mended it."],
         "ner": ["--text", "The smith of Tohmi mended it."],
         "classify": ["--text", "Tohmi went bankrupt."],
+        "embed": ["--first", "Tohmi went bankrupt.", "--second", "The firm had failed."],
     }[task]
     code, out, err = labkit_command("predict", task, "--model", tmp_path / "run", *fields)
-    assert code == 0 and {"qa": "text", "ner": "entities", "classify": "label"}[task] in json.loads(out)
+    assert code == 0 and keys[task] in json.loads(out)
 
 
 def test_files_of_ones_own_through_training_folds_and_prediction(labkit_command, tmp_path):
@@ -89,7 +91,7 @@ def test_files_of_ones_own_through_training_folds_and_prediction(labkit_command,
         (["train", "ner", "--data", "field-notes", "--train-file", "x.conll"], "a data set, or files, not both"),
         (["train", "ner", "--dev-file", "x.conll"], "no training file beside the others"),
         (["train", "ner", "--train-file", "nowhere.conll"], "nowhere.conll does not exist"),
-        (["train", "embed"], "labkit ships no data for embed"),
+        (["train", "embed", "--data", "evidence"], "has nothing for the task 'embed'"),
         (["train", "qa", "--data", "which-way-round"], "has nothing for the task 'qa'"),
         (["train", "ner", "--preset", "huge"], "preset is 'huge'; choose one of gemma, mini, quick"),
         (["train", "ner", "--mask", "prefix"], "mask is 'prefix'"),

@@ -796,3 +796,10 @@ def test_neither_the_name_nor_its_place_gives_the_kind_away(key):
 
 def test_the_table_does_learn_where_there_is_something_to_learn():
     assert table_accuracy(lambda item: item.label) == 1.0
+
+
+def test_titles_and_passages_are_pairs_to_be_found_again():
+    for split, count in (("train", 118), ("dev", 25), ("test", 25)):
+        pairs = embedded.read("embed", "field-notes", split)
+        assert len(pairs) == count == len({pair.second for pair in pairs})
+        assert all(pair.score is None and pair.first and pair.group == pair.id for pair in pairs)

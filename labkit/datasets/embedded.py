@@ -1,6 +1,7 @@
 """The embedded labelled data: Field Notes with questions and entities, Evidence, and Which way round.
 
 read("qa", "field-notes", "dev")      questions on invented passages, a fifth of them without an answer
+read("embed", "field-notes", "dev")   the title of each passage and its text, a pair to be found again
 read("ner", "field-notes", "dev")     their people, organisations, places, dates and other names
 read("qa", "evidence", "dev")         posts and criteria, as questions
 read("ner", "which-way-round", "dev") one name per sentence, whose kind only the words on one side tell
@@ -13,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from labkit.datasets import field_notes
 from labkit.datasets.conll import read_conll
 from labkit.datasets.evidence import CRITERIA
-from labkit.datasets.examples import Answer, Entity, Labelled, Question, Sentence
+from labkit.datasets.examples import Answer, Entity, Labelled, Pair, Question, Sentence
 from labkit.datasets.files import fault, json_lines
 from labkit.datasets.squad import read_squad
 from labkit.datasets.words import tags_over, words_of
@@ -73,6 +75,11 @@ def field_notes_entities(split: str) -> list[Sentence]:
     return read_conll(folder("data") / "field_notes" / f"entities.{split}.conll")
 
 
+def field_notes_titles(split: str) -> list[Pair]:
+    """Which passage has this title? A pair (title, text) for each passage."""
+    return [Pair(each.id, each.title, each.text, None, each.id) for each in field_notes.passages(split)]
+
+
 def posts(split: str | None = None, path: Path | None = None) -> list[Post]:
     """The posts of Evidence of one split, or all of them, in the order of the file."""
     path, found = path or folder("data") / "evidence" / "posts.jsonl", []
@@ -124,6 +131,7 @@ def _which_way_labelled(split: str) -> list[Labelled]:
 _READERS: dict[tuple[str, str], Callable[[str], list[Any]]] = {
     ("qa", "field-notes"): field_notes_questions,
     ("ner", "field-notes"): field_notes_entities,
+    ("embed", "field-notes"): field_notes_titles,
     ("qa", "evidence"): _evidence_questions,
     ("ner", "which-way-round"): _which_way_sentences,
     ("classify", "which-way-round"): _which_way_labelled,

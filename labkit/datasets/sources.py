@@ -8,7 +8,12 @@ from typing import Any
 from labkit.datasets import embedded, hub, readers
 from labkit.errors import DataError
 
-DEFAULTS = {"qa": "field-notes", "ner": "field-notes", "classify": "which-way-round"}  # embedded, by task
+DEFAULTS = {  # embedded, by task
+    "qa": "field-notes",
+    "ner": "field-notes",
+    "classify": "which-way-round",
+    "embed": "field-notes",
+}
 DEV_NAMES = ("dev", "validation", "valid", "eval")  # what data sets call the side that chooses
 
 
@@ -41,8 +46,6 @@ def sides(
             raise DataError("there is no training file beside the others; give --train-file")
         found = [readers.read(task, each) if each else [] for each in files]
     else:
-        if data is None and task not in DEFAULTS:
-            raise DataError(f"labkit ships no data for {task}; give a training file, or the name of a data set")
         found = _named(task, data or DEFAULTS[task])
     limits = (max_train, max_eval, max_eval)
     return tuple(_drawn(examples, limit, seed) for examples, limit in zip(found, limits, strict=True))
