@@ -64,7 +64,7 @@ def g(model) -> GPT:
     return GPT.from_transformers(model)
 
 
-def same(a, b, atol=1e-5):
+def assert_same(a, b, atol=1e-5):
     torch.testing.assert_close(a, b, atol=atol, rtol=1e-5)
 
 
@@ -79,7 +79,7 @@ def test_logits_are_those_of_transformers(shape, naive):
         model = gpt2(seed, **shape)
         expected = model(IDS).logits
         assert expected.std() > 1
-        same(GPT.from_transformers(model, naive)(IDS), expected)
+        assert_same(GPT.from_transformers(model, naive)(IDS), expected)
 
 
 @torch.no_grad()
@@ -89,7 +89,7 @@ def test_logits_are_those_of_transformers_under_the_same_mask(mask, attn):
     model = gpt2(attn=attn)
     with labkit.masked(model, mask):
         expected = model(IDS).logits
-    same(GPT.from_transformers(model)(IDS, mask), expected)
+    assert_same(GPT.from_transformers(model)(IDS, mask), expected)
     assert mask == masks.causal() or not torch.allclose(expected, model(IDS).logits, atol=0.1)
 
 
@@ -97,7 +97,7 @@ def test_logits_are_those_of_transformers_under_the_same_mask(mask, attn):
 def test_padding_as_a_mask_is_padding_as_transformers_reads_it(model, g):
     real = torch.arange(N) < torch.tensor([[12], [9], [5]])
     logits = g(IDS, masks.causal() & masks.padding([12, 9, 5]))
-    same(logits[real], model(IDS, attention_mask=real.long()).logits[real])
+    assert_same(logits[real], model(IDS, attention_mask=real.long()).logits[real])
 
 
 @torch.no_grad()
@@ -105,8 +105,8 @@ def test_padding_as_a_mask_is_padding_as_transformers_reads_it(model, g):
 def test_attentions_are_those_of_transformers_and_every_query_spends_one(model, g, mask):
     weights = g.attentions(IDS, mask)
     with labkit.masked(model, mask):
-        same(weights, torch.stack(model(IDS, output_attentions=True).attentions))
-    same(weights.sum(-1), torch.ones(2, 3, 3, N))
+        assert_same(weights, torch.stack(model(IDS, output_attentions=True).attentions))
+    assert_same(weights.sum(-1), torch.ones(2, 3, 3, N))
     allowed = mask.dense(N) | (torch.eye(N, dtype=torch.bool) & ~mask.dense(N).any(-1, keepdim=True))
     assert torch.equal((weights > 0).any((0, 1, 2)), allowed)
 
@@ -120,25 +120,25 @@ def test_attention_is_far_from_uniform_here_so_that_a_wrong_mask_shows(g):
 @pytest.mark.parametrize("mask", MASKS, ids=repr)
 def test_the_blackboard_and_the_fused_kernel_give_the_same_logits_and_gradients(model, mask):
     naive, fused = GPT.from_transformers(model, naive=True), GPT.from_transformers(model)
-    same(naive(IDS, mask), fused(IDS, mask))
+    assert_same(naive(IDS, mask), fused(IDS, mask))
     for g in (naive, fused):
         g.loss(IDS, IDS.roll(-1, 1), mask).backward()
     for (name, a), b in zip(naive.named_parameters(), fused.parameters(), strict=True):
         assert a.grad.abs().max() > 0 or name.endswith("c_attn.bias"), name
-        same(a.grad, b.grad)
+        assert_same(a.grad, b.grad)
 
 
 def test_gradients_are_those_of_transformers(model, g):
     model(IDS, labels=IDS).loss.backward()
     g.loss(IDS[:, :-1], IDS[:, 1:]).backward()
-    same(g.wte.weight.grad, model.transformer.wte.weight.grad)
-    same(g.h[0].attn.c_attn.weight.grad, model.transformer.h[0].attn.c_attn.weight.grad.T)
+    assert_same(g.wte.weight.grad, model.transformer.wte.weight.grad)
+    assert_same(g.h[0].attn.c_attn.weight.grad, model.transformer.h[0].attn.c_attn.weight.grad.T)
 
 
 def test_loss_counts_no_position_whose_target_is_minus_100(g):
     targets = IDS.roll(-1, 1).masked_fill(torch.rand(3, N, generator=torch.Generator().manual_seed(3)) < 0.6, -100)
     by_hand = [-g(IDS)[b, i].log_softmax(-1)[t] for b in range(3) for i in range(N) if (t := targets[b, i]) != -100]
-    same(g.loss(IDS, targets), torch.stack(by_hand).mean())
+    assert_same(g.loss(IDS, targets), torch.stack(by_hand).mean())
 
 
 # ---- weights there and back ----------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def test_there_and_back_is_the_same_model(shape, tmp_path):
     for back in (g.to_transformers(), GPT2LMHeadModel.from_pretrained(tmp_path, attn_implementation="eager")):
         ours, theirs = back.state_dict(), model.state_dict()
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
-        same(back(IDS).logits, model(IDS).logits)
+        assert_same(back(IDS).logits, model(IDS).logits)
         assert torch.equal(GPT.from_transformers(back)(IDS), g(IDS))
         assert back.lm_head.weight is back.transformer.wte.weight
 
@@ -200,10 +200,10 @@ def test_a_model_that_computes_otherwise_is_refused_by_name(other, named):
 def test_a_gpt2_with_the_exact_gelu_goes_in_and_out_too():
     model = gpt2(activation_function="gelu")
     g = GPT.from_transformers(model)
-    same(g(IDS), model(IDS).logits)
+    assert_same(g(IDS), model(IDS).logits)
     back = g.to_transformers()
     assert back.config.activation_function == "gelu"
-    same(back(IDS).logits, model(IDS).logits)
+    assert_same(back(IDS).logits, model(IDS).logits)
     assert (g(IDS) - GPT.from_transformers(gpt2())(IDS)).abs().max() > 1e-4  # the other activation is another model
 
 
@@ -282,7 +282,7 @@ def hf_generate(model, prompts, new, **kwargs):
 def test_logits_read_piece_by_piece_with_a_cache_are_those_of_one_pass(model, mask, naive):
     g, cache = GPT.from_transformers(model, naive), Cache()
     pieces = [g(IDS[:, a:b], mask, cache) for a, b in ((0, P), (P, P + 1), (P + 1, N - 1), (N - 1, N))]
-    same(torch.cat(pieces, 1), g(IDS, mask))
+    assert_same(torch.cat(pieces, 1), g(IDS, mask))
     assert cache.length == N
 
 

@@ -69,7 +69,10 @@ def test_a_resumed_run_is_the_same_run(run):
 def test_a_configuration_is_compared_as_json_reads_it_back(tmp_path):
     config = {"path": tmp_path, "sizes": (1, 2), "shares": {0.5: None}}
     RunFolder.open(tmp_path / "run", config, resume=False)
-    RunFolder.open(tmp_path / "run", config, resume=True)
+    again = RunFolder.open(tmp_path / "run", config, resume=True)
+    assert read_json(again.path / "config.json") == {"path": str(tmp_path), "sizes": [1, 2], "shares": {"0.5": None}}
+    with pytest.raises(TrainingError, match="sizes was .1, 2., now .1, 3."):
+        RunFolder.open(tmp_path / "run", config | {"sizes": (1, 3)}, resume=True)
 
 
 def refused(run, config, resume) -> str:

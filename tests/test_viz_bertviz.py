@@ -300,7 +300,7 @@ def test_without_the_libraries_a_view_says_so_and_is_bertvizs_online_page(librar
 def test_with_the_libraries_nothing_is_warned_of(view):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        view._repr_mimebundle_()
+        assert "text/html" in view._repr_mimebundle_()
 
 
 def test_missing_bertviz_is_an_error_with_the_command(monkeypatch):

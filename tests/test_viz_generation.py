@@ -62,7 +62,9 @@ def test_long_rows_wrap_and_nothing_leaves_the_picture():
 
 
 def test_certainty_everywhere_is_drawn_too():
-    ElementTree.fromstring(viz.generation_svg(ROWS[1:]))
+    certain = viz.generation_svg(ROWS[1:])
+    assert len(boxes(certain)) == len(ROWS[1]["tokens"])
+    assert "nan" not in str(certain).lower()
 
 
 def test_the_text_equivalent_holds_prompt_text_and_entropy():

@@ -59,10 +59,14 @@ def test_arrow_keys_on_the_slider_redraw_the_mask(open_page, lab):
 )
 def test_a_saved_notebook_shows_its_widgets_before_anything_is_run(open_page, lab, name, widget):
     page = open_page(1280, 1000)
-    Notebook(page, lab, f"{name}.ipynb")
+    notebook = Notebook(page, lab, f"{name}.ipynb")
     page.locator(widget).first.scroll_into_view_if_needed()
-    page.locator(f"{widget} canvas").first.wait_for()
+    canvas = page.locator(f"{widget} canvas").first
+    canvas.wait_for()
     page.shoot(f"saved_{name}", full_page=False)
+    drawn = "canvas => new Set(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data).size"
+    assert canvas.evaluate(drawn) > 2  # more than one colour: a picture, not an empty square
+    assert notebook.complaints() == []
 
 
 def _squares(picture) -> dict[str, int]:
