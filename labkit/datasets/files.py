@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from labkit import run_folder
 from labkit.errors import DataError
 
 
@@ -80,14 +79,5 @@ def csv_rows(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
 def write_whole(path: str | Path, text: str) -> Path:
     """Write a UTF-8 file, whole or not at all."""
     path = Path(path).expanduser().absolute()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.writing-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    run_folder.write_whole(path, text)
     return path

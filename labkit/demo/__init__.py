@@ -1,6 +1,7 @@
 """`labkit demo`: the mask playground and the attention explorer as a small web app, for a lecture without notebooks.
 
-Voila runs `app.ipynb` and shows what comes out, never the code. Each visitor has a kernel, and a model, of their own.
+Voila runs a notebook of one cell and shows what comes out, never the code. Each visitor has a kernel, and a model, of
+their own.
 Everything the page needs comes from this machine.
 """
 
@@ -50,7 +51,7 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="labkit-demo-") as scratch:
         _announce_to_jupyter(Path(scratch), model)
         server = Server(host, chosen, open_browser and not check, check)
-        server.initialize([str(HERE / "app.ipynb")])
+        server.initialize([str(_notebook_in(Path(scratch)))])
         server.start()  # until Ctrl-C, SIGTERM, or the end of the check
     if server.fault:
         raise LabkitError(server.fault)
@@ -147,6 +148,19 @@ def _require_loads(model: str) -> None:
         raise LabkitError(f"{model} has no tokenizer, and the demo reads sentences; choose another --model")
 
 
+def _notebook_in(folder: Path) -> Path:
+    """The notebook that each visitor's kernel runs; written for the occasion, as it holds nothing but a call."""
+    import nbformat
+
+    cells = [nbformat.v4.new_markdown_cell("# Who may look at whom?")]
+    cells.append(nbformat.v4.new_code_cell("from labkit.demo.app import app\n\napp()"))
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}, "title": "labkit demo"}
+    path = folder / "app.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), path)
+    return path
+
+
 def _announce_to_jupyter(folder: Path, model: str) -> None:
     """Let Jupyter find our template, and this very Python as its kernel; let the kernels know the model."""
     from ipykernel.kernelspec import write_kernel_spec
@@ -154,4 +168,5 @@ def _announce_to_jupyter(folder: Path, model: str) -> None:
     write_kernel_spec(str(folder / "kernels" / "python3"), extra_arguments=["--log-level=ERROR"])
     paths: list[Any] = [folder, HERE / "share", *filter(None, [os.environ.get("JUPYTER_PATH")])]
     os.environ["JUPYTER_PATH"] = os.pathsep.join(map(str, paths))
-    os.environ[VARIABLE] = model
+    place = Path(model).expanduser()
+    os.environ[VARIABLE] = str(place.resolve()) if place.is_dir() else model  # the kernels run in a folder of their own
