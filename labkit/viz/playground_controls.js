@@ -70,13 +70,19 @@ function makeSlot(letter, change) {
   let made = "";
   let showing = [];
 
-  not.addEventListener("click", () => change({ ...slot, not: !slot.not }, null));
+  not.addEventListener("click", () => set({ ...slot, not: !slot.not }, null));
   preset.addEventListener("change", () => {
-    if (preset.value !== "custom") change({ ...slot, tree: fresh(preset.value, n) }, null);
+    if (preset.value !== "custom") set({ ...slot, tree: fresh(preset.value, n) }, null);
   });
 
+  // Kept here at once: a second change may come before the page has been drawn anew.
+  function set(next, key) {
+    slot = next;
+    change(slot, key);
+  }
+
   function write(control, value) {
-    change({ ...slot, tree: control.write(slot.tree, value) }, `${letter} ${control.name}`);
+    set({ ...slot, tree: control.write(slot.tree, value) }, `${letter} ${control.name}`);
   }
 
   function makeNumber(control) {

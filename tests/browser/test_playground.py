@@ -192,6 +192,20 @@ def test_two_presets_are_composed_with_and_or_not(page):
     assert _mask(page) == masks.hybrid(3)
 
 
+def test_two_changes_before_the_page_is_drawn_anew_both_count(page):
+    _show(page, viz.playground(CAT, masks.segments([0, 0, 0, 1, 1, 1])))
+    page.get_by_label("segment of each token of A").wait_for()
+    page.evaluate("""() => {
+        const [ids, inside] = ['segment of each token of A', 'inside of A'].map(
+            (name) => document.querySelector(`[aria-label="${name}"]`));
+        ids.value = '0 0 1';
+        ids.dispatchEvent(new Event('input'));
+        inside.value = [...inside.options].findIndex((each) => each.textContent === 'bidirectional');
+        inside.dispatchEvent(new Event('change'));
+    }""")
+    assert _mask(page) == masks.segments([0, 0, 1, 1, 1, 1], inside="bidirectional")
+
+
 def test_a_drag_of_a_slider_is_one_step_to_undo(page):
     _show(page, viz.playground(CAT, masks.prefix(1)))
     slider = page.get_by_role("slider", name="prefix of A")
@@ -271,7 +285,8 @@ def test_the_panel_asks_shows_waits_cancels_and_says_what_went_wrong(page):
 
     page.get_by_role("combobox", name="mask A").select_option("bidirectional")
     assert page.evaluate("state.asked") == 2
-    assert panel.get_by_text("computing …").count() == 1 and panel.get_by_role("button", name="Cancel").is_visible()
+    panel.get_by_text("computing …").wait_for()
+    panel.get_by_role("button", name="Cancel").wait_for()
     page.get_by_role("slider").count()  # the page goes on meanwhile
     page.get_by_role("combobox", name="mask A").select_option("hybrid")
     assert page.evaluate("state.asked") == 3
