@@ -1,6 +1,6 @@
-"""Build hook: a built wheel carries data/ as labkit/_data, notebooks/ as labkit/_notebooks, and labkit/_browser.
+"""Build hook: a built wheel carries data/, notebooks/ and benchmarks/results/ inside labkit, and labkit/_browser.
 
-An editable install carries neither data nor notebooks: it reads both folders where they stand (labkit/resources.py).
+An editable install carries none of them: it reads the folders where they stand (labkit/resources.py).
 labkit/_browser, which git ignores, holds the JavaScript libraries of the bertviz views; it is filled first, if npm can.
 """
 
@@ -10,7 +10,12 @@ from pathlib import Path
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PACKED = {"data": "labkit/_data", "notebooks": "labkit/_notebooks", "labkit/_browser": "labkit/_browser"}
+PACKED = {
+    "data": "labkit/_data",
+    "notebooks": "labkit/_notebooks",
+    "benchmarks/results": "labkit/_results",
+    "labkit/_browser": "labkit/_browser",
+}
 LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".DS_Store"}
 
 

@@ -1,52 +1,19 @@
-"""What a benchmark ran on, and how its results are written: no number without machine and spread."""
+"""How the results of a benchmark are written: no number without machine and spread."""
 
 from __future__ import annotations
 
 import json
 import os
-import platform
-import statistics
 import tempfile
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from labkit.bench.machine import describe, spread
+
+__all__ = ["RESULTS", "describe", "spread", "write"]
+
 RESULTS = Path(__file__).parent / "results"
-
-
-def describe() -> dict[str, Any]:
-    """Processor, cores, memory, GPU, and the versions that matter. Imports torch."""
-    import psutil
-    import torch
-
-    import labkit
-
-    gpus = (
-        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    )
-    return {
-        "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "gpus": gpus,
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "versions": {name: metadata.version(name) for name in ("torch", "transformers", "tokenizers", "safetensors")}
-        | {"labkit": labkit.__version__},
-    }
-
-
-def spread(values: list[float]) -> dict[str, Any]:
-    """n, median, smallest, largest, and every value in the order in which it was measured."""
-    return {
-        "n": len(values),
-        "median": statistics.median(values),
-        "min": min(values),
-        "max": max(values),
-        "each": values,
-    }
 
 
 def write(name: str, results: Any, notes: str) -> Path:
@@ -62,13 +29,3 @@ def write(name: str, results: Any, notes: str) -> Path:
     target = RESULTS / f"{name}.json"
     os.replace(temporary, target)
     return target
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown"

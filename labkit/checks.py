@@ -16,6 +16,7 @@ from labkit.anatomy import SLIDING, Decoder, find_decoder
 from labkit.errors import ConversionError, UnsupportedModelError
 from labkit.layer_masks import masked, shrunken_windows
 from labkit.masks import causal
+from labkit.packing import packed, why_not
 from labkit.probe import Runner, attention_influence, first_tensor, recorded_calls, token_influence
 from labkit.report import LayerReport, Problem
 
@@ -175,7 +176,8 @@ def batch_and_positions(subject: Subject, problems: list[Problem]) -> None:
 
 
 def packing(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
-    """Two documents in one row, positions restarting, no mask: neither may influence the other."""
+    """Two documents in one row, positions restarting, no mask: neither may influence the other. Then `packed_batch`."""
+    packed_batch(subject, problems, notes)
     if not subject.runner.takes("position_ids"):
         notes.append("the model takes no position_ids, so packed documents were not measured")
         return
@@ -191,6 +193,36 @@ def packing(subject: Subject, problems: list[Problem], notes: list[str]) -> None
     if forward or backward:
         which = "both ways" if forward and backward else "from the first to the second" if forward else "backwards"
         text = f"documents packed into one row (restarting position_ids, no mask) leak into each other, {which}"
+        problems.append(Problem("packing-leak", text))
+
+
+def packed_batch(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
+    """A padded batch under `labkit.packing.packed`: no text may see another, and each has the states it has alone.
+
+    Once in rows of two or three texts, and once as it is packed by default.
+    """
+    runner, lengths = subject.runner, (TOKENS, 5, 7, 3)
+    reason = why_not(subject.model) if runner.takes("attention_mask") else "it takes no attention_mask"
+    if reason is not None:
+        notes.append(f"labkit.packing.packed was not measured: {reason}")
+        return
+    ids, real = subject.ids(len(lengths)), torch.arange(TOKENS) < torch.tensor(lengths)[:, None]
+    alone = [runner.run(ids[:1, :length])[0] for length in lengths]
+    leaks, gap = set(), 0.0
+    for row_length in (2 * TOKENS, None):
+        with packed(subject.model, row_length):
+            base, again = runner.run(ids, real), runner.run(ids, real)
+            for text, length in enumerate(lengths):
+                changed = ids.clone()
+                changed[text, length // 2] = (changed[text, length // 2] + 7) % runner.vocab_size
+                seen = (runner.run(changed, real) - base).abs().amax((1, 2)) > 8 * (again - base).abs().amax((1, 2))
+                leaks |= {(text, other) for other in seen.nonzero()[:, 0].tolist() if other != text}
+                gap = max(gap, difference(base[text, :length], alone[text]))
+    if leaks:
+        text = f"under labkit.packing.packed texts see each other: of 4 texts, {len(leaks)} of 12 pairs"
+        problems.append(Problem("packing-leak", text))
+    elif not gap <= subject.tolerance:
+        text = f"under labkit.packing.packed the states of a text differ by {gap:.1%} from those it has alone"
         problems.append(Problem("packing-leak", text))
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from labkit import __version__, cli_data, cli_finetune, cli_show, cli_train
+from labkit import __version__, cli_bench, cli_data, cli_effect, cli_finetune, cli_show, cli_train
 from labkit.console import Attn, Dtype, Json, Name, plain, print_json, print_table, waiting
 from labkit.errors import LabkitError
 
@@ -31,6 +31,9 @@ app.add_typer(notebooks_app, name="notebooks")
 app.add_typer(cli_data.app, name="data")
 app.add_typer(cli_train.train_app, name="train")
 app.add_typer(cli_finetune.predict_app, name="predict")
+app.add_typer(cli_bench.bench_app, name="bench")
+cli_bench.bench_app.command()(cli_effect.mask_effect)
+cli_bench.bench_app.command()(cli_effect.report)
 app.command()(cli_train.pretrain)
 app.command()(cli_show.export)
 notebooks_app.command(help=cli_show.export.__doc__.replace("labkit export", "labkit notebooks export"))(cli_show.export)

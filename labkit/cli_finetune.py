@@ -36,12 +36,19 @@ MODEL: dict[str, tuple[Any, Any]] = {
     "model": (Annotated[str, typer.Option(help="A registered name, a hub id or a local folder.")], "gpt2-mini"),
     "mask": (Annotated[str, typer.Option(help="bidirectional, or causal as the model is.")], "bidirectional"),
     "window": (Annotated[str, typer.Option(help="Local layers, once unmasked: keep, halve or global.")], "keep"),
-    "layers": (Annotated[str, typer.Option(help="Layers to unmask: all, middle-third, or 0,1,2.")], "all"),
+    "layers": (
+        Annotated[str, typer.Option(help="Layers to unmask: all, middle-third, below-1/3, above-2/3, or 0,1,2.")],
+        "all",
+    ),
     "method": (Annotated[str, typer.Option(help="full, lora, or frozen (the head alone).")], "full"),
     "rank": (Annotated[int, typer.Option(help="Of LoRA's adapters.", min=1)], 16),
     "dropout": (Annotated[float | None, typer.Option(help="Before the head.", min=0, max=0.99)], None),
     "backbone_dropout": (Annotated[float | None, typer.Option(help="In every block.", min=0, max=0.99)], None),
     "head_init": (Annotated[str | None, typer.Option(help="normal, zeros or xavier.")], None),
+    "packing": (
+        Annotated[bool, typer.Option("--packing", help="No padding: rows side by side. The same batches cost less.")],
+        False,
+    ),
     "attn_implementation": (
         Annotated[str | None, typer.Option(help="eager, sdpa, flex_attention or flash_attention_2.")],
         None,
@@ -139,7 +146,7 @@ def _train(task: str, given: dict[str, Any]) -> None:
         **{name: given[name] for name in PLAN if name != "preset"},
     )
     head = {"dropout": given["dropout"], "backbone_dropout": given["backbone_dropout"], "init": given["head_init"]}
-    choices = {name: given[name] for name in ("mask", "window", "layers", "method", "rank")} | {
+    choices = {name: given[name] for name in ("mask", "window", "layers", "method", "rank", "packing")} | {
         "attn": given["attn_implementation"],
         "head": {name: value for name, value in head.items() if value is not None},
         "options": Options(**{name: given[name] for name in TASKS[task]}),

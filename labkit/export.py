@@ -6,6 +6,7 @@ what was done (a mask for some layers only), the card says so, and `labkit.load`
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -51,18 +52,34 @@ def require_free(target: str | Path) -> None:
 
 
 def choose_layers(choice: str, count: int) -> list[int] | None:
-    """The layers meant by "all" (None), "middle-third" or "0,1,2" in a model of `count` layers; else LabkitError."""
+    """The layers meant by `choice` in a model of `count` layers, None for all of them; else LabkitError.
+
+    "all", "middle-third", "0,1,2", or a share from one side: "below-1/3" (next to the embeddings), "above-2/3" (next to
+    the output), "middle-1/3"; rounded to whole layers.
+    """
     if choice == "all":
         return None
     if choice == "middle-third":
         return list(range(count // 3, count - count // 3))
+    if share := re.fullmatch(r"(below|middle|above)-(\d+)/(\d+)", choice):
+        return _share_of_layers(share[1], int(share[2]), int(share[3]), count)
     try:
         layers = sorted({int(part) for part in choice.split(",")})
     except ValueError:
-        raise LabkitError(f"layers are {choice!r}; give all, middle-third or numbers such as 0,1,2") from None
+        raise LabkitError(
+            f"layers are {choice!r}; give all, middle-third, a share such as below-1/3 or numbers such as 0,1,2"
+        ) from None
     if layers[0] < 0 or layers[-1] >= count:
         raise LabkitError(f"layers are {choice!r}, but the model has layers 0 to {count - 1}")
     return None if len(layers) == count else layers
+
+
+def _share_of_layers(side: str, above: int, below: int, count: int) -> list[int] | None:
+    chosen = round(count * above / below) if 0 < above <= below else 0
+    if not chosen:
+        raise LabkitError(f"{above}/{below} of {count} layers is no share to unmask; give one such as 1/3")
+    first = {"below": 0, "middle": (count - chosen) // 2, "above": count - chosen}[side]
+    return None if chosen == count else list(range(first, first + chosen))
 
 
 def describe(lm: Any, *, window: str, layers: list[int] | None) -> str:

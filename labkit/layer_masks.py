@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from labkit.anatomy import SLIDING, Decoder, argument_position, backend_of, find_decoder
 from labkit.errors import ConversionError, MaskError
-from labkit.masks import Mask, bidirectional, self_for_empty_rows, sliding_window
+from labkit.masks import Mask, bidirectional, causal, self_for_empty_rows, sliding_window
+from labkit.text_by_text import TextMask
 
 ATTRIBUTE = "_labkit_layer_masks"  # where a layer stack keeps its LayerMasks
 
@@ -61,6 +62,7 @@ class _Call:
     real: Tensor | None = None  # True = a real token; None = no padding
     documents: Tensor | None = None  # number of the packed document of each token; None = one document per row
     cache: object | None = None
+    one_by_one: bool = False  # the documents of one row are attended to one after the other
     masks: dict[int, Mask] = field(default_factory=dict)  # what each layer was to get when the pass began
     built: dict = field(default_factory=dict)  # masks made in this pass, shared by the layers that want the same
 
@@ -69,11 +71,12 @@ class LayerMasks:
     """The masks of one decoder: `converted` (lasting, set by convert) and `overrides` (a stack, set by `masked`)."""
 
     def __init__(self, decoder: Decoder):
-        self.stack, self.layers = decoder.stack, decoder.layers
+        self.decoder, self.stack, self.layers = decoder, decoder.stack, decoder.layers
         self.overrides: list[dict[int, Mask]] = []
         self.converted: dict[int, Mask] = {}  # the mask that each converted layer is meant to have
         self.always: frozenset[int] = frozenset()  # converted layers that transformers itself cannot give their mask
         self.window_of_backend = None  # has .apply(): sets the window as the backend in use counts it
+        self.isolating = False  # layers that are not converted are given their mask of packed texts, too
         self.positions_from_mask = False  # learned positions of a converted model are counted from the first real token
         self.call: _Call | None = None
         noted = ("attention_mask", "position_ids", "past_key_values")
@@ -95,8 +98,8 @@ class LayerMasks:
         return existing
 
     def remove_if_idle(self) -> None:
-        """Take the hooks away when neither a conversion nor a `masked` context needs them."""
-        if not self.overrides and not self.converted:
+        """Take the hooks away when neither a conversion nor a context (`masked`, `packed`) needs them."""
+        if not self.overrides and not self.converted and not self.isolating:
             for handle in self._handles:
                 handle.remove()
             delattr(self.stack, ATTRIBUTE)
@@ -107,7 +110,16 @@ class LayerMasks:
             if index in override:
                 return override[index]
         packed = self.call is not None and self.call.documents is not None
-        return self.converted.get(index) if index in self.always or packed else None
+        if index in self.converted:
+            return self.converted[index] if index in self.always or packed else None
+        flash = backend_of(self.stack.config) == "flash"  # takes no mask; its kernel keeps texts apart by position_ids
+        return self._causal(index) if self.isolating and packed and not flash else None
+
+    def _causal(self, index: int) -> Mask:
+        """The mask of a layer that was never converted: causal, within its window if it is a local one."""
+        window = getattr(self.stack.config, "sliding_window", None)
+        local = self.decoder.layer_types[index] == SLIDING and window is not None
+        return sliding_window(window) if local else causal()
 
     # -- the hooks ----------------------------------------------------------------------------------------------------
 
@@ -134,6 +146,8 @@ class LayerMasks:
             )
         else:
             self.call = _Call(documents=_documents(positions) if cache is None else None, cache=cache)
+        documents = self.call.documents
+        self.call.one_by_one = self.isolating and documents is not None and one_by_one(stack.config, documents)
         self.call.masks = {i: m for i in range(len(self.layers)) if (m := self.wanted(i)) is not None}
         return args, kwargs
 
@@ -183,10 +197,18 @@ def _render(mask: Mask, call: _Call, index: int, hidden: Tensor, backend: str):
     if open_to_all and kv_len == q_len and backend != "eager":
         return None
     key = (mask, q_len, past, kv_len, hidden.dtype, backend)
-    if key not in call.built:
+    if key not in call.built and call.one_by_one:
+        lengths = call.documents[0].unique_consecutive(return_counts=True)[1].tolist()
+        call.built[key] = TextMask.of(mask, lengths, hidden.device)
+    elif key not in call.built:
         cells = _cells(mask, call, q_len, past, kv_len, hidden.device)  # (batch or 1, q_len, kv_len)
         call.built[key] = _as_backend_mask(cells, backend, hidden.dtype)
     return call.built[key]
+
+
+def one_by_one(config, rows: Tensor) -> bool:
+    """Whether the documents of `rows` (rows, q_len) are attended to one after the other: a single row on a CPU."""
+    return len(rows) == 1 and rows.device.type == "cpu" and backend_of(config) == "sdpa"
 
 
 class _BeforeLayer:
@@ -259,7 +281,7 @@ def _cells(mask: Mask, call: _Call, q_len: int, past: int, kv_len: int, device) 
         documents = call.documents.to(device)
         positions = _positions_within(documents)
         cells = _at_positions(mask, positions, positions)
-        cells &= documents[:, :, None] == documents[:, None, :]
+        cells = cells & (documents[:, :, None] == documents[:, None, :])
     elif call.real is not None:
         real = call.real[:, :total].to(device)
         positions = (real.long().cumsum(-1) - 1).clamp(min=0)  # (batch, total)
@@ -282,13 +304,11 @@ def _cells(mask: Mask, call: _Call, q_len: int, past: int, kv_len: int, device) 
 def _at_positions(mask: Mask, queries: Tensor, keys: Tensor) -> Tensor:
     """The cells at these text positions: queries (batch, q_len), keys (batch, kv_len) -> (batch, q_len, kv_len)."""
     n = max(int(keys.max()) + 1, mask.needs)
-    dense = mask.dense(n, device=keys.device)
-    if dense.ndim == 2:
-        return dense[queries[:, :, None], keys[:, None, :]]
-    if dense.shape[0] != len(keys):
-        raise MaskError(f"{mask} is for a batch of {dense.shape[0]} rows, and this batch has {len(keys)}")
+    mask.dense(1, n)  # raises if the mask is not defined for so many tokens
+    if mask.batch_size not in (None, len(keys)):
+        raise MaskError(f"{mask} is for a batch of {mask.batch_size} rows, and this batch has {len(keys)}")
     rows = torch.arange(len(keys), device=keys.device)[:, None, None]
-    return dense[rows, queries[:, :, None], keys[:, None, :]]
+    return mask.predicate(rows, queries[:, :, None], keys[:, None, :], n)
 
 
 def _as_backend_mask(cells: Tensor, backend: str, dtype: torch.dtype):

@@ -2,6 +2,7 @@
 
 folder("data")       -> <checkout>/data       or <site-packages>/labkit/_data
 folder("notebooks")  -> <checkout>/notebooks  or <site-packages>/labkit/_notebooks
+folder("results")    -> <checkout>/benchmarks/results  or <site-packages>/labkit/_results
 """
 
 from importlib.resources import files
@@ -9,15 +10,15 @@ from pathlib import Path
 
 from labkit.errors import LabkitError
 
-NAMES = ("data", "notebooks")
+PLACES = {"data": "data", "notebooks": "notebooks", "results": "benchmarks/results"}  # in the checkout
 
 
 def folder(name: str) -> Path:
-    """The folder `name` ("data" or "notebooks") of this installation. Raises LabkitError where it is missing."""
-    if name not in NAMES:
-        raise LabkitError(f"labkit ships no folder {name!r}; it ships: {', '.join(NAMES)}.")
+    """The folder called `name`, one of `PLACES`, of this installation. Raises LabkitError where it is missing."""
+    if name not in PLACES:
+        raise LabkitError(f"labkit ships no folder {name!r}; it ships: {', '.join(PLACES)}.")
     package = Path(str(files("labkit")))
-    packed, checkout = package / f"_{name}", package.parent / name
+    packed, checkout = package / f"_{name}", package.parent / PLACES[name]
     if packed.is_dir():
         return packed
     if (package.parent / "pyproject.toml").is_file() and checkout.is_dir():

@@ -1,4 +1,4 @@
-"""Build the wheel; compare what it carries with the checkout: modules, data/ and notebooks/, and a working import.
+"""Build the wheel; compare what it carries with the checkout: modules, data, notebooks, results, a working import.
 
 The JavaScript libraries of the bertviz views must be in it too, where npm is there to fetch them.
 
@@ -13,7 +13,12 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKED = {"labkit": "labkit", "data": "labkit/_data", "notebooks": "labkit/_notebooks"}
+PACKED = {
+    "labkit": "labkit",
+    "data": "labkit/_data",
+    "notebooks": "labkit/_notebooks",
+    "benchmarks/results": "labkit/_results",
+}
 LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".DS_Store"}
 BROWSER = {f"labkit/_browser/{name}" for name in ("d3.min.js", "d3.LICENSE.txt", "jquery.min.js", "jquery.LICENSE.txt")}
 
@@ -51,7 +56,7 @@ FIND_RESOURCES = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from labkit import notebooks, resources
-for name in ("data", "notebooks"):
+for name in resources.PLACES:
     assert str(resources.folder(name)).startswith(sys.argv[1]), resources.folder(name)
 """
 

@@ -17,6 +17,7 @@ COMMANDS = [
     ["notebooks", "copy"], ["data", "list"], ["data", "check"], ["leakage"], ["pretrain"], ["train", "lm"],
     ["export"], ["notebooks", "export"], ["demo"], ["train", "qa"], ["train", "ner"], ["train", "classify"],
     ["train", "embed"], ["predict", "qa"], ["predict", "ner"], ["predict", "classify"], ["predict", "embed"],
+    ["bench", "cost"], ["bench", "mask-effect"], ["bench", "report"],
 ]  # fmt: skip
 
 
@@ -273,7 +274,16 @@ def test_a_failure_while_writing_leaves_no_folder_behind(labkit_command, tmp_pat
 
 @pytest.mark.parametrize(
     ("choice", "count", "layers"),
-    [("all", 6, None), ("middle-third", 6, [2, 3]), ("middle-third", 18, [6, 7, 8, 9, 10, 11]), ("3,1", 6, [1, 3])],
+    [
+        ("all", 6, None),
+        ("middle-third", 6, [2, 3]),
+        ("middle-third", 18, [6, 7, 8, 9, 10, 11]),
+        ("3,1", 6, [1, 3]),
+        ("below-1/3", 6, [0, 1]),
+        ("above-2/3", 6, [2, 3, 4, 5]),
+        ("middle-1/3", 18, [6, 7, 8, 9, 10, 11]),
+        ("above-3/3", 6, None),
+    ],
 )
 def test_layers_are_chosen_by_name_or_number(choice, count, layers):
     from labkit.export import choose_layers

@@ -17,11 +17,13 @@ import labkit
 from labkit.adapter_folders import TASK
 from labkit.datasets import embedded
 from labkit.datasets.examples import Pair
+from labkit.datasets.sources import sides
 from labkit.errors import DataError, HeadError, TrainingError
 from labkit.heads import head_in
 from labkit.run_folder import RunFolder, read_json
 from labkit.tasks.crossvalidate import crossvalidate
-from labkit.tasks.finetune import beats_baselines, finetune, put_mask_in_force
+from labkit.tasks.finetune import beats_baselines, finetune, require_apart
+from labkit.tasks.in_force import put_mask_in_force
 from labkit.tasks.pipeline import pipeline, predict_file
 from labkit.tasks.plans import Plan
 from labkit.tasks.recipes import RECIPES, Options
@@ -479,3 +481,12 @@ def test_a_model_that_is_no_fine_tuned_one_is_said_to_be_none(done, tmp_path):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     with pytest.raises(HeadError, match="is not finished: go on with it"):
         pipeline(tmp_path / "run")
+
+
+def test_sides_from_files_that_number_their_documents_are_not_taken_for_one(tmp_path):
+    names = {"train": "Ann", "dev": "Bea", "test": "Cyd"}
+    for side, name in names.items():
+        lines = "".join(f"-DOCSTART- -X- O O\n\n{name} NNP B-PER\nsleeps VBZ O\n\n" for _ in range(3))
+        (tmp_path / f"{side}.conll").write_text(lines)
+    files = {f"{side}_file": str(tmp_path / f"{side}.conll") for side in names}
+    require_apart(*sides("ner", **files))

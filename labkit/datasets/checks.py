@@ -17,6 +17,7 @@ from typing import Any
 
 from labkit.datasets.examples import Labelled, Pair, Question, Sentence
 from labkit.datasets.readers import TASKS, read, tags_as_given
+from labkit.datasets.splits import has_name
 from labkit.datasets.tags import entities_of, scheme_of, to_bio
 from labkit.errors import DataError
 
@@ -24,7 +25,6 @@ LONG = 100_000  # characters of a text
 UNEVEN = 20  # the commonest label is that many times as frequent as the rarest
 BY_CHANCE = 20  # a text of fewer characters ("Wednesday .", "Thanks!") recurs without having been copied
 SHOWN = 2  # examples of each finding
-_NUMBERED = re.compile(r"(sentence|document|article) \d+")  # groups that the readers count where a file names none
 _UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # control characters but tab and line ends
 _REPLACED, _SURROGATES = "\ufffd", re.compile(r"[\ud800-\udfff]")
 
@@ -225,7 +225,7 @@ def _check_leakage(
     task: str, examples: Sequence[Any], earlier: Sequence[Any], other: Path, faults: Findings, warnings: Findings
 ) -> None:
     """What of `examples` stands in the file `other` too."""
-    groups = {each.group for each in earlier if each.group and not _NUMBERED.fullmatch(each.group)}
+    groups = {each.group for each in earlier if has_name(each)}
     for group in dict.fromkeys(each.group for each in examples if each.group in groups):
         faults.add(f"the group stands in {other} too", repr(group))
     if task == "embed":

@@ -48,7 +48,7 @@ def sides(
     else:
         found = _named(task, data or DEFAULTS[task])
     limits = (max_train, max_eval, max_eval)
-    return tuple(_drawn(examples, limit, seed) for examples, limit in zip(found, limits, strict=True))
+    return tuple(drawn(examples, limit, seed) for examples, limit in zip(found, limits, strict=True))
 
 
 def _named(task: str, name: str) -> list[list[Any]]:
@@ -60,7 +60,8 @@ def _named(task: str, name: str) -> list[list[Any]]:
     return [readers.read(task, f"{name}:{split}") if split else [] for split in wanted]
 
 
-def _drawn(examples: list[Any], limit: int | None, seed: int) -> list[Any]:
+def drawn(examples: list[Any], limit: int | None, seed: int) -> list[Any]:
+    """At most `limit` of the examples, drawn with `seed`, in their order."""
     if limit is None or limit >= len(examples):
         return examples
     chosen = set(random.Random(seed).sample(range(len(examples)), limit))

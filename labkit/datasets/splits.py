@@ -7,11 +7,14 @@ What is drawn depends on the seed and on the groups, not on the order in which t
 from __future__ import annotations
 
 import random
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from labkit.errors import DataError
+
+_NUMBERED = re.compile(r"(sentence|document|article) \d+")  # groups that the readers count where a file names none
 
 
 def held_out(examples: Sequence[Any], share: float, seed: int) -> tuple[list[Any], list[Any]]:
@@ -59,6 +62,11 @@ def folds(examples: Sequence[Any], k: int, seed: int) -> list[list[Any]]:
 def group_of(example: Any) -> str:
     """The name of the group, or of the example where it has none."""
     return f"group {example.group}" if example.group else f"example {example.id}"
+
+
+def has_name(example: Any) -> bool:
+    """Whether the file named the example's group: a name means the same in every file, "document 1" does not."""
+    return bool(example.group) and not _NUMBERED.fullmatch(example.group)
 
 
 def _shuffled_groups(examples: Sequence[Any], seed: int) -> list[tuple[str, list[Any]]]:

@@ -134,6 +134,14 @@ def predict(
     return predictions
 
 
+def judged(examples: Sequence[Labelled], predictions: Sequence[Classified]) -> list[dict[str, Any]]:
+    """One line per text: `correct`, 1 or 0, whose mean is the accuracy; with its `id`, `group` and `label`."""
+    return [
+        {"id": each.id, "group": each.group, "label": each.label, "correct": int(each.label == said.label)}
+        for each, said in zip(examples, predictions, strict=True)
+    ]
+
+
 def scores(examples: Sequence[Labelled], predictions: Sequence[Classified]) -> dict[str, Any]:
     """How well the predictions, in the order of the examples, agree with the labels.
 

@@ -12,8 +12,9 @@ one asked for does not begin.
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,19 +24,19 @@ from labkit.adapter_folders import TASK
 from labkit.adapter_folders import save as save_adapter
 from labkit.datasets import splits
 from labkit.datasets.evidence import MARKS
-from labkit.errors import DataError, TrainingError
-from labkit.export import choose_layers
-from labkit.run_folder import RunFolder, is_first_process, process_count
+from labkit.errors import DataError
+from labkit.packing import why_not
+from labkit.run_folder import RunFolder, is_first_process, process_count, write_whole
 from labkit.tasks import adapters, task_card
+from labkit.tasks.in_force import in_force, require_mask
 from labkit.tasks.lm import pad_id
 from labkit.tasks.needs import measured_need, require_room
-from labkit.tasks.order import length_grouped_order
+from labkit.tasks.order import length_grouped_order, shuffled_order
 from labkit.tasks.plans import Plan
 from labkit.tasks.recipes import Options, Recipe, by_name
 from labkit.tasks.special_tokens import add_tokens
 from labkit.training import evaluating, require, train
 
-MASKS = ("bidirectional", "causal")
 NARROW = 0.9  # mean cosine of unrelated texts, from which on nearest neighbours say little
 HELD_OUT = 0.1  # of the training examples, where no dev set is given
 
@@ -53,10 +54,13 @@ def finetune(
     mask: str = "bidirectional",
     window: str = "keep",
     layers: str = "all",
+    readings: int = 1,
     method: str = "full",
     rank: int = 16,
     head: dict[str, Any] | None = None,
     attn: str | None = None,
+    packing: bool = False,
+    keep_model: bool = True,
     resume: bool = False,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> dict[str, Any]:
@@ -68,13 +72,21 @@ def finetune(
         test: scored once, at the end.
         plan: how long and how hard, see `labkit.tasks.plans`. options: of the task, see `labkit.tasks.recipes`.
         mask: "bidirectional" removes the causal mask (`window`, `layers` as for `labkit.to_bidirectional`), "causal"
-            leaves the model as it is.
+            leaves the model as it is, "right-to-left" is a control (`labkit.tasks.in_force`).
+        readings: how often every row is read; 2 is the control of `labkit.repetition`.
         method: "full", "lora" (of this `rank`) or "frozen".
         head: changes to the head, as the fields of `labkit.heads.Head`: {"dropout": 0.2, "init": "zeros"}.
+        packing: several rows in the place of one, without padding (`labkit.packing`), in training and evaluation: the
+            same batches cost less. Where the model or its attention cannot, `say` is told, and rows of one length are
+            batched together, as without it.
+        keep_model: False leaves no `model/` behind, for runs of which only the scores are wanted; the controls can
+            only be run so.
 
     The folder: `model/` with a card, with LoRA also `adapter/` (`labkit.adapter_folders`), predictions.dev.jsonl and
-    predictions.test.jsonl, metrics.json, trainer_state.json, `checkpoints/`. The metrics: `dev` and `test` with the
-    scores of the best checkpoint, `baselines`, `mask` as it was measured, and those of `labkit.training.train`.
+    predictions.test.jsonl, judged.dev.jsonl and judged.test.jsonl (what is right, example by example), metrics.json,
+    trainer_state.json, `checkpoints/`. The metrics: `dev` and `test` with the scores of the best checkpoint,
+    `baselines`, `mask` as it was measured, `data_order` (the sha256 of the rows' numbers in the order they were trained
+    in: twins have the same), and those of `labkit.training.train`.
 
     Raises:
         DataError, TrainingError, ModelError, HeadError: each with one clear sentence, before anything is written where
@@ -83,13 +95,13 @@ def finetune(
     recipe, plan = by_name(task), plan or Plan()
     options = (options or Options()).filled(recipe)
     say = say if is_first_process() else (lambda text: None)
-    if mask not in MASKS:
-        raise TrainingError(f"the mask is {mask!r}; choose one of {', '.join(MASKS)}")
+    require_mask(mask, layers, readings, kept=keep_model)
     if not train_examples:
         raise DataError("there are no training examples")
     config = {
         "command": f"train {task}", "model": str(model), "mask": mask, "window": window, "layers": layers,
-        "method": method, "rank": rank, "head": head or {}, "attn": attn, "plan": asdict(plan),
+        "readings": readings, "packing": packing, "keep_model": keep_model, "method": method, "rank": rank,
+        "head": head or {}, "attn": attn, "plan": asdict(plan),
         "options": asdict(options), "train": digest(train_examples), "dev": digest(dev), "test": digest(test),
     }  # fmt: skip
     finished = RunFolder.check(output_dir, config, resume=resume)
@@ -110,67 +122,68 @@ def finetune(
     processes = process_count()
     settings = plan.settings(len(rows), metric, dtype=chosen.dtype, tf32=chosen.tf32, processes=processes)
     require(settings)
-    measured = put_mask_in_force(lm.model, mask, window, layers)
-    trained = adapters.trained_part(lm.model, method, rank=rank, dtype=chosen.dtype)
-    some, all_ = adapters.trainable(trained)
-    say(
-        f"{task}: {len(train_examples):,} examples in {len(rows):,} rows, {settings.max_steps:,} steps; "
-        f"{mask} mask (measured); {some / 1e6:,.1f} of {all_ / 1e6:,.1f} M parameters are trained"
-    )
+    packs = packing and packable(lm.model, say)
+    seen = {"window": window, "layers": layers, "readings": readings, "packing": packs}
+    with in_force(lm.model, mask, **seen) as measured:
+        trained = adapters.trained_part(lm.model, method, rank=rank, dtype=chosen.dtype)
+        some, all_ = adapters.trainable(trained)
+        say(
+            f"{task}: {len(train_examples):,} examples in {len(rows):,} rows, {settings.max_steps:,} steps; "
+            f"{mask} mask (measured); {some / 1e6:,.1f} of {all_ / 1e6:,.1f} M parameters are trained"
+        )
 
-    lengths = [recipe.length_of(row) for row in rows]
-    longest = sorted(range(len(rows)), key=lambda row: -lengths[row])[: min(2, plan.batch_size)]
-    collate = recipe.collator(pad_id(lm.tokenizer))
-    trial = collate([{"row": row, "ids": rows[row]} for row in longest])
-    need = measured_need(
-        trained, recipe.loss, trial, share=plan.batch_size / len(longest), dtype=chosen.dtype,
-        gradient_checkpointing=plan.gradient_checkpointing,
-    )  # fmt: skip
-    say(require_room(need, trained, plan))
+        lengths = [recipe.length_of(row) for row in rows]
+        longest = sorted(range(len(rows)), key=lambda row: -lengths[row])[: min(2, plan.batch_size)]
+        collate = recipe.collator(pad_id(lm.tokenizer))
+        trial = collate([{"row": row, "ids": rows[row]} for row in longest])
+        need = measured_need(
+            trained, recipe.loss, trial, share=plan.batch_size / len(longest), dtype=chosen.dtype,
+            gradient_checkpointing=plan.gradient_checkpointing,
+        )  # fmt: skip
+        say(require_room(need, trained, plan))
 
-    order = length_grouped_order(lengths, plan.batch_size * processes, plan.seed)
-    run = RunFolder.open(output_dir, config, resume=resume)
+        grouped = length_grouped_order(lengths, plan.batch_size * processes, plan.seed)
+        order = shuffled_order(len(rows), plan.seed) if packs else grouped
+        run = RunFolder.open(output_dir, config, resume=resume)
 
-    def measure(model: Any, examples: Sequence[Any], options: Options) -> tuple[dict[str, Any], list[Any]]:
-        return recipe.measure(model, lm.tokenizer, examples, labels, options, plan.eval_batch_size)
+        def measure(model: Any, examples: Sequence[Any], options: Options) -> tuple[dict[str, Any], list[Any]]:
+            return recipe.measure(model, lm.tokenizer, examples, labels, options, plan.eval_batch_size)
 
-    outcome = train(
-        trained,
-        lambda k: rows[order(k)],
-        collate=collate,
-        loss=recipe.loss,
-        settings=settings,
-        run=run,
-        evaluate=lambda model: numbers(measure(model, dev, options)[0]),
-        say=say,
-    )
-    run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
-    metrics = {"task": task, "metric": metric, "labels": list(labels), "mask": measured, "method": method}
-    if is_first_process():
-        with evaluating(trained) as best:
-            metrics["dev"], said = measure(best, dev, options)
-            options = recipe.tuned(options, metrics["dev"])
-            write_predictions(run, "dev", recipe, said)
-            if test:
-                metrics["test"], said = measure(best, test, options)
-                write_predictions(run, "test", recipe, said)
-        metrics["baselines"] = {
-            name: recipe.baselines(train_examples, examples)
-            for name, examples in (("dev", dev), ("test", test))
-            if examples
-        }
-        metrics["beats_baselines"] = beats_baselines(metrics, say)
-        if (cone := metrics["dev"].get("anisotropy", 0.0)) > NARROW:
-            say(f"unrelated texts have a mean cosine of {cone:.2f}: the vectors collapse; try a lower learning rate")
-        setattr(lm.model.config, TASK, {"task": task, "options": asdict(options)})
-        if method == "lora":
-            marks = MARKS if options.prompt == "evidence" else ()
-            facts = {"base": str(model), "task": getattr(lm.model.config, TASK), "marks": marks}
-            run.write_folder("adapter", lambda folder: save_adapter(trained, folder, **facts))
-    lm.model = adapters.whole(trained, method)
+        outcome = train(
+            trained,
+            lambda k: rows[order(k)],
+            collate=collate,
+            loss=recipe.loss,
+            settings=settings,
+            run=run,
+            evaluate=lambda model: numbers(measure(model, dev, options)[0]),
+            say=say,
+        )
+        run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
+        taken = settings.max_steps * settings.rows_per_step * processes
+        metrics = {
+            "task": task, "metric": metric, "labels": list(labels), "mask": measured, "method": method,
+            "packing": packs, "data_order": digest([order(k) for k in range(taken)]),
+        }  # fmt: skip
+        if is_first_process():
+            with evaluating(trained) as best:
+                scored, options = _scored(recipe, lambda *each: measure(best, *each), options, dev, test, run)
+            metrics |= scored | {"baselines": _baselines(recipe, train_examples, dev, test)}
+            metrics["beats_baselines"] = beats_baselines(metrics, say)
+            if (cone := metrics["dev"].get("anisotropy", 0.0)) > NARROW:
+                say(
+                    f"unrelated texts have a mean cosine of {cone:.2f}: the vectors collapse; try a lower learning rate"
+                )
+            setattr(lm.model.config, TASK, {"task": task, "options": asdict(options)})
+            if method == "lora" and keep_model:
+                marks = MARKS if options.prompt == "evidence" else ()
+                facts = {"base": str(model), "task": getattr(lm.model.config, TASK), "marks": marks}
+                run.write_folder("adapter", lambda folder: save_adapter(trained, folder, **facts))
     counts = {"n_train": len(train_examples), "n_dev": len(dev), "n_test": len(test), "n_rows": len(rows)}
     metrics |= outcome | counts | {"dtype": chosen.dtype, "trained_parameters": some, "parameters": all_}
-    task_card.save(lm, run, metrics, config)
+    if keep_model:
+        lm.model = adapters.whole(trained, method)
+        task_card.save(lm, run, metrics, config)
     run.write_json("metrics.json", metrics)
     return metrics
 
@@ -194,40 +207,37 @@ def beats_baselines(metrics: dict[str, Any], say: Callable[[str], None]) -> bool
     return False
 
 
-def put_mask_in_force(model: Any, mask: str, window: str = "keep", layers: str = "all") -> dict[str, Any]:
-    """Make `model` bidirectional, or leave it causal, and measure it; returns what was measured.
-
-    Raises:
-        TrainingError: the measured mask is not the one asked for.
-    """
-    import labkit
-
-    chosen = choose_layers(layers, model.config.get_text_config().num_hidden_layers)
-    if mask == "bidirectional":
-        labkit.to_bidirectional(model, window=window, layers=chosen)
-    report = labkit.audit(model, quick=True)
-    if chosen is None and report.verdict != mask:
-        raise TrainingError(f"the mask was to be {mask}, and the one measured is {report.verdict}: nothing was trained")
-    return {"asked": mask, "measured": report.verdict, "window": window, "layers": layers}
+def packable(model: Any, say: Callable[[str], None]) -> bool:
+    """Whether rows can be packed for this model; `say` is told why not."""
+    if (reason := why_not(model)) is None:
+        return True
+    say(f"rows are not packed but grouped by length: {reason}")
+    return False
 
 
 def require_apart(train_examples: Sequence[Any], dev: Sequence[Any], test: Sequence[Any]) -> None:
     """Raise DataError if a group stands on two sides: then the scores would be of what was learned by heart."""
     sides = {"train": train_examples, "dev": dev, "test": test}
-    groups = {name: {splits.group_of(each) for each in examples if each.group} for name, examples in sides.items()}
+    groups = {
+        name: {splits.group_of(each) for each in examples if splits.has_name(each)} for name, examples in sides.items()
+    }
     for first, second in (("train", "dev"), ("train", "test"), ("dev", "test")):
         if both := sorted(groups[first] & groups[second]):
             raise DataError(f"{len(both):,} groups are in {first} and in {second} too, {both[0]!r} for one")
 
 
-def write_predictions(run: RunFolder, name: str, recipe: Recipe, predictions: Sequence[Any]) -> None:
-    """`predictions.<name>.jsonl`: one line per example, whole or not at all."""
-    import json
+def write_predictions(
+    run: RunFolder, name: str, recipe: Recipe, examples: Sequence[Any], predictions: Sequence[Any]
+) -> None:
+    """`predictions.<name>.jsonl`, and `judged.<name>.jsonl` where the task can: one line per example."""
+    write_lines(run.path / f"predictions.{name}.jsonl", (recipe.record(each) for each in predictions))
+    if recipe.judge is not None:
+        write_lines(run.path / f"judged.{name}.jsonl", recipe.judge(examples, predictions))
 
-    from labkit.run_folder import write_whole
 
-    lines = (json.dumps(recipe.record(each), ensure_ascii=False) + "\n" for each in predictions)
-    write_whole(run.path / f"predictions.{name}.jsonl", "".join(lines))
+def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """JSONL, whole or not at all."""
+    write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def numbers(scores: dict[str, Any]) -> dict[str, float]:
@@ -245,6 +255,29 @@ def digest(examples: Sequence[Any]) -> str:
     for each in examples:
         together.update(repr(each).encode() + b"\0")
     return together.hexdigest()
+
+
+def _scored(
+    recipe: Recipe,
+    measure: Callable[..., Any],
+    options: Options,
+    dev: Sequence[Any],
+    test: Sequence[Any],
+    run: RunFolder,
+) -> tuple[dict[str, Any], Options]:
+    """The scores on dev and test with what was said written down, and the options with what dev has chosen."""
+    found = {}
+    found["dev"], said = measure(dev, options)
+    options = recipe.tuned(options, found["dev"])
+    write_predictions(run, "dev", recipe, dev, said)
+    if test:
+        found["test"], said = measure(test, options)
+        write_predictions(run, "test", recipe, test, said)
+    return found, options
+
+
+def _baselines(recipe: Recipe, train: Sequence[Any], dev: Sequence[Any], test: Sequence[Any]) -> dict[str, Any]:
+    return {name: recipe.baselines(train, examples) for name, examples in (("dev", dev), ("test", test)) if examples}
 
 
 def _model(

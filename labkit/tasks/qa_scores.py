@@ -51,6 +51,21 @@ def scores(questions: Sequence[Question], predictions: Sequence[Prediction]) -> 
     return found
 
 
+def judged(questions: Sequence[Question], predictions: Sequence[Prediction]) -> list[dict[str, object]]:
+    """One line per question: `f1` and `exact_match` in [0, 100], whose means are those of `scores`.
+
+    And what is known of it: `id`, `group`, `answerable`, and `position`, where in the context the first answer begins,
+    in [0, 1) (None without one).
+    """
+    lines = []
+    for question, each in _paired(questions, predictions):
+        first = question.answers[0].start / len(question.context) if question.answers else None
+        found = {"f1": f1(each.text, _texts(question)), "exact_match": exact_match(each.text, _texts(question))}
+        facts = {"id": question.id, "group": question.group, "answerable": bool(question.answers), "position": first}
+        lines.append(facts | found)
+    return lines
+
+
 def best_threshold(questions: Sequence[Question], predictions: Sequence[Prediction]) -> tuple[float, float]:
     """The `null_threshold` that gives the best F1 on these questions, and that F1.
 

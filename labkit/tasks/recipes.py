@@ -13,7 +13,7 @@ from typing import Any
 
 from labkit.errors import DataError
 from labkit.heads import Head, label_names
-from labkit.tasks import classify, embed, embed_scores, ner, qa, qa_scores
+from labkit.tasks import classify, embed, embed_scores, ner, ner_counts, qa, qa_scores
 
 NEVER_NULL = 1e9  # a threshold that "no answer" never reaches
 
@@ -70,6 +70,8 @@ class Recipe:
         tuned: (options, scores on dev) -> the options with what is chosen on dev.
         baselines: (train, examples) -> what is reached without a model, by name.
         record: a prediction as one line of JSONL.
+        judge: (examples, predictions) -> what is right of each, in numbers that add up to the scores, with what is
+            known of the example; None where a score is not made of single examples.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Recipe:
     baselines: Callable[..., dict[str, float]]
     record: Callable[[Any], dict[str, Any]]
     tuned: Callable[[Options, dict[str, Any]], Options] = lambda options, scores: options
+    judge: Callable[..., list[dict[str, Any]]] | None = None
 
     def head(self, labels: Sequence[str], options: Options, **changes: Any) -> Head:
         """The head that the task is trained with."""
@@ -297,6 +300,7 @@ RECIPES = {
             baselines=_qa_baselines,
             record=_qa_record,
             tuned=_qa_tuned,
+            judge=qa_scores.judged,
         ),
         Recipe(
             name="ner",
@@ -312,6 +316,7 @@ RECIPES = {
             measure=_ner_measure,
             baselines=_ner_baselines,
             record=_ner_record,
+            judge=ner_counts.judged,
         ),
         Recipe(
             name="classify",
@@ -327,6 +332,7 @@ RECIPES = {
             measure=_classify_measure,
             baselines=_classify_baselines,
             record=asdict,
+            judge=classify.judged,
         ),
         Recipe(
             name="embed",

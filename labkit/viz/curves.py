@@ -199,7 +199,7 @@ class _Plot:
         if floor is not None:
             labels.append((self.y(floor), (INK, INK), "", f"{_cut(clean(floor_name))} = {floor:.2f}"))
         body, x = [], LEFT + self.wide
-        for (y, (colour, ink), name, value), level in zip(labels, _apart([y for y, *_ in labels], 18), strict=True):
+        for (y, (colour, ink), name, value), level in zip(labels, apart([y for y, *_ in labels], 18), strict=True):
             body.append(f'<path d="M{x + 2} {y}L{x + 16} {level}" stroke="{colour}" fill="none"/>')
             value = f" {value}" if name and value else value
             body.append(
@@ -220,7 +220,7 @@ class _Plot:
         ]
         beside = 10 if x + 60 < LEFT + self.wide else -56
         heights = [self.y(mean[index]) for mean in means.values()]
-        dots = zip(means.items(), heights, _apart(heights, 21), strict=True)
+        dots = zip(means.items(), heights, apart(heights, 21), strict=True)
         for (name, mean), y, level in dots:
             colour, ink = self.colours[name]
             body.append(f'<circle cx="{x}" cy="{y}" r="5" fill="{colour}" stroke="#FFFFFF" stroke-width="2"/>')
@@ -263,13 +263,13 @@ def round_ticks(low: float, high: float, most: int) -> list[float]:
     return [round(i * step, 10) for i in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)]
 
 
-def _apart(heights: Sequence[float], gap: int) -> list[float]:
-    """`heights`, moved as little as keeps them in order, `gap` apart, and above the lower edge of the plot."""
+def apart(heights: Sequence[float], gap: int, bottom: float = TOP + HIGH - 2.0) -> list[float]:
+    """`heights` in pixels, moved as little as keeps them in order, `gap` apart, and above the `bottom` of the plot."""
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     levels = list(heights)
     for before, i in zip(order, order[1:], strict=False):
         levels[i] = max(levels[i], levels[before] + gap)
-    limit = TOP + HIGH - 2.0
+    limit = bottom
     for i in reversed(order):
         levels[i] = min(levels[i], limit)
         limit = levels[i] - gap

@@ -1,0 +1,225 @@
+"""What packing saves: real tokens per second of a training step, padded, grouped by length, and packed.
+
+    python benchmarks/packing.py [--model gpt2-mini] [--dtype float32] [--batch-size 16] [--steps 8] [--rounds 5]
+                                 [--data DIR] [--whole-run STEPS] [--threads N]
+    python benchmarks/packing.py --model gemma3-270m --dtype bfloat16 --steps 2 --rounds 3    (with LoRA)
+    python benchmarks/packing.py --quick          (a tiny model, seconds, nothing is written)
+
+Arms, of one bidirectional model: `plain`, shuffled batches, padded to their longest row; `grouped`, batches of nearly
+one length (`labkit.tasks.order`); `packed`, the batches of `plain` under `labkit.packing.packed`; `packed_grouped`,
+those of `grouped` under it. Length mixes: short texts (NER: WNUT 17) and long ones (QA: XQuAD) from DIR, which holds
+`wnut17/wnut17train.conll` and `xquad_en/xquad.en.json`; without it, those of Field Notes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
+
+from benchmarks import machine  # noqa: E402
+
+ARMS = ("plain", "grouped", "packed", "packed_grouped")
+FILES = {"ner": "wnut17/wnut17train.conll", "qa": "xquad_en/xquad.en.json"}
+LORA = ("gemma3-270m",)  # too large here to be trained whole
+NOTES = (
+    "tokens_per_second: real tokens (no padding) in `steps` training steps (forward, backward, AdamW) of `batch_size` "
+    "rows, over their seconds, once per round; the arms take turns step by step, and one round warms up. ratios: of "
+    "two arms within one round, above 1 = the first was faster. slots_per_token: token slots that the layers computed "
+    "per real token, which does not depend on the machine. The machine was shared with other work: trust the ratios "
+    "rather than the tokens per second. whole_run: `labkit.training.train` on the same rows, plain and packed: "
+    "the largest difference of a step's losses, the tokens per second of each."
+)
+
+
+class Mix:
+    """The rows of one task, a model with the task's head, and batches in two orders."""
+
+    def __init__(self, task: str, options: argparse.Namespace):
+        import torch
+
+        import labkit
+        from labkit.datasets import embedded, readers
+        from labkit.tasks import adapters
+        from labkit.tasks.lm import pad_id
+        from labkit.tasks.order import length_grouped_order, shuffled_order
+        from labkit.tasks.recipes import Options, by_name
+
+        self.torch, self.recipe, self.options = torch, by_name(task), options
+        if options.data:
+            examples = readers.read(task, options.data / FILES[task])
+        else:
+            examples = embedded.read(task, "field-notes", "train")
+        chosen = Options().filled(self.recipe)
+        labels = self.recipe.labels(examples)
+        head = self.recipe.head(labels, chosen, dropout=0.0, backbone_dropout=0.0)
+        method = "lora" if options.model in LORA else "full"
+        with torch.random.fork_rng():
+            torch.manual_seed(options.seed)
+            lm = labkit.load(options.model, task=head, dtype="float32" if method == "full" else options.dtype)
+            labkit.to_bidirectional(lm.model)
+            self.model = adapters.trained_part(lm.model, method, rank=16, dtype=options.dtype)
+        for module in self.model.modules():
+            if isinstance(module, torch.nn.Dropout):  # that of the attention weights, too
+                module.p = 0.0
+        self.rows = self.recipe.features(lm.tokenizer, examples, labels, chosen, lambda text: None)
+        lengths = [self.recipe.length_of(row) for row in self.rows]
+        self.collate = self.recipe.collator(pad_id(lm.tokenizer))
+        shuffled = shuffled_order(len(self.rows), options.seed)
+        grouped = length_grouped_order(lengths, options.batch_size, options.seed)
+        self.order = {"plain": shuffled, "packed": shuffled, "grouped": grouped, "packed_grouped": grouped}
+        ordered = sorted(lengths)
+        self.lengths = {"rows": len(ordered), "median": ordered[len(ordered) // 2], "max": ordered[-1]}
+        self.optimiser = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-5)
+        self.model.train()
+
+    def batch(self, arm: str, number: int) -> dict:
+        size = self.options.batch_size
+        chosen = [self.order[arm](number * size + k) for k in range(size)]
+        return self.collate([{"row": row, "ids": self.rows[row]} for row in chosen])
+
+    def step(self, arm: str, batch: dict) -> None:
+        with self.running(arm), self.autocast():
+            self.recipe.loss(self.model, batch).backward()
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+
+    def running(self, arm: str):
+        from labkit.packing import packed
+
+        return packed(self.model) if arm.startswith("packed") else nullcontext()
+
+    def autocast(self):
+        """As the training does it (`labkit.training`)."""
+        bfloat16 = self.options.dtype == "bfloat16"
+        return self.torch.autocast("cpu", self.torch.bfloat16, enabled=bfloat16)
+
+    def slots_per_token(self, arm: str, batches: int) -> float:
+        from labkit.anatomy import find_decoder
+
+        seen, real = [], 0
+        layer = find_decoder(self.model).layers[0]
+        hook = layer.register_forward_pre_hook(lambda _, args, kwargs: seen.append(args[0].shape), with_kwargs=True)
+        for number in range(batches):
+            batch = self.batch(arm, number)
+            real += int(batch["attention_mask"].sum())
+            with self.running(arm), self.autocast(), self.torch.no_grad():
+                self.recipe.loss(self.model, batch)
+        hook.remove()
+        return round(sum(shape[0] * shape[1] for shape in seen) / real, 4)
+
+
+def timed(mix: Mix, steps: int, rounds: int) -> dict:
+    """Tokens per second of every arm, round by round, the arms in turn at each step."""
+    rates = {arm: [] for arm in ARMS}
+    for number in range(rounds + 1):
+        seconds, tokens = dict.fromkeys(ARMS, 0.0), dict.fromkeys(ARMS, 0)
+        for step in range(steps if number else 1):
+            for arm in ARMS:
+                batch = mix.batch(arm, number * steps + step)
+                began = time.perf_counter()
+                mix.step(arm, batch)
+                seconds[arm] += time.perf_counter() - began
+                tokens[arm] += int(batch["attention_mask"].sum())
+        if number:  # the first round warms up
+            for arm in ARMS:
+                rates[arm].append(round(tokens[arm] / seconds[arm], 1))
+    pairs = (("packed", "plain"), ("grouped", "plain"), ("packed", "grouped"), ("packed_grouped", "grouped"))
+    ratios = {
+        f"{a}/{b}": machine.spread([round(x / y, 4) for x, y in zip(rates[a], rates[b], strict=True)]) for a, b in pairs
+    }
+    return {"tokens_per_second": {arm: machine.spread(rates[arm]) for arm in ARMS}, "ratios": ratios}
+
+
+def whole_run(task: str, options: argparse.Namespace) -> dict:
+    """The training entry, plain and packed, from the same start on the same rows."""
+    from labkit.run_folder import RunFolder
+    from labkit.training import Settings, train
+
+    outcomes, curves = {}, {"plain": [], "packed": []}
+    for arm in curves:
+        mix = Mix(task, options)
+        settings = Settings(
+            max_steps=options.whole_run, batch_size=options.batch_size, learning_rate=5e-4, dtype=options.dtype,
+            seed=options.seed, log_every=1, save_every=options.whole_run, weight_decay=0.01,
+        )  # fmt: skip
+
+        def loss(model, batch, mix=mix, curve=curves[arm]):
+            found = mix.recipe.loss(model, batch)
+            curve.append(found.item())  # the log rounds to 4 places
+            return found
+
+        with tempfile.TemporaryDirectory() as folder, mix.running(arm):
+            outcomes[arm] = train(
+                mix.model,
+                lambda k, mix=mix, arm=arm: mix.rows[mix.order[arm](k)],
+                collate=mix.collate,
+                loss=loss,
+                settings=settings,
+                run=RunFolder.open(Path(folder) / "run", {}, resume=False),
+                say=lambda text: None,
+            )
+    gap = max(abs(a - b) for a, b in zip(curves["plain"], curves["packed"], strict=True))
+    rates = {arm: round(each["tokens_per_second"], 1) for arm, each in outcomes.items()}
+    return {
+        "steps": options.whole_run,
+        "loss": {arm: [round(each, 6) for each in curve] for arm, curve in curves.items()},
+        "largest_loss_difference": gap,
+        "tokens_per_second": rates,
+        "ratio": round(rates["packed"] / rates["plain"], 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="gpt2-mini")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--tasks", nargs="+", choices=tuple(FILES), default=list(FILES))
+    parser.add_argument("--data", type=Path, help="a folder with the two data sets (default: those of Field Notes)")
+    parser.add_argument("--batch-size", type=int, default=16, help="rows of a step (default 16)")
+    parser.add_argument("--steps", type=int, default=8, help="steps of each arm in a round (default 8)")
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default 5)")
+    parser.add_argument("--whole-run", type=int, default=0, help="steps of a whole training, plain and packed")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads (default: all cores)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--name", help="of the result (default: packing_MODEL_DTYPE)")
+    parser.add_argument("--quick", action="store_true", help="tiny-gemma3, a few steps; writes nothing")
+    options = parser.parse_args()
+    if options.quick:
+        options.model, options.batch_size, options.steps, options.rounds, options.whole_run = "tiny-gemma3", 8, 2, 2, 3
+
+    import torch
+
+    torch.set_num_threads(options.threads)
+    results = {}
+    for task in options.tasks:
+        mix = Mix(task, options)
+        found = {"lengths": mix.lengths, **timed(mix, options.steps, options.rounds)}
+        found["slots_per_token"] = {arm: mix.slots_per_token(arm, options.steps) for arm in ARMS}
+        ratios = ", ".join(f"{name} {each['median']:.2f}" for name, each in found["ratios"].items())
+        print(
+            f"{options.model} {options.dtype} {task}: {ratios}; slots per token {found['slots_per_token']}", flush=True
+        )
+        del mix
+        if options.whole_run:
+            found["whole_run"] = whole = whole_run(task, options)
+            print(
+                f"  whole run: {whole['ratio']:.2f}, losses within {whole['largest_loss_difference']:.1e}", flush=True
+            )
+        results[task] = found
+    if not options.quick:
+        named = ("model", "dtype", "batch_size", "steps", "rounds", "seed")
+        settings = {name: getattr(options, name) for name in named}
+        settings |= {"data": "WNUT 17 train, XQuAD en" if options.data else "Field Notes"}
+        name = options.name or f"packing_{options.model}_{options.dtype}".replace("-", "_")
+        print(machine.write(name, settings | results, NOTES))
+
+
+if __name__ == "__main__":
+    main()

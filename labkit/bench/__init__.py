@@ -1,0 +1,1 @@
+"""Measurements that a user can repeat: what a training costs on this machine (`labkit bench cost`)."""

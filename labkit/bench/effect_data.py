@@ -1,0 +1,123 @@
+"""What lies in the folder of a study, read back: every reported run with its scores, example by example.
+
+Nothing is taken from the process that ran the study, so a report can be made of a folder anywhere, at any time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit.bench import folders
+from labkit.bench.arms import REFERENCE, Arm, arm
+from labkit.bench.paired import Counted, counted
+from labkit.errors import TrainingError
+from labkit.run_folder import read_json
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm on one condition, with training sets of one size: its finished runs.
+
+    Attributes:
+        rate: the learning rate that dev chose. metrics, judged, history: by seed.
+    """
+
+    arm: Arm
+    size: int | None
+    rate: float
+    task: str
+    metrics: dict[int, dict[str, Any]]
+    judged: dict[int, list[dict[str, Any]]]
+    history: dict[int, list[dict[str, Any]]]
+
+    def counted(self, kind: str | None = None) -> Counted:
+        """The runs, ready to be compared."""
+        return counted(self.judged, self.task, kind)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A condition of a study with all of its arms that have at least one finished run at full size.
+
+    Attributes:
+        study: as in study.json. facts: of the condition. cells: by arm, at full size. smaller: those of other sizes.
+    """
+
+    study: dict[str, Any]
+    facts: dict[str, Any]
+    cells: dict[str, Cell]
+    smaller: list[Cell]
+
+    @property
+    def name(self) -> str:
+        return self.facts["name"]
+
+    @property
+    def reference(self) -> Cell:
+        return self.cells[REFERENCE]
+
+
+def measured(folder: str | Path) -> list[Measured]:
+    """The conditions of the study in `folder` of which the reference arm has a run.
+
+    Raises:
+        TrainingError: no study there, or runs that cannot be compared: arms of one seed that were trained on the same
+            examples in another order, or with different weights of the head.
+    """
+    path = Path(folder).expanduser().absolute()
+    whole = folders.read_study(path)
+    study, frozen, found = whole["study"], folders.frozen(path), []
+    for facts in whole["conditions"]:
+        rates = frozen.get(facts["name"], {})
+        cells = [
+            cell
+            for name in study["arms"]
+            for size in study["sizes"]
+            if name in rates and (cell := _cell(path, study, facts, arm(name), size, rates[name]["learning_rate"]))
+        ]
+        full = {cell.arm.name: cell for cell in cells if cell.size is None}
+        if REFERENCE in full:
+            _require_same_order(cells, facts["name"])
+            found.append(Measured(study, facts, full, [cell for cell in cells if cell.size is not None]))
+    return found
+
+
+def _cell(path: Path, study: dict, facts: dict, one: Arm, size: int | None, rate: float) -> Cell | None:
+    """The finished runs of one arm; None if there is none."""
+    at = path / "runs" / folders.slug(facts["name"]) / folders.slug(one.name) / f"size-{size or 'all'}"
+    metrics, judged, history = {}, {}, {}
+    for seed in study["seeds"]:
+        run = at / f"seed-{seed}"
+        if (done := read_json(run / "metrics.json")) is None:
+            continue
+        metrics[seed] = done
+        judged[seed] = _lines(run / "judged.test.jsonl")
+        history[seed] = (read_json(run / "trainer_state.json") or {"log_history": []})["log_history"]
+    return Cell(one, size, rate, facts["task"], metrics, judged, history) if metrics else None
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{path} could not be read ({error}); delete its run's folder and --resume") from error
+
+
+def _require_same_order(cells: Sequence[Cell], name: str) -> None:
+    """All arms of one seed and size must have been trained on the same rows in the same order."""
+    orders: dict[tuple, dict[str, str]] = {}
+    for cell in cells:
+        if cell.arm.model is not None:  # another tokenizer cuts other rows
+            continue
+        for seed, metrics in cell.metrics.items():
+            orders.setdefault((seed, cell.size), {})[cell.arm.name] = metrics["data_order"]
+    for (seed, _), by_arm in orders.items():
+        if len(set(by_arm.values())) > 1:
+            raise TrainingError(
+                f"{name}, seed {seed}: {' and '.join(sorted(by_arm))} did not see the same rows in the same order, so "
+                "their difference means nothing"
+            )

@@ -1,0 +1,259 @@
+"""The report of a comparison, rebuilt from its folders: numbers, tables, figures, and what they mean in plain words.
+
+    found = report(["runs/effect"])
+    written(found, Path("runs/effect"))          # report.json, report.md, and a figure per question
+
+All scores are in points, from 0 to 100.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from labkit.bench import effect_words, folders
+from labkit.bench.arms import REFERENCE
+from labkit.bench.effect_data import Cell, Measured, measured
+from labkit.bench.paired import Counted, Estimate, difference, mean
+from labkit.errors import TrainingError
+from labkit.run_folder import write_whole
+
+PAIRS = (  # beside the difference of every arm to the reference
+    ("bidirectional", "repeated"),
+    ("mntp", "next"),
+    ("mlm", "next"),
+    ("mntp", "repeated"),
+)
+DIAGNOSTIC = re.compile(r"(after|before)-\d+-[A-Z]+")  # the ids of Which way round
+
+
+def report(paths: Sequence[str | Path]) -> dict[str, Any]:
+    """Everything that is known of the studies in these folders, as plain values; unfinished ones too.
+
+    {"conditions": [...], "curves": [...], "words": [...]}; see the README of benchmarks/ for the keys.
+
+    Raises:
+        TrainingError: no study, or none that has a finished run of the reference arm.
+    """
+    each = [one for path in paths for one in measured(path)]
+    if not each:
+        raise TrainingError(f"{', '.join(map(str, paths))}: no run of the arm {REFERENCE} has been scored on test yet")
+    found: dict[str, Any] = {"conditions": [_condition(one) for one in each]}
+    found["curves"] = [curve for one in each for curve in _curves(one)]
+    return found | {"words": effect_words.paragraphs(found)}
+
+
+def written(found: dict[str, Any], folder: Path, name: str = "report") -> list[Path]:
+    """Write the report as Markdown and JSON, and its figures as SVG; returns their paths, the Markdown first."""
+    from labkit.viz.effects import effect_curves_svg, effects_svg
+    from labkit.viz.saving import save
+
+    folder.mkdir(parents=True, exist_ok=True)
+    forest = _forest(found)
+    figures = {f"{name}.svg": effects_svg(forest, marks=(5.0, 10.0))} if forest else {}
+    for number, curve in enumerate(found["curves"], 1):
+        lines = {arm: {float(x): each for x, each in points} for arm, points in curve["lines"].items()}
+        drawn = effect_curves_svg(lines, curve["x"], curve["y"], curve["title"], log_x=curve["log_x"])
+        figures[f"{name}-curve-{number}.svg"] = drawn
+    for file, figure in figures.items():
+        save(figure, folder / file)
+    curves = [file for file in figures if file != f"{name}.svg"]
+    write_whole(folder / f"{name}.md", effect_words.markdown(found, f"{name}.svg" if forest else None, curves))
+    folders.write_json(folder / f"{name}.json", found)
+    return [folder / f"{name}.md", folder / f"{name}.json", *(folder / file for file in figures)]
+
+
+def _condition(one: Measured) -> dict[str, Any]:
+    plan, facts = one.study["plan"], one.facts
+    some = next(iter(one.reference.metrics.values()))
+    arms = [_arm(cell, one.reference) for cell in one.cells.values()]
+    found = {
+        "name": one.name, "task": facts["task"], "metric": "accuracy" if facts["task"] == "classify" else "f1",
+        "model": one.study["model"], "method": one.study["method"], "learning_rates": one.study["learning_rates"],
+        "budget": {key: plan[key] for key in ("epochs", "max_steps", "batch_size", "gradient_accumulation", "dtype")},
+        "n_train": facts["n_train"], "n_dev": facts["n_dev"], "n_test": facts["n_test"],
+        "groups": int(one.reference.counted().groups.max()) + 1,
+        "baselines": {key: _points(value, facts["task"]) for key, value in some["baselines"].get("test", {}).items()},
+        "arms": arms, "pairs": _pairs(one), "parts": _parts(one),
+    }  # fmt: skip
+    if facts["task"] == "ner" and DIAGNOSTIC.fullmatch(one.reference.counted().ids[0]):
+        found["diagnostic"] = _diagnostic(one)
+    return found
+
+
+def _points(score: float, task: str) -> float:
+    """Baselines of questions are in percent already."""
+    return float(score) if task == "qa" else 100.0 * float(score)
+
+
+def _arm(cell: Cell, reference: Cell) -> dict[str, Any]:
+    runs = cell.counted()
+    found = {
+        "name": cell.arm.name, "rate": cell.rate, "seeds": list(runs.seeds),
+        "scores": [100.0 * float(score) for score in runs.scores], **_estimate(mean(runs)),
+        "measured_mask": sorted({m["mask"]["measured"] for m in cell.metrics.values()}),
+        "seconds": median(m["seconds"] for m in cell.metrics.values()),
+        "steps": median(m["steps"] for m in cell.metrics.values()),
+    }  # fmt: skip
+    if cell.arm.name != REFERENCE and set(cell.judged) & set(reference.judged):
+        found["difference"] = _estimate(difference(runs, reference.counted()))
+    return found
+
+
+def _estimate(each: Estimate) -> dict[str, Any]:
+    """In points."""
+    values = {"mean": each.mean, "low": each.low, "high": each.high}
+    points = {key: None if value is None else 100.0 * value for key, value in values.items()}
+    return points | {"n_seeds": each.seeds, "n": each.n}
+
+
+def _pairs(one: Measured) -> list[dict[str, Any]]:
+    """Differences of arms that answer a question with each other, such as mntp:200 and next:200."""
+    found = []
+    for first in one.cells.values():
+        for second in one.cells.values():
+            kinds = tuple(each.arm.name.partition(":")[0] for each in (first, second))
+            alike = first.arm.steps == second.arm.steps or "repeated" in kinds
+            if kinds in PAIRS and alike and set(first.judged) & set(second.judged):
+                gap = _estimate(difference(first.counted(), second.counted()))
+                found.append({"one": first.arm.name, "other": second.arm.name, "difference": gap})
+    return found
+
+
+def _parts(one: Measured) -> list[dict[str, Any]]:
+    """Scores by kind of entity, or by where in the context the answer begins; each with the difference."""
+    cells, reference = one.cells, one.reference
+    lines = next(iter(reference.judged.values()))
+    if one.facts["task"] == "ner":
+        there: dict[str, int] = defaultdict(int)
+        for line in lines:
+            for kind, count in line["there"].items():
+                there[kind] += count
+        return [
+            _part(kind, there[kind], {name: cell.counted(kind) for name, cell in cells.items()})
+            for kind in sorted(there)
+        ]  # fmt: skip
+    if one.facts["task"] == "qa":
+        at = np.array([-1.0 if line["position"] is None else line["position"] for line in lines])
+        parts = {
+            "no answer": at < 0,
+            "answer in the first half": (at >= 0) & (at < 0.5),
+            "in the second half": at >= 0.5,
+        }
+        return [
+            _part(name, int(chosen.sum()), {arm: cell.counted().only(chosen) for arm, cell in cells.items()})
+            for name, chosen in parts.items()
+            if chosen.any()
+        ]
+    return []
+
+
+def _part(name: str, n: int, runs: dict[str, Counted]) -> dict[str, Any]:
+    reference = runs[REFERENCE]
+    found = {}
+    for each, counts in runs.items():
+        found[each] = {"mean": 100.0 * float(counts.scores.mean())}
+        if each != REFERENCE and set(counts.seeds) & set(reference.seeds):
+            found[each]["difference"] = _estimate(difference(counts, reference))
+    return {"name": name, "n": n, "arms": found}
+
+
+def _learning(one: Measured) -> dict[str, list[tuple[int, list[float]]]]:
+    """{arm: [(step, dev scores of the seeds), ...]} of the metric that chose the checkpoints."""
+    found = {}
+    for name, cell in one.cells.items():
+        by_step: dict[int, list[float]] = defaultdict(list)
+        for seed, history in cell.history.items():
+            metric = cell.metrics[seed]["metric"]
+            for entry in history:
+                if metric in entry:
+                    by_step[entry["step"]].append(_points(entry[metric], one.facts["task"]))
+        found[name] = sorted(by_step.items())
+    return found
+
+
+def _diagnostic(one: Measured) -> dict[str, Any]:
+    """On Which way round: how many names of the "after" half are told right, and by how much the ceiling is passed.
+
+    A model that has read only as far as the name gives the three sentences of a triple the same answer, so it is right
+    on one of three at most; on the "before" half nothing holds it back.
+    """
+    found: dict[str, Any] = {}
+    for name, cell in one.cells.items():
+        halves = {}
+        for half in ("after", "before"):
+            by_seed, over = [], 0
+            for lines in cell.judged.values():
+                right: dict[str, int] = defaultdict(int)
+                for line in lines:
+                    if line["id"].startswith(half):
+                        right[line["group"]] += bool(line["found"])
+                by_seed.append(sum(right.values()))
+                over += sum(count > 1 for count in right.values())
+            halves[half] = {"right": by_seed, "of": 3 * len(right), "ceiling": len(right), "triples_over": over}
+        found[name] = halves
+    return found
+
+
+def _curves(one: Measured) -> list[dict[str, Any]]:
+    """Scores over the steps of training, and where arms or sizes form a series, over that."""
+    metric = "accuracy" if one.facts["task"] == "classify" else "F1"
+    common = {"condition": one.name, "model": one.study["model"], "y": f"test {metric}", "log_x": False}
+    scores = {name: [100.0 * float(s) for s in cell.counted().scores] for name, cell in one.cells.items()}
+    learning = {"kind": "learning", "title": f"{one.name}: learning curves", "x": "steps", "lines": _learning(one)}
+    found = [common | learning | {"y": f"dev {metric}"}]
+    adapted: dict[str, list] = defaultdict(list)
+    for name, cell in one.cells.items():
+        if cell.arm.objective:
+            adapted[cell.arm.objective].append((cell.arm.steps, scores[name]))
+    if any(len(points) > 1 for points in adapted.values()):
+        for objective, points in adapted.items():
+            start = REFERENCE if objective == "next" else "bidirectional"
+            points.extend([(0, scores[start])] if start in scores else [])
+        lines = {f"{REFERENCE if o == 'next' else 'bidirectional'} after {o}": sorted(p) for o, p in adapted.items()}
+        title = f"{one.name}: how many steps of adaptation"
+        found.append(common | {"kind": "adaptation", "title": title, "x": "steps before the task", "lines": lines})
+    if one.smaller:
+        sizes: dict[str, list] = defaultdict(list)
+        for cell in one.smaller:
+            sizes[cell.arm.name].append((cell.size, [100.0 * float(s) for s in cell.counted().scores]))
+        for name, points in sizes.items():
+            points.extend([(one.facts["n_train"], scores[name])] if name in scores else [])
+        lines = {name: sorted(points) for name, points in sizes.items()}
+        title = f"{one.name}: how many training examples"
+        x = {"x": "training examples", "log_x": True}
+        found.append(common | {"kind": "size", "title": title, "lines": lines} | x)
+    shares: dict[str, list] = defaultdict(list)
+    for name in one.cells:
+        if share := re.fullmatch(r"unmask:(below|middle|above)-(\d+)/(\d+)", name):
+            shares[share[1]].append((int(share[2]) / int(share[3]), scores[name]))
+    if shares:
+        ends = [(0.0, scores[REFERENCE])] + ([(1.0, scores["bidirectional"])] if "bidirectional" in scores else [])
+        lines = {
+            f"from {side}" if side != "middle" else "in the middle": sorted(ends + p) for side, p in shares.items()
+        }
+        title = f"{one.name}: how many layers are unmasked"
+        found.append(common | {"kind": "layers", "title": title, "x": "share of the layers", "lines": lines})
+    return found
+
+
+def _forest(found: dict[str, Any]) -> dict[str, dict[str, tuple]]:
+    """{condition: {arm: (difference, low, high)}} for the figure."""
+    many = len({each["model"] for each in found["conditions"]}) > 1
+    rows = {}
+    for each in found["conditions"]:
+        label = f"{each['name']} (n = {each['n_test']:,})" + (f", {each['model']}" if many else "")
+        gaps = {
+            one["name"]: tuple(one["difference"][key] for key in ("mean", "low", "high"))
+            for one in each["arms"]
+            if "difference" in one
+        }
+        if gaps:
+            rows[label] = gaps
+    return rows

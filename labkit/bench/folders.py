@@ -1,0 +1,124 @@
+"""The folder of a study: what was asked for, what was frozen, and where each run lies.
+
+study.json       the study and its conditions, with the sha256 of their examples
+tuning/          stage 1, one folder per condition, arm and rate; no test set is read here
+frozen.json      the rate of each arm, written once, before the first test set is read
+runs/            stage 3: condition/arm/size/seed, each a run folder
+adapted/         the models of arms that are trained on texts first
+failures.json    what failed, and why
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from labkit.bench.conditions import Condition
+from labkit.errors import TrainingError
+from labkit.run_folder import read_json, write_whole
+
+GROWING = ("arms", "seeds", "sizes")  # what a study may be given more of
+
+
+@contextmanager
+def opened(folder: str | Path, study: Any, conditions: Sequence[Condition], *, resume: bool) -> Iterator[Path]:
+    """The folder of this study, new or gone on with, for one process at a time; study.json is up to date.
+
+    Raises:
+        TrainingError: it holds another study, or is not to be gone on with, or another process is at it.
+    """
+    from filelock import FileLock, Timeout
+
+    path = Path(folder).expanduser().absolute()
+    if path.is_file():
+        raise TrainingError(f"{path} is a file; give --output-dir a folder")
+    begun = read_json(path / "study.json")
+    if begun is None and path.is_dir() and any(each.name != ".lock" for each in path.iterdir()):
+        raise TrainingError(f"{path} is not empty and holds no study; give --output-dir a new folder")
+    if begun is not None and not resume:
+        raise TrainingError(f"{path} holds a study already: --resume goes on with it, or give another --output-dir")
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(path / ".lock", timeout=0):
+            wanted = json.loads(json.dumps({"study": asdict(study), "conditions": [c.facts for c in conditions]}))
+            write_json(path / "study.json", wanted if begun is None else _grown(begun, wanted, path))
+            yield path
+    except Timeout:
+        raise TrainingError(f"another process is at work in {path}") from None
+
+
+def read_study(path: Path) -> dict[str, Any]:
+    """study.json. Raises TrainingError where there is none."""
+    found = read_json(path / "study.json")
+    if found is None:
+        raise TrainingError(f"{path} holds no study; labkit bench mask-effect --output-dir {path} makes one")
+    return found
+
+
+def frozen(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """{condition: {arm: {learning_rate, dev: {rate: score}}}} as it was frozen; {} before."""
+    return read_json(path / "frozen.json") or {}
+
+
+def freeze(path: Path, study: Any, conditions: Sequence[Condition]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Choose, by dev, the rate of every arm that has none yet, and write it down. Nothing frozen is changed."""
+    found = frozen(path)
+    for condition in conditions:
+        chosen = found.setdefault(condition.name, {})
+        for arm in study.arms:
+            if arm in chosen:
+                continue
+            if len(study.learning_rates) == 1:
+                chosen[arm] = {"learning_rate": study.learning_rates[0], "dev": {}}
+            elif scores := _dev_scores(path / "tuning" / slug(condition.name) / slug(arm), study.learning_rates):
+                best = max(scores, key=scores.__getitem__)
+                chosen[arm] = {"learning_rate": best, "dev": {f"{rate:g}": score for rate, score in scores.items()}}
+    write_json(path / "frozen.json", found)
+    return found
+
+
+def write_failures(path: Path, failures: dict[str, str]) -> None:
+    """failures.json of the runs that failed in the last pass; it goes when there are none."""
+    if failures:
+        write_json(path / "failures.json", failures)
+    else:
+        (path / "failures.json").unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Whole or not at all."""
+    write_whole(path, json.dumps(value, indent=1) + "\n")
+
+
+def slug(name: str) -> str:
+    """A name as one folder: mntp-200 of mntp:200, xquad--question-last of xquad/question-last."""
+    return re.sub(r"[^\w.=-]", "-", name.replace("/", "--"))
+
+
+def _dev_scores(folder: Path, rates: Sequence[float]) -> dict[float, float]:
+    """The dev score of each rate whose run ended; a score that is no number counts as none."""
+    found = {}
+    for rate in rates:
+        metrics = read_json(folder / f"rate-{rate:g}" / "metrics.json")
+        if metrics is not None and (score := metrics["dev"][metrics["metric"]]) == score:
+            found[rate] = score
+    return found
+
+
+def _grown(begun: dict[str, Any], wanted: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The study that was begun with what was added to it. TrainingError where something else has changed."""
+    was, now = begun["study"], wanted["study"]
+    if changed := [name for name in now if name not in GROWING and was.get(name) != now[name]]:
+        told = "; ".join(f"{name} was {was.get(name)!r}, now {now[name]!r}" for name in changed)
+        raise TrainingError(f"the study in {path} was begun otherwise: {told}")
+    known = {each["name"]: each for each in begun["conditions"]}
+    for each in wanted["conditions"]:
+        if known.setdefault(each["name"], each) != each:
+            raise TrainingError(f"the examples of {each['name']} are not those that the study in {path} was begun with")
+    more = {name: [*was[name], *(each for each in now[name] if each not in was[name])] for name in GROWING}
+    return {"study": was | more, "conditions": list(known.values())}

@@ -1,0 +1,275 @@
+"""What the mask buys: the same task learned by arms that differ in what they may see, over seeds, resumable run by run.
+
+    found = conditions(["ner:field-notes"])
+    run_study(Study("gpt2-mini", arms=("causal", "bidirectional", "repeated")), found, "runs/effect")
+    report("runs/effect")                        # labkit.bench.effect_report
+
+Three stages, and the order is the point of them:
+
+1. tuning   every arm is trained with every learning rate of the same grid, with a seed of its own, and scored on dev
+2. frozen   the best rate of each arm is written to frozen.json; nothing has seen a test set so far
+3. runs     every arm is trained with its rate, one run per seed, and scored on test
+
+Every run is a folder of `labkit.tasks.finetune`, so each number can be followed to the predictions it was made of.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from labkit.bench import folders
+from labkit.bench.arms import DEFAULT, Arm, arms
+from labkit.bench.conditions import Condition
+from labkit.errors import DataError, LabkitError
+from labkit.tasks.finetune import finetune
+from labkit.tasks.lm import train_lm
+from labkit.tasks.plans import Plan
+from labkit.tasks.recipes import Options
+from labkit.training_settings import Settings
+
+TUNING_SEED = 1000  # none of those that are reported
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is compared, and with which budget; the same for all arms.
+
+    Attributes:
+        model: a registered name, a hub id or a folder. arms: by name (`labkit.bench.arms`).
+        learning_rates: the grid of stage 1; with one there is nothing to choose, and stage 1 trains nothing.
+        seeds: of the runs that are reported: head, order, dropout, and the adaptation before.
+        sizes: of the training set, for a curve; None is all of it. The rate is that of the full size.
+        plan: how long and how hard; its learning rate and seed are not used.
+        method, rank, attn, window: as in `labkit.tasks.finetune.finetune`.
+        max_length: tokens per row, and how far a window for questions moves; None: the tasks' own.
+        adaptation_rate, adaptation_batch, adaptation_length: of the steps in arms such as mntp:200.
+    """
+
+    model: str
+    arms: tuple[str, ...] = DEFAULT
+    learning_rates: tuple[float, ...] = (2e-4, 5e-4, 1e-3)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    sizes: tuple[int | None, ...] = (None,)
+    plan: Plan = field(default_factory=Plan)
+    method: str = "full"
+    rank: int = 16
+    attn: str | None = None
+    window: str = "keep"
+    max_length: int | None = None
+    adaptation_rate: float = 5e-4
+    adaptation_batch: int = 8
+    adaptation_length: int = 128
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arms", tuple(each.name for each in arms(self.arms)))
+        for name in ("learning_rates", "seeds", "sizes"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise DataError(f"{name.replace('_', ' ')} are {values}; give at least one, and none twice")
+        if TUNING_SEED in self.seeds:
+            raise DataError(f"the seed {TUNING_SEED} is that of the tuning; take others")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training of the study; `rate` is None until it is frozen."""
+
+    condition: Condition
+    arm: Arm
+    seed: int
+    size: int | None = None
+    rate: float | None = None
+    tuning: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies within the study's folder."""
+        where = Path(folders.slug(self.condition.name)) / folders.slug(self.arm.name)
+        if self.tuning:
+            return Path("tuning") / where / f"rate-{self.rate:g}"
+        return Path("runs") / where / f"size-{self.size or 'all'}" / f"seed-{self.seed}"
+
+    def work(self, plan: Plan) -> float:
+        """In characters that are read, those trained on counted three times; only good to guess the time left."""
+        rows = self.condition.smaller(self.size)
+        trained = plan.epochs * len(rows)
+        if plan.max_steps is not None:
+            trained = min(trained, plan.max_steps * plan.batch_size * plan.gradient_accumulation)
+        letters = sum(map(len, texts_of(self.condition))) / max(1, len(set(texts_of(self.condition))))
+        scored = 0 if self.tuning else len(self.condition.test)
+        return letters * self.arm.readings * (3 * trained + 3 * len(self.condition.dev) + scored)
+
+    def __str__(self) -> str:
+        size = f", {self.size} examples" if self.size else ""
+        return f"{self.condition.name}, {self.arm.name}{size}, " + (
+            f"rate {self.rate:g}" if self.tuning else f"seed {self.seed}"
+        )
+
+
+def run_study(
+    study: Study,
+    conditions: Sequence[Condition],
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+) -> dict[str, str]:
+    """Run what is missing of the study in `folder`; returns what failed, {run: reason}.
+
+    A run that fails is noted, and the others go on. Killed at any moment it goes on with `resume`; then arms, seeds,
+    sizes and conditions may have been added, and what is done stays.
+
+    Raises:
+        DataError, TrainingError: nothing to compare, or the folder holds another study. Nothing is trained then.
+    """
+    if not conditions:
+        raise DataError("there is no data to compare the arms on")
+    with folders.opened(folder, study, conditions, resume=resume) as path:
+        progress = _Progress(path, study.plan, say)
+        tuning = list(_tuning(study, conditions, path))
+        reported = list(_reported(study, conditions))
+        progress.plan([*tuning, *reported])
+        for run in tuning:
+            progress.do(run, lambda run=run: _train(study, run, path))
+        frozen = folders.freeze(path, study, conditions)
+        for run in reported:
+            rate = frozen.get(run.condition.name, {}).get(run.arm.name, {}).get("learning_rate")
+            if rate is None:
+                progress.failures[str(run.folder)] = "no learning rate of the grid could be trained"
+            else:
+                rated = replace(run, rate=rate)
+                progress.do(rated, lambda run=rated: _train(study, run, path))
+        folders.write_failures(path, progress.failures)
+    return progress.failures
+
+
+def _tuning(study: Study, conditions: Sequence[Condition], path: Path) -> Iterator[Run]:
+    """The runs of stage 1 of arms that are not frozen yet."""
+    if len(study.learning_rates) == 1:
+        return
+    frozen = folders.frozen(path)
+    for condition in conditions:
+        for arm in arms(study.arms):
+            if arm.name not in frozen.get(condition.name, {}):
+                for rate in study.learning_rates:
+                    yield Run(condition, arm, TUNING_SEED, rate=rate, tuning=True)
+
+
+def _reported(study: Study, conditions: Sequence[Condition]) -> Iterator[Run]:
+    """The runs of stage 3, seed by seed, so that what there is can be compared at any time."""
+    for seed in study.seeds:
+        for condition in conditions:
+            for size in study.sizes:
+                for arm in arms(study.arms):
+                    yield Run(condition, arm, seed, size)
+
+
+def _train(study: Study, run: Run, path: Path) -> dict[str, Any]:
+    """One run, from its adaptation to its scores. Its checkpoints are of no use once it is done."""
+    start = run.arm.model or study.model
+    if run.arm.objective:
+        start = str(_adapted(study, run, path))
+    folder = path / run.folder
+    lengths = {} if study.max_length is None else {"max_length": study.max_length}
+    metrics = finetune(
+        run.condition.task,
+        start,
+        run.condition.smaller(run.size),
+        folder,
+        dev=run.condition.dev,
+        test=() if run.tuning else run.condition.test,
+        plan=replace(study.plan, learning_rate=run.rate, seed=run.seed),
+        options=Options(**run.condition.options, **lengths),
+        window=study.window,
+        method=study.method,
+        rank=study.rank,
+        attn=study.attn,
+        packing=True,
+        keep_model=False,
+        resume=folder.exists(),
+        say=lambda text: None,
+        **run.arm.seeing,
+    )
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    return metrics
+
+
+def _adapted(study: Study, run: Run, path: Path) -> Path:
+    """The model that has been trained on the condition's training texts, without their labels, before the task."""
+    arm = run.arm
+    folder = path / "adapted" / folders.slug(run.condition.name.split("/")[0]) / f"{arm.objective}-{arm.steps}"
+    folder = folder / f"seed-{run.seed}"
+    every = max(1, arm.steps // 4)
+    settings = Settings(
+        max_steps=arm.steps, batch_size=study.adaptation_batch, learning_rate=study.adaptation_rate, weight_decay=0.01,
+        warmup=0.1, dtype="float32" if study.plan.dtype == "auto" else study.plan.dtype, seed=run.seed,
+        evaluate_every=every, save_every=every,
+    )  # fmt: skip
+    train_lm(
+        study.model,
+        texts_of(run.condition),
+        folder,
+        objective=arm.objective,
+        settings=settings,
+        max_length=study.adaptation_length,
+        window=study.window,
+        lora=study.method == "lora",
+        attn=study.attn,
+        resume=folder.exists(),
+        say=lambda text: None,
+    )
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    return folder / "model"
+
+
+def texts_of(condition: Condition) -> list[str]:
+    """The texts of the training side, each once: contexts, sentences. Labels and questions are not among them."""
+    name = "context" if condition.task == "qa" else "text"
+    return list(dict.fromkeys(getattr(each, name) for each in condition.train))
+
+
+class _Progress:
+    """What is done and what is left, said run by run; a run that fails is noted."""
+
+    def __init__(self, path: Path, budget: Plan, say: Callable[[str], None]):
+        self.path, self.budget, self.say, self.failures = path, budget, say, {}
+        self.number = self.count = 0
+        self.left = self.done = self.seconds = 0.0
+
+    def plan(self, runs: Sequence[Run]) -> None:
+        todo = [run for run in runs if not self._is_done(run)]
+        self.count, self.left = len(todo), sum(run.work(self.budget) for run in todo)
+        self.say(f"{len(runs):,} runs, {len(runs) - self.count:,} of them done")
+
+    def do(self, run: Run, train: Callable[[], dict[str, Any]]) -> None:
+        if self._is_done(run):
+            return
+        self.number += 1
+        began = time.perf_counter()
+        try:
+            metrics = train()
+        except LabkitError as error:
+            self.failures[str(run.folder)] = str(error)
+            told = f"failed: {error}"
+        else:
+            side = "dev" if run.tuning else "test"
+            name = metrics["metric"] if run.tuning else metrics["metric"].removeprefix("best_")
+            told = f"{side} {name.replace('_', ' ')} {metrics[side][name]:.3f}"
+        seconds = time.perf_counter() - began
+        work = run.work(self.budget)
+        self.seconds, self.done, self.left = self.seconds + seconds, self.done + work, self.left - work
+        rest = self.seconds / self.done * max(self.left, 0.0)
+        self.say(f"{self.number} of {self.count}: {run}: {told} ({seconds:,.0f} s; about {_span(rest)} left)")
+
+    def _is_done(self, run: Run) -> bool:
+        return (self.path / run.folder / "metrics.json").exists()
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds > 5400 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,146 @@
+"""Scores of several runs on the same test set, and what is known of their difference.
+
+A score here is a ratio of sums over examples: F1 of entities is 2 found / (said + there), F1 of answers and accuracy
+are means. So each example gives a numerator and a denominator, and any set of examples has a score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from labkit.errors import DataError
+from labkit.viz.intervals import student_t
+
+DRAWS = 4000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Runs of one arm on one test set.
+
+    Attributes:
+        seeds: of the runs.
+        above, below: (seeds, examples), numerators and denominators; a score is sum(above) / sum(below), in [0, 1].
+        groups: (examples,), the number of the group that each example is of.
+        ids: of the examples.
+    """
+
+    seeds: tuple[int, ...]
+    above: np.ndarray
+    below: np.ndarray
+    groups: np.ndarray
+    ids: tuple[str, ...]
+
+    @property
+    def scores(self) -> np.ndarray:
+        """(seeds,): the score of each run."""
+        return _ratio(self.above.sum(1), self.below.sum(1))
+
+    def only(self, chosen: np.ndarray) -> Counted:
+        """The same runs on the examples where `chosen`, (examples,), is True."""
+        ids = tuple(np.array(self.ids, dtype=object)[chosen])
+        return Counted(self.seeds, self.above[:, chosen], self.below[:, chosen], self.groups[chosen], ids)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number and the 95 % interval around it; None of both where there is one seed only."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    seeds: int
+    n: int
+
+    @property
+    def differs(self) -> bool:
+        """Whether the interval leaves out zero."""
+        return self.low is not None and (self.low > 0 or self.high < 0)
+
+
+def counted(judged: dict[int, list[dict[str, Any]]], task: str, kind: str | None = None) -> Counted:
+    """The runs whose judged lines (`labkit.tasks.recipes.Recipe.judge`) are given by seed; one entity kind, or all.
+
+    Raises:
+        DataError: no run, or runs on different examples.
+    """
+    if not judged:
+        raise DataError("there is no run to count")
+    seeds = tuple(sorted(judged))
+    ids = [line["id"] for line in judged[seeds[0]]]
+    for seed in seeds:
+        if [line["id"] for line in judged[seed]] != ids:
+            raise DataError(f"the runs of seeds {seeds[0]} and {seed} were judged on different examples")
+    pairs = np.array([[_counts(line, task, kind) for line in judged[seed]] for seed in seeds], dtype=float)
+    names = [line["group"] or f"example {line['id']}" for line in judged[seeds[0]]]
+    _, groups = np.unique(names, return_inverse=True)
+    return Counted(seeds, pairs[..., 0], pairs[..., 1], groups, tuple(ids))
+
+
+def mean(arm: Counted) -> Estimate:
+    """The mean over the seeds, with Student's interval for the mean of such runs on this very test set."""
+    values = arm.scores
+    n = len(arm.ids)
+    if len(values) < 2:
+        return Estimate(float(values.mean()), None, None, len(values), n)
+    half = student_t(len(values) - 1, LEVEL) * float(values.std(ddof=1)) / len(values) ** 0.5
+    return Estimate(float(values.mean()), float(values.mean() - half), float(values.mean() + half), len(values), n)
+
+
+def difference(one: Counted, other: Counted, *, draws: int = DRAWS, seed: int = 0) -> Estimate:
+    """Mean score of `one` minus that of `other`, over the seeds that both have; paired by seed and by example.
+
+    The interval is for new runs on new texts of this kind. The texts enter by a bootstrap that draws groups of examples
+    (questions of one article are not independent), the same for both arms; the runs by Student's t of the gaps of the
+    single seeds, as a bootstrap of three or five numbers is too narrow by far. With one seed there is no
+    interval; with a dozen groups it is still somewhat too narrow.
+
+    Raises:
+        DataError: no seed in common, or other examples.
+    """
+    if one.ids != other.ids:
+        raise DataError("the two arms were judged on different examples")
+    shared = [s for s in one.seeds if s in other.seeds]
+    if not shared:
+        raise DataError(f"the arms share no seed: {one.seeds} and {other.seeds}")
+    per_arm = [_by_group(arm, [arm.seeds.index(s) for s in shared]) for arm in (one, other)]
+    observed = [_ratio(above.sum(1), below.sum(1)) for above, below in per_arm]
+    gap = float((observed[0] - observed[1]).mean())
+    n, groups = len(one.ids), per_arm[0][0].shape[1]
+    if len(shared) < 2:
+        return Estimate(gap, None, None, 1, n)
+    rng = np.random.default_rng(seed)
+    drawn = rng.multinomial(groups, np.full(groups, 1 / groups), size=draws).astype(float)  # (draws, groups)
+    gaps = np.subtract(*(_ratio(drawn @ above.T, drawn @ below.T) for above, below in per_arm))  # (draws, seeds)
+    by_seed = float((observed[0] - observed[1]).std(ddof=1)) / len(shared) ** 0.5
+    runs = rng.standard_t(len(shared) - 1, size=draws) * by_seed
+    low, high = np.quantile(gaps.mean(1) + runs, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Estimate(gap, float(low), float(high), len(shared), n)
+
+
+def _by_group(arm: Counted, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Numerators and denominators (seeds, groups), added up within each group."""
+    member = np.eye(int(arm.groups.max()) + 1)[arm.groups]  # (examples, groups)
+    member = member[:, member.any(0)]
+    return arm.above[list(rows)] @ member, arm.below[list(rows)] @ member
+
+
+def _counts(line: dict[str, Any], task: str, kind: str | None) -> tuple[float, float]:
+    if task == "qa":
+        return line["f1"] / 100, 1.0
+    if task == "classify":
+        return float(line["correct"]), 1.0
+    found, said, there = (
+        sum(n for name, n in line[key].items() if kind in (None, name)) for key in ("found", "said", "there")
+    )
+    return 2.0 * found, float(said + there)
+
+
+def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """What is divided by nothing is 0."""
+    return np.divide(above, below, out=np.zeros_like(above, dtype=float), where=below > 0)

@@ -1,0 +1,28 @@
+"""The measured results that come with labkit: what benchmarks/results/ holds, also in an installed wheel."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from labkit.errors import DataError
+from labkit.resources import folder
+
+
+def stored(name: str) -> dict[str, Any]:
+    """The result called `name`, such as "mask_effect"; DataError, listing what there is, if there is none."""
+    path = folder("results") / f"{name}.json"
+    if not path.is_file():
+        raise DataError(f"there is no stored result {name!r}; there are {', '.join(names())}")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def mask_effects(task: str | None = None) -> list[dict[str, Any]]:
+    """The conditions of all stored comparisons (`labkit.bench.effect_report`), of one task or of all."""
+    found = [each for name in names() if name.startswith("mask_effect") for each in stored(name)["conditions"]]
+    return [each for each in found if task in (None, each["task"])]
+
+
+def names() -> list[str]:
+    """The results there are."""
+    return sorted(path.stem for path in folder("results").glob("*.json"))

@@ -1,0 +1,116 @@
+"""`labkit bench mask-effect` and `labkit bench report`: parse, call, print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from labkit.bench.arms import DEFAULT as ARMS
+from labkit.cli_bench import _numbers, _parts
+from labkit.cli_train import BatchSize, MaxSteps, OutputDir, Resume
+from labkit.console import Json, print_json
+from labkit.errors import DataError
+from labkit.tasks.qa_frames import ORDERS
+
+DATA = ("qa:field-notes", "ner:field-notes", "ner:which-way-round")
+
+
+def mask_effect(
+    output_dir: OutputDir,
+    model: Annotated[str, typer.Option(help="A registered name, a hub id or a local folder.")] = "gpt2-mini",
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="[NAME=]TASK:DATA, with embedded data, a hub name, one file or three; may be repeated."),
+    ] = None,
+    arms: Annotated[str, typer.Option(help="See the list below.")] = ",".join(ARMS),
+    learning_rates: Annotated[str, typer.Option(help="The grid, the same for all arms.")] = "2e-4,5e-4,1e-3",
+    seeds: Annotated[str, typer.Option(help="Of the runs that are reported.")] = "0,1,2,3,4",
+    sizes: Annotated[str, typer.Option(help="Training examples, for a curve: 100,300,all.")] = "all",
+    orders: Annotated[str, typer.Option(help="Where the question stands (qa).")] = ",".join(ORDERS),
+    preset: Annotated[str | None, typer.Option(help="gemma, mini or quick; by the model's size by default.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the training rows.")] = None,
+    max_steps: MaxSteps = None,
+    batch_size: BatchSize = None,
+    gradient_accumulation: Annotated[int | None, typer.Option(help="Passes per optimiser step.", min=1)] = None,
+    evaluate_every: Annotated[int | None, typer.Option(help="Steps between evaluations on dev.", min=1)] = None,
+    method: Annotated[str, typer.Option(help="full, lora, or frozen (the head alone).")] = "full",
+    rank: Annotated[int, typer.Option(help="Of LoRA's adapters.", min=1)] = 16,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    attn_implementation: Annotated[str | None, typer.Option(help="eager, sdpa or flex_attention.")] = None,
+    max_length: Annotated[
+        int | None, typer.Option(help="Tokens per row; the repeated arm reads twice as many.", min=8)
+    ] = None,
+    max_train: Annotated[int | None, typer.Option(help="At most so many training examples.", min=1)] = None,
+    max_eval: Annotated[int | None, typer.Option(help="At most so many on dev, and on test.", min=1)] = None,
+    adaptation_rate: Annotated[float, typer.Option(help="Learning rate before the task (mntp, mlm, next).")] = 5e-4,
+    adaptation_batch: Annotated[int, typer.Option(help="Rows per step before the task.", min=1)] = 8,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """What the mask buys: one task, several arms, over seeds; then the report of `labkit bench report`.
+
+    Arms: causal, bidirectional, mntp:STEPS, mlm:STEPS, next:STEPS, repeated, right-to-left, unmask:middle-third,
+    unmask:below-1/3, unmask:above-2/3, encoder:MODEL. Every arm gets the same rates, chosen on dev; then they are
+    frozen, and the test set is read. Killed at any moment it goes on with --resume, which may also add arms and seeds.
+    Exit code 1 if a run failed.
+
+    Example: labkit bench mask-effect --data ner:field-notes --arms causal,bidirectional,repeated --output-dir runs/fx
+    """
+    from labkit.bench.conditions import conditions
+    from labkit.bench.effect_report import report, written
+    from labkit.bench.mask_effect import Study, run_study
+    from labkit.tasks.plans import default_preset
+    from labkit.tasks.plans import preset as plan_of
+
+    plan = plan_of(
+        preset or default_preset(model), epochs=epochs, max_steps=max_steps, batch_size=batch_size, dtype=dtype,
+        gradient_accumulation=gradient_accumulation, evaluate_every=evaluate_every, patience=0,
+    )  # fmt: skip
+    study = Study(
+        model, arms=tuple(_parts(arms)), learning_rates=tuple(_rates(learning_rates)),
+        seeds=tuple(_numbers("--seeds", seeds)), sizes=tuple(_sizes(sizes)), plan=plan, method=method, rank=rank,
+        attn=attn_implementation, max_length=max_length, adaptation_rate=adaptation_rate,
+        adaptation_batch=adaptation_batch,
+    )  # fmt: skip
+    found = conditions(data or DATA, orders=_parts(orders), max_train=max_train, max_eval=max_eval)
+    failures = run_study(study, found, output_dir, resume=resume)
+    _show(report([output_dir]), Path(output_dir), as_json, written)
+    raise typer.Exit(1 if failures else 0)
+
+
+def report(
+    folders: Annotated[list[str], typer.Argument(metavar="FOLDERS...", help="Of labkit bench mask-effect.")],
+    output_dir: Annotated[str | None, typer.Option(help="Where to write; by default the first folder.")] = None,
+    name: Annotated[str, typer.Option(help="Of the files that are written.")] = "report",
+    as_json: Json = False,
+) -> None:
+    """Table, figures and a plain paragraph, from the folders of a comparison alone; of an unfinished one too.
+
+    Example: labkit bench report runs/fx
+    """
+    from labkit.bench.effect_report import report as made
+    from labkit.bench.effect_report import written
+
+    _show(made(folders), Path(output_dir or folders[0]), as_json, written, name)
+
+
+def _show(found: Any, folder: Path, as_json: bool, written: Any, name: str = "report") -> None:
+    files = written(found, folder, name)
+    if as_json:
+        print_json(found)
+    else:
+        print(files[0].read_text(encoding="utf-8"))
+        print(", ".join(str(each) for each in files))
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        return [float(part) for part in _parts(text)]
+    except ValueError:
+        raise DataError(f"--learning-rates is {text!r}; give numbers such as 2e-4,5e-4") from None
+
+
+def _sizes(text: str) -> list[int | None]:
+    return [None if part == "all" else _numbers("--sizes", part)[0] for part in _parts(text)]

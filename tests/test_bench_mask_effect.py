@@ -1,0 +1,332 @@
+"""The runner of `labkit bench mask-effect`: order of its stages, resuming, and a report from the folders alone."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from labkit.bench import mask_effect
+from labkit.bench.arms import arm, arms
+from labkit.bench.conditions import Condition, conditions
+from labkit.bench.effect_report import report, written
+from labkit.bench.mask_effect import Study, run_study
+from labkit.datasets.embedded import read
+from labkit.errors import DataError, TrainingError
+from labkit.tasks.plans import Plan
+
+ARMS = ("causal", "bidirectional", "repeated", "right-to-left", "mntp:2", "unmask:below-1/2")
+PLAN = Plan(batch_size=4, gradient_accumulation=1, max_steps=2, patience=0)
+STUDY = Study("tiny-gpt2", arms=ARMS, learning_rates=(1e-3, 3e-3), seeds=(0, 1), plan=PLAN, max_length=96)
+
+
+def diagnostic(n=12):
+    sides = (read("ner", "which-way-round", side)[:n] for side in ("train", "dev", "test"))
+    return Condition("which-way-round/ner", "ner", "ner:which-way-round", {}, *sides)
+
+
+def quiet(text):
+    pass
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study") / "all"
+    said = []
+    assert run_study(STUDY, [diagnostic()], folder, say=said.append) == {}
+    return folder, said
+
+
+def without_time(found):
+    """The report but for what the clock said."""
+    text = json.dumps(found, default=str)
+    found = json.loads(text)
+    for each in found["conditions"]:
+        for one in each["arms"]:
+            del one["seconds"]
+    return found
+
+
+def test_all_arms_of_a_seed_see_the_same_rows_in_the_same_order_and_the_mask_they_are_named_for(done):
+    folder, _ = done
+    orders, masks = {}, {}
+    for file in folder.glob("runs/*/*/*/*/metrics.json"):
+        metrics, run = json.loads(file.read_text()), file.parent
+        orders.setdefault(run.name, set()).add(metrics["data_order"])
+        masks.setdefault(run.parents[1].name, set()).add((metrics["mask"]["measured"], metrics["mask"]["readings"]))
+        assert metrics["packing"] is True
+    assert {name: len(each) for name, each in orders.items()} == {"seed-0": 1, "seed-1": 1}
+    assert orders["seed-0"] != orders["seed-1"]
+    assert masks == {
+        "causal": {("causal", 1)}, "bidirectional": {("bidirectional", 1)}, "repeated": {("causal", 2)},
+        "right-to-left": {("right-to-left", 1)}, "mntp-2": {("bidirectional", 1)},
+        "unmask-below-1--2": {("mixed", 1)},
+    }  # fmt: skip
+
+
+def test_the_test_set_is_read_after_the_rates_are_frozen_and_never_in_the_tuning(done):
+    folder, _ = done
+    tuned = list(folder.glob("tuning/*/*/*/metrics.json"))
+    assert len(tuned) == len(ARMS) * 2
+    for file in tuned:
+        metrics = json.loads(file.read_text())
+        assert "test" not in metrics and metrics["n_test"] == 0
+        assert not list(file.parent.glob("*.test.jsonl"))
+    frozen = (folder / "frozen.json").stat().st_mtime_ns
+    assert max(f.stat().st_mtime_ns for f in tuned) <= frozen
+    assert min(f.stat().st_mtime_ns for f in folder.glob("runs/*/*/*/*/judged.test.jsonl")) >= frozen
+    chosen = json.loads((folder / "frozen.json").read_text())["which-way-round/ner"]
+    for name, each in chosen.items():
+        assert each["dev"][f"{each['learning_rate']:g}"] == max(each["dev"].values()), name
+
+
+def test_no_model_and_no_checkpoint_is_left_of_a_run(done):
+    folder, _ = done
+    assert not [path for path in (folder / "runs").rglob("*") if path.name in ("model", "checkpoints")]
+    assert (folder / "adapted").is_dir()
+
+
+def test_what_is_done_and_what_is_left_is_said(done):
+    _, said = done
+    assert said[0] == "24 runs, 0 of them done"
+    assert said[1].startswith("1 of 24: which-way-round/ner, causal, rate 0.001: dev f1 ")
+    assert said[-1].startswith("24 of 24: which-way-round/ner, unmask:below-1/2, seed 1: test f1 ")
+    assert said[-1].endswith("about 0 min left)")
+
+
+def test_the_report_is_rebuilt_from_the_folder_alone_wherever_it_lies(done, tmp_path):
+    folder, _ = done
+    live = report([folder])
+    shutil.copytree(folder, tmp_path / "moved")
+    shutil.rmtree(tmp_path / "moved" / "adapted")
+    assert report([tmp_path / "moved"]) == live
+    files = written(live, tmp_path / "moved")
+    assert json.loads(files[1].read_text()) == json.loads(json.dumps(live))
+    table = files[0].read_text()
+    for one in live["conditions"][0]["arms"]:
+        assert f"| {one['name']} | 2 | {one['rate']:g} | {one['mean']:.1f} [" in table
+    assert all(file.exists() for file in files)
+
+
+def test_the_scores_of_the_report_are_those_of_the_runs(done):
+    folder, _ = done
+    for one in report([folder])["conditions"][0]["arms"]:
+        where = folder / "runs" / "which-way-round--ner" / mask_effect.folders.slug(one["name"]) / "size-all"
+        scores = [json.loads((where / f"seed-{s}" / "metrics.json").read_text())["test"]["f1"] for s in (0, 1)]
+        assert one["scores"] == pytest.approx([100 * score for score in scores])
+
+
+def test_a_causal_model_is_never_over_the_ceiling_of_the_diagnostic(done):
+    found = report([done[0]])["conditions"][0]["diagnostic"]
+    assert found["causal"]["after"]["triples_over"] == 0
+    assert found["causal"]["after"]["of"] == 3 * found["causal"]["after"]["ceiling"]
+
+
+def test_a_study_killed_in_the_middle_ends_with_the_same_table(done, tmp_path, monkeypatch):
+    real, calls = mask_effect.finetune, []
+
+    def killed(*arguments, **options):
+        calls.append(1)
+        if len(calls) in (3, 9):
+            raise KeyboardInterrupt
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(mask_effect, "finetune", killed)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run_study(STUDY, [diagnostic()], tmp_path / "s", resume=True, say=quiet)
+    run_study(STUDY, [diagnostic()], tmp_path / "s", resume=True, say=quiet)
+    assert len(calls) == 24 + 2
+    assert without_time(report([tmp_path / "s"])) == without_time(report([done[0]]))
+
+
+def test_arms_and_seeds_can_be_added_and_what_was_frozen_stays(done, tmp_path):
+    shutil.copytree(done[0], tmp_path / "s")
+    before = json.loads((tmp_path / "s" / "frozen.json").read_text())["which-way-round/ner"]
+    said = []
+    more = replace(STUDY, arms=("causal", "unmask:above-1/2"), seeds=(0, 2))
+    run_study(more, [diagnostic()], tmp_path / "s", resume=True, say=said.append)
+    assert said[0] == "6 runs, 1 of them done"  # 2 rates of the new arm; of 4 reported runs one is there
+    after = json.loads((tmp_path / "s" / "frozen.json").read_text())["which-way-round/ner"]
+    assert {name: after[name] for name in before} == before and "unmask:above-1/2" in after
+    names = {one["name"]: one["seeds"] for one in report([tmp_path / "s"])["conditions"][0]["arms"]}
+    assert names["causal"] == [0, 1, 2] and names["unmask:above-1/2"] == [0, 2] and names["repeated"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "tiny-llama"}, "model was 'tiny-gpt2', now 'tiny-llama'"),
+        ({"learning_rates": (1e-3,)}, "learning_rates was"),
+        ({"plan": replace(PLAN, max_steps=3)}, "plan was"),
+    ],
+)
+def test_another_study_in_the_same_folder_is_refused(done, change, message):
+    with pytest.raises(TrainingError, match=message):
+        run_study(replace(STUDY, **change), [diagnostic()], done[0], resume=True, say=quiet)
+
+
+def test_other_examples_of_the_same_name_are_refused(done):
+    with pytest.raises(TrainingError, match="examples of which-way-round/ner are not those"):
+        run_study(STUDY, [diagnostic(9)], done[0], resume=True, say=quiet)
+
+
+def test_a_folder_in_use_or_begun_needs_resume_or_another_name(done, tmp_path):
+    with pytest.raises(TrainingError, match="holds a study already"):
+        run_study(STUDY, [diagnostic()], done[0], say=quiet)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(TrainingError, match="not empty and holds no study"):
+        run_study(STUDY, [diagnostic()], tmp_path, say=quiet)
+    from filelock import FileLock
+
+    with FileLock(done[0] / ".lock"), pytest.raises(TrainingError, match="another process is at work"):
+        run_study(STUDY, [diagnostic()], done[0], resume=True, say=quiet)
+
+
+def test_a_run_that_fails_is_noted_and_the_others_go_on(tmp_path):
+    study = replace(STUDY, arms=("causal", "unmask:7"), learning_rates=(1e-3,), seeds=(0,))  # the model has 2 layers
+    failures = run_study(study, [diagnostic()], tmp_path / "s", say=quiet)
+    assert list(failures) == ["runs/which-way-round--ner/unmask-7/size-all/seed-0"]
+    assert "has layers 0 to 1" in next(iter(failures.values()))
+    assert json.loads((tmp_path / "s" / "failures.json").read_text()) == failures
+    assert [one["name"] for one in report([tmp_path / "s"])["conditions"][0]["arms"]] == ["causal"]
+
+
+def test_smaller_training_sets_lie_in_larger_ones_and_make_a_curve(tmp_path):
+    condition = diagnostic()
+    small, large = ({each.id for each in condition.smaller(n)} for n in (4, 8))
+    assert len(small) == 4 and small < large and condition.smaller(None) == condition.train
+    study = replace(STUDY, arms=("causal", "bidirectional"), learning_rates=(1e-3,), sizes=(4, None))
+    run_study(study, [condition], tmp_path / "s", say=quiet)
+    (curve,) = [each for each in report([tmp_path / "s"])["curves"] if each["kind"] == "size"]
+    assert {name: [x for x, _ in points] for name, points in curve["lines"].items()} == {
+        "causal": [4, 12], "bidirectional": [4, 12]
+    }  # fmt: skip
+
+
+# -- a report of runs that were made up: what is planted must be found, and nothing else -------------------------------
+
+
+def made_up(folder: Path, chances: dict[str, float], seeds=5, n=400):
+    """A study whose runs are right with these chances, in points."""
+    import random
+
+    facts = {"name": "invented/classify", "task": "classify", "n_train": 10, "n_dev": 10, "n_test": n}
+    plan = {"epochs": 1, "max_steps": None, "batch_size": 8, "gradient_accumulation": 1, "dtype": "float32"}
+    study = {
+        "model": "none", "method": "full", "learning_rates": [1e-3], "arms": list(chances), "sizes": [None],
+        "seeds": list(range(seeds)), "plan": plan,
+    }  # fmt: skip
+    folder.mkdir()
+    (folder / "study.json").write_text(json.dumps({"study": study, "conditions": [facts]}))
+    rates = {name: {"learning_rate": 1e-3, "dev": {}} for name in chances}
+    (folder / "frozen.json").write_text(json.dumps({"invented/classify": rates}))
+    for name, chance in chances.items():
+        for seed in range(seeds):
+            rng = random.Random(f"{name} {seed}")
+            run = folder / "runs" / "invented--classify" / mask_effect.folders.slug(name) / "size-all" / f"seed-{seed}"
+            run.mkdir(parents=True)
+            lines = [{"id": str(i), "group": "", "correct": int(rng.random() < chance / 100)} for i in range(n)]
+            (run / "judged.test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            metrics = {
+                "metric": "accuracy", "baselines": {}, "mask": {"measured": "causal"}, "seconds": 1.0, "steps": 5,
+                "data_order": str(seed),
+            }  # fmt: skip
+            (run / "metrics.json").write_text(json.dumps(metrics))
+            (run / "trainer_state.json").write_text(
+                json.dumps({"log_history": [{"step": 5, "accuracy": chance / 100}]})
+            )
+    return folder
+
+
+def test_a_planted_gain_is_reported_as_one_and_a_planted_null_is_not(tmp_path):
+    chances = {"causal": 60.0, "bidirectional": 72.0, "repeated": 60.0, "mntp:10": 45.0, "next:10": 60.0}
+    found = report([made_up(tmp_path / "s", chances)])
+    gaps = {one["name"]: one.get("difference") for one in found["conditions"][0]["arms"]}
+    assert gaps["bidirectional"]["low"] > 5 and gaps["bidirectional"]["high"] < 19
+    assert gaps["repeated"]["low"] < 0 < gaps["repeated"]["high"]
+    assert gaps["mntp:10"]["high"] < -8
+    told = "\n".join(found["words"])
+    assert "**Removing the mask, and nothing else,** helps in 1 of 1 (invented/classify +1" in told
+    assert "It shows no clear difference in 1 of 1 (invented/classify" in told
+    assert "**After 10 steps of MNTP** the unmasked model harms in 1 of 1" in told
+    assert "as many steps of next-token prediction it is worse in 1 of 1" in told
+    assert "borne out in 1" in told
+
+
+def test_one_arm_alone_has_a_table_and_no_figure_of_differences(tmp_path):
+    found = report([made_up(tmp_path / "s", {"causal": 60.0})])
+    files = written(found, tmp_path / "out", "mine")
+    assert [file.name for file in files] == ["mine.md", "mine.json", "mine-curve-1.svg"]
+    assert "was not measured" in files[0].read_text()
+
+
+def test_arms_that_saw_other_rows_are_not_compared(tmp_path):
+    folder = made_up(tmp_path / "s", {"causal": 50.0, "bidirectional": 50.0}, seeds=2)
+    file = next(folder.glob("runs/*/bidirectional/*/seed-1/metrics.json"))
+    file.write_text(file.read_text().replace('"data_order": "1"', '"data_order": "other"'))
+    with pytest.raises(TrainingError, match="seed 1: bidirectional and causal did not see the same rows"):
+        report([folder])
+
+
+def test_a_folder_without_a_finished_run_has_no_report(tmp_path):
+    with pytest.raises(TrainingError, match="holds no study"):
+        report([tmp_path])
+    folder = made_up(tmp_path / "s", {"causal": 50.0})
+    shutil.rmtree(folder / "runs")
+    with pytest.raises(TrainingError, match="no run of the arm causal has been scored"):
+        report([folder])
+
+
+# -- arms and conditions -----------------------------------------------------------------------------------------------
+
+
+def test_arms_are_named_as_they_are_run():
+    assert arm("mntp:40").seeing == {"mask": "bidirectional", "layers": "all", "readings": 1}
+    assert arm("next:40").mask == "causal" and arm("next:40").steps == 40
+    assert arm("repeated").readings == 2 and arm("repeated:3").readings == 3
+    assert arm("unmask:middle-third").layers == "middle-third"
+    assert arm("mntp").name == "mntp:200"
+    assert arm("encoder:bert-mini").model == "bert-mini"
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("causal", "upside-down"), "the arm is 'upside-down'; give causal, "),
+        (("bidirectional",), "causal must be among them"),
+        (("causal", "mntp", "mntp:200"), "one is there twice"),
+        (("causal", "mntp:many"), "the arm is 'mntp:many'"),
+    ],
+)
+def test_arms_that_cannot_be_compared_are_refused(names, message):
+    with pytest.raises(DataError, match=message):
+        arms(names)
+
+
+def test_one_file_is_dealt_by_its_groups_and_always_in_the_same_way(tmp_path):
+    from labkit.datasets.squad import write_squad
+
+    file = write_squad(tmp_path / "mine.json", read("qa", "field-notes", "train")[:120])
+    first, last = conditions([f"qa:{file}"])
+    assert (first.name, last.name) == ("mine/question-first", "mine/question-last")
+    assert [each.id for each in first.test] == [each.id for each in conditions([f"qa:{file}"])[1].test]
+    sides = [{each.group for each in side} for side in (first.train, first.dev, first.test)]
+    assert not (sides[0] & sides[1] or sides[0] & sides[2] or sides[1] & sides[2])
+    assert 0.15 < len(first.test) / 120 < 0.35
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        (["embed:field-notes"], "embed has no score that is made of single examples"),
+        (["ner"], "names no data"),
+        (["ner:field-notes", "ner:field-notes"], "two data sets are called field-notes/ner"),
+        (["ner:a.conll,b.conll"], "names 2 files; give one, or three"),
+        (["dance:field-notes"], "the task is 'dance'"),
+    ],
+)
+def test_data_that_cannot_be_compared_on_are_refused(sources, message):
+    with pytest.raises(DataError, match=message):
+        conditions(sources)

@@ -1,0 +1,96 @@
+"""Scores as ratios of sums, and the interval of a difference: against other implementations and planted effects."""
+
+import numpy as np
+import pytest
+
+from labkit.bench.paired import Counted, counted, difference, mean
+from labkit.datasets.embedded import read
+from labkit.datasets.tags import to_bio
+from labkit.errors import DataError
+from labkit.tasks import ner, ner_counts, qa, qa_scores
+
+
+def runs(chances, seeds=5, examples=300, group=1, rng=None, shift=0.0):
+    """Right or wrong by the chance of each example, the same for all seeds but for a shift of each seed."""
+    rng = rng or np.random.default_rng(0)
+    per_seed = rng.normal(0, shift, size=(seeds, 1))
+    right = rng.random((seeds, examples)) < np.clip(chances + per_seed, 0, 1)
+    ids = tuple(str(i) for i in range(examples))
+    return Counted(
+        tuple(range(seeds)), right.astype(float), np.ones_like(right, float), np.arange(examples) // group, ids
+    )
+
+
+def test_counts_of_entities_add_up_to_the_f1_of_seqeval():
+    sentences = read("ner", "field-notes", "dev")[:60]
+    rng = np.random.default_rng(1)
+    tags = ["O", "B-PER", "I-PER", "B-ORG", "B-LOC", "I-LOC"]
+    said = [
+        to_bio([t if rng.random() < 0.8 else str(rng.choice(tags)) for t in each.tags], "BIO") for each in sentences
+    ]
+    tagged = [
+        ner.Tagged(each.id, tuple(s), tuple(s), (None,) * len(s), tuple(ner.entities_in(each.spans, s)), ())
+        for each, s in zip(sentences, said, strict=True)
+    ]
+    lines = ner_counts.judged(sentences, tagged)
+    expected = ner.scores(sentences, said)
+    assert counted({0: lines}, "ner").scores[0] == pytest.approx(expected["f1"], abs=1e-12)
+    for kind, of_kind in expected["by_kind"].items():
+        assert counted({0: lines}, "ner", kind).scores[0] == pytest.approx(of_kind["f1"], abs=1e-12)
+
+
+def test_lines_of_questions_have_the_official_scores_as_their_means():
+    questions = read("qa", "field-notes", "dev")[:50]
+    rng = np.random.default_rng(2)
+    said = []
+    for each in questions:
+        text = each.answers[0].text if each.answers and rng.random() < 0.5 else " ".join(each.context.split()[:3])
+        said.append(qa.Prediction(each.id, text if rng.random() < 0.8 else "", 0, 0, 1.0, (), 0.0))
+    lines, expected = qa_scores.judged(questions, said), qa_scores.scores(questions, said)
+    for name in ("f1", "exact_match"):
+        assert np.mean([line[name] for line in lines]) == pytest.approx(expected[name])
+    assert 100 * counted({3: lines}, "qa").scores[0] == pytest.approx(expected["f1"])
+    assert all((line["position"] is None) == (not line["answerable"]) for line in lines)
+
+
+def test_a_planted_effect_is_found_with_its_size():
+    rng = np.random.default_rng(3)
+    hard = rng.random(600) * 0.6
+    found = difference(runs(hard + 0.2, examples=600, rng=rng), runs(hard, examples=600, rng=rng))
+    assert found.differs and found.low < 0.2 < found.high and found.high - found.low < 0.12
+    assert found.mean == pytest.approx(0.2, abs=0.05)
+
+
+@pytest.mark.parametrize(("seeds", "group"), [(5, 1), (3, 4)])
+def test_a_planted_null_is_not_found_more_often_than_chance_allows(seeds, group):
+    rng = np.random.default_rng(4)
+    false = 0
+    for _ in range(150):
+        hard = np.repeat(rng.random(120 // group), group)  # what is hard in a group is hard for both arms
+        one, other = (runs(hard, seeds, 120, group, rng, shift=0.05) for _ in range(2))
+        false += difference(one, other, draws=400).differs
+    assert false <= 15  # of 150; 5 % are 7.5, and 15 or fewer come up with a chance of 99.5 %
+
+
+def test_one_seed_has_a_difference_and_no_interval():
+    one, other = runs(np.full(50, 0.9), seeds=1, examples=50), runs(np.full(50, 0.1), seeds=1, examples=50)
+    found = difference(one, other)
+    assert found.mean > 0.5 and found.low is None and not found.differs
+    assert mean(one).low is None
+
+
+def test_only_shared_seeds_are_compared():
+    one, other = runs(np.full(80, 0.5), seeds=5, examples=80), runs(np.full(80, 0.5), seeds=3, examples=80)
+    assert difference(one, other).seeds == 3
+
+
+def test_arms_judged_on_other_examples_are_not_compared():
+    with pytest.raises(DataError, match="different examples"):
+        difference(runs(np.full(50, 0.5), examples=50), runs(np.full(60, 0.5), examples=60))
+
+
+def test_the_interval_of_the_mean_is_students():
+    above = np.array([[0.6], [0.7], [0.8]])
+    found = mean(Counted((0, 1, 2), above, np.ones((3, 1)), np.zeros(1, int), ("a",)))
+    assert found.mean == pytest.approx(0.7)
+    assert found.high - found.mean == pytest.approx(4.302653 * 0.1 / 3**0.5, rel=1e-5)
