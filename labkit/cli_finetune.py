@@ -59,6 +59,12 @@ PLAN: dict[str, tuple[Any, Any]] = {
     "epochs": (Annotated[float | None, typer.Option(help="Passes over the training rows.")], None),
     "max_steps": (MaxSteps, None),
     "batch_size": (BatchSize, None),
+    "batch_tokens": (
+        Annotated[
+            int | None, typer.Option(help="With --packing: as many rows as fit, instead of --batch-size.", min=1)
+        ],
+        None,
+    ),
     "eval_batch_size": (Annotated[int | None, typer.Option(help="Rows per pass in evaluations.", min=1)], None),
     "gradient_accumulation": (Annotated[int | None, Accumulation.__metadata__[0]], None),
     "learning_rate": (Annotated[float | None, typer.Option(help="Peak learning rate.")], None),

@@ -22,8 +22,9 @@ from labkit.errors import DataError, HeadError, TrainingError
 from labkit.heads import head_in
 from labkit.run_folder import RunFolder, read_json
 from labkit.tasks.crossvalidate import crossvalidate
-from labkit.tasks.finetune import beats_baselines, finetune, require_apart
+from labkit.tasks.finetune import beats_baselines, finetune, numbers, require_apart
 from labkit.tasks.in_force import put_mask_in_force
+from labkit.tasks.order import trained_order
 from labkit.tasks.pipeline import pipeline, predict_file
 from labkit.tasks.plans import Plan
 from labkit.tasks.recipes import RECIPES, Options
@@ -76,7 +77,8 @@ def done(tmp_path_factory):
 def test_a_run_leaves_a_model_its_card_predictions_and_metrics(done, task):
     metrics, folder = done(task)
     assert read_json(folder / "metrics.json") == json.loads(json.dumps(metrics))
-    assert metrics["mask"] == {"asked": "bidirectional", "measured": "bidirectional", "window": "keep", "layers": "all"}
+    asked = {"asked": "bidirectional", "window": "keep", "layers": "all", "readings": 1}
+    assert metrics["mask"] == asked | {"measured": "bidirectional"}
     assert metrics["steps"] == 6 and metrics["best_step"] in (2, 4, 6)
     assert metrics["metric"] in metrics["dev"] and metrics["metric"].removeprefix("best_") in metrics["test"]
     for side in ("dev", "test"):
@@ -490,3 +492,83 @@ def test_sides_from_files_that_number_their_documents_are_not_taken_for_one(tmp_
         (tmp_path / f"{side}.conll").write_text(lines)
     files = {f"{side}_file": str(tmp_path / f"{side}.conll") for side in names}
     require_apart(*sides("ner", **files))
+
+
+# -- packed rows, and the controls of comparisons ----------------------------------------------------------------------
+
+
+def losses(folder) -> list[float]:
+    return [entry["loss"] for entry in read_json(folder / "trainer_state.json")["log_history"] if "loss" in entry]
+
+
+@pytest.mark.parametrize("task", RECIPES)
+def test_packed_batches_have_the_losses_and_scores_of_the_same_batches_padded(task, tmp_path, monkeypatch):
+    head = {"dropout": 0.0}
+    packed = run(task, tmp_path / "packed", packing=True, head=head)
+    monkeypatch.setattr(
+        "labkit.tasks.finetune.trained_order", lambda *a, packed, **b: trained_order(*a, packed=True, **b)
+    )
+    padded = run(task, tmp_path / "padded", head=head)
+    assert (packed["packing"], padded["packing"]) == (True, False)
+    assert packed["data_order"] == padded["data_order"]
+    assert losses(tmp_path / "packed") == pytest.approx(losses(tmp_path / "padded"), abs=1e-4)
+    assert numbers(packed["test"]) == pytest.approx(numbers(padded["test"]), abs=1e-3, nan_ok=True)
+
+
+def test_batches_of_tokens_are_packed_as_full_as_they_go(tmp_path):
+    said = []
+    plan = replace(PLAN, batch_tokens=96, max_steps=None, epochs=1.0)
+    metrics = run("ner", tmp_path / "run", plan=plan, packing=True, say=said.append)
+    lengths = [
+        RECIPES["ner"].length_of(row)
+        for row in RECIPES["ner"].features(
+            labkit.load("tiny-gpt2").tokenizer,
+            examples("ner"),
+            metrics["labels"],
+            OPTIONS["ner"].filled(RECIPES["ner"]),
+            said.append,
+        )
+    ]
+    assert sum(lengths) / 96 <= metrics["steps"] < len(lengths)
+
+
+def test_batches_of_tokens_need_packed_rows(tmp_path):
+    with pytest.raises(TrainingError, match="batches of 96 tokens are for packed rows"):
+        run("ner", tmp_path / "run", plan=replace(PLAN, batch_tokens=96))
+
+
+def test_what_cannot_be_packed_is_said_and_grouped_by_length(tmp_path, monkeypatch):
+    monkeypatch.setattr("labkit.tasks.finetune.why_not", lambda model: "its positions are odd")
+    said = []
+    metrics = run("ner", tmp_path / "run", packing=True, say=said.append)
+    assert metrics["packing"] is False
+    assert "rows are not packed but grouped by length: its positions are odd" in said
+
+
+@pytest.mark.parametrize(
+    ("choices", "measured"),
+    [
+        ({"mask": "right-to-left"}, {"asked": "right-to-left", "measured": "right-to-left", "readings": 1}),
+        ({"mask": "causal", "readings": 2}, {"asked": "causal", "measured": "causal", "readings": 2}),
+    ],
+)
+@pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-gemma3"])
+def test_controls_are_trained_and_leave_scores_and_no_model(choices, measured, model, tmp_path):
+    metrics = run("ner", tmp_path / "run", model=model, keep_model=False, packing=True, **choices)
+    assert metrics["mask"] == {"window": "keep", "layers": "all"} | measured
+    assert (tmp_path / "run" / "judged.test.jsonl").exists() and not (tmp_path / "run" / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"mask": "right-to-left"}, "a right-to-left mask is a control for comparisons"),
+        ({"mask": "causal", "readings": 2}, "a repeated input is a control for comparisons"),
+        ({"mask": "causal", "readings": 0}, "read 0 times"),
+        ({"mask": "causal", "layers": "0"}, "layers are chosen for the bidirectional mask"),
+    ],
+)
+def test_a_control_cannot_be_kept_as_a_model(choices, message, tmp_path):
+    with pytest.raises(TrainingError, match=message):
+        run("ner", tmp_path / "run", **choices)
+    assert not (tmp_path / "run").exists()

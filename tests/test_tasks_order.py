@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.tasks.order import length_grouped_order, shuffled_order
+from labkit.tasks.order import length_grouped_order, shuffled_order, token_batches
 
 
 @given(
@@ -54,3 +54,24 @@ def test_fewer_examples_than_a_batch_are_no_trouble():
     order = length_grouped_order([3, 1, 2], 8, 0)
     for number in range(4):
         assert sorted(order(k) for k in range(3 * number, 3 * number + 3)) == [0, 1, 2]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=60), st.integers(1, 100), st.integers(0, 5))
+def test_batches_of_tokens_hold_every_example_once_a_pass_and_no_more_tokens_than_fit(lengths, tokens, seed):
+    batch, count = token_batches(lengths, tokens, seed)
+    first = [batch(k) for k in range(count)]
+    assert sorted(example for each in first for example in each) == list(range(len(lengths)))
+    for each in first:
+        assert len(each) == 1 or sum(lengths[example] for example in each) <= tokens
+    for one, following in zip(first, first[1:], strict=False):  # none could have held one more
+        assert sum(lengths[example] for example in one) + lengths[following[0]] > tokens
+    assert [example for each in first for example in each] == [
+        shuffled_order(len(lengths), seed)(k) for k in range(len(lengths))
+    ]
+
+
+def test_a_batch_of_tokens_is_the_same_whoever_asks_first():
+    lengths = [3, 9, 4, 7, 5, 2, 8]
+    in_turn, _ = token_batches(lengths, 12, 3)
+    expected = [in_turn(k) for k in range(30)]
+    assert [token_batches(lengths, 12, 3)[0](k) for k in (29, 3, 0, 17)] == [expected[k] for k in (29, 3, 0, 17)]

@@ -24,14 +24,14 @@ from labkit.adapter_folders import TASK
 from labkit.adapter_folders import save as save_adapter
 from labkit.datasets import splits
 from labkit.datasets.evidence import MARKS
-from labkit.errors import DataError
+from labkit.errors import DataError, TrainingError
 from labkit.packing import why_not
 from labkit.run_folder import RunFolder, is_first_process, process_count, write_whole
 from labkit.tasks import adapters, task_card
 from labkit.tasks.in_force import in_force, require_mask
 from labkit.tasks.lm import pad_id
 from labkit.tasks.needs import measured_need, require_room
-from labkit.tasks.order import length_grouped_order, shuffled_order
+from labkit.tasks.order import trained_order
 from labkit.tasks.plans import Plan
 from labkit.tasks.recipes import Options, Recipe, by_name
 from labkit.tasks.special_tokens import add_tokens
@@ -120,9 +120,15 @@ def finetune(
         say(f"computing in {chosen.dtype}: {chosen.why}")
     metric = recipe.metric(dev, options)
     processes = process_count()
-    settings = plan.settings(len(rows), metric, dtype=chosen.dtype, tf32=chosen.tf32, processes=processes)
-    require(settings)
+    lengths = [recipe.length_of(row) for row in rows]
     packs = packing and packable(lm.model, say)
+    if plan.batch_tokens and not packs:
+        raise TrainingError(f"batches of {plan.batch_tokens:,} tokens are for packed rows, and these are not packed")
+    items, count = trained_order(
+        lengths, batch=plan.batch_size * processes, seed=plan.seed, packed=packs, tokens=plan.batch_tokens
+    )
+    settings = plan.settings(count, metric, dtype=chosen.dtype, tf32=chosen.tf32, processes=processes)
+    require(settings)
     seen = {"window": window, "layers": layers, "readings": readings, "packing": packs}
     with in_force(lm.model, mask, **seen) as measured:
         trained = adapters.trained_part(lm.model, method, rank=rank, dtype=chosen.dtype)
@@ -132,18 +138,18 @@ def finetune(
             f"{mask} mask (measured); {some / 1e6:,.1f} of {all_ / 1e6:,.1f} M parameters are trained"
         )
 
-        lengths = [recipe.length_of(row) for row in rows]
         longest = sorted(range(len(rows)), key=lambda row: -lengths[row])[: min(2, plan.batch_size)]
         collate = recipe.collator(pad_id(lm.tokenizer))
         trial = collate([{"row": row, "ids": rows[row]} for row in longest])
+        share = plan.batch_size / len(longest)
+        if plan.batch_tokens:
+            share = max(1.0, plan.batch_tokens / sum(lengths[row] for row in longest))
         need = measured_need(
-            trained, recipe.loss, trial, share=plan.batch_size / len(longest), dtype=chosen.dtype,
+            trained, recipe.loss, trial, share=share, dtype=chosen.dtype,
             gradient_checkpointing=plan.gradient_checkpointing,
         )  # fmt: skip
         say(require_room(need, trained, plan))
 
-        grouped = length_grouped_order(lengths, plan.batch_size * processes, plan.seed)
-        order = shuffled_order(len(rows), plan.seed) if packs else grouped
         run = RunFolder.open(output_dir, config, resume=resume)
 
         def measure(model: Any, examples: Sequence[Any], options: Options) -> tuple[dict[str, Any], list[Any]]:
@@ -151,8 +157,8 @@ def finetune(
 
         outcome = train(
             trained,
-            lambda k: rows[order(k)],
-            collate=collate,
+            lambda k: [rows[each] for each in items(k)],
+            collate=_of_items(collate),
             loss=recipe.loss,
             settings=settings,
             run=run,
@@ -163,7 +169,7 @@ def finetune(
         taken = settings.max_steps * settings.rows_per_step * processes
         metrics = {
             "task": task, "metric": metric, "labels": list(labels), "mask": measured, "method": method,
-            "packing": packs, "data_order": digest([order(k) for k in range(taken)]),
+            "packing": packs, "data_order": digest([each for k in range(taken) for each in items(k)]),
         }  # fmt: skip
         if is_first_process():
             with evaluating(trained) as best:
@@ -274,6 +280,11 @@ def _scored(
         found["test"], said = measure(test, options)
         write_predictions(run, "test", recipe, test, said)
     return found, options
+
+
+def _of_items(collate: Callable[[list], dict[str, Any]]) -> Callable[[list], dict[str, Any]]:
+    """The collator for items that are lists of rows (`labkit.tasks.order.trained_order`)."""
+    return lambda items: collate([{"row": item["row"], "ids": row} for item in items for row in item["ids"]])
 
 
 def _baselines(recipe: Recipe, train: Sequence[Any], dev: Sequence[Any], test: Sequence[Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -57,3 +58,47 @@ def length_grouped_order(lengths: Sequence[int], batch: int, seed: int) -> Calla
         return one_pass(number)[place]
 
     return order
+
+
+def trained_order(
+    lengths: Sequence[int], *, batch: int, seed: int, packed: bool, tokens: int | None = None
+) -> tuple[Callable[[int], list[int]], int]:
+    """(`items(k)`, how many items the first pass has): the examples that item k of a training stands for.
+
+    One example each, with rows of one length side by side unless they are packed, which saves the padding by itself; or
+    with `tokens` a whole batch of packed rows.
+    """
+    if tokens is not None:
+        return token_batches(lengths, tokens, seed)
+    order = shuffled_order(len(lengths), seed) if packed else length_grouped_order(lengths, batch, seed)
+    return lambda k: [order(k)], len(lengths)
+
+
+def token_batches(lengths: Sequence[int], tokens: int, seed: int) -> tuple[Callable[[int], list[int]], int]:
+    """(`batch(k)`, how many batches the first pass has): the examples of batch k, as many as fit into `tokens`.
+
+    They are those of `shuffled_order`, one after the other, and every pass begins a new batch; an example longer than
+    `tokens` has a batch for itself. For packed rows, whose cost is their tokens: all batches cost about the same.
+    """
+    shuffled, starts = shuffled_order(len(lengths), seed), [0]
+
+    @lru_cache(maxsize=2)
+    def one_pass(number: int) -> list[list[int]]:
+        batches: list[list[int]] = []
+        room = 0
+        for place in range(len(lengths)):
+            example = shuffled(number * len(lengths) + place)
+            if not batches or lengths[example] > room:
+                batches.append([])
+                room = tokens
+            batches[-1].append(example)
+            room -= lengths[example]
+        return batches
+
+    def batch(k: int) -> list[int]:
+        while starts[-1] <= k:
+            starts.append(starts[-1] + len(one_pass(len(starts) - 1)))
+        number = bisect_right(starts, k) - 1
+        return one_pass(number)[k - starts[number]]
+
+    return batch, len(one_pass(0))

@@ -23,6 +23,7 @@ class Plan:
     """A training, in passes over the data. `max_steps` ends it earlier.
 
     Attributes:
+        batch_tokens: a batch is as many rows as fit into so many tokens, instead of `batch_size`; for packed rows only.
         evaluate_every: steps between evaluations, which are saved too. None: 500, or one pass where that is shorter.
         patience: evaluations without a better score after which the run ends; 0 = never.
         others: as in `labkit.training_settings.Settings`.
@@ -30,6 +31,7 @@ class Plan:
 
     epochs: float = 5.0
     batch_size: int = 4
+    batch_tokens: int | None = None
     eval_batch_size: int = 8
     gradient_accumulation: int = 4
     learning_rate: float = 2e-5
@@ -47,15 +49,19 @@ class Plan:
     report_to: str = "none"
 
     def settings(self, rows: int, metric: str, *, dtype: str, tf32: bool, processes: int = 1) -> Settings:
-        """The settings of a run on `rows` rows: steps of the whole run, and the precision that was chosen."""
+        """The settings of a run on `rows` rows: steps of the whole run, and the precision that was chosen.
+
+        With `batch_tokens` the rows of the settings are batches, one to a pass.
+        """
         if not self.epochs > 0 or (self.max_steps is not None and self.max_steps < 1):
             raise TrainingError(f"epochs are {self.epochs} and max steps {self.max_steps}: both must be positive")
-        per_epoch = max(1, math.ceil(rows / (self.batch_size * self.gradient_accumulation * processes)))
-        steps = max(1, math.ceil(self.epochs * rows / (self.batch_size * self.gradient_accumulation * processes)))
+        batch_size = 1 if self.batch_tokens else self.batch_size
+        per_epoch = max(1, math.ceil(rows / (batch_size * self.gradient_accumulation * processes)))
+        steps = max(1, math.ceil(self.epochs * rows / (batch_size * self.gradient_accumulation * processes)))
         steps = min(steps, self.max_steps or steps)
         every = min(self.evaluate_every or min(EVALUATE_EVERY, per_epoch), steps)
         return Settings(
-            max_steps=steps, batch_size=self.batch_size, gradient_accumulation=self.gradient_accumulation,
+            max_steps=steps, batch_size=batch_size, gradient_accumulation=self.gradient_accumulation,
             learning_rate=self.learning_rate, schedule=self.schedule, warmup=self.warmup,
             weight_decay=self.weight_decay, beta2=self.beta2, dtype=dtype, tf32=tf32, seed=self.seed,
             evaluate_every=every, keep=self.keep, metric=metric, patience=self.patience,
