@@ -79,8 +79,11 @@ def cached_config(hub_ids: tuple[str, ...]) -> str | None:
     return next((each for each in hub_ids if isinstance(try_to_load_from_cache(each, "config.json"), str)), None)
 
 
-def read_config(folder: Path, name: str) -> PreTrainedConfig:
-    """The configuration in `folder`, if it is that of a decoder; else UnsupportedModelError or ModelError."""
+def read_config(folder: Path, name: str, with_head: bool = False) -> PreTrainedConfig:
+    """The configuration in `folder`, if it is that of a decoder, or, for a model `with_head`, of an encoder.
+
+    Else UnsupportedModelError or ModelError.
+    """
     from transformers import AutoConfig
 
     if not (folder / "config.json").is_file():
@@ -96,7 +99,7 @@ def read_config(folder: Path, name: str) -> PreTrainedConfig:
         raise UnsupportedModelError(
             f"the configuration of {name} is not one that this transformers can read: {first}"
         ) from error
-    _require_decoder(config, name)
+    _require_decoder(config, name, with_head or head_in(config) is not None)
     return config
 
 
@@ -163,7 +166,8 @@ def read_model(
         raise ModelError(f"{name} could not be loaded with attn={attn!r}: {first}") from error
     new = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     body = f"{model.base_model_prefix}."
-    if lost := [weight for weight in new if weight.startswith(body)]:
+    # the pooler of an encoder is not used, and many are saved without one
+    if lost := [weight for weight in new if weight.startswith(body) and not weight.startswith(f"{body}pooler.")]:
         raise ModelError(
             f"{name} lacks {len(lost)} weights of its model, or has them in another shape, the first is {lost[0]}; "
             "save or download it again"
@@ -199,13 +203,16 @@ def read_tokenizer(folder: Path, name: str) -> tuple[Any, str]:
     return tokenizer, ""
 
 
-def _require_decoder(config: PreTrainedConfig, name: str) -> None:
-    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+def _require_decoder(config: PreTrainedConfig, name: str, with_head: bool) -> None:
+    """An encoder may have a head of labkit, to be compared with; there is nothing to convert in it."""
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
     kind = f"{name} is a {config.model_type} model"
     if config.is_encoder_decoder:
         raise UnsupportedModelError(f"{kind}, an encoder-decoder; labkit takes decoders such as GPT-2, Gemma or Llama")
     # BERT and its kin are also registered as causal models, for the decoder half of a translation model
+    if with_head and _concrete_class(AutoModel, config) is not None:
+        return
     masked = _concrete_class(AutoModelForMaskedLM, config) is not None and not getattr(config, "is_decoder", False)
     if masked or _concrete_class(AutoModelForCausalLM, config) is None:
         raise UnsupportedModelError(

@@ -107,6 +107,13 @@ class _Wanted:
     device: str
     task: str | Head | None
 
+    @property
+    def has_head(self) -> bool:
+        """Whether a head of labkit was asked for."""
+        from labkit.heads import TASKS, Head
+
+        return isinstance(self.task, Head) or self.task in TASKS
+
 
 def _load_folder(
     folder: Path, name: str, source: str, licence: str, wanted: _Wanted, *, tokenizer: Any = None
@@ -114,7 +121,7 @@ def _load_folder(
     """The model in `folder`, with its own tokenizer unless one is given."""
     from labkit import hub_models, memory
 
-    config = hub_models.read_config(folder, name)
+    config = hub_models.read_config(folder, name, with_head=wanted.has_head)
     kind, config = hub_models.class_for(config, wanted.task, name)
     attn, remarks = _choose_attention(kind, config, wanted.attn, name)
     hub_models.require_weights(folder, name)
@@ -151,7 +158,7 @@ def _load_from_hub(name: str, hub_ids: tuple[str, ...], licence: str | None, wan
     except HubUnreachableError as error:
         close = [each for each in closest_names(name) if each != name]
         raise HubUnreachableError(f"{error}; similar names: {', '.join(close)}" if close else str(error)) from error
-    config = hub_models.read_config(folder, name)
+    config = hub_models.read_config(folder, name, with_head=wanted.has_head)
     kind, config = hub_models.class_for(config, wanted.task, name)
     _choose_attention(kind, config, wanted.attn, name)
     parameters = memory.configured_parameters(config, kind)

@@ -16,6 +16,8 @@ from labkit.datasets.embedded import read
 from labkit.errors import DataError, TrainingError
 from labkit.tasks.plans import Plan
 
+pytestmark = pytest.mark.training
+
 ARMS = ("causal", "bidirectional", "repeated", "right-to-left", "mntp:2", "unmask:below-1/2")
 PLAN = Plan(batch_size=4, gradient_accumulation=1, max_steps=2, patience=0)
 STUDY = Study("tiny-gpt2", arms=ARMS, learning_rates=(1e-3, 3e-3), seeds=(0, 1), plan=PLAN, max_length=96)
@@ -330,3 +332,32 @@ def test_one_file_is_dealt_by_its_groups_and_always_in_the_same_way(tmp_path):
 def test_data_that_cannot_be_compared_on_are_refused(sources, message):
     with pytest.raises(DataError, match=message):
         conditions(sources)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """A tiny BERT in a folder as a hub lays it out, with a tokenizer; without a pooler, as many are."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    import labkit
+
+    folder, tokenizer = tmp_path_factory.mktemp("hub") / "bert-tiny", labkit.load("tiny-gpt2").tokenizer
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_an_encoder_can_be_an_arm(encoder, method, tmp_path):
+    study = replace(STUDY, arms=("causal", f"encoder:{encoder}"), learning_rates=(1e-3,), seeds=(0,), method=method)
+    assert run_study(study, [diagnostic()], tmp_path / "s", say=quiet) == {}
+    causal, other = report([tmp_path / "s"])["conditions"][0]["arms"]
+    assert other["measured_mask"] == ["bidirectional"] and "difference" in other
+    assert causal["measured_mask"] == ["causal"]
+
+
+def test_a_decoder_is_no_encoder(tmp_path):
+    study = replace(STUDY, arms=("causal", "encoder:tiny-llama"), learning_rates=(1e-3,), seeds=(0,))
+    (failure,) = run_study(study, [diagnostic()], tmp_path / "s", say=quiet).values()
+    assert "the mask was to be encoder, and the one measured is causal" in failure

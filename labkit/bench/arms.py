@@ -64,7 +64,7 @@ def arm(name: str) -> Arm:
     if kind == "unmask" and detail:
         return Arm(name, "bidirectional", detail)
     if kind == "encoder" and detail:
-        return Arm(name, "bidirectional", model=detail)
+        return Arm(name, "encoder", model=detail)
     forms = (
         "causal, bidirectional, mntp:STEPS, mlm:STEPS, next:STEPS, repeated, right-to-left, unmask:WHICH, encoder:MODEL"
     )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from labkit.anatomy import find_decoder
+from labkit.anatomy import decoder_or_none
 from labkit.errors import MissingPackageError, TrainingError
 
 METHODS = ("full", "lora", "frozen")
@@ -67,7 +67,9 @@ def trainable(model: Any) -> tuple[int, int]:
 
 
 def _matrices(model: Any) -> list[str]:
-    """The full names of the matrices in the layers; a head that is a matrix too is not among them."""
-    inside = {id(module) for layer in find_decoder(model).layers for module in layer.modules()}
+    """The full names of the matrices in the layers (of an encoder: in its body); a head is not among them."""
+    decoder = decoder_or_none(model)
+    layers = [model.backbone] if decoder is None else decoder.layers
+    inside = {id(module) for layer in layers for module in layer.modules()}
     kinds = (torch.nn.Linear, Conv1D)
     return [name for name, module in model.named_modules() if isinstance(module, kinds) and id(module) in inside]

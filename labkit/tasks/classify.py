@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from labkit.anatomy import find_decoder
+from labkit.anatomy import decoder_or_none
 from labkit.datasets.examples import Labelled
 from labkit.errors import DataError, MissingPackageError
 from labkit.heads import head_in
@@ -281,8 +281,8 @@ def _probabilities(output: Any) -> Float[Tensor, "batch labels"]:
 
 def _require_positions(model: Any, longest: int) -> None:
     """A model that looks its positions up in a table (GPT-2) ends with an index error beyond it; say so instead."""
-    decoder = find_decoder(model)
-    if decoder.has_learned_positions and longest > decoder.config.max_position_embeddings:
+    decoder = decoder_or_none(model)
+    if decoder is not None and decoder.has_learned_positions and longest > decoder.config.max_position_embeddings:
         limit = decoder.config.max_position_embeddings
         raise DataError(
             f"a text has {longest:,} tokens, and the model has {limit:,} positions: set max_length to {limit}"

@@ -21,7 +21,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from labkit.anatomy import find_decoder
 from labkit.datasets.examples import Labelled, Pair
 from labkit.errors import DataError, HeadError, ObjectiveError
 from labkit.tasks.classify import frame, padded, run_by_length
@@ -71,7 +70,7 @@ def encode(
     rows = [ids for ids, _ in framed]
     found = run_by_length(model, rows, _vectors, pad_id=pad_id(tokenizer), batch_size=batch_size, what="encode")
     if not found:
-        return np.zeros((0, find_decoder(model).config.hidden_size), np.float32)
+        return np.zeros((0, model.config.get_text_config().hidden_size), np.float32)
     return torch.stack(found).numpy()
 
 

@@ -4,6 +4,7 @@ bidirectional    the causal mask removed, in all layers or some
 causal           the model as it is
 right-to-left    a control: every token sees itself and what follows. As much context as causal, from the other side,
                  and as foreign to the pretrained weights as bidirectional
+encoder          another model, bidirectional as it comes: it is measured, and nothing is changed in it
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from labkit.masks import Mask, causal, sliding_window
 from labkit.packing import packed
 from labkit.repetition import repeated
 
-MASKS = ("bidirectional", "causal", "right-to-left")
-LASTING = ("bidirectional", "causal")  # a saved model can have these; others end with the block they are in force in
+MASKS = ("bidirectional", "causal", "right-to-left", "encoder")
+LASTING = ("bidirectional", "causal", "encoder")  # a saved model can have these; others end with their block
 MEASURED = 12  # tokens on which a mask that has no name is compared, cell by cell
 
 
@@ -50,7 +51,7 @@ def put_mask_in_force(model: Any, mask: str, window: str = "keep", layers: str =
     if mask == "bidirectional":
         labkit.to_bidirectional(model, window=window, layers=chosen)
     report = labkit.audit(model, quick=True)
-    if chosen is None and report.verdict != mask:
+    if chosen is None and report.verdict != ("bidirectional" if mask == "encoder" else mask):
         raise TrainingError(f"the mask was to be {mask}, and the one measured is {report.verdict}: nothing was trained")
     return {"asked": mask, "measured": report.verdict, "window": window, "layers": layers}
 
