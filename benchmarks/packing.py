@@ -6,8 +6,9 @@
     python benchmarks/packing.py --quick          (a tiny model, seconds, nothing is written)
 
 Arms, of one bidirectional model: `plain`, shuffled batches, padded to their longest row; `grouped`, batches of nearly
-one length (`labkit.tasks.order`); `packed`, the batches of `plain` under `labkit.packing.packed`; `packed_grouped`,
-those of `grouped` under it. Length mixes: short texts (NER: WNUT 17) and long ones (QA: XQuAD) from DIR, which holds
+one length (`labkit.tasks.order`); `packed`, the batches of `plain` under `labkit.packing.packed`; `full`, packed
+too, but as many of the shuffled rows in each batch as fit into the slots that a batch of `plain` takes, real or not:
+about the same memory, more texts per step (`labkit train --packing --batch-tokens`). Length mixes: short texts (NER: WNUT 17) and long ones (QA: XQuAD) from DIR, which holds
 `wnut17/wnut17train.conll` and `xquad_en/xquad.en.json`; without it, those of Field Notes.
 """
 
@@ -25,12 +26,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or
 
 from benchmarks import machine  # noqa: E402
 
-ARMS = ("plain", "grouped", "packed", "packed_grouped")
+ARMS = ("plain", "grouped", "packed", "full")
 FILES = {"ner": "wnut17/wnut17train.conll", "qa": "xquad_en/xquad.en.json"}
 LORA = ("gemma3-270m",)  # too large here to be trained whole
 NOTES = (
     "tokens_per_second: real tokens (no padding) in `steps` training steps (forward, backward, AdamW) of `batch_size` "
-    "rows, over their seconds, once per round; the arms take turns step by step, and one round warms up. ratios: of "
+    "rows (`full`: of as many as fit into slots_per_batch), over their seconds, once per round; the arms take turns step by step, and one round warms up. ratios: of "
     "two arms within one round, above 1 = the first was faster. slots_per_token: token slots that the layers computed "
     "per real token, which does not depend on the machine. The machine was shared with other work: trust the ratios "
     "rather than the tokens per second. whole_run: `labkit.training.train` on the same rows, plain and packed: "
@@ -48,7 +49,7 @@ class Mix:
         from labkit.datasets import embedded, readers
         from labkit.tasks import adapters
         from labkit.tasks.lm import pad_id
-        from labkit.tasks.order import length_grouped_order, shuffled_order
+        from labkit.tasks.order import length_grouped_order, shuffled_order, token_batches
         from labkit.tasks.recipes import Options, by_name
 
         self.torch, self.recipe, self.options = torch, by_name(task), options
@@ -59,7 +60,7 @@ class Mix:
         chosen = Options().filled(self.recipe)
         labels = self.recipe.labels(examples)
         head = self.recipe.head(labels, chosen, dropout=0.0, backbone_dropout=0.0)
-        method = "lora" if options.model in LORA else "full"
+        method = options.method or ("lora" if options.model in LORA else "full")
         with torch.random.fork_rng():
             torch.manual_seed(options.seed)
             lm = labkit.load(options.model, task=head, dtype="float32" if method == "full" else options.dtype)
@@ -73,7 +74,13 @@ class Mix:
         self.collate = self.recipe.collator(pad_id(lm.tokenizer))
         shuffled = shuffled_order(len(self.rows), options.seed)
         grouped = length_grouped_order(lengths, options.batch_size, options.seed)
-        self.order = {"plain": shuffled, "packed": shuffled, "grouped": grouped, "packed_grouped": grouped}
+        self.order = {"plain": shuffled, "packed": shuffled, "grouped": grouped}
+        batches = [
+            [lengths[shuffled(number * options.batch_size + k)] for k in range(options.batch_size)]
+            for number in range(50)
+        ]
+        self.slots = sum(max(each) for each in batches) * options.batch_size // len(batches)  # of a batch of plain
+        self.full, _ = token_batches(lengths, self.slots, options.seed)
         ordered = sorted(lengths)
         self.lengths = {"rows": len(ordered), "median": ordered[len(ordered) // 2], "max": ordered[-1]}
         self.optimiser = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-5)
@@ -81,7 +88,7 @@ class Mix:
 
     def batch(self, arm: str, number: int) -> dict:
         size = self.options.batch_size
-        chosen = [self.order[arm](number * size + k) for k in range(size)]
+        chosen = self.full(number) if arm == "full" else [self.order[arm](number * size + k) for k in range(size)]
         return self.collate([{"row": row, "ids": self.rows[row]} for row in chosen])
 
     def step(self, arm: str, batch: dict) -> None:
@@ -93,7 +100,7 @@ class Mix:
     def running(self, arm: str):
         from labkit.packing import packed
 
-        return packed(self.model) if arm.startswith("packed") else nullcontext()
+        return packed(self.model) if arm in ("packed", "full") else nullcontext()
 
     def autocast(self):
         """As the training does it (`labkit.training`)."""
@@ -130,7 +137,7 @@ def timed(mix: Mix, steps: int, rounds: int) -> dict:
         if number:  # the first round warms up
             for arm in ARMS:
                 rates[arm].append(round(tokens[arm] / seconds[arm], 1))
-    pairs = (("packed", "plain"), ("grouped", "plain"), ("packed", "grouped"), ("packed_grouped", "grouped"))
+    pairs = (("packed", "plain"), ("grouped", "plain"), ("packed", "grouped"), ("full", "plain"), ("full", "grouped"))
     ratios = {
         f"{a}/{b}": machine.spread([round(x / y, 4) for x, y in zip(rates[a], rates[b], strict=True)]) for a, b in pairs
     }
@@ -180,6 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="gpt2-mini")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--method", choices=("full", "lora"), help="default: LoRA for Gemma")
     parser.add_argument("--tasks", nargs="+", choices=tuple(FILES), default=list(FILES))
     parser.add_argument("--data", type=Path, help="a folder with the two data sets (default: those of Field Notes)")
     parser.add_argument("--batch-size", type=int, default=16, help="rows of a step (default 16)")
@@ -201,6 +209,7 @@ def main() -> None:
     for task in options.tasks:
         mix = Mix(task, options)
         found = {"lengths": mix.lengths, **timed(mix, options.steps, options.rounds)}
+        found["slots_per_batch"] = mix.slots
         found["slots_per_token"] = {arm: mix.slots_per_token(arm, options.steps) for arm in ARMS}
         ratios = ", ".join(f"{name} {each['median']:.2f}" for name, each in found["ratios"].items())
         print(
@@ -214,7 +223,7 @@ def main() -> None:
             )
         results[task] = found
     if not options.quick:
-        named = ("model", "dtype", "batch_size", "steps", "rounds", "seed")
+        named = ("model", "dtype", "method", "batch_size", "steps", "rounds", "seed")
         settings = {name: getattr(options, name) for name in named}
         settings |= {"data": "WNUT 17 train, XQuAD en" if options.data else "Field Notes"}
         name = options.name or f"packing_{options.model}_{options.dtype}".replace("-", "_")

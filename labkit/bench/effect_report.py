@@ -21,6 +21,7 @@ from labkit.bench import effect_words, folders
 from labkit.bench.arms import REFERENCE
 from labkit.bench.effect_data import Cell, Measured, measured
 from labkit.bench.paired import Counted, Estimate, difference, mean
+from labkit.bench.stored import differences
 from labkit.errors import TrainingError
 from labkit.run_folder import write_whole
 
@@ -55,7 +56,7 @@ def written(found: dict[str, Any], folder: Path, name: str = "report") -> list[P
     from labkit.viz.saving import save
 
     folder.mkdir(parents=True, exist_ok=True)
-    forest = _forest(found)
+    forest = differences(found["conditions"])
     figures = {f"{name}.svg": effects_svg(forest, marks=(5.0, 10.0))} if forest else {}
     for number, curve in enumerate(found["curves"], 1):
         lines = {arm: {float(x): each for x, each in points} for arm, points in curve["lines"].items()}
@@ -241,19 +242,3 @@ def _curves(one: Measured) -> list[dict[str, Any]]:
         title = f"{one.name}: how many layers are unmasked"
         found.append(common | {"kind": "layers", "title": title, "x": "share of the layers", "lines": lines})
     return found
-
-
-def _forest(found: dict[str, Any]) -> dict[str, dict[str, tuple]]:
-    """{condition: {arm: (difference, low, high)}} for the figure."""
-    many = len({each["model"] for each in found["conditions"]}) > 1
-    rows = {}
-    for each in found["conditions"]:
-        label = f"{each['name']} (n = {each['n_test']:,})" + (f", {each['model']}" if many else "")
-        gaps = {
-            one["name"]: tuple(one["difference"][key] for key in ("mean", "low", "high"))
-            for one in each["arms"]
-            if "difference" in one
-        }
-        if gaps:
-            rows[label] = gaps
-    return rows

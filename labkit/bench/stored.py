@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from labkit.errors import DataError
@@ -21,6 +22,22 @@ def mask_effects(task: str | None = None) -> list[dict[str, Any]]:
     """The conditions of all stored comparisons (`labkit.bench.effect_report`), of one task or of all."""
     found = [each for name in names() if name.startswith("mask_effect") for each in stored(name)["conditions"]]
     return [each for each in found if task in (None, each["task"])]
+
+
+def differences(conditions: Sequence[dict[str, Any]]) -> dict[str, dict[str, tuple]]:
+    """{condition: {arm: (difference to causal, low, high)}} in points, as `labkit.viz.effects_svg` draws it."""
+    many = len({each["model"] for each in conditions}) > 1
+    rows = {}
+    for each in conditions:
+        label = f"{each['name']} (n = {each['n_test']:,})" + (f", {each['model']}" if many else "")
+        gaps = {
+            one["name"]: tuple(one["difference"][key] for key in ("mean", "low", "high"))
+            for one in each["arms"]
+            if "difference" in one
+        }
+        if gaps:
+            rows[label] = gaps
+    return rows
 
 
 def names() -> list[str]:

@@ -47,6 +47,8 @@ _HOME = {  # public name -> the module that defines it
     "playground": "mask_playground",
     "attention_explorer": "explorer",
     "leak_curves_slider": "curves",
+    "effect_curves_svg": "effects",
+    "effects_svg": "effects",
     "leak_curves_svg": "curves",
     "fill_ins_clicks": "fill_ins",
     "fill_ins_svg": "fill_ins",

@@ -1,0 +1,36 @@
+"""The measured results that come with labkit."""
+
+import pytest
+
+from labkit.bench.stored import differences, mask_effects, names, stored
+from labkit.errors import DataError
+from labkit.resources import folder
+
+
+def test_every_result_can_be_read_by_its_name():
+    assert {path.stem for path in folder("results").glob("*.json")} == set(names()) and names()
+    for name in names():
+        assert isinstance(stored(name), dict)
+
+
+def test_a_result_that_is_not_there_is_an_error_that_lists_the_others():
+    with pytest.raises(DataError, match=f"there are {names()[0]}"):
+        stored("no_such_result")
+
+
+def test_stored_comparisons_have_an_interval_for_every_difference_and_name_their_seeds():
+    for each in mask_effects():
+        assert each["task"] in ("qa", "ner", "classify") and each["n_test"] > 0
+        for one in each["arms"]:
+            assert len(one["scores"]) == len(one["seeds"]) == one["n_seeds"]
+            if "difference" in one and one["difference"]["n_seeds"] > 1:
+                gap = one["difference"]
+                assert gap["low"] < gap["high"]
+
+
+def test_differences_are_named_by_condition_and_by_model_where_there_are_several():
+    arms = [{"name": "causal"}, {"name": "bidirectional", "difference": {"mean": 1.0, "low": 0.5, "high": 1.5}}]
+    one = {"name": "a/ner", "n_test": 1200, "model": "m", "arms": arms}
+    assert differences([one]) == {"a/ner (n = 1,200)": {"bidirectional": (1.0, 0.5, 1.5)}}
+    assert list(differences([one, one | {"model": "k"}])) == ["a/ner (n = 1,200), m", "a/ner (n = 1,200), k"]
+    assert differences([one | {"arms": arms[:1]}]) == {}
