@@ -72,7 +72,9 @@ def why_not(model: nn.Module) -> str | None:
     decoder = decoder_or_none(model)
     if decoder is None:
         return "it holds no decoder that labkit knows"
-    config = decoder.config
+    config, whole = decoder.config, getattr(model, "config", None)
+    if hasattr(whole, "get_text_config") and whole.get_text_config(decoder=True) is not whole:
+        return "it hands its decoder embeddings and masks of its own, as multimodal models do"
     if "position_ids" not in inspect.signature(decoder.stack.forward).parameters:
         return f"{type(decoder.stack).__name__} takes no position_ids, so texts in one row cannot each begin at 0"
     if getattr(config, "alibi", False):

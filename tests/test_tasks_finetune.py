@@ -187,7 +187,7 @@ def test_twins_differ_in_the_mask_alone(tmp_path, monkeypatch):
     seen, heads = {}, {}
 
     def watched(model, make_row, **options):
-        seen[mask] = [make_row(k).ids for k in range(24)]
+        seen[mask] = [row.ids for k in range(24) for row in make_row(k)]
         heads[mask] = model.head.weight.detach().clone()
         raise KeyboardInterrupt
 
