@@ -24,7 +24,7 @@ def mask_effect(
         list[str] | None,
         typer.Option(help="[NAME=]TASK:DATA, with embedded data, a hub name, one file or three; may be repeated."),
     ] = None,
-    arms: Annotated[str, typer.Option(help="See the list below.")] = ",".join(ARMS),
+    arms: Annotated[str, typer.Option(help="See the list above.")] = ",".join(ARMS),
     learning_rates: Annotated[str, typer.Option(help="The grid, the same for all arms.")] = "2e-4,5e-4,1e-3",
     seeds: Annotated[str, typer.Option(help="Of the runs that are reported.")] = "0,1,2,3,4",
     sizes: Annotated[str, typer.Option(help="Training examples, for a curve: 100,300,all.")] = "all",

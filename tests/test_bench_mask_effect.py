@@ -13,7 +13,7 @@ from labkit.bench.conditions import Condition, conditions
 from labkit.bench.effect_report import report, written
 from labkit.bench.mask_effect import Study, run_study
 from labkit.datasets.embedded import read
-from labkit.errors import DataError, TrainingError
+from labkit.errors import DataError, ModelError, TrainingError
 from labkit.tasks.plans import Plan
 
 pytestmark = pytest.mark.training
@@ -184,6 +184,12 @@ def test_a_folder_in_use_or_begun_needs_resume_or_another_name(done, tmp_path):
 
     with FileLock(done[0] / ".lock"), pytest.raises(TrainingError, match="another process is at work"):
         run_study(STUDY, [diagnostic()], done[0], resume=True, say=quiet)
+
+
+def test_a_model_that_is_not_there_is_an_error_before_anything_is_written(tmp_path):
+    with pytest.raises(ModelError, match="no model is called 'nope'"):
+        run_study(replace(STUDY, model="nope"), [diagnostic()], tmp_path / "s", say=quiet)
+    assert not (tmp_path / "s").exists()
 
 
 def test_a_run_that_fails_is_noted_and_the_others_go_on(tmp_path):

@@ -126,10 +126,14 @@ def run_study(
     sizes and conditions may have been added, and what is done stays.
 
     Raises:
-        DataError, TrainingError: nothing to compare, or the folder holds another study. Nothing is trained then.
+        DataError, TrainingError, ModelError: nothing to compare, the folder holds another study, or there is no such
+            model. Nothing is written then.
     """
     if not conditions:
         raise DataError("there is no data to compare the arms on")
+    import labkit
+
+    labkit.load(study.model, attn=study.attn)  # a wrong name is an error now, and not one of every run
     with folders.opened(folder, study, conditions, resume=resume) as path:
         progress = _Progress(path, study.plan, say)
         tuning = list(_tuning(study, conditions, path))
