@@ -20,7 +20,7 @@ pytestmark = pytest.mark.training
 
 ARMS = ("causal", "bidirectional", "repeated", "right-to-left", "mntp:2", "unmask:below-1/2")
 PLAN = Plan(batch_size=4, gradient_accumulation=1, max_steps=2, patience=0)
-STUDY = Study("tiny-gpt2", arms=ARMS, learning_rates=(1e-3, 3e-3), seeds=(0, 1), plan=PLAN, max_length=96)
+STUDY = Study("tiny-gpt2", arms=ARMS, learning_rates=(1e-3, 3e-3), seeds=(0, 1), plan=PLAN, max_length=64)
 
 
 def diagnostic(n=12):
@@ -268,6 +268,15 @@ def test_one_arm_alone_has_a_table_and_no_figure_of_differences(tmp_path):
     files = written(found, tmp_path / "out", "mine")
     assert [file.name for file in files] == ["mine.md", "mine.json", "mine-curve-1.svg"]
     assert "was not measured" in files[0].read_text()
+
+
+def test_what_no_arm_has_learned_is_said_and_rules_no_claim_out(tmp_path):
+    folder = made_up(tmp_path / "s", {"causal": 40.0, "bidirectional": 40.0})
+    for file in folder.glob("runs/*/*/*/*/metrics.json"):
+        file.write_text(file.read_text().replace('"baselines": {}', '"baselines": {"test": {"majority": 0.6}}'))
+    told = "\n".join(report([folder])["words"])
+    assert "**Not learned:** in invented/classify no arm is better than a baseline" in told
+    assert "The common claim" not in told
 
 
 def test_arms_that_saw_other_rows_are_not_compared(tmp_path):

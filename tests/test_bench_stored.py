@@ -33,4 +33,5 @@ def test_differences_are_named_by_condition_and_by_model_where_there_are_several
     one = {"name": "a/ner", "n_test": 1200, "model": "m", "arms": arms}
     assert differences([one]) == {"a/ner (n = 1,200)": {"bidirectional": (1.0, 0.5, 1.5)}}
     assert list(differences([one, one | {"model": "k"}])) == ["a/ner (n = 1,200), m", "a/ner (n = 1,200), k"]
+    assert list(differences([one, one])) == ["a/ner (n = 1,200)", "a/ner (n = 1,200), study 2"]
     assert differences([one | {"arms": arms[:1]}]) == {}

@@ -13,7 +13,7 @@ CLAIM = 5.0  # points: "bidirectional attention gives +5 to 10 %", found in many
 def paragraphs(found: dict[str, Any]) -> list[str]:
     """When the mask helps and by how much, what the controls say, what is not known; from the numbers alone."""
     conditions = found["conditions"]
-    told = [_removed(conditions)]
+    told = [_removed(conditions), *_unlearned(conditions)]
     told += [text for text in (_repeated(conditions), _adapted(conditions), _others(conditions)) if text]
     told += [text for text in (_diagnostic(conditions), _claim(conditions)) if text]
     return [*told, _unknown(conditions)]
@@ -56,6 +56,22 @@ def _removed(conditions: Sequence[dict]) -> str:
     if not gaps:
         return "**Removing the mask** was not measured: the arm bidirectional has no finished run."
     return f"**Removing the mask, and nothing else,** {_sorted_out(gaps)}."
+
+
+def learned(condition: dict[str, Any]) -> bool:
+    """Whether some arm is better than everything that needs no model; True where there is no such baseline."""
+    best = max(one["mean"] for one in condition["arms"])
+    return not condition["baselines"] or best > max(condition["baselines"].values())
+
+
+def _unlearned(conditions: Sequence[dict]) -> list[str]:
+    names = [each["name"] for each in conditions if not learned(each)]
+    if not names:
+        return []
+    return [
+        f"**Not learned:** in {', '.join(names)} no arm is better than a baseline that needs no model. Differences there "
+        "are between models that fail, and say nothing of the mask."
+    ]
 
 
 def _repeated(conditions: Sequence[dict]) -> str:
@@ -126,7 +142,8 @@ def _diagnostic(conditions: Sequence[dict]) -> str:
 
 
 def _claim(conditions: Sequence[dict]) -> str:
-    gaps = [gap for _, gap in _differences(conditions, "bidirectional") if gap["low"] is not None]
+    known = [each for each in conditions if learned(each)]
+    gaps = [gap for _, gap in _differences(known, "bidirectional") if gap["low"] is not None]
     if not gaps:
         return ""
     below, above = sum(gap["high"] < CLAIM for gap in gaps), sum(gap["low"] >= CLAIM for gap in gaps)

@@ -30,7 +30,7 @@ from labkit.errors import DataError, LabkitError
 from labkit.tasks.finetune import finetune
 from labkit.tasks.lm import train_lm
 from labkit.tasks.plans import Plan
-from labkit.tasks.recipes import Options
+from labkit.tasks.recipes import Options, by_name
 from labkit.training_settings import Settings
 
 TUNING_SEED = 1000  # none of those that are reported
@@ -47,7 +47,7 @@ class Study:
         sizes: of the training set, for a curve; None is all of it. The rate is that of the full size.
         plan: how long and how hard; its learning rate and seed are not used.
         method, rank, attn, window: as in `labkit.tasks.finetune.finetune`.
-        max_length: tokens per row, and how far a window for questions moves; None: the tasks' own.
+        max_length: tokens per row, with a stride of a quarter of it at most; None: the tasks' own.
         adaptation_rate, adaptation_batch, adaptation_length: of the steps in arms such as mntp:200.
     """
 
@@ -180,7 +180,11 @@ def _train(study: Study, run: Run, path: Path) -> dict[str, Any]:
     if run.arm.objective:
         start = str(_adapted(study, run, path))
     folder = path / run.folder
-    lengths = {} if study.max_length is None else {"max_length": study.max_length}
+    lengths: dict[str, int] = {}
+    if study.max_length is not None:
+        lengths["max_length"] = study.max_length
+        if "doc_stride" in (defaults := by_name(run.condition.task).defaults):
+            lengths["doc_stride"] = min(defaults["doc_stride"], study.max_length // 4)
     metrics = finetune(
         run.condition.task,
         start,

@@ -30,6 +30,8 @@ def differences(conditions: Sequence[dict[str, Any]]) -> dict[str, dict[str, tup
     rows = {}
     for each in conditions:
         label = f"{each['name']} (n = {each['n_test']:,})" + (f", {each['model']}" if many else "")
+        same = sum(known.startswith(label) for known in rows)  # another study of the same condition
+        label += f", study {same + 1}" if same else ""
         gaps = {
             one["name"]: tuple(one["difference"][key] for key in ("mean", "low", "high"))
             for one in each["arms"]
