@@ -69,8 +69,8 @@ def _unlearned(conditions: Sequence[dict]) -> list[str]:
     if not names:
         return []
     return [
-        f"**Not learned:** in {', '.join(names)} no arm is better than a baseline that needs no model. Differences there "
-        "are between models that fail, and say nothing of the mask."
+        f"**Not learned:** in {', '.join(names)} no arm is better than a baseline that needs no model. Differences "
+        "there are between models that fail, and say nothing of the mask."
     ]
 
 
