@@ -72,6 +72,20 @@ def test_measuring_leaves_the_model_as_it_was():
     assert (need.weights, need.training) == (4 * parameters, 12 * parameters)
 
 
+def test_measuring_keeps_nothing_of_the_model_alive():
+    import gc
+    import weakref
+
+    model = labkit.load("tiny-gpt2", task="question-answering", device="cpu").model
+    ids, one = torch.randint(3, 100, (1, 20)), torch.zeros(1, dtype=torch.long)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "start_positions": one, "end_positions": one}
+    measured_need(model, lambda m, b: m(**b).loss, batch, share=1.0)
+    kept = [weakref.ref(model), *(weakref.ref(p) for p in model.parameters())]
+    del model
+    gc.collect()
+    assert not any(each() is not None for each in kept)
+
+
 def test_only_what_is_trained_needs_gradients_and_moments():
     model = labkit.load("tiny-gpt2", task="question-answering", device="cpu").model
     ids, one = torch.randint(3, 100, (1, 20)), torch.zeros(1, dtype=torch.long)

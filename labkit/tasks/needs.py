@@ -65,7 +65,7 @@ def measured_need(
         if storage.data_ptr() not in own:
             kept[storage.data_ptr()] = storage.nbytes()
             alive.append(storage)  # or another tensor could get the same address
-        return tensor
+        return tensor.detach()  # a node that kept its own output would never be freed, and the model with it
 
     alive: list[Any] = []
     device = next(model.parameters()).device
