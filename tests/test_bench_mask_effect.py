@@ -169,6 +169,18 @@ def test_another_study_in_the_same_folder_is_refused(done, change, message):
         run_study(replace(STUDY, **change), [diagnostic()], done[0], resume=True, say=quiet)
 
 
+def test_a_study_of_a_version_that_knew_fewer_choices_goes_on(done, tmp_path):
+    shutil.copytree(done[0], tmp_path / "s")
+    file = tmp_path / "s" / "study.json"
+    older = json.loads(file.read_text())
+    del older["study"]["plan"]["batch_tokens"], older["study"]["window"]
+    file.write_text(json.dumps(older))
+    said = []
+    run_study(STUDY, [diagnostic()], tmp_path / "s", resume=True, say=said.append)
+    assert said == ["12 runs, 12 of them done"]  # what was tuned is frozen
+    assert json.loads(file.read_text())["study"]["window"] == "keep"
+
+
 def test_other_examples_of_the_same_name_are_refused(done):
     with pytest.raises(TrainingError, match="examples of which-way-round/ner are not those"):
         run_study(STUDY, [diagnostic(9)], done[0], resume=True, say=quiet)

@@ -45,8 +45,9 @@ def opened(folder: str | Path, study: Any, conditions: Sequence[Condition], *, r
     path.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(path / ".lock", timeout=0):
-            wanted = json.loads(json.dumps({"study": asdict(study), "conditions": [c.facts for c in conditions]}))
-            write_json(path / "study.json", wanted if begun is None else _grown(begun, wanted, path))
+            wanted = _plain({"study": asdict(study), "conditions": [c.facts for c in conditions]})
+            unsaid = _plain(asdict(type(study)(study.model)))  # what an older version did not write down yet
+            write_json(path / "study.json", wanted if begun is None else _grown(begun, wanted, unsaid, path))
             yield path
     except Timeout:
         raise TrainingError(f"another process is at work in {path}") from None
@@ -110,9 +111,15 @@ def _dev_scores(folder: Path, rates: Sequence[float]) -> dict[float, float]:
     return found
 
 
-def _grown(begun: dict[str, Any], wanted: dict[str, Any], path: Path) -> dict[str, Any]:
+def _plain(value: Any) -> Any:
+    """As it reads back from JSON."""
+    return json.loads(json.dumps(value))
+
+
+def _grown(begun: dict[str, Any], wanted: dict[str, Any], unsaid: dict[str, Any], path: Path) -> dict[str, Any]:
     """The study that was begun with what was added to it. TrainingError where something else has changed."""
-    was, now = begun["study"], wanted["study"]
+    was, now = unsaid | begun["study"], wanted["study"]
+    was["plan"] = unsaid["plan"] | was["plan"]
     if changed := [name for name in now if name not in GROWING and was.get(name) != now[name]]:
         told = "; ".join(f"{name} was {was.get(name)!r}, now {now[name]!r}" for name in changed)
         raise TrainingError(f"the study in {path} was begun otherwise: {told}")
