@@ -51,9 +51,12 @@ def all_of_them(subject: Subject, reference: nn.Module | None, problems: list, n
     """Run every check that the model allows; returns the layer reports with the measured reach filled in."""
     kinds = {p.kind for p in problems}
     layers = windows(subject, reference, problems, notes) if subject.decoder else subject.layers
-    if subject.runner.takes("attention_mask") and not kinds & {"padding-flips-mask", "nan-rows", "pad-leak"}:
+    padding_is_right = not kinds & {"padding-flips-mask", "nan-rows", "pad-leak"}
+    if subject.runner.takes("attention_mask") and padding_is_right:
         batch_and_positions(subject, problems)
     packing(subject, problems, notes)
+    if padding_is_right:  # else it is told already that a text alone and a padded batch differ
+        packed_batch(subject, problems, notes)
     if subject.verdict == "bidirectional":
         word_order(subject, problems)
     if subject.decoder:
@@ -176,8 +179,7 @@ def batch_and_positions(subject: Subject, problems: list[Problem]) -> None:
 
 
 def packing(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
-    """Two documents in one row, positions restarting, no mask: neither may influence the other. Then `packed_batch`."""
-    packed_batch(subject, problems, notes)
+    """Two documents in one row, positions restarting, no mask: neither may influence the other."""
     if not subject.runner.takes("position_ids"):
         notes.append("the model takes no position_ids, so packed documents were not measured")
         return
