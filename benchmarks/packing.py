@@ -6,10 +6,11 @@
     python benchmarks/packing.py --quick          (a tiny model, seconds, nothing is written)
 
 Arms, of one bidirectional model: `plain`, shuffled batches, padded to their longest row; `grouped`, batches of nearly
-one length (`labkit.tasks.order`); `packed`, the batches of `plain` under `labkit.packing.packed`; `full`, packed
-too, but as many of the shuffled rows in each batch as fit into the slots that a batch of `plain` takes, real or not:
-about the same memory, more texts per step (`labkit train --packing --batch-tokens`). Length mixes: short texts (NER: WNUT 17) and long ones (QA: XQuAD) from DIR, which holds
-`wnut17/wnut17train.conll` and `xquad_en/xquad.en.json`; without it, those of Field Notes.
+one length (`labkit.tasks.order`); `packed`, the batches of `plain` under `labkit.packing.packed`; `full`, packed too,
+but as many of the shuffled rows in each batch as fit into the slots that a batch of `plain` takes, real or not: about
+the same memory, more texts per step (`labkit train --packing --batch-tokens`). Length mixes: short texts (NER: WNUT 17)
+and long ones (QA: XQuAD) from DIR, which holds `wnut17/wnut17train.conll` and `xquad_en/xquad.en.json`; without it,
+those of Field Notes.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ FILES = {"ner": "wnut17/wnut17train.conll", "qa": "xquad_en/xquad.en.json"}
 LORA = ("gemma3-270m",)  # too large here to be trained whole
 NOTES = (
     "tokens_per_second: real tokens (no padding) in `steps` training steps (forward, backward, AdamW) of `batch_size` "
-    "rows (`full`: of as many as fit into slots_per_batch), over their seconds, once per round; the arms take turns step by step, and one round warms up. ratios: of "
-    "two arms within one round, above 1 = the first was faster. slots_per_token: token slots that the layers computed "
-    "per real token, which does not depend on the machine. The machine was shared with other work: trust the ratios "
-    "rather than the tokens per second. whole_run: `labkit.training.train` on the same rows, plain and packed: "
-    "the largest difference of a step's losses, the tokens per second of each."
+    "rows (`full`: of as many as fit into slots_per_batch), over their seconds, once per round; the arms take turns "
+    "step by step, and one round warms up. ratios: of two arms within one round, above 1 = the first was faster. "
+    "slots_per_token: token slots that the layers computed per real token, which does not depend on the machine. The "
+    "machine was shared with other work: trust the ratios rather than the tokens per second. whole_run: "
+    "`labkit.training.train` on the same rows, plain and packed: the largest difference of a step's losses, the tokens "
+    "per second of each."
 )
 
 
