@@ -490,8 +490,12 @@ def test_sides_from_files_that_number_their_documents_are_not_taken_for_one(tmp_
     for side, name in names.items():
         lines = "".join(f"-DOCSTART- -X- O O\n\n{name} NNP B-PER\nsleeps VBZ O\n\n" for _ in range(3))
         (tmp_path / f"{side}.conll").write_text(lines)
-    files = {f"{side}_file": str(tmp_path / f"{side}.conll") for side in names}
-    require_apart(*sides("ner", **files))
+    read = sides("ner", **{f"{side}_file": str(tmp_path / f"{side}.conll") for side in names})
+    assert [{each.group for each in side} for side in read] == [{"document 1", "document 2", "document 3"}] * 3
+    assert require_apart(*read) is None
+    named = [[replace(each, group="the Dispatch") for each in side] for side in read]
+    with pytest.raises(DataError, match="1 groups are in train and in dev too, 'group the Dispatch'"):
+        require_apart(*named)
 
 
 # -- packed rows, and the controls of comparisons ----------------------------------------------------------------------
