@@ -114,6 +114,6 @@ def _sides(task: str, data: str, max_train: int | None, max_eval: int | None) ->
 
 
 def _name(data: str) -> str:
-    """field-notes of field-notes, wnut17 of a folder or files in a folder of that name."""
+    """The file's name without its endings, or the data set's as it was given."""
     path = Path(data.split(",")[0])
     return path.stem.split(".")[0] if path.is_file() else data.replace("/", "-")

@@ -101,7 +101,8 @@ class Run:
         trained = plan.epochs * len(rows)
         if plan.max_steps is not None:
             trained = min(trained, plan.max_steps * plan.batch_size * plan.gradient_accumulation)
-        letters = sum(map(len, texts_of(self.condition))) / max(1, len(set(texts_of(self.condition))))
+        texts = texts_of(self.condition)
+        letters = sum(map(len, texts)) / len(texts)
         scored = 0 if self.tuning else len(self.condition.test)
         return letters * self.arm.readings * (3 * trained + 3 * len(self.condition.dev) + scored)
 
