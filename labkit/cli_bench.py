@@ -52,11 +52,11 @@ def cost(
 
     found = bench.cost(
         output_dir,
-        models=_parts(models),
-        batch_sizes=_numbers("--batch-sizes", batch_sizes),
-        lengths=_numbers("--lengths", lengths),
-        dtypes=_parts(dtypes),
-        attn=_parts(attn),
+        models=parts(models),
+        batch_sizes=whole_numbers("--batch-sizes", batch_sizes),
+        lengths=whole_numbers("--lengths", lengths),
+        dtypes=parts(dtypes),
+        attn=parts(attn),
         method=method,
         mask=mask,
         steps=steps,
@@ -76,13 +76,14 @@ def cost(
     raise typer.Exit(0 if measured else 1)
 
 
-def _parts(text: str) -> list[str]:
+def parts(text: str) -> list[str]:
     """a,b as ["a", "b"]"""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _numbers(option: str, text: str) -> list[int]:
-    parts = _parts(text)
-    if wrong := [part for part in parts if not part.lstrip("-").isdecimal()]:
+def whole_numbers(option: str, text: str) -> list[int]:
+    """128,512 as [128, 512]. Raises TrainingError, naming the option, for anything else."""
+    given = parts(text)
+    if wrong := [part for part in given if not part.lstrip("-").isdecimal()]:
         raise TrainingError(f"{option} is {text!r}, and {wrong[0]!r} is no whole number; give numbers such as 128,512")
-    return [int(part) for part in parts]
+    return [int(part) for part in given]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from labkit.bench.arms import DEFAULT as ARMS
-from labkit.cli_bench import _numbers, _parts
+from labkit.cli_bench import parts, whole_numbers
 from labkit.cli_train import BatchSize, MaxSteps, OutputDir, Resume
 from labkit.console import Json, print_json
 from labkit.errors import DataError
@@ -69,12 +69,12 @@ def mask_effect(
         gradient_accumulation=gradient_accumulation, evaluate_every=evaluate_every, patience=0,
     )  # fmt: skip
     study = Study(
-        model, arms=tuple(_parts(arms)), learning_rates=tuple(_rates(learning_rates)),
-        seeds=tuple(_numbers("--seeds", seeds)), sizes=tuple(_sizes(sizes)), plan=plan, method=method, rank=rank,
+        model, arms=tuple(parts(arms)), learning_rates=tuple(_rates(learning_rates)),
+        seeds=tuple(whole_numbers("--seeds", seeds)), sizes=tuple(_sizes(sizes)), plan=plan, method=method, rank=rank,
         attn=attn_implementation, max_length=max_length, adaptation_rate=adaptation_rate,
         adaptation_batch=adaptation_batch,
     )  # fmt: skip
-    found = conditions(data or DATA, orders=_parts(orders), max_train=max_train, max_eval=max_eval)
+    found = conditions(data or DATA, orders=parts(orders), max_train=max_train, max_eval=max_eval)
     failures = run_study(study, found, output_dir, resume=resume)
     _show(report([output_dir]), Path(output_dir), as_json, written)
     raise typer.Exit(1 if failures else 0)
@@ -107,10 +107,10 @@ def _show(found: Any, folder: Path, as_json: bool, written: Any, name: str = "re
 
 def _rates(text: str) -> list[float]:
     try:
-        return [float(part) for part in _parts(text)]
+        return [float(part) for part in parts(text)]
     except ValueError:
         raise DataError(f"--learning-rates is {text!r}; give numbers such as 2e-4,5e-4") from None
 
 
 def _sizes(text: str) -> list[int | None]:
-    return [None if part == "all" else _numbers("--sizes", part)[0] for part in _parts(text)]
+    return [None if part == "all" else whole_numbers("--sizes", part)[0] for part in parts(text)]
