@@ -152,7 +152,7 @@ def _load_from_hub(name: str, hub_ids: tuple[str, ...], licence: str | None, wan
     from labkit import hub_models, memory
 
     if name not in REGISTRY:
-        _require_possible_hub_id(name)
+        require_possible_hub_id(name)
     try:
         folder = hub_models.fetch(hub_ids, weights=False)
     except HubUnreachableError as error:
@@ -249,7 +249,8 @@ def _with_recorded_conversion(model: Any) -> Any:
     return restore(model)
 
 
-def _require_possible_hub_id(name: str) -> None:
+def require_possible_hub_id(name: str) -> None:
+    """Raise UnknownModelError, with the closest registered names, unless `name` has the form owner/name."""
     if name.count("/") == 1 and not name.startswith((".", "~", "/")) and not name.endswith("/"):
         return
     close = closest_names(name)

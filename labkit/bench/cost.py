@@ -29,7 +29,7 @@ from labkit.bench.cost_row import WARM_UP, Row
 from labkit.bench.machine import describe
 from labkit.errors import TrainingError
 from labkit.memory import GB
-from labkit.models import ATTENTION_BACKENDS, REGISTRY, _require_possible_hub_id
+from labkit.models import ATTENTION_BACKENDS, REGISTRY, require_possible_hub_id
 from labkit.run_folder import RunFolder, read_json, write_whole
 
 DTYPES = ("float32", "bfloat16")
@@ -168,7 +168,7 @@ def _parameters(model: str) -> int | None:
         from labkit.memory import stored_parameters
 
         return sum(stored_parameters(folder).values())
-    _require_possible_hub_id(model)
+    require_possible_hub_id(model)
     return None
 
 
