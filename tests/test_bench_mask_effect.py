@@ -308,6 +308,19 @@ def test_a_folder_without_a_finished_run_has_no_report(tmp_path):
         report([folder])
 
 
+def test_what_a_study_has_not_run_yet_is_said(done, tmp_path):
+    assert report([done[0]])["unfinished"] == []
+    folder = made_up(tmp_path / "one", {"causal": 50.0, "repeated": 50.0})
+    (folder / "runs" / "invented--classify" / "repeated" / "size-all" / "seed-0" / "metrics.json").unlink()
+    found = report([folder])
+    assert [(each["done"], each["planned"]) for each in found["unfinished"]] == [(9, 10)]
+    assert "**Unfinished:** invented/classify, 9 of 10 runs." in found["words"]
+    other = made_up(tmp_path / "other", {"causal": 50.0, "repeated": 50.0})
+    shutil.rmtree(other / "runs" / "invented--classify" / "causal")
+    told = report([folder, other])["words"][-1]
+    assert told.endswith("invented/classify, 5 of 10 runs (none of causal; so nothing of it can be compared).")
+
+
 # -- arms and conditions -----------------------------------------------------------------------------------------------
 
 

@@ -86,12 +86,35 @@ def measured(folder: str | Path) -> list[Measured]:
     return found
 
 
+def unfinished(folder: str | Path) -> list[dict[str, Any]]:
+    """What the study in `folder` was to run and has not: per condition {name, done, planned, without}.
+
+    `without` lists the arms that have no finished run at all. Conditions of which all is done are left out.
+    """
+    path = Path(folder).expanduser().absolute()
+    whole = folders.read_study(path)
+    study, found = whole["study"], []
+    for facts in whole["conditions"]:
+        done = {
+            name: sum(
+                (folders.run_folder(path, facts["name"], name, size, seed) / "metrics.json").exists()
+                for size in study["sizes"]
+                for seed in study["seeds"]
+            )
+            for name in study["arms"]
+        }
+        planned = len(study["arms"]) * len(study["sizes"]) * len(study["seeds"])
+        if sum(done.values()) < planned:
+            without = [name for name, runs in done.items() if not runs]
+            found.append({"name": facts["name"], "done": sum(done.values()), "planned": planned, "without": without})
+    return found
+
+
 def _cell(path: Path, study: dict, facts: dict, one: Arm, size: int | None, rate: float) -> Cell | None:
     """The finished runs of one arm; None if there is none."""
-    at = path / "runs" / folders.slug(facts["name"]) / folders.slug(one.name) / f"size-{size or 'all'}"
     metrics, judged, history = {}, {}, {}
     for seed in study["seeds"]:
-        run = at / f"seed-{seed}"
+        run = folders.run_folder(path, facts["name"], one.name, size, seed)
         if (done := read_json(run / "metrics.json")) is None:
             continue
         metrics[seed] = done

@@ -19,7 +19,7 @@ import numpy as np
 
 from labkit.bench import effect_words, folders
 from labkit.bench.arms import REFERENCE
-from labkit.bench.effect_data import Cell, Measured, measured
+from labkit.bench.effect_data import Cell, Measured, measured, unfinished
 from labkit.bench.paired import Counted, Estimate, difference, mean
 from labkit.bench.stored import differences
 from labkit.errors import TrainingError
@@ -37,7 +37,7 @@ DIAGNOSTIC = re.compile(r"(after|before)-\d+-[A-Z]+")  # the ids of Which way ro
 def report(paths: Sequence[str | Path]) -> dict[str, Any]:
     """Everything that is known of the studies in these folders, as plain values; unfinished ones too.
 
-    {"conditions": [...], "curves": [...], "words": [...]}; see the README of benchmarks/ for the keys.
+    {"conditions": [...], "curves": [...], "unfinished": [...], "words": [...]}; the README of benchmarks/ has the keys.
 
     Raises:
         TrainingError: no study, or none that has a finished run of the reference arm.
@@ -47,6 +47,7 @@ def report(paths: Sequence[str | Path]) -> dict[str, Any]:
         raise TrainingError(f"{', '.join(map(str, paths))}: no run of the arm {REFERENCE} has been scored on test yet")
     found: dict[str, Any] = {"conditions": [_condition(one) for one in each]}
     found["curves"] = [curve for one in each for curve in _curves(one)]
+    found["unfinished"] = [one for path in paths for one in unfinished(path)]
     return found | {"words": effect_words.paragraphs(found)}
 
 

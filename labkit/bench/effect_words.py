@@ -16,7 +16,7 @@ def paragraphs(found: dict[str, Any]) -> list[str]:
     told = [_removed(conditions), *_unlearned(conditions)]
     told += [text for text in (_repeated(conditions), _adapted(conditions), _others(conditions)) if text]
     told += [text for text in (_diagnostic(conditions), _claim(conditions)) if text]
-    return [*told, _unknown(conditions)]
+    return [*told, _unknown(conditions), *_unfinished(found.get("unfinished", ()))]
 
 
 def markdown(found: dict[str, Any], figure: str | None, curves: Sequence[str]) -> str:
@@ -72,6 +72,17 @@ def _unlearned(conditions: Sequence[dict]) -> list[str]:
         f"**Not learned:** in {', '.join(names)} no arm is better than a baseline that needs no model. Differences "
         "there are between models that fail, and say nothing of the mask."
     ]
+
+
+def _unfinished(found: Sequence[dict]) -> list[str]:
+    told = []
+    for each in found:
+        text = f"{each['name']}, {each['done']} of {each['planned']} runs"
+        if each["without"]:
+            text += f" (none of {', '.join(each['without'])}"
+            text += "; so nothing of it can be compared)" if REFERENCE in each["without"] else ")"
+        told.append(text)
+    return [f"**Unfinished:** {'; '.join(told)}."] if told else []
 
 
 def _repeated(conditions: Sequence[dict]) -> str:

@@ -96,6 +96,11 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(value, indent=1) + "\n")
 
 
+def run_folder(study: Path, condition: str, arm: str, size: int | None, seed: int) -> Path:
+    """Where the run of an arm that is reported lies, in the folder of its study."""
+    return study / "runs" / slug(condition) / slug(arm) / f"size-{size or 'all'}" / f"seed-{seed}"
+
+
 def slug(name: str) -> str:
     """A name as one folder: mntp-200 of mntp:200, xquad--question-last of xquad/question-last."""
     return re.sub(r"[^\w.=-]", "-", name.replace("/", "--"))

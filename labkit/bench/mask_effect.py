@@ -90,10 +90,10 @@ class Run:
     @property
     def folder(self) -> Path:
         """Where it lies within the study's folder."""
-        where = Path(folders.slug(self.condition.name)) / folders.slug(self.arm.name)
         if self.tuning:
-            return Path("tuning") / where / f"rate-{self.rate:g}"
-        return Path("runs") / where / f"size-{self.size or 'all'}" / f"seed-{self.seed}"
+            where = Path("tuning") / folders.slug(self.condition.name) / folders.slug(self.arm.name)
+            return where / f"rate-{self.rate:g}"
+        return folders.run_folder(Path(), self.condition.name, self.arm.name, self.size, self.seed)
 
     def work(self, plan: Plan) -> float:
         """In characters that are read, those trained on counted three times; only good to guess the time left."""
