@@ -321,6 +321,16 @@ def test_what_a_study_has_not_run_yet_is_said(done, tmp_path):
     assert told.endswith("invented/classify, 5 of 10 runs (none of causal; so nothing of it can be compared).")
 
 
+def test_layers_chosen_by_share_make_a_curve_from_causal_to_bidirectional(tmp_path):
+    chances = {"causal": 40.0, "bidirectional": 60.0, "unmask:middle-third": 55.0, "unmask:below-2/3": 45.0}
+    found = report([made_up(tmp_path / "s", chances)])
+    (curve,) = [each for each in found["curves"] if each["kind"] == "layers"]
+    xs = {line: [round(x, 3) for x, _ in points] for line, points in curve["lines"].items()}
+    assert xs == {"in the middle": [0.0, 0.333, 1.0], "from below": [0.0, 0.667, 1.0]}
+    alone = {name: chances[name] for name in ("causal", "unmask:middle-third")}
+    assert "layers" not in {each["kind"] for each in report([made_up(tmp_path / "t", alone)])["curves"]}
+
+
 # -- arms and conditions -----------------------------------------------------------------------------------------------
 
 
@@ -329,6 +339,8 @@ def test_arms_are_named_as_they_are_run():
     assert arm("next:40").mask == "causal" and arm("next:40").steps == 40
     assert arm("repeated").readings == 2 and arm("repeated:3").readings == 3
     assert arm("unmask:middle-third").layers == "middle-third"
+    assert arm("unmask:middle-third").share == ("middle", 1 / 3) and arm("unmask:above-2/3").share == ("above", 2 / 3)
+    assert arm("unmask:0,1").share is None and arm("causal").share is None
     assert arm("mntp").name == "mntp:200"
     assert arm("encoder:bert-mini").model == "bert-mini"
 

@@ -13,6 +13,7 @@ encoder:MODEL     another model, which is bidirectional as it comes
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,12 @@ class Arm:
     def seeing(self) -> dict[str, Any]:
         """What `finetune` is told of it."""
         return {"mask": self.mask, "layers": self.layers, "readings": self.readings}
+
+    @property
+    def share(self) -> tuple[str, float] | None:
+        """(from which side, how many of all layers) are unmasked, if that is how they were chosen."""
+        found = re.fullmatch(r"(below|middle|above)-(\d+)/(\d+)", self.layers.replace("middle-third", "middle-1/3"))
+        return (found[1], int(found[2]) / int(found[3])) if found else None
 
 
 def arm(name: str) -> Arm:

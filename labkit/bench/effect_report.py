@@ -232,10 +232,11 @@ def _curves(one: Measured) -> list[dict[str, Any]]:
         x = {"x": "training examples", "log_x": True}
         found.append(common | {"kind": "size", "title": title, "lines": lines} | x)
     shares: dict[str, list] = defaultdict(list)
-    for name in one.cells:
-        if share := re.fullmatch(r"unmask:(below|middle|above)-(\d+)/(\d+)", name):
-            shares[share[1]].append((int(share[2]) / int(share[3]), scores[name]))
-    if shares:
+    for name, cell in one.cells.items():
+        if cell.arm.share is not None:
+            side, share = cell.arm.share
+            shares[side].append((share, scores[name]))
+    if any(side != "middle" or len(points) > 1 for side, points in shares.items()):
         ends = [(0.0, scores[REFERENCE])] + ([(1.0, scores["bidirectional"])] if "bidirectional" in scores else [])
         lines = {
             f"from {side}" if side != "middle" else "in the middle": sorted(ends + p) for side, p in shares.items()
