@@ -28,6 +28,10 @@ class MaskAssertionError(LabkitError, AssertionError):
     """`assert_bidirectional` or `assert_causal` failed; the message holds the measured report."""
 
 
+class FusionError(LabkitError, ValueError):
+    """Paraphrases, weights, a method or a model that cannot be fused; the message says what would work."""
+
+
 class ModelError(LabkitError):
     """A model could not be loaded. The subclasses say why."""
 

@@ -16,6 +16,7 @@ import pytest
 from labkit.datasets import catalogue, embedded, embedded_checks
 from labkit.datasets.catalogue import CATALOGUE, check
 from labkit.datasets.embedded import SPLITS
+from labkit.datasets.files import json_lines
 from labkit.datasets.tags import entities_of
 from labkit.datasets.words import words_of
 from labkit.errors import DataError
@@ -23,7 +24,7 @@ from labkit.resources import folder
 
 DATA = folder("data")
 SETS = {data.name: data for data in CATALOGUE if data.records is not None}
-CARDS = ("field_notes", "evidence", "which_way_round")
+CARDS = ("field_notes", "evidence", "which_way_round", "known_facts")
 
 
 @cache
@@ -46,6 +47,7 @@ def test_the_counts_of_the_catalogue_are_those_of_the_readers():
         "field-notes-entities": sum(len(tagged(split)) for split in SPLITS),
         "evidence": len(embedded.posts()),
         "which-way-round": len(embedded.which_way_round()),
+        "known-facts": sum(1 for _ in json_lines(DATA / "known_facts/facts.jsonl")),
     }
     assert {name: data.count for name, data in SETS.items()} == read
     assert next(data for data in CATALOGUE if data.name == "gpt2-mini").count is None
@@ -54,7 +56,7 @@ def test_the_counts_of_the_catalogue_are_those_of_the_readers():
 def test_counting_and_checking_load_neither_torch_nor_numpy():
     code = (
         "import sys\nfrom labkit.datasets.catalogue import CATALOGUE, check\n"
-        "assert not [fault for data in CATALOGUE[:5] if data.count for fault in check(data)]\n"
+        "assert not [fault for data in CATALOGUE[:6] if data.count for fault in check(data)]\n"
         "assert not {'torch', 'transformers', 'numpy', 'rapidfuzz'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -168,6 +170,7 @@ def card_only(monkeypatch):
         ("field_notes/entities.dev.conll", "\n\n", "\n\n\n", "field-notes-entities"),
         ("evidence/posts.jsonl", '"split": "', '"split":  "', "evidence"),
         ("which_way_round/items.jsonl", '"split": "', '"split":  "', "which-way-round"),
+        ("known_facts/facts.jsonl", '"split": "', '"split":  "', "known-facts"),
     ],
 )
 def test_a_file_that_is_not_that_of_its_card_is_told_once_and_by_its_own_set(copy, card_only, file, old, new, owner):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from labkit.datasets import embedded_checks, field_notes
+from labkit.datasets import embedded_checks, field_notes, known_facts
 from labkit.datasets.conll import read_conll
 from labkit.datasets.embedded import SPLITS
 from labkit.datasets.squad import read_squad
@@ -114,6 +114,15 @@ CATALOGUE = (
         place="which_way_round",
         files="items.jsonl",
         validate=embedded_checks.validate_items,
+        records=_lines,
+    ),
+    EmbeddedData(
+        name="known-facts",
+        what="facts that everybody knows, each asked in five ways",
+        licence="CC0-1.0",
+        place="known_facts",
+        files="facts.jsonl",
+        validate=known_facts.validate,
         records=_lines,
     ),
     EmbeddedData(
