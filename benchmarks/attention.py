@@ -17,7 +17,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -148,47 +147,12 @@ def timed(bench: Bench, step: str, length: int, padded: bool, repeats: int) -> d
 # ---- memory --------------------------------------------------------------------------------------------------------
 
 
-class Memory:
-    """The highest resident memory of this process since `Memory` was made, in MB above that at its making.
-
-    Sampled every millisecond: ru_maxrss would show the peak of loading. Freed memory may stay resident, so several
-    calls are to be measured from small to large. On a GPU torch counts, exactly.
-    """
-
-    def __init__(self, bench: Bench):
-        import psutil
-
-        self.cuda = bench.torch.cuda if bench.device.startswith("cuda") else None
-        process = psutil.Process()
-        self.read = self.cuda.memory_allocated if self.cuda else lambda: process.memory_info().rss
-        self.before = self.read()
-
-    def of(self, call, *args) -> float:
-        """Run `call(*args)`; the highest memory while it ran."""
-        if self.cuda:
-            self.cuda.reset_peak_memory_stats()
-            call(*args)
-            return round((self.cuda.max_memory_allocated() - self.before) / 1e6, 1)
-        self.highest, self.running = self.read(), True
-        sampler = threading.Thread(target=self._sample, daemon=True)
-        sampler.start()
-        call(*args)
-        self.running = False
-        sampler.join()
-        return round((max(self.highest, self.read()) - self.before) / 1e6, 1)
-
-    def _sample(self) -> None:
-        while self.running:
-            self.highest = max(self.highest, self.read())
-            time.sleep(0.001)
-
-
 def one_arm(options: argparse.Namespace) -> None:
     """In a process of its own: one arm, one step, padded or not, at every length. Prints JSON."""
     bench = Bench(options.model, options.dtype, options.device, [options.arm])
     call, rows = getattr(bench, options.step), []
     call(options.arm, *bench.batch(8, options.padded))  # what is made lazily, once, is not counted
-    memory = Memory(bench)
+    memory = machine.Memory(bench.device)
     for length in sorted(options.lengths):
         rows.append({"peak_mb": memory.of(call, options.arm, *bench.batch(length, options.padded))})
     if options.step == "forward":

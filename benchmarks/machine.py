@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import threading
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from labkit.bench.machine import describe, spread
 
-__all__ = ["RESULTS", "describe", "spread", "write"]
+__all__ = ["RESULTS", "Memory", "describe", "spread", "write"]
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -29,3 +31,39 @@ def write(name: str, results: Any, notes: str) -> Path:
     target = RESULTS / f"{name}.json"
     os.replace(temporary, target)
     return target
+
+
+class Memory:
+    """The highest resident memory of this process since `Memory` was made, in MB above that at its making.
+
+    Sampled every millisecond: ru_maxrss would show the peak of loading. Freed memory may stay resident, so several
+    calls are to be measured from small to large. On a GPU torch counts, exactly.
+    """
+
+    def __init__(self, device: str):
+        import psutil
+        import torch
+
+        self.cuda = torch.cuda if device.startswith("cuda") else None
+        process = psutil.Process()
+        self.read = self.cuda.memory_allocated if self.cuda else lambda: process.memory_info().rss
+        self.before = self.read()
+
+    def of(self, call, *args) -> float:
+        """Run `call(*args)`; the highest memory while it ran."""
+        if self.cuda:
+            self.cuda.reset_peak_memory_stats()
+            call(*args)
+            return round((self.cuda.max_memory_allocated() - self.before) / 1e6, 1)
+        self.highest, self.running = self.read(), True
+        sampler = threading.Thread(target=self._sample, daemon=True)
+        sampler.start()
+        call(*args)
+        self.running = False
+        sampler.join()
+        return round((max(self.highest, self.read()) - self.before) / 1e6, 1)
+
+    def _sample(self) -> None:
+        while self.running:
+            self.highest = max(self.highest, self.read())
+            time.sleep(0.001)
