@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from labkit import __version__, cli_bench, cli_data, cli_effect, cli_finetune, cli_show, cli_train
+from labkit import __version__, cli_bench, cli_data, cli_effect, cli_finetune, cli_fuse, cli_show, cli_train
 from labkit.console import Attn, Dtype, Json, Name, plain, print_json, print_table, waiting
 from labkit.errors import LabkitError
 
@@ -38,6 +38,7 @@ app.command()(cli_train.pretrain)
 app.command()(cli_show.export)
 notebooks_app.command(help=cli_show.export.__doc__.replace("labkit export", "labkit notebooks export"))(cli_show.export)
 app.command()(cli_show.demo)
+app.command()(cli_fuse.fuse)
 
 LEAKAGE_VOCABULARY = 64  # few tokens: what chance can do is seen early
 _UsageError: Any = typer.BadParameter.__base__  # click's, or the one in typer's own copy of click

@@ -5,7 +5,7 @@ import torch
 
 import labkit
 from labkit import fusion
-from labkit.fusion.decoding import Decoding, decode
+from labkit.fusion.decoding import Decoding, _Text, decode
 from labkit.fusion.fast import FastEngine
 from labkit.fusion.layout import prompts, token_ids
 from labkit.fusion.methods import method_named
@@ -104,6 +104,24 @@ def test_an_answer_ends_at_a_stop_and_the_stop_is_not_part_of_it():
     stopped = fusion.generate(lm, [[TEXTS[0]]], cue="word:", max_new_tokens=8, stop=stop)
     assert len(stopped.tokens[0]) <= 4 and stopped.tokens[0] == whole.tokens[0][: len(stopped.tokens[0])]
     assert stop not in stopped.texts[0] and whole.texts[0].startswith(stopped.texts[0])
+
+
+class Letters:
+    """A tokenizer whose ids are the numbers of letters."""
+
+    def decode(self, ids, skip_special_tokens):
+        return "".join(map(chr, ids))
+
+
+@pytest.mark.parametrize(
+    ("written", "answer"),
+    [(" Paris\nQuestion", " Paris"), ("\n\n Paris \nLyon", "\n\n Paris "), ("\n", None), ("Paris", None), (" ", None)],
+)
+def test_an_answer_ends_with_its_first_line_that_is_not_empty(written, answer):
+    text, ids = _Text(Letters(), set(), Decoding(first_line=True)), list(map(ord, written))
+    assert text.of(ids) == (written if answer is None else answer)
+    ended = [n for n in range(1, len(ids) + 1) if text.ends(ids[:n])]
+    assert ended[:1] == ([] if answer is None else [len(answer) + 1])
 
 
 def test_an_answer_ends_at_an_end_token_while_others_go_on():

@@ -18,7 +18,7 @@ TEMPLATES = (  # the question itself comes first; none adds to what is asked
     "{question}",
     "Please answer: {question}",
     "I would like to know: {question}",
-    "Question: {question}",
+    "Let me ask you this: {question}",
     "Can you tell me this: {question}",
     "Here is a question for you: {question}",
     "Answer the following question: {question}",

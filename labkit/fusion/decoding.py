@@ -6,6 +6,7 @@ its own, so an answer is the same alone and in a batch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ class Decoding:
 
     Attributes:
         max_new_tokens: at most so many. stop: texts at which an answer ends; they are not part of it.
+        first_line: an answer ends with the first of its lines that is not empty, too.
         do_sample: draw tokens, from a generator seeded with `seed` and the question's number; otherwise the best one.
         temperature, top_k, top_p: of drawing, as transformers means them; None: not used.
         num_beams: more than one: beam search, without drawing. length_penalty: its exponent of the length.
@@ -34,6 +36,7 @@ class Decoding:
 
     max_new_tokens: int = 20
     stop: tuple[str, ...] = ()
+    first_line: bool = False
     do_sample: bool = False
     temperature: float | None = None
     top_k: int | None = None
@@ -124,20 +127,25 @@ class _Text:
     """The text of tokens, cut at a stop; tokens that a text is made of are never made from it."""
 
     def __init__(self, tokenizer: Any, ends: set[int], how: Decoding):
-        self.tokenizer, self.end_ids, self.stop = tokenizer, ends, how.stop
+        self.tokenizer, self.end_ids, self.how = tokenizer, ends, how
 
     def of(self, tokens: Sequence[int]) -> str:
         text = self.tokenizer.decode([t for t in tokens if t not in self.end_ids], skip_special_tokens=True)
-        places = [text.find(stop) for stop in self.stop if stop in text]
-        return text[: min(places)] if places else text
+        return text[: self._cut(text)]
 
     def ends(self, tokens: Sequence[int]) -> bool:
         if tokens[-1] in self.end_ids:
             return True
-        if not self.stop:
+        if not self.how.stop and not self.how.first_line:
             return False
-        text = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return any(stop in text for stop in self.stop)
+        return self._cut(self.tokenizer.decode(list(tokens), skip_special_tokens=True)) is not None
+
+    def _cut(self, text: str) -> int | None:
+        """Where the answer ends in `text`; None if it goes on."""
+        places = [text.find(stop) for stop in self.how.stop if stop in text]
+        if self.how.first_line and (line := re.search(r"\S.*?(?=\n)", text)):
+            places.append(line.end())
+        return min(places, default=None)
 
 
 def _beams(engine: Engine, rule: str | None, first: Tensor, text: _Text, how: Decoding) -> list[Answer]:

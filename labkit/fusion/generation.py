@@ -64,6 +64,7 @@ def generate(
     layer: int | None = None,
     max_new_tokens: int = 20,
     stop: str | Sequence[str] = (),
+    first_line: bool = False,
     do_sample: bool = False,
     temperature: float | None = None,
     top_k: int | None = None,
@@ -83,7 +84,8 @@ def generate(
             follows it. separator: ends each paraphrase and belongs to it.
         weights: for the method "weighted": positive numbers, one for each paraphrase.
         layer: for the method "hidden-average": from 0; by default the middle one.
-        stop: texts that end an answer. The other settings are those of transformers' `generate`.
+        stop: texts that end an answer. first_line: so does the end of its first line that is not empty. The other
+            settings are those of transformers' `generate`.
         batch_size: questions at once.
 
     Raises:
@@ -96,8 +98,8 @@ def generate(
     if batch_size < 1:
         raise FusionError(f"batch_size is {batch_size} questions; it must be at least 1")
     how = Decoding(
-        max_new_tokens, (stop,) if isinstance(stop, str) else tuple(stop), do_sample, temperature, top_k, top_p,
-        num_beams, seed=seed,
+        max_new_tokens, (stop,) if isinstance(stop, str) else tuple(stop), first_line, do_sample, temperature,
+        top_k, top_p, num_beams, seed=seed,
     )  # fmt: skip
     decoder = fusable_decoder(lm.model)
     averaged_layer = _layer(chosen, layer, len(decoder.layers))

@@ -98,8 +98,8 @@ class ReferenceEngine:
             found[-1] = found[-1][:, -min(len(twin.ids) - twin.end, found[-1].shape[1]) :]
         return list(averaged(torch.cat(found), self.counts))
 
-    def _read(self, sequence: RowState, new: list[int], states: Tensor | None = None) -> Tensor:
-        """The logits behind `new`, (1, vocab); `states` take the place of what the averaged layer gives."""
+    def inputs_of(self, sequence: RowState, new: list[int]) -> dict[str, Any]:
+        """What the model is called with to read `new` behind a row, and what of the row it has not read yet."""
         ids, cache = sequence.extended(new)
         device = next(self.model.parameters()).device
         positions = torch.tensor(sequence.positions, device=device)
@@ -116,19 +116,24 @@ class ReferenceEngine:
             fused = torch.arange(total - q_len, total, device=device) >= sequence.end
             return additive(allowed[None], fused[:, None] * bias, self.model.dtype)
 
+        return {
+            "input_ids": torch.tensor([ids], device=device),
+            "attention_mask": handed_over(self.decoder, rendered),
+            "position_ids": positions[None, total - q_len :],
+            "past_key_values": cache,
+            "use_cache": self.cached,
+            "logits_to_keep": 1,
+        }
+
+    def _read(self, sequence: RowState, new: list[int], states: Tensor | None = None) -> Tensor:
+        """The logits behind `new`, (1, vocab); `states` take the place of what the averaged layer gives."""
+        inputs = self.inputs_of(sequence, new)
+
         def replaced(hidden: Tensor) -> Tensor:
             return torch.cat([hidden[:, : hidden.shape[1] - len(states)], states[None]], 1)
 
         with states_changed(self.decoder, None if states is None else self.averaged_layer, replaced):
-            output = self.model(
-                input_ids=torch.tensor([ids], device=device),
-                attention_mask=handed_over(self.decoder, rendered),
-                position_ids=positions[None, total - q_len :],
-                past_key_values=cache,
-                use_cache=self.cached,
-                logits_to_keep=1,
-            )
-        return in_float(output.logits[:, -1])
+            return in_float(self.model(**inputs).logits[:, -1])
 
 
 class RowState:
@@ -198,8 +203,15 @@ def flex_attention_of(model: nn.Module) -> Iterator[None]:
     from transformers import AttentionInterface
 
     AttentionInterface.register(FLEX, _attention)
+    with attention_backend(model, FLEX):
+        yield
+
+
+@contextmanager
+def attention_backend(model: nn.Module, name: str) -> Iterator[None]:
+    """For the block, the model's attention is that of `name`; afterwards, also after an exception, what it was."""
     before = model.config._attn_implementation
-    model.set_attn_implementation(FLEX)
+    model.set_attn_implementation(name)
     try:
         yield
     finally:

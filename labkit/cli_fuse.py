@@ -1,0 +1,236 @@
+"""`labkit fuse`: answer questions from several paraphrases each, score what was answered, prove the engine."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from labkit.cli_bench import parts, whole_numbers
+from labkit.console import Dtype, Json, print_json, print_table, waiting
+from labkit.errors import FusionError
+
+RESCORING = {"rescore", "compare", "lemmatize", "lemmatizer", "output", "as_json"}
+PROVING = {"prove", "model", "engine", "device", "dtype", "as_json"}
+LEMMATIZER = "simplemma"
+INTERRUPTED = 130  # the exit code of a process that Ctrl-C ended
+
+
+def fuse(
+    dataset: Annotated[
+        str, typer.Option(help="known-facts, webqa:FILE, lama:FOLDER, or a .jsonl, .json or .csv file.")
+    ] = "known-facts",
+    pairs: Annotated[str | None, typer.Option(help="The folder of pairs, where lama:FOLDER holds none.")] = None,
+    model: Annotated[str | None, typer.Option(help="A registered name, a hub id or a local folder.")] = None,
+    method: Annotated[str, typer.Option(help="See the list above.")] = "fuse",
+    engine: Annotated[str, typer.Option(help="fast, reference, dense or cacheless: the same answers.")] = "fast",
+    num_paraphrases: Annotated[
+        int | None, typer.Option(help="The first N of each question; all by default.", min=1)
+    ] = None,
+    indexes: Annotated[str | None, typer.Option(help="Those at these places, from 0, instead: 0,2,4.")] = None,
+    repeat: Annotated[
+        int | None, typer.Option(help="A control: the first chosen paraphrase, so many times.", min=1)
+    ] = None,
+    at_least: Annotated[
+        int | None,
+        typer.Option(help="Leave out questions with fewer paraphrases; below N, some are read in fewer.", min=1),
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help="For --method weighted, one per paraphrase: 2,1,1.")] = None,
+    layer: Annotated[int | None, typer.Option(help="For --method hidden-average, from 0; else the middle one.")] = None,
+    few_shot: Annotated[int, typer.Option(help="Answered examples before each question.", min=0)] = 5,
+    max_questions: Annotated[int | None, typer.Option(help="A draw of so many; all by default.", min=1)] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Of an answer.", min=1)] = 12,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(help="Text that ends an answer, \\n for a line end; may be repeated. Default: its first line."),
+    ] = None,
+    lemmatize: Annotated[bool, typer.Option("--lemmatize", help="Count an answer in another form too.")] = False,
+    lemmatizer: Annotated[str | None, typer.Option(help="simplemma, or spacy:MODEL; implies --lemmatize.")] = None,
+    device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cpu or cuda.")] = "auto",
+    dtype: Dtype = None,
+    batch_size: Annotated[int, typer.Option(help="Questions at once.", min=1)] = 16,
+    seed: Annotated[int, typer.Option(help="Of the draws of examples and questions.")] = 0,
+    output: Annotated[
+        str | None, typer.Option(help="The Feather file; by default named after the settings, in runs/fuse.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run begun in --output.")] = False,
+    rescore: Annotated[str | None, typer.Option(metavar="FILE", help="Score this file; no model is needed.")] = None,
+    compare: Annotated[
+        str | None, typer.Option(metavar="FILE", help="With --rescore: is that file better than this one?")
+    ] = None,
+    prove: Annotated[bool, typer.Option("--prove", help="Prove on --model that the engine does what it says.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Answer each question from several paraphrases, none of which sees another; all of them make the answer.
+
+    Methods: single, concat, isolate, isolate+restart, fuse (the default: isolate+restart, each weighing 1/N), weighted,
+    logit-average, logit-max, hidden-average, confidence-average, confidence-max, majority-vote.
+
+    The few-shot examples are one prefix for all questions, drawn with --seed: for known-facts from facts set apart for
+    it, else over all relations of the set, and then taken out of it. Questions with fewer paraphrases than are asked
+    for are left out, and counted. Killed at any moment the run goes on with --resume.
+
+    --rescore FILE [--lemmatize] [--compare OTHER] [--output COPY] scores what was answered; FILE stays as it is.
+    --prove exits with 1 if a proof fails; with --dtype float32 it is strict.
+
+    Example: labkit fuse --model gemma3-270m --method fuse --num-paraphrases 5
+    """
+    given = dict(locals())
+    lemmatizer = lemmatizer or (LEMMATIZER if lemmatize else None)
+    if rescore is not None:
+        _require_only(given, RESCORING, "--rescore")
+        _rescore(rescore, compare, lemmatizer, output, as_json)
+    elif compare is not None:
+        raise FusionError("--compare needs --rescore FILE, the other file of answers")
+    elif model is None:
+        raise FusionError("--model is missing; give a registered name, a hub id or a local folder")
+    elif prove:
+        _require_only(given, PROVING, "--prove")
+        _prove(model, engine, device, dtype, as_json)
+    else:
+        from labkit.fusion.runs import Settings
+
+        settings = Settings(
+            dataset, model, method, engine, num_paraphrases=num_paraphrases, repeat=repeat, at_least=at_least,
+            indexes=None if indexes is None else tuple(whole_numbers("--indexes", indexes)),
+            weights=None if weights is None else _weights(weights), layer=layer, few_shot=few_shot, seed=seed,
+            max_questions=max_questions, max_new_tokens=max_new_tokens, batch_size=batch_size, device=device,
+            stop=tuple(each.replace("\\n", "\n") for each in stop or ()), dtype=dtype, pairs=pairs,
+            lemmatizer=lemmatizer,
+        )  # fmt: skip
+        _run(settings, output, resume, as_json)
+
+
+def _run(settings: Any, output: str | None, resume: bool, as_json: bool) -> None:
+    from labkit.fusion.journal import journal_of, read_journal
+    from labkit.fusion.runs import default_output, run
+
+    output = output or str(default_output(settings))
+    try:
+        answers = run(settings, output, resume=resume)
+    except KeyboardInterrupt:
+        kept = len(read_journal(journal_of(output))[1])
+        kept_in = f"{kept:,} answers are kept in {journal_of(output)}: the same command with --resume goes on"
+        print(f"labkit: interrupted; {kept_in if kept else 'nothing was written'}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    if left_out := answers.about["left_out"]:
+        print(f"labkit: {left_out:,} questions have too few paraphrases and were left out", file=sys.stderr)
+    if answers.about["natural"] < answers.about["questions"]:
+        print("labkit: the paraphrases were made by templates; they say little about natural ones", file=sys.stderr)
+    _show(answers, settings.lemmatizer is not None, as_json)
+
+
+def _rescore(path: str, other: str | None, lemmatizer: str | None, output: str | None, as_json: bool) -> None:
+    from pathlib import Path
+
+    from labkit.fusion.answers import comparison, judged, read_answers, write_answers
+    from labkit.fusion.scores import load_lemmatizer
+
+    lemmas = load_lemmatizer(lemmatizer) if lemmatizer else None
+    stored = read_answers(path)
+    answers = judged(stored, lemmas)
+    if any(
+        was.get("correct") not in (None, now["correct"]) for was, now in zip(stored.rows, answers.rows, strict=True)
+    ):
+        print(f"labkit: {path} says otherwise of some answers: it was scored by another rule", file=sys.stderr)
+    against = comparison(answers, judged(read_answers(other), lemmas), lemmas is not None) if other else None
+    if output is not None:
+        if Path(output).expanduser().exists():
+            raise FusionError(f"{output} exists already; give another --output")
+        write_answers(answers, Path(output).expanduser())
+    _show(answers, lemmas is not None, as_json, other, against)
+
+
+def _prove(model: str, engine: str, device: str, dtype: str | None, as_json: bool) -> None:
+    from functools import partial
+
+    from labkit.fusion import proofs
+    from labkit.fusion.fast import FastEngine
+    from labkit.fusion.reference import ReferenceEngine
+    from labkit.fusion.runs import device_named
+    from labkit.models import load
+
+    engines: dict[str, Any] = {
+        "fast": FastEngine,
+        "reference": ReferenceEngine,
+        "dense": partial(ReferenceEngine, rendering="dense"),
+        "cacheless": partial(ReferenceEngine, rendering="dense", cached=False),
+    }
+    if engine not in engines:
+        raise FusionError(f"the fusion engine is {engine!r}; choose one of {', '.join(engines)}")
+    lm = load(model, dtype=dtype, device=device_named(device))
+    with waiting(f"proving {engine} on {model}"):
+        found = proofs.prove(lm, engines[engine])
+    if as_json:
+        rows = [{"name": p.name, "holds": p.holds, "value": p.value, "limit": p.limit} for p in found.proofs]
+        print_json({"model": found.model, "engine": found.engine, "holds": found.holds, "proofs": rows})
+    else:
+        print(found)
+    raise typer.Exit(0 if found.holds else 1)
+
+
+def _show(answers: Any, lemmatised: bool, as_json: bool, other: str | None = None, against: Any = None) -> None:
+    """The scores of a file as a table, or as JSON: exact match, then in dictionary form where that was asked for."""
+    from labkit.fusion.answers import summary
+
+    kinds = {"exact": summary(answers)} | ({"lemmatised": summary(answers, True)} if lemmatised else {})
+    if as_json:
+        stated = {name: value for name, value in answers.about.items() if name != "prefix"}
+        print_json({"file": str(answers.path), "scores": kinds, "compared_with": other, **(against or {}), **stated})
+        return
+    exact = kinds["exact"]
+    named = ["all", *(["mean of relations"] if "macro_accuracy" in exact else []), *exact.get("by_relation", {})]
+    columns = [_estimates(found) for found in kinds.values()]
+    header = ("", "n", *(part for kind in kinds for part in (f"accuracy, {kind}", "95 % interval")))
+    rows = []
+    for name in named:
+        cells = [part for column in columns for part in _cells(column[name])]
+        rows.append((name, str(columns[0][name]["n"]), *cells))
+    print(f"{answers.path}: {_in_words(answers)}")
+    print_table(header, rows)
+    if exact["seconds_per_question"] is not None:
+        print(f"{exact['seconds_per_question']:.3f} s per question")
+    if against is not None:
+        gap, test = against["difference"], against["mcnemar"]
+        print(
+            f"accuracy minus that of {other}: {gap['value']:+.3f} "
+            f"(95 % interval {gap['low']:+.3f} to {gap['high']:+.3f}); "
+            f"McNemar: {test['only_one']} right in the first only, {test['only_other']} in the other only, "
+            f"p = {test['p']:.3g}"
+        )
+
+
+def _estimates(found: dict[str, Any]) -> dict[str, Any]:
+    """{row of the table: estimate}"""
+    macro = {"mean of relations": found["macro_accuracy"]} if "macro_accuracy" in found else {}
+    return {"all": found["accuracy"]} | macro | found.get("by_relation", {})
+
+
+def _cells(estimate: dict[str, Any]) -> tuple[str, str]:
+    return f"{estimate['value']:.3f}", f"{estimate['low']:.3f} to {estimate['high']:.3f}"
+
+
+def _in_words(answers: Any) -> str:
+    """Method, engine, model and set of a file that says so."""
+    settings = answers.about.get("settings")
+    if not settings:
+        return "answers of unknown origin"
+    engines = ", ".join(sorted({row["engine"] for row in answers.rows}))
+    return f"{settings['method']} ({engines}), {settings['model']} on {settings['dataset']}"
+
+
+def _require_only(given: dict[str, Any], allowed: set[str], what: str) -> None:
+    """FusionError if an option was given that means nothing together with `what`."""
+    options = inspect.signature(fuse).parameters
+    strange = [name for name, value in given.items() if name not in allowed and value != options[name].default]
+    if strange:
+        raise FusionError(f"--{strange[0].replace('_', '-')} means nothing together with {what}; leave it out")
+
+
+def _weights(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in parts(text))
+    except ValueError:
+        raise FusionError(f"--weights is {text!r}; give numbers such as 2,1,1") from None

@@ -1,0 +1,200 @@
+"""`labkit fuse`, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+import pytest
+
+from labkit import cli
+from labkit.datasets.paraphrases import read_known_facts
+from labkit.fusion import ENGINES, METHODS, faults, runs
+from labkit.fusion.answers import read_answers
+
+pytest.importorskip("pyarrow")
+
+SMALL = ["--model", "tiny-llama", "--num-paraphrases", "2", "--max-questions", "6", "--few-shot", "2"]
+SMALL += ["--max-new-tokens", "3", "--batch-size", "2", "--device", "cpu"]
+
+
+@pytest.fixture
+def labkit_command(capfd, tmp_path, monkeypatch):
+    """labkit_command("fuse", ...) in an empty folder -> (exit code, standard output, standard error)"""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            cli.main([str(argument) for argument in arguments])
+        return exit_.value.code, *capfd.readouterr()
+
+    return run
+
+
+def test_help_names_all_methods_and_engines_and_its_example_runs(labkit_command, tmp_path):
+    code, out, err = labkit_command("fuse", "--help")
+    assert (code, err) == (0, "") and "--json" in out
+    assert all(name in out for name in [*METHODS, *ENGINES])
+    (example,) = re.findall(r"Example: (labkit fuse .*)", out)
+    arguments = shlex.split(example)[1:]
+    arguments[arguments.index("--model") + 1] = "tiny-llama"
+    code, out, err = labkit_command(*arguments, "--max-questions", "7", "--max-new-tokens", "2")
+    assert code == 0, err
+    (file,) = (tmp_path / "runs" / "fuse").iterdir()
+    assert file.name == "known-facts_tiny-llama_fuse_n5_5-shot.feather"
+    assert len(read_answers(file).rows) == 7
+
+
+def test_a_run_prints_its_scores_and_leaves_one_file(labkit_command, tmp_path):
+    code, out, err = labkit_command("fuse", *SMALL, "--output", "out.feather")
+    assert (code, err) == (0, "")  # no bar, no remark: this is no terminal
+    lines = out.splitlines()
+    assert lines[0] == "out.feather: fuse (fast), tiny-llama on known-facts"
+    assert re.match(r"all +6 +0\.000 +0\.000 to 0\.459", lines[2])
+    assert "s per question" in lines[-1]
+    rows = read_answers("out.feather").rows
+    tested = {each.id: each.relation for each in read_known_facts("test")}
+    assert {row["id"]: row["relation"] for row in rows}.items() <= tested.items()
+    assert all(any(line.startswith(row["relation"]) for line in lines) for row in rows)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.feather"]
+
+
+def test_json_is_the_same_for_programs_and_rescoring_reproduces_it(labkit_command):
+    code, out, err = labkit_command("fuse", *SMALL, "--output", "out.feather", "--lemmatize", "--json")
+    assert (code, err) == (0, "")
+    made = json.loads(out)
+    assert made["scores"]["exact"]["n"] == 6 and made["settings"]["lemmatizer"] == "simplemma"
+    before = open("out.feather", "rb").read()
+    code, out, err = labkit_command("fuse", "--rescore", "out.feather", "--lemmatize", "--json")
+    assert (code, err) == (0, "") and json.loads(out) == made
+    assert open("out.feather", "rb").read() == before
+    code, out, _ = labkit_command("fuse", "--rescore", "out.feather", "--output", "copy.feather")
+    assert code == 0 and "lemmatised" not in out
+    assert all(row["correct_lemmatised"] is None for row in read_answers("copy.feather").rows)
+    code, _, err = labkit_command("fuse", "--rescore", "out.feather", "--output", "copy.feather")
+    assert code == 2 and "copy.feather exists already" in err
+
+
+def test_two_files_are_compared(labkit_command):
+    for method in ("fuse", "concat"):
+        assert labkit_command("fuse", *SMALL, "--method", method, "--output", f"{method}.feather")[0] == 0
+    code, out, err = labkit_command("fuse", "--rescore", "fuse.feather", "--compare", "concat.feather")
+    assert (code, err) == (0, "")
+    assert re.search(
+        r"^accuracy minus that of concat.feather: \+0.000 \(95 % interval -0\.\d+ to \+0\.\d+\); McNemar: .*p = 1$",
+        out,
+        re.M,
+    )
+    code, out, _ = labkit_command("fuse", "--rescore", "fuse.feather", "--compare", "concat.feather", "--json")
+    assert code == 0 and json.loads(out)["mcnemar"]["neither"] == 6
+    assert labkit_command("fuse", *SMALL, "--seed", "1", "--output", "other.feather")[0] == 0
+    code, _, err = labkit_command("fuse", "--rescore", "fuse.feather", "--compare", "other.feather")
+    assert code == 2 and "did not answer the same questions" in err
+
+
+def test_interrupted_it_says_how_to_go_on_and_goes_on(labkit_command, monkeypatch):
+    calls, generate = [], runs.generate
+
+    def interrupted(lm, questions, *args, **kwargs):
+        calls.append(len(questions))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return generate(lm, questions, *args, **kwargs)
+
+    monkeypatch.setattr(runs, "generate", interrupted)
+    code, out, err = labkit_command("fuse", *SMALL, "--output", "out.feather")
+    assert (code, out) == (130, "")
+    assert err == (
+        "labkit: interrupted; 4 answers are kept in out.feather.jsonl: the same command with --resume goes on\n"
+    )
+    code, _, err = labkit_command("fuse", *SMALL, "--output", "out.feather")
+    assert code == 2 and "--resume goes on with it" in err
+    code, out, err = labkit_command("fuse", *SMALL, "--output", "out.feather", "--resume")
+    assert (code, err) == (0, "") and calls[3:] == [2]
+
+
+def test_interrupted_before_the_first_answer_it_leaves_nothing(labkit_command, monkeypatch, tmp_path):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "generate", interrupted)
+    assert labkit_command("fuse", *SMALL) == (130, "", "labkit: interrupted; nothing was written\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_questions_that_were_left_out_and_templates_are_said(labkit_command, tmp_path):
+    rows = [{"id": str(n), "paraphrases": ["a", "b"][: 1 + (n > 1)], "answers": ["c"]} for n in range(6)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, err = labkit_command("fuse", "--dataset", "own.jsonl", *SMALL, "--few-shot", "0")
+    assert code == 0 and err == "labkit: 2 questions have too few paraphrases and were left out\n"
+    asked = [{"qId": f"q{n}", "qText": f"where is it {n}?", "answers": ["here"]} for n in range(3)]
+    (tmp_path / "web.json").write_text(json.dumps(asked))
+    code, out, err = labkit_command("fuse", "--dataset", "webqa:web.json", *SMALL, "--few-shot", "1")
+    assert code == 0 and "made by templates" in err and "mean of relations" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "--model is missing"),
+        (["--model", "no-such-model"], "no model is called 'no-such-model'"),
+        ([*SMALL, "--method", "mean"], "fusion method is 'mean'; choose one of single"),
+        ([*SMALL, "--engine", "slow"], "fusion engine is 'slow'; choose one of fast"),
+        ([*SMALL, "--dataset", "no-such-set"], "no-such-set is no file and no known set"),
+        ([*SMALL, "--dataset", "webqa:none.json"], "none.json"),
+        ([*SMALL, "--num-paraphrases", "0"], "Invalid value for '--num-paraphrases'.*1"),
+        ([*SMALL, "--num-paraphrases", "9"], "9 paraphrases: none of the 160 questions has as many"),
+        (["--model", "tiny-llama", "--indexes", "0,5"], "index 5: none of the 160 questions.*index 0 to 4"),
+        (["--model", "tiny-llama", "--indexes", "0,x"], "--indexes is '0,x'"),
+        (["--model", "tiny-llama", "--indexes", "-1"], "give places from 0"),
+        ([*SMALL, "--indexes", "0"], "the number of paraphrases or their places, not both"),
+        ([*SMALL, "--few-shot", "99"], "99 few-shot examples were asked for, and there are 32"),
+        (["--model", "tiny-llama", "--dataset", "own.jsonl", "--few-shot", "2"], "no question is left"),
+        ([*SMALL, "--method", "weighted", "--weights", "1,x"], "--weights is '1,x'"),
+        ([*SMALL, "--method", "weighted", "--weights", "1,2,3"], "3 weights, and question .* 2 paraphrases"),
+        ([*SMALL, "--layer", "1"], "averages no layer"),
+        ([*SMALL, "--lemmatizer", "porter"], "the lemmatiser is 'porter'"),
+        ([*SMALL, "--device", "tpu9"], "the device is 'tpu9'"),
+        ([*SMALL, "--output", "own.jsonl"], "own.jsonl exists already"),
+        ([*SMALL, "--output", "."], "is a folder"),
+        (["--rescore", "none.feather"], "none.feather is no file"),
+        (["--rescore", "own.jsonl"], "own.jsonl is no Feather file"),
+        (["--rescore", "own.jsonl", "--model", "tiny-llama"], "--model means nothing together with --rescore"),
+        (["--compare", "own.jsonl"], "--compare needs --rescore"),
+        (["--prove"], "--model is missing"),
+        (["--prove", "--model", "tiny-llama", "--few-shot", "3"], "--few-shot means nothing together with --prove"),
+        (["--prove", "--model", "tiny-llama", "--engine", "slow"], "fusion engine is 'slow'"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(labkit_command, tmp_path, arguments, words):
+    rows = [{"id": str(n), "paraphrases": ["a", "b"], "answers": ["c"]} for n in range(2)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, err = labkit_command("fuse", *arguments)
+    assert (code, out) == (2, "")
+    assert re.search(words, err) and err.startswith("labkit: ") and err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["own.jsonl"]
+
+
+@pytest.mark.parametrize("engine", ["fast", "dense"])
+def test_proofs_that_hold_exit_with_0(labkit_command, engine):
+    code, out, err = labkit_command("fuse", "--prove", "--model", "tiny-llama", "--engine", engine)
+    assert (code, err) == (0, "") and "FAILS" not in out and "copies are one" in out
+    code, out, _ = labkit_command("fuse", "--prove", "--model", "tiny-llama", "--engine", engine, "--json")
+    assert code == 0 and json.loads(out)["holds"]
+
+
+def test_the_engine_that_reads_all_again_fails_the_proof_that_none_does(labkit_command):
+    code, out, _ = labkit_command("fuse", "--prove", "--model", "tiny-llama", "--engine", "cacheless", "--json")
+    assert code == 1
+    assert [each["name"] for each in json.loads(out)["proofs"] if not each["holds"]] == [
+        "what has been read is not read again"
+    ]
+
+
+def test_a_proof_that_fails_exits_with_1(labkit_command, monkeypatch):
+    (fault,) = [each for each in faults.ALL if each.name == "positions go on"]
+    monkeypatch.setattr("labkit.fusion.fast.FastEngine", fault.engine)
+    code, out, _ = labkit_command("fuse", "--prove", "--model", "tiny-llama")
+    assert code == 1 and re.search("FAILS +copies are one", out)
