@@ -13,7 +13,17 @@ from typing import Annotated, Any
 
 import typer
 
-from labkit import __version__, cli_bench, cli_data, cli_effect, cli_finetune, cli_fuse, cli_show, cli_train
+from labkit import (
+    __version__,
+    cli_bench,
+    cli_bench_fusion,
+    cli_data,
+    cli_effect,
+    cli_finetune,
+    cli_fuse,
+    cli_show,
+    cli_train,
+)
 from labkit.console import Attn, Dtype, Json, Name, plain, print_json, print_table, waiting
 from labkit.errors import LabkitError
 
@@ -34,6 +44,8 @@ app.add_typer(cli_finetune.predict_app, name="predict")
 app.add_typer(cli_bench.bench_app, name="bench")
 cli_bench.bench_app.command()(cli_effect.mask_effect)
 cli_bench.bench_app.command()(cli_effect.report)
+cli_bench.bench_app.command()(cli_bench_fusion.fusion)
+cli_bench.bench_app.command()(cli_bench_fusion.fusion_report)
 app.command()(cli_train.pretrain)
 app.command()(cli_show.export)
 notebooks_app.command(help=cli_show.export.__doc__.replace("labkit export", "labkit notebooks export"))(cli_show.export)

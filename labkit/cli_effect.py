@@ -76,7 +76,7 @@ def mask_effect(
     )  # fmt: skip
     found = conditions(data or DATA, orders=parts(orders), max_train=max_train, max_eval=max_eval)
     failures = run_study(study, found, output_dir, resume=resume)
-    _show(report([output_dir]), Path(output_dir), as_json, written)
+    show(report([output_dir]), Path(output_dir), as_json, written)
     raise typer.Exit(1 if failures else 0)
 
 
@@ -93,10 +93,11 @@ def report(
     from labkit.bench.effect_report import report as made
     from labkit.bench.effect_report import written
 
-    _show(made(folders), Path(output_dir or folders[0]), as_json, written, name)
+    show(made(folders), Path(output_dir or folders[0]), as_json, written, name)
 
 
-def _show(found: Any, folder: Path, as_json: bool, written: Any, name: str = "report") -> None:
+def show(found: Any, folder: Path, as_json: bool, written: Any, name: str = "report") -> None:
+    """Write a report with `written`, and print it: as Markdown with the names of its files, or as JSON."""
     files = written(found, folder, name)
     if as_json:
         print_json(found)

@@ -17,7 +17,8 @@ COMMANDS = [
     ["notebooks", "copy"], ["data", "list"], ["data", "check"], ["leakage"], ["pretrain"], ["train", "lm"],
     ["export"], ["notebooks", "export"], ["demo"], ["train", "qa"], ["train", "ner"], ["train", "classify"],
     ["train", "embed"], ["predict", "qa"], ["predict", "ner"], ["predict", "classify"], ["predict", "embed"],
-    ["bench", "cost"], ["bench", "mask-effect"], ["bench", "report"], ["fuse"],
+    ["bench", "cost"], ["bench", "mask-effect"], ["bench", "report"], ["fuse"], ["bench", "fusion"],
+    ["bench", "fusion-report"],
 ]  # fmt: skip
 
 

@@ -324,3 +324,36 @@ def test_both_pictures_have_a_white_ground_and_can_be_saved(tmp_path):
         ground = elements(picture, "rect")[0]
         assert ground.get("fill") == "#FFFFFF" and ground.get("width") == elements(picture, "svg")[0].get("width")
         assert save(picture, tmp_path / f"{i}.svg").read_text() == str(picture)
+
+
+def test_an_interval_that_is_given_is_drawn_where_no_seeds_tell_one():
+    curves = {"fuse": {1: [30.0], 5: [42.0]}, "concat": {1: [30.0], 5: [25.0]}}
+    drawn = effect_curves_svg(curves, "paraphrases", "accuracy", intervals={"fuse": {1: (26.0, 34.0), 5: (38.0, 47.0)}})
+    assert "42.0 [38.0, 47.0] at 5" in drawn and "25.0 at 5" in drawn
+    assert "whiskers: 95 % interval; hollow: no interval" in drawn and "seed" not in drawn
+    plain = effect_curves_svg(curves, "paraphrases", "accuracy")
+    assert "one seed, no interval" in plain
+    fuse, concat = (g for g in elements(drawn, "g"))
+    ends = [
+        [float(y) for y in re.match(r"M[\d.]+ ([\d.]+)V([\d.]+)", path.get("d")).groups()]
+        for path in fuse.findall(f"{SVG}path")
+        if "V" in path.get("d")
+    ]
+    (low, high), (low_5, high_5) = ends  # one length for one point of accuracy, on the scale that is drawn
+    assert (low - high) / 8 == pytest.approx((low_5 - high_5) / 9, abs=0.01)
+    assert not [path for path in concat.findall(f"{SVG}path") if "V" in path.get("d")]
+
+
+@pytest.mark.parametrize(
+    ("intervals", "words"),
+    [
+        ({"fuse": {2: (1.0, 2.0)}}, "arm 'fuse' at x = 2 has no point with one score"),
+        ({"max": {1: (1.0, 2.0)}}, "arm 'max' at x = 1 has no point"),
+        ({"seeds": {1: (1.0, 2.0)}}, "arm 'seeds' at x = 1 has no point with one score"),
+        ({"fuse": {1: (2.0, 1.0)}}, "goes from 2 to 1: the lower end comes first"),
+        ({"fuse": {1: (1.0, math.nan)}}, "an end of the interval of arm 'fuse' at x = 1 must be a finite number"),
+    ],
+)
+def test_an_interval_without_its_point_is_refused(intervals, words):
+    with pytest.raises(MaskError, match=words):
+        effect_curves_svg({"fuse": {1: [1.5]}, "seeds": {1: [1.0, 2.0]}}, "x", "y", intervals=intervals)

@@ -55,7 +55,7 @@ def _removed(conditions: Sequence[dict]) -> str:
     gaps = _differences(conditions, "bidirectional")
     if not gaps:
         return "**Removing the mask** was not measured: the arm bidirectional has no finished run."
-    return f"**Removing the mask, and nothing else,** {_sorted_out(gaps)}."
+    return f"**Removing the mask, and nothing else,** {sorted_out(gaps)}."
 
 
 def learned(condition: dict[str, Any]) -> bool:
@@ -89,7 +89,7 @@ def _repeated(conditions: Sequence[dict]) -> str:
     gaps = _differences(conditions, "repeated")
     if not gaps:
         return ""
-    text = f"**The control: mask left in place, input read twice.** It {_sorted_out(gaps)}."
+    text = f"**The control: mask left in place, input read twice.** It {sorted_out(gaps)}."
     against = [
         (each, pair["difference"])
         for each in conditions
@@ -97,7 +97,7 @@ def _repeated(conditions: Sequence[dict]) -> str:
         if (pair["one"], pair["other"]) == ("bidirectional", "repeated")
     ]
     if against:
-        text += f" Against it, the unmasked model {_sorted_out(against, 'is better', 'is worse')}."
+        text += f" Against it, the unmasked model {sorted_out(against, 'is better', 'is worse')}."
     return text
 
 
@@ -107,7 +107,7 @@ def _adapted(conditions: Sequence[dict]) -> str:
     for name in sorted(names, key=lambda each: (each.partition(":")[0], int(each.partition(":")[2]))):
         objective, _, steps = name.partition(":")
         text = f"**After {steps} steps of {objective.upper()}** the unmasked model "
-        text += _sorted_out(_differences(conditions, name))
+        text += sorted_out(_differences(conditions, name))
         against = [
             (each, pair["difference"])
             for each in conditions
@@ -115,8 +115,8 @@ def _adapted(conditions: Sequence[dict]) -> str:
             if pair["one"] == name and pair["other"] == f"next:{steps}"
         ]
         if against:
-            sorted_out = _sorted_out(against, "is better", "is worse")
-            text += f"; against the causal model with as many steps of next-token prediction it {sorted_out}"
+            told_apart = sorted_out(against, "is better", "is worse")
+            text += f"; against the causal model with as many steps of next-token prediction it {told_apart}"
         told.append(text + ".")
     return " ".join(told)
 
@@ -126,7 +126,7 @@ def _others(conditions: Sequence[dict]) -> str:
     names = dict.fromkeys(one["name"] for each in conditions for one in each["arms"])
     for name in names:
         if name.startswith(("unmask:", "encoder:")) or name == "right-to-left":
-            told.append(f"{name} {_sorted_out(_differences(conditions, name))}")
+            told.append(f"{name} {sorted_out(_differences(conditions, name))}")
     return f"**Other arms.** {'; '.join(told)}." if told else ""
 
 
@@ -191,7 +191,7 @@ def _differences(conditions: Sequence[dict], name: str) -> list[tuple[dict, dict
     ]
 
 
-def _sorted_out(gaps: Sequence[tuple[dict, dict]], helps: str = "helps", harms: str = "harms") -> str:
+def sorted_out(gaps: Sequence[tuple[dict, dict]], helps: str = "helps", harms: str = "harms") -> str:
     """helps in 1 of 3 conditions (a: +3.0 [1.0, 5.0]), harms in 1 (...), shows no difference in 1 (...)"""
     if not gaps:
         return "has no finished run"

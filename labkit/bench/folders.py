@@ -32,6 +32,20 @@ def opened(folder: str | Path, study: Any, conditions: Sequence[Condition], *, r
     Raises:
         TrainingError: it holds another study, or is not to be gone on with, or another process is at it.
     """
+    with claimed(folder, resume=resume) as (path, begun):
+        wanted = _plain({"study": asdict(study), "conditions": [c.facts for c in conditions]})
+        unsaid = _plain(asdict(type(study)(study.model)))  # what an older version did not write down yet
+        write_json(path / "study.json", wanted if begun is None else _grown(begun, wanted, unsaid, path))
+        yield path
+
+
+@contextmanager
+def claimed(folder: str | Path, *, resume: bool) -> Iterator[tuple[Path, dict[str, Any] | None]]:
+    """The folder of a study, for one process at a time, and its study.json; None: nothing was begun in it.
+
+    Raises:
+        TrainingError: it holds something else, or a study that is not to be gone on with, or another process is at it.
+    """
     from filelock import FileLock, Timeout
 
     path = Path(folder).expanduser().absolute()
@@ -45,10 +59,7 @@ def opened(folder: str | Path, study: Any, conditions: Sequence[Condition], *, r
     path.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(path / ".lock", timeout=0):
-            wanted = _plain({"study": asdict(study), "conditions": [c.facts for c in conditions]})
-            unsaid = _plain(asdict(type(study)(study.model)))  # what an older version did not write down yet
-            write_json(path / "study.json", wanted if begun is None else _grown(begun, wanted, unsaid, path))
-            yield path
+            yield path, begun
     except Timeout:
         raise TrainingError(f"another process is at work in {path}") from None
 

@@ -42,6 +42,30 @@ def differences(conditions: Sequence[dict[str, Any]]) -> dict[str, dict[str, tup
     return rows
 
 
+def fusion_qualities(model: str | None = None) -> list[dict[str, Any]]:
+    """The conditions of all stored comparisons of fusion (`labkit.bench.fusion_report`), of one model or of all."""
+    found = [each for name in names() if name.startswith("fusion_quality") for each in stored(name)["conditions"]]
+    return [each for each in found if model in (None, each["model"])]
+
+
+def fusion_differences(conditions: Sequence[dict[str, Any]]) -> dict[str, dict[str, tuple]]:
+    """{condition: {"fuse, N = 5": (difference to the mean of single prompts, low, high)}}, in points."""
+    rows: dict[str, dict[str, tuple]] = {}
+    for each in conditions:
+        compared = sorted((row for row in each["rows"] if "to_single" in row), key=lambda row: row["method"])
+        gaps = {
+            f"{row['method']}, N = {row['paraphrases']}": tuple(row["to_single"][k] for k in ("mean", "low", "high"))
+            for row in compared
+        }
+        sizes = sorted({row["n"] for row in compared})
+        n = " to ".join(f"{size:,}" for size in dict.fromkeys([*sizes[:1], *sizes[-1:]]))
+        label = f"{each['name']}, {each['model']} (n = {n})"
+        same = sum(known.startswith(label) for known in rows)  # another study of the same condition
+        if gaps:
+            rows[label + (f", study {same + 1}" if same else "")] = gaps
+    return rows
+
+
 def names() -> list[str]:
     """The results there are."""
     return sorted(path.stem for path in folder("results").glob("*.json"))

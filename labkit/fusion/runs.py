@@ -107,16 +107,23 @@ class Plan:
     sha256: str
 
 
-def run(settings: Settings, output: str | Path | None = None, *, resume: bool = False) -> Answers:
+def run(
+    settings: Settings, output: str | Path | None = None, *, resume: bool = False, lm: Loaded | None = None
+) -> Answers:
     """Answer all questions, and write the file; with `resume`, go on with a run that was interrupted.
 
     Args:
         output: the file; by default `default_output(settings)`.
+        lm: the model that the settings name, as `load_model` gives it, for runs that share one; by default it is loaded
+            if a question is left to ask.
 
     Raises:
-        FusionError, DataError, ModelError: what cannot be asked, read or loaded; nothing is written then. A file or a
-            journal that is there without `resume`, or is of other settings; nothing is changed then.
+        FusionError, DataError, ModelError: what cannot be asked, read or loaded, or another model than the settings
+            name; nothing is written then. A file or a journal that is there without `resume`, or is of other settings;
+            nothing is changed then.
     """
+    if lm is not None:
+        _require_named(lm, settings)
     require_pyarrow()
     output = Path(output or default_output(settings)).expanduser()
     lemmatizer = scores.load_lemmatizer(settings.lemmatizer) if settings.lemmatizer else None
@@ -132,7 +139,8 @@ def run(settings: Settings, output: str | Path | None = None, *, resume: bool = 
     if about is not None:
         _require_same(journal_of(output), about, asked_for)
     if about is None or any(question.id not in said for question in made.questions):
-        lm = _loaded(settings, made)
+        lm = lm or load_model(settings)
+        _require_fit(lm, settings, made)
         about = about or asked_for | _facts(settings, made, lm)
         with Journal(journal_of(output), about, whole) as journal:
             _answer_all(lm, settings, made, said, journal)
@@ -164,6 +172,14 @@ def plan(settings: Settings) -> Plan:
     prefix = prefix_of(shots, settings.seed)
     left_out, taken_out = len(rest) - len(able), len(found) - len(rest)
     return Plan(tuple(questions), texts, tuple(shots), prefix, left_out, taken_out, _dataset_sha256(settings))
+
+
+def load_model(settings: Settings) -> Loaded:
+    """The model that the settings name. Raises ModelError, or FusionError if it cannot read text or has no device."""
+    lm = load(settings.model, dtype=settings.dtype, device=device_named(settings.device))
+    if lm.tokenizer is None:
+        raise FusionError(f"{settings.model} holds no tokenizer, so no text can be read; add its tokenizer files")
+    return lm
 
 
 def default_output(settings: Settings) -> Path:
@@ -231,14 +247,11 @@ def _row(
     }
 
 
-def _loaded(settings: Settings, made: Plan) -> Loaded:
-    """The model, once it is sure that all prompts fit it, so that a run does not end halfway."""
+def _require_fit(lm: Loaded, settings: Settings, made: Plan) -> None:
+    """FusionError unless all prompts fit the model, so that a run does not end halfway."""
     from labkit.fusion.engine import fusable_decoder, require_room
     from labkit.fusion.layout import prompts, token_ids
 
-    lm = load(settings.model, dtype=settings.dtype, device=device_named(settings.device))
-    if lm.tokenizer is None:
-        raise FusionError(f"{settings.model} holds no tokenizer, so no text can be read; add its tokenizer files")
     texts = [[asked(text) for text in chosen] for chosen in made.texts]
     begins, ids, ends = token_ids(lm.tokenizer, texts, made.prefix, CUE, SEPARATOR)
     weights = settings.weights and [settings.weights] * len(ids)
@@ -246,7 +259,22 @@ def _loaded(settings: Settings, made: Plan) -> Loaded:
     at_once = whole.longest_row * max(whole.counts) * min(settings.batch_size, len(ids))
     last = whole.last_position + settings.max_new_tokens - 1
     require_room(fusable_decoder(lm.model), last, at_once, lm.model.dtype, str(lm.model.device))
-    return lm
+
+
+def _require_named(lm: Loaded, settings: Settings) -> None:
+    """FusionError if this is not the model that the settings name: the file would say otherwise of itself."""
+    device = device_named(settings.device)
+    found = {"model": lm.name}
+    named = {"model": settings.model}
+    if settings.dtype is not None:
+        found["dtype"], named["dtype"] = str(lm.model.dtype).removeprefix("torch."), settings.dtype
+    if device is not None:
+        found["device"], named["device"] = lm.model.device.type, device.partition(":")[0]
+    if wrong := [name for name in named if found[name] != named[name]]:
+        name = wrong[0]
+        raise FusionError(
+            f"the settings name the {name} {named[name]!r}, and the model that was given has {found[name]!r}"
+        )
 
 
 def device_named(name: str) -> str | None:

@@ -206,6 +206,55 @@ def difference(one: Scored, other: Scored, *, draws: int = DRAWS, seed: int = 0)
     return _mean(first.astype(float) - second.astype(float), (-1.0, 1.0), draws, seed)
 
 
+def shared(many: Sequence[Scored]) -> list[Scored]:
+    """Each with the questions that all of them answered, in the order of the first.
+
+    Raises:
+        DataError: there is no such question.
+    """
+    common = set(many[0].ids).intersection(*(each.ids for each in many[1:]))
+    order = [id for id in many[0].ids if id in common]
+    found = []
+    for each in many:
+        at = {id: number for number, id in enumerate(each.ids)}
+        places = [at[id] for id in order]
+        relations = tuple(each.relations[place] for place in places) if each.relations else ()
+        found.append(Scored(tuple(order), tuple(each.correct[place] for place in places), relations))
+    return found
+
+
+def mean_accuracy(many: Sequence[Scored], *, draws: int = DRAWS, seed: int = 0) -> Estimate:
+    """The mean of the accuracies of several methods on the same questions: a bootstrap over questions.
+
+    Raises:
+        DataError: they did not answer the same questions.
+    """
+    return _mean(_share_right(many), (0.0, 1.0), draws, seed)
+
+
+def macro_mean_accuracy(many: Sequence[Scored], *, draws: int = DRAWS, seed: int = 0) -> Estimate:
+    """`mean_accuracy` with each relation counting alike, and an interval as that of `macro_accuracy`."""
+    return _macro_mean(_share_right(many), many[0], (0.0, 1.0), draws, seed)
+
+
+def difference_to_mean(one: Scored, many: Sequence[Scored], *, draws: int = DRAWS, seed: int = 0) -> Estimate:
+    """Accuracy of `one` minus the mean of the others' accuracies; a bootstrap over questions, the same for all.
+
+    Raises:
+        DataError: they did not answer the same questions.
+    """
+    return _mean(_gain(one, many), (-1.0, 1.0), draws, seed)
+
+
+def macro_difference_to_mean(one: Scored, many: Sequence[Scored], *, draws: int = DRAWS, seed: int = 0) -> Estimate:
+    """`difference_to_mean` with each relation counting alike.
+
+    As for `macro_accuracy` relations are drawn, and the questions within each: a method that wins in a few relations
+    only has a wide interval.
+    """
+    return _macro_mean(_gain(one, many), one, (-1.0, 1.0), draws, seed)
+
+
 def mcnemar(one: Scored, other: Scored) -> McNemar:
     """McNemar's exact test of two methods on the same questions; DataError if they are not the same.
 
@@ -283,6 +332,35 @@ def _same_questions(one: Scored, other: Scored) -> tuple[np.ndarray, np.ndarray]
         )
     of_other = dict(zip(other.ids, other.correct, strict=True))
     return np.array(one.correct, dtype=bool), np.array([of_other[id] for id in one.ids], dtype=bool)
+
+
+def _share_right(many: Sequence[Scored]) -> np.ndarray:
+    """Of each question the share of methods that answered it rightly, (questions,), in the order of the first."""
+    return np.mean([_same_questions(many[0], each)[1] for each in many], axis=0)
+
+
+def _gain(one: Scored, many: Sequence[Scored]) -> np.ndarray:
+    """Of each question, (questions,): 1 if `one` answered it rightly, minus the share of the others that did."""
+    return np.mean([np.subtract(*_same_questions(one, each), dtype=float) for each in many], axis=0)
+
+
+def _macro_mean(values: np.ndarray, of: Scored, ends: tuple[float, float], draws: int, seed: int) -> Estimate:
+    """The mean of the relations' means of one value per question of `of`; relations are drawn, then their questions."""
+    names = np.array([str(relation) for relation in of.relations])
+    if not of.relations or None in of.relations:
+        raise DataError("a mean over relations needs a relation for each question")
+    groups = [values[names == name] for name in sorted(set(names))]
+    mean = float(np.mean([group.mean() for group in groups]))
+    if len(np.unique(values)) == 1:
+        return Estimate(mean, *_constant(mean, len(groups), ends), len(values))
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(len(groups), size=(draws, len(groups)))
+    means = np.empty(drawn.shape)
+    for number, group in enumerate(groups):
+        kinds, counts = np.unique(group, return_counts=True)
+        here = drawn == number
+        means[here] = rng.multinomial(len(group), counts / len(group), size=int(here.sum())) @ kinds / len(group)
+    return Estimate(mean, *_percentiles(means.mean(1)), len(values))
 
 
 def _mean(values: np.ndarray, ends: tuple[float, float], draws: int, seed: int) -> Estimate:

@@ -92,6 +92,7 @@ def effect_curves_svg(
     y_name: str,
     title: str = "",
     log_x: bool = False,
+    intervals: Mapping[str, Mapping[float | int, Sequence[float | int]]] | None = None,
 ) -> Svg:
     """Scores of several arms along a quantity: the mean of the seeds as a line, each seed a point, and 95 % intervals.
 
@@ -100,12 +101,13 @@ def effect_curves_svg(
         x_name, y_name: of the axes, with their units.
         title: above the picture.
         log_x: equal factors of x are equally far apart.
+        intervals: `{arm: {x: (low, high)}}` of points with one score, whose interval does not come from seeds.
 
     Raises:
-        MaskError: no arm, an arm without points, a point without scores, a number that is not finite, or an x of 0 or
-            less where `log_x`.
+        MaskError: no arm, an arm without points, a point without scores, a number that is not finite, an x of 0 or
+            less where `log_x`, or an interval that no point with one score has.
     """
-    arms = _checked_curves(curves, log_x)
+    arms = _with_intervals(_checked_curves(curves, log_x), intervals or {})
     x_name, y_name, title = clean(x_name), clean(y_name), clean(title)
     points = [point for arm in arms.values() for point in arm]
     low, high = reach([s for p in points for s in p.scores], [p.ends for p in points if p.ends])
@@ -204,6 +206,22 @@ def _checked_point(who: str, x: float, scores: Sequence) -> _Point:
     seeds = [finite(score, f"a score of {who} at x = {x:g}") for score in scores]
     mean, half = (None if part is None else float(part) for part in mean_interval(np.array(seeds)))
     return _Point(x, seeds, mean, None if half is None else (mean - half, mean + half))
+
+
+def _with_intervals(arms: dict[str, list[_Point]], intervals: Mapping) -> dict[str, list[_Point]]:
+    """The points with the intervals that are given for them."""
+    found = {name: {point.x: point for point in arm} for name, arm in arms.items()}
+    for arm, given in intervals.items():
+        for x, ends in given.items():
+            who, name = f"arm {str(arm)!r} at x = {x:g}", clean(arm)
+            point = found.get(name, {}).get(float(x))
+            if point is None or len(point.scores) > 1:
+                raise MaskError(f"{who} has no point with one score to give an interval to")
+            low, high = (finite(end, f"an end of the interval of {who}") for end in ends)
+            if low > high:
+                raise MaskError(f"the interval of {who} goes from {low:g} to {high:g}: the lower end comes first")
+            found[name][float(x)] = point._replace(ends=(low, high))
+    return {name: list(points.values()) for name, points in found.items()}
 
 
 def _x_axis(xs: Sequence[float], right: int, arms: int, log: bool) -> Axis:
@@ -318,6 +336,7 @@ def _curve(
             lower = f"M{x - 3} {low}h6" if point.ends[0] >= y_axis.low else f"M{x - 4} {low - 5}l4 5l4 -5"
             upper = f"M{x - 3} {high}h6" if point.ends[1] <= y_axis.high else f"M{x - 4} {high + 5}l4 -5l4 5"
             body.append(f'<path d="M{x} {low}V{high}{lower}{upper}" stroke="{colour}" stroke-width="1.5" fill="none"/>')
+        if len(point.scores) > 1:
             seeds = "".join(f"M{x + beside:.2f} {y_axis(score)}h0" for score in point.scores)
             body.append(f'<path d="{seeds}" stroke="{colour}" stroke-width="4" stroke-linecap="round" opacity=".6"/>')
         body.append(drawn_mark(SHAPES[i % len(SHAPES)] if point.ends else "hollow", x, y, colour, 5))
@@ -346,7 +365,9 @@ def _names_at_ends(
 def _seeds_in_words(points: Sequence[_Point]) -> str:
     counts = sorted({len(point.scores) for point in points})
     if counts == [1]:
-        return "one seed, no interval"
+        if not (given := sum(point.ends is not None for point in points)):
+            return "one seed, no interval"
+        return "whiskers: 95 % interval" + ("; hollow: no interval" if given < len(points) else "")
     seeds = f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
     hollow = "; hollow: one seed" if counts[0] == 1 else ""
     return f"mean of {seeds}, dots: single seeds, whiskers: 95 % interval{hollow}"
