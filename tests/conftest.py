@@ -43,3 +43,18 @@ def no_network(monkeypatch) -> list[str]:
     monkeypatch.setattr(socket.socket, "connect_ex", guarded(socket.socket.connect_ex))
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     return attempts
+
+
+@pytest.fixture
+def labkit_command(capfd):
+    """labkit_command("models", "--json") -> (exit code, standard output, standard error)"""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        from labkit import cli
+
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            cli.main([str(argument) for argument in arguments])
+        return exit_.value.code, *capfd.readouterr()
+
+    return run

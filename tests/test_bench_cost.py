@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig
 
 import labkit
-from labkit import cli, memory
+from labkit import memory
 from labkit.bench import cost as bench
 from labkit.bench import cost_report, cost_row, flops, shapes
 from labkit.bench.cost_row import Row
@@ -28,19 +28,6 @@ pytestmark = pytest.mark.training
 
 ROW = Row("tiny-gpt2", 2, 32, "float32", None, "full", "bidirectional", "cpu", 2)
 GRID = ["--models", "tiny-gpt2,tiny-gemma2", "--batch-sizes", "2", "--lengths", "16", "--attn", "sdpa", "--steps", "2"]
-
-
-@pytest.fixture
-def labkit_command(capfd):
-    """labkit_command("bench", "cost", ...) -> (exit code, standard output, standard error)"""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            cli.main([str(argument) for argument in arguments])
-        return exit_.value.code, *capfd.readouterr()
-
-    return run
 
 
 def model_for(name: str, method: str, mask: str = "causal"):

@@ -5,6 +5,7 @@ import random
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -12,7 +13,6 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from labkit import cli
 from labkit.bench import fusion_report, fusion_words, stored
 from labkit.bench.fusion_quality import Cell, Study, data_named, read_study, run_study
 from labkit.bench.fusion_report import report, written
@@ -637,33 +637,27 @@ def test_cells_of_unlike_models_and_methods_never_share_a_file():
 
 
 @pytest.fixture
-def labkit_command(capfd, tmp_path, monkeypatch):
+def bench_command(labkit_command, tmp_path, monkeypatch):
+    """bench_command("fusion", ...) in an empty folder -> (exit code, standard output, standard error)"""
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            cli.main(["bench", *map(str, arguments)])
-        return exit_.value.code, *capfd.readouterr()
-
-    return run
+    return partial(labkit_command, "bench")
 
 
 SMALL = ["fusion", "--model", "tiny-llama", "--num-paraphrases", "1,2", "--max-questions", "4", "--few-shot", "2"]
 SMALL += ["--max-new-tokens", "2", "--device", "cpu", "--output-dir", "s"]
 
 
-def test_the_command_asks_and_its_report_comes_again_from_the_folder(labkit_command):
-    code, out, err = labkit_command(*SMALL, "--repeat-control", "--few-methods", "isolate", "--few-questions", "2")
+def test_the_command_asks_and_its_report_comes_again_from_the_folder(bench_command):
+    code, out, err = bench_command(*SMALL, "--repeat-control", "--few-methods", "isolate", "--few-questions", "2")
     assert code == 0 and "8 cells, 0 of them done" in err
     assert out.startswith("# What fusing paraphrases gives") and "| isolate | 2 | 2 |" in out
     assert all(Path("s", name).exists() for name in ("report.md", "report.json", "report.svg", "report-curve-1.svg"))
-    code, again, err = labkit_command("fusion-report", "s", "--output-dir", "out", "--name", "fusion_quality")
+    code, again, err = bench_command("fusion-report", "s", "--output-dir", "out", "--name", "fusion_quality")
     assert (code, err) == (0, "") and Path("out/fusion_quality.md").exists()
     assert again.splitlines()[:20] == out.splitlines()[:4] + [
         line.replace("report.svg", "fusion_quality.svg") for line in out.splitlines()[4:20]
     ]
-    code, out, err = labkit_command(
+    code, out, err = bench_command(
         *SMALL, "--repeat-control", "--few-methods", "isolate", "--few-questions", "2", "--resume", "--json"
     )
     assert code == 0 and json.loads(out) == json.loads(Path("s/report.json").read_text())
@@ -688,9 +682,9 @@ def test_the_command_asks_and_its_report_comes_again_from_the_folder(labkit_comm
     ],
     ids=lambda value: " ".join(value[-2:]) if isinstance(value, list) else "",
 )
-def test_bad_input_is_one_line_and_writes_nothing(labkit_command, tmp_path, arguments, words):
+def test_bad_input_is_one_line_and_writes_nothing(bench_command, tmp_path, arguments, words):
     (tmp_path / "file").write_text("mine")
-    code, out, err = labkit_command(*arguments)
+    code, out, err = bench_command(*arguments)
     assert (code, out) == (2, "") and err.count("\n") == 1
     assert re.search(words, err)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from labkit import __version__, cli, models
+from labkit import __version__, models
 from labkit.models import REGISTRY
 
 COMMANDS = [
@@ -20,19 +20,6 @@ COMMANDS = [
     ["bench", "cost"], ["bench", "mask-effect"], ["bench", "report"], ["fuse"], ["bench", "fusion"],
     ["bench", "fusion-report"],
 ]  # fmt: skip
-
-
-@pytest.fixture
-def labkit_command(capfd):
-    """labkit_command("models", "--json") -> (exit code, standard output, standard error)"""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            cli.main(list(arguments))
-        return exit_.value.code, *capfd.readouterr()
-
-    return run
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

@@ -9,7 +9,6 @@ import sys
 
 import pytest
 
-from labkit import cli
 from labkit.datasets import embedded, sources
 from labkit.errors import DataError
 from labkit.run_folder import read_json
@@ -17,19 +16,6 @@ from labkit.run_folder import read_json
 pytestmark = pytest.mark.training
 
 SMALL = ["--model", "tiny-gpt2", "--max-steps", "4", "--batch-size", "4", "--max-train", "16", "--max-eval", "6"]
-
-
-@pytest.fixture
-def labkit_command(capfd):
-    """labkit_command("train", "ner", ...) -> (exit code, standard output, standard error)"""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            cli.main([str(argument) for argument in arguments])
-        return exit_.value.code, *capfd.readouterr()
-
-    return run
 
 
 @pytest.mark.parametrize("task", ["qa", "ner", "classify", "embed"])

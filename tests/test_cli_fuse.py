@@ -8,7 +8,6 @@ import shlex
 
 import pytest
 
-from labkit import cli
 from labkit.datasets.paraphrases import read_known_facts
 from labkit.fusion import ENGINES, METHODS, faults, runs
 from labkit.fusion.answers import read_answers
@@ -19,18 +18,10 @@ SMALL = ["--model", "tiny-llama", "--num-paraphrases", "2", "--max-questions", "
 SMALL += ["--max-new-tokens", "3", "--batch-size", "2", "--device", "cpu"]
 
 
-@pytest.fixture
-def labkit_command(capfd, tmp_path, monkeypatch):
-    """labkit_command("fuse", ...) in an empty folder -> (exit code, standard output, standard error)"""
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    """Commands run in an empty folder, where their default output goes."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            cli.main([str(argument) for argument in arguments])
-        return exit_.value.code, *capfd.readouterr()
-
-    return run
 
 
 def test_help_names_all_methods_and_engines_and_its_example_runs(labkit_command, tmp_path):
