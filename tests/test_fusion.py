@@ -57,8 +57,7 @@ def test_all_engines_agree(name, method):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_flex_reference_agrees_and_says_that_it_was_used(name, monkeypatch):
-    monkeypatch.setattr("labkit.fusion.reference._compiles", lambda device: False)
+def test_the_flex_reference_agrees_and_says_that_it_was_used(name):
     lm = labkit.load(name)
     before = lm.model.config._attn_implementation
     flex, fast = answered(lm, engine="reference"), answered(lm)
@@ -67,13 +66,33 @@ def test_the_flex_reference_agrees_and_says_that_it_was_used(name, monkeypatch):
     assert lm.model.config._attn_implementation == before
 
 
-@pytest.mark.slow
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma2"])
 def test_the_compiled_flex_reference_agrees(name):
-    lm = labkit.load(name)
+    lm = labkit.load(name, device="cuda")
     flex, fast = answered(lm, engine="reference"), answered(lm)
     assert gap(flex.first_logits, fast.first_logits) < TOLERANCE and flex.tokens == fast.tokens
     assert flex.engine == "reference (flex, compiled)"
+
+
+@pytest.mark.parametrize("method", ["isolate", "fuse"])
+def test_a_long_paraphrase_beside_a_short_one_needs_no_more_positions_than_its_own(method):
+    lm = labkit.load("tiny-gpt2")  # 1,024 learned positions
+    questions = [["the word of it " * 180, "the cat sat"]]
+    length = len(lm.tokenizer(questions[0][0])["input_ids"])
+    assert length < 1024 < 2 * length
+    fast, dense = (answered(lm, method, engine, questions, prefix="") for engine in ("fast", "dense"))
+    assert gap(fast.first_logits, dense.first_logits) < TOLERANCE and fast.tokens == dense.tokens
+
+
+def test_every_submodule_is_in_the_mode_it_was_in():
+    lm = labkit.load("tiny-llama")
+    lm.model.train()
+    lm.model.model.layers[0].eval()
+    modes = [module.training for module in lm.model.modules()]
+    answered(lm)
+    assert [module.training for module in lm.model.modules()] == modes
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -229,7 +248,6 @@ def test_majority_vote_takes_what_most_paraphrases_say():
 def test_the_model_is_as_it_was_after_an_exception(monkeypatch):
     from labkit.fusion.proofs import _state
 
-    monkeypatch.setattr("labkit.fusion.reference._compiles", lambda device: False)
     lm = labkit.load("tiny-gemma3")
     lm.model.train()
     before = _state(lm.model)
@@ -245,10 +263,8 @@ def test_the_model_is_as_it_was_after_an_exception(monkeypatch):
         assert _state(lm.model) == before
 
 
-def test_an_exception_within_the_model_takes_the_hook_of_hidden_average_along(monkeypatch):
+def test_an_exception_within_the_model_takes_the_hook_of_hidden_average_along():
     from labkit.fusion.proofs import _state
-
-    monkeypatch.setattr("labkit.fusion.reference._compiles", lambda device: False)
 
     lm = labkit.load("tiny-llama")
     handle = lm.model.lm_head.register_forward_pre_hook(lambda *args: 1 / 0)
@@ -321,8 +337,7 @@ def test_a_model_that_counts_its_own_positions_is_refused():
         answered(replace(lm, model=bloom.eval()))
 
 
-def test_a_model_whose_attention_takes_no_numbers_is_sent_to_the_reference(monkeypatch):
-    monkeypatch.setattr("labkit.fusion.reference._compiles", lambda device: False)
+def test_a_model_whose_attention_takes_no_numbers_is_sent_to_the_reference():
     lm = labkit.load("tiny-llama", attn="flex_attention")
     for engine in ("fast", "dense"):
         with pytest.raises(FusionError, match="load (it|the model) with attn='sdpa'"):

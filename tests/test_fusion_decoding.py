@@ -44,6 +44,31 @@ def test_beams_of_copies_are_the_beams_of_one(method, engine):
     assert copies.log_probs == pytest.approx([one.log_probs[0]] * 2, abs=1e-3)
 
 
+def test_beams_that_all_end_at_once_give_the_answer_that_generate_gives():
+    lm = labkit.load("tiny-llama", dtype="float64")
+    questions = [[text] for text in TEXTS]
+    scores = fusion.generate(lm, questions[:1], "single", cue="word:", max_new_tokens=1).first_logits[0]
+    ends = scores.topk(4).indices.tolist()  # all that two beams look at
+    lm.model.generation_config.eos_token_id = ends
+    got = fusion.generate(lm, questions, "single", cue="word:", max_new_tokens=6, num_beams=2)
+    ids = ids_of(lm, TEXTS[0])
+    written = lm.model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, num_beams=2, do_sample=False
+    )
+    assert got.tokens[0] == written[0, ids.shape[1] :].tolist()
+    alone = [
+        fusion.generate(lm, [q], "single", cue="word:", max_new_tokens=6, num_beams=2).tokens[0] for q in questions
+    ]
+    assert got.tokens == alone
+
+
+def test_the_paraphrases_of_a_vote_draw_for_themselves():
+    lm = labkit.load("tiny-llama")
+    settings = {"cue": "word:", "max_new_tokens": 6, "do_sample": True, "temperature": 3.0}
+    result = fusion.generate(lm, [[TEXTS[0]] * 5], "majority-vote", **settings)
+    assert len(result.votes[0]) > 1
+
+
 def test_more_beams_find_an_answer_at_least_as_likely():
     lm = labkit.load("tiny-llama")
     found = [

@@ -1,7 +1,7 @@
 """From next-token scores to answers: greedy, sampled, beams; the same for every engine and method.
 
-The scores of a question do not depend on the other questions of its batch, and each question draws random numbers of
-its own, so an answer is the same alone and in a batch.
+The scores of a question do not depend on the other questions of its batch. Drawn answers have random numbers of their
+own for each question, by its number in the call, so they do not depend on the batch size.
 """
 
 from __future__ import annotations
@@ -167,28 +167,33 @@ def _beams(engine: Engine, rule: str | None, first: Tensor, text: _Text, how: De
     for length in range(1, how.max_new_tokens + 1):
         last, parents, tokens = length == how.max_new_tokens, [], []
         for question in range(questions):
+            if done[question]:  # its rows go along, and nobody reads them
+                parents += [question * width] * width
+                tokens += [0] * width
+                continue
             beams = going[question]
             own = log_probs[question * width : question * width + len(beams)]
-            sums = own + torch.tensor([beam.log_prob for beam in beams], device=own.device)[:, None]
+            sums = own + own.new_tensor([beam.log_prob for beam in beams])[:, None]
             best = sums.flatten().topk(min(2 * width, sums.numel()))
             kept: list[tuple[int, Answer]] = []
             for rank, (total, place) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
                 beam, token = divmod(place, own.shape[1])
                 answer = Answer([*beams[beam].tokens, token], "", total)
                 if text.ends(answer.tokens):
-                    if rank < width and not done[question]:
+                    if rank < width:
                         ended[question].append(answer)
                 elif len(kept) < width:
                     kept.append((beam, answer))
             ended[question] = sorted(ended[question], key=worth, reverse=True)[:width]
             going[question] = [answer for _, answer in kept]
             full = len(ended[question]) >= width
-            done[question] |= not kept or (full and worth(kept[0][1]) <= worth(ended[question][-1]))
+            done[question] = not kept or (full and worth(kept[0][1]) <= worth(ended[question][-1]))
             if last and not done[question]:
                 ended[question] += going[question]
-            kept += [kept[0] if kept else (0, beams[0])] * (width - len(kept))
-            parents += [question * width + beam for beam, _ in kept]
-            tokens += [answer.tokens[-1] for _, answer in kept]
+            chosen = [(beam, answer.tokens[-1]) for beam, answer in kept] or [(0, 0)]
+            chosen += chosen[:1] * (width - len(chosen))
+            parents += [question * width + beam for beam, _ in chosen]
+            tokens += [token for _, token in chosen]
         if last or all(done):
             break
         engine.select(parents)

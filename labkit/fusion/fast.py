@@ -168,7 +168,9 @@ class FastEngine:
             ids[row, : len(segment.ids)] = torch.tensor(segment.ids)
             real[row, begin : begin + len(segment.ids)] = True
         starts = torch.tensor([segment.start for segment in segments], device=self.device)
-        queries = starts[:, None] + torch.arange(length, device=self.device)
+        last = torch.tensor([len(segment.ids) - 1 for segment in segments], device=self.device)
+        within = torch.minimum(torch.arange(length, device=self.device), last[:, None])  # padding stands where it may
+        queries = starts[:, None] + within
         before = torch.arange(begin, device=self.device).expand(len(segments), -1)
         cache = _plain_cache()
         if prefix is not None:

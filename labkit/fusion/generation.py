@@ -20,6 +20,7 @@ from labkit.fusion.layout import Prompts, prompts, token_ids
 from labkit.fusion.methods import Method, method_named
 from labkit.fusion.reference import ReferenceEngine
 from labkit.models import Loaded
+from labkit.probe import evaluating
 
 ENGINES = {
     "fast": "segments read as one batch, keys and values joined once, ordinary decoding over them",
@@ -109,9 +110,7 @@ def generate(
     at_once = whole.longest_row * num_beams * max(whole.counts) * min(batch_size, len(ids))
     require_room(decoder, whole.last_position + max_new_tokens - 1, at_once, parameter.dtype, str(parameter.device))
     answers, first, votes, name, seconds = [], [], [], "", 0.0
-    was_training = lm.model.training
-    lm.model.eval()
-    try:
+    with evaluating(lm.model):
         for begin in range(0, len(ids), batch_size):
             some = slice(begin, begin + batch_size)
             batch = prompts(chosen, begins, ids[some], ends, None if weights is None else weights[some])
@@ -119,9 +118,8 @@ def generate(
             with torch.no_grad():
                 numbers = range(begin, begin + len(batch.counts))
                 if chosen.votes:
-                    numbers = [
-                        number for number, count in zip(numbers, batch.counts, strict=True) for _ in range(count)
-                    ]
+                    places = [(n, row) for n, count in zip(numbers, batch.counts, strict=True) for row in range(count)]
+                    numbers = [number + 1_000_000_007 * row for number, row in places]  # each draws for itself
                 apart = replace(batch, counts=(1,) * len(batch.rows)) if chosen.votes else batch
                 made = _engine(engine, lm.model, apart, averaged_layer)
                 said, scores = decode(made, chosen.combine, lm.tokenizer, _end_ids(lm), how, numbers)
@@ -132,8 +130,6 @@ def generate(
                 scores, votes = combine("average", scores, batch.counts), votes + tallies
             answers += said
             first.append(scores.cpu())
-    finally:
-        lm.model.train(was_training)
     return FusionResult(
         [each.text for each in answers], [each.tokens for each in answers], [each.log_prob for each in answers],
         torch.cat(first), method, name, seconds, votes or None,

@@ -23,6 +23,7 @@ from labkit.fusion.layout import Prompts, prompts, token_ids
 from labkit.fusion.methods import method_named
 from labkit.fusion.reference import ReferenceEngine
 from labkit.models import Loaded
+from labkit.probe import evaluating
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}  # of the largest logit
 HALF = (
@@ -95,13 +96,9 @@ def prove(
     limit = TOLERANCE.get(lm.model.dtype, HALF)
     if find_decoder(lm.model).backend == "eager":  # its softmax is in single precision, whatever the model's is
         limit = max(limit, TOLERANCE[torch.float32])
-    was_training, before = lm.model.training, _state(lm.model)
-    lm.model.eval()
-    try:
-        with torch.no_grad():
-            proofs = _agreeing(bench, ids, limit) + _isolation(bench, ids) + _reading(bench, ids, limit)
-    finally:
-        lm.model.train(was_training)
+    before = _state(lm.model)
+    with evaluating(lm.model), torch.no_grad():
+        proofs = _agreeing(bench, ids, limit) + _isolation(bench, ids) + _reading(bench, ids, limit)
     changed = float(len(before ^ _state(lm.model)))
     proofs.append(Proof("the model is left as it was", changed == 0, changed, "hooks and settings that differ"))
     return Proofs(lm.name, bench.engine([ids[0]]).name, tuple(proofs))
@@ -219,10 +216,11 @@ class _Counter:
 
 def _state(model: nn.Module) -> set[str]:
     """Hooks, own methods and settings by which something left behind would show."""
-    found = {f"attention: {model.config._attn_implementation}", f"training: {model.training}"}
+    found = {f"attention: {model.config._attn_implementation}"}
     for path, module in model.named_modules():
         hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
         found |= {f"{path}: hook {id(hook)}" for hook in hooks}
+        found |= {f"{path}: training {module.training}"}
         found |= {
             f"{path}: own {name}" for name, value in vars(module).items() if callable(value) and name == "forward"
         }
