@@ -117,8 +117,9 @@ def _run(settings: Any, output: str | None, resume: bool, as_json: bool) -> None
         raise typer.Exit(INTERRUPTED) from None
     if left_out := answers.about["left_out"]:
         print(f"labkit: {left_out:,} questions have too few paraphrases and were left out", file=sys.stderr)
-    if answers.about["natural"] < answers.about["questions"]:
-        print("labkit: the paraphrases were made by templates; they say little about natural ones", file=sys.stderr)
+    if made := answers.about["questions"] - answers.about["natural"]:
+        what = f"the paraphrases of {made:,} questions were made by templates"
+        print(f"labkit: {what}; they say little about natural ones", file=sys.stderr)
     _show(answers, settings.lemmatizer is not None, as_json)
 
 

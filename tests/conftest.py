@@ -1,5 +1,6 @@
 """For all tests: no network, one thread per worker, small sizes; set before anything imports torch."""
 
+import json
 import os
 import socket
 
@@ -58,3 +59,15 @@ def labkit_command(capfd):
         return exit_.value.code, *capfd.readouterr()
 
     return run
+
+
+@pytest.fixture
+def write_lines(tmp_path):
+    """write_lines("x.jsonl", rows) -> the path of a file of rows, an object of JSON a line; bytes as they are."""
+
+    def write(name, rows):
+        lines = [row if isinstance(row, bytes) else json.dumps(row, ensure_ascii=False).encode() for row in rows]
+        (tmp_path / name).write_bytes(b"".join(line + b"\n" for line in lines))
+        return tmp_path / name
+
+    return write

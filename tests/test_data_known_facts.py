@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections import Counter, defaultdict
+from functools import partial
 from itertools import combinations
 
 import pytest
@@ -26,16 +27,9 @@ def shipped_rows():
 
 
 @pytest.fixture
-def write(tmp_path):
-    """write(rows) -> the path of a file that holds them, one JSON object a line; bytes are written as they are."""
-
-    def write(rows):
-        path = tmp_path / "facts.jsonl"
-        lines = [row if isinstance(row, bytes) else json.dumps(row, ensure_ascii=False).encode() for row in rows]
-        path.write_bytes(b"".join(line + b"\n" for line in lines))
-        return path
-
-    return write
+def write(write_lines):
+    """write(rows) -> the path of a file that holds them."""
+    return partial(write_lines, "facts.jsonl")
 
 
 # ---- the shipped file and its card -----------------------------------------------------------------------------------

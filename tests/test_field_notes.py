@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
@@ -87,16 +88,9 @@ def prose(count, stem):
 
 
 @pytest.fixture
-def write(tmp_path):
-    """write(rows) -> the path of a file that holds them, one JSON object a line."""
-
-    def write(rows):
-        path = tmp_path / "passages.jsonl"
-        lines = [row if isinstance(row, bytes) else json.dumps(row, ensure_ascii=False).encode() for row in rows]
-        path.write_bytes(b"".join(line + b"\n" for line in lines))
-        return path
-
-    return write
+def write(write_lines):
+    """write(rows) -> the path of a file that holds them."""
+    return partial(write_lines, "passages.jsonl")
 
 
 def test_the_smallest_file_the_rules_allow_is_valid(rows, write):

@@ -1,6 +1,10 @@
 """Paraphrase fusion on tiny models: methods, engines, batches, and every refusal."""
 
 import math
+import re
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +12,9 @@ import torch
 import labkit
 from labkit import fusion
 from labkit.errors import FusionError
+from labkit.fusion.decoding import Answer, Decoding
 from labkit.fusion.fast import FastEngine
+from labkit.fusion.generation import _elected
 from labkit.fusion.layout import prompts, token_ids
 from labkit.fusion.methods import method_named
 
@@ -245,6 +251,17 @@ def test_majority_vote_takes_what_most_paraphrases_say():
     assert answered(lm).votes is None
 
 
+def test_votes_are_compared_as_scores_compare_and_by_all_of_an_answer_with_a_stop_of_its_own():
+    def elected(texts, **settings):
+        answers = [Answer([1, 2], text, -1.0) for text in texts]
+        return _elected(answers, Decoding(**settings))
+
+    winner, votes = elected(["", "?", "The The", "Paris", " paris."])
+    assert (winner.text, votes) == ("Paris", {"": 1, "?": 1, "the the": 1, "paris": 2})
+    assert elected(["a\nx", "a\ny"])[1] == {"a": 2}  # an article alone is compared as it is
+    assert elected(["1. b\nx", "1. b\ny"], stop=("##",))[1] == {"1 b x": 1, "1 b y": 1}
+
+
 def test_the_model_is_as_it_was_after_an_exception(monkeypatch):
     from labkit.fusion.proofs import _state
 
@@ -310,10 +327,44 @@ def test_what_cannot_be_is_one_clear_error(wrong, told):
         answered(lm, **wrong)
 
 
-def test_a_prompt_beyond_the_memory_is_refused(monkeypatch):
+WRONG_TYPES = (
+    ([["a"]], {"stop": None}, "stop is None; give a text, or a list of texts"),
+    ([["a"]], {"do_sample": True, "top_k": 2.5}, "top_k is 2.5; give a whole number"),
+    ([["a", None]], {}, "paraphrase 1 of question 0 is None, which is no text"),
+    ([["a", "b"]], {"method": "weighted", "weights": [["1", "1"]]}, "must be a positive number"),
+)
+
+
+def test_values_of_the_wrong_type_are_one_clear_error_too():
+    """In a process of its own: here the type hints are checked, which a user's program does not do."""
+    program = (
+        "import ast, sys, labkit\nfrom labkit import fusion\nlm = labkit.load('tiny-llama')\n"
+        "from labkit.errors import FusionError\n"
+        "for questions, settings in ast.literal_eval(sys.argv[1]):\n"
+        "    try:\n        fusion.generate(lm, questions, **settings)\n"
+        "    except FusionError as told:\n        print(told)\n"
+    )
+    given = repr([wrong[:2] for wrong in WRONG_TYPES])
+    done = subprocess.run([sys.executable, "-c", program, given], capture_output=True, text=True, check=True)
+    told = done.stdout.splitlines()
+    assert len(told) == len(WRONG_TYPES)
+    for line, (_, _, expected) in zip(told, WRONG_TYPES, strict=True):
+        assert expected in line
+
+
+def test_a_prompt_beyond_the_memory_is_refused_and_new_tokens_and_beams_count(monkeypatch):
+    lm, needed = labkit.load("tiny-llama"), {}
     monkeypatch.setattr("labkit.fusion.engine.available_bytes", lambda device: 1000)
-    with pytest.raises(FusionError, match="take a smaller batch_size"):
-        answered(labkit.load("tiny-llama"))
+    for name, more in (("plain", {}), ("longer", {"max_new_tokens": 500}), ("beams", {"num_beams": 4})):
+        with pytest.raises(FusionError, match="take a smaller batch_size") as refused:
+            answered(lm, **more)
+        needed[name] = int(re.search(r"of ([\d,]+) tokens", str(refused.value))[1].replace(",", ""))
+    assert needed["longer"] == needed["plain"] + 3 * 495 and needed["beams"] == 4 * needed["plain"]
+
+
+def test_a_model_without_a_tokenizer_is_refused():
+    with pytest.raises(FusionError, match="without a tokenizer"):
+        answered(replace(labkit.load("tiny-llama"), tokenizer=None))
 
 
 def test_a_bidirectional_model_is_refused_and_a_causal_one_again_is_not():
@@ -327,8 +378,6 @@ def test_a_bidirectional_model_is_refused_and_a_causal_one_again_is_not():
 
 
 def test_a_model_that_counts_its_own_positions_is_refused():
-    from dataclasses import replace
-
     from transformers import BloomConfig, BloomForCausalLM
 
     lm = labkit.load("tiny-llama")

@@ -131,6 +131,27 @@ def test_an_answer_ends_at_a_stop_and_the_stop_is_not_part_of_it():
     assert stop not in stopped.texts[0] and whole.texts[0].startswith(stopped.texts[0])
 
 
+def test_a_stop_that_is_a_special_token_ends_an_answer():
+    lm = labkit.load("tiny-llama")
+    whole = fusion.generate(lm, [[TEXTS[0]]], cue="word:", max_new_tokens=8).tokens[0]
+    lm.tokenizer.add_special_tokens({"additional_special_tokens": [lm.tokenizer.convert_ids_to_tokens(whole[2])]})
+    token = lm.tokenizer.convert_ids_to_tokens(whole[2])
+    stopped = fusion.generate(lm, [[TEXTS[0]]], cue="word:", max_new_tokens=8, stop=token)
+    assert stopped.tokens[0] == whole[: whole.index(whole[2]) + 1] and token not in stopped.texts[0]
+
+
+@pytest.mark.parametrize("penalty", [0.0, 2.0])
+def test_the_length_penalty_is_that_of_generate(penalty):
+    lm = labkit.load("tiny-llama", dtype="float64")
+    ids = ids_of(lm, TEXTS[1])
+    plain = fusion.generate(lm, [[TEXTS[1]]], "single", cue="word:", max_new_tokens=8).tokens[0]
+    lm.model.generation_config.eos_token_id = [plain[1]]
+    settings = {"max_new_tokens": 8, "num_beams": 3, "length_penalty": penalty}
+    got = fusion.generate(lm, [[TEXTS[1]]], "single", cue="word:", **settings).tokens[0]
+    written = lm.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **settings)
+    assert got == written[0, ids.shape[1] :].tolist()[: len(got)]
+
+
 class Letters:
     """A tokenizer whose ids are the numbers of letters."""
 

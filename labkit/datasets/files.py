@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,33 @@ def read_text(path: str | Path) -> str:
 def fault(path: str | Path, line: int, what: str) -> DataError:
     """The one way a faulty line is named."""
     return DataError(f"{path}, line {line}: {' '.join(what.splitlines())}")
+
+
+def each_made(
+    path: str | Path, rows: Iterable[tuple[int, Any]], make: Callable[[Any, int], Any], what: str, form: str
+) -> list[Any]:
+    """`make(row, line)` of each (line, row) of a file; what is made has an `id`, and no two have the same.
+
+    Raises:
+        DataError: what `make` raised as a ValueError in words, a row that is not of the `form`, or an id twice, with
+            file and line; or no row at all: "holds no `what`".
+    """
+    found: list[Any] = []
+    first_at: dict[str, int] = {}
+    for line, row in rows:
+        try:
+            one = make(row, line)
+        except ValueError as error:  # a DataError is one
+            raise fault(path, line, str(error)) from error
+        except (KeyError, TypeError, AttributeError) as error:
+            raise fault(path, line, f"is not of the form for {form}: {error}") from error
+        if one.id in first_at:
+            raise fault(path, line, f"has the id {one.id!r}, as line {first_at[one.id]} has; ids must differ")
+        first_at[one.id] = line
+        found.append(one)
+    if not found:
+        raise DataError(f"{path} holds no {what}")
+    return found
 
 
 def json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:

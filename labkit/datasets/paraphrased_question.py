@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.datasets.files import fault
+from labkit.datasets.files import each_made
 from labkit.errors import DataError
 
 BLANK = "____"  # stands in a statement where the answer belongs
@@ -53,25 +53,8 @@ class ParaphrasedQuestion:
 def questions_of(
     path: str | Path, rows: Iterable[tuple[int, Any]], make: Callable[[dict[str, Any], int], ParaphrasedQuestion]
 ) -> list[ParaphrasedQuestion]:
-    """`make(row, line)` of each (line, row) of a file.
-
-    Raises:
-        DataError: what `make` raised as a ValueError in words, or an id twice, with file and line; or no row at all.
-    """
-    found: list[ParaphrasedQuestion] = []
-    seen: dict[str, int] = {}
-    for line, row in rows:
-        try:
-            question = make(row, line)
-        except ValueError as error:  # a DataError is one
-            raise fault(path, line, str(error)) from error
-        if question.id in seen:
-            raise fault(path, line, f"has the id {question.id!r}, as line {seen[question.id]} has; ids must differ")
-        seen[question.id] = line
-        found.append(question)
-    if not found:
-        raise DataError(f"{path} holds no question")
-    return found
+    """`make(row, line)` of each (line, row) of a file; errors as `labkit.datasets.files.each_made`."""
+    return each_made(path, rows, make, "question", "paraphrases")
 
 
 def text_of(row: dict[str, Any], *names: str) -> str:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from labkit.datasets.files import csv_rows, fault, json_lines, read_text
+from labkit.datasets.files import csv_rows, each_made, json_lines, read_text
 from labkit.datasets.rows import MAKERS, NAMES
 from labkit.datasets.tags import parts, scheme_of, to_bio
 from labkit.errors import DataError
@@ -102,21 +102,11 @@ def made(task: str, numbered: Any, path: Any) -> list[Any]:
 
 def as_given(task: str, numbered: Any, path: Any) -> list[Any]:
     """As `made`, with the tags in the scheme that they came in."""
-    found: list[Any] = []
-    first_at: dict[str, int] = {}
-    for line, row in numbered:
-        try:
-            example = MAKERS[task](row, line)
-            for tag in example.tags if task == "ner" else ():
-                parts(tag)
-        except ValueError as error:
-            raise fault(path, line, str(error)) from error
-        except (KeyError, TypeError, AttributeError) as error:
-            raise fault(path, line, f"is not of the form for {task}: {error}") from error
-        if example.id in first_at:
-            raise fault(path, line, f"has the id {example.id!r}, as line {first_at[example.id]} has")
-        first_at[example.id] = line
-        found.append(example)
-    if not found:
-        raise DataError(f"{path} holds no example")
-    return found
+
+    def one(row: Any, line: int) -> Any:
+        example = MAKERS[task](row, line)
+        for tag in example.tags if task == "ner" else ():
+            parts(tag)  # a tag without a meaning is a ValueError
+        return example
+
+    return each_made(path, numbered, one, "example", task)

@@ -54,6 +54,8 @@ class Decoding:
             raise FusionError("an empty text was given as a stop: every answer would be empty")
         if self.do_sample and self.num_beams > 1:
             raise FusionError("beam search draws no tokens: give do_sample=True or num_beams, not both")
+        if self.top_k is not None and not isinstance(self.top_k, int):
+            raise FusionError(f"top_k is {self.top_k!r}; give a whole number of tokens")
         drawn = {name: getattr(self, name) for name in ("temperature", "top_k", "top_p")}
         for name, value in drawn.items():
             if value is not None and not self.do_sample:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from labkit.anatomy import FULL, SLIDING, Decoder, decoder_or_none
 from labkit.errors import FusionError
+from labkit.fusion.layout import Prompts
 from labkit.memory import GB, available_bytes
 from labkit.packing import MARK
 
@@ -67,9 +68,13 @@ def fusable_decoder(model: nn.Module) -> Decoder:
     return decoder
 
 
-def require_room(decoder: Decoder, last_position: int, cached_tokens: int, dtype: torch.dtype, device: str) -> None:
-    """Raise FusionError if a position is beyond the model's, or the keys and values beyond the memory."""
-    config = decoder.config
+def require_room(model: nn.Module, prompts: Prompts, batch_size: int, new_tokens: int, beams: int = 1) -> None:
+    """Raise FusionError if a position is beyond the model's, or the keys and values of a batch beyond the memory."""
+    decoder, parameter = fusable_decoder(model), next(model.parameters())
+    config, dtype = decoder.config, parameter.dtype
+    last_position = prompts.last_position + new_tokens - 1
+    rows = max(prompts.counts) * min(batch_size, len(prompts.counts)) * beams
+    cached_tokens = rows * (prompts.longest_row + new_tokens)
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and last_position >= limit:
         raise FusionError(
@@ -79,7 +84,7 @@ def require_room(decoder: Decoder, last_position: int, cached_tokens: int, dtype
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     needed = 2 * len(decoder.layers) * heads * size * dtype.itemsize * cached_tokens
-    if needed > (free := available_bytes(device)):
+    if needed > (free := available_bytes(str(parameter.device))):
         raise FusionError(
             f"keys and values of {cached_tokens:,} tokens need {needed / GB:.1f} GB, and {free / GB:.1f} GB are free: "
             "take a smaller batch_size, or fewer paraphrases"

@@ -142,8 +142,8 @@ class FastEngine:
                 for whole, part in zip(joined, layer, strict=True):
                     whole.index_copy_(0, to, part[:, :, begin:].transpose(1, 2).flatten(0, 1)[real])
         joined = _plain_cache()
-        for layer, (keys, values) in enumerate(keys_and_values):
-            keys, values = (each.view(*shape, *each.shape[1:]) for each in (keys, values))
+        for layer in range(len(keys_and_values)):
+            keys, values = (each.view(*shape, *each.shape[1:]) for each in keys_and_values.pop(0))  # the cache copies
             if prefix is not None:
                 for whole, part in zip((keys, values), _pairs(prefix)[layer], strict=True):
                     whole[:, :begin] = part.transpose(1, 2)

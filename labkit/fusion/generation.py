@@ -71,6 +71,7 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     num_beams: int = 1,
+    length_penalty: float = 1.0,
     seed: int = 0,
     batch_size: int = 16,
 ) -> FusionResult:
@@ -98,22 +99,20 @@ def generate(
         raise FusionError(f"the fusion engine is {engine!r}; choose one of {', '.join(ENGINES)}")
     if batch_size < 1:
         raise FusionError(f"batch_size is {batch_size} questions; it must be at least 1")
-    how = Decoding(
-        max_new_tokens, (stop,) if isinstance(stop, str) else tuple(stop), first_line, do_sample, temperature,
-        top_k, top_p, num_beams, seed=seed,
-    )  # fmt: skip
     decoder = fusable_decoder(lm.model)
     averaged_layer = _layer(chosen, layer, len(decoder.layers))
-    begins, ids, ends = token_ids(lm.tokenizer, questions, prefix, cue, separator)
-    whole = prompts(chosen, begins, ids, ends, weights)
-    parameter = next(lm.model.parameters())
-    at_once = whole.longest_row * num_beams * max(whole.counts) * min(batch_size, len(ids))
-    require_room(decoder, whole.last_position + max_new_tokens - 1, at_once, parameter.dtype, str(parameter.device))
+    begins, ids, cue_ids = token_ids(lm.tokenizer, questions, prefix, cue, separator)
+    ends, stops = _ends(lm, stop)
+    how = Decoding(
+        max_new_tokens, stops, first_line, do_sample, temperature, top_k, top_p, num_beams, length_penalty, seed
+    )
+    whole = prompts(chosen, begins, ids, cue_ids, weights)
+    require_room(lm.model, whole, batch_size, max_new_tokens, num_beams)
     answers, first, votes, name, seconds = [], [], [], "", 0.0
     with evaluating(lm.model):
         for begin in range(0, len(ids), batch_size):
             some = slice(begin, begin + batch_size)
-            batch = prompts(chosen, begins, ids[some], ends, None if weights is None else weights[some])
+            batch = prompts(chosen, begins, ids[some], cue_ids, None if weights is None else weights[some])
             began = time.perf_counter()
             with torch.no_grad():
                 numbers = range(begin, begin + len(batch.counts))
@@ -122,11 +121,11 @@ def generate(
                     numbers = [number + 1_000_000_007 * row for number, row in places]  # each draws for itself
                 apart = replace(batch, counts=(1,) * len(batch.rows)) if chosen.votes else batch
                 made = _engine(engine, lm.model, apart, averaged_layer)
-                said, scores = decode(made, chosen.combine, lm.tokenizer, _end_ids(lm), how, numbers)
+                said, scores = decode(made, chosen.combine, lm.tokenizer, ends, how, numbers)
             seconds += time.perf_counter() - began
             name = made.name
             if chosen.votes:
-                said, tallies = _counted(said, batch.counts)
+                said, tallies = _counted(said, batch.counts, how)
                 scores, votes = combine("average", scores, batch.counts), votes + tallies
             answers += said
             first.append(scores.cpu())
@@ -143,22 +142,25 @@ def _engine(name: str, model: Any, batch: Prompts, averaged_layer: int | None) -
     return ReferenceEngine(model, batch, averaged_layer, rendering=rendering, cached=name != "cacheless")
 
 
-def _counted(said: Sequence[Answer], counts: Sequence[int]) -> tuple[list[Answer], list[dict[str, int]]]:
+def _counted(said: Sequence[Answer], counts: Sequence[int], how: Decoding) -> tuple[list[Answer], list[dict[str, int]]]:
     """The winner of each question, and how often each of its answers was given; question i has counts[i] of `said`."""
     elected, begin = [], 0
     for count in counts:
-        elected.append(_elected(said[begin : begin + count]))
+        elected.append(_elected(said[begin : begin + count], how))
         begin += count
     return [winner for winner, _ in elected], [tally for _, tally in elected]
 
 
-def _elected(said: Sequence[Answer]) -> tuple[Answer, dict[str, int]]:
-    """The likeliest of the answers that were given most often, compared by their normalised first line."""
-    from labkit.fusion.scores import first_line, normalised
+def _elected(said: Sequence[Answer], how: Decoding) -> tuple[Answer, dict[str, int]]:
+    """The likeliest of the answers that were given most often, compared as scores compare them.
+
+    Where the caller says at which texts an answer ends, all of it counts, otherwise its first line.
+    """
+    from labkit.fusion.scores import comparable, first_line
 
     by_text: dict[str, list[Answer]] = defaultdict(list)
     for answer in said:
-        by_text[normalised(first_line(answer.text))].append(answer)
+        by_text[comparable(answer.text if how.stop else first_line(answer.text))].append(answer)
 
     def likeliest(answers: Sequence[Answer]) -> Answer:
         return max(answers, key=lambda answer: answer.log_prob / len(answer.tokens))
@@ -168,10 +170,16 @@ def _elected(said: Sequence[Answer]) -> tuple[Answer, dict[str, int]]:
     return likeliest(winners), {text: len(answers) for text, answers in by_text.items()}
 
 
-def _end_ids(lm: Loaded) -> set[int]:
+def _ends(lm: Loaded, stop: str | Sequence[str]) -> tuple[set[int], tuple[str, ...]]:
+    """The ids at which an answer ends, and the texts; a stop that is a special token is an id, as it has no text."""
+    if stop is None or not all(isinstance(each, str) for each in stop):
+        raise FusionError(f"stop is {stop!r}; give a text, or a list of texts, at which an answer ends")
+    special = dict(zip(lm.tokenizer.all_special_tokens, lm.tokenizer.all_special_ids, strict=True))
+    texts = (stop,) if isinstance(stop, str) else tuple(stop)
     named = getattr(lm.model.generation_config, "eos_token_id", None)
-    found = set(named if isinstance(named, list) else [named])
-    return {number for number in found | {lm.tokenizer.eos_token_id} if number is not None}
+    ids = {*(named if isinstance(named, list) else [named]), lm.tokenizer.eos_token_id}
+    ids |= {special[text] for text in texts if text in special}
+    return {number for number in ids if number is not None}, tuple(text for text in texts if text not in special)
 
 
 def _layer(method: Method, layer: int | None, layers: int) -> int | None:

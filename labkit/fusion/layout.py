@@ -70,8 +70,10 @@ def token_ids(
     that it ends.
 
     Raises:
-        FusionError: no question, a question without paraphrases, an empty paraphrase, or no cue.
+        FusionError: no tokenizer, no question, a question without paraphrases, an empty paraphrase, or no cue.
     """
+    if tokenizer is None:
+        raise FusionError("the model came without a tokenizer, so no text can be read: add its tokenizer files")
     if isinstance(questions, str) or not questions:
         raise FusionError("give a list of questions, each a list of its paraphrases; there is none")
 
@@ -85,8 +87,9 @@ def token_ids(
         if not paraphrases:
             raise FusionError(f"question {number} has no paraphrase; it needs at least one")
         for place, text in enumerate(paraphrases):
-            if not text.strip():
-                raise FusionError(f"paraphrase {place} of question {number} is empty")
+            if not isinstance(text, str) or not text.strip():
+                wrong = "empty" if isinstance(text, str) else f"{text!r}, which is no text"
+                raise FusionError(f"paraphrase {place} of question {number} is {wrong}")
         segments.append([plain(text + separator) for text in paraphrases])
     cue_ids = plain(cue)
     if not cue_ids:
@@ -145,7 +148,7 @@ def _rows(method: Method, begin: int, ids: Sequence[tuple[int, ...]], weights: l
 def _normalised(weights: Sequence[float], count: int, number: int) -> list[float]:
     if len(weights) != count:
         raise FusionError(f"question {number} has {count} paraphrases and {len(weights)} weights; give one for each")
-    if not all(math.isfinite(weight) and weight > 0 for weight in weights):
+    if not all(isinstance(weight, int | float) and math.isfinite(weight) and weight > 0 for weight in weights):
         raise FusionError(f"the weights of question {number} are {list(weights)}; each must be a positive number")
     total = math.fsum(weights)
     return [weight / total for weight in weights]

@@ -249,16 +249,14 @@ def _row(
 
 def _require_fit(lm: Loaded, settings: Settings, made: Plan) -> None:
     """FusionError unless all prompts fit the model, so that a run does not end halfway."""
-    from labkit.fusion.engine import fusable_decoder, require_room
+    from labkit.fusion.engine import require_room
     from labkit.fusion.layout import prompts, token_ids
 
     texts = [[asked(text) for text in chosen] for chosen in made.texts]
     begins, ids, ends = token_ids(lm.tokenizer, texts, made.prefix, CUE, SEPARATOR)
     weights = settings.weights and [settings.weights] * len(ids)
     whole = prompts(method_named(settings.method), begins, ids, ends, weights)
-    at_once = whole.longest_row * max(whole.counts) * min(settings.batch_size, len(ids))
-    last = whole.last_position + settings.max_new_tokens - 1
-    require_room(fusable_decoder(lm.model), last, at_once, lm.model.dtype, str(lm.model.device))
+    require_room(lm.model, whole, settings.batch_size, settings.max_new_tokens)
 
 
 def _require_named(lm: Loaded, settings: Settings) -> None:

@@ -99,8 +99,8 @@ def exact_match(prediction: str, answers: Iterable[str]) -> bool:
 
     What normalises to nothing ("The The", "?") is compared as it is, in lower case.
     """
-    said = _comparable(prediction)
-    return bool(said) and said in [_comparable(answer) for answer in _listed(answers)]
+    said = comparable(prediction)
+    return bool(said) and said in [comparable(answer) for answer in _listed(answers)]
 
 
 def starts_with_answer(text: str, answers: Iterable[str]) -> bool:
@@ -108,9 +108,9 @@ def starts_with_answer(text: str, answers: Iterable[str]) -> bool:
 
     Looser than `exact_match`: "Paris, of course" counts for "Paris", and "York Minster" for "York" too.
     """
-    said = _comparable(first_line(text)).split()
+    said = comparable(first_line(text)).split()
     return any(
-        said[: len(words)] == words for words in (_comparable(answer).split() for answer in _listed(answers)) if words
+        said[: len(words)] == words for words in (comparable(answer).split() for answer in _listed(answers)) if words
     )
 
 
@@ -272,7 +272,8 @@ def mcnemar(one: Scored, other: Scored) -> McNemar:
     return McNemar(int((first & second).sum()), only_one, only_other, int((~first & ~second).sum()), p)
 
 
-def _comparable(text: str) -> str:
+def comparable(text: str) -> str:
+    """`normalised`, or, of what normalises to nothing ("?", "The The"), the text in lower case."""
     return normalised(text) or " ".join(text.lower().split())
 
 
@@ -283,7 +284,7 @@ def _listed(answers: Iterable[str]) -> list[str]:
 
 
 def _lemmas(text: str, lemmatizer: Lemmatizer) -> str:
-    return _comparable(" ".join(lemmatizer(text)))
+    return comparable(" ".join(lemmatizer(text)))
 
 
 def _simplemma() -> Lemmatizer:
