@@ -45,7 +45,7 @@ test: setup ## everything but the slow matrix: tests, and the notebooks compared
 
 test-fast: setup ## tests without notebooks and without real weights, under two minutes
 	@echo "labkit: running the fast tests"
-	@$(QUIET) $(PYTEST) $(PARALLEL) -m "not slow and not browser and not gemma and not matrix and not training" tests
+	@$(QUIET) $(PYTEST) $(PARALLEL) -m "not slow and not browser and not gemma and not matrix and not end_to_end" tests
 
 test-browser: setup ## figures, widgets, pages and Jupyter in a real browser; installs Chromium with apt-get where it is missing
 	@bash scripts/install_browser.sh

@@ -24,7 +24,7 @@ from labkit.bench.cost_row import Row
 from labkit.heads import Head
 from labkit.tasks.adapters import trained_part
 
-pytestmark = pytest.mark.training
+pytestmark = pytest.mark.end_to_end
 
 ROW = Row("tiny-gpt2", 2, 32, "float32", None, "full", "bidirectional", "cpu", 2)
 GRID = ["--models", "tiny-gpt2,tiny-gemma2", "--batch-sizes", "2", "--lengths", "16", "--attn", "sdpa", "--steps", "2"]

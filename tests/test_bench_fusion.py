@@ -23,6 +23,8 @@ from labkit.fusion.generation import generate
 from labkit.fusion.journal import journal_of
 from labkit.fusion.scores import Scored
 
+pytestmark = pytest.mark.end_to_end
+
 pytest.importorskip("pyarrow")
 
 PLACES = 3

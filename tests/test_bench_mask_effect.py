@@ -16,7 +16,7 @@ from labkit.datasets.embedded import read
 from labkit.errors import DataError, ModelError, TrainingError
 from labkit.tasks.plans import Plan
 
-pytestmark = pytest.mark.training
+pytestmark = pytest.mark.end_to_end
 
 ARMS = ("causal", "bidirectional", "repeated", "right-to-left", "mntp:2", "unmask:below-1/2")
 PLAN = Plan(batch_size=4, gradient_accumulation=1, max_steps=2, patience=0)

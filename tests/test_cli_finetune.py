@@ -13,7 +13,7 @@ from labkit.datasets import embedded, sources
 from labkit.errors import DataError
 from labkit.run_folder import read_json
 
-pytestmark = pytest.mark.training
+pytestmark = pytest.mark.end_to_end
 
 SMALL = ["--model", "tiny-gpt2", "--max-steps", "4", "--batch-size", "4", "--max-train", "16", "--max-eval", "6"]
 

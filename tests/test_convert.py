@@ -46,6 +46,7 @@ def test_every_layer_sees_both_ways_without_and_with_padding(tiny, name, attn):
         assert not cells[:, row][:, :, ~row].any(), "a real token sees a pad"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("name", "attn"), LOCAL)
 @pytest.mark.parametrize(("window", "reach"), [("keep", W - 1), ("halve", W // 2), ("global", None)])
 @pytest.mark.parametrize("layers", [None, [0]])
@@ -58,6 +59,7 @@ def test_local_window_is_exactly_the_declared_one_beyond_it(tiny, name, attn, wi
         assert torch.equal(cells[row][:, row], window_cells(n, reach, reach))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("name", "attn"), CASES)
 @pytest.mark.parametrize("chosen", [0, 1])
 def test_a_chosen_layer_is_converted_and_the_other_stays_causal(tiny, name, attn, chosen):
@@ -155,6 +157,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(tiny, name, layers):
         torch.testing.assert_close(with_checkpointing, without)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama", "tiny-gemma3"])
 def test_compiled_model_agrees_with_the_eager_one(tiny, name):
     model = labkit.to_bidirectional(tiny(name).model)

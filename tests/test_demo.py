@@ -18,6 +18,8 @@ pytest.importorskip("voila")
 from labkit import demo  # noqa: E402
 from labkit.errors import LabkitError  # noqa: E402
 
+pytestmark = pytest.mark.end_to_end
+
 COMMAND = [sys.executable, "-m", "labkit", "demo", "--no-browser", "--model", "tiny-gpt2"]
 
 ROOT = Path(__file__).resolve().parent.parent

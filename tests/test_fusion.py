@@ -49,6 +49,7 @@ def plain(lm, text):
         return lm.model(torch.tensor([ids])).logits[:, -1]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("method", fusion.METHODS)
 def test_all_engines_agree(name, method):
@@ -62,6 +63,7 @@ def test_all_engines_agree(name, method):
     assert fast.first_logits.shape == (3, lm.model.config.vocab_size)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", NAMES)
 def test_the_flex_reference_agrees_and_says_that_it_was_used(name):
     lm = labkit.load(name)
@@ -335,6 +337,7 @@ WRONG_TYPES = (
 )
 
 
+@pytest.mark.end_to_end
 def test_values_of_the_wrong_type_are_one_clear_error_too():
     """In a process of its own: here the type hints are checked, which a user's program does not do."""
     program = (

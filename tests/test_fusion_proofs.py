@@ -35,6 +35,7 @@ def test_all_proofs_hold_for_the_dense_reference(name, attn):
     assert found.holds, str(found)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", NAMES)
 def test_all_proofs_hold_for_the_flex_reference(name):
     found = prove(labkit.load(name), reference("flex"))

@@ -17,6 +17,8 @@ from labkit.gpt import GPT
 from labkit.pretraining import bits_per_byte, sample
 from labkit.tasks.lm import fill_in_scores
 
+pytestmark = pytest.mark.end_to_end
+
 FOLDER = resources.folder("data") / "checkpoints" / "gpt2-mini"
 VAL_LINES = """GREMIO:
 Good morrow, neighbour Baptista.

@@ -40,6 +40,7 @@ def logits(model, ids=IDS, **kwargs):
         return model(ids, **kwargs).logits
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("name", "attn"), CASES)
 @pytest.mark.parametrize("mask", SAID, ids=repr)
 def test_what_is_said_is_what_is_measured_in_every_layer(tiny, name, attn, mask):

@@ -14,6 +14,8 @@ from labkit.gpt import GPT
 from labkit.leak_training import CERTAINTY, Arm, LeakMeter, leak_meter
 from tests import leaky_models as planted
 
+pytestmark = pytest.mark.end_to_end
+
 V = 16
 SMALL = {"seeds": (0, 1), "steps": 150, "length": 16}
 FAST = {**SMALL, "steps": 60}

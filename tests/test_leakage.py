@@ -281,6 +281,7 @@ def test_labels_of_a_token_classifier_stand_where_they_should(tiny):
 # -- honest models -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("seed", range(24))
 def test_an_honest_model_of_any_shape_is_clean(seed, dtype):

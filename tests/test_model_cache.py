@@ -216,6 +216,7 @@ def _two_loaders(small_gguf, cache, tmp_path):
     ], log, start  # fmt: skip
 
 
+@pytest.mark.end_to_end
 def test_two_processes_loading_at_once_convert_once_and_get_the_same_model(small_gguf, own_cache, tmp_path):
     processes, log, start = _two_loaders(small_gguf, own_cache, tmp_path)
     for process in processes:
@@ -227,6 +228,7 @@ def test_two_processes_loading_at_once_convert_once_and_get_the_same_model(small
     assert outputs[0][0] == outputs[1][0] != ""
 
 
+@pytest.mark.end_to_end
 def test_a_process_killed_while_converting_leaves_a_cache_that_works(small_gguf, small_card, own_cache, tmp_path):
     import time
 

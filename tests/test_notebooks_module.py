@@ -14,6 +14,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from labkit import notebooks, resources
 from labkit.errors import LabkitError, NotebookError
 
+pytestmark = pytest.mark.end_to_end
+
 
 def write(path, *cells):
     """A notebook of code cells; a (source, tag) pair is a tagged one."""

@@ -88,6 +88,7 @@ def subject_of(model, verdict):
     return Subject(model, decoder, Runner(model, decoder), [], verdict, 512, 0)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("mode", ["causal", "bidirectional", "mixed"])
 @pytest.mark.parametrize(("name", "attn"), MODELS)

@@ -39,6 +39,8 @@ from labkit.pretraining import (
 from labkit.run_folder import SEAL, read_json
 from labkit.training import Settings, evaluating
 
+pytestmark = pytest.mark.end_to_end
+
 SHAPE = Shape(vocab_size=300, context=32, width=64, layers=2)  # with a dropout of 0.1
 # logs, evaluations and checkpoints at steps that do not coincide
 SETTINGS = Settings(max_steps=20, batch_size=4, learning_rate=3e-3, log_every=3, evaluate_every=5, save_every=6)

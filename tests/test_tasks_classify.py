@@ -166,6 +166,7 @@ def test_the_loss_is_the_cross_entropy_of_the_right_class():
     assert classify.loss(lm.model, batch).item() == pytest.approx(by_hand, abs=1e-5)
 
 
+@pytest.mark.end_to_end
 def test_a_tiny_model_learns_four_texts_through_the_training_loop(tmp_path):
     pytest.importorskip("accelerate")
     lm = classifier()

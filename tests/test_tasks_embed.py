@@ -272,6 +272,7 @@ def test_the_loss_of_a_batch_is_that_of_its_vectors():
     assert both[0] != both[1]
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("kind", ["pairs", "triples", "scored", "plain"])
 def test_a_tiny_model_learns_through_the_training_loop(kind, tmp_path):
     pytest.importorskip("accelerate")

@@ -29,7 +29,7 @@ from labkit.tasks.pipeline import pipeline, predict_file
 from labkit.tasks.plans import Plan
 from labkit.tasks.recipes import RECIPES, Options
 
-pytestmark = pytest.mark.training
+pytestmark = pytest.mark.end_to_end
 
 PLAN = Plan(epochs=2.0, batch_size=4, gradient_accumulation=1, learning_rate=1e-3, max_steps=6, evaluate_every=2)
 OPTIONS = {

@@ -14,6 +14,8 @@ from labkit.objectives import OBJECTIVES
 from labkit.tasks import lm as task
 from labkit.training import Settings
 
+pytestmark = pytest.mark.end_to_end
+
 TEXTS = [
     "The ferry left at noon because the tide was low, and the harbour master had gone home.",
     "A letter came for the old weaver. She read it twice and put it under the clock.",

@@ -14,7 +14,7 @@ import torch
 import labkit
 from labkit.tasks.needs import measured_need
 
-pytestmark = pytest.mark.training
+pytestmark = pytest.mark.end_to_end
 
 _STEPS = """
     import json, sys, torch, labkit

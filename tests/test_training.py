@@ -24,6 +24,8 @@ from labkit.pretraining import Shape, new_model
 from labkit.run_folder import SEAL, RunFolder, read_json
 from labkit.training import Settings, evaluating, train
 
+pytestmark = pytest.mark.end_to_end
+
 VOCAB, CONTEXT = 300, 16
 
 

@@ -21,6 +21,8 @@ from tests.test_training import (
     trained,
 )
 
+pytestmark = pytest.mark.end_to_end
+
 
 class Scripted:
     """An evaluation that gives the numbers of a list, one after the other, and remembers the weights it saw."""

@@ -195,8 +195,7 @@ def _read(
 
     The first reads prefix and paraphrases, so that the weights of the second, (heads, cue and answer, keys), are few.
     """
-    parameter, cells = next(lm.model.parameters()), prompt.longest_row + len(tokens)
-    require_room(decoder, prompt.last_position + len(tokens) - 1, cells, parameter.dtype, str(parameter.device))
+    require_room(lm.model, prompt, 1, len(tokens))
     with evaluating(lm.model), attention_backend(lm.model, "eager"), torch.no_grad():
         engine = ReferenceEngine(lm.model, prompt, rendering="dense")
         row = RowState(prompt.rows[0], prompt, cached=True)
