@@ -97,6 +97,7 @@ def test_converting_again_changes_nothing_and_other_choices_replace_the_first(ti
     assert torch.equal(logits(model), once)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama", "tiny-gemma", "tiny-gemma2", "tiny-gemma3"])
 @pytest.mark.parametrize(("window", "layers"), [("keep", None), ("halve", None), ("global", None), ("halve", [0])])
 def test_a_saved_conversion_comes_back_however_often(tiny, tmp_path, name, window, layers):
@@ -113,6 +114,7 @@ def test_a_saved_conversion_comes_back_however_often(tiny, tmp_path, name, windo
     assert torch.equal(logits(labkit.to_causal(model)), before)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama", "tiny-gemma2", "tiny-gemma3"])
 @pytest.mark.parametrize("window", ["keep", "halve", "global"])
 def test_a_saved_conversion_holds_in_plain_transformers(tiny, tmp_path, name, window):

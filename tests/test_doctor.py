@@ -43,6 +43,7 @@ def test_every_problem_comes_with_a_cure(own_cache, installed, monkeypatch):
         assert bool(finding.cure) == (finding.status != "ok"), finding
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("version", ["2.10.1", None])
 def test_a_torch_that_is_too_old_or_missing_fails_with_the_pip_command(installed, version):
     installed(torch=version)

@@ -155,6 +155,7 @@ def test_the_order_matters_where_positions_go_on(method):
     assert gap(here.first_logits, there.first_logits) > 1e-3
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("method", fusion.METHODS)
 def test_a_batch_is_its_questions_one_by_one(name, method):

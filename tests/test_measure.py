@@ -50,6 +50,7 @@ def test_a_converted_subset_is_mixed_without_being_a_problem(tiny):
     assert report.problems == []
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama", "tiny-gemma3"])
 def test_rounding_is_no_influence_and_no_problem_in_any_dtype(tiny, name, dtype):

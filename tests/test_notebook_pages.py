@@ -277,6 +277,7 @@ def test_notebook_that_was_never_executed_is_refused_unless_there_is_nothing_to_
     assert pages.export([prose], tmp_path)[0].path == tmp_path / "prose.html"
 
 
+@pytest.mark.end_to_end
 def test_execute_runs_the_notebook_and_leaves_the_file_alone(tmp_path, capfd):
     notebook = write(tmp_path / "sum.ipynb", new_code_cell("print(40 + 2)"))
     before = notebook.read_bytes()
@@ -348,6 +349,7 @@ def test_help_has_an_example(command, name):
     assert code == 0 and "Example: labkit" in out and "--json" in out
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("path", notebooks.list_notebooks(), ids=lambda path: path.stem)
 def test_every_notebook_of_the_tour_becomes_a_page_without_a_problem(path, tmp_path):
     [made] = pages.export([path], tmp_path)

@@ -52,6 +52,7 @@ def test_a_static_picture_is_a_drawing_already(tmp_path):
     assert viz.save(picture, str(tmp_path / "mask.SVG")).read_text(encoding="utf-8") == str(picture)
 
 
+@pytest.mark.end_to_end
 def test_a_drawing_of_a_plotly_figure_carries_its_words(tmp_path, browser):
     figure = viz.mask_figure(CAUSAL, TOKENS)
     root = ElementTree.parse(viz.save(figure, tmp_path / "mask.svg")).getroot()
@@ -61,6 +62,7 @@ def test_a_drawing_of_a_plotly_figure_carries_its_words(tmp_path, browser):
     assert set(TOKENS) <= shown
 
 
+@pytest.mark.end_to_end
 def test_an_image_is_twice_as_fine_as_the_figure_and_carries_its_words(tmp_path, browser):
     figure = viz.mask_figure(CAUSAL, TOKENS)
     png = viz.save(figure, tmp_path / "mask.png").read_bytes()
