@@ -14,6 +14,7 @@ What was chosen is kept in `config.labkit_head`; `labkit.load(folder)` gives the
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -132,6 +133,7 @@ class _WithHead:
     def __init__(self, config: Any):
         super().__init__(config)
         self.head_settings = head = head_in(config)
+        self.head_is_new = True  # until `labkit.load` has read a trained one
         setattr(self, self.base_model_prefix, self._backbone(config))
         width = config.get_text_config().hidden_size
         if head.task in POOLED:
@@ -155,11 +157,23 @@ class _WithHead:
 
     def start_head(self) -> list[str]:
         """Start the head, and the pooling if it learns, anew; returns the names of their weights."""
-        own = [(name, child) for name, child in self.named_children() if child is not self.backbone]
-        for _, child in own:
+        for child in self._own().values():
             for module in child.modules():
                 self._init_weights(module)
-        return sorted(f"{name}.{weight}" for name, child in own for weight, _ in child.named_parameters())
+        return sorted(
+            f"{name}.{weight}" for name, child in self._own().items() for weight, _ in child.named_parameters()
+        )
+
+    def head_sha256(self) -> str:
+        """Of the weights of the head, and of the pooling if it learns: two models that start alike have the same."""
+        together = hashlib.sha256()
+        for child in self._own().values():
+            for weight in child.state_dict().values():
+                together.update(weight.detach().float().cpu().numpy().tobytes())
+        return together.hexdigest()
+
+    def _own(self) -> dict[str, nn.Module]:
+        return {name: child for name, child in self.named_children() if child is not self.backbone}
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

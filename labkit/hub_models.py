@@ -174,6 +174,8 @@ def read_model(
         )
     if head_in(config) is not None and _has_another_head(folder, head_in(config)):
         new = model.start_head()
+    if head_in(config) is not None:
+        model.head_is_new = bool(new)
     return model.eval(), f"its head is new and untrained ({', '.join(new)})" if new else ""
 
 

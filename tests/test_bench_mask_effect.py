@@ -24,7 +24,9 @@ STUDY = Study("tiny-gpt2", arms=ARMS, learning_rates=(1e-3, 3e-3), seeds=(0, 1),
 
 
 def diagnostic(n=12):
-    sides = (read("ner", "which-way-round", side)[:n] for side in ("train", "dev", "test"))
+    """The first and the last triples: of one half of the set, and of the other."""
+    whole = (read("ner", "which-way-round", side) for side in ("train", "dev", "test"))
+    sides = (side[: n // 2] + side[-n // 2 :] for side in whole)
     return Condition("which-way-round/ner", "ner", "ner:which-way-round", {}, *sides)
 
 
@@ -46,18 +48,23 @@ def without_time(found):
     found = json.loads(text)
     for each in found["conditions"]:
         for one in each["arms"]:
-            del one["seconds"]
+            del one["seconds"], one["seconds_before"]
     return found
 
 
 def test_all_arms_of_a_seed_see_the_same_rows_in_the_same_order_and_the_mask_they_are_named_for(done):
     folder, _ = done
-    orders, masks = {}, {}
+    orders, masks, heads, opened = {}, {}, {}, {}
     for file in folder.glob("runs/*/*/*/*/metrics.json"):
         metrics, run = json.loads(file.read_text()), file.parent
         orders.setdefault(run.name, set()).add(metrics["data_order"])
         masks.setdefault(run.parents[1].name, set()).add((metrics["mask"]["measured"], metrics["mask"]["readings"]))
         assert metrics["packing"] is True
+        heads.setdefault(run.name, set()).add(metrics["head_start"])
+        opened.setdefault(run.parents[1].name, set()).add(tuple(metrics["mask"].get("opened", ())))
+    assert {name: len(each) for name, each in heads.items()} == {"seed-0": 1, "seed-1": 1}
+    assert heads["seed-0"] != heads["seed-1"]
+    assert opened["unmask-below-1--2"] == {(0,)} and opened["causal"] == {()} and opened["bidirectional"] == {(0, 1)}
     assert {name: len(each) for name, each in orders.items()} == {"seed-0": 1, "seed-1": 1}
     assert orders["seed-0"] != orders["seed-1"]
     assert masks == {
@@ -101,13 +108,18 @@ def test_the_report_is_rebuilt_from_the_folder_alone_wherever_it_lies(done, tmp_
     folder, _ = done
     live = report([folder])
     shutil.copytree(folder, tmp_path / "moved")
-    shutil.rmtree(tmp_path / "moved" / "adapted")
+    for model in (tmp_path / "moved" / "adapted").glob("*/*/*/model"):
+        shutil.rmtree(model)
     assert report([tmp_path / "moved"]) == live
     files = written(live, tmp_path / "moved")
     assert json.loads(files[1].read_text()) == json.loads(json.dumps(live))
     table = files[0].read_text()
     for one in live["conditions"][0]["arms"]:
-        assert f"| {one['name']} | 2 | {one['rate']:g} | {one['mean']:.1f} [" in table
+        dev = ", ".join(
+            f"**{score:.1f}**" if float(rate) == one["rate"] else f"{score:.1f}"
+            for rate, score in one["dev_by_rate"].items()
+        )
+        assert f"| {one['name']} | 2 | {dev} | {one['mean']:.1f} [" in table
     assert all(file.exists() for file in files)
 
 
@@ -213,6 +225,43 @@ def test_a_run_that_fails_is_noted_and_the_others_go_on(tmp_path):
     assert [one["name"] for one in report([tmp_path / "s"])["conditions"][0]["arms"]] == ["causal"]
 
 
+def test_a_rate_that_fails_is_written_down_with_what_was_chosen(tmp_path, monkeypatch):
+    real = mask_effect.finetune
+
+    def diverging(*arguments, plan, **options):
+        if plan.learning_rate == 3e-3 and options["mask"] == "bidirectional":
+            raise TrainingError("the loss is no number any more")
+        return real(*arguments, plan=plan, **options)
+
+    monkeypatch.setattr(mask_effect, "finetune", diverging)
+    study = replace(STUDY, arms=("causal", "bidirectional"), seeds=(0,))
+    run_study(study, [diagnostic()], tmp_path / "s", say=quiet)
+    run_study(study, [diagnostic()], tmp_path / "s", resume=True, say=quiet)  # when failures.json is gone
+    found = report([tmp_path / "s"])
+    arms_ = {one["name"]: one for one in found["conditions"][0]["arms"]}
+    assert arms_["causal"]["failed_rates"] == {} and list(arms_["causal"]["dev_by_rate"]) == ["0.001", "0.003"]
+    assert arms_["bidirectional"]["failed_rates"] == {0.003: "the loss is no number any more"}
+    assert list(arms_["bidirectional"]["dev_by_rate"]) == ["0.001"]
+    assert (
+        "**A smaller grid than the others:** bidirectional on which-way-round/ner, rate 0.003 (the loss is no number "
+        "any more)." in found["words"]
+    )
+    assert ", - | " in written(found, tmp_path / "out")[0].read_text()
+
+
+def test_two_tasks_on_data_of_one_name_are_adapted_each_on_its_own_texts(tmp_path):
+    both = conditions(["qa:field-notes", "ner:field-notes"], max_train=6, max_eval=4)
+    assert {each.name for each in both} == {
+        "field-notes/question-first", "field-notes/question-last", "field-notes/ner"
+    }  # fmt: skip
+    study = replace(STUDY, arms=("causal", "mntp:2"), learning_rates=(1e-3,), seeds=(0,), max_length=128)
+    assert run_study(study, both, tmp_path / "s", say=quiet) == {}
+    adapted = {path.name for path in (tmp_path / "s" / "adapted").iterdir()}
+    assert adapted == {"qa--field-notes", "ner--field-notes"}
+    found = report([tmp_path / "s"])
+    assert all(one["arms"][1]["seconds_before"] > 0 and len(one["arms"]) == 2 for one in found["conditions"])
+
+
 def test_smaller_training_sets_lie_in_larger_ones_and_make_a_curve(tmp_path):
     condition = diagnostic()
     small, large = ({each.id for each in condition.smaller(n)} for n in (4, 8))
@@ -251,7 +300,7 @@ def made_up(folder: Path, chances: dict[str, float], seeds=5, n=400):
             (run / "judged.test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
             metrics = {
                 "metric": "accuracy", "baselines": {}, "mask": {"measured": "causal"}, "seconds": 1.0, "steps": 5,
-                "data_order": str(seed),
+                "data_order": str(seed), "head_start": str(seed), "n_rows": 10,
             }  # fmt: skip
             (run / "metrics.json").write_text(json.dumps(metrics))
             (run / "trainer_state.json").write_text(
@@ -291,11 +340,59 @@ def test_what_no_arm_has_learned_is_said_and_rules_no_claim_out(tmp_path):
     assert "The common claim" not in told
 
 
+def test_an_arm_that_has_not_learned_is_named_and_its_condition_rules_no_claim_out(tmp_path):
+    folder = made_up(tmp_path / "s", {"causal": 70.0, "bidirectional": 40.0, "repeated": 72.0})
+    for file in folder.glob("runs/*/*/*/*/metrics.json"):
+        file.write_text(file.read_text().replace('"baselines": {}', '"baselines": {"test": {"majority": 0.6}}'))
+    found = report([folder])
+    told = "\n".join(found["words"])
+    assert "**Below what needs no model:** bidirectional on invented/classify (" in told
+    assert "The common claim" not in told and "**Not learned:**" not in told
+    table = written(found, tmp_path / "out")[0].read_text()
+    assert [line.split(" | ")[0][2:] for line in table.splitlines() if " † |" in line] == ["bidirectional"]
+
+
+def test_a_difference_that_holds_alone_and_not_among_all_is_marked(tmp_path):
+    chances = {"causal": 60.0, "bidirectional": 90.0} | {f"unmask:{n}": 60.0 for n in range(12)}
+    chances["unmask:0"] = 64.0
+    found = report([made_up(tmp_path / "s", chances)])
+    gaps = {one["name"]: one["difference"] for one in found["conditions"][0]["arms"][1:]}
+    for gap in gaps.values():
+        assert gap["together"] == 13 and gap["low_together"] < gap["low"] < gap["high"] < gap["high_together"]
+    marked = {
+        name for name, gap in gaps.items() if gap["low"] * gap["high"] > 0 > gap["low_together"] * gap["high_together"]
+    }
+    assert "unmask:0" in marked and "bidirectional" not in marked  # 4 points are found alone, 30 in any company
+    table = written(found, tmp_path / "out")[0].read_text()
+    assert {line.split(" | ")[0][2:] for line in table.splitlines() if ", barely |" in line} == marked
+
+
+def test_the_two_halves_of_which_way_round_are_told_apart(done):
+    (condition,) = report([done[0]])["conditions"]
+    halves = {part["name"]: part for part in condition["parts"] if part["name"].endswith("decides")}
+    assert set(halves) == {"what follows decides", "what precedes decides"}
+    after = condition["diagnostic"]["causal"]["after"]
+    assert halves["what follows decides"]["n"] == after["of"]
+    assert halves["what precedes decides"]["n"] == condition["diagnostic"]["causal"]["before"]["of"]
+    assert "which-way-round/ner is two sets in one: where what follows decides it" in report([done[0]])["words"][0]
+
+
+def test_what_could_have_been_asked_and_was_not_is_said(done, tmp_path):
+    told = report([done[0]])["words"][-1]
+    assert "Not measured here at all: adaptation by MLM, a model that was made bidirectional, questions, " in told
+    assert "a curve over the steps of adaptation, a curve over the size of the training set." in told
+    assert "The best rate is the last of the grid for causal on which-way-round/ner" in told
+
+
 def test_arms_that_saw_other_rows_are_not_compared(tmp_path):
     folder = made_up(tmp_path / "s", {"causal": 50.0, "bidirectional": 50.0}, seeds=2)
     file = next(folder.glob("runs/*/bidirectional/*/seed-1/metrics.json"))
-    file.write_text(file.read_text().replace('"data_order": "1"', '"data_order": "other"'))
+    whole = file.read_text()
+    file.write_text(whole.replace('"data_order": "1"', '"data_order": "other"'))
     with pytest.raises(TrainingError, match="seed 1: bidirectional and causal did not see the same rows"):
+        report([folder])
+    file.write_text(whole.replace('"head_start": "1"', '"head_start": "other"'))
+    with pytest.raises(TrainingError, match="seed 1: bidirectional and causal did not begin with the same weights"):
         report([folder])
 
 

@@ -61,15 +61,52 @@ def test_a_planted_effect_is_found_with_its_size():
     assert found.mean == pytest.approx(0.2, abs=0.05)
 
 
-@pytest.mark.parametrize(("seeds", "group"), [(5, 1), (3, 4)])
-def test_a_planted_null_is_not_found_more_often_than_chance_allows(seeds, group):
+@pytest.mark.parametrize(
+    ("seeds", "groups", "size", "own", "most"),
+    [(5, 120, 1, 0.0, 15), (3, 30, 4, 0.0, 15), (3, 12, 25, 0.3, 22), (5, 36, 3, 0.3, 15)],
+)
+def test_a_planted_null_is_not_found_more_often_than_chance_allows(seeds, groups, size, own, most):
+    """Two arms that are as good as each other on texts of this kind; `own`: how far they differ from group to group."""
     rng = np.random.default_rng(4)
     false = 0
     for _ in range(150):
-        hard = np.repeat(rng.random(120 // group), group)  # what is hard in a group is hard for both arms
-        one, other = (runs(hard, seeds, 120, group, rng, shift=0.05) for _ in range(2))
+        hard = rng.random(groups)  # what is hard in a group is hard for both arms
+        one, other = (
+            runs(np.repeat(hard + rng.normal(0, own, groups), size), seeds, groups * size, size, rng, shift=0.05)
+            for _ in range(2)
+        )
         false += difference(one, other, draws=400).differs
-    assert false <= 15  # of 150; 5 % are 7.5, and 15 or fewer come up with a chance of 99.5 %
+    assert false <= most  # of 150; 5 % are 7.5, and 15 or fewer come up with a chance of 99.5 %
+
+
+def test_an_interval_is_made_of_texts_and_of_seeds():
+    """Where the seeds agree to the letter only the texts are left, and where all texts are alike only the seeds."""
+    rng = np.random.default_rng(6)
+    same = np.repeat(runs(rng.random(200), seeds=1, examples=200, rng=rng).above, 5, axis=0)
+    ids, ones = tuple(map(str, range(200))), np.ones((5, 200))
+    agreed = difference(
+        Counted(tuple(range(5)), same, ones, np.arange(200), ids),
+        Counted(tuple(range(5)), np.roll(same, 1, axis=1), ones, np.arange(200), ids),
+    )
+    assert agreed.of_seeds == 0 and agreed.of_texts == pytest.approx((agreed.high - agreed.low) / 2, rel=1e-6)
+    alike = np.repeat(rng.random((5, 1)), 200, axis=1)
+    by_seed = difference(
+        Counted(tuple(range(5)), alike, ones, np.arange(200), ids),
+        Counted(tuple(range(5)), alike * 0, ones, np.arange(200), ids),
+    )
+    assert by_seed.of_texts == pytest.approx(0, abs=1e-12)
+    assert by_seed.of_seeds == pytest.approx(
+        mean(Counted(tuple(range(5)), alike, ones, np.arange(200), ids)).high - by_seed.mean, rel=0.1
+    )
+
+
+def test_an_interval_for_several_at_once_is_wider():
+    rng = np.random.default_rng(7)
+    one, other = (runs(rng.random(300), rng=rng) for _ in range(2))
+    alone, among = (difference(one, other, together=count, draws=20_000) for count in (1, 10))
+    assert (alone.low_together, alone.high_together) == (alone.low, alone.high)
+    assert (among.low, among.high) == (alone.low, alone.high)
+    assert 1.2 < (among.high_together - among.low_together) / (alone.high - alone.low) < 2.2
 
 
 def test_one_seed_has_a_difference_and_no_interval():

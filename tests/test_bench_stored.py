@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.bench.stored import differences, mask_effects, names, stored
+from labkit.bench.stored import differences, effect_lines, mask_effects, names, stored
 from labkit.errors import DataError
 from labkit.resources import folder
 
@@ -35,3 +35,21 @@ def test_differences_are_named_by_condition_and_by_model_where_there_are_several
     assert list(differences([one, one | {"model": "k"}])) == ["a/ner (n = 1,200), m", "a/ner (n = 1,200), k"]
     assert list(differences([one, one])) == ["a/ner (n = 1,200)", "a/ner (n = 1,200), study 2"]
     assert differences([one | {"arms": arms[:1]}]) == {}
+
+
+def test_a_comparison_is_told_in_lines_with_what_has_not_learned_marked():
+    gap = {"mean": -3.0, "low": -5.0, "high": -1.0}
+    each = {
+        "name": "a/ner", "model": "m", "n_test": 1200, "baselines": {"outside": 10.0, "frequent": 20.0},
+        "arms": [
+            {"name": "causal", "mean": 50.0, "n_seeds": 5, "learned": True},
+            {"name": "bidirectional", "mean": 19.5, "n_seeds": 1, "learned": False},
+        ],
+        "pairs": [{"one": "bidirectional", "other": "repeated", "difference": gap}],
+    }  # fmt: skip
+    assert effect_lines([each]) == [
+        "a/ner, m, n = 1,200, best baseline 20.0",
+        "    causal                 50.0   5 seeds",
+        "    bidirectional          19.5   1 seed   no better than a baseline",
+        "    bidirectional less repeated: -3.0 [-5.0, -1.0]",
+    ]

@@ -78,7 +78,7 @@ def test_a_run_leaves_a_model_its_card_predictions_and_metrics(done, task):
     metrics, folder = done(task)
     assert read_json(folder / "metrics.json") == json.loads(json.dumps(metrics))
     asked = {"asked": "bidirectional", "window": "keep", "layers": "all", "readings": 1}
-    assert metrics["mask"] == asked | {"measured": "bidirectional"}
+    assert metrics["mask"] == asked | {"measured": "bidirectional", "opened": [0, 1]}
     assert metrics["steps"] == 6 and metrics["best_step"] in (2, 4, 6)
     assert metrics["metric"] in metrics["dev"] and metrics["metric"].removeprefix("best_") in metrics["test"]
     for side in ("dev", "test"):
@@ -549,11 +549,32 @@ def test_what_cannot_be_packed_is_said_and_grouped_by_length(tmp_path, monkeypat
     assert "rows are not packed but grouped by length: its positions are odd" in said
 
 
+def test_layers_that_measure_otherwise_than_chosen_stop_the_run(tmp_path, monkeypatch):
+    real = labkit.to_bidirectional
+    monkeypatch.setattr(labkit, "to_bidirectional", lambda model, layers, **more: real(model, layers=[1], **more))
+    with pytest.raises(TrainingError, match=r"removed in layers \[0\], and it measures so in \[1\]: nothing trained"):
+        run("ner", tmp_path / "run", layers="0", keep_model=False)
+
+
+def test_a_new_head_begins_alike_wherever_the_model_comes_from_and_a_trained_one_stays(tmp_path):
+    built = run("ner", tmp_path / "built", keep_model=True)
+    labkit.load("tiny-gpt2").model.save_pretrained(tmp_path / "files")
+    labkit.load("tiny-gpt2").tokenizer.save_pretrained(tmp_path / "files")
+    read = run("ner", tmp_path / "read", model=tmp_path / "files", keep_model=False)
+    assert built["head_start"] == read["head_start"]
+    other = run("ner", tmp_path / "other", plan=replace(PLAN, seed=PLAN.seed + 1), keep_model=False)
+    assert other["head_start"] != built["head_start"]
+    trained = labkit.load(tmp_path / "built" / "model").model
+    assert not trained.head_is_new
+    again = run("ner", tmp_path / "again", model=tmp_path / "built" / "model", keep_model=False)
+    assert again["head_start"] == trained.head_sha256() != built["head_start"]
+
+
 @pytest.mark.parametrize(
     ("choices", "measured"),
     [
         ({"mask": "right-to-left"}, {"asked": "right-to-left", "measured": "right-to-left", "readings": 1}),
-        ({"mask": "causal", "readings": 2}, {"asked": "causal", "measured": "causal", "readings": 2}),
+        ({"mask": "causal", "readings": 2}, {"asked": "causal", "measured": "causal", "readings": 2, "opened": []}),
     ],
 )
 @pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-gemma3"])

@@ -23,16 +23,21 @@ class Cell:
     """One arm on one condition, with training sets of one size: its finished runs.
 
     Attributes:
-        rate: the learning rate that dev chose. metrics, judged, history: by seed.
+        rate: the learning rate that dev chose. tried: the score on dev of every rate, {} where there was one only.
+        failed: why a rate has none, {rate: reason}. metrics, judged, history: by seed.
+        seconds_before: of the training before the task, by seed; of arms that have one and left its metrics.
     """
 
     arm: Arm
     size: int | None
     rate: float
+    tried: dict[float, float]
+    failed: dict[float, str]
     task: str
     metrics: dict[int, dict[str, Any]]
     judged: dict[int, list[dict[str, Any]]]
     history: dict[int, list[dict[str, Any]]]
+    seconds_before: dict[int, float]
 
     def counted(self, kind: str | None = None) -> Counted:
         """The runs, ready to be compared."""
@@ -77,11 +82,11 @@ def measured(folder: str | Path) -> list[Measured]:
             cell
             for name in study["arms"]
             for size in study["sizes"]
-            if name in rates and (cell := _cell(path, study, facts, arm(name), size, rates[name]["learning_rate"]))
+            if name in rates and (cell := _cell(path, study, facts, arm(name), size, rates[name]))
         ]
         full = {cell.arm.name: cell for cell in cells if cell.size is None}
         if REFERENCE in full:
-            _require_same_order(cells, facts["name"])
+            _require_same_start(cells, facts["name"])
             found.append(Measured(study, facts, full, [cell for cell in cells if cell.size is not None]))
     return found
 
@@ -110,9 +115,9 @@ def unfinished(folder: str | Path) -> list[dict[str, Any]]:
     return found
 
 
-def _cell(path: Path, study: dict, facts: dict, one: Arm, size: int | None, rate: float) -> Cell | None:
+def _cell(path: Path, study: dict, facts: dict, one: Arm, size: int | None, frozen: dict[str, Any]) -> Cell | None:
     """The finished runs of one arm; None if there is none."""
-    metrics, judged, history = {}, {}, {}
+    metrics, judged, history, before = {}, {}, {}, {}
     for seed in study["seeds"]:
         run = folders.run_folder(path, facts["name"], one.name, size, seed)
         if (done := read_json(run / "metrics.json")) is None:
@@ -120,7 +125,14 @@ def _cell(path: Path, study: dict, facts: dict, one: Arm, size: int | None, rate
         metrics[seed] = done
         judged[seed] = _lines(run / "judged.test.jsonl")
         history[seed] = (read_json(run / "trainer_state.json") or {"log_history": []})["log_history"]
-    return Cell(one, size, rate, facts["task"], metrics, judged, history) if metrics else None
+        if one.objective:
+            adapted = folders.adapted_folder(path, facts["task"], facts["name"], one.name, seed)
+            if spent := read_json(adapted / "metrics.json"):
+                before[seed] = spent["seconds"]
+    if not metrics:
+        return None
+    tried, failed = ({float(rate): it for rate, it in frozen.get(key, {}).items()} for key in ("dev", "failed"))
+    return Cell(one, size, frozen["learning_rate"], tried, failed, facts["task"], metrics, judged, history, before)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -130,17 +142,21 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         raise TrainingError(f"{path} could not be read ({error}); delete its run's folder and --resume") from error
 
 
-def _require_same_order(cells: Sequence[Cell], name: str) -> None:
-    """All arms of one seed and size must have been trained on the same rows in the same order."""
-    orders: dict[tuple, dict[str, str]] = {}
-    for cell in cells:
-        if cell.arm.model is not None:  # another tokenizer cuts other rows
-            continue
-        for seed, metrics in cell.metrics.items():
-            orders.setdefault((seed, cell.size), {})[cell.arm.name] = metrics["data_order"]
-    for (seed, _), by_arm in orders.items():
-        if len(set(by_arm.values())) > 1:
-            raise TrainingError(
-                f"{name}, seed {seed}: {' and '.join(sorted(by_arm))} did not see the same rows in the same order, so "
-                "their difference means nothing"
-            )
+def _require_same_start(cells: Sequence[Cell], name: str) -> None:
+    """All arms of one seed and size must have seen the same rows in the same order, and begun with the same head."""
+    for key, what in (
+        ("data_order", "did not see the same rows in the same order"),
+        ("head_start", "did not begin with the same weights of the head"),
+    ):
+        found: dict[tuple, dict[str, str]] = {}
+        for cell in cells:
+            if cell.arm.model is not None:  # another tokenizer cuts other rows, another width has another head
+                continue
+            for seed, metrics in cell.metrics.items():
+                if metrics.get(key) is not None:  # older runs did not write down their head
+                    found.setdefault((seed, cell.size), {})[cell.arm.name] = metrics[key]
+        for (seed, _), by_arm in found.items():
+            if len(set(by_arm.values())) > 1:
+                raise TrainingError(
+                    f"{name}, seed {seed}: {' and '.join(sorted(by_arm))} {what}, so their difference means nothing"
+                )

@@ -11,13 +11,14 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from labkit.bench import effect_words, folders
+from labkit.bench import effect_tables, effect_words, folders
 from labkit.bench.arms import REFERENCE
 from labkit.bench.effect_data import Cell, Measured, measured, unfinished
 from labkit.bench.paired import Counted, Estimate, difference, mean
@@ -30,8 +31,13 @@ PAIRS = (  # beside the difference of every arm to the reference
     ("mntp", "next"),
     ("mlm", "next"),
     ("mntp", "repeated"),
+    ("mntp", "bidirectional"),
+    ("mlm", "bidirectional"),
 )
+ONE_STEP = ("repeated", "bidirectional")  # these are compared with an adaptation of any number of steps
 DIAGNOSTIC = re.compile(r"(after|before)-\d+-[A-Z]+")  # the ids of Which way round
+HALVES = {"after": "what follows decides", "before": "what precedes decides"}
+MANY_DRAWS = 20_000  # of the differences that wider intervals are made for
 
 
 def report(paths: Sequence[str | Path]) -> dict[str, Any]:
@@ -66,7 +72,7 @@ def written(found: dict[str, Any], folder: Path, name: str = "report") -> list[P
     for file, figure in figures.items():
         save(figure, folder / file)
     curves = [file for file in figures if file != f"{name}.svg"]
-    write_whole(folder / f"{name}.md", effect_words.markdown(found, f"{name}.svg" if forest else None, curves))
+    write_whole(folder / f"{name}.md", effect_tables.markdown(found, f"{name}.svg" if forest else None, curves))
     folders.write_json(folder / f"{name}.json", found)
     return [folder / f"{name}.md", folder / f"{name}.json", *(folder / file for file in figures)]
 
@@ -74,15 +80,16 @@ def written(found: dict[str, Any], folder: Path, name: str = "report") -> list[P
 def _condition(one: Measured) -> dict[str, Any]:
     plan, facts = one.study["plan"], one.facts
     some = next(iter(one.reference.metrics.values()))
-    arms = [_arm(cell, one.reference) for cell in one.cells.values()]
+    baselines = {key: _points(value, facts["task"]) for key, value in some["baselines"].get("test", {}).items()}
+    arms = [_arm(cell, one, max(baselines.values(), default=None)) for cell in one.cells.values()]
     found = {
         "name": one.name, "task": facts["task"], "metric": "accuracy" if facts["task"] == "classify" else "f1",
         "model": one.study["model"], "method": one.study["method"], "learning_rates": one.study["learning_rates"],
         "budget": {key: plan[key] for key in ("epochs", "max_steps", "batch_size", "gradient_accumulation", "dtype")},
         "n_train": facts["n_train"], "n_dev": facts["n_dev"], "n_test": facts["n_test"],
         "groups": int(one.reference.counted().groups.max()) + 1,
-        "baselines": {key: _points(value, facts["task"]) for key, value in some["baselines"].get("test", {}).items()},
-        "arms": arms, "pairs": _pairs(one), "parts": _parts(one),
+        "passes": some["steps"] * plan["batch_size"] * plan["gradient_accumulation"] / some["n_rows"],
+        "baselines": baselines, "arms": arms, "pairs": _pairs(one), "parts": _parts(one),
     }  # fmt: skip
     if facts["task"] == "ner" and DIAGNOSTIC.fullmatch(one.reference.counted().ids[0]):
         found["diagnostic"] = _diagnostic(one)
@@ -94,25 +101,33 @@ def _points(score: float, task: str) -> float:
     return float(score) if task == "qa" else 100.0 * float(score)
 
 
-def _arm(cell: Cell, reference: Cell) -> dict[str, Any]:
-    runs = cell.counted()
+def _arm(cell: Cell, one: Measured, baseline: float | None) -> dict[str, Any]:
+    """`learned`: whether it is better than what needs no model; `edge`: whether no rate beyond the best was tried."""
+    runs, tried = cell.counted(), cell.tried
     found = {
         "name": cell.arm.name, "rate": cell.rate, "seeds": list(runs.seeds),
+        "dev_by_rate": {f"{rate:g}": _points(tried[rate], one.facts["task"]) for rate in sorted(tried)},
+        "edge": bool(tried) and cell.rate in (min(tried), max(tried)), "failed_rates": cell.failed,
         "scores": [100.0 * float(score) for score in runs.scores], **_estimate(mean(runs)),
         "measured_mask": sorted({m["mask"]["measured"] for m in cell.metrics.values()}),
         "seconds": median(m["seconds"] for m in cell.metrics.values()),
+        "seconds_before": median(cell.seconds_before.values()) if cell.seconds_before else None,
         "steps": median(m["steps"] for m in cell.metrics.values()),
     }  # fmt: skip
-    if cell.arm.name != REFERENCE and set(cell.judged) & set(reference.judged):
-        found["difference"] = _estimate(difference(runs, reference.counted()))
+    found["learned"] = baseline is None or found["mean"] > baseline
+    if cell.arm.name != REFERENCE and set(cell.judged) & set(one.reference.judged):
+        together = len(one.cells) - 1
+        gap = difference(runs, one.reference.counted(), together=together, draws=MANY_DRAWS)
+        found["difference"] = _estimate(gap) | {"together": together}
     return found
 
 
 def _estimate(each: Estimate) -> dict[str, Any]:
-    """In points."""
-    values = {"mean": each.mean, "low": each.low, "high": each.high}
+    """In points; what is not known is left out, but for the interval itself."""
+    values = {key: value for key, value in asdict(each).items() if key not in ("seeds", "n")}
     points = {key: None if value is None else 100.0 * value for key, value in values.items()}
-    return points | {"n_seeds": each.seeds, "n": each.n}
+    found = {key: value for key, value in points.items() if value is not None or key in ("low", "high")}
+    return found | {"n_seeds": each.seeds, "n": each.n}
 
 
 def _pairs(one: Measured) -> list[dict[str, Any]]:
@@ -121,8 +136,12 @@ def _pairs(one: Measured) -> list[dict[str, Any]]:
     for first in one.cells.values():
         for second in one.cells.values():
             kinds = tuple(each.arm.name.partition(":")[0] for each in (first, second))
-            alike = first.arm.steps == second.arm.steps or "repeated" in kinds
-            if kinds in PAIRS and alike and set(first.judged) & set(second.judged):
+            alike = first.arm.steps == second.arm.steps or kinds[1] in ONE_STEP
+            if not (kinds in PAIRS and alike):  # as many layers unmasked on another side
+                shares = [each.arm.share for each in (first, second)]
+                if None in shares or shares[0] >= shares[1] or shares[0][1] != shares[1][1]:
+                    continue
+            if set(first.judged) & set(second.judged):
                 gap = _estimate(difference(first.counted(), second.counted()))
                 found.append({"one": first.arm.name, "other": second.arm.name, "difference": gap})
     return found
@@ -137,10 +156,11 @@ def _parts(one: Measured) -> list[dict[str, Any]]:
         for line in lines:
             for kind, count in line["there"].items():
                 there[kind] += count
-        return [
+        kinds = [
             _part(kind, there[kind], {name: cell.counted(kind) for name, cell in cells.items()})
             for kind in sorted(there)
         ]  # fmt: skip
+        return [*_halves(one), *kinds]
     if one.facts["task"] == "qa":
         at = np.array([-1.0 if line["position"] is None else line["position"] for line in lines])
         parts = {
@@ -154,6 +174,20 @@ def _parts(one: Measured) -> list[dict[str, Any]]:
             if chosen.any()
         ]
     return []
+
+
+def _halves(one: Measured) -> list[dict[str, Any]]:
+    """Which way round is two sets in one, and in one of them the right-hand side is of no use: each by itself."""
+    ids = one.reference.counted().ids
+    if not all(DIAGNOSTIC.fullmatch(each) for each in ids):
+        return []
+    found = []
+    for half, name in HALVES.items():
+        chosen = np.array([each.startswith(half) for each in ids])
+        if chosen.any():
+            runs = {arm: cell.counted().only(chosen) for arm, cell in one.cells.items()}
+            found.append(_part(name, int(chosen.sum()), runs))
+    return found
 
 
 def _part(name: str, n: int, runs: dict[str, Counted]) -> dict[str, Any]:

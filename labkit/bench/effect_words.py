@@ -7,41 +7,27 @@ from typing import Any
 
 from labkit.bench.arms import REFERENCE
 
+KINDS = {"mlm": "adaptation by MLM", "mntp": "adaptation by MNTP", "encoder": "a model that was made bidirectional"}
+TASKS = {"qa": "questions", "ner": "entities", "classify": "sentences"}
+SERIES = {"adaptation": "a curve over the steps of adaptation", "size": "a curve over the size of the training set"}
 CLAIM = 5.0  # points: "bidirectional attention gives +5 to 10 %", found in many READMEs, and without a source
 
 
 def paragraphs(found: dict[str, Any]) -> list[str]:
     """When the mask helps and by how much, what the controls say, what is not known; from the numbers alone."""
     conditions = found["conditions"]
-    told = [_removed(conditions), *_unlearned(conditions)]
+    told = [_removed(conditions), *_unlearned(conditions), *_uneven(conditions)]
     told += [text for text in (_repeated(conditions), _adapted(conditions), _others(conditions)) if text]
     told += [text for text in (_diagnostic(conditions), _claim(conditions)) if text]
-    return [*told, _unknown(conditions), *_unfinished(found.get("unfinished", ()))]
-
-
-def markdown(found: dict[str, Any], figure: str | None, curves: Sequence[str]) -> str:
-    """The whole report as one Markdown file: `figure` is that of all differences, `curves` one file for each curve."""
-    parts = ["# What the mask buys", "", *[f"{text}\n" for text in found["words"]]]
-    parts += [f"![all differences]({figure})", ""] if figure else []
-    parts += [
-        "Scores are test F1 in points (accuracy where it says so): mean over the seeds with Student's 95 % interval. "
-        f"Differences are to {REFERENCE}, paired by seed and example: 95 % by a bootstrap over groups of examples and "
-        "Student's t over the seeds. The learning rate of each arm was chosen on dev, with another seed, before the "
-        "test set was read.",
-        "",
-    ]
-    for each in found["conditions"]:
-        parts += _table(each)
-    parts += ["## Curves", ""] if curves else []
-    parts += [f"![{curve['title']}]({file})\n" for curve, file in zip(found["curves"], curves, strict=True)]
-    return "\n".join(parts).rstrip() + "\n"
+    return [*told, _unknown(conditions, found["curves"]), *_unfinished(found.get("unfinished", ()))]
 
 
 def points(gap: dict[str, Any]) -> str:
-    """+3.2 [1.1, 5.3], without an interval if there is none."""
+    """+3.2 [1.1, 5.3]; "barely" if the interval that holds for all of the condition's differences has zero in it."""
     if gap["low"] is None:
         return f"{gap['mean']:+.1f} (one seed)"
-    return f"{gap['mean']:+.1f} [{gap['low']:.1f}, {gap['high']:.1f}]"
+    barely = ", barely" if verdict(gap) != "open" and _together(gap) == "open" else ""
+    return f"{gap['mean']:+.1f} [{gap['low']:.1f}, {gap['high']:.1f}]{barely}"
 
 
 def verdict(gap: dict[str, Any]) -> str:
@@ -51,11 +37,34 @@ def verdict(gap: dict[str, Any]) -> str:
     return "helps" if gap["mean"] > 0 else "harms"
 
 
+def _together(gap: dict[str, Any]) -> str:
+    """As `verdict`, by the interval that holds for all differences of the condition at once."""
+    if "low_together" not in gap:
+        return verdict(gap)
+    return verdict(gap | {"low": gap["low_together"], "high": gap["high_together"]})
+
+
 def _removed(conditions: Sequence[dict]) -> str:
     gaps = _differences(conditions, "bidirectional")
     if not gaps:
         return "**Removing the mask** was not measured: the arm bidirectional has no finished run."
-    return f"**Removing the mask, and nothing else,** {sorted_out(gaps)}."
+    text = f"**Removing the mask, and nothing else,** {sorted_out(gaps)}."
+    for each in conditions:
+        halves = _halves(each, "bidirectional")
+        if halves:
+            told = "; ".join(f"where {name} it {_verb(gap)} ({points(gap)})" for name, gap in halves)
+            text += f" {each['name']} is two sets in one: {told}."
+    return text
+
+
+def _halves(condition: dict[str, Any], arm: str) -> list[tuple[str, dict]]:
+    """(name, difference to the reference) of the halves of Which way round; [] elsewhere."""
+    parts = [part for part in condition["parts"] if part["name"].endswith(" decides")]
+    return [(part["name"], gap) for part in parts if (gap := part["arms"].get(arm, {}).get("difference"))]
+
+
+def _verb(gap: dict[str, Any]) -> str:
+    return {"open": "shows no clear difference"}.get(verdict(gap), verdict(gap))
 
 
 def learned(condition: dict[str, Any]) -> bool:
@@ -65,13 +74,36 @@ def learned(condition: dict[str, Any]) -> bool:
 
 
 def _unlearned(conditions: Sequence[dict]) -> list[str]:
-    names = [each["name"] for each in conditions if not learned(each)]
-    if not names:
-        return []
-    return [
-        f"**Not learned:** in {', '.join(names)} no arm is better than a baseline that needs no model. Differences "
-        "there are between models that fail, and say nothing of the mask."
+    told = []
+    if names := [each["name"] for each in conditions if not learned(each)]:
+        told.append(
+            f"**Not learned:** in {', '.join(names)} no arm is better than a baseline that needs no model. Differences "
+            "there are between models that fail, and say nothing of the mask."
+        )
+    below = [
+        f"{one['name']} on {each['name']} ({one['mean']:.1f}, baseline {max(each['baselines'].values()):.1f})"
+        for each in conditions
+        if learned(each)
+        for one in each["arms"]
+        if not one["learned"]
     ]
+    if below:
+        told.append(
+            f"**Below what needs no model:** {'; '.join(below)}. These have not learned the task at this budget: their "
+            "gap says that they did not get started, and not what the mask is worth to a model that has."
+        )
+    return told
+
+
+def _uneven(conditions: Sequence[dict]) -> list[str]:
+    """Arms that had fewer rates to choose from, and those whose best rate is the last one that was tried."""
+    failed = [
+        f"{one['name']} on {each['name']}, rate {rate} ({reason})"
+        for each in conditions
+        for one in each["arms"]
+        for rate, reason in one["failed_rates"].items()
+    ]
+    return [f"**A smaller grid than the others:** {'; '.join(failed)}."] if failed else []
 
 
 def _unfinished(found: Sequence[dict]) -> list[str]:
@@ -117,6 +149,15 @@ def _adapted(conditions: Sequence[dict]) -> str:
         if against:
             told_apart = sorted_out(against, "is better", "is worse")
             text += f"; against the causal model with as many steps of next-token prediction it {told_apart}"
+        repaired = [
+            (each, pair["difference"])
+            for each in conditions
+            for pair in each["pairs"]
+            if pair["one"] == name and pair["other"] == "bidirectional"
+        ]
+        if repaired:
+            told_apart = sorted_out(repaired, "is better", "is worse")
+            text += f"; against the unmasked model without these steps it {told_apart}"
         told.append(text + ".")
     return " ".join(told)
 
@@ -138,10 +179,10 @@ def _diagnostic(conditions: Sequence[dict]) -> str:
         for name, halves in each["diagnostic"].items():
             after = halves["after"]
             right = ", ".join(str(n) for n in after["right"])
+            runs = sum(n > after["ceiling"] for n in after["right"])
+            triples = f"{after['triples_over']} of {after['ceiling'] * len(after['right'])} triples"
             over = (
-                f"over the ceiling in {after['triples_over']} triples"
-                if after["triples_over"]
-                else "never over the ceiling"
+                f"more than {after['ceiling']} in {runs} of {len(after['right'])} runs, over one of three in {triples}"
             )
             told.append(f"{name} {right} of {after['of']} ({over})")
     if not told:
@@ -153,32 +194,67 @@ def _diagnostic(conditions: Sequence[dict]) -> str:
 
 
 def _claim(conditions: Sequence[dict]) -> str:
-    known = [each for each in conditions if learned(each)]
+    known = [each for each in conditions if _both_learned(each)]
+    left_out = [each["name"] for each in conditions if not _both_learned(each)]
     gaps = [gap for _, gap in _differences(known, "bidirectional") if gap["low"] is not None]
     if not gaps:
         return ""
     below, above = sum(gap["high"] < CLAIM for gap in gaps), sum(gap["low"] >= CLAIM for gap in gaps)
-    return (
+    text = (
         f"**The common claim, +{CLAIM:.0f} to {2 * CLAIM:.0f} points from removing the mask:** of {len(gaps)} "
-        f"conditions with an interval it is ruled out in {below}, borne out in {above}, and open in "
+        f"conditions with an interval it is ruled out at this budget in {below}, borne out in {above}, and open in "
         f"{len(gaps) - below - above}."
     )
+    return text + (f" Left out, as one of the two has not learned: {', '.join(left_out)}." if left_out else "")
 
 
-def _unknown(conditions: Sequence[dict]) -> str:
+def _both_learned(condition: dict[str, Any]) -> bool:
+    return all(one["learned"] for one in condition["arms"] if one["name"] in (REFERENCE, "bidirectional"))
+
+
+def _unknown(conditions: Sequence[dict], curves: Sequence[dict]) -> str:
     models = sorted({f"{each['model']} ({each['method']})" for each in conditions})
-    count = sum("difference" in one for each in conditions for one in each["arms"])
-    seeds = sorted({one["n_seeds"] for each in conditions for one in each["arms"]})
-    steps = sorted({int(one["steps"]) for each in conditions for one in each["arms"]})
-    return (
-        f"**Not known:** other models than {', '.join(models)}; larger budgets than {_range(steps)} steps; other grids "
-        f"of learning rates. Seeds per arm: {_range(seeds)}. Of {count} comparisons with {REFERENCE}, about "
-        f"{0.05 * count:.1f} would leave out zero by chance alone if nothing differed."
+    arms = [(each, one) for each in conditions for one in each["arms"]]
+    seeds = sorted({one["n_seeds"] for _, one in arms})
+    steps = sorted({int(one["steps"]) for _, one in arms})
+    passes = sorted({round(each["passes"], 1) for each in conditions})
+    text = (
+        f"**Not known:** other models than {', '.join(models)}; larger budgets than {_range(steps)} steps, which are "
+        f"{_range(passes)} passes over the training rows; more than {_range(seeds)} seeds."
+    )
+    if missing := _not_measured(conditions, curves):
+        text += f" Not measured here at all: {', '.join(missing)}."
+    if edge := [f"{one['name']} on {each['name']} ({one['rate']:g})" for each, one in arms if one["edge"]]:
+        text += (
+            f" The best rate is the last of the grid for {'; '.join(edge)}: with a wider grid these may be better. "
+            "Every rate was tried with one seed."
+        )
+    gaps = [one["difference"] for _, one in arms if "difference" in one]
+    clear = [gap for gap in gaps if verdict(gap) != "open"]
+    barely = sum(_together(gap) == "open" for gap in clear)
+    count = len(gaps) + sum(len(each["pairs"]) for each in conditions)
+    return text + (
+        f" Of {count} differences that are told here, up to {0.05 * count:.1f} would leave out zero by chance alone if "
+        "nothing differed; those of one condition share their causal runs and their test set. Taken together "
+        f"(Bonferroni within a condition), {barely} of the {len(clear)} that leave out zero no longer do; they are "
+        "marked 'barely'."
     )
 
 
-def _range(values: Sequence[int]) -> str:
-    return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
+def _not_measured(conditions: Sequence[dict], curves: Sequence[dict]) -> list[str]:
+    """What `labkit bench mask-effect` can ask and these studies did not."""
+    names = {one["name"].partition(":")[0] for each in conditions for one in each["arms"]}
+    missing = [told for kind, told in KINDS.items() if kind not in names]
+    tasks, orders = {each["task"] for each in conditions}, {each["name"].partition("/")[2] for each in conditions}
+    missing += [told for task, told in TASKS.items() if task not in tasks]
+    if "qa" in tasks and "question-last" not in orders:
+        missing.append("the question after the context")
+    kinds = {curve["kind"] for curve in curves}
+    return missing + [told for kind, told in SERIES.items() if kind not in kinds]
+
+
+def _range(values: Sequence[int | float]) -> str:
+    return f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
 
 
 def _differences(conditions: Sequence[dict], name: str) -> list[tuple[dict, dict]]:
@@ -203,42 +279,3 @@ def sorted_out(gaps: Sequence[tuple[dict, dict]], helps: str = "helps", harms: s
             told.append(f"{word} in {len(those)}{'' if said else f' of {len(gaps)}'} ({listed})")
             said = True
     return ", ".join(told)
-
-
-def _table(each: dict[str, Any]) -> list[str]:
-    budget = {key: value for key, value in each["budget"].items() if value is not None}
-    head = [
-        f"## {each['name']}: {each['model']}, {each['method']}",
-        "",
-        f"{each['n_train']:,} / {each['n_dev']:,} / {each['n_test']:,} examples to train on, to choose by, to test on "
-        f"({each['groups']:,} groups in the test set); "
-        + ", ".join(
-            f"{key.replace('_', ' ')} {value:g}" if not isinstance(value, str) else f"{value}"
-            for key, value in budget.items()
-        )
-        + "; grid "
-        + ", ".join(f"{rate:g}" for rate in each["learning_rates"])
-        + (
-            "; baselines " + ", ".join(f"{k.replace('_', ' ')} {v:.1f}" for k, v in each["baselines"].items())
-            if each["baselines"]
-            else ""
-        )
-        + ".",
-        "",
-        f"| arm | seeds | rate | {each['metric']} | difference | s per run |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for one in each["arms"]:
-        mean = f"{one['mean']:.1f}" + ("" if one["low"] is None else f" [{one['low']:.1f}, {one['high']:.1f}]")
-        gap = points(one["difference"]) if "difference" in one else ""
-        head.append(f"| {one['name']} | {one['n_seeds']} | {one['rate']:g} | {mean} | {gap} | {one['seconds']:,.0f} |")
-    if each["pairs"]:
-        listed = "; ".join(f"{p['one']} less {p['other']}: {points(p['difference'])}" for p in each["pairs"])
-        head += ["", f"Pairs: {listed}."]
-    if each["parts"]:
-        names = [one["name"] for one in each["arms"]]
-        head += ["", "| part | n | " + " | ".join(names) + " |", "|---|---:|" + "---:|" * len(names)]
-        for part in each["parts"]:
-            cells = [f"{part['arms'][name]['mean']:.1f}" for name in names]
-            head.append(f"| {part['name']} | {part['n']:,} | " + " | ".join(cells) + " |")
-    return [*head, ""]

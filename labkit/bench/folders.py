@@ -77,8 +77,14 @@ def frozen(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     return read_json(path / "frozen.json") or {}
 
 
-def freeze(path: Path, study: Any, conditions: Sequence[Condition]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Choose, by dev, the rate of every arm that has none yet, and write it down. Nothing frozen is changed."""
+def freeze(
+    path: Path, study: Any, conditions: Sequence[Condition], failures: dict[str, str]
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Choose, by dev, the rate of every arm that has none yet, and write it down. Nothing frozen is changed.
+
+    Rates whose run failed are written down with it, and why (`failures`: {folder of the run: reason}), as that arm had
+    a smaller grid than the others.
+    """
     found = frozen(path)
     for condition in conditions:
         chosen = found.setdefault(condition.name, {})
@@ -87,9 +93,17 @@ def freeze(path: Path, study: Any, conditions: Sequence[Condition]) -> dict[str,
                 continue
             if len(study.learning_rates) == 1:
                 chosen[arm] = {"learning_rate": study.learning_rates[0], "dev": {}}
-            elif scores := _dev_scores(path / "tuning" / slug(condition.name) / slug(arm), study.learning_rates):
+                continue
+            runs = {rate: tuning_folder(condition.name, arm, rate) for rate in study.learning_rates}
+            scores = {rate: score for rate, run in runs.items() if (score := _dev_score(path / run)) is not None}
+            if scores:
                 best = max(scores, key=scores.__getitem__)
                 chosen[arm] = {"learning_rate": best, "dev": {f"{rate:g}": score for rate, score in scores.items()}}
+                lost = {f"{rate:g}": str(run) for rate, run in runs.items() if rate not in scores}
+                if lost:
+                    chosen[arm]["failed"] = {
+                        rate: failures.get(run, "its score on dev is no number") for rate, run in lost.items()
+                    }
     write_json(path / "frozen.json", found)
     return found
 
@@ -107,6 +121,16 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(value, indent=1) + "\n")
 
 
+def tuning_folder(condition: str, arm: str, rate: float) -> Path:
+    """Where the run that tries a rate lies, within the folder of its study."""
+    return Path("tuning") / slug(condition) / slug(arm) / f"rate-{rate:g}"
+
+
+def adapted_folder(study: Path, task: str, condition: str, arm: str, seed: int) -> Path:
+    """Where an arm's training on texts lies. Wherever the question stands, the texts are the same."""
+    return study / "adapted" / f"{task}--{slug(condition.split('/')[0])}" / slug(arm) / f"seed-{seed}"
+
+
 def run_folder(study: Path, condition: str, arm: str, size: int | None, seed: int) -> Path:
     """Where the run of an arm that is reported lies, in the folder of its study."""
     return study / "runs" / slug(condition) / slug(arm) / f"size-{size or 'all'}" / f"seed-{seed}"
@@ -117,14 +141,12 @@ def slug(name: str) -> str:
     return re.sub(r"[^\w.=-]", "-", name.replace("/", "--"))
 
 
-def _dev_scores(folder: Path, rates: Sequence[float]) -> dict[float, float]:
-    """The dev score of each rate whose run ended; a score that is no number counts as none."""
-    found = {}
-    for rate in rates:
-        metrics = read_json(folder / f"rate-{rate:g}" / "metrics.json")
-        if metrics is not None and (score := metrics["dev"][metrics["metric"]]) == score:
-            found[rate] = score
-    return found
+def _dev_score(run: Path) -> float | None:
+    """What a tuning run scored on dev; None if it has not ended, or its score is no number."""
+    metrics = read_json(run / "metrics.json")
+    if metrics is None or (score := metrics["dev"][metrics["metric"]]) != score:
+        return None
+    return score
 
 
 def _plain(value: Any) -> Any:

@@ -91,8 +91,7 @@ class Run:
     def folder(self) -> Path:
         """Where it lies within the study's folder."""
         if self.tuning:
-            where = Path("tuning") / folders.slug(self.condition.name) / folders.slug(self.arm.name)
-            return where / f"rate-{self.rate:g}"
+            return folders.tuning_folder(self.condition.name, self.arm.name, self.rate)
         return folders.run_folder(Path(), self.condition.name, self.arm.name, self.size, self.seed)
 
     def work(self, plan: Plan) -> float:
@@ -142,7 +141,7 @@ def run_study(
         progress.plan([*tuning, *reported])
         for run in tuning:
             progress.do(run, lambda run=run: _train(study, run, path))
-        frozen = folders.freeze(path, study, conditions)
+        frozen = folders.freeze(path, study, conditions, progress.failures)
         for run in reported:
             rate = frozen.get(run.condition.name, {}).get(run.arm.name, {}).get("learning_rate")
             if rate is None:
@@ -212,8 +211,7 @@ def _train(study: Study, run: Run, path: Path) -> dict[str, Any]:
 def _adapted(study: Study, run: Run, path: Path) -> Path:
     """The model that has been trained on the condition's training texts, without their labels, before the task."""
     arm = run.arm
-    folder = path / "adapted" / folders.slug(run.condition.name.split("/")[0]) / f"{arm.objective}-{arm.steps}"
-    folder = folder / f"seed-{run.seed}"
+    folder = folders.adapted_folder(path, run.condition.task, run.condition.name, arm.name, run.seed)
     every = max(1, arm.steps // 4)
     settings = Settings(
         max_steps=arm.steps, batch_size=study.adaptation_batch, learning_rate=study.adaptation_rate, weight_decay=0.01,

@@ -42,6 +42,25 @@ def differences(conditions: Sequence[dict[str, Any]]) -> dict[str, dict[str, tup
     return rows
 
 
+def effect_lines(conditions: Sequence[dict[str, Any]]) -> list[str]:
+    """Of stored comparisons, to be printed: every arm with its seeds, and what the arms say to each other.
+
+    An arm that is no better than a baseline which needs no model is marked: it has not learned the task.
+    """
+    from labkit.bench.effect_words import points
+
+    told = []
+    for each in conditions:
+        baseline = f", best baseline {max(each['baselines'].values()):.1f}" if each["baselines"] else ""
+        told.append(f"{each['name']}, {each['model']}, n = {each['n_test']:,}{baseline}")
+        for one in each["arms"]:
+            seeds = f"{one['n_seeds']} seed" + ("" if one["n_seeds"] == 1 else "s")
+            mark = "" if one["learned"] else "   no better than a baseline"
+            told.append(f"    {one['name']:22}{one['mean']:5.1f}   {seeds}{mark}")
+        told += [f"    {p['one']} less {p['other']}: {points(p['difference'])}" for p in each["pairs"]]
+    return told
+
+
 def fusion_qualities(model: str | None = None) -> list[dict[str, Any]]:
     """The conditions of all stored comparisons of fusion (`labkit.bench.fusion_report`), of one model or of all."""
     found = [each for name in names() if name.startswith("fusion_quality") for each in stored(name)["conditions"]]

@@ -85,8 +85,9 @@ def finetune(
     The folder: `model/` with a card, with LoRA also `adapter/` (`labkit.adapter_folders`), predictions.dev.jsonl and
     predictions.test.jsonl, judged.dev.jsonl and judged.test.jsonl (what is right, example by example), metrics.json,
     trainer_state.json, `checkpoints/`. The metrics: `dev` and `test` with the scores of the best checkpoint,
-    `baselines`, `mask` as it was measured, `data_order` (the sha256 of the rows' numbers in the order they were trained
-    in: twins have the same), and those of `labkit.training.train`.
+    `baselines`, `mask` as it was measured, `head_start` (the sha256 of the head before the first step), `data_order`
+    (that of the rows' numbers in the order they were trained in: twins have the same), and those of
+    `labkit.training.train`.
 
     Raises:
         DataError, TrainingError, ModelError, HeadError: each with one clear sentence, before anything is written where
@@ -114,6 +115,7 @@ def finetune(
     require_apart(train_examples, dev, test)
 
     lm, labels = _model(recipe, model, train_examples, options, head or {}, method, plan, attn)
+    start_of_head = lm.model.head_sha256() if hasattr(lm.model, "head_sha256") else None  # an encoder's own has none
     rows = recipe.features(lm.tokenizer, train_examples, labels, options, say)
     chosen = precision.choose(lm.model.config.get_text_config().model_type, precision.here(), plan.dtype)
     if plan.dtype == "auto" and precision.here() is not None:
@@ -169,7 +171,8 @@ def finetune(
         taken = settings.max_steps * settings.rows_per_step * processes
         metrics = {
             "task": task, "metric": metric, "labels": list(labels), "mask": measured, "method": method,
-            "packing": packs, "data_order": digest([each for k in range(taken) for each in items(k)]),
+            "packing": packs, "head_start": start_of_head,
+            "data_order": digest([each for k in range(taken) for each in items(k)]),
         }  # fmt: skip
         if is_first_process():
             with evaluating(trained) as best:
@@ -312,6 +315,9 @@ def _model(
     with random_state_kept():
         torch.manual_seed(plan.seed)
         lm = labkit.load(model, task=recipe.head(labels, options, **head), attn=attn, dtype=dtype)
+        if getattr(lm.model, "head_is_new", False):  # whatever was drawn on the way: twins begin alike
+            torch.manual_seed(plan.seed)
+            lm.model.start_head()
         if options.prompt == "evidence":
             add_tokens(lm.model, lm.tokenizer, MARKS)
     return lm, labels

@@ -53,7 +53,12 @@ def put_mask_in_force(model: Any, mask: str, window: str = "keep", layers: str =
     report = labkit.audit(model, quick=True)
     if chosen is None and report.verdict != ("bidirectional" if mask == "encoder" else mask):
         raise TrainingError(f"the mask was to be {mask}, and the one measured is {report.verdict}: nothing was trained")
-    return {"asked": mask, "measured": report.verdict, "window": window, "layers": layers}
+    opened = [layer.index for layer in report.layers if layer.verdict == "bidirectional"]
+    if chosen is not None and opened != sorted(chosen):
+        raise TrainingError(
+            f"the mask was to be removed in layers {sorted(chosen)}, and it measures so in {opened}: nothing trained"
+        )
+    return {"asked": mask, "measured": report.verdict, "window": window, "layers": layers, "opened": opened}
 
 
 @contextmanager

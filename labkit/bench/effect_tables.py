@@ -1,0 +1,98 @@
+"""The report of a comparison as Markdown: its words, then a table for each condition, then its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from labkit.bench.arms import REFERENCE
+from labkit.bench.effect_words import points, verdict
+
+HEADER = (
+    "Scores are test F1 in points (accuracy where it says so): mean over the seeds with Student's 95 % interval, which "
+    f"knows of other seeds on these very texts only. Differences are to {REFERENCE}, paired by seed and example: 95 % "
+    "by a bootstrap over groups of examples and Student's t over the seeds, so for new seeds **and** new texts; 'of "
+    "texts, seeds' is half the width that it had if only the one or the other were new. 'Dev by rate': the score on "
+    "dev of every learning rate, tried once with another seed, before the test set was read; the best one was taken. "
+    "† the mean is no better than a baseline that needs no model. Same labelled rows and steps for all arms, not the "
+    "same compute: a repeated input is twice as long, an adaptation comes before."
+)
+
+
+def markdown(found: dict[str, Any], figure: str | None, curves: Sequence[str]) -> str:
+    """The whole report as one Markdown file: `figure` is that of all differences, `curves` one file for each curve."""
+    parts = ["# What the mask buys", "", *[f"{text}\n" for text in found["words"]]]
+    parts += [f"![all differences]({figure})", ""] if figure else []
+    parts += [HEADER, ""]
+    for each in found["conditions"]:
+        parts += [f"## {each['name']}: {each['model']}, {each['method']}", "", _setting(each), "", *_table(each)]
+        if each["pairs"]:
+            listed = "; ".join(f"{p['one']} less {p['other']}: {points(p['difference'])}" for p in each["pairs"])
+            parts += ["", f"Pairs: {listed}."]
+        parts += ["", *_parts(each), ""] if each["parts"] else [""]
+    parts += ["## Curves", ""] if curves else []
+    parts += [f"![{curve['title']}]({file})\n" for curve, file in zip(found["curves"], curves, strict=True)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _setting(each: dict[str, Any]) -> str:
+    """One line: the data, the budget, the baselines."""
+    budget = {key: value for key, value in each["budget"].items() if value is not None}
+    told = [
+        f"{key.replace('_', ' ')} {value:g}" if not isinstance(value, str) else value for key, value in budget.items()
+    ]
+    text = (
+        f"{each['n_train']:,} / {each['n_dev']:,} / {each['n_test']:,} examples to train on, to choose by, to test on "
+        f"({each['groups']:,} groups in the test set); at most {', '.join(told)}, which is {each['passes']:.1f} passes"
+    )
+    if each["baselines"]:
+        named = ", ".join(f"{name.replace('_', ' ')} {score:.1f}" for name, score in each["baselines"].items())
+        text += f"; baselines {named}"
+    return text + "."
+
+
+def _table(each: dict[str, Any]) -> list[str]:
+    rates = ", ".join(f"{rate:g}" for rate in each["learning_rates"])
+    lines = [
+        f"| arm | seeds | dev by rate ({rates}) | {each['metric']} | difference | of texts, seeds | s per run |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for one in each["arms"]:
+        mean = f"{one['mean']:.1f}" + ("" if one["low"] is None else f" [{one['low']:.1f}, {one['high']:.1f}]")
+        mean += "" if one["learned"] else " †"
+        gap = one.get("difference")
+        halves = f"{gap['of_texts']:.1f}, {gap['of_seeds']:.1f}" if gap and "of_texts" in gap else ""
+        seconds = f"{one['seconds']:,.0f}"
+        if one["seconds_before"] is not None:
+            seconds = f"{one['seconds_before']:,.0f} + {seconds}"
+        lines.append(
+            f"| {one['name']} | {one['n_seeds']} | {_dev(one, each['learning_rates'])} | {mean} "
+            f"| {points(gap) if gap else ''} | {halves} | {seconds} |"
+        )
+    return lines
+
+
+def _dev(one: dict[str, Any], rates: Sequence[float]) -> str:
+    """28.1, **33.0**, 31.2: in the order of the rates, the chosen one in bold; a rate that failed is a dash."""
+    if not one["dev_by_rate"]:
+        return f"{one['rate']:g}"
+    scores = {float(rate): f"{score:.1f}" for rate, score in one["dev_by_rate"].items()}
+    return ", ".join(f"**{scores[rate]}**" if rate == one["rate"] else scores.get(rate, "-") for rate in rates)
+
+
+def _parts(each: dict[str, Any]) -> list[str]:
+    """An arm a line, a part of the test set a column; what leaves out zero is in bold."""
+    parts = each["parts"]
+    lines = ["| difference in | " + " | ".join(f"{part['name']} (n = {part['n']:,})" for part in parts) + " |"]
+    lines.append("|---|" + "---:|" * len(parts))
+    for one in each["arms"]:
+        cells = []
+        for part in parts:
+            here = part["arms"][one["name"]]
+            text = f"{here['mean']:.1f}"
+            if gap := here.get("difference"):
+                text += f" ({points(gap)})"
+                text = text if verdict(gap) == "open" else f"**{text}**"
+            cells.append(text)
+        lines.append(f"| {one['name']} | " + " | ".join(cells) + " |")
+    return lines
