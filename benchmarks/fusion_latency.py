@@ -1,208 +1,402 @@
 """What fusing N paraphrases costs: seconds and memory against N and the length of the answer, engine by engine.
 
-    python benchmarks/fusion_latency.py [--model gemma3-270m] [--dtype float32] [--counts 1 2 5 10 20] [--rounds 5]
+    python benchmarks/fusion_latency.py --model smollm2-135m --threads 1     (about 25 minutes on a quiet core)
     python benchmarks/fusion_latency.py --quick          (a tiny model, seconds, nothing is written)
 
 Arms, all on the same token ids, greedy, with no end token, so that each writes as much as it is asked to:
 `fast`, `flex` and `dense` fuse with the engines of those names (`labkit.fusion`); `cacheless` fuses as the public
-experiment does, reading all again for each token; `logit-average` is the batch of N rows that the fast engine averages;
-`apart` is the same average from plain transformers: N sequences, each with a cache of its own, one after the other.
+experiment does, reading all again for each token; `logit-average` is the batch of N rows whose logits the fast engine
+averages; `apart` is the same average from plain transformers: what N calls of generate() do, each with a cache of its
+own, one after the other, and the average of their logits for each token.
+
+Settings: `equal`, segments of 24 tokens; `mixed`, of 8 to 40, as many tokens in all; `long`, segments of 128, prefill
+only, with `fast` and, as the control that must be found quadratic, `concat`: the same tokens as one long text.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
+import random
 import subprocess
 import sys
 import time
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
 
 from benchmarks import machine  # noqa: E402
 
 ARMS = ("fast", "logit-average", "apart", "dense", "flex", "cacheless")
-PREFIX, SEGMENT, CUE = 96, 24, 3  # tokens: five examples, a question, "Answer:"
+PADDED = ("fast", "logit-average", "dense", "cacheless")  # on a CPU `mixed` has these only
+GROWTH = ("fast", "concat")
+PREFIX, CUE = 96, 3  # tokens: five examples, "Answer:"
+LONG = 128
+JUDGED_N, JUDGED_TOKENS = 5, 20
+CURVED = 0.1  # a quadratic share of the seconds below this is called linear
+
+Case = tuple[str, int]  # a setting, and how many paraphrases
+Plan = dict[Case, dict[str, list[int]]]  # for each arm of a case the lengths of the answers
+
 NOTES = (
-    "One question at a time: a prefix of 96 tokens, N segments of 24, a cue of 3, random token ids. seconds[arm]: "
-    "prefill (the prompt and one token) and answer (the prompt and `new_tokens`), one value per round; the arms take "
-    "turns within a round, and one round warms up (compilation among it). ratios: of two arms within one round, above "
-    "1 = the first took longer. growth: prefill seconds fitted by a + b N + c N^2 through the medians; curved = the "
-    "share of c N^2 in the fitted seconds at the largest N. peak_mb: highest memory above that after loading, each arm "
-    "and N in a process of its own; resident memory on a CPU, which is coarse."
+    "One question at a time: a prefix of 96 tokens, N segments, a cue of 3, random token ids. Settings: equal, "
+    "segments of 24 tokens; mixed (from N = 2), evenly spread from 8 to 40, as many tokens in all; long, of 128. "
+    "seconds[arm][n]: from the start to the n-th new token of one answer (1: the prefill), one value per round. In "
+    "every round all cases come, in random order, and in each its arms, in random order; a short round before warms "
+    "up. ratios: of two arms within one round, above 1 = the first took longer; low and high: 95 % bootstrap interval "
+    "of the median over rounds, which is nearly the range where there are five, and missing where there are fewer. "
+    "growth: seconds of the prefill in the setting long, medians fitted by a + b N + c N^2 with relative errors; "
+    "curved: the share of c N^2 in the fitted seconds at the largest N, low and high as before; 'linear' where all of "
+    "it is below 0.1 and that of the control, concat, above. engines: what the runs say that they used. On a CPU flex "
+    "is FlexAttention uncompiled, which makes all scores as a tensor and a new block mask for each token: no measure "
+    "of the compiled kernel's speed. apart is no call of generate() but its loop, N times, as logits can be averaged "
+    "only token by token. left_out: what was not run, being slow, or beyond the model's positions. peak_mb: highest "
+    "memory above that after loading, setting equal, each arm and N in a process of its own; resident memory on a "
+    "CPU, which is coarse."
 )
 
 
 class Bench:
-    """One model, and the arms on it."""
+    """One model, and the arms on it.
+
+    Attributes:
+        names: for each arm that has run, what its engine calls itself. positions: how many the model has, or None.
+    """
 
     def __init__(self, options: argparse.Namespace):
         import torch
 
         import labkit
+        from labkit.fusion.engine import fusable_decoder
 
-        self.torch, self.options = torch, options
+        self.torch, self.device = torch, options.device
         self.lm = labkit.load(options.model, dtype=options.dtype, device=options.device)
+        self.positions = getattr(fusable_decoder(self.lm.model).config, "max_position_embeddings", None)
+        self.names: dict[str, str] = {}
         generator = torch.Generator().manual_seed(options.seed)
         highest = self.lm.model.get_input_embeddings().num_embeddings
+        size = PREFIX + CUE + LONG * max(options.counts)
+        ids = torch.randint(10, highest, (size,), generator=generator).tolist()
+        self.prefix, self.cue, self.ids = tuple(ids[:PREFIX]), tuple(ids[PREFIX : PREFIX + CUE]), ids[PREFIX + CUE :]
 
-        def ids(n: int) -> tuple[int, ...]:
-            return tuple(torch.randint(10, highest, (n,), generator=generator).tolist())
-
-        self.prefix, self.cue = ids(PREFIX), ids(CUE)
-        self.segments = [ids(SEGMENT) for _ in range(max(options.counts))]
-
-    def run(self, arm: str, count: int, new_tokens: int) -> float:
-        """Seconds of an answer of `new_tokens` to `count` paraphrases."""
+    def run(self, arm: str, case: Case, new_tokens: int) -> tuple[list[float], list[int]]:
+        """Write `new_tokens` tokens: how many seconds after the start each was there, and the tokens."""
+        segments, at = [], 0
+        for length in lengths_of(*case):
+            segments.append(tuple(self.ids[at : at + length]))
+            at += length
+        stamps: list[float] = []
         self._synchronize()
         began = time.perf_counter()
         with self.torch.no_grad():
-            self._apart(count, new_tokens) if arm == "apart" else self._engine(arm, count, new_tokens)
+            write = self._apart if arm == "apart" else self._engine
+            tokens = write(arm, segments, new_tokens, stamps)
         self._synchronize()
-        return time.perf_counter() - began
+        stamps.append(time.perf_counter())
+        return [stamp - began for stamp in stamps], tokens
 
-    def _engine(self, arm: str, count: int, new_tokens: int) -> None:
+    def _engine(self, arm: str, segments: list, new_tokens: int, stamps: list[float]) -> list[int]:
         from labkit.fusion.decoding import Decoding, decode
         from labkit.fusion.fast import FastEngine
         from labkit.fusion.layout import prompts
         from labkit.fusion.methods import method_named
         from labkit.fusion.reference import ReferenceEngine
 
-        method = method_named("logit-average" if arm == "logit-average" else "fuse")
-        made = prompts(method, self.prefix, [self.segments[:count]], self.cue)
-        if arm in ("fast", "logit-average"):
-            engine = FastEngine(self.lm.model, made)
-        else:
+        method = method_named(arm if arm in ("logit-average", "concat") else "fuse")
+        made = prompts(method, self.prefix, [segments], self.cue)
+        if arm in ("dense", "flex", "cacheless"):
             rendering = "flex" if arm == "flex" else "dense"
             engine = ReferenceEngine(self.lm.model, made, rendering=rendering, cached=arm != "cacheless")
-        decode(engine, method.combine, self.lm.tokenizer, set(), Decoding(new_tokens), [0])
+        else:
+            engine = FastEngine(self.lm.model, made)
+        self.names[arm] = engine.name
+        read = engine.step
 
-    def _apart(self, count: int, new_tokens: int) -> None:
+        def step(tokens: Any) -> Any:
+            stamps.append(time.perf_counter())  # `tokens` have been chosen
+            return read(tokens)
+
+        engine.step = step
+        return decode(engine, method.combine, self.lm.tokenizer, set(), Decoding(new_tokens), [0])[0][0].tokens
+
+    def _apart(self, arm: str, segments: list, new_tokens: int, stamps: list[float]) -> list[int]:
         from transformers import DynamicCache
 
+        self.names[arm] = "plain transformers, a cache for each sequence"
         model, device = self.lm.model, next(self.lm.model.parameters()).device
-        new = [self.torch.tensor([[*self.prefix, *each, *self.cue]], device=device) for each in self.segments[:count]]
-        caches = [DynamicCache() for _ in new]
-        for _ in range(new_tokens):
+        new = [self.torch.tensor([[*self.prefix, *each, *self.cue]], device=device) for each in segments]
+        caches, written = [DynamicCache() for _ in new], []
+        for length in range(1, new_tokens + 1):
             logits = [
                 model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].float()
                 for ids, cache in zip(new, caches, strict=True)
             ]
             token = self.torch.stack(logits).mean(0).argmax(-1)
-            new = [token[:, None]] * count
+            written += token.tolist()
+            if length < new_tokens:
+                stamps.append(time.perf_counter())
+            new = [token[:, None]] * len(segments)
+        return written
 
     def _synchronize(self) -> None:
-        if self.options.device.startswith("cuda"):
+        if self.device.startswith("cuda"):
             self.torch.cuda.synchronize()
 
 
-def measure(options: argparse.Namespace) -> dict:
-    bench, cases = Bench(options), []
+def lengths_of(setting: str, count: int) -> list[int]:
+    """How many tokens each of `count` segments has; `mixed` has as many in all as `equal`."""
+    if setting == "long":
+        return [LONG] * count
+    if setting == "equal" or count == 1:
+        return [24] * count
+    return [round(8 + 32 * place / (count - 1)) for place in range(count)]
+
+
+def planned(options: argparse.Namespace, positions: int | None) -> tuple[Plan, list[str]]:
+    """What is run, and what is left out because it is slow on a CPU or beyond the model's positions."""
+    plan: Plan = {}
+    cpu = options.device == "cpu"
+    unpadded = [arm for arm in options.arms if cpu and arm not in PADDED]
+    left_out = [f"mixed: {arm}" for arm in unpadded]
+    for setting, count in itertools.product(("equal", "mixed"), options.counts):
+        if (setting, count) == ("mixed", 1):
+            continue
+        slow = {"flex": 5 if options.quick else 20, "apart": 400 // count, "cacheless": 400 // count} if cpu else {}
+        arms = plan[setting, count] = {}
+        for arm in options.arms:
+            if setting == "mixed" and arm in unpadded:
+                continue
+            arms[arm] = [n for n in options.new_tokens if n <= slow.get(arm, n)]
+            beyond = [str(n) for n in options.new_tokens if n not in arms[arm]]
+            left_out += [f"{setting}, N = {count}: {arm}, {' and '.join(beyond)} tokens"] if beyond else []
+        plan[setting, count] = {arm: lengths for arm, lengths in arms.items() if lengths}
     for count in options.counts:
-        seconds = {arm: {"prefill": [], "answer": []} for arm in options.arms}
-        for number in range(options.rounds + 1):
-            for arm in options.arms:
-                for what, length in (("prefill", 1), ("answer", options.new_tokens)):
-                    took = bench.run(arm, count, length)
-                    if number:  # the first round warms up
-                        seconds[arm][what].append(took)
-        cases.append(_case(count, seconds, options))
-        print(_line(cases[-1]), flush=True)
-    return {"cases": cases, "growth": {arm: _growth(cases, arm) for arm in options.arms if len(cases) > 3}}
+        if positions is not None and PREFIX + LONG * count + CUE > positions:
+            left_out.append(f"long, N = {count}: beyond the model's {positions:,} positions")
+        else:
+            plan["long", count] = {arm: [1] for arm in GROWTH}
+    return plan, left_out
 
 
-def _case(count: int, seconds: dict, options: argparse.Namespace) -> dict:
-    def ratio(one: str, other: str, what: str) -> dict:
-        pairs = zip(seconds[one][what], seconds[other][what], strict=True)
-        return machine.spread([round(a / b, 4) for a, b in pairs])
+def turns(plan: Plan, rng: random.Random) -> Iterator[tuple[Case, str]]:
+    """One round: the cases in random order, and in each its arms in random order, so that they are close in time."""
+    for case in rng.sample(list(plan), len(plan)):
+        for arm in rng.sample(list(plan[case]), len(plan[case])):
+            yield case, arm
 
-    wanted = [("cacheless", "fast"), ("logit-average", "fast"), ("apart", "fast"), ("dense", "flex")]
+
+def measure(options: argparse.Namespace) -> dict:
+    bench = Bench(options)
+    plan, left_out = planned(options, bench.positions)
+    seconds = {case: {arm: {n: [] for n in lengths} for arm, lengths in arms.items()} for case, arms in plan.items()}
+    rng, began = random.Random(options.seed), time.perf_counter()
+    for case, arm in turns(plan, rng):  # on a GPU anything may be compiled, whatever the length
+        bench.run(arm, case, min(2, max(plan[case][arm])) if options.device == "cpu" else max(plan[case][arm]))
+    for number in range(options.rounds):
+        for case, arm in turns(plan, rng):
+            stamps, _ = bench.run(arm, case, max(plan[case][arm]))
+            for length, values in seconds[case][arm].items():
+                values.append(stamps[length - 1])
+        passed = time.perf_counter() - began
+        print(f"round {number + 1} of {options.rounds}, {passed:.0f} s since the beginning", flush=True)
+    cases = [_case(case, arms) for case, arms in seconds.items() if case[0] != "long"]
+    grown = growths({case[1]: arms for case, arms in seconds.items() if case[0] == "long"})
     return {
-        "paraphrases": count,
-        "seconds": {
-            arm: {what: machine.spread([round(s, 5) for s in values]) for what, values in each.items()}
-            for arm, each in seconds.items()
-        },
+        "model_dtype": str(bench.lm.model.dtype).removeprefix("torch."), "engines": bench.names, "cases": cases,
+        "growth": grown, "verdicts": verdicts(cases, grown), "left_out": left_out,
+    }  # fmt: skip
+
+
+def _case(case: Case, seconds: dict[str, dict[int, list[float]]]) -> dict:
+    fast = seconds.get("fast", {})
+    return {
+        "setting": case[0],
+        "paraphrases": case[1],
+        "segment_tokens": lengths_of(*case),
+        "seconds": {arm: {str(n): _spread(values) for n, values in each.items()} for arm, each in seconds.items()},
         "ratios": {
-            f"{one}/{other}, {what}": ratio(one, other, what)
-            for one, other in wanted
-            if {one, other} <= set(options.arms)
-            for what in ("prefill", "answer")
+            f"{arm}/fast": {str(n): machine.paired(values, fast[n]) for n, values in each.items() if n in fast}
+            for arm, each in seconds.items()
+            if fast and arm != "fast"
         },
     }
 
 
-def _growth(cases: list[dict], arm: str) -> dict:
-    import numpy as np
-
-    counts = np.array([case["paraphrases"] for case in cases], dtype=float)
-    seconds = np.array([case["seconds"][arm]["prefill"]["median"] for case in cases])
-    c, b, a = np.polyfit(counts, seconds, 2)
-    top = float(counts.max())
-    share = c * top**2 / (a + b * top + c * top**2)
-    return {"seconds": {"a": round(a, 5), "b": round(b, 6), "c": round(c, 8)}, "curved": round(float(share), 4)}
+def _spread(seconds: Sequence[float]) -> dict:
+    return machine.spread([round(each, 5) for each in seconds])
 
 
-def _line(case: dict) -> str:
-    answers = ", ".join(f"{arm} {each['answer']['median']:.3f}" for arm, each in case["seconds"].items())
-    return f"N = {case['paraphrases']}: seconds {answers}"
+def growths(seconds: dict[int, dict[str, dict[int, list[float]]]]) -> dict:
+    """`growth` of each arm, from seconds[count][arm][1]; empty with fewer than four counts."""
+    counts = sorted(seconds)
+    if len(counts) < 4:
+        return {}
+    return {
+        arm: {"seconds": {str(count): _spread(seconds[count][arm][1]) for count in counts}}
+        | growth(counts, np.array([seconds[count][arm][1] for count in counts]).T)
+        for arm in seconds[counts[0]]
+    }
+
+
+def growth(counts: Sequence[int], seconds: np.ndarray) -> dict:
+    """How the prefill grows with N, from seconds (rounds, counts): a + b N + c N^2, and the share of its last term.
+
+    The fit goes through the medians over rounds and weighs relative errors; the interval draws rounds.
+    """
+    middle = np.median(seconds, axis=0)
+    top = float(max(counts))
+
+    def fitted(medians: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        terms = np.polyfit(counts, medians.T, 2, w=1 / middle)[::-1]  # (3, fits)
+        return terms, terms[2] * top**2 / (terms[0] + terms[1] * top + terms[2] * top**2)
+
+    terms, share = fitted(middle[None])
+    _, shares = fitted(np.median(seconds[machine.drawn(len(seconds))], axis=1))
+    found = {name: round(float(value), 8) for name, value in zip("abc", terms[:, 0], strict=True)}
+    return {"fit": found, "curved": {"share": round(float(share[0]), 4)} | machine.interval(shares, len(seconds))}
+
+
+def verdicts(cases: Sequence[dict], grown: dict) -> list[dict[str, str]]:
+    """Each target with `verdict` (met, missed, not shown, not measured) and `found`, what the data say."""
+    made = []
+    for setting in ("equal", "mixed"):
+        for other, wanted, words in (
+            ("cacheless", 5.0, "at least 5 times as fast as the cacheless loop"),
+            ("logit-average", 1.0, "no slower than batched logit averaging"),
+        ):
+            ratios = [
+                case["ratios"].get(f"{other}/fast", {}).get(str(JUDGED_TOKENS))
+                for case in cases
+                if (case["setting"], case["paraphrases"]) == (setting, JUDGED_N)
+            ]
+            target = f"fast {words} (N = {JUDGED_N}, {JUDGED_TOKENS} tokens, {setting} segments)"
+            made.append({"target": target} | _faster(ratios[0] if ratios else None, wanted))
+    return [*made, {"target": "fast reads the prompt in time linear in N"} | _linear(grown)]
+
+
+def _faster(ratio: dict | None, wanted: float) -> dict[str, str]:
+    if ratio is None:
+        return {"verdict": "not measured", "found": "this case was not run"}
+    found = f"{ratio['median']:.3f} times as fast"
+    if ratio["low"] is None:
+        return {"verdict": "not shown", "found": f"{found}, and {ratio['n']} rounds are too few for an interval"}
+    found += f", 95 % from {ratio['low']:.3f} to {ratio['high']:.3f}"
+    verdict = "met" if ratio["low"] >= wanted else "missed" if ratio["high"] < wanted else "not shown"
+    return {"verdict": verdict, "found": found}
+
+
+def _linear(grown: dict) -> dict[str, str]:
+    if not grown:
+        return {"verdict": "not measured", "found": "fewer than four numbers of paraphrases were run"}
+    fast, control = (grown[arm]["curved"] for arm in GROWTH)
+    if fast["low"] is None:
+        return {"verdict": "not shown", "found": "there are too few rounds for an interval"}
+    found = "; ".join(
+        f"quadratic share {each['share']:.2f} of {arm}, 95 % from {each['low']:.2f} to {each['high']:.2f}"
+        for arm, each in zip(GROWTH, (fast, control), strict=True)
+    )
+    if fast["low"] > CURVED:
+        return {"verdict": "missed", "found": found}
+    if control["low"] <= CURVED:
+        return {"verdict": "not shown", "found": f"{found}: the control is not found quadratic either"}
+    if fast["high"] < CURVED:
+        return {"verdict": "met", "found": found}
+    return {"verdict": "not shown", "found": f"{found}: {CURVED:g}, below which it would be linear, is within"}
 
 
 def memory_of_all(options: argparse.Namespace) -> list[dict]:
-    """Each arm and N in a process of its own."""
+    """Each arm and N in a process of its own, setting equal, the longest answer that is also timed."""
+    plan, _ = planned(options, None)
     rows = []
     for count in options.counts:
         row: dict = {"paraphrases": count, "peak_mb": {}}
-        for arm in options.arms:
+        for arm, lengths in plan["equal", count].items():
             command = [
                 sys.executable, __file__, "--model", options.model, "--device", options.device, "--memory-of", arm,
-                "--counts", str(count), "--new-tokens", str(options.new_tokens), "--threads", str(options.threads),
+                "--counts", str(count), "--new-tokens", str(max(lengths)), "--threads", str(options.threads),
                 "--seed", str(options.seed), *(["--dtype", options.dtype] if options.dtype else []),
             ]  # fmt: skip
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            row["peak_mb"][arm] = json.loads(done.stdout.splitlines()[-1])
+            row["peak_mb"][arm] = in_a_process(command, f"the memory of {arm} at N = {count}")
         rows.append(row)
     return rows
 
 
-def main() -> None:
+def in_a_process(command: Sequence[str], what: str) -> Any:
+    """What `command` prints in its last line, JSON. Raises SystemExit with what it said if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        said = done.stderr.strip() or done.stdout.strip() or "(it said nothing; killed for its memory?)"
+        raise SystemExit(f"{what} was not measured: its process ended with exit status {done.returncode}\n{said}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def summary(results: dict) -> Iterator[str]:
+    """What is printed: a line for each case, engine, target, and of what was left out."""
+    for case in results["cases"]:
+        lengths = max((list(each) for each in case["seconds"].values()), key=len)
+        shown = str(JUDGED_TOKENS) if str(JUDGED_TOKENS) in lengths else lengths[-1]
+        arms = ", ".join(f"{arm} {each[shown]['median']:.3f}" for arm, each in case["seconds"].items() if shown in each)
+        yield f"{case['setting']}, N = {case['paraphrases']}, {shown} tokens: seconds {arms}"
+    for arm, name in sorted(results["engines"].items()):
+        note = ", uncompiled: no measure of FlexAttention's speed" if name == "reference (flex)" else ""
+        yield f"engine of {arm}: {name}{note}"
+    if results["left_out"]:
+        yield "left out: " + "; ".join(results["left_out"])
+    for each in results["verdicts"]:
+        yield f"{each['target']}: {each['verdict']}; {each['found']}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="gemma3-270m")
     parser.add_argument("--dtype", default=None, help="a torch dtype (default: as stored)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 5, 10, 20], help="paraphrases")
-    parser.add_argument("--new-tokens", type=int, default=20)
+    parser.add_argument("--new-tokens", type=int, nargs="+", default=[1, 5, 20, 50], help="lengths of the answers")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default 5)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads (default: all cores)")
     parser.add_argument("--memory", action="store_true", help="also the memory of each arm, in processes of their own")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="tiny-gemma3, few paraphrases; writes nothing")
     parser.add_argument("--memory-of", choices=ARMS, help=argparse.SUPPRESS)  # one arm, measured in this process
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.quick:
-        options.model, options.counts, options.new_tokens, options.rounds = "tiny-gemma3", [1, 2, 3, 4], 4, 2
+        options.model, options.counts, options.new_tokens, options.rounds = "tiny-gemma3", [1, 2, 3, 5], [1, 5, 20], 2
+    options.counts, options.new_tokens = sorted({*options.counts}), sorted({*options.new_tokens})
+    if min(*options.counts, *options.new_tokens, options.rounds, options.threads) < 1:
+        parser.error("--counts, --new-tokens, --rounds and --threads must be at least 1")
 
     import torch
 
     torch.set_num_threads(options.threads)
+    warnings.filterwarnings("ignore", message="flex_attention called without")  # the summary says so
     if options.memory_of:
         bench = Bench(options)
-        bench.run(options.memory_of, 1, 2)  # what is made lazily, once, is not counted
+        bench.run(options.memory_of, ("equal", 1), 2)  # what is made lazily, once, is not counted
         memory = machine.Memory(options.device)
-        print(json.dumps(memory.of(bench.run, options.memory_of, options.counts[0], options.new_tokens)))
+        case = ("equal", options.counts[0])
+        print(json.dumps(memory.of(bench.run, options.memory_of, case, options.new_tokens[0])))
         return
-    results = measure(options)
-    if options.memory:
-        results["memory"] = memory_of_all(options)
-    if not options.quick:
-        kept = ("model", "dtype", "device", "threads", "new_tokens", "rounds", "seed")
-        settings = {name: getattr(options, name) for name in kept}
-        place = "" if options.device == "cpu" else "_gpu"
-        name = f"fusion_latency_{options.model.rpartition('/')[2].replace('-', '_')}{place}"
-        print(machine.write(name, settings | results, NOTES))
+    memory = {"memory": memory_of_all(options)} if options.memory else {}
+    results = measure(options) | memory
+    for line in summary(results):
+        print(line)
+    if options.quick:
+        print("quick: a tiny model shows that the program works, not how fast labkit is; nothing is written")
+        return
+    kept = ("model", "device", "threads", "new_tokens", "rounds", "seed")
+    settings = {name: getattr(options, name) for name in kept} | {"dtype": results.pop("model_dtype")}
+    parts = (options.model.rpartition("/")[2], options.dtype, None if options.device == "cpu" else "gpu")
+    name = "_".join(["fusion_latency", *(part.replace("-", "_") for part in parts if part)])
+    print(machine.write(name, settings | results, NOTES))
 
 
 if __name__ == "__main__":

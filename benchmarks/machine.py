@@ -7,15 +7,20 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from labkit.bench.machine import describe, spread
 
-__all__ = ["RESULTS", "Memory", "describe", "spread", "write"]
+__all__ = ["RESULTS", "Memory", "describe", "drawn", "interval", "paired", "spread", "write"]
 
 RESULTS = Path(__file__).parent / "results"
+DRAWS = 4000
+FEWEST = 5  # rounds; the whole range of fewer holds the median in less than 90 % of cases
 
 
 def write(name: str, results: Any, notes: str) -> Path:
@@ -31,6 +36,27 @@ def write(name: str, results: Any, notes: str) -> Path:
     target = RESULTS / f"{name}.json"
     os.replace(temporary, target)
     return target
+
+
+def paired(one: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
+    """`spread` of one / other, round by round, and `low` and `high`, the bootstrap interval of its median."""
+    ratios = np.array(one) / np.array(other)
+    return spread([round(float(each), 4) for each in ratios]) | interval(
+        np.median(ratios[drawn(len(ratios))], axis=1), len(ratios)
+    )
+
+
+def drawn(rounds: int) -> np.ndarray:
+    """(DRAWS, rounds): which rounds each bootstrap sample has."""
+    return np.random.default_rng(0).integers(rounds, size=(DRAWS, rounds))
+
+
+def interval(values: np.ndarray, rounds: int) -> dict[str, float | None]:
+    """The middle 95 % of what bootstrap samples of `rounds` rounds gave; None of both below FEWEST rounds."""
+    if rounds < FEWEST:
+        return {"low": None, "high": None}
+    low, high = np.quantile(values, [0.025, 0.975])
+    return {"low": round(float(low), 4), "high": round(float(high), 4)}
 
 
 class Memory:

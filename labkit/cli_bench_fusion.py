@@ -29,7 +29,7 @@ def fusion(
     few_methods: Annotated[str, typer.Option(help="Dear ones, asked fewer questions.")] = "",
     few_questions: Annotated[int, typer.Option(help="So many, among those of the others.", min=1)] = 150,
     repeat_control: Annotated[
-        bool, typer.Option("--repeat-control", help="Also the first paraphrase alone, as often as the largest N.")
+        bool, typer.Option("--repeat-control", help="Also one paraphrase, as often as the largest N: more text.")
     ] = False,
     at_least: Annotated[
         int | None, typer.Option(help="Only questions with so many paraphrases; by default the largest N.", min=1)
@@ -43,13 +43,14 @@ def fusion(
     device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cpu or cuda.")] = "auto",
     dtype: Dtype = None,
     batch_size: Annotated[int, typer.Option(help="Questions at once.", min=1)] = 16,
-    seed: Annotated[int, typer.Option(help="Of the draws of examples and questions.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the draws of examples, questions, and the order of paraphrases.")] = 0,
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
     """How good the fusion methods are on the same questions, against single prompts; then the report of fusion-report.
 
-    What a method is compared with is the mean of the single prompts it is made of, place by place, and logit averaging.
+    What a method is compared with is the mean of the single prompts it is made of, and logit averaging. The paraphrases
+    of each question stand in an order drawn for it. Intervals draw relations where there are any, and then questions.
     Killed at any moment it goes on with --resume, which may also add models, sets, methods and N up to --at-least. Exit
     code 1 if a part failed.
 

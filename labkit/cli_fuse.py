@@ -15,6 +15,8 @@ from labkit.errors import FusionError
 RESCORING = {"rescore", "compare", "lemmatize", "lemmatizer", "output", "as_json"}
 PROVING = {"prove", "model", "engine", "device", "dtype", "as_json"}
 LEMMATIZER = "simplemma"
+PROVED_IN = "float32"  # in which the proofs are strict
+HALF = ("bfloat16", "float16")
 INTERRUPTED = 130  # the exit code of a process that Ctrl-C ended
 
 
@@ -40,6 +42,9 @@ def fuse(
     weights: Annotated[str | None, typer.Option(help="For --method weighted, one per paraphrase: 2,1,1.")] = None,
     layer: Annotated[int | None, typer.Option(help="For --method hidden-average, from 0; else the middle one.")] = None,
     few_shot: Annotated[int, typer.Option(help="Answered examples before each question.", min=0)] = 5,
+    few_shot_from_data: Annotated[
+        bool, typer.Option("--few-shot-from-data", help="Draw the examples for a file from it, and take them out.")
+    ] = False,
     max_questions: Annotated[int | None, typer.Option(help="A draw of so many; all by default.", min=1)] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Of an answer.", min=1)] = 12,
     stop: Annotated[
@@ -68,12 +73,13 @@ def fuse(
     Methods: single, concat, isolate, isolate+restart, fuse (the default: isolate+restart, each weighing 1/N), weighted,
     logit-average, logit-max, hidden-average, confidence-average, confidence-max, majority-vote.
 
-    The few-shot examples are one prefix for all questions, drawn with --seed: for known-facts from facts set apart for
-    it, else over all relations of the set, and then taken out of it. Questions with fewer paraphrases than are asked
-    for are left out, and counted. Killed at any moment the run goes on with --resume.
+    The few-shot examples are one prefix for all questions, drawn with --seed: for known-facts and for a file of your
+    own from facts set apart for it, else over all relations of the set, and then taken out of it. Questions with fewer
+    paraphrases than are asked for are left out, and counted. Rows of a file need no answers: those without are
+    answered, and not scored. Killed at any moment the run goes on with --resume.
 
     --rescore FILE [--lemmatize] [--compare OTHER] [--output COPY] scores what was answered; FILE stays as it is.
-    --prove exits with 1 if a proof fails; with --dtype float32 it is strict.
+    --prove computes in float32, whatever the weights are stored in, and exits with 1 if a proof fails.
 
     Example: labkit fuse --model gemma3-270m --method fuse --num-paraphrases 5
     """
@@ -90,6 +96,7 @@ def fuse(
         _require_only(given, PROVING, "--prove")
         _prove(model, engine, device, dtype, as_json)
     else:
+        from labkit.fusion.few_shot import examples_for
         from labkit.fusion.runs import Settings
 
         settings = Settings(
@@ -98,7 +105,7 @@ def fuse(
             weights=None if weights is None else _weights(weights), layer=layer, few_shot=few_shot, seed=seed,
             max_questions=max_questions, max_new_tokens=max_new_tokens, batch_size=batch_size, device=device,
             stop=tuple(each.replace("\\n", "\n") for each in stop or ()), dtype=dtype, pairs=pairs,
-            lemmatizer=lemmatizer,
+            lemmatizer=lemmatizer, examples=None if few_shot_from_data else examples_for(dataset),
         )  # fmt: skip
         _run(settings, output, resume, as_json)
 
@@ -109,12 +116,19 @@ def _run(settings: Any, output: str | None, resume: bool, as_json: bool) -> None
 
     output = output or str(default_output(settings))
     try:
-        answers = run(settings, output, resume=resume)
+        answers = run(settings, output, resume=resume, unanswered=True)
     except KeyboardInterrupt:
         kept = len(read_journal(journal_of(output))[1])
         kept_in = f"{kept:,} answers are kept in {journal_of(output)}: the same command with --resume goes on"
         print(f"labkit: interrupted; {kept_in if kept else 'nothing was written'}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
+    taken_out = answers.about["taken_out"]
+    if settings.examples and settings.few_shot:
+        what = f"the {settings.few_shot} few-shot examples are known facts; questions of {settings.dataset} taken out"
+        print(f"labkit: {what} for sharing a text with one: {taken_out:,}", file=sys.stderr)
+    elif taken_out:
+        what = f"questions of {settings.dataset} taken out as few-shot examples, or for sharing a text with one"
+        print(f"labkit: {what}: {taken_out:,}", file=sys.stderr)
     if left_out := answers.about["left_out"]:
         print(f"labkit: {left_out:,} questions have too few paraphrases and were left out", file=sys.stderr)
     if made := answers.about["questions"] - answers.about["natural"]:
@@ -161,7 +175,10 @@ def _prove(model: str, engine: str, device: str, dtype: str | None, as_json: boo
     }
     if engine not in engines:
         raise FusionError(f"the fusion engine is {engine!r}; choose one of {', '.join(engines)}")
-    lm = load(model, dtype=dtype, device=device_named(device))
+    if dtype in HALF:
+        what = "sums in another order differ too much to tell a right engine from a faulty one; leave --dtype out"
+        print(f"labkit: in {dtype} this is no proof, only a smoke test: {what}", file=sys.stderr)
+    lm = load(model, dtype=dtype or PROVED_IN, device=device_named(device))
     with waiting(f"proving {engine} on {model}"):
         found = proofs.prove(lm, engines[engine])
     if as_json:
@@ -182,7 +199,8 @@ def _show(answers: Any, lemmatised: bool, as_json: bool, other: str | None = Non
         print_json({"file": str(answers.path), "scores": kinds, "compared_with": other, **(against or {}), **stated})
         return
     exact = kinds["exact"]
-    named = ["all", *(["mean of relations"] if "macro_accuracy" in exact else []), *exact.get("by_relation", {})]
+    named = [*(["mean of relations"] if "macro_accuracy" in exact else []), *exact.get("by_relation", {})]
+    named = ["all", *named] if exact["n"] else []
     columns = [_estimates(found) for found in kinds.values()]
     header = ("", "n", *(part for kind in kinds for part in (f"accuracy, {kind}", "95 % interval")))
     rows = []
@@ -190,7 +208,10 @@ def _show(answers: Any, lemmatised: bool, as_json: bool, other: str | None = Non
         cells = [part for column in columns for part in _cells(column[name])]
         rows.append((name, str(columns[0][name]["n"]), *cells))
     print(f"{answers.path}: {_in_words(answers)}")
-    print_table(header, rows)
+    if rows:
+        print_table(header, rows)
+    if without := exact["without_answers"]:
+        print(f"{without:,} of {len(answers.rows):,} questions have no answer to compare with, and are in no score")
     if exact["seconds_per_question"] is not None:
         print(f"{exact['seconds_per_question']:.3f} s per question")
     if against is not None:

@@ -22,7 +22,9 @@ def available_bytes(device: str = "cpu") -> int:
     if device.startswith("cuda"):
         import torch
 
-        return torch.cuda.mem_get_info(torch.device(device))[0]
+        at = torch.device(device)
+        kept = torch.cuda.memory_reserved(at) - torch.cuda.memory_allocated(at)  # by torch, for its next tensors
+        return torch.cuda.mem_get_info(at)[0] + kept
     import psutil
 
     free = psutil.virtual_memory().available

@@ -16,12 +16,12 @@ import pytest
 from labkit.bench import fusion_report, fusion_words, stored
 from labkit.bench.fusion_quality import Cell, Study, data_named, read_study, run_study
 from labkit.bench.fusion_report import report, written
-from labkit.errors import DataError, FusionError, LabkitError, ModelError, TrainingError
-from labkit.fusion import runs, scores
+from labkit.datasets.paraphrases import ParaphrasedQuestion
+from labkit.errors import FusionError, LabkitError, ModelError, TrainingError
+from labkit.fusion import runs
 from labkit.fusion.answers import read_answers
 from labkit.fusion.generation import generate
 from labkit.fusion.journal import journal_of
-from labkit.fusion.scores import Scored
 
 pytestmark = pytest.mark.end_to_end
 
@@ -56,8 +56,8 @@ def study_of(path, **changed):
     return Study(("tiny-llama",), (data_named(str(path)),), **(settings | changed))
 
 
-CELLS = 3 + 2 * 3 + 2 + 2 * 2  # places; three methods, two on few questions, for N = 2 and 3; the control
-ASKED = (3 + 2 * 3 + 2) * 9 + 2 * 2 * 4  # answers in all; two of the eleven questions are examples
+CELLS = 3 + 2 * 3 + 4 + 2 * 2  # places; three methods, two on few questions, for N = 2 and 3; the control
+ASKED = (3 + 2 * 3 + 4) * 9 + 2 * 2 * 4  # answers in all; two of the eleven questions are examples
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +140,8 @@ def test_every_cell_is_a_file_of_answers_under_the_settings_of_its_name(done):
     where = "tiny-llama/eleven/"
     assert files == {where + name + ".feather" for name in (
         "single_i0", "single_i1", "single_i2", "concat_n2", "fuse_n2", "logit-average_n2", "concat_n3", "fuse_n3",
-        "logit-average_n3", "fuse_i0x3", "logit-average_i0x3", "isolate_n2", "majority-vote_n2", "isolate_n3",
-        "majority-vote_n3",
+        "logit-average_n3", "concat_i0x3", "isolate-restart_i0x3", "fuse_i0x3", "logit-average_i0x3", "isolate_n2",
+        "majority-vote_n2", "isolate_n3", "majority-vote_n3",
     )}  # fmt: skip
     assert said[0] == f"{CELLS} cells, 0 of them done" and len(said) == CELLS + 1
     assert said[1].startswith(f"1 of {CELLS}: tiny-llama, eleven, single, place 0: 0.0 % of 9 right (")
@@ -153,8 +153,47 @@ def test_every_cell_is_a_file_of_answers_under_the_settings_of_its_name(done):
         assert settings["at_least"] == 3 and len(answers.rows) == (4 if cell.max_questions else 9)
         read = {len(each["paraphrases"]) for each in answers.rows}
         assert read == {cell.first or cell.repeat or 1}
-        if cell.place is not None:
-            assert all(each["paraphrases"][0].endswith(f"wording {cell.place}") for each in answers.rows)
+
+
+def test_the_paraphrases_of_a_question_are_read_in_one_drawn_order_by_all_methods_n_and_places(done):
+    folder = done[0]
+    order, begins = {}, set()
+    for each in read_answers(folder / "tiny-llama" / "eleven" / "concat_n3.feather").rows:
+        order[each["id"]] = each["paraphrases"]
+        begins.add(each["paraphrases"][0].split()[-1])
+        assert sorted(each["paraphrases"]) == [f"{each['id']} in wording {place}" for place in range(PLACES)]
+        again = runs.drawn_order(ParaphrasedQuestion(each["id"], tuple(sorted(each["paraphrases"])), ("a",)), seed=3)
+        assert list(again.paraphrases) == each["paraphrases"]  # the seed and the id tell it
+    assert len(begins) > 1
+    for cell in read_study(folder)[1]:
+        for each in read_answers(folder / cell.file).rows:
+            whole = order[each["id"]]
+            copies, one = whole[:1] * (cell.repeat or 0), whole[cell.place or 0 : (cell.place or 0) + 1]
+            assert each["paraphrases"] == (whole[: cell.first] if cell.first else copies or one), cell
+
+
+def test_another_seed_or_id_draws_another_order_and_every_place_comes_first_as_often():
+    texts = tuple("abc")
+
+    def first(seed, number):
+        return runs.drawn_order(ParaphrasedQuestion(f"q{number}", texts, ("a",)), seed).paraphrases[0]
+
+    for seed in (0, 1):
+        firsts = [first(seed, number) for number in range(600)]
+        assert all(abs(firsts.count(text) - 200) < 4 * (600 * 2 / 9) ** 0.5 for text in texts)
+    assert [first(0, number) for number in range(20)] != [first(1, number) for number in range(20)]
+
+
+def test_a_study_that_read_the_paraphrases_in_the_order_of_the_set_is_refused(done, questions, tmp_path):
+    shutil.copytree(done[0], tmp_path / "s")
+    study = json.loads((tmp_path / "s" / "study.json").read_text())
+    del study["settings"]["order"]
+    (tmp_path / "s" / "study.json").write_text(json.dumps(study))
+    words = "read the paraphrases in the order of their set.* begin the study again in a new folder"
+    with pytest.raises(TrainingError, match=words):
+        run_study(study_of(questions), tmp_path / "s", resume=True, say=quiet)
+    with pytest.raises(TrainingError, match=words):
+        report([tmp_path / "s"])
 
 
 def test_a_few_questions_are_part_of_the_many_and_all_n_have_the_same_ones(done):
@@ -162,7 +201,7 @@ def test_a_few_questions_are_part_of_the_many_and_all_n_have_the_same_ones(done)
     ids = {path.stem: [each["id"] for each in read_answers(path).rows] for path in where.glob("*.feather")}
     many = ids["single_i0"]
     for name, own in ids.items():
-        few = name.startswith(("isolate", "majority"))
+        few = name.startswith(("isolate_", "majority"))
         assert own == (ids["isolate_n2"] if few else many), name
     assert len(ids["isolate_n2"]) == 4 and set(ids["isolate_n2"]) < set(many)
 
@@ -211,7 +250,7 @@ def test_methods_and_n_can_be_added_and_what_is_done_stays(questions, tmp_path, 
     calls = count_answers(monkeypatch)
     more = study_of(questions, methods=("fuse", "concat"), few_methods=("isolate",), num_paraphrases=(2, 3))
     run_study(more, tmp_path / "s", resume=True, say=quiet)
-    assert sum(map(len, calls)) == 9 * (1 + 3 + 2) + 4 * 2
+    assert sum(map(len, calls)) == 9 * (1 + 3 + 4) + 4 * 2
     assert all(path.read_bytes() == content for path, content in before.items())
     (found,) = report([tmp_path / "s"])["conditions"]
     assert {(each["method"], each["paraphrases"]) for each in found["rows"]} == {
@@ -315,9 +354,11 @@ def test_the_report_is_rebuilt_from_the_folder_alone_wherever_it_lies(done, tmp_
 
 def test_copies_of_a_paraphrase_are_answered_as_that_paraphrase(done):
     (found,) = report([done[0]])["conditions"]
-    assert [(each["method"], each["times"], each["alike"], each["of"]) for each in found["control"]] == [
+    checks = [each for each in found["control"] if each["check"]]
+    assert [(each["method"], each["times"], each["alike"], each["of"]) for each in checks] == [
         ("fuse", 3, 9, 9), ("logit-average", 3, 9, 9),
     ]  # fmt: skip
+    assert [each["method"] for each in found["control"] if not each["check"]] == ["concat", "isolate+restart"]
 
 
 def test_unfinished_cells_are_named_with_what_is_kept_and_enter_no_number(questions, tmp_path, monkeypatch):
@@ -367,11 +408,11 @@ def test_what_is_compared_is_the_mean_of_the_single_prompts_on_the_questions_of_
         assert each["to_single"]["mean"] == pytest.approx(100 * (np.mean(list(own.values())) - np.mean(alone)))
         average = np.mean([right["logit-average_n3"][id] for id in own])
         assert each["to_average"]["mean"] == pytest.approx(100 * (np.mean(list(own.values())) - average))
-    alone = {place: 100 * np.mean(list(right[f"single_i{place}"].values())) for place in range(3)}
+    alone = np.array([list(right[f"single_i{place}"].values()) for place in range(3)])
     single = row(found, "single", 3)
-    assert single["accuracy"]["mean"] == pytest.approx(np.mean(list(alone.values())))
-    assert single["best"] == {"place": max(alone, key=alone.get), "accuracy": pytest.approx(max(alone.values()))}
-    assert single["worst"] == {"place": min(alone, key=alone.get), "accuracy": pytest.approx(min(alone.values()))}
+    assert single["accuracy"]["mean"] == pytest.approx(100 * alone.mean())
+    assert single["in_all"]["mean"] == pytest.approx(100 * alone.all(0).mean())
+    assert single["in_any"]["mean"] == pytest.approx(100 * alone.any(0).mean())
     (pair,) = found["pairs"]
     assert (pair["one"], pair["other"], pair["difference"]["n"]) == ("fuse", "concat", 50)
 
@@ -385,7 +426,7 @@ def test_a_planted_effect_is_found_and_a_planted_null_is_not(monkeypatch, tmp_pa
     assert row(down, "concat", 3)["to_single"]["high"] < -10
     for each, method, key in ((up, "fuse", "to_average"), (up, "concat", "to_single"), (down, "fuse", "to_single")):
         gap = row(each, method, 3)[key]
-        assert gap["low"] < 0 < gap["high"] and gap["high"] - gap["low"] < 15
+        assert gap["low"] < 0 < gap["high"] and gap["high"] - gap["low"] < 20
     assert row(up, "fuse", 3)["to_average"]["p"] > 0.05
     over, others, average, concat = found["words"][:4]
     assert re.search(r"fuse helps in 1 of 2 \(helps, tiny-llama, N = 3 \+\d", over)
@@ -394,18 +435,163 @@ def test_a_planted_effect_is_found_and_a_planted_null_is_not(monkeypatch, tmp_pa
     assert "fuse shows no clear difference in 2 of 2" in average
     assert "fuse is better in 2 of 2" in concat
     chance = next(text for text in found["words"] if text.startswith("**Chance:**"))
-    gaps = 2 * (3 + 2 + 1)  # to single, to logit averaging, pairs; of two conditions
+    gaps = 2 * (3 + 2 + 1 + 2)  # to single, to logit averaging, pairs, more text; of two conditions
     assert chance.startswith(f"**Chance:** of {gaps} comparisons ") and f"about {0.05 * gaps:.1f} would" in chance
 
 
-def test_a_control_that_copies_move_is_named_as_what_must_not_be(monkeypatch, tmp_path):
+def told_of(found, begin):
+    (text,) = [text for text in found["words"] if text.startswith(f"**{begin}")]
+    return text
+
+
+def test_what_more_text_gives_is_told_of_the_methods_that_copies_can_move(monkeypatch, tmp_path):
+    shares = {"fuse": 0.6, "concat": 0.7, "isolate+restart": 0.4}
+    moved = ("concat", "isolate+restart")
+    found = report([planted(monkeypatch, tmp_path, shares, "more", broken_copies=moved)])
+    right = {
+        path.stem: {each["id"]: each["correct"] for each in read_answers(path).rows}
+        for path in (tmp_path / "more" / "tiny-llama" / "more").glob("*_i0*.feather")
+    }
+    gap = 100 * np.mean([right["concat_i0x3"][id] - right["single_i0"][id] for id in right["single_i0"]])
+    told = told_of(found, "What more text gives**")
+    assert f"concat helps in 1 of 1 (more, tiny-llama, concat x 3 {gap:+.1f} [" in told
+    assert "isolate+restart shows no clear difference in 1 of 1 (more, tiny-llama, isolate+restart x 3" in told
+    assert "fuse" not in told and "logit-average" not in told
+    control = found["conditions"][0]["control"][0]
+    assert control["to_first"]["mean"] == pytest.approx(gap) and 0 < control["to_first"]["low"] < gap
+    nothing = planted(monkeypatch, tmp_path, shares, "nothing", repeat_control=False, count=20)
+    assert "was not measured" in told_of(report([nothing]), "What more text gives**")
+
+
+def test_an_implementation_that_copies_move_is_named_as_what_must_not_be(monkeypatch, tmp_path):
     sound = planted(monkeypatch, tmp_path, {"fuse": 0.6}, "sound")
     broken = planted(monkeypatch, tmp_path, {"fuse": 0.6}, "broken", broken_copies=("fuse",))
-    (told,) = [text for text in report([sound])["words"] if text.startswith("**The repeat control**")]
-    assert "fuse x 3: the same answer in 400 of 400" in told and "must not be" not in told
-    assert "So at most 0.9 points of what fusion gains" in told  # 1 - 0.025^(1/400), though all are alike
-    (told,) = [text for text in report([broken])["words"] if text.startswith("**The repeat control**")]
+    found = report([sound])
+    told = told_of(found, "An implementation check**")
+    assert (
+        "fuse x 3: the same answer in 400 of 400, +0.0 [-0.9, 0.9]" in told
+    )  # 1 - 0.025^(1/400), though all are alike
+    assert "must not be" not in told and "concat" not in told
+    assert not any("of what fusion gains" in text for text in found["words"])
+    told = told_of(report([broken]), "An implementation check**")
     assert "**This must not be:** copies change what is right in broken, tiny-llama, fuse x 3," in told
+
+
+def in_relations(monkeypatch, tmp_path, relations, name):
+    """The report of 400 questions in 20 relations, or in none.
+
+    In 3 of the 20 fuse alone is right; in the others all methods are right on every second question.
+    """
+
+    def answers(lm, asked, method, *args, **kwargs):
+        numbers = [int(each[0].split()[1][1:]) for each in asked]
+        right = [method == "fuse" if number % 20 < 3 else number // 20 % 2 == 0 for number in numbers]
+        texts = [f"right {number}" if good else "wrong" for number, good in zip(numbers, right, strict=True)]
+        return SimpleNamespace(texts=texts, engine="fast", seconds=0.01 * len(asked), votes=None)
+
+    monkeypatch.setattr(runs, "generate", answers)
+    data = write_set(tmp_path / f"{name}.jsonl", 400)
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    for number, each in enumerate(rows):
+        each.pop("relation")
+        each |= {"relation": f"r{number % 20:02}"} if relations else {}
+    data.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    methods = ("concat", "isolate+restart", "fuse", "logit-average")
+    study = study_of(data, methods=methods, few_methods=(), num_paraphrases=(3,), batch_size=64, few_shot=0)
+    run_study(study, tmp_path / name, say=quiet)
+    return report([tmp_path / name])
+
+
+def test_a_gain_in_a_few_relations_is_clear_for_these_templates_and_not_for_others(monkeypatch, tmp_path):
+    """15 % of the questions, all of them in 3 of 20 relations: a share of relations of 0.15 +- 0.16."""
+    found = in_relations(monkeypatch, tmp_path, True, "related")
+    (condition,) = found["conditions"]
+    fuse = row(condition, "fuse", 3)
+    pair = next(each for each in condition["pairs"] if (each["one"], each["other"]) == ("fuse", "isolate+restart"))
+    for gap in (fuse["to_single"], fuse["to_average"], pair["difference"]):
+        assert gap["mean"] == pytest.approx(15) and gap["low"] < 2 and gap["high"] > 25
+        assert 10 < gap["these_templates"]["low"] < 15 < gap["these_templates"]["high"] < 20
+    assert fuse["to_average"]["p"] < 1e-9
+    text = fusion_words.markdown(found, {}, [["curve.svg"]])
+    header = next(line for line in text.splitlines() if line.startswith("| method |"))
+    for column in ("minus single", "minus logit-average"):
+        assert f"| {column} | {column}, these templates only |" in header
+    assert "| p (these templates) |" in header
+    gap = fuse["to_single"]["these_templates"]
+    assert f"| [{gap['low']:.1f}, {gap['high']:.1f}] |" in text
+    assert re.search(r"fuse less concat, N = 3: \+15.0 \[.*; for these templates only \[1\d\.\d, 1\d\.\d\], p = ", text)
+
+
+def test_verdicts_draw_relations_where_there_are_any_and_questions_alone_where_there_are_none(monkeypatch, tmp_path):
+    related = in_relations(monkeypatch, tmp_path, True, "related")
+    without = in_relations(monkeypatch, tmp_path, False, "without")
+    wide, narrow = (row(found["conditions"][0], "fuse", 3)["to_single"] for found in (related, without))
+    assert {"low": narrow["low"], "high": narrow["high"]} == wide["these_templates"]
+    assert wide["high"] - wide["low"] > 2 * (narrow["high"] - narrow["low"])
+    assert "these_templates" not in json.dumps(without)
+    text = fusion_words.markdown(without, {}, [["curve.svg"]])
+    assert "| p |" in text and "these templates only |" not in text
+    assert "fuse helps in 1 of 1" in without["words"][0]
+
+
+def test_questions_that_hold_an_accepted_answer_are_counted_and_left_out_beside_the_table(monkeypatch, tmp_path):
+    """Fuse copies the answer out of the 40 questions that hold it, and is as good as one prompt on the others."""
+
+    def answers(lm, asked, method, *args, **kwargs):
+        texts = []
+        for each in asked:
+            number = int(each[0].split()[1][1:])
+            texts.append(f"right {number}" if number % 2 == 0 or (method == "fuse" and number < 80) else "wrong")
+        return SimpleNamespace(texts=texts, engine="fast", seconds=0.01 * len(asked), votes=None)
+
+    monkeypatch.setattr(runs, "generate", answers)
+    data = write_set(tmp_path / "held.jsonl", 200)
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    for number, each in enumerate(rows):
+        if number < 80 and number % 2:
+            each["paraphrases"][number % 3] += f", of Right {number}?"  # in one wording of three
+        elif number == 81:
+            each["paraphrases"][0] += " of Right 810"  # no whole word
+    data.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    study = study_of(data, few_methods=(), num_paraphrases=(3,), batch_size=64, few_shot=0)
+    run_study(study, tmp_path / "held", say=quiet)
+    found = report([tmp_path / "held"])
+    (condition,) = found["conditions"]
+    held = condition["answer_in_wording"]
+    assert held["ids"] == [f"q{number:03}" for number in range(1, 80, 2)] and held["of"] == 200
+    assert row(condition, "fuse", 3)["to_single"]["mean"] == pytest.approx(20)
+    for name, n in (("fuse", 160), ("concat", 160), ("single", 160)):
+        assert row(held, name, 3)["n"] == n and row(held, name, 3)["accuracy"]["mean"] == pytest.approx(100 * 100 / 160)
+    for key in ("to_single", "to_average"):
+        assert row(held, "fuse", 3)[key]["mean"] == 0
+    assert [pair["difference"]["mean"] for pair in held["pairs"]] == [0]
+    told = told_of(found, "An accepted answer within a wording")
+    assert "held, tiny-llama: 40 of 200 questions; fuse less single, N = 3, +0.0 [" in told
+    assert re.search(r"without them, \+20\.0 \[[^]]*\] with them", told)
+    text = fusion_words.markdown(found, {}, [["curve.svg"]])
+    beside = text.partition("40 of 200 questions have an accepted answer within a wording that is read. Without them:")[
+        2
+    ]
+    assert "| fuse | 3 | 160 | 62.5 [" in beside
+
+
+def test_a_set_without_answers_in_its_questions_has_one_table(done):
+    (found,) = report([done[0]])["conditions"]
+    assert found["answer_in_wording"] == {"ids": [], "of": 9}
+    text = fusion_words.markdown(report([done[0]]), {}, [["a.svg", "b.svg"]])
+    assert text.count("| method |") == 1 and "Without them" not in text
+    assert told_of(report([done[0]]), "An accepted answer within a wording").endswith("in no question.")
+
+
+def test_seconds_are_the_median_over_questions_with_quartiles(done):
+    (found,) = report([done[0]])["conditions"]
+    each = [one["seconds"] for one in read_answers(done[0] / "tiny-llama" / "eleven" / "fuse_n3.feather").rows]
+    seconds = row(found, "fuse", 3)["seconds"]
+    assert seconds["median"] == pytest.approx(sorted(each)[4]) and min(each) <= seconds["low"] <= seconds["median"]
+    assert seconds["median"] <= seconds["high"] <= max(each)
+    text = fusion_words.markdown(report([done[0]]), {}, [["a.svg", "b.svg"]])
+    assert f"| {seconds['median']:.3g} [{seconds['low']:.3g}, {seconds['high']:.3g}] |" in text
+    assert "the median of a run that may have shared the machine" in text
 
 
 @pytest.mark.parametrize(
@@ -486,61 +672,6 @@ def test_files_of_unlike_versions_are_said_to_be_unlike(done, monkeypatch):
     assert not any("Versions or devices differ" in text for text in report([done[0]])["words"])
     monkeypatch.setattr(fusion_report, "read_answers", other)
     assert any("Versions or devices differ among the files of eleven" in text for text in report([done[0]])["words"])
-
-
-# ---- the intervals -------------------------------------------------------------------------------------------------
-
-
-def three_methods(n=300, seed=0):
-    """One method and two others on the same questions, some hard for all; five relations of unlike size."""
-    rng = np.random.default_rng(seed)
-    ids = tuple(f"q{number}" for number in range(n))
-    relations = tuple(f"r{int(r)}" for r in np.minimum(rng.geometric(0.4, n), 5))
-    hard = rng.random(n)
-    return [
-        Scored(ids, tuple(bool(x) for x in 0.5 * hard + 0.5 * rng.random(n) < share), relations)
-        for share in (0.6, 0.45, 0.5)
-    ]
-
-
-def test_the_difference_to_a_mean_has_the_interval_of_paired_questions():
-    one, *others = three_methods()
-    values = np.array(one.correct, dtype=float) - np.mean([each.correct for each in others], axis=0)
-    found = scores.difference_to_mean(one, others)
-    assert found.value == pytest.approx(values.mean()) and found.n == 300
-    half = 1.96 * values.std() / np.sqrt(len(values))  # of a normal mean; the bootstrap must come near
-    assert found.low == pytest.approx(values.mean() - half, abs=0.01)
-    assert found.high == pytest.approx(values.mean() + half, abs=0.01)
-    assert scores.difference_to_mean(one, others[:1]) == scores.difference(one, others[0])
-    assert scores.mean_accuracy([one]) == scores.accuracy(one)
-    assert scores.mean_accuracy(others).value == pytest.approx(np.mean([each.correct for each in others]))
-
-
-def test_the_interval_over_relations_is_that_of_a_bootstrap_written_out():
-    one, *others = three_methods()
-    values = np.array(one.correct, dtype=float) - np.mean([each.correct for each in others], axis=0)
-    groups = [values[np.array(one.relations) == name] for name in sorted(set(one.relations))]
-    rng, means = np.random.default_rng(1), []
-    for _ in range(2000):
-        drawn = [groups[g] for g in rng.integers(len(groups), size=len(groups))]
-        means.append(np.mean([rng.choice(group, len(group)).mean() for group in drawn]))
-    found = scores.macro_difference_to_mean(one, others)
-    assert found.value == pytest.approx(np.mean([group.mean() for group in groups]))
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])), abs=0.02)
-    macro, mean = scores.macro_accuracy(one), scores.macro_mean_accuracy([one])
-    assert (mean.value, mean.low, mean.high) == pytest.approx((macro.value, macro.low, macro.high), abs=0.02)
-
-
-def test_scores_are_shared_by_the_questions_that_all_answered_in_one_order():
-    one = Scored(("a", "b", "c"), (True, False, True), ("x", "y", "x"))
-    other = Scored(("c", "d", "a"), (False, True, True), ("x", "z", "x"))
-    first, second = scores.shared([one, other])
-    assert (first.ids, first.correct, first.relations) == (("a", "c"), (True, True), ("x", "x"))
-    assert (second.ids, second.correct) == (("a", "c"), (True, False))
-    with pytest.raises(DataError, match="no question to score"):
-        scores.shared([one, Scored(("z",), (True,))])
-    with pytest.raises(DataError, match="needs a relation for each question"):
-        scores.macro_mean_accuracy([Scored(("z",), (True,))])
 
 
 # ---- a model that is there already ---------------------------------------------------------------------------------
@@ -651,7 +782,7 @@ SMALL += ["--max-new-tokens", "2", "--device", "cpu", "--output-dir", "s"]
 
 def test_the_command_asks_and_its_report_comes_again_from_the_folder(bench_command):
     code, out, err = bench_command(*SMALL, "--repeat-control", "--few-methods", "isolate", "--few-questions", "2")
-    assert code == 0 and "8 cells, 0 of them done" in err
+    assert code == 0 and "10 cells, 0 of them done" in err
     assert out.startswith("# What fusing paraphrases gives") and "| isolate | 2 | 2 |" in out
     assert all(Path("s", name).exists() for name in ("report.md", "report.json", "report.svg", "report-curve-1.svg"))
     code, again, err = bench_command("fusion-report", "s", "--output-dir", "out", "--name", "fusion_quality")
@@ -663,7 +794,7 @@ def test_the_command_asks_and_its_report_comes_again_from_the_folder(bench_comma
         *SMALL, "--repeat-control", "--few-methods", "isolate", "--few-questions", "2", "--resume", "--json"
     )
     assert code == 0 and json.loads(out) == json.loads(Path("s/report.json").read_text())
-    assert err.splitlines() == ["8 cells, 8 of them done"]
+    assert err.splitlines() == ["10 cells, 10 of them done"]
 
 
 @pytest.mark.parametrize(

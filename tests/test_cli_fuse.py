@@ -8,9 +8,12 @@ import shlex
 
 import pytest
 
-from labkit.datasets.paraphrases import read_known_facts
+from labkit import models
+from labkit.datasets.paraphrases import ParaphrasedQuestion, read_known_facts, read_paraphrases
+from labkit.errors import DataError
 from labkit.fusion import ENGINES, METHODS, faults, runs
 from labkit.fusion.answers import read_answers
+from labkit.fusion.few_shot import examples_for, take_shots
 
 pytest.importorskip("pyarrow")
 
@@ -124,6 +127,80 @@ def test_questions_that_were_left_out_and_templates_are_said(labkit_command, tmp
     (tmp_path / "web.json").write_text(json.dumps(asked))
     code, out, err = labkit_command("fuse", "--dataset", "webqa:web.json", *SMALL, "--few-shot", "1")
     assert code == 0 and "made by templates" in err and "mean of relations" not in out
+    assert re.search("^labkit: questions of webqa:web.json taken out as few-shot examples.*: 1$", err, re.M)
+
+
+def test_examples_for_a_file_can_be_taken_from_the_facts_set_apart_and_cost_it_no_question(tmp_path):
+    file = tmp_path / "own.jsonl"
+    rows = [{"paraphrases": [f"What is {n}?"], "answers": ["it"] if n else []} for n in range(4)]
+    fact = read_known_facts("shots")[0]
+    rows.append({"id": fact.id, "paraphrases": ["What else?"], "answers": ["that"]})
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    questions = read_paraphrases(file, unanswered=True)
+    assert examples_for(str(file)) == "known-facts"
+    shots, rest = take_shots(str(file), questions, 32, 0, examples_for(str(file)))
+    assert set(shots) == set(read_known_facts("shots")) and rest == questions
+    same = ParaphrasedQuestion("own", (fact.paraphrases[0].upper(),), ())
+    assert take_shots(str(file), [*questions, same], 32, 0, "known-facts")[1] == questions  # it would read its answer
+    drawn, rest = take_shots(str(file), questions, 4, 0)
+    assert all(each.answers for each in drawn) and rest == questions[:1]
+    with pytest.raises(DataError, match="5 few-shot examples were asked for, and there are 4"):
+        take_shots(str(file), questions, 5, 0)
+    with pytest.raises(DataError, match="the examples are to be from 'elsewhere'"):
+        take_shots(str(file), questions, 1, 0, "elsewhere")
+
+
+def test_a_file_keeps_all_its_questions_unless_examples_are_wanted_from_it(labkit_command, tmp_path):
+    rows = [{"id": str(n), "paraphrases": [f"Is it {n}?", f"It is {n}?"], "answers": ["yes"]} for n in range(8)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ask = ["fuse", "--dataset", "own.jsonl", "--model", "tiny-llama", "--max-new-tokens", "2", "--device", "cpu"]
+    code, out, err = labkit_command(*ask, "--output", "all.feather")
+    assert code == 0 and len(read_answers("all.feather").rows) == 8
+    assert err == (
+        "labkit: the 5 few-shot examples are known facts; "
+        "questions of own.jsonl taken out for sharing a text with one: 0\n"
+    )
+    code, out, err = labkit_command(*ask, "--few-shot-from-data", "--output", "some.feather")
+    assert code == 0 and len(read_answers("some.feather").rows) == 3
+    assert re.search("^labkit: questions of own.jsonl taken out as few-shot examples.*: 5$", err, re.M)
+    assert "Is it" in read_answers("some.feather").about["prefix"]
+    assert "Is it" not in read_answers("all.feather").about["prefix"]
+    code, out, err = labkit_command(*ask, "--few-shot", "0", "--output", "none.feather")
+    assert (code, err) == (0, "") and len(read_answers("none.feather").rows) == 8
+
+
+def test_rows_without_answers_are_answered_and_in_no_score(labkit_command, tmp_path):
+    asked = [{"id": str(n), "paraphrases": [f"Is it {n}?"]} | ({"answers": ["yes"]} if n < 2 else {}) for n in range(5)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    ask = ["fuse", "--model", "tiny-llama", "--max-new-tokens", "2", "--device", "cpu", "--lemmatize"]
+    code, out, err = labkit_command(*ask, "--dataset", "own.jsonl", "--output", "out.feather")
+    assert code == 0 and "3 of 5 questions have no answer to compare with, and are in no score" in out
+    assert re.search(r"^all +2 ", out, re.M)
+    rows = read_answers("out.feather").rows
+    assert all(row["generation"] for row in rows)
+    assert [(row["correct"], row["correct_lemmatised"]) for row in rows] == [(False, False)] * 2 + [(None, None)] * 3
+    code, out, _ = labkit_command("fuse", "--rescore", "out.feather", "--compare", "out.feather", "--json")
+    found = json.loads(out)
+    assert (
+        found["scores"]["exact"]["n"],
+        found["scores"]["exact"]["without_answers"],
+        found["mcnemar"]["neither"],
+    ) == (2, 3, 2)
+    (tmp_path / "open.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked[2:]))
+    code, out, err = labkit_command(*ask, "--dataset", "open.jsonl", "--output", "open.feather")
+    assert code == 0 and "3 of 3 questions have no answer to compare with" in out and "accuracy" not in out
+    code, out, _ = labkit_command("fuse", "--rescore", "open.feather", "--json")
+    assert code == 0 and json.loads(out)["scores"]["exact"]["accuracy"] is None
+    code, _, err = labkit_command("fuse", "--rescore", "open.feather", "--compare", "open.feather")
+    assert code == 2 and err == "labkit: there is no question to score\n"
+
+
+@pytest.mark.parametrize(
+    "dataset", ["known-facts", "known-facts:shots", "webqa:own.jsonl", "lama:.", ".", "none.jsonl"]
+)
+def test_sets_have_examples_of_their_own(dataset, tmp_path):
+    (tmp_path / "own.jsonl").touch()
+    assert examples_for(dataset) is None
 
 
 @pytest.mark.parametrize(
@@ -135,6 +212,8 @@ def test_questions_that_were_left_out_and_templates_are_said(labkit_command, tmp
         ([*SMALL, "--engine", "slow"], "fusion engine is 'slow'; choose one of fast"),
         ([*SMALL, "--dataset", "no-such-set"], "no-such-set is no file and no known set"),
         ([*SMALL, "--dataset", "webqa:none.json"], "none.json"),
+        ([*SMALL, "--dataset", "webqa"], "does not ship any: give webqa:FILE, .* of github.com/"),
+        ([*SMALL, "--dataset", "lama"], "does not ship any: give lama:FOLDER, .* of github.com/"),
         ([*SMALL, "--num-paraphrases", "0"], "Invalid value for '--num-paraphrases'.*1"),
         ([*SMALL, "--num-paraphrases", "9"], "9 paraphrases: none of the 160 questions has as many"),
         (["--model", "tiny-llama", "--indexes", "0,5"], "index 5: none of the 160 questions.*index 0 to 4"),
@@ -142,7 +221,10 @@ def test_questions_that_were_left_out_and_templates_are_said(labkit_command, tmp
         (["--model", "tiny-llama", "--indexes", "-1"], "give places from 0"),
         ([*SMALL, "--indexes", "0"], "the number of paraphrases or their places, not both"),
         ([*SMALL, "--few-shot", "99"], "99 few-shot examples were asked for, and there are 32"),
-        (["--model", "tiny-llama", "--dataset", "own.jsonl", "--few-shot", "2"], "no question is left"),
+        (
+            ["--model", "tiny-llama", "--dataset", "own.jsonl", "--few-shot", "2", "--few-shot-from-data"],
+            "no question is left",
+        ),
         ([*SMALL, "--method", "weighted", "--weights", "1,x"], "--weights is '1,x'"),
         ([*SMALL, "--method", "weighted", "--weights", "1,2,3"], "3 weights, and question .* 2 paraphrases"),
         ([*SMALL, "--layer", "1"], "averages no layer"),
@@ -174,6 +256,18 @@ def test_proofs_that_hold_exit_with_0(labkit_command, engine):
     assert (code, err) == (0, "") and "FAILS" not in out and "copies are one" in out
     code, out, _ = labkit_command("fuse", "--prove", "--model", "tiny-llama", "--engine", engine, "--json")
     assert code == 0 and json.loads(out)["holds"]
+
+
+@pytest.mark.parametrize(("given", "used"), [((), "float32"), (("--dtype", "bfloat16"), "bfloat16")])
+def test_proofs_are_in_float32_unless_told_otherwise_which_is_no_proof(labkit_command, monkeypatch, given, used):
+    asked, load = [], models.load
+    monkeypatch.setattr(models, "load", lambda *args, **kwargs: asked.append(kwargs["dtype"]) or load(*args, **kwargs))
+    code, out, err = labkit_command("fuse", "--prove", "--model", "tiny-llama", "--json", *given)
+    assert asked == [used]
+    if given:
+        assert err.startswith("labkit: in bfloat16 this is no proof, only a smoke test") and err.count("\n") == 1
+    else:
+        assert (code, err) == (0, "")
 
 
 def test_the_engine_that_reads_all_again_fails_the_proof_that_none_does(labkit_command):

@@ -45,11 +45,10 @@ def asked(id, relation=None):
         ((), ("a",), "has no paraphrase"),
         (("q", " "), ("a",), "has an empty paraphrase"),
         (("q", "r", "q"), ("a",), "has the paraphrase 'q' twice"),
-        (("q",), (), "has no answer"),
         (("q",), ("a", ""), "has an empty answer"),
     ],
 )
-def test_question_that_cannot_be_asked_or_scored_is_refused_by_name(paraphrases, answers, what):
+def test_question_that_is_not_well_is_refused_by_name(paraphrases, answers, what):
     with pytest.raises(DataError, match=f"question 'x' {what}"):
         ParaphrasedQuestion("x", paraphrases, answers)
 
@@ -95,6 +94,8 @@ def test_table_holds_its_lists_as_json(tmp_path):
         (FRANCE | {"paraphrases": []}, "question 'fr' has no paraphrase"),
         (FRANCE | {"paraphrases": ["q", "q "]}, "has the paraphrase 'q' twice; take one of them out"),
         (FRANCE | {"answers": []}, "question 'fr' has no answer"),
+        ({"id": "it", "paraphrases": ["q"]}, "question 'it' has no answer"),
+        ({"id": "it", "paraphrases": ["q"], "answer": "a"}, r"has the field answer; write answers.*\['a'\]"),
         (FRANCE | {"answers": [1984]}, "has 1984 among its answers, which is no text; write it in quotes"),
         (FRANCE | {"answers": {"Paris": 1}}, "as its answers; write a list of texts"),
         (FRANCE | {"relation": 3}, "has 3 as its relation"),
@@ -110,6 +111,37 @@ def test_faulty_row_is_named_by_file_and_line(tmp_path, row, what):
     file = lines(tmp_path / "own.jsonl", FRANCE, row)
     with pytest.raises(DataError, match=f"own.jsonl, line 2: .*{what}"):
         read_paraphrases(file)
+
+
+def test_rows_of_your_own_may_be_without_answers_where_the_reader_says_so(tmp_path):
+    rows = [
+        FRANCE,
+        {"paraphrases": ["q"]},
+        {"paraphrases": ["r"], "answers": []},
+        {"paraphrases": ["s"], "answers": None},
+    ]
+    file = lines(tmp_path / "own.jsonl", *rows)
+    assert [each.answers for each in read_paraphrases(file, unanswered=True)] == [("Paris",), (), (), ()]
+    table = tmp_path / "own.csv"
+    table.write_text('paraphrases,answers\n"[""Where?""]",\n')
+    assert read_paraphrases(table, unanswered=True) == [ParaphrasedQuestion("2", ("Where?",), ())]
+    for row, what in (
+        ({"answers": ["a", ""]}, "has an empty answer"),
+        ({"answers": "a"}, "where a list"),
+        ({"answer": "a"}, "write answers"),
+    ):
+        with pytest.raises(DataError, match=f"own.jsonl, line 1: .*{what}"):
+            read_paraphrases(lines(file, {"paraphrases": ["q"]} | row), unanswered=True)
+
+
+def test_sets_are_never_without_answers_whatever_the_reader_says(tmp_path):
+    cher = lines(tmp_path / "test.jsonl", {"qId": "a", "qText": "who is cher?", "answers": []})
+    for name in (cher, f"webqa:{cher}"):
+        with pytest.raises(DataError, match="test.jsonl, line 1: question 'a' has no answer"):
+            read_paraphrases(name, unanswered=True)
+    fact = {"id": "a", "relation": "r", "subject": "s", "split": "test", "paraphrases": ["q"]}
+    with pytest.raises(DataError, match="facts.jsonl, line 1: question 'a' has no answer"):
+        read_known_facts("test", lines(tmp_path / "facts.jsonl", fact))
 
 
 @given(st.lists(st.text()))
@@ -362,7 +394,8 @@ def test_myriad_lama_without_rows_is_refused(tmp_path):
     ("name", "what"),
     [
         ("nothing-of-this-name", "is no file and no known set; give one of: known-facts, webqa:FILE"),
-        ("webqa", "webqa names no data; give one of"),
+        ("webqa", "webqa names no data, and labkit does not ship any: give webqa:FILE, with .* of github.com/brmson/"),
+        ("lama", "lama names no data.*: give lama:FOLDER, with .*graphs_json of github.com/yanaiela/pararel.*pairs"),
         ("lama:", "lama names no data"),
         ("lama:nowhere", "nowhere.graphs_json is no folder"),
         ("webqa:nowhere.json", "nowhere.json could not be read"),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -315,6 +316,8 @@ def test_an_exception_within_the_model_takes_the_hook_of_hidden_average_along():
         ({"layer": 1}, "averages no layer"),
         ({"method": "hidden-average", "layer": 2}, "no layer 2: the model has layers 0 to 1"),
         ({"batch_size": 0}, "batch_size is 0"),
+        ({"seed": 2**62}, "the seed is 4611686018427387904; it must be from 0"),
+        ({"seed": -1}, "the seed is -1; it must be from 0"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"max_new_tokens": 1000}, "reach position 1,0"),
         ({"questions": [["the word of it " * 300] * 2], "method": "concat"}, "a method that restarts positions"),
@@ -335,6 +338,11 @@ WRONG_TYPES = (
     ([["a"]], {"do_sample": True, "top_k": 2.5}, "top_k is 2.5; give a whole number"),
     ([["a", None]], {}, "paraphrase 1 of question 0 is None, which is no text"),
     ([["a", "b"]], {"method": "weighted", "weights": [["1", "1"]]}, "must be a positive number"),
+    ([["a"]], {"max_new_tokens": 2.5}, "max_new_tokens is 2.5; give a whole number"),
+    ([["a"]], {"num_beams": 1.5}, "num_beams is 1.5; give a whole number"),
+    ([["a"]], {"do_sample": True, "temperature": "0.7"}, "temperature is '0.7'; give a number"),
+    ([["a"]], {"separator": None}, "the separator is None; give a text"),
+    ([["a"]], {"prefix": 3}, "the prefix is 3; give a text"),
 )
 
 
@@ -366,6 +374,27 @@ def test_a_prompt_beyond_the_memory_is_refused_and_new_tokens_and_beams_count(mo
     assert needed["longer"] == needed["plain"] + 3 * 495 and needed["beams"] == 4 * needed["plain"]
 
 
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, tuple])
+def test_weights_may_be_an_array(kind):
+    lm = labkit.load("tiny-llama")
+    given = fusion.generate(lm, QUESTIONS[:1], "weighted", weights=[kind([2.0, 1.0])], max_new_tokens=2)
+    assert given.tokens == fusion.generate(lm, QUESTIONS[:1], "weighted", weights=[[2.0, 1.0]], max_new_tokens=2).tokens
+
+
+def test_a_configuration_that_says_bidirectional_is_refused():
+    for name, value in (("is_causal", False), ("use_bidirectional_attention", True)):
+        lm = labkit.load("tiny-llama")
+        setattr(lm.model.config, name, value)
+        with pytest.raises(FusionError, match="its configuration says that it is bidirectional"):
+            answered(lm)
+
+
+def test_a_result_equals_itself_and_no_other():
+    lm = labkit.load("tiny-llama")
+    one, other = answered(lm), answered(lm)
+    assert one == one and one != other
+
+
 def test_a_model_without_a_tokenizer_is_refused():
     with pytest.raises(FusionError, match="without a tokenizer"):
         answered(replace(labkit.load("tiny-llama"), tokenizer=None))
@@ -386,8 +415,11 @@ def test_a_model_that_counts_its_own_positions_is_refused():
 
     lm = labkit.load("tiny-llama")
     bloom = BloomForCausalLM(BloomConfig(vocab_size=lm.model.config.vocab_size, hidden_size=32, n_layer=2, n_head=2))
-    with pytest.raises(FusionError, match="BloomForCausalLM cannot be fused"):
+    with pytest.raises(FusionError, match="BloomForCausalLM cannot be fused: it holds no decoder that labkit knows"):
         answered(replace(lm, model=bloom.eval()))
+    lm.model.config.alibi = True
+    with pytest.raises(FusionError, match="LlamaForCausalLM cannot be fused: its positions are counted along the row"):
+        answered(lm)
 
 
 def test_a_model_whose_attention_takes_no_numbers_is_sent_to_the_reference():

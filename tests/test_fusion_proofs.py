@@ -1,9 +1,12 @@
 """The proofs hold for the engines and fail for each of the six faults."""
 
+import functools
+
 import pytest
 import torch
 
 import labkit
+from labkit import fusion
 from labkit.errors import FusionError
 from labkit.fusion import faults
 from labkit.fusion.proofs import TOLERANCE, prove
@@ -47,7 +50,7 @@ def test_all_proofs_hold_for_the_flex_reference(name):
 def test_each_fault_fails_the_proof_that_is_to_catch_it(name, fault):
     found = prove(labkit.load(name), fault.engine)
     assert fault.caught_by in found.failed
-    assert "FAILS" in str(found)
+    assert "FAILS" in str(found) and len(found.proofs) == 8
 
 
 def test_there_are_six_faults_and_each_tells_its_story():
@@ -66,6 +69,69 @@ def test_a_model_that_is_changed_for_good_is_found():
     assert found.failed == ["the model is left as it was"]
 
 
+def _patch_class(model):
+    kind = type(model.model.layers[0].self_attn)
+    kind.forward = functools.wraps(kind.forward)(
+        lambda self, *args, before=kind.forward, **more: before(self, *args, **more)
+    )
+
+
+LEFT = {
+    "a method of its own": lambda model: setattr(model, "generate", lambda *args: None),
+    "a setting": lambda model: setattr(model.config, "use_cache", False),
+    "a setting of writing": lambda model: setattr(model.generation_config, "num_beams", 3),
+    "the class's forward": _patch_class,
+    "a weight": lambda model: model.lm_head.weight.data.mul_(1.001),
+    "a hook on an attention module": lambda model: model.model.layers[1].self_attn.register_forward_hook(
+        lambda *a: None
+    ),
+}
+
+
+@pytest.mark.parametrize("leave", LEFT.values(), ids=LEFT)
+def test_whatever_an_engine_leaves_behind_is_found(leave, monkeypatch):
+    lm = labkit.load("tiny-llama")
+    kind = type(lm.model.model.layers[0].self_attn)
+    monkeypatch.setattr(kind, "forward", kind.forward)  # put back at the end
+    done = []
+
+    class Leaving(ReferenceEngine):
+        def step(self, tokens):
+            if not done:
+                done.append(leave(self.model))
+            return super().step(tokens)
+
+    found = prove(lm, lambda model, prompts: Leaving(model, prompts, rendering="dense"))
+    assert "the model is left as it was" in found.failed
+
+
+def test_one_token_that_is_read_again_at_any_step_is_found():
+    class Forgetful(ReferenceEngine):
+        steps = 0
+
+        def step(self, tokens):
+            Forgetful.steps += 1
+            if Forgetful.steps == 1:
+                self.model(torch.tensor([[1, 2]]))
+            return super().step(tokens)
+
+    found = prove(labkit.load("tiny-llama"), lambda model, prompts: Forgetful(model, prompts, rendering="dense"))
+    assert found.failed == ["what has been read is not read again"]
+
+
+def test_isolation_is_measured_for_an_engine_that_keeps_nothing():
+    found = prove(labkit.load("tiny-llama"), faults.ALL[4].engine)
+    assert found.failed == ["what has been read is not read again"]
+    (isolation,) = [proof for proof in found.proofs if proof.name == "no paraphrase sees another"]
+    assert isolation.holds and isolation.value == 0
+
+
+def test_in_half_precision_it_says_that_it_is_no_proof():
+    weak, strict = prove(labkit.load("tiny-llama", dtype="bfloat16")), prove(labkit.load("tiny-llama"))
+    assert not weak.strict and "no proof: load the model in float32" in str(weak)
+    assert strict.strict and "no proof" not in str(strict)
+
+
 def test_proofs_need_two_paraphrases():
     with pytest.raises(FusionError, match="at least two paraphrases"):
         prove(labkit.load("tiny-llama"), paraphrases=["the cat sat"])
@@ -76,6 +142,21 @@ def test_proofs_need_two_paraphrases():
 def test_all_proofs_hold_on_real_models_in_single_precision(name):
     found = prove(labkit.load(name, dtype="float32", device="cpu"))
     assert found.holds, str(found)
+
+
+@pytest.mark.gemma
+@pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
+def test_engines_agree_on_real_models_in_single_precision(name):
+    lm = labkit.load(name, dtype="float32", device="cpu")
+    asked = [["Which city is the capital of France?", "France's capital is which city?", "Name the capital of France."]]
+    settings = {"prefix": "Answer in one word.\n", "cue": "Answer:", "max_new_tokens": 3}
+    fast, dense, flex = (
+        fusion.generate(lm, asked, "fuse", engine, **settings) for engine in ("fast", "dense", "reference")
+    )
+    for other in (dense, flex):
+        gap = (fast.first_logits - other.first_logits).abs().max() / other.first_logits.abs().max()
+        assert float(gap) <= TOLERANCE[torch.float32]
+        assert fast.tokens == other.tokens and fast.log_probs == pytest.approx(other.log_probs, abs=1e-3)
 
 
 @pytest.mark.slow

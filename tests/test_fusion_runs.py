@@ -279,6 +279,38 @@ def test_a_run_of_other_settings_is_not_gone_on_with(settings, tmp_path, monkeyp
     assert path.read_bytes() == before and list(tmp_path.glob("out*")) == [path]
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda model: model.lm_head.weight.data.mul_(1.001), "weights was '"),
+        (lambda model: model.double(), "dtype was 'float32', now 'float64'"),
+        (lambda model: model.set_attn_implementation("eager"), "attention was 'sdpa', now 'eager'"),
+    ],
+    ids=["weights", "dtype", "attention"],
+)
+def test_a_model_of_the_same_name_that_is_another_one_does_not_go_on(settings, tmp_path, monkeypatch, change, words):
+    output = tmp_path / "out.feather"
+    stop_at_call(monkeypatch, 1)
+    with pytest.raises(Stopped):
+        run(settings, output)
+    monkeypatch.undo()
+    begun = journal_of(output).read_bytes()
+    lm = labkit.load("tiny-llama", device="cpu")
+    change(lm.model)
+    with pytest.raises(FusionError, match=f"begun with another model of that name: .*{words}"):
+        run(settings, output, resume=True, lm=lm)
+    assert journal_of(output).read_bytes() == begun and not output.exists()
+    assert len(run(settings, output, resume=True).rows) == 9
+
+
+def test_two_processes_do_not_answer_into_one_file(settings, tmp_path):
+    output = tmp_path / "out.feather"
+    with journal.alone(output), pytest.raises(FusionError, match="another process is answering into"):
+        run(settings, output)
+    run(settings, output)
+    assert [file.name for file in tmp_path.iterdir() if "out" in file.name] == ["out.feather"]
+
+
 def test_other_data_under_the_same_name_are_other_settings(settings, dataset, tmp_path):
     run(settings, tmp_path / "out.feather")
     write_set(tmp_path / "set.jsonl", [*QUESTIONS[:-1], QUESTIONS[-1] | {"answers": ["changed"]}])

@@ -18,6 +18,7 @@ from labkit.fusion.scores import (
     difference,
     exact_match,
     first_line,
+    holds_answer,
     lemmatised_match,
     load_lemmatizer,
     macro_accuracy,
@@ -82,8 +83,25 @@ def test_looser_rule_looks_at_the_first_line_only():
     assert not starts_with_answer("Lyon\nParis", ["Paris"])
 
 
+@pytest.mark.parametrize(
+    ("question", "holds"),
+    [
+        ("Joseph Wright of Derby died in ____.", True),
+        ("Who works at the DERBY?", True),
+        ("New-York style (derby).", True),
+        ("Joseph Wright of Derbyshire died in ____.", False),  # whole words only
+        ("Is Ivory from the Coast?", True),  # articles do not count in answers either
+        ("Is the ivory coast there?", True),
+        ("Is Ivory from another Coast?", False),
+        ("What?", False),
+    ],
+)
+def test_a_question_holds_an_answer_that_stands_in_it_in_whole_words(question, holds):
+    assert holds_answer(question, ["Derby", "Ivory Coast", "from the coast", "?"]) is holds
+
+
 def test_one_text_in_place_of_a_list_of_answers_is_refused():
-    for match in (exact_match, starts_with_answer):
+    for match in (exact_match, starts_with_answer, holds_answer):
         with pytest.raises(DataError, match="the answers are one text, 'Paris'; give a list of texts"):
             match("P", "Paris")
 

@@ -4,10 +4,12 @@
     run_study(study, "runs/fusion")
     report(["runs/fusion"])                      # labkit.bench.fusion_report
 
-What a method is compared with is not the first paraphrase, which may be the best or the worst one, but the mean of the
-single prompts that it is made of: `single` is asked once for each place. Of one paraphrase every method is `single`, so
-nothing else is asked for N = 1. Only questions with as many paraphrases as the largest N are asked, so that every N is
-measured on the same ones; a smaller sample, for dear methods, is part of the larger one.
+What a method is compared with is the mean of the single prompts that it is made of: `single` is asked once for each
+place. Of one paraphrase every method is `single`, so nothing else is asked for N = 1. Only questions with as many
+paraphrases as the largest N are asked, so that every N is measured on the same ones; a smaller sample, for dear
+methods, is part of the larger one. The paraphrases of each question stand in an order drawn from the study's seed and
+the question's id (`labkit.fusion.runs.drawn_order`), the same for all methods and N: N = 2 then differs from N = 5 in
+how many are read, and not in where they stood in the set.
 
     study.json                            what all cells share, the sets, and the cells
     MODEL/DATA/fuse_n5.feather            a cell: a file of labkit.fusion.runs
@@ -38,7 +40,9 @@ from labkit.run_folder import read_json
 KIND = "fusion quality"
 SINGLE, AVERAGE = "single", "logit-average"
 DEFAULT = (SINGLE, "concat", "fuse", AVERAGE)
-REPEATED = ("fuse", AVERAGE)  # methods that copies of one paraphrase must not move
+UNMOVED = ("fuse", AVERAGE)  # by identity: copies of one paraphrase are that paraphrase, whatever the model
+REPEATED = ("concat", "isolate+restart", *UNMOVED)  # the first two read copies as more text, and may answer otherwise
+ORDER = "drawn for each question from the seed"  # of the paraphrases, as study.json states it
 SHARED = (
     "at_least", "engine", "few_shot", "max_new_tokens", "batch_size", "device", "dtype", "lemmatizer", "seed",
 )  # fmt: skip
@@ -101,7 +105,8 @@ class Study:
         models: registered names, hub ids or folders. data: the sets, each under a name of its own.
         methods: by name; `single` is asked in any case. few_methods: dear ones, on `few_questions` of the questions.
         num_paraphrases: the N; at least one of them 2 or more.
-        repeat_control: also `REPEATED` with the first paraphrase as often as the largest N.
+        repeat_control: also `REPEATED` with the first paraphrase as often as the largest N: in `UNMOVED` a check of the
+            implementation, in the others what more text gives.
         at_least: only questions with so many paraphrases; None: the largest N, or what the study was begun with.
         The rest is as in `labkit.fusion.runs.Settings`.
 
@@ -176,7 +181,7 @@ class Study:
         shared = {name: getattr(self, name) for name in SHARED} | {"at_least": self.at_least or self.largest}
         return runs.Settings(
             data.dataset, cell.model, cell.method, num_paraphrases=cell.first, indexes=cell.places, repeat=cell.repeat,
-            max_questions=cell.max_questions, pairs=data.pairs, **shared,
+            max_questions=cell.max_questions, pairs=data.pairs, order_seed=self.seed, **shared,
         )  # fmt: skip
 
     def _cells_of_a_set(self) -> list[Cell]:
@@ -238,8 +243,8 @@ def run_study(
     lm = _require_models(study, missing)
     with folders.claimed(path, resume=resume) as (path, begun):
         wanted = {
-            "kind": KIND, "settings": {name: getattr(study, name) for name in SHARED}, "data": facts,
-            "cells": [asdict(cell) for cell in study.cells],
+            "kind": KIND, "settings": {name: getattr(study, name) for name in SHARED} | {"order": ORDER},
+            "data": facts, "cells": [asdict(cell) for cell in study.cells],
         }  # fmt: skip
         folders.write_json(path / "study.json", wanted if begun is None else _grown(begun, wanted, path))
         say(f"{len(study.cells):,} cells, {len(study.cells) - len(missing):,} of them done")
@@ -260,12 +265,13 @@ def run_study(
 
 
 def read_study(path: Path) -> tuple[dict[str, Any], list[Cell]]:
-    """study.json and its cells. Raises TrainingError where there is none, or one of another kind."""
+    """study.json and its cells. TrainingError where there is none, or one of another kind or order of paraphrases."""
     found = read_json(path / "study.json")
     if found is None or found.get("kind") != KIND:
         raise TrainingError(
             f"{path} holds no study of fusion methods; labkit bench fusion --output-dir {path} makes one"
         )
+    _require_order(found, path)
     return found, [Cell(**cell) for cell in found["cells"]]
 
 
@@ -294,6 +300,7 @@ def _grown(begun: dict[str, Any], wanted: dict[str, Any], path: Path) -> dict[st
     """The study that was begun with what was added to it. TrainingError where something else has changed."""
     if begun.get("kind") != KIND:
         raise TrainingError(f"{path} holds a study of another kind; give --output-dir a new folder")
+    _require_order(begun, path)
     was, now = begun["settings"], wanted["settings"]
     if changed := [name for name in now if was.get(name) != now[name]]:
         told = "; ".join(f"{name} was {was.get(name)!r}, now {now[name]!r}" for name in changed)
@@ -316,6 +323,15 @@ def _grown(begun: dict[str, Any], wanted: dict[str, Any], path: Path) -> dict[st
                 "give the numbers it was begun with"
             )
     return begun | {"data": sets, "cells": list(cells.values())}
+
+
+def _require_order(study: dict[str, Any], path: Path) -> None:
+    """TrainingError if the study read paraphrases in another order: its N and places are not those of now."""
+    if study["settings"].get("order") != ORDER:
+        raise TrainingError(
+            f"the study in {path} read the paraphrases in the order of their set, so that N = 2 was always the first "
+            f"two; the order is now {ORDER}: begin the study again in a new folder"
+        )
 
 
 def _told(answers: Answers) -> str:

@@ -5,23 +5,27 @@
 
 Accuracies and their differences are in points, from 0 to 100. Whatever is compared is compared on the questions that
 both sides were asked, and says how many these are; sets with natural paraphrases and sets with those that templates
-made stay apart.
+made stay apart. Where questions have relations, "low" and "high" draw relations and then questions within them, and
+"these_templates" holds the interval over questions alone: that of the relations and wordings which were asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from labkit.bench import folders, fusion_words
-from labkit.bench.fusion_quality import AVERAGE, SINGLE, Cell, read_study
+from labkit.bench.fusion_quality import AVERAGE, SINGLE, UNMOVED, Cell, read_study
 from labkit.bench.stored import fusion_differences
 from labkit.errors import TrainingError
 from labkit.fusion import scores
 from labkit.fusion.answers import Answers, read_answers
+from labkit.fusion.intervals import Estimate
 from labkit.fusion.journal import journal_of, read_journal
-from labkit.fusion.scores import Estimate, Scored
+from labkit.fusion.scores import Scored
 from labkit.run_folder import read_json, write_whole
 
 PAIRS = (
@@ -99,10 +103,8 @@ def _unfinished(cell: Cell, path: Path, failed: dict[str, str]) -> dict[str, Any
 def _condition(study: dict[str, Any], asked: Sequence[Cell], done: dict[Cell, Answers]) -> dict[str, Any]:
     """A model on a set: what each method reached, and how it compares."""
     facts = study["data"][asked[0].data]
-    singles = {cell.place: answers for cell, answers in done.items() if cell.place is not None}
-    joined = {(cell.method, cell.first): answers for cell, answers in done.items() if cell.first is not None}
     numbers = sorted({1, *(cell.first for cell in asked if cell.first is not None)})
-    rows = [row for n in numbers for row in _rows(n, singles, joined)]
+    singles, joined = _sorted(done)
     about = [answers.about for answers in done.values()]
     return {
         "name": asked[0].data, "model": asked[0].model, **facts, "settings": study["settings"],
@@ -113,10 +115,46 @@ def _condition(study: dict[str, Any], asked: Sequence[Cell], done: dict[Cell, An
             {"place": place, **_scores([singles[place]]), "seconds": _seconds([singles[place]])}
             for place in sorted(singles)
         ],
-        "rows": rows, "pairs": _pairs(numbers, joined),
+        "rows": _all_rows(numbers, singles, joined), "pairs": _pairs(numbers, joined),
+        "answer_in_wording": _answer_in_wording(numbers, done),
         "control": [_control(cell, done[cell], singles) for cell in asked if cell.repeat is not None and cell in done],
         "curves": _curves(numbers, singles, joined),
     }  # fmt: skip
+
+
+def _sorted(done: dict[Cell, Answers]) -> tuple[dict[int, Answers], dict[tuple[str, int], Answers]]:
+    """({place: answers to the single prompt}, {(method, N): answers}); copies are in neither."""
+    singles = {cell.place: answers for cell, answers in done.items() if cell.place is not None}
+    return singles, {(cell.method, cell.first): answers for cell, answers in done.items() if cell.first is not None}
+
+
+def _answer_in_wording(numbers: Sequence[int], done: dict[Cell, Answers]) -> dict[str, Any]:
+    """The questions of which a wording that is read contains an accepted answer, and the results without them.
+
+    {"ids", "of": all questions}, and "rows" and "pairs" as of the condition where there are such questions and others.
+    """
+    asked = {row["id"] for answers in done.values() for row in answers.rows}
+    ids = {
+        row["id"]
+        for answers in done.values()
+        for row in answers.rows
+        if any(scores.holds_answer(text, row["answers"]) for text in row["paraphrases"])
+    }
+    found: dict[str, Any] = {"ids": sorted(ids), "of": len(asked)}
+    if not 0 < len(ids) < len(asked):
+        return found
+    others = {
+        cell: Answers(answers.path, [row for row in answers.rows if row["id"] not in ids], answers.about)
+        for cell, answers in done.items()
+    }
+    singles, joined = _sorted({cell: answers for cell, answers in others.items() if answers.rows})
+    return found | {"rows": _all_rows(numbers, singles, joined), "pairs": _pairs(numbers, joined)}
+
+
+def _all_rows(
+    numbers: Sequence[int], singles: dict[int, Answers], joined: dict[tuple[str, int], Answers]
+) -> list[dict[str, Any]]:
+    return [row for n in numbers for row in _rows(n, singles, joined)]
 
 
 def _rows(n: int, singles: dict[int, Answers], joined: dict[tuple[str, int], Answers]) -> list[dict[str, Any]]:
@@ -124,16 +162,16 @@ def _rows(n: int, singles: dict[int, Answers], joined: dict[tuple[str, int], Ans
     alone = [singles[place] for place in range(n)] if all(place in singles for place in range(n)) else []
     found = []
     if alone:
-        each = [{"place": place, "accuracy": _accuracy([singles[place].scored()])["mean"]} for place in range(n)]
+        each = scores.shared([answers.scored() for answers in alone])
         found.append(
             {"method": SINGLE, "paraphrases": n, **_scores(alone), "seconds": _seconds(alone)}
-            | {"best": max(each, key=_by_accuracy), "worst": min(each, key=_by_accuracy)}
+            | {"in_all": _accuracy([_right(each, all)]), "in_any": _accuracy([_right(each, any)])}
         )
     for (method, _), answers in ((key, answers) for key, answers in joined.items() if key[1] == n):
         row = {"method": method, "paraphrases": n, **_scores([answers]), "seconds": _seconds([answers])}
         if alone:
             one, *others = scores.shared([answers.scored(), *(each.scored() for each in alone)])
-            row["to_single"] = _points(scores.difference_to_mean(one, others))
+            row["to_single"] = _difference(one, others)
             if _has_relations(one):
                 row["macro_to_single"] = _points(scores.macro_difference_to_mean(one, others))
         if method != AVERAGE and (AVERAGE, n) in joined:
@@ -142,8 +180,10 @@ def _rows(n: int, singles: dict[int, Answers], joined: dict[tuple[str, int], Ans
     return found
 
 
-def _by_accuracy(each: dict[str, Any]) -> float:
-    return each["accuracy"]
+def _right(many: Sequence[Scored], when: Callable[[Iterable[bool]], bool]) -> Scored:
+    """The same questions, right when `all` or `any` of these are; all list them in one order."""
+    correct = tuple(when(each) for each in zip(*(one.correct for one in many), strict=True))
+    return Scored(many[0].ids, correct, many[0].relations)
 
 
 def _scores(files: Sequence[Answers]) -> dict[str, Any]:
@@ -157,30 +197,45 @@ def _scores(files: Sequence[Answers]) -> dict[str, Any]:
     return found
 
 
-def _accuracy(scored: Sequence[Scored]) -> dict[str, Any]:
-    return _points(scores.mean_accuracy(scored))
+def _accuracy(many: Sequence[Scored]) -> dict[str, Any]:
+    alone = scores.mean_accuracy(many)
+    if not _has_relations(many[0]):
+        return _points(alone)
+    return _points(scores.clustered_mean_accuracy(many)) | {"these_templates": _ends(alone)}
+
+
+def _difference(one: Scored, many: Sequence[Scored]) -> dict[str, Any]:
+    """Accuracy of `one` minus the mean of the others' accuracies on the same questions."""
+    alone = scores.difference_to_mean(one, many)
+    if not _has_relations(one):
+        return _points(alone)
+    return _points(scores.clustered_difference_to_mean(one, many)) | {"these_templates": _ends(alone)}
 
 
 def _compared(one: Answers, other: Answers) -> dict[str, Any]:
     """Accuracy of `one` minus that of `other` on the questions of both, with McNemar's test."""
     pair = scores.shared([one.scored(), other.scored()])
     test = scores.mcnemar(*pair)
-    told = {"only_one": test.only_one, "only_other": test.only_other, "p": test.p}
-    return _points(scores.difference(*pair)) | told
+    return _difference(pair[0], pair[1:]) | {"only_one": test.only_one, "only_other": test.only_other, "p": test.p}
 
 
 def _points(found: Estimate) -> dict[str, Any]:
-    return {"mean": 100 * found.value, "low": 100 * found.low, "high": 100 * found.high, "n": found.n}
+    return {"mean": 100 * found.value, **_ends(found), "n": found.n}
+
+
+def _ends(found: Estimate) -> dict[str, float]:
+    return {"low": 100 * found.low, "high": 100 * found.high}
 
 
 def _has_relations(scored: Scored) -> bool:
     return bool(scored.relations) and None not in scored.relations
 
 
-def _seconds(files: Sequence[Answers]) -> float:
-    """Per question and prompt, or fused prompt."""
+def _seconds(files: Sequence[Answers]) -> dict[str, float]:
+    """Per question and prompt, or fused prompt: median and quartiles; a question counts its share of its batch."""
     each = [row["seconds"] for answers in files for row in answers.rows]
-    return sum(each) / len(each)
+    low, median, high = np.quantile(each, [0.25, 0.5, 0.75])
+    return {"median": float(median), "low": float(low), "high": float(high)}
 
 
 def _pairs(numbers: Sequence[int], joined: dict[tuple[str, int], Answers]) -> list[dict[str, Any]]:
@@ -193,8 +248,11 @@ def _pairs(numbers: Sequence[int], joined: dict[tuple[str, int], Answers]) -> li
 
 
 def _control(cell: Cell, answers: Answers, singles: dict[int, Answers]) -> dict[str, Any]:
-    """Copies of the first paraphrase against that paraphrase alone: the same answers, up to rounding."""
-    found = {"method": cell.method, "times": cell.repeat, **_scores([answers])}
+    """Copies of the first paraphrase against that paraphrase alone.
+
+    Of the methods that they cannot move, "check" is True: the answers must be the same, up to rounding.
+    """
+    found = {"method": cell.method, "times": cell.repeat, "check": cell.method in UNMOVED, **_scores([answers])}
     if 0 not in singles:
         return found
     alone = {row["id"]: row["prediction"] for row in singles[0].rows}

@@ -3,8 +3,9 @@
     validate("data/known_facts/facts.jsonl")     -> "<file>, line <n>: <what>", line after line; [] if all is well
 
 What the card promises and a program can see is a rule here: the form, the counts, that no question holds its answer,
-and that the wordings differ, measured as shared words (`overlap`) within a fact and as shared frames (`frame`) within
-a relation. Whether an answer is true is for a reader to say. The card is data/known_facts/README.md.
+that an answer may name what is counted ("8 legs"), and that the wordings differ, measured as shared words (`overlap`)
+within a fact and as shared frames (`frame`) within a relation. Whether an answer is true is for a reader to say. The
+card is data/known_facts/README.md.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ QUESTION_WORDS = (3, 20)
 ANSWER_WORDS, ALIAS_WORDS = 3, 5  # at most
 MEAN_OVERLAP, PAIR_OVERLAP = 0.28, 0.65  # at most, of the ten pairs of a fact, of any pair
 FRAME_SHARE = 0.25  # of the facts of a relation, at most, that share a frame
+COUNTS = "how-many"  # the relation whose answers are numbers
 
+_COUNTED = re.compile(r"\b(?:how many|number of) (\w+)")  # "legs" in "how many legs"
 _KEYS = ("id", "split", "relation", "subject", "paraphrases", "answers")
 
 
@@ -94,10 +97,26 @@ def _faults(row: dict[str, Any]) -> Iterator[str]:
             yield f"the answer {answer!r} has {count} words; expected {most} at most"
     if len({answer.casefold() for answer in answers}) != len(answers):
         yield "has an answer twice"
+    if row["relation"] == COUNTS:
+        yield from _uncounted(questions, [answer.casefold() for answer in answers])
     shared = [overlap(one, other, subject) for one, other in combinations(questions, 2)]
     if shared and (mean(shared) > MEAN_OVERLAP or max(shared) > PAIR_OVERLAP):
         found = f"{mean(shared):.2f} on average, {max(shared):.2f} in one pair"
         yield f"its paraphrases share too many words: {found}; expected at most {MEAN_OVERLAP} and {PAIR_OVERLAP}"
+
+
+def _uncounted(questions: list[str], answers: list[str]) -> Iterator[str]:
+    """What a fact that is a number lacks: the number in digits and in words, alone and with each noun that is counted.
+
+    The noun is the word after "how many" or "number of"; a number is an answer that does not begin with another one.
+    """
+    numbers = [answer for answer in answers if not answer.startswith(tuple(f"{other} " for other in answers))]
+    if len({number.isdecimal() for number in numbers}) < 2:
+        yield f"the answers have no number in {'words' if numbers[0].isdecimal() else 'digits'}"
+    asked = {noun: text for text in questions for noun in _COUNTED.findall(text.casefold())}
+    for noun, text in asked.items():
+        if lacking := [f"{number} {noun}" for number in numbers if f"{number} {noun}" not in answers]:
+            yield f"{text!r} asks for {noun}, and {lacking[0]!r} is no answer"
 
 
 def _at_large(rows: list[dict[str, Any]]) -> Iterator[str]:

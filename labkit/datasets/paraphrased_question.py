@@ -26,7 +26,7 @@ class ParaphrasedQuestion:
     Attributes:
         id: unique in its set.
         paraphrases: at least one, none empty, none twice; each is a whole question, or a statement with `BLANK`.
-        answers: the accepted ones, at least one, none empty, the usual one first.
+        answers: the accepted ones, none empty, the usual one first; () where none is known: it cannot be scored then.
         relation: what kind of fact is asked for, for scores per relation; None where the set has no relations.
         natural: False where the paraphrases were made by stated templates around one and the same wording.
 
@@ -42,7 +42,7 @@ class ParaphrasedQuestion:
 
     def __post_init__(self) -> None:
         for name, texts in (("paraphrase", self.paraphrases), ("answer", self.answers)):
-            if not texts:
+            if not texts and name == "paraphrase":
                 raise DataError(f"question {self.id!r} has no {name}; give at least one")
             if not all(text.strip() for text in texts):
                 raise DataError(f"question {self.id!r} has an empty {name}; take it out")
@@ -51,10 +51,23 @@ class ParaphrasedQuestion:
 
 
 def questions_of(
-    path: str | Path, rows: Iterable[tuple[int, Any]], make: Callable[[dict[str, Any], int], ParaphrasedQuestion]
+    path: str | Path,
+    rows: Iterable[tuple[int, Any]],
+    make: Callable[[dict[str, Any], int], ParaphrasedQuestion],
+    unanswered: bool = False,
 ) -> list[ParaphrasedQuestion]:
-    """`make(row, line)` of each (line, row) of a file; errors as `labkit.datasets.files.each_made`."""
-    return each_made(path, rows, make, "question", "paraphrases")
+    """`make(row, line)` of each (line, row) of a file; errors as `labkit.datasets.files.each_made`.
+
+    A question without an answer is an error too, unless it may be `unanswered`.
+    """
+
+    def checked(row: dict[str, Any], line: int) -> ParaphrasedQuestion:
+        question = make(row, line)
+        if not question.answers and not unanswered:
+            raise ValueError(f"question {question.id!r} has no answer; give at least one")
+        return question
+
+    return each_made(path, rows, checked, "question", "paraphrases")
 
 
 def text_of(row: dict[str, Any], *names: str) -> str:

@@ -9,7 +9,7 @@ FILE               .jsonl, .csv or .json, by what its first row holds: MyriadLAM
     {"id": "fr", "paraphrases": ["What is the capital of France?", "France's capital is ____."], "answers": ["Paris"]}
 
 where "id" (else the line number), "relation" and "natural" (else true) may be left out; a CSV has the two lists as JSON
-in their cells.
+in their cells. Rows of your own that are only to be answered need no "answers" (`unanswered=True`).
 """
 
 from __future__ import annotations
@@ -53,13 +53,21 @@ __all__ = [
 KNOWN_FACTS = "known-facts"
 SPLITS = ("shots", "test")
 FORMS = f"{KNOWN_FACTS}, webqa:FILE, lama:FOLDER, or a .jsonl, .csv or .json file"
+NOT_SHIPPED = {  # by kind: what to give, and where it is to be had
+    "webqa": "webqa:FILE, with a JSON file of github.com/brmson/dataset-factoid-webquestions",
+    "lama": "lama:FOLDER, with data/pattern_data/graphs_json of github.com/yanaiela/pararel as the folder, and its "
+    "data/trex_lms_vocab as the folder of pairs",
+}
 
 
-def read_paraphrases(name_or_path: str | Path, pairs: str | Path | None = None) -> list[ParaphrasedQuestion]:
+def read_paraphrases(
+    name_or_path: str | Path, pairs: str | Path | None = None, *, unanswered: bool = False
+) -> list[ParaphrasedQuestion]:
     """The questions of a set by its name, or of a file or folder by what is in it; see above for the forms.
 
     Args:
         pairs: the folder of pairs, where `lama:FOLDER` is the folder of patterns only.
+        unanswered: whether rows of your own may be without answers; they can be asked, and not scored.
 
     Raises:
         DataError: no such set or file, or a line that has not the form; the message names file and line.
@@ -71,7 +79,7 @@ def read_paraphrases(name_or_path: str | Path, pairs: str | Path | None = None) 
     if kind == KNOWN_FACTS:
         return read_known_facts(rest or "test")
     if kind in ("webqa", "lama") and not rest:
-        raise DataError(f"{kind} names no data; give one of: {FORMS}")
+        raise DataError(f"{kind} names no data, and labkit does not ship any: give {NOT_SHIPPED[kind]}")
     if kind == "webqa":
         return read_webquestions(rest)
     if is_lama:
@@ -79,7 +87,7 @@ def read_paraphrases(name_or_path: str | Path, pairs: str | Path | None = None) 
     path = Path(name_or_path).expanduser()
     if not path.is_file():
         raise DataError(f"{name_or_path} is no file and no known set; give one of: {FORMS}")
-    return _read_file(path)
+    return _read_file(path, unanswered)
 
 
 def read_known_facts(split: str = "test", path: str | Path | None = None) -> list[ParaphrasedQuestion]:
@@ -121,7 +129,7 @@ def sample(questions: Sequence[ParaphrasedQuestion], n: int, seed: int = 0) -> l
     return [each for each in questions if each.id in chosen]
 
 
-def _read_file(path: Path) -> list[ParaphrasedQuestion]:
+def _read_file(path: Path, unanswered: bool) -> list[ParaphrasedQuestion]:
     rows = _rows(path)
     head = list(islice(rows, 1))
     first, rows = head[0][1] if head else {}, chain(head, rows)
@@ -129,7 +137,7 @@ def _read_file(path: Path) -> list[ParaphrasedQuestion]:
         return myriad_lama.read_myriad_lama(path, rows)
     if path.suffix.lower() != ".csv" and "answers" in first and ("qText" in first or "question" in first):
         return read_webquestions(path)
-    return questions_of(path, rows, _own)
+    return questions_of(path, rows, _own, unanswered)
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -146,7 +154,9 @@ def _own(row: dict[str, Any], line: int) -> ParaphrasedQuestion:
     row = {name: value for name, value in row.items() if value not in ("", None)}
     row |= {name: list_in(row[name]) for name in ("paraphrases", "answers") if isinstance(row.get(name), str)}
     relation = text_of(row, "relation") if "relation" in row else None
-    answers = tuple(dict.fromkeys(texts_of(row, "answers")))
+    if "answer" in row and "answers" not in row:
+        raise ValueError(f"has the field answer; write answers, a list of texts, such as [{str(row['answer'])!r}]")
+    answers = tuple(dict.fromkeys(texts_of(row, "answers"))) if "answers" in row else ()
     id, paraphrases = id_of(row, line), texts_of(row, "paraphrases")
     return ParaphrasedQuestion(id, paraphrases, answers, relation, truth_of(row, "natural"))
 

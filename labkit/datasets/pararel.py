@@ -34,7 +34,8 @@ def read_pararel(folder: str | Path, pairs: str | Path | None = None) -> list[Pa
     relation and the uuid of the first. A relation that has pairs and no patterns is left out.
 
     Known of the data, and left as it is: T-REx does not list all objects of a subject, so a right answer may count as
-    wrong; about one subject in eight holds its object ("Microsoft Windows"); "a ____" and "an ____" both occur.
+    wrong; about one subject in eight holds its object ("Microsoft Windows"), which `labkit.fusion.scores.holds_answer`
+    finds and `labkit bench fusion` reports apart; "a ____" and "an ____" both occur.
 
     Args:
         folder: holds both folders, or the patterns where `pairs` is given.

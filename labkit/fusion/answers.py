@@ -30,10 +30,15 @@ class Answers:
     about: dict[str, Any]
 
     def scored(self, lemmatised: bool = False) -> scores.Scored:
-        """Which questions are answered rightly, as the rows say."""
-        relations = tuple(row.get("relation") for row in self.rows)
-        correct = tuple(bool(row["correct_lemmatised" if lemmatised else "correct"]) for row in self.rows)
-        return scores.Scored(tuple(row["id"] for row in self.rows), correct, relations if any(relations) else ())
+        """Which questions are answered rightly, as the rows say; those without accepted answers are left out.
+
+        Raises:
+            DataError: none has any.
+        """
+        rows = [row for row in self.rows if row["answers"]]
+        relations = tuple(row.get("relation") for row in rows)
+        correct = tuple(bool(row["correct_lemmatised" if lemmatised else "correct"]) for row in rows)
+        return scores.Scored(tuple(row["id"] for row in rows), correct, relations if any(relations) else ())
 
 
 def read_answers(path: str | Path) -> Answers:
@@ -93,27 +98,37 @@ def write_answers(answers: Answers, path: Path) -> None:
 
 
 def judged(answers: Answers, lemmatizer: scores.Lemmatizer | None = None) -> Answers:
-    """The same answers, with `correct` from their predictions anew, and `correct_lemmatised` (None without one)."""
-    rows = [
-        row
-        | {
-            "correct": scores.exact_match(row["prediction"], row["answers"]),
-            "correct_lemmatised": lemmatizer and scores.lemmatised_match(row["prediction"], row["answers"], lemmatizer),
-        }
-        for row in answers.rows
-    ]
+    """The same answers, with `correct` from their predictions anew, and `correct_lemmatised` (None without one).
+
+    Both are None where there is no accepted answer to compare with.
+    """
+    rows = []
+    for row in answers.rows:
+        pair = row["prediction"], row["answers"]
+        exact = scores.exact_match(*pair) if row["answers"] else None
+        lemmatised = scores.lemmatised_match(*pair, lemmatizer) if row["answers"] and lemmatizer else None
+        rows.append(row | {"correct": exact, "correct_lemmatised": lemmatised})
     return Answers(answers.path, rows, answers.about)
 
 
 def summary(answers: Answers, lemmatised: bool = False) -> dict[str, Any]:
-    """n, accuracy with its interval, that of each relation, seconds per question; ready for JSON."""
-    scored = answers.scored(lemmatised)
+    """n, accuracy with its interval, that of each relation, seconds per question; ready for JSON.
+
+    `without_answers` counts the questions that have no accepted answer and are not among the n; accuracy is None if
+    that are all.
+    """
     seconds = [row["seconds"] for row in answers.rows if row.get("seconds") is not None]
+    without = sum(not row["answers"] for row in answers.rows)
     found: dict[str, Any] = {
-        "n": len(scored.ids),
-        "accuracy": asdict(scores.accuracy(scored)),
+        "n": len(answers.rows) - without,
+        "without_answers": without,
+        "accuracy": None,
         "seconds_per_question": sum(seconds) / len(seconds) if seconds else None,
     }
+    if not found["n"] and without:
+        return found
+    scored = answers.scored(lemmatised)
+    found["accuracy"] = asdict(scores.accuracy(scored))
     if scored.relations and None not in scored.relations:
         found["macro_accuracy"] = asdict(scores.macro_accuracy(scored))
         found["by_relation"] = {name: asdict(each) for name, each in scores.accuracy_by_relation(scored).items()}

@@ -16,6 +16,8 @@ from labkit.fusion.layout import Prompts
 from labkit.memory import GB, available_bytes
 from labkit.packing import MARK
 
+BIDIRECTIONAL = (("is_causal", False), ("use_bidirectional_attention", True))  # settings of transformers
+
 
 @runtime_checkable
 class Engine(Protocol):
@@ -61,6 +63,8 @@ def fusable_decoder(model: nn.Module) -> Decoder:
         reason = "its positions are counted along the row, so no segment can begin where another one does"
     elif getattr(decoder.config, MARK, None) is not None:
         reason = "it has been made bidirectional, and such a model does not write: call labkit.to_causal first"
+    elif any(getattr(decoder.config, name, None) is value for name, value in BIDIRECTIONAL):
+        reason = "its configuration says that it is bidirectional, and such a model does not write"
     elif not hasattr(model, "get_output_embeddings") or model.get_output_embeddings() is None:
         reason = "it has no language-model head"
     if reason is not None:

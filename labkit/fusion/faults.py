@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from labkit import masks
@@ -49,7 +51,10 @@ class _FirstTokenUnfused(_Dense):
 
 
 class _Retokenised(_Dense):
-    """Decoded and read again, the ids begin with one more token; the mask does not know."""
+    """Decoded and read again, the ids begin with one more token; the mask does not know.
+
+    The token is put there by hand, as a tokenizer that adds a first one would, so that no tokenizer hides the fault.
+    """
 
     def start(self) -> Tensor:
         self.sequences = [RowState(row, self.prompts, cached=True) for row in self.prompts.rows]
@@ -69,17 +74,20 @@ class _SilentlyCausal(_Dense):
 
 
 class _SeparatorsApart(_Dense):
-    """The last token of each paraphrase is in no segment: it sees the prefix and itself."""
+    """The last token of each paraphrase is in no segment. All its keys get the lowest number there is, so the softmax
+    gives every key of the row the same weight: those of other paraphrases, and of what comes later.
+    """
 
-    def _mask(self, sequence: RowState) -> masks.Mask:
-        row, begin = sequence.row, len(self.prompts.prefix)
-        numbers = [0] * begin
-        for number, segment in enumerate(row.segments, 1):
-            numbers += [number] * (len(segment.ids) - 1) + [-number]
-        end = len(numbers)
-        apart = masks.segments(numbers, fuse_from=end)
-        behind = masks.segments([0] * begin + [1] * (end - begin), fuse_from=end)
-        return apart | (masks.causal() & ~behind)
+    def inputs_of(self, sequence: RowState, new: list[int]) -> dict[str, Any]:
+        inputs = super().inputs_of(sequence, new)
+        first, at, apart = len(sequence.positions) - inputs["input_ids"].shape[1], len(self.prompts.prefix), []
+        for segment in sequence.row.segments:
+            at += len(segment.ids)
+            apart += [at - 1 - first] if at > first else []
+        given = inputs["attention_mask"]
+        for mask in given.values() if isinstance(given, dict) else [given]:
+            mask[:, :, apart] = torch.finfo(mask.dtype).min
+        return inputs
 
 
 def _sequential(model: nn.Module, prompts: Prompts) -> Engine:
@@ -118,9 +126,9 @@ ALL: tuple[Fault, ...] = (
     ),
     Fault(
         "separators in no segment",
-        "the separators belong to no paraphrase: their rows are empty, and what the cue finds there means nothing",
+        "the separators belong to no paraphrase: nothing is allowed in their rows, so they look at everything alike",
         _SeparatorsApart,
-        "one paraphrase is the plain prompt",
+        "no paraphrase sees another",
     ),
     Fault(
         "no cache",

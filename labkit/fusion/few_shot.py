@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from labkit.datasets.paraphrases import KNOWN_FACTS, ParaphrasedQuestion, read_known_facts, sample
 from labkit.errors import DataError, FusionError
@@ -96,28 +97,47 @@ class Choice:
         return found
 
 
+def examples_for(dataset: str) -> str | None:
+    """Where the examples for a set come from unless somebody says otherwise: `take_shots` on `examples`.
+
+    For a file of one's own from the facts set apart, so that no question of it is lost; else from the set (None).
+    """
+    kind = dataset.partition(":")[0]
+    own = kind not in (KNOWN_FACTS, "webqa", "lama") and Path(dataset).expanduser().is_file()
+    return KNOWN_FACTS if own else None
+
+
 def take_shots(
-    dataset: str, questions: Sequence[ParaphrasedQuestion], k: int, seed: int
+    dataset: str, questions: Sequence[ParaphrasedQuestion], k: int, seed: int, examples: str | None = None
 ) -> tuple[list[ParaphrasedQuestion], list[ParaphrasedQuestion]]:
     """(k examples for the prefix, the questions that remain), no text of an example being a text of those.
 
     The examples of the embedded facts are the split made for it. From any other set they are drawn, with `seed`, as
-    many of each relation as can be, and taken out. The same set, `k` and `seed` give the same examples, whatever the
-    choice of paraphrases.
+    many of each relation as can be, of those with an answer, and taken out. The same set, `k` and `seed` give the same
+    examples, whatever the choice of paraphrases.
+
+    Args:
+        examples: "known-facts": from the embedded facts, whatever the set. None: from the set.
 
     Raises:
         DataError: fewer examples than `k`, or no question left.
     """
     if k < 0:
         raise DataError(f"{k} few-shot examples were asked for; give 0 or more")
+    if examples not in (None, KNOWN_FACTS):
+        raise DataError(
+            f"the examples are to be from {examples!r}; give {KNOWN_FACTS!r}, or nothing for the set itself"
+        )
     if k == 0:
         return [], list(questions)
-    pool = read_known_facts("shots") if dataset in (KNOWN_FACTS, f"{KNOWN_FACTS}:test") else list(questions)
+    apart = examples == KNOWN_FACTS or dataset in (KNOWN_FACTS, f"{KNOWN_FACTS}:test")
+    pool = read_known_facts("shots") if apart else [each for each in questions if each.answers]
     if k > len(pool):
         raise DataError(f"{k} few-shot examples were asked for, and there are {len(pool)} to take them from")
     shots = sample(pool, k, seed)
     random.Random(f"{seed} order").shuffle(shots)
-    ids, texts = {each.id for each in shots}, {_folded(text) for each in shots for text in each.paraphrases}
+    ids = set() if apart else {each.id for each in shots}
+    texts = {_folded(text) for each in shots for text in each.paraphrases}
     rest = [each for each in questions if each.id not in ids and texts.isdisjoint(map(_folded, each.paraphrases))]
     if not rest:
         raise DataError(f"no question is left once {k} few-shot examples are taken out of {len(questions)}")

@@ -16,7 +16,7 @@ from labkit.fusion.combine import combine
 from labkit.fusion.decoding import Answer, Decoding, decode
 from labkit.fusion.engine import Engine, fusable_decoder, require_room
 from labkit.fusion.fast import FastEngine
-from labkit.fusion.layout import Prompts, prompts, token_ids
+from labkit.fusion.layout import Prompts, Weights, prompts, token_ids
 from labkit.fusion.methods import Method, method_named
 from labkit.fusion.reference import ReferenceEngine
 from labkit.models import Loaded
@@ -30,7 +30,7 @@ ENGINES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FusionResult:
     """Answers, one per question, and how they came about.
 
@@ -61,7 +61,7 @@ def generate(
     prefix: str = "",
     cue: str = "Answer:",
     separator: str = "\n",
-    weights: Sequence[Sequence[float]] | None = None,
+    weights: Sequence[Weights] | None = None,
     layer: int | None = None,
     max_new_tokens: int = 20,
     stop: str | Sequence[str] = (),
@@ -94,6 +94,8 @@ def generate(
         FusionError: an unknown method or engine; a question without paraphrases, or an empty one; settings that do not
             go together; a prompt beyond the model's positions or the memory; a model that cannot be fused.
     """
+    if not isinstance(lm, Loaded):
+        raise FusionError(f"give what labkit.load gives, model and tokenizer together, not a {type(lm).__name__}")
     chosen = method_named(method)
     if engine not in ENGINES:
         raise FusionError(f"the fusion engine is {engine!r}; choose one of {', '.join(ENGINES)}")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,29 @@ def read_journal(path: Path) -> tuple[dict[str, Any] | None, dict[str, dict[str,
     if not lines:
         return None, {}, 0
     return lines[0], {line["id"]: line for line in lines[1:]}, whole
+
+
+@contextmanager
+def alone(output: str | Path) -> Iterator[None]:
+    """For the block, this process alone is at work on `output`. Raises FusionError if another one is."""
+    from filelock import FileLock, Timeout
+
+    lock = Path(f"{journal_of(output)}.lock")
+    made = [folder for folder in lock.parents if not folder.exists()]  # the innermost first
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock, timeout=0):
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
+                for folder in made:
+                    if not any(folder.iterdir()):  # nothing was written
+                        folder.rmdir()
+    except Timeout:
+        raise FusionError(f"another process is answering into {output}; wait for it, or give another output") from None
+    except PermissionError as error:
+        raise FusionError(f"{lock} could not be written: {error.strerror or error}") from error
 
 
 class Journal:

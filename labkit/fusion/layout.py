@@ -12,10 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
+
+import numpy as np
+from torch import Tensor
 
 from labkit.errors import FusionError
 from labkit.fusion.methods import GIVEN, UNIFORM, Method
+
+Weights = Sequence[float] | np.ndarray | Tensor  # one number for each paraphrase of a question
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,9 @@ def token_ids(
     """
     if tokenizer is None:
         raise FusionError("the model came without a tokenizer, so no text can be read: add its tokenizer files")
+    for name, text in (("prefix", prefix), ("cue", cue), ("separator", separator)):
+        if not isinstance(text, str):
+            raise FusionError(f"the {name} is {text!r}; give a text")
     if isinstance(questions, str) or not questions:
         raise FusionError("give a list of questions, each a list of its paraphrases; there is none")
 
@@ -106,7 +115,7 @@ def prompts(
     prefix: tuple[int, ...],
     segments: Sequence[Sequence[tuple[int, ...]]],
     cue: tuple[int, ...],
-    weights: Sequence[Sequence[float]] | None = None,
+    weights: Sequence[Weights] | None = None,
 ) -> Prompts:
     """The rows that `method` asks for; `segments` holds, for each question, the ids of its paraphrases.
 
@@ -145,10 +154,11 @@ def _rows(method: Method, begin: int, ids: Sequence[tuple[int, ...]], weights: l
     return [Row(tuple(made), end)]
 
 
-def _normalised(weights: Sequence[float], count: int, number: int) -> list[float]:
+def _normalised(weights: Weights, count: int, number: int) -> list[float]:
     if len(weights) != count:
         raise FusionError(f"question {number} has {count} paraphrases and {len(weights)} weights; give one for each")
-    if not all(isinstance(weight, int | float) and math.isfinite(weight) and weight > 0 for weight in weights):
-        raise FusionError(f"the weights of question {number} are {list(weights)}; each must be a positive number")
-    total = math.fsum(weights)
-    return [weight / total for weight in weights]
+    numbers = weights.tolist() if hasattr(weights, "tolist") else list(weights)  # an array, or a tensor
+    if not all(isinstance(weight, Real) and math.isfinite(weight) and weight > 0 for weight in numbers):
+        raise FusionError(f"the weights of question {number} are {numbers}; each must be a positive number")
+    total = math.fsum(numbers)
+    return [weight / total for weight in numbers]

@@ -236,6 +236,8 @@ def _segments(method: Method, begin: int, ids: Sequence[Sequence[int]], end: int
 
 
 def _known(tokens: Sequence[int], vocabulary: int) -> list[int]:
+    if any(isinstance(token, Sequence) for token in tokens):
+        raise FusionError("tokens are those of one answer: result.tokens[0], not result.tokens")
     known = [int(token) for token in tokens]
     if not known:
         raise FusionError("no generated token was given: give those of a result (result.tokens[0]), or None")
@@ -249,6 +251,8 @@ def _numbers(kind: str, asked: int | Sequence[int] | None, count: int) -> tuple[
         return tuple(range(count))
     found = (asked,) if isinstance(asked, int) else tuple(asked)
     for each in found:
+        if not isinstance(each, int):
+            raise FusionError(f"the {kind} is {each!r}; give a number from 0 to {count - 1}, several, or None for all")
         if not 0 <= each < count:
             raise FusionError(f"there is no {kind} {each}: the model has {kind}s 0 to {count - 1}")
     if not found:

@@ -1,4 +1,5 @@
-"""Prove on a model that a fusion engine does what it says, by experiments on its output alone.
+"""Prove on a model that a fusion engine does what it says, by experiments: what goes in is changed, and what comes out
+of the layers and of the model is compared. Nothing is asked of the engine itself.
 
     print(prove(lm))
 
@@ -8,8 +9,10 @@ change. `labkit.fusion.faults` holds engines that fail them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -21,14 +24,12 @@ from labkit.fusion.engine import Engine
 from labkit.fusion.fast import FastEngine
 from labkit.fusion.layout import Prompts, prompts, token_ids
 from labkit.fusion.methods import method_named
-from labkit.fusion.reference import ReferenceEngine
+from labkit.measure import audit
 from labkit.models import Loaded
 from labkit.probe import evaluating
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}  # of the largest logit
-HALF = (
-    1e-1  # in half precision, where sums in another order differ by some hundredths: load in float32 for a strict proof
-)
+HALF = 1e-1  # in half precision, where sums in another order differ by some hundredths
 PARAPHRASES = (
     "In which country does the river that the old town stands on begin?",
     "Name the country where the old town's river has its source.",
@@ -55,11 +56,12 @@ class Proof:
 
 @dataclass(frozen=True)
 class Proofs:
-    """All proofs of one engine on one model."""
+    """All proofs of one engine on one model. Not `strict`: in half precision, where faulty engines can pass as well."""
 
     model: str
     engine: str
     proofs: tuple[Proof, ...]
+    strict: bool = True
 
     @property
     def holds(self) -> bool:
@@ -70,7 +72,8 @@ class Proofs:
         return [proof.name for proof in self.proofs if not proof.holds]
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.model}, engine {self.engine}", *map(str, self.proofs)])
+        weak = [] if self.strict else ["in half precision this is a trial and no proof: load the model in float32"]
+        return "\n".join([f"{self.model}, engine {self.engine}", *map(str, self.proofs), *weak])
 
 
 def prove(
@@ -96,12 +99,16 @@ def prove(
     limit = TOLERANCE.get(lm.model.dtype, HALF)
     if find_decoder(lm.model).backend == "eager":  # its softmax is in single precision, whatever the model's is
         limit = max(limit, TOLERANCE[torch.float32])
-    before = _state(lm.model)
+    before, masks = _state(lm.model), _measured(lm.model)
     with evaluating(lm.model), torch.no_grad():
+        plain = bench.plain(ids[0])
         proofs = _agreeing(bench, ids, limit) + _isolation(bench, ids) + _reading(bench, ids, limit)
-    changed = float(len(before ^ _state(lm.model)))
-    proofs.append(Proof("the model is left as it was", changed == 0, changed, "hooks and settings that differ"))
-    return Proofs(lm.name, bench.engine([ids[0]]).name, tuple(proofs))
+        name = bench.engine([ids[0]]).name
+        changed = len(before ^ _state(lm.model)) + int(not torch.equal(plain, bench.plain(ids[0])))
+    changed += len([one for one, other in zip_longest(masks, _measured(lm.model)) if one != other])
+    said = "differences in audit, settings and bits"
+    proofs.append(Proof("the model is left as it was", changed == 0, float(changed), said))
+    return Proofs(lm.name, name, tuple(proofs), strict=lm.model.dtype in TOLERANCE)
 
 
 class _Bench:
@@ -116,6 +123,15 @@ class _Bench:
 
     def logits(self, segments: Sequence[tuple[int, ...]], more: Sequence[int] = ()) -> Tensor:
         return self.engine(segments, more).start()[0]
+
+    def watched(self, segments: Sequence[tuple[int, ...]]) -> tuple[Tensor, _Watched]:
+        """The logits, and what the layers were given and gave on the way."""
+        watched = _Watched(self.model)
+        try:
+            return self.logits(segments), watched
+        finally:
+            for handle in watched.handles:
+                handle.remove()
 
     def plain(self, segment: tuple[int, ...]) -> Tensor:
         """The model's own answer to the prompt with one paraphrase, without any of labkit."""
@@ -138,60 +154,76 @@ def _agreeing(bench: _Bench, ids: list[tuple[int, ...]], limit: float) -> list[P
 
 
 def _isolation(bench: _Bench, ids: list[tuple[int, ...]]) -> list[Proof]:
-    """Change the tokens of each paraphrase in turn: the others' keys and values stay, the first new token does not."""
-    engine = bench.engine(ids)
-    logits, vocabulary = engine.start()[0], bench.model.get_input_embeddings().num_embeddings
-    before = _keys_and_values(engine)
-    seen, felt = 0.0, float("inf")
+    """Change the tokens of each paraphrase in turn: the others' states stay, the first new token does not.
+
+    Where the paraphrases stand in what an engine hands to the model is found by the same experiment: these are the
+    positions whose input changes. So it does not matter how an engine lays them out, or whether it keeps anything.
+    """
+    vocabulary = bench.model.get_input_embeddings().num_embeddings
+    logits, states = bench.watched(ids)
+    felt, runs = float("inf"), []
     for number, changed in enumerate(ids):
         other = tuple((token + 1) % vocabulary for token in changed)
-        engine = bench.engine([*ids[:number], other, *ids[number + 1 :]])
-        felt = min(felt, _gap(engine.start()[0], logits))
-        if before is not None:
-            after = _keys_and_values(engine)
-            seen = max(seen, _most_changed(before, after, ids, number, len(bench.prefix)))
+        now, watched = bench.watched([*ids[:number], other, *ids[number + 1 :]])
+        felt = min(felt, _gap(now, logits))
+        runs.append(watched)
     proofs = [Proof("the first token sees every paraphrase", felt > 0, felt, "more than 0")]
-    if before is not None:
-        proofs.append(Proof("no paraphrase sees another", seen == 0, seen, "0: bit for bit"))
-    return proofs
+    if any([each.shape for each in run.states] != [each.shape for each in states.states] for run in runs):
+        return [*proofs, Proof("no paraphrase sees another", False, float("nan"), "calls of other shapes: unknown")]
+    own = [run.changed_inputs(states) for run in runs]  # for each paraphrase, bool (all tokens that were read)
+    if not all(bool(each.any()) for each in own):
+        return [*proofs, Proof("no paraphrase sees another", False, float("nan"), "one was not found in the calls")]
+    seen = 0.0
+    for number, run in enumerate(runs):
+        moved = run.changed_states(states)  # (all tokens,)
+        others = torch.stack([each for k, each in enumerate(own) if k != number]).any(0) & ~own[number]
+        seen = max(seen, float(moved[others].max()))
+    return [*proofs, Proof("no paraphrase sees another", seen == 0, seen, "0: bit for bit")]
 
 
-def _keys_and_values(engine: Any) -> list[Tensor] | None:
-    """Keys and values of the first row of all layers, each (heads, tokens, dim); None where an engine keeps none."""
-    if isinstance(engine, FastEngine):
-        cache = engine.joined.cache if hasattr(engine, "joined") else None
-    elif isinstance(engine, ReferenceEngine):
-        cache = engine.sequences[0].cache if hasattr(engine, "sequences") else None
-    else:
-        cache = None
-    if cache is None:
-        return None
-    return [part[0].clone() for layer in cache.layers for part in (layer.keys, layer.values)]
+class _Watched:
+    """What went into the first layer and came out of every layer, call by call: each (rows, tokens, dim)."""
+
+    def __init__(self, model: nn.Module):
+        self.inputs: list[Tensor] = []
+        self.states: list[Tensor] = []
+        layers = find_decoder(model).layers
+        self.handles = [layers[0].register_forward_pre_hook(self._read, with_kwargs=True)]
+        self.handles += [layer.register_forward_hook(self._keep) for layer in layers]
+
+    def _read(self, layer: nn.Module, args: tuple, kwargs: dict) -> None:
+        self.inputs.append((args[0] if args else kwargs["hidden_states"]).detach().clone())
+
+    def _keep(self, layer: nn.Module, args: tuple, output: Any) -> None:
+        self.states.append((output[0] if isinstance(output, tuple) else output).detach().clone())
+
+    def changed_inputs(self, before: _Watched) -> Tensor:
+        """bool (all tokens of all calls,)"""
+        return _moved(before.inputs, self.inputs) > 0
+
+    def changed_states(self, before: _Watched) -> Tensor:
+        """(all tokens of all calls,): the largest change in any layer."""
+        layers = len(self.states) // len(self.inputs)
+        per_layer = [_moved(before.states[layer::layers], self.states[layer::layers]) for layer in range(layers)]
+        return torch.stack(per_layer).amax(0)
 
 
-def _most_changed(before: list, after: list, ids: list[tuple[int, ...]], number: int, begin: int) -> float:
-    """The largest change of a key or value in the segments other than `number`."""
-    most, at = 0.0, begin
-    for place, segment in enumerate(ids):
-        if place != number:
-            for one, other in zip(before, after, strict=True):
-                end = at + len(segment)
-                most = max(most, float((one[:, at:end] - other[:, at:end]).abs().max()))
-        at += len(segment)
-    return most
+def _moved(before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor:
+    pairs = zip(before, after, strict=True)
+    return torch.cat([(one - other).abs().amax(-1).flatten().float() for one, other in pairs])
 
 
 def _reading(bench: _Bench, ids: list[tuple[int, ...]], limit: float) -> list[Proof]:
     """Go on token by token: the same as reading them with the cue, and one token is read for each."""
     counter = _Counter(bench.model)
-    more, gap = [], 0.0
+    more, gap, read = [], 0.0, 0
     try:
         engine = bench.engine(ids)
         scores, counter.tokens = engine.start(), 0
         for _ in range(MORE_TOKENS):
             more.append(int(scores[0].argmax()))
             scores = engine.step(torch.tensor([more[-1]]))
-            read, counter.tokens = counter.tokens, 0
+            read, counter.tokens = max(read, counter.tokens), 0
             gap = max(gap, _gap(scores[0], bench.logits(ids, more)))
             counter.tokens = 0
     finally:
@@ -215,13 +247,20 @@ class _Counter:
 
 
 def _state(model: nn.Module) -> set[str]:
-    """Hooks, own methods and settings by which something left behind would show."""
-    found = {f"attention: {model.config._attn_implementation}"}
+    """Hooks, methods and settings by which something left behind would show."""
+    settings = json.dumps(model.config.to_dict(), sort_keys=True, default=str)
+    writing = getattr(model, "generation_config", None)
+    found = {f"attention: {model.config._attn_implementation}", f"config: {settings}"}
+    found |= {f"generation: {json.dumps(writing.to_dict(), sort_keys=True, default=str)}"} if writing else set()
     for path, module in model.named_modules():
         hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
         found |= {f"{path}: hook {id(hook)}" for hook in hooks}
-        found |= {f"{path}: training {module.training}"}
-        found |= {
-            f"{path}: own {name}" for name, value in vars(module).items() if callable(value) and name == "forward"
-        }
+        found |= {f"{path}: training {module.training}", f"{path}: forward {id(type(module).forward)}"}
+        found |= {f"{path}: own {name} {id(value)}" for name, value in vars(module).items() if callable(value)}
     return found
+
+
+def _measured(model: nn.Module) -> list[str]:
+    """The mask that is in force in each layer, by labkit's audit."""
+    report = audit(model, quick=True)
+    return [report.verdict, *(str(layer.mask) for layer in report.layers), *report.problems]

@@ -12,21 +12,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from labkit import __version__
 from labkit.datasets.paraphrases import KNOWN_FACTS, ParaphrasedQuestion, read_paraphrases, sample
 from labkit.errors import FusionError
 from labkit.fusion import scores
 from labkit.fusion.answers import Answers, judged, read_answers, require_pyarrow, write_answers
 from labkit.fusion.few_shot import CUE, SEPARATOR, Choice, asked, prefix_of, take_shots
 from labkit.fusion.generation import ENGINES, generate
-from labkit.fusion.journal import Journal, journal_of, read_journal
+from labkit.fusion.journal import Journal, alone, journal_of, read_journal
 from labkit.fusion.methods import GIVEN, method_named
+from labkit.fusion.sameness import fingerprint, require_same, versions
 from labkit.models import Loaded, load
 from labkit.resources import folder
 from labkit.run_folder import sha256
@@ -40,9 +41,11 @@ class Settings:
         dataset, pairs: as for `labkit.datasets.paraphrases.read_paraphrases`. model: as for `labkit.load`.
         num_paraphrases, indexes, repeat, at_least: which paraphrases (`labkit.fusion.few_shot.Choice`).
         weights: for the method "weighted", one for each chosen paraphrase. layer: for "hidden-average".
-        few_shot: examples in the prefix. seed: of the draws of examples and questions.
+        few_shot: examples in the prefix; examples: where they are from, as for `labkit.fusion.few_shot.take_shots`.
+        seed: of the draws of examples and questions.
         stop: texts that end an answer; (): the end of its first line that is not empty.
         lemmatizer: for `labkit.fusion.scores.load_lemmatizer`; None: exact match only.
+        order_seed: with it each question's paraphrases stand in `drawn_order`; None: in the order of their set.
 
     Raises:
         FusionError: an unknown method or engine, or numbers that have no meaning.
@@ -68,6 +71,8 @@ class Settings:
     dtype: str | None = None
     pairs: str | None = None
     lemmatizer: str | None = None
+    order_seed: int | None = None
+    examples: str | None = None
 
     def __post_init__(self) -> None:
         takes_weights = method_named(self.method).weights == GIVEN
@@ -108,7 +113,12 @@ class Plan:
 
 
 def run(
-    settings: Settings, output: str | Path | None = None, *, resume: bool = False, lm: Loaded | None = None
+    settings: Settings,
+    output: str | Path | None = None,
+    *,
+    resume: bool = False,
+    lm: Loaded | None = None,
+    unanswered: bool = False,
 ) -> Answers:
     """Answer all questions, and write the file; with `resume`, go on with a run that was interrupted.
 
@@ -116,52 +126,60 @@ def run(
         output: the file; by default `default_output(settings)`.
         lm: the model that the settings name, as `load_model` gives it, for runs that share one; by default it is loaded
             if a question is left to ask.
+        unanswered: whether rows of a file of one's own may be without answers: they are asked, and not scored.
 
     Raises:
         FusionError, DataError, ModelError: what cannot be asked, read or loaded, or another model than the settings
-            name; nothing is written then. A file or a journal that is there without `resume`, or is of other settings;
-            nothing is changed then.
+            name; nothing is written then. A file or a journal that is there without `resume`, or is of other settings,
+            or of a model with other weights, dtype or device; or another process is at it; nothing is changed then.
     """
     if lm is not None:
         _require_named(lm, settings)
     require_pyarrow()
     output = Path(output or default_output(settings)).expanduser()
     lemmatizer = scores.load_lemmatizer(settings.lemmatizer) if settings.lemmatizer else None
-    made = plan(settings)
-    asked_for = {"settings": _as_json(asdict(settings)), "versions": _versions(), "dataset_sha256": made.sha256}
+    made = plan(settings, unanswered)
+    asked_for = {"settings": _as_json(asdict(settings)), "versions": versions(), "dataset_sha256": made.sha256}
     _require_free(output, resume)
     if output.exists():
         finished = read_answers(output)
-        _require_same(output, finished.about, asked_for)
+        require_same(output, finished.about, asked_for)
         journal_of(output).unlink(missing_ok=True)
         return finished
-    about, said, whole = read_journal(journal_of(output))
-    if about is not None:
-        _require_same(journal_of(output), about, asked_for)
-    if about is None or any(question.id not in said for question in made.questions):
-        lm = lm or load_model(settings)
-        _require_fit(lm, settings, made)
-        about = about or asked_for | _facts(settings, made, lm)
-        with Journal(journal_of(output), about, whole) as journal:
-            _answer_all(lm, settings, made, said, journal)
-    rows = [_row(settings, *each, said[each[0].id]) for each in zip(made.questions, made.texts, strict=True)]
-    answers = judged(Answers(output, rows, about), lemmatizer)
-    write_answers(answers, output)
-    journal_of(output).unlink()
+    with alone(output):
+        about, said, whole = read_journal(journal_of(output))
+        if about is not None:
+            require_same(journal_of(output), about, asked_for)
+        if about is None or any(question.id not in said for question in made.questions):
+            lm = lm or load_model(settings)
+            _require_fit(lm, settings, made)
+            now = asked_for | _facts(settings, made, lm)
+            if about is not None:
+                models = [{"settings": each["model"]} for each in (about, now)]
+                require_same(journal_of(output), *models, "another model of that name")
+            about = about or now
+            with Journal(journal_of(output), about, whole) as journal:
+                _answer_all(lm, settings, made, said, journal)
+        rows = [_row(settings, *each, said[each[0].id]) for each in zip(made.questions, made.texts, strict=True)]
+        answers = judged(Answers(output, rows, about), lemmatizer)
+        write_answers(answers, output)
+        journal_of(output).unlink()
     return answers
 
 
-def plan(settings: Settings) -> Plan:
-    """Read the set, and draw examples and questions, without any model.
+def plan(settings: Settings, unanswered: bool = False) -> Plan:
+    """Read the set, and draw examples and questions, without any model; `unanswered` as for `run`.
 
     Raises:
         DataError, FusionError: no such set; no question with so many paraphrases; no question left.
     """
     choice = settings.choice
-    found = read_paraphrases(settings.dataset, settings.pairs)
-    shots, rest = take_shots(settings.dataset, found, settings.few_shot, settings.seed)
+    found = read_paraphrases(settings.dataset, settings.pairs, unanswered=unanswered)
+    shots, rest = take_shots(settings.dataset, found, settings.few_shot, settings.seed, settings.examples)
     able = choice.able(rest)
     questions = sample(able, settings.max_questions, settings.seed) if settings.max_questions else able
+    if settings.order_seed is not None:
+        questions = [drawn_order(question, settings.order_seed) for question in questions]
     texts = tuple(choice.of(question) for question in questions)
     for question, chosen in zip(questions, texts, strict=True):
         if settings.weights is not None and len(settings.weights) != len(chosen):
@@ -172,6 +190,13 @@ def plan(settings: Settings) -> Plan:
     prefix = prefix_of(shots, settings.seed)
     left_out, taken_out = len(rest) - len(able), len(found) - len(rest)
     return Plan(tuple(questions), texts, tuple(shots), prefix, left_out, taken_out, _dataset_sha256(settings))
+
+
+def drawn_order(question: ParaphrasedQuestion, seed: int) -> ParaphrasedQuestion:
+    """The question with its paraphrases in an order that `seed` and its id decide, and nothing else."""
+    texts = list(question.paraphrases)
+    random.Random(f"{seed} paraphrases of {question.id}").shuffle(texts)
+    return replace(question, paraphrases=tuple(texts))
 
 
 def load_model(settings: Settings) -> Loaded:
@@ -309,17 +334,11 @@ def _facts(settings: Settings, made: Plan, lm: Loaded) -> dict[str, Any]:
             "source": lm.source,
             "licence": lm.licence,
             "dtype": str(lm.model.dtype).removeprefix("torch."),
-            "device": str(lm.model.device),
+            "device": lm.model.device.type,
             "attention": lm.model.config._attn_implementation,
+            "weights": fingerprint(lm.model),
         },
     }
-
-
-def _versions() -> dict[str, str]:
-    import torch
-    import transformers
-
-    return {"labkit": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def _dataset_sha256(settings: Settings) -> str:
@@ -347,24 +366,6 @@ def _require_free(output: Path, resume: bool) -> None:
         raise FusionError(f"{output} exists already; give another output, or --rescore it")
     if (journal := journal_of(output)).exists():
         raise FusionError(f"{journal} holds a run that was interrupted: --resume goes on with it, or give another file")
-
-
-def _require_same(path: Path, about: dict[str, Any], asked_for: dict[str, Any]) -> None:
-    if "settings" not in about:
-        raise FusionError(f"{path} does not say how it was made, so it cannot be resumed; give another output")
-    was, now = _flat(about, asked_for), _flat(asked_for, asked_for)
-    if changed := sorted(name for name in was | now if was.get(name) != now.get(name)):
-        found = "; ".join(f"{name} was {was.get(name)!r}, now {now.get(name)!r}" for name in changed)
-        raise FusionError(f"{path} was begun with other settings: {found}")
-
-
-def _flat(about: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]:
-    """The parts of `about` that `like` has too, names without the part's: {"settings": {"seed": 0}} as {"seed": 0}."""
-    flat: dict[str, Any] = {}
-    for part in like:
-        value = about.get(part)
-        flat |= value if isinstance(value, dict) else {part: value}
-    return flat
 
 
 def _as_json(value: Any) -> Any:

@@ -13,10 +13,17 @@ import numpy as np
 
 from labkit.datasets.paraphrases import ParaphrasedQuestion
 from labkit.errors import DataError, MissingPackageError
+from labkit.fusion.intervals import (
+    DRAWS,
+    Estimate,
+    constant,
+    mean_of_relations,
+    over_questions,
+    over_relations,
+    percentiles,
+)
 from labkit.tasks.qa_scores import normalize
 
-DRAWS = 4000
-LEVEL = 0.95
 LEMMATIZERS = ("simplemma", "spacy:MODEL")
 
 Lemmatizer = Callable[[str], list[str]]  # the lemmas of a text's words
@@ -49,21 +56,6 @@ class Scored:
         if len(set(self.ids)) < len(self.ids):
             twice = next(id for number, id in enumerate(self.ids) if id in self.ids[:number])
             raise DataError(f"question {twice!r} was scored twice; keep one answer of each method")
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number, its 95 % interval, and the number of questions that it comes from."""
-
-    value: float
-    low: float
-    high: float
-    n: int
-
-    @property
-    def differs(self) -> bool:
-        """Whether the interval leaves out zero."""
-        return self.low > 0 or self.high < 0
 
 
 @dataclass(frozen=True)
@@ -112,6 +104,15 @@ def starts_with_answer(text: str, answers: Iterable[str]) -> bool:
     return any(
         said[: len(words)] == words for words in (comparable(answer).split() for answer in _listed(answers)) if words
     )
+
+
+def holds_answer(text: str, answers: Iterable[str]) -> bool:
+    """Whether a text, such as a question, contains one of the answers as whole words in a row, both normalised.
+
+    "Joseph Wright of Derby died in ____" contains "Derby", and not "Der".
+    """
+    said = f" {comparable(text)} "
+    return any(f" {words} " in said for words in map(comparable, _listed(answers)) if words)
 
 
 def lemmatised_match(prediction: str, answers: Iterable[str], lemmatizer: Lemmatizer) -> bool:
@@ -166,12 +167,12 @@ def accuracy(scored: Scored, *, draws: int = DRAWS, seed: int = 0) -> Estimate:
 
     Where all answers are right, or none, each resample is the same; the interval then is the exact binomial one.
     """
-    return _mean(np.array(scored.correct, dtype=float), (0.0, 1.0), draws, seed)
+    return over_questions(np.array(scored.correct, dtype=float), (0.0, 1.0), draws, seed)
 
 
 def accuracy_by_relation(scored: Scored, *, draws: int = DRAWS, seed: int = 0) -> dict[str, Estimate]:
     """`accuracy` of each relation, by its name in alphabetical order; DataError if a question has none."""
-    return {name: _mean(values, (0.0, 1.0), draws, seed) for name, values in _by_relation(scored).items()}
+    return {name: over_questions(values, (0.0, 1.0), draws, seed) for name, values in _by_relation(scored).items()}
 
 
 def macro_accuracy(scored: Scored, *, draws: int = DRAWS, seed: int = 0) -> Estimate:
@@ -184,12 +185,12 @@ def macro_accuracy(scored: Scored, *, draws: int = DRAWS, seed: int = 0) -> Esti
     sizes = np.array([len(values) for values in groups])
     shares = np.array([values.mean() for values in groups])
     if np.all(shares == shares[0]) and shares[0] in (0.0, 1.0):
-        low, high = _constant(float(shares[0]), len(groups), (0.0, 1.0))
+        low, high = constant(float(shares[0]), len(groups), (0.0, 1.0))
         return Estimate(float(shares[0]), low, high, len(scored.ids))
     rng = np.random.default_rng(seed)
     drawn = rng.integers(len(groups), size=(draws, len(groups)))
     right = rng.binomial(sizes[drawn], shares[drawn])  # so many of a resample of that relation's questions are right
-    low, high = _percentiles((right / sizes[drawn]).mean(1))
+    low, high = percentiles((right / sizes[drawn]).mean(1))
     return Estimate(float(shares.mean()), low, high, len(scored.ids))
 
 
@@ -203,7 +204,7 @@ def difference(one: Scored, other: Scored, *, draws: int = DRAWS, seed: int = 0)
         DataError: they did not answer the same questions.
     """
     first, second = _same_questions(one, other)
-    return _mean(first.astype(float) - second.astype(float), (-1.0, 1.0), draws, seed)
+    return over_questions(first.astype(float) - second.astype(float), (-1.0, 1.0), draws, seed)
 
 
 def shared(many: Sequence[Scored]) -> list[Scored]:
@@ -229,12 +230,17 @@ def mean_accuracy(many: Sequence[Scored], *, draws: int = DRAWS, seed: int = 0) 
     Raises:
         DataError: they did not answer the same questions.
     """
-    return _mean(_share_right(many), (0.0, 1.0), draws, seed)
+    return over_questions(_share_right(many), (0.0, 1.0), draws, seed)
+
+
+def clustered_mean_accuracy(many: Sequence[Scored], *, draws: int = DRAWS, seed: int = 0) -> Estimate:
+    """`mean_accuracy` with an interval for other relations and their wordings: relations are drawn, then questions."""
+    return over_relations(_share_right(many), _relations(many[0]), (0.0, 1.0), draws, seed)
 
 
 def macro_mean_accuracy(many: Sequence[Scored], *, draws: int = DRAWS, seed: int = 0) -> Estimate:
     """`mean_accuracy` with each relation counting alike, and an interval as that of `macro_accuracy`."""
-    return _macro_mean(_share_right(many), many[0], (0.0, 1.0), draws, seed)
+    return mean_of_relations(_share_right(many), _relations(many[0]), (0.0, 1.0), draws, seed)
 
 
 def difference_to_mean(one: Scored, many: Sequence[Scored], *, draws: int = DRAWS, seed: int = 0) -> Estimate:
@@ -243,7 +249,16 @@ def difference_to_mean(one: Scored, many: Sequence[Scored], *, draws: int = DRAW
     Raises:
         DataError: they did not answer the same questions.
     """
-    return _mean(_gain(one, many), (-1.0, 1.0), draws, seed)
+    return over_questions(_gain(one, many), (-1.0, 1.0), draws, seed)
+
+
+def clustered_difference_to_mean(one: Scored, many: Sequence[Scored], *, draws: int = DRAWS, seed: int = 0) -> Estimate:
+    """`difference_to_mean` with an interval for other relations and their wordings.
+
+    Relations are drawn, and the questions within each, so that a gain in a few relations only has a wide interval.
+    DataError if a question has no relation.
+    """
+    return over_relations(_gain(one, many), _relations(one), (-1.0, 1.0), draws, seed)
 
 
 def macro_difference_to_mean(one: Scored, many: Sequence[Scored], *, draws: int = DRAWS, seed: int = 0) -> Estimate:
@@ -252,7 +267,7 @@ def macro_difference_to_mean(one: Scored, many: Sequence[Scored], *, draws: int 
     As for `macro_accuracy` relations are drawn, and the questions within each: a method that wins in a few relations
     only has a wide interval.
     """
-    return _macro_mean(_gain(one, many), one, (-1.0, 1.0), draws, seed)
+    return mean_of_relations(_gain(one, many), _relations(one), (-1.0, 1.0), draws, seed)
 
 
 def mcnemar(one: Scored, other: Scored) -> McNemar:
@@ -313,13 +328,19 @@ def _spacy(model: str) -> Lemmatizer:
     return lambda text: [token.lemma_ or token.text for token in pipeline(text) if not token.is_punct]
 
 
-def _by_relation(scored: Scored) -> dict[str, np.ndarray]:
-    groups: dict[str, list[float]] = {}
-    for id, relation, correct in zip(
-        scored.ids, scored.relations or (None,) * len(scored.ids), scored.correct, strict=True
-    ):
+def _relations(scored: Scored) -> list[str]:
+    """Of each question its relation, (questions,). Raises DataError if one has none."""
+    found = []
+    for id, relation in zip(scored.ids, scored.relations or (None,) * len(scored.ids), strict=True):
         if relation is None:
             raise DataError(f"question {id!r} has no relation; scores per relation need one for each question")
+        found.append(relation)
+    return found
+
+
+def _by_relation(scored: Scored) -> dict[str, np.ndarray]:
+    groups: dict[str, list[float]] = {}
+    for relation, correct in zip(_relations(scored), scored.correct, strict=True):
         groups.setdefault(relation, []).append(float(correct))
     return {name: np.array(groups[name]) for name in sorted(groups)}
 
@@ -343,50 +364,3 @@ def _share_right(many: Sequence[Scored]) -> np.ndarray:
 def _gain(one: Scored, many: Sequence[Scored]) -> np.ndarray:
     """Of each question, (questions,): 1 if `one` answered it rightly, minus the share of the others that did."""
     return np.mean([np.subtract(*_same_questions(one, each), dtype=float) for each in many], axis=0)
-
-
-def _macro_mean(values: np.ndarray, of: Scored, ends: tuple[float, float], draws: int, seed: int) -> Estimate:
-    """The mean of the relations' means of one value per question of `of`; relations are drawn, then their questions."""
-    names = np.array([str(relation) for relation in of.relations])
-    if not of.relations or None in of.relations:
-        raise DataError("a mean over relations needs a relation for each question")
-    groups = [values[names == name] for name in sorted(set(names))]
-    mean = float(np.mean([group.mean() for group in groups]))
-    if len(np.unique(values)) == 1:
-        return Estimate(mean, *_constant(mean, len(groups), ends), len(values))
-    rng = np.random.default_rng(seed)
-    drawn = rng.integers(len(groups), size=(draws, len(groups)))
-    means = np.empty(drawn.shape)
-    for number, group in enumerate(groups):
-        kinds, counts = np.unique(group, return_counts=True)
-        here = drawn == number
-        means[here] = rng.multinomial(len(group), counts / len(group), size=int(here.sum())) @ kinds / len(group)
-    return Estimate(mean, *_percentiles(means.mean(1)), len(values))
-
-
-def _mean(values: np.ndarray, ends: tuple[float, float], draws: int, seed: int) -> Estimate:
-    """The mean of one value per question, each within `ends`, with its bootstrap interval.
-
-    The values are few (right or not), so a resample is told by how often each of them is drawn: a multinomial draw.
-    """
-    kinds, counts = np.unique(values, return_counts=True)
-    n = len(values)
-    if len(kinds) == 1:
-        return Estimate(float(kinds[0]), *_constant(float(kinds[0]), n, ends), n)
-    drawn = np.random.default_rng(seed).multinomial(n, counts / n, size=draws)  # (draws, kinds)
-    return Estimate(float(values.mean()), *_percentiles(drawn @ kinds / n), n)
-
-
-def _constant(value: float, n: int, ends: tuple[float, float]) -> tuple[float, float]:
-    """The interval of a mean of which `n` observations were all `value`.
-
-    Other values could still have a share of up to 1 - 0.025^(1/n), the exact binomial bound of Clopper and Pearson
-    (1934), and lie at either end.
-    """
-    unseen = 1 - ((1 - LEVEL) / 2) ** (1 / n)
-    return value - unseen * (value - ends[0]), value + unseen * (ends[1] - value)
-
-
-def _percentiles(means: np.ndarray) -> tuple[float, float]:
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
