@@ -1,4 +1,4 @@
-"""What makes a run the same run: its settings, the versions, the data, and the model that answers, down to its weights."""
+"""What makes a run the same: its settings, the versions, the data, and the model that answers, down to its weights."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from labkit.errors import FusionError
 
 
 def versions() -> dict[str, str]:
+    """Of the programs whose arithmetic an answer depends on."""
     import torch
     import transformers
 
@@ -27,6 +28,7 @@ def fingerprint(model: Any) -> str:
 
 
 def require_same(path: Path, about: dict[str, Any], asked_for: dict[str, Any], what: str = "other settings") -> None:
+    """Raise FusionError, naming every difference, if what `about` says is not what `asked_for` asks."""
     if "settings" not in about:
         raise FusionError(f"{path} does not say how it was made, so it cannot be resumed; give another output")
     was, now = _flat(about, asked_for), _flat(asked_for, asked_for)
