@@ -37,6 +37,20 @@ def test_differences_are_named_by_condition_and_by_model_where_there_are_several
     assert differences([one | {"arms": arms[:1]}]) == {}
 
 
+def test_the_halves_of_a_set_are_rows_of_their_own_and_other_parts_are_not():
+    arms = [{"name": "causal"}, {"name": "bidirectional", "difference": {"mean": 1.0, "low": 0.5, "high": 1.5}}]
+    of_part = {
+        "causal": {"mean": 3.0},
+        "bidirectional": {"mean": 5.0} | {"difference": {"mean": 2.0, "low": 1.0, "high": 3.0}},
+    }
+    parts = [{"name": name, "n": 600, "arms": of_part} for name in ("what follows decides", "PER")]
+    one = {"name": "a/ner", "n_test": 1200, "model": "m", "arms": arms, "parts": parts}
+    assert differences([one]) == {
+        "a/ner (n = 1,200)": {"bidirectional": (1.0, 0.5, 1.5)},
+        "a/ner (n = 1,200): where what follows decides (n = 600)": {"bidirectional": (2.0, 1.0, 3.0)},
+    }
+
+
 def test_a_comparison_is_told_in_lines_with_what_has_not_learned_marked():
     gap = {"mean": -3.0, "low": -5.0, "high": -1.0}
     each = {

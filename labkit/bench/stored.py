@@ -25,21 +25,28 @@ def mask_effects(task: str | None = None) -> list[dict[str, Any]]:
 
 
 def differences(conditions: Sequence[dict[str, Any]]) -> dict[str, dict[str, tuple]]:
-    """{condition: {arm: (difference to causal, low, high)}} in points, as `labkit.viz.effects_svg` draws it."""
+    """{condition: {arm: (difference to causal, low, high)}} in points, as `labkit.viz.effects_svg` draws it.
+
+    The two halves of Which way round follow the whole of it.
+    """
     many = len({each["model"] for each in conditions}) > 1
     rows = {}
     for each in conditions:
         label = f"{each['name']} (n = {each['n_test']:,})" + (f", {each['model']}" if many else "")
         same = sum(known.startswith(label) for known in rows)  # another study of the same condition
         label += f", study {same + 1}" if same else ""
-        gaps = {
-            one["name"]: tuple(one["difference"][key] for key in ("mean", "low", "high"))
-            for one in each["arms"]
-            if "difference" in one
-        }
-        if gaps:
+        if gaps := _gaps({one["name"]: one for one in each["arms"]}):
             rows[label] = gaps
+        for part in each.get("parts", ()):  # Which way round is two sets in one
+            if part["name"].endswith(" decides"):
+                rows[f"{label}: where {part['name']} (n = {part['n']:,})"] = _gaps(part["arms"])
     return rows
+
+
+def _gaps(arms: dict[str, dict[str, Any]]) -> dict[str, tuple]:
+    """{arm: (difference, low, high)} of those that have one."""
+    with_one = {name: one["difference"] for name, one in arms.items() if "difference" in one}
+    return {name: tuple(gap[key] for key in ("mean", "low", "high")) for name, gap in with_one.items()}
 
 
 def effect_lines(conditions: Sequence[dict[str, Any]]) -> list[str]:
