@@ -104,6 +104,7 @@ def test_every_submodule_is_in_the_mode_it_was_in():
     assert [module.training for module in lm.model.modules()] == modes
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("engine", ["fast", "dense"])
 def test_one_paraphrase_is_the_plain_prompt_in_every_method(name, engine):

@@ -39,6 +39,7 @@ def written(lm, text, **settings):
     return tokens[: ended[0]] if ended else tokens
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("num_beams", [1, 2, 4])
 @pytest.mark.parametrize("ending", [False, True])
@@ -53,6 +54,7 @@ def test_one_paraphrase_is_written_as_generate_writes_it(name, num_beams, ending
     assert fusion.generate(lm, [[text] for text in TEXTS], "single", cue="word:", **settings).tokens == wanted
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("method", ["fuse", "logit-average", "hidden-average"])
 @pytest.mark.parametrize("engine", ["fast", "dense"])
 def test_beams_of_copies_are_the_beams_of_one(method, engine):

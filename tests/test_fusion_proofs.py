@@ -31,6 +31,7 @@ def test_all_proofs_hold_for_the_fast_engine(name, dtype):
     assert max(agree) <= TOLERANCE[getattr(torch, dtype)]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("attn", ["eager", None])
 def test_all_proofs_hold_for_the_dense_reference(name, attn):
@@ -45,6 +46,7 @@ def test_all_proofs_hold_for_the_flex_reference(name):
     assert found.holds, str(found)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("fault", faults.ALL, ids=lambda fault: fault.name)
 def test_each_fault_fails_the_proof_that_is_to_catch_it(name, fault):

@@ -58,6 +58,7 @@ def test_a_window_that_reaches_one_too_far_reaches_one_further_with_each_layer(l
     assert leak.layers == tuple(range(layers))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["tiny-gpt2", *GROUPED])
 def test_the_same_window_put_into_a_transformers_model_is_found_there(tiny, name):
     model = tiny(name).model
@@ -75,6 +76,7 @@ def test_the_layer_that_leaks_is_named(layer):
     assert f"in layer {layer}" in leak.text
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["tiny-gpt2", *GROUPED])
 @pytest.mark.parametrize("layer", [0, 1])
 def test_the_layer_of_a_transformers_model_that_leaks_is_named(tiny, name, layer):
@@ -154,6 +156,7 @@ def test_a_finite_mask_of_a_gpt_gives_way(value):
     assert (f"(about {value:.0f})" in leak.text) == (value >= -30)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["tiny-gpt2", *GROUPED])
 @pytest.mark.parametrize("value", [-10.0, -30.0, -1e4])
 def test_a_clamped_mask_of_a_transformers_model_gives_way(tiny, name, value):
@@ -292,6 +295,7 @@ def test_an_honest_model_of_any_shape_is_clean(seed, dtype):
     assert report.influence.diagonal().all()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["tiny-gpt2", *GROUPED, "scores of up to 65,504"])
 def test_float16_whose_own_smallest_number_is_a_finite_mask_is_clean(tiny, name):
     model = tiny(name, "eager").model if name.startswith("tiny") else planted.honest_model(50)

@@ -94,6 +94,7 @@ def test_dense_additive_and_block_mask_agree_on_every_expression(mask, q_len):
     assert torch.equal(told[:, 0], batched(expected))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "mask",
     [

@@ -19,6 +19,7 @@ def test_every_pass_has_every_example_once(lengths, batch, seed):
         assert sorted(order(k) for k in range(number * n, (number + 1) * n)) == list(range(n))
 
 
+@pytest.mark.end_to_end
 def test_a_row_is_the_same_in_whatever_order_rows_are_asked_for():
     lengths = [(7 * k) % 50 + 1 for k in range(203)]
     forward = [length_grouped_order(lengths, 8, 3)(k) for k in range(700)]
