@@ -35,32 +35,33 @@ def test_the_difference_to_a_mean_has_the_interval_of_paired_questions():
     assert scores.mean_accuracy(others).value == pytest.approx(np.mean([each.correct for each in others]))
 
 
-def test_the_interval_over_relations_is_that_of_a_bootstrap_written_out():
-    one, *others = three_methods()
+def written_out(one, others, mean):
+    """(gaps of each relation's questions, 95 % of `mean` of relations drawn and questions drawn within them)"""
     values = np.array(one.correct, dtype=float) - np.mean([each.correct for each in others], axis=0)
     groups = [values[np.array(one.relations) == name] for name in sorted(set(one.relations))]
     rng, means = np.random.default_rng(1), []
     for _ in range(2000):
         drawn = [groups[g] for g in rng.integers(len(groups), size=len(groups))]
-        means.append(np.mean([rng.choice(group, len(group)).mean() for group in drawn]))
+        means.append(mean([rng.choice(group, len(group)) for group in drawn]))
+    return groups, np.quantile(means, [0.025, 0.975])
+
+
+def test_the_interval_over_relations_is_that_of_a_bootstrap_written_out():
+    one, *others = three_methods()
+    groups, (low, high) = written_out(one, others, lambda drawn: np.mean([group.mean() for group in drawn]))
     found = scores.macro_difference_to_mean(one, others)
     assert found.value == pytest.approx(np.mean([group.mean() for group in groups]))
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])), abs=0.02)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.02)
     macro, mean = scores.macro_accuracy(one), scores.macro_mean_accuracy([one])
     assert (mean.value, mean.low, mean.high) == pytest.approx((macro.value, macro.low, macro.high), abs=0.02)
 
 
 def test_the_interval_of_clustered_questions_is_that_of_a_bootstrap_written_out():
     one, *others = three_methods()
-    values = np.array(one.correct, dtype=float) - np.mean([each.correct for each in others], axis=0)
-    groups = [values[np.array(one.relations) == name] for name in sorted(set(one.relations))]
-    rng, means = np.random.default_rng(1), []
-    for _ in range(2000):
-        drawn = [groups[g] for g in rng.integers(len(groups), size=len(groups))]
-        means.append(np.concatenate([rng.choice(group, len(group)) for group in drawn]).mean())
+    _, (low, high) = written_out(one, others, lambda drawn: np.concatenate(drawn).mean())
     found = scores.clustered_difference_to_mean(one, others)
     assert found.value == scores.difference_to_mean(one, others).value  # each question counts alike
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])), abs=0.02)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.02)
     alone = scores.clustered_mean_accuracy([one])
     assert alone.value == scores.accuracy(one).value and alone.n == 300
     with pytest.raises(DataError, match="question 'q0' has no relation"):

@@ -34,7 +34,7 @@ PAIRS = (  # beside the difference of every arm to the reference
     ("mntp", "bidirectional"),
     ("mlm", "bidirectional"),
 )
-ONE_STEP = ("repeated", "bidirectional")  # these are compared with an adaptation of any number of steps
+UNADAPTED = ("repeated", "bidirectional")  # these are compared with an adaptation of any number of steps
 DIAGNOSTIC = re.compile(r"(after|before)-\d+-[A-Z]+")  # the ids of Which way round
 HALVES = {"after": "what follows decides", "before": "what precedes decides"}
 MANY_DRAWS = 20_000  # of the differences that wider intervals are made for
@@ -136,7 +136,7 @@ def _pairs(one: Measured) -> list[dict[str, Any]]:
     for first in one.cells.values():
         for second in one.cells.values():
             kinds = tuple(each.arm.name.partition(":")[0] for each in (first, second))
-            alike = first.arm.steps == second.arm.steps or kinds[1] in ONE_STEP
+            alike = first.arm.steps == second.arm.steps or kinds[1] in UNADAPTED
             if not (kinds in PAIRS and alike):  # as many layers unmasked on another side
                 shares = [each.arm.share for each in (first, second)]
                 if None in shares or shares[0] >= shares[1] or shares[0][1] != shares[1][1]:

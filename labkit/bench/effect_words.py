@@ -96,7 +96,7 @@ def _unlearned(conditions: Sequence[dict]) -> list[str]:
 
 
 def _uneven(conditions: Sequence[dict]) -> list[str]:
-    """Arms that had fewer rates to choose from, and those whose best rate is the last one that was tried."""
+    """Arms that had fewer rates to choose from than the others."""
     failed = [
         f"{one['name']} on {each['name']}, rate {rate} ({reason})"
         for each in conditions
