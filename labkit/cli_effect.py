@@ -81,19 +81,26 @@ def mask_effect(
 
 
 def report(
-    folders: Annotated[list[str], typer.Argument(metavar="FOLDERS...", help="Of labkit bench mask-effect.")],
+    folders: Annotated[
+        list[str],
+        typer.Argument(metavar="FOLDERS...", help="Of labkit bench mask-effect; or earlier report.json files."),
+    ],
     output_dir: Annotated[str | None, typer.Option(help="Where to write; by default the first folder.")] = None,
     name: Annotated[str, typer.Option(help="Of the files that are written.")] = "report",
     as_json: Json = False,
 ) -> None:
     """Table, figures and a plain paragraph, from the folders of a comparison alone; of an unfinished one too.
 
-    Example: labkit bench report runs/fx
+    The JSON of a report that was made on another machine may stand among the folders: its conditions are taken over.
+
+    Example: labkit bench report runs/fx report-of-the-gpu.json --output-dir runs/all
     """
     from labkit.bench.effect_report import report as made
     from labkit.bench.effect_report import written
 
-    show(made(folders), Path(output_dir or folders[0]), as_json, written, name)
+    first = Path(folders[0])
+    where = Path(output_dir) if output_dir else first.parent if first.suffix == ".json" else first
+    show(made(folders), where, as_json, written, name)
 
 
 def show(found: Any, folder: Path, as_json: bool, written: Any, name: str = "report") -> None:

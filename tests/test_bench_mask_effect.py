@@ -405,6 +405,35 @@ def test_a_folder_without_a_finished_run_has_no_report(tmp_path):
         report([folder])
 
 
+def test_a_report_made_elsewhere_is_taken_over_as_it_stands(done, tmp_path):
+    """And a condition that is in both is that of the folder."""
+    first = report([made_up(tmp_path / "s", {"causal": 60.0, "bidirectional": 72.0})])
+    written(first, tmp_path / "s")
+    shutil.rmtree(tmp_path / "s" / "runs")
+    both = report([done[0], tmp_path / "s" / "report.json"])
+    alone = report([done[0]])
+    for part in ("conditions", "curves"):
+        assert json.loads(json.dumps(both[part])) == json.loads(json.dumps([*first[part], *alone[part]]))
+    assert "invented/classify +1" in both["words"][0] and "which-way-round/ner" in both["words"][0]
+    (folder,) = [made_up(tmp_path / "t", {"causal": 60.0, "bidirectional": 50.0})]
+    again = report([folder, tmp_path / "s" / "report.json"])
+    assert again["conditions"] == report([folder])["conditions"] and len(again["curves"]) == 1
+    other = [each | {"method": "lora"} for each in first["conditions"]]
+    (tmp_path / "other.json").write_text(json.dumps(first | {"conditions": other}))
+    assert len(report([folder, tmp_path / "other.json"])["conditions"]) == 2
+    only = report([tmp_path / "s" / "report.json"])
+    assert only["words"] == first["words"] and only == json.loads(json.dumps(first))
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"conditions": 3, "curves": [], "unfinished": []}', "no json"])
+def test_a_file_that_is_no_report_is_refused(text, tmp_path):
+    (tmp_path / "r.json").write_text(text)
+    with pytest.raises(TrainingError, match=r"r\.json (is no|could not be read as a) report"):
+        report([tmp_path / "r.json"])
+    with pytest.raises(TrainingError, match="could not be read as a report"):
+        report([tmp_path / "there_is_none.json"])
+
+
 def test_what_a_study_has_not_run_yet_is_said(done, tmp_path):
     assert report([done[0]])["unfinished"] == []
     folder = made_up(tmp_path / "one", {"causal": 50.0, "repeated": 50.0})

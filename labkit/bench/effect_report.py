@@ -45,16 +45,39 @@ def report(paths: Sequence[str | Path]) -> dict[str, Any]:
 
     {"conditions": [...], "curves": [...], "unfinished": [...], "words": [...]}; the README of benchmarks/ has the keys.
 
+    A path may also be the JSON file of an earlier report, made elsewhere: its conditions come first, as they stand, but
+    for those that a folder given here holds too. The words are made anew, of everything together.
+
     Raises:
-        TrainingError: no study, or none that has a finished run of the reference arm.
+        TrainingError: no study and no report, or none that has a finished run of the reference arm.
     """
-    each = [one for path in paths for one in measured(path)]
-    if not each:
+    files = [path for path in paths if Path(path).suffix == ".json"]
+    studies = [path for path in paths if path not in files]
+    each = [one for path in studies for one in measured(path)]
+    here: dict[str, Any] = {
+        "conditions": [_condition(one) for one in each],
+        "curves": [curve for one in each for curve in _curves(one)],
+        "unfinished": [one for path in studies for one in unfinished(path)],
+    }
+    found = _together(here, [folders.read_report(path) for path in files])
+    if not found["conditions"]:
         raise TrainingError(f"{', '.join(map(str, paths))}: no run of the arm {REFERENCE} has been scored on test yet")
-    found: dict[str, Any] = {"conditions": [_condition(one) for one in each]}
-    found["curves"] = [curve for one in each for curve in _curves(one)]
-    found["unfinished"] = [one for path in paths for one in unfinished(path)]
     return found | {"words": effect_words.paragraphs(found)}
+
+
+def _together(here: dict[str, Any], earlier: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What is here and what earlier reports hold; of a condition in both, with its curves, what is here."""
+    known = {_of(each) for each in here["conditions"]}
+    names = {each["name"] for part in ("conditions", "unfinished") for each in here[part]}
+    kept = {part: [each for one in earlier for each in one[part] if _of(each) not in known]
+            for part in ("conditions", "curves")}  # fmt: skip
+    kept["unfinished"] = [each for one in earlier for each in one["unfinished"] if each["name"] not in names]
+    return {part: [*kept[part], *here[part]] for part in here}
+
+
+def _of(each: dict[str, Any]) -> tuple[str, str, str]:
+    """Which condition it is, or which a curve belongs to."""
+    return each["condition"] if "condition" in each else each["name"], each["model"], each["method"]
 
 
 def written(found: dict[str, Any], folder: Path, name: str = "report") -> list[Path]:
@@ -240,7 +263,10 @@ def _diagnostic(one: Measured) -> dict[str, Any]:
 def _curves(one: Measured) -> list[dict[str, Any]]:
     """Scores over the steps of training, and where arms or sizes form a series, over that."""
     metric = "accuracy" if one.facts["task"] == "classify" else "F1"
-    common = {"condition": one.name, "model": one.study["model"], "y": f"test {metric}", "log_x": False}
+    common = {
+        "condition": one.name, "model": one.study["model"], "method": one.study["method"], "y": f"test {metric}",
+        "log_x": False,
+    }  # fmt: skip
     scores = {name: [100.0 * float(s) for s in cell.counted().scores] for name, cell in one.cells.items()}
     learning = {"kind": "learning", "title": f"{one.name}: learning curves", "x": "steps", "lines": _learning(one)}
     found = [common | learning | {"y": f"dev {metric}"}]

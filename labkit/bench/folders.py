@@ -72,6 +72,19 @@ def read_study(path: Path) -> dict[str, Any]:
     return found
 
 
+def read_report(file: str | Path) -> dict[str, Any]:
+    """The JSON that `labkit bench report` wrote. Raises TrainingError if it is not that."""
+    path = Path(file).expanduser().absolute()
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{path} could not be read as a report ({error})") from error
+    parts = ("conditions", "curves", "unfinished")
+    if not (isinstance(found, dict) and all(isinstance(found.get(part), list) for part in parts)):
+        raise TrainingError(f"{path} is no report of labkit bench report: it has no {', '.join(parts)}")
+    return found
+
+
 def frozen(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """{condition: {arm: {learning_rate, dev: {rate: score}}}} as it was frozen; {} before."""
     return read_json(path / "frozen.json") or {}
