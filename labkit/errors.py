@@ -89,3 +89,7 @@ class ObjectiveError(LabkitError, ValueError):
 
 class LeakageError(LabkitError, ValueError):
     """A leak measurement was set up in a way that can say nothing: too little text, one seed, foreign token ids."""
+
+
+class FutureAttentionError(LabkitError, ValueError):
+    """Future Attention was set up in a way that has no meaning (more columns than positions, an unknown loss, ...)."""

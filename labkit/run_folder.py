@@ -221,13 +221,13 @@ def read_json(path: Path) -> dict | None:
         raise TrainingError(f"{path} is damaged ({error}); restore it, or start a new run elsewhere") from error
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file whole or not at all: a temporary file beside it, then a rename."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file (text as UTF-8) whole or not at all: a temporary file beside it, then a rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f"{WRITING}{path.name}-", dir=path.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:

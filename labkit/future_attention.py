@@ -1,0 +1,389 @@
+"""Future Attention: a decoder that predicts what attention to the future would have given it, and never sees it.
+
+    model = FutureGPT(GPTConfig(...), Future(dim=50))
+    loss = model.loss(ids, targets)                        # of the next token, as in labkit.gpt
+    with model.watched() as seen:                          # one Seen per layer that has future columns
+        ...
+    future_loss(seen)                                      # labkit.future_losses: what was predicted against what came
+
+A query at position i scores the keys of positions 0..i as ever, and beside them up to `dim` learned columns that stand
+for the positions i+1..i+dim. One softmax runs over both, and the output is the sum of both contributions. No column is
+made of a later token, so the model stays causal; the true contribution of the future, which attention of the same
+weights gives without the mask, is only a target, and no gradient flows into it.
+
+The columns of a position end with the context, not with the text that happens to be there: how long a text is would
+tell a position about its future, and a cached state would depend on what came later.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from labkit import masks
+from labkit.errors import FutureAttentionError
+from labkit.gpt import CAUSAL, GPT, Attention, Cache, GPTConfig
+from labkit.masks import Mask
+from labkit.run_folder import write_whole
+
+SOURCES = ("position", "tokens", "memory")
+
+
+@dataclass(frozen=True)
+class Future:
+    """Which columns there are beside the past, and where their keys and values come from.
+
+    Attributes:
+        dim: how many positions ahead have a column; of `memory`: how many slots there are.
+        source: "position": free keys and values for every absolute position, as the idea was first tried.
+            "tokens": made from the state of the position that asks, times a free vector for each distance ahead, in
+            `rank` channels. "memory": slots that every position sees, which stand for nothing: a control, known as
+            persistent-memory attention (Sukhbaatar et al. 2019).
+        rank: channels of "tokens".
+        layers: which layers have columns; None: all.
+    """
+
+    dim: int = 50
+    source: str = "position"
+    rank: int = 16
+    layers: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one layer saw: contributions (batch, heads, seq, head width) before the heads are joined.
+
+    Attributes:
+        query, key, value: of the layer, as projected; (batch, heads, seq, head width).
+        past, future: the two parts of the output; `past + future` is what goes on.
+        past_weights: (batch, heads, seq, past). future_weights: (batch, heads, seq, columns), the rest of the softmax.
+        causal: what causal attention alone would have given: `past`, its weights scaled to sum to 1.
+        dim, source: as in `Future`.
+    """
+
+    query: Float[Tensor, "batch heads seq width"]
+    key: Float[Tensor, "batch heads past width"]
+    value: Float[Tensor, "batch heads past width"]
+    past: Float[Tensor, "batch heads seq width"]
+    future: Float[Tensor, "batch heads seq width"]
+    past_weights: Float[Tensor, "batch heads seq past"]
+    future_weights: Float[Tensor, "batch heads seq columns"]
+    dim: int
+    source: str
+
+    @property
+    def causal(self) -> Float[Tensor, "batch heads seq width"]:
+        return self.past / self.past_weights.sum(-1, keepdim=True)
+
+
+# -- which squares are seen, predicted, hidden -------------------------------------------------------------------------
+
+
+def predicted(dim: int) -> Mask:
+    """The squares (i, j) with i < j <= i + dim: hidden from a decoder, and predicted by Future Attention.
+
+    Raises:
+        FutureAttentionError: `dim` is no whole number from 1.
+    """
+    _require_dim(dim)
+    return masks.sliding_window(dim + 1, causal=False) & ~masks.causal()
+
+
+def true_weights(query: Tensor, key: Tensor, dim: int) -> Float[Tensor, "batch heads seq seq"]:
+    """The weights that attention has when it sees the past and `dim` positions ahead: one softmax over both."""
+    seq = query.size(-2)
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))  # (batch, heads, seq, seq)
+    return scores.masked_fill(~(masks.causal() | predicted(dim)).dense(seq, device=query.device), -torch.inf).softmax(
+        -1
+    )
+
+
+# -- the columns -------------------------------------------------------------------------------------------------------
+
+
+class Columns(nn.Module):
+    """Keys and values of the columns of one layer. Each source has its own way to score them and to mix them.
+
+    `scores` (batch, heads, seq, columns) are divided by sqrt(head width) already, -inf where there is no column;
+    `mix` takes weights of that shape to (batch, heads, seq, head width).
+    """
+
+    def __init__(self, config: GPTConfig, future: Future):
+        super().__init__()
+        self.heads, self.head_width = config.heads, config.width // config.heads
+        self.context, self.dim = config.context, future.dim
+        self.scale = 1 / math.sqrt(self.head_width)
+
+    def visible(self, start: int, seq: int, device) -> Bool[Tensor, "seq columns"]:
+        """Which columns the positions from `start` have, in the order of this source."""
+        raise NotImplementedError
+
+    def initialise(self) -> None:
+        """As GPT-2 begins: normal(0, 0.02)."""
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.02)
+
+    def _by_head(self, table: Tensor) -> Tensor:
+        """(n, width) as (heads, n, head width)."""
+        return table.view(len(table), self.heads, self.head_width).transpose(0, 1)
+
+
+class Free(Columns):
+    """A free key and value for each of `count` columns: positions of the context, or slots of a memory."""
+
+    def __init__(self, config: GPTConfig, future: Future):
+        super().__init__(config, future)
+        self.by_position = future.source == "position"
+        count = config.context if self.by_position else future.dim
+        self.key = nn.Parameter(torch.empty(count, config.width))
+        self.value = nn.Parameter(torch.empty(count, config.width))
+
+    def visible(self, start: int, seq: int, device) -> Tensor:
+        if not self.by_position:
+            return torch.ones(seq, self.dim, dtype=torch.bool, device=device)
+        ahead = torch.arange(self.context, device=device) - torch.arange(start, start + seq, device=device)[:, None]
+        return (ahead > 0) & (ahead <= self.dim)  # (seq, context)
+
+    def scores(self, query: Tensor, x: Tensor) -> Tensor:
+        return (query * self.scale) @ self._by_head(self.key).transpose(-2, -1)
+
+    def mix(self, weights: Tensor, x: Tensor) -> Tensor:
+        return weights @ self._by_head(self.value)
+
+
+class FromTokens(Columns):
+    """Key and value of (i, i + d): W (e_d * c_i), with c_i = 1 + A x_i of the position that asks, e_d of the distance.
+
+    So the columns cost `rank` numbers per distance, and no tensor of size seq x dim x width is ever made: a score is
+    (W^T q_i * c_i) . e_d.
+    """
+
+    def __init__(self, config: GPTConfig, future: Future):
+        super().__init__(config, future)
+        self.content = nn.Linear(config.width, future.rank, bias=False)
+        self.key, self.value = (nn.Parameter(torch.empty(config.width, future.rank)) for _ in range(2))
+        self.key_ahead, self.value_ahead = (nn.Parameter(torch.empty(future.dim, future.rank)) for _ in range(2))
+
+    def initialise(self) -> None:
+        """As GPT-2 begins, but for what stands for the distances: with all factors small, none would learn."""
+        super().initialise()
+        for ahead in (self.key_ahead, self.value_ahead):
+            nn.init.normal_(ahead)
+
+    def visible(self, start: int, seq: int, device) -> Tensor:
+        at = torch.arange(start, start + seq, device=device)[:, None]
+        return at + torch.arange(1, self.dim + 1, device=device) < self.context  # (seq, dim)
+
+    def scores(self, query: Tensor, x: Tensor) -> Tensor:
+        key = self.key.view(self.heads, self.head_width, -1)
+        return ((query * self.scale) @ key * self._content(x)) @ self.key_ahead.T
+
+    def mix(self, weights: Tensor, x: Tensor) -> Tensor:
+        value = self.value.view(self.heads, self.head_width, -1)
+        return (weights @ self.value_ahead * self._content(x)) @ value.transpose(-2, -1)
+
+    def _content(self, x: Tensor) -> Float[Tensor, "batch 1 seq rank"]:
+        return 1 + self.content(x)[:, None]
+
+
+# -- the block ---------------------------------------------------------------------------------------------------------
+
+
+class FutureAttention(Attention):
+    """Multi-head causal attention with columns beside the past: one softmax over both, their contributions added.
+
+    `columns_on = False` leaves them out: then it is plain causal attention. `watching` is a list that gets a `Seen` per
+    call, or None.
+    """
+
+    def __init__(self, config: GPTConfig, future: Future):
+        super().__init__(config)
+        self.future = future
+        self.columns = FromTokens(config, future) if future.source == "tokens" else Free(config, future)
+        self.columns_on, self.watching = True, None
+
+    def forward(self, x: Tensor, may_attend, attend, cache: Cache | None, layer: int) -> Tensor:
+        batch, seq, width = x.shape
+        query, key, value = self.project(x)  # 3 x (batch, heads, seq, head width)
+        if cache is not None:
+            key, value = cache.extend(layer, key, value)  # (batch, heads, past + seq, head width)
+        if not self.columns_on:
+            mixed = attend(query, key, value, may_attend, self.attention_dropout if self.training else 0.0)
+        else:
+            mixed = self._joint(x, query, key, value)
+        return self.dropout(self.c_proj(mixed.transpose(1, 2).reshape(batch, seq, width)))
+
+    def _joint(self, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        start, (seq, total) = key.size(2) - query.size(2), (query.size(2), key.size(2))
+        hidden = torch.ones(seq, total, dtype=torch.bool, device=x.device).triu(start + 1)
+        before = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))
+        after = self.columns.scores(query, x)
+        none = ~self.columns.visible(start, seq, x.device)
+        scores = torch.cat([before.masked_fill(hidden, -torch.inf), after.masked_fill(none, -torch.inf)], dim=-1)
+        weights = scores.softmax(-1)  # over the past and the columns at once
+        used = F.dropout(weights, self.attention_dropout, self.training)
+        past, future = used[..., :total] @ value, self.columns.mix(used[..., total:], x)
+        if self.watching is not None:
+            parts = (weights[..., :total], weights[..., total:])
+            self.watching.append(Seen(query, key, value, past, future, *parts, self.future.dim, self.future.source))
+        return past + future
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+
+class FutureGPT(GPT):
+    """`labkit.gpt.GPT` with Future Attention in some or all of its layers. It is causal, and takes no other mask.
+
+    Raises:
+        FutureAttentionError: a `Future` that does not fit the config.
+    """
+
+    def __init__(self, config: GPTConfig, future: Future | None = None):
+        future = future or Future()
+        _require_fit(config, future)
+        super().__init__(config)
+        self.future, self._watching = future, None
+        for layer in self.future_layers:
+            plain, attention = self.h[layer].attn, FutureAttention(config, future)
+            attention.load_state_dict(plain.state_dict(), strict=False)  # as a GPT of this seed begins
+            attention.columns.initialise()
+            self.h[layer].attn = attention
+
+    @property
+    def future_layers(self) -> tuple[int, ...]:
+        """The layers that have columns."""
+        return tuple(range(self.config.layers)) if self.future.layers is None else self.future.layers
+
+    def hidden(self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL, cache: Cache | None = None) -> Tensor:
+        if self._watching is not None:
+            self._watching.clear()
+        if mask != CAUSAL:
+            raise FutureAttentionError(f"Future Attention is causal by definition; it cannot be run under {mask}")
+        return super().hidden(ids, mask, cache)
+
+    def attentions(self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL) -> Tensor:
+        """Not to be had as one tensor: layers differ in their columns. Raises FutureAttentionError; see `watched`."""
+        raise FutureAttentionError("use `with model.watched() as seen: model(ids)`; each layer's weights are in `seen`")
+
+    @contextmanager
+    def watched(self) -> Iterator[list[Seen]]:
+        """A list that holds, after a forward pass, what each layer with columns saw, from the lowest to the highest."""
+        attentions = [self.h[layer].attn for layer in self.future_layers]
+        self._watching = []
+        for attention in attentions:
+            attention.watching = self._watching
+        try:
+            yield self._watching
+        finally:
+            self._watching = None
+            for attention in attentions:
+                attention.watching = None
+
+    @contextmanager
+    def without_columns(self) -> Iterator[FutureGPT]:
+        """The same weights as plain causal attention: every column is masked off."""
+        attentions = [self.h[layer].attn for layer in self.future_layers]
+        for attention in attentions:
+            attention.columns_on = False
+        try:
+            yield self
+        finally:
+            for attention in attentions:
+                attention.columns_on = True
+
+    @property
+    def column_parameters(self) -> int:
+        """How many of the parameters belong to the columns."""
+        return sum(p.numel() for layer in self.future_layers for p in self.h[layer].attn.columns.parameters())
+
+    # -- weights from and to elsewhere ---------------------------------------------------------------------------------
+
+    @classmethod
+    def from_gpt(cls, model: nn.Module, future: Future | None = None) -> FutureGPT:
+        """Begin with the weights of a `labkit.gpt.GPT` or of transformers' GPT-2; only the columns are new.
+
+        Raises:
+            FutureAttentionError: a `Future` that does not fit. UnsupportedModelError: no GPT-2.
+        """
+        if isinstance(model, FutureGPT):
+            raise FutureAttentionError("this model has columns already; `load` reads a saved one with them")
+        plain = model if isinstance(model, GPT) else GPT.from_transformers(model)
+        made = cls(plain.config, future)
+        made.load_state_dict(plain.state_dict(), strict=False)  # all but the columns, which are made anew
+        return made.to(device=plain.wte.weight.device, dtype=plain.wte.weight.dtype).train(plain.training)
+
+    @classmethod
+    def from_transformers(cls, model: nn.Module, naive: bool = False, future: Future | None = None) -> FutureGPT:
+        """As `from_gpt`; `naive` has no meaning here."""
+        return cls.from_gpt(model, future)
+
+    def to_transformers(self) -> nn.Module:
+        """Not possible: GPT-2 has no columns. Raises FutureAttentionError."""
+        raise FutureAttentionError("transformers' GPT-2 has no future columns; `save` and `load` keep them")
+
+    def save(self, folder: str | Path) -> Path:
+        """Write config.json and model.safetensors into `folder`, each whole or not at all; returns the folder."""
+        from safetensors.torch import save
+
+        path = Path(folder).expanduser()
+        path.mkdir(parents=True, exist_ok=True)
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        write_whole(path / "model.safetensors", save(weights))
+        shape = {"model_type": "labkit-future-gpt", "gpt": asdict(self.config), "future": asdict(self.future)}
+        write_whole(path / "config.json", json.dumps(shape, indent=1) + "\n")
+        return path
+
+    @classmethod
+    def load(cls, folder: str | Path) -> FutureGPT:
+        """A model that `save` wrote, in eval mode.
+
+        Raises:
+            FutureAttentionError: nothing of the kind there, or weights that do not fit its config.
+        """
+        from safetensors.torch import load
+
+        path = Path(folder).expanduser()
+        try:
+            shape = json.loads((path / "config.json").read_text(encoding="utf-8"))
+            future, layers = shape["future"], shape["future"]["layers"]
+            made = cls(GPTConfig(**shape["gpt"]), Future(**future | {"layers": layers and tuple(layers)}))
+            weights = load((path / "model.safetensors").read_bytes())
+            made.to(weights["wte.weight"].dtype).load_state_dict(weights)
+        except FutureAttentionError:
+            raise
+        except Exception as error:  # safetensors and torch raise their own kinds
+            raise FutureAttentionError(f"{path} holds no Future Attention model that can be read: {error}") from error
+        return made.eval()
+
+
+def _require_dim(dim: int) -> None:
+    if not isinstance(dim, int) or isinstance(dim, bool) or dim < 1:
+        raise FutureAttentionError(f"future_dim is {dim!r}: give a whole number of positions ahead, from 1")
+
+
+def _require_fit(config: GPTConfig, future: Future) -> None:
+    _require_dim(future.dim)
+    if future.source not in SOURCES:
+        raise FutureAttentionError(f"there are no columns from {future.source!r}; there are {', '.join(SOURCES)}")
+    if future.source != "memory" and future.dim >= config.context:
+        raise FutureAttentionError(
+            f"future_dim is {future.dim}, and in a context of {config.context} a position has at most "
+            f"{config.context - 1} others ahead of it"
+        )
+    if not isinstance(future.rank, int) or future.rank < 1:
+        raise FutureAttentionError(f"the rank is {future.rank!r}: give a whole number from 1")
+    wrong = [layer for layer in future.layers or () if layer not in range(config.layers)]
+    if future.layers is not None and (wrong or not future.layers or len(set(future.layers)) < len(future.layers)):
+        raise FutureAttentionError(
+            f"the layers with columns are {list(future.layers)}: give some of 0 to {config.layers - 1}, none twice"
+        )
