@@ -21,6 +21,7 @@ from labkit import (
     cli_effect,
     cli_finetune,
     cli_fuse,
+    cli_future,
     cli_show,
     cli_train,
 )
@@ -46,6 +47,8 @@ cli_bench.bench_app.command()(cli_effect.mask_effect)
 cli_bench.bench_app.command()(cli_effect.report)
 cli_bench.bench_app.command()(cli_bench_fusion.fusion)
 cli_bench.bench_app.command()(cli_bench_fusion.fusion_report)
+cli_bench.bench_app.command()(cli_future.future_attention)
+cli_bench.bench_app.command()(cli_future.future_report)
 app.command()(cli_train.pretrain)
 app.command()(cli_show.export)
 notebooks_app.command(help=cli_show.export.__doc__.replace("labkit export", "labkit notebooks export"))(cli_show.export)

@@ -33,8 +33,8 @@ def opened(folder: str | Path, study: Any, conditions: Sequence[Condition], *, r
         TrainingError: it holds another study, or is not to be gone on with, or another process is at it.
     """
     with claimed(folder, resume=resume) as (path, begun):
-        wanted = _plain({"study": asdict(study), "conditions": [c.facts for c in conditions]})
-        unsaid = _plain(asdict(type(study)(study.model)))  # what an older version did not write down yet
+        wanted = plain({"study": asdict(study), "conditions": [c.facts for c in conditions]})
+        unsaid = plain(asdict(type(study)(study.model)))  # what an older version did not write down yet
         write_json(path / "study.json", wanted if begun is None else _grown(begun, wanted, unsaid, path))
         yield path
 
@@ -162,7 +162,7 @@ def _dev_score(run: Path) -> float | None:
     return score
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """As it reads back from JSON."""
     return json.loads(json.dumps(value))
 

@@ -92,6 +92,11 @@ def fusion_differences(conditions: Sequence[dict[str, Any]]) -> dict[str, dict[s
     return rows
 
 
+def future_attentions() -> list[dict[str, Any]]:
+    """The conditions of all stored comparisons of Future Attention (`labkit.bench.future_report`)."""
+    return [each for name in names() if name.startswith("future_attention") for each in stored(name)["conditions"]]
+
+
 def names() -> list[str]:
     """The results there are."""
     return sorted(path.stem for path in folder("results").glob("*.json"))

@@ -1,0 +1,78 @@
+"""`labkit bench future-attention` and `labkit bench future-report`: parse, call, print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from labkit.cli_bench import parts, whole_numbers
+from labkit.cli_effect import show
+from labkit.cli_train import OutputDir, Resume
+from labkit.console import Json
+
+
+def future_attention(
+    output_dir: OutputDir,
+    arms: Annotated[str | None, typer.Option(help="See the list above; by default nine of them.")] = None,
+    seeds: Annotated[str, typer.Option(help="Of weights, order of rows, dropout.")] = "0,1,2",
+    text: Annotated[
+        list[str] | None, typer.Option(help="A text file or a folder of some; Field Notes by default. May be repeated.")
+    ] = None,
+    profile: Annotated[
+        str, typer.Option(help="small: minutes on a CPU. origin: 15 M parameters, for a GPU.")
+    ] = "small",
+    steps: Annotated[int | None, typer.Option(help="Optimiser steps.", min=1)] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows per step.", min=1)] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="The peak, the same for all arms.")] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens per row.", min=2)] = None,
+    width: Annotated[int | None, typer.Option(help="Of the model.", min=1)] = None,
+    layers: Annotated[int | None, typer.Option(help="Of the model.", min=1)] = None,
+    heads: Annotated[int | None, typer.Option(help="Of the model; they divide its width.", min=1)] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Of the tokenizer, trained on the text.", min=259)] = None,
+    weight: Annotated[float | None, typer.Option(help="Of the auxiliary loss.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Does predicting the future's share of attention help a small GPT? Arms, controls, seeds; then the report.
+
+    Arms: baseline (as many parameters), smaller, dropout:0.1, memory, memory:SLOTS, future:LOSS:DIM,
+    tokens:LOSS:DIM, shuffled:LOSS:DIM, multi-token:AHEAD. Losses: none, mse, cosine, infonce, kl, mse-difference,
+    cosine-difference. Killed at any moment it goes on with --resume, which may also add arms and seeds. Exit code 1 if
+    a run failed.
+
+    Example: labkit bench future-attention --arms baseline,future:cosine:50,memory --output-dir runs/future
+    """
+    from labkit.bench.future_report import report, written
+    from labkit.bench.future_study import PROFILES, Study, run_study
+    from labkit.errors import DataError
+
+    if profile not in PROFILES:
+        raise DataError(f"there is no profile {profile!r}; there are {', '.join(PROFILES)}")
+    given = {
+        "arms": tuple(parts(arms)) if arms else None, "steps": steps, "batch_size": batch_size, "context": context,
+        "learning_rate": learning_rate, "width": width, "layers": layers, "heads": heads, "vocab_size": vocab_size,
+        "weight": weight, "dtype": dtype,
+    }  # fmt: skip
+    chosen: dict[str, Any] = PROFILES[profile] | {name: value for name, value in given.items() if value is not None}
+    study = Study(seeds=tuple(whole_numbers("--seeds", seeds)), texts=tuple(text or ()), **chosen)
+    failures = run_study(study, output_dir, resume=resume)
+    show(report([output_dir]), Path(output_dir), as_json, written)
+    raise typer.Exit(1 if failures else 0)
+
+
+def future_report(
+    folders: Annotated[list[str], typer.Argument(metavar="FOLDERS...", help="Of labkit bench future-attention.")],
+    output_dir: Annotated[str | None, typer.Option(help="Where to write; by default the first folder.")] = None,
+    name: Annotated[str, typer.Option(help="Of the files that are written.")] = "report",
+    as_json: Json = False,
+) -> None:
+    """Table, figures and plain words, from the folders of a comparison alone; of an unfinished one too.
+
+    Example: labkit bench future-report runs/future
+    """
+    from labkit.bench.future_report import report, written
+
+    show(report(folders), Path(output_dir or folders[0]), as_json, written, name)
