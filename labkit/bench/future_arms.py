@@ -63,7 +63,7 @@ class Arm:
     name: str
     kind: str
     loss: FutureLoss | None = None
-    value: float | None = None
+    value: float | int | None = None
 
     def build(self, config: GPTConfig, seed: int) -> GPT:
         """The model as it begins; the weights that all arms of one seed share are the same.
