@@ -63,7 +63,8 @@ class Seen:
     """What one layer saw: contributions (batch, heads, seq, head width) before the heads are joined.
 
     Attributes:
-        query, key, value: of the layer, as projected; (batch, heads, seq, head width).
+        query, key, value: of the layer, (batch, heads, seq, head width); the query is divided by sqrt(head width).
+        scores: (batch, heads, seq, past), of every query with every key, before any mask; no gradient flows through it.
         past, future: the two parts of the output; `past + future` is what goes on.
         past_weights: (batch, heads, seq, past). future_weights: (batch, heads, seq, columns), the rest of the softmax.
         causal: what causal attention alone would have given: `past`, its weights scaled to sum to 1.
@@ -73,6 +74,7 @@ class Seen:
     query: Float[Tensor, "batch heads seq width"]
     key: Float[Tensor, "batch heads past width"]
     value: Float[Tensor, "batch heads past width"]
+    scores: Float[Tensor, "batch heads seq past"]
     past: Float[Tensor, "batch heads seq width"]
     future: Float[Tensor, "batch heads seq width"]
     past_weights: Float[Tensor, "batch heads seq past"]
@@ -98,13 +100,10 @@ def predicted(dim: int) -> Mask:
     return masks.sliding_window(dim + 1, causal=False) & ~masks.causal()
 
 
-def true_weights(query: Tensor, key: Tensor, dim: int) -> Float[Tensor, "batch heads seq seq"]:
+def true_weights(scores: Float[Tensor, "batch heads seq seq"], dim: int) -> Float[Tensor, "batch heads seq seq"]:
     """The weights that attention has when it sees the past and `dim` positions ahead: one softmax over both."""
-    seq = query.size(-2)
-    scores = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))  # (batch, heads, seq, seq)
-    return scores.masked_fill(~(masks.causal() | predicted(dim)).dense(seq, device=query.device), -torch.inf).softmax(
-        -1
-    )
+    open_cells = (masks.causal() | predicted(dim)).dense(scores.size(-1), device=scores.device)
+    return scores.masked_fill(~open_cells, -torch.inf).softmax(-1)
 
 
 # -- the columns -------------------------------------------------------------------------------------------------------
@@ -113,15 +112,14 @@ def true_weights(query: Tensor, key: Tensor, dim: int) -> Float[Tensor, "batch h
 class Columns(nn.Module):
     """Keys and values of the columns of one layer. Each source has its own way to score them and to mix them.
 
-    `scores` (batch, heads, seq, columns) are divided by sqrt(head width) already, -inf where there is no column;
-    `mix` takes weights of that shape to (batch, heads, seq, head width).
+    `scores` takes queries, divided by sqrt(head width) already, to (batch, heads, seq, columns); `mix` takes weights of
+    that shape to (batch, heads, seq, head width).
     """
 
     def __init__(self, config: GPTConfig, future: Future):
         super().__init__()
         self.heads, self.head_width = config.heads, config.width // config.heads
         self.context, self.dim = config.context, future.dim
-        self.scale = 1 / math.sqrt(self.head_width)
 
     def visible(self, start: int, seq: int, device) -> Bool[Tensor, "seq columns"]:
         """Which columns the positions from `start` have, in the order of this source."""
@@ -154,7 +152,7 @@ class Free(Columns):
         return (ahead > 0) & (ahead <= self.dim)  # (seq, context)
 
     def scores(self, query: Tensor, x: Tensor) -> Tensor:
-        return (query * self.scale) @ self._by_head(self.key).transpose(-2, -1)
+        return query @ self._by_head(self.key).transpose(-2, -1)
 
     def mix(self, weights: Tensor, x: Tensor) -> Tensor:
         return weights @ self._by_head(self.value)
@@ -185,7 +183,7 @@ class FromTokens(Columns):
 
     def scores(self, query: Tensor, x: Tensor) -> Tensor:
         key = self.key.view(self.heads, self.head_width, -1)
-        return ((query * self.scale) @ key * self._content(x)) @ self.key_ahead.T
+        return (query @ key * self._content(x)) @ self.key_ahead.T
 
     def mix(self, weights: Tensor, x: Tensor) -> Tensor:
         value = self.value.view(self.heads, self.head_width, -1)
@@ -223,18 +221,19 @@ class FutureAttention(Attention):
         return self.dropout(self.c_proj(mixed.transpose(1, 2).reshape(batch, seq, width)))
 
     def _joint(self, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        start, (seq, total) = key.size(2) - query.size(2), (query.size(2), key.size(2))
-        hidden = torch.ones(seq, total, dtype=torch.bool, device=x.device).triu(start + 1)
-        before = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))
-        after = self.columns.scores(query, x)
-        none = ~self.columns.visible(start, seq, x.device)
-        scores = torch.cat([before.masked_fill(hidden, -torch.inf), after.masked_fill(none, -torch.inf)], dim=-1)
-        weights = scores.softmax(-1)  # over the past and the columns at once
-        used = F.dropout(weights, self.attention_dropout, self.training)
+        seq, total = query.size(2), key.size(2)
+        hidden = torch.ones(seq, total, dtype=torch.bool, device=x.device).triu(total - seq + 1)
+        none = ~self.columns.visible(total - seq, seq, x.device)
+        query = query / math.sqrt(query.size(-1))
+        before = query @ key.transpose(-2, -1)  # (batch, heads, seq, total)
+        scores = torch.cat([before, self.columns.scores(query, x)], dim=-1)
+        weights = scores.masked_fill(torch.cat([hidden, none], dim=-1), -torch.inf).softmax(-1)  # over both at once
+        used = F.dropout(weights, self.attention_dropout) if self.attention_dropout and self.training else weights
         past, future = used[..., :total] @ value, self.columns.mix(used[..., total:], x)
         if self.watching is not None:
             parts = (weights[..., :total], weights[..., total:])
-            self.watching.append(Seen(query, key, value, past, future, *parts, self.future.dim, self.future.source))
+            made = (past, future, *parts, self.future.dim, self.future.source)
+            self.watching.append(Seen(query, key, value, before.detach(), *made))
         return past + future
 
 

@@ -98,7 +98,7 @@ class FutureLoss:
 def true_contribution(seen: Seen, target: str = "joint") -> Contribution:
     """What the next `dim` positions really contribute, per head, detached; 0 at the last position."""
     with torch.no_grad():
-        weights, seq = true_weights(seen.query, seen.key, seen.dim), seen.query.size(-2)
+        weights, seq = true_weights(seen.scores, seen.dim), seen.query.size(-2)
         if target == "difference":
             return weights @ seen.value - seen.causal
         ahead = predicted(seen.dim).dense(seq, device=weights.device)
@@ -135,7 +135,7 @@ def _kl(seen: Seen, shuffled: bool) -> Float[Tensor, ""]:
     if seen.source == "memory":
         raise FutureAttentionError("slots of a memory stand for no position: their weights have no true counterpart")
     with torch.no_grad():
-        true = true_weights(seen.query, seen.key, seen.dim)
+        true = true_weights(seen.scores, seen.dim)
         truth = _by_distance(true, true, seen.dim)
         truth = truth.roll(1, dims=0) if shuffled else truth
     if seen.source == "position":

@@ -40,7 +40,7 @@ def seen_by(source="position", dim=4, length=12):
 
 def leaves(seen: Seen) -> tuple[Seen, dict[str, torch.Tensor]]:
     """The same with every tensor a leaf of its own, so that gradients show which of them a loss reaches."""
-    names = ("query", "key", "value", "past", "future", "past_weights", "future_weights")
+    names = ("query", "key", "value", "scores", "past", "future", "past_weights", "future_weights")
     made = {name: getattr(seen, name).detach().clone().requires_grad_() for name in names}
     return replace(seen, **made), made
 
@@ -52,7 +52,7 @@ def leaves(seen: Seen) -> tuple[Seen, dict[str, torch.Tensor]]:
 @pytest.mark.parametrize(("kind", "target"), KINDS)
 @pytest.mark.parametrize("source", ["position", "tokens"])
 def test_no_gradient_flows_into_the_target(source, kind, target, shuffled):
-    """It is made of query, key and value: they get none, and what was predicted does."""
+    """It is made of scores and values: they get none, and what was predicted does."""
     each, made = leaves(seen_by(source)[0])
     FutureLoss(kind, target, shuffled=shuffled)([each]).backward()
     reached = {name for name, leaf in made.items() if leaf.grad is not None and bool((leaf.grad != 0).any())}
@@ -127,7 +127,7 @@ def test_every_loss_is_in_its_range_at_any_length(source, length, kind, target):
 
 def test_kl_is_nothing_for_the_true_weights_and_something_for_others():
     each = seen_by(dim=11)[0]
-    weights = true_weights(each.query, each.key, 11)
+    weights = true_weights(each.scores, 11)
     seen = torch.ones(12, 12, dtype=torch.bool).tril()
     right = replace(each, past_weights=weights.masked_fill(~seen, 0), future_weights=weights.masked_fill(seen, 0))
     assert float(FutureLoss("kl")([right])) == pytest.approx(0, abs=1e-12)
@@ -137,10 +137,10 @@ def test_kl_is_nothing_for_the_true_weights_and_something_for_others():
 def test_kl_by_hand():
     """Two positions of one head; the first gives 3/4 to itself and 1/4 ahead, and predicts a half each."""
     one = torch.ones(1, 1, 2, 1, dtype=torch.float64)
-    query, key = torch.tensor([math.log(3), 0.0]).double().view(1, 1, 2, 1), torch.tensor([1.0, 0.0]).double()
+    scores = torch.tensor([[math.log(3), 0.0], [0.0, 0.0]], dtype=torch.float64).view(1, 1, 2, 2)
     halves = torch.tensor([[0.5, 0.0], [0.5, 0.5]]).double().view(1, 1, 2, 2)
     ahead = torch.tensor([[0.0, 0.5], [0.0, 0.0]]).double().view(1, 1, 2, 2)
-    each = Seen(query, key.view(1, 1, 2, 1), one, one, one, halves, ahead, 1, "position")
+    each = Seen(one, one, one, scores, one, one, halves, ahead, 1, "position")
     expected = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
     assert float(FutureLoss("kl")([each])) == pytest.approx(expected, abs=1e-7)
 
@@ -154,10 +154,10 @@ def test_the_last_position_has_no_future_and_is_not_counted():
 
 def test_both_targets_differ_and_agree_with_their_definitions():
     each = seen_by(dim=11)[0]
-    whole = (each.query @ each.key.transpose(-2, -1) / math.sqrt(8)).softmax(-1)
+    whole = (each.query @ each.key.transpose(-2, -1)).softmax(-1)
     later = torch.ones(12, 12, dtype=torch.bool).triu(1)
     assert torch.allclose(true_contribution(each), whole.masked_fill(~later, 0) @ each.value, atol=1e-12)
-    causal = (each.query @ each.key.transpose(-2, -1) / math.sqrt(8)).masked_fill(later, -torch.inf).softmax(-1)
+    causal = (each.query @ each.key.transpose(-2, -1)).masked_fill(later, -torch.inf).softmax(-1)
     difference = true_contribution(each, "difference")
     assert torch.allclose(difference, whole @ each.value - causal @ each.value, atol=1e-12)
     assert not torch.allclose(difference, true_contribution(each), atol=1e-2)
@@ -167,7 +167,7 @@ def test_both_targets_differ_and_agree_with_their_definitions():
 
 def test_a_shuffled_target_is_that_of_another_text():
     each = seen_by()[0]
-    rolled = replace(each, **{name: getattr(each, name).roll(1, 0) for name in ("query", "key", "value")})
+    rolled = replace(each, **{name: getattr(each, name).roll(1, 0) for name in ("query", "key", "value", "scores")})
     for kind in ("mse", "cosine", "infonce"):
         plain, other = FutureLoss(kind)([rolled]), FutureLoss(kind, shuffled=True)([each])
         assert float(plain) == pytest.approx(float(other))
