@@ -306,6 +306,7 @@ PLANTED = {
 }  # fmt: skip
 
 
+@pytest.mark.end_to_end
 def test_a_planted_gain_is_found_and_a_planted_null_is_not(tmp_path):
     found = report([made_up(tmp_path / "s", PLANTED, seeds=5)])
     gaps = {one["name"]: one.get("difference") for one in found["conditions"][0]["arms"]}
@@ -321,6 +322,7 @@ def test_a_planted_gain_is_found_and_a_planted_null_is_not(tmp_path):
     assert pairs["future:cosine:50", "future:none:50"]["low"] < 0 < pairs["future:cosine:50", "future:none:50"]["high"]
 
 
+@pytest.mark.end_to_end
 def test_planted_nulls_seldom_leave_out_zero(tmp_path):
     """20 studies of one null each: at 5 % a false alarm in more than 5 has a probability below 0.0004."""
     alarms = 0
@@ -331,6 +333,7 @@ def test_planted_nulls_seldom_leave_out_zero(tmp_path):
     assert alarms <= 5
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize(
     ("losses", "seeds", "noise", "message"),
     [

@@ -185,6 +185,7 @@ def test_without_its_columns_it_is_the_plain_model(name):
     assert not torch.allclose(model(ids), plain(ids), atol=1e-3)
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize("source", ["position", "tokens"])
 def test_trained_on_random_tokens_it_stays_above_what_can_be_known(source):
     """Also while the target, which is made of the future, is trained on."""
