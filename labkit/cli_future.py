@@ -38,10 +38,10 @@ def future_attention(
 ) -> None:
     """Does predicting the future's share of attention help a small GPT? Arms, controls, seeds; then the report.
 
-    Arms: baseline (as many parameters), smaller, dropout:0.1, memory, memory:SLOTS, future:LOSS:DIM,
-    tokens:LOSS:DIM, shuffled:LOSS:DIM, multi-token:AHEAD. Losses: none, mse, cosine, infonce, kl, mse-difference,
-    cosine-difference. Killed at any moment it goes on with --resume, which may also add arms and seeds. Exit code 1 if
-    a run failed.
+    Arms: baseline (as many parameters), smaller, dropout:0.1, memory, memory:SLOTS, future:LOSS:DIM, tokens:LOSS:DIM,
+    shuffled:LOSS:DIM, shuffled-tokens:LOSS:DIM, multi-token:AHEAD. Losses: none, mse, cosine, infonce, kl,
+    mse-difference, cosine-difference. Killed at any moment it goes on with --resume, which may also add arms and seeds.
+    Exit code 1 if a run failed.
 
     Example: labkit bench future-attention --arms baseline,future:cosine:50,memory --output-dir runs/future
     """

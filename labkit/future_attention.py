@@ -21,7 +21,7 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -97,7 +97,8 @@ def predicted(dim: int) -> Mask:
         FutureAttentionError: `dim` is no whole number from 1.
     """
     _require_dim(dim)
-    return masks.sliding_window(dim + 1, causal=False) & ~masks.causal()
+    cells = masks.sliding_window(dim + 1, causal=False) & ~masks.causal()
+    return replace(cells, name=f"predicted({dim})", meaning=f"the next {dim} after itself, and nothing else")
 
 
 def true_weights(scores: Float[Tensor, "batch heads seq seq"], dim: int) -> Float[Tensor, "batch heads seq seq"]:

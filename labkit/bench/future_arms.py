@@ -6,7 +6,7 @@
     memory, memory:SLOTS slots that every position sees and that stand for nothing; by default one per position
     future:LOSS:DIM      free keys and values by position, DIM ahead, trained with LOSS (none, mse, cosine, infonce, kl)
     tokens:LOSS:DIM      the same with keys and values made from the tokens
-    shuffled:LOSS:DIM    as future, with the future of another text for a target
+    shuffled:LOSS:DIM    as future, with the future of another text for a target; shuffled-tokens:LOSS:DIM as tokens
     multi-token:AHEAD    the smaller GPT, which also names the AHEAD tokens after the next (Gloeckle et al. 2024)
 
 `mse-difference` and `cosine-difference` are the losses with the other definition of the target.
@@ -32,7 +32,8 @@ DEFAULT = (  # in the order of what they decide
     "baseline", "future:cosine:50", "future:none:50", "memory", "smaller", "shuffled:cosine:50", "tokens:cosine:50",
     "dropout:0.1", "multi-token:1",
 )  # fmt: skip
-COLUMNS = {"future": "position", "shuffled": "position", "tokens": "tokens"}
+COLUMNS = {"future": "position", "shuffled": "position", "tokens": "tokens", "shuffled-tokens": "tokens"}
+SHUFFLED = {"future": "shuffled", "tokens": "shuffled-tokens"}  # the control of each
 NO_LOSS = "none"
 
 
@@ -121,12 +122,13 @@ def arm(name: str, weight: float = 1.0) -> Arm:
     if kind in COLUMNS and len(rest) == 2:
         what, _, target = rest[0].partition("-")
         dim = _whole(rest[1], name)
-        if what == NO_LOSS and not target and kind != "shuffled":
+        shuffled = kind in SHUFFLED.values()
+        if what == NO_LOSS and not target and not shuffled:
             return Arm(name, kind, value=dim)
-        return Arm(name, kind, FutureLoss(what, target or "joint", weight, shuffled=kind == "shuffled"), dim)
+        return Arm(name, kind, FutureLoss(what, target or "joint", weight, shuffled=shuffled), dim)
     raise FutureAttentionError(
         f"there is no arm {name!r}; there are baseline, smaller, dropout:0.1, memory, memory:SLOTS, future:LOSS:DIM, "
-        "tokens:LOSS:DIM, shuffled:LOSS:DIM, multi-token:AHEAD"
+        "tokens:LOSS:DIM, shuffled:LOSS:DIM, shuffled-tokens:LOSS:DIM, multi-token:AHEAD"
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from labkit.bench import folders, future_words
-from labkit.bench.future_arms import COLUMNS, NO_LOSS, REFERENCE
+from labkit.bench.future_arms import NO_LOSS, REFERENCE, SHUFFLED
 from labkit.bench.future_study import read_study, run_folder
 from labkit.bench.paired import Counted, difference
 from labkit.errors import TrainingError
@@ -25,7 +25,10 @@ from labkit.run_folder import read_json, write_whole
 from labkit.viz.intervals import mean_interval
 
 ARMS, SEEDS, HALF_WIDTH = 5, 3, 0.02  # without which there is no verdict
-THIRDS = ("first third of the positions", "middle third", "last third")
+THIRDS = {  # the parts of a row, and what is made of the mean losses of its thirds
+    "first third of the positions": (1, 0, 0), "middle third": (0, 1, 0), "last third": (0, 0, 1),
+    "first less last third": (1, 0, -1),
+}  # fmt: skip
 MANY_DRAWS = 20_000
 
 
@@ -168,9 +171,9 @@ def _pairs(runs: dict[str, dict[int, dict]]) -> list[dict[str, Any]]:
     found = []
     for one in runs:
         kind, *rest = one.split(":")
-        if kind not in COLUMNS or kind == "shuffled" or rest[0] == NO_LOSS:
+        if kind not in SHUFFLED or rest[0] == NO_LOSS:
             continue
-        others = [f"{kind}:{NO_LOSS}:{rest[1]}", f"shuffled:{':'.join(rest)}", "memory", "smaller"]
+        others = [f"{kind}:{NO_LOSS}:{rest[1]}", f"{SHUFFLED[kind]}:{':'.join(rest)}", "memory", "smaller"]
         others += [f"future:{':'.join(rest)}"] if kind == "tokens" else []
         for other in others:
             if other in runs and set(runs[one]) & set(runs[other]):
@@ -179,24 +182,24 @@ def _pairs(runs: dict[str, dict[int, dict]]) -> list[dict[str, Any]]:
 
 
 def _parts(runs: dict[str, dict[int, dict]]) -> list[dict[str, Any]]:
-    """Losses by where in the row a token stands: whether arms differ where little of a past is to be seen."""
-    found = []
-    for number, name in enumerate(THIRDS):
-        means = {}
-        for arm, each in runs.items():
-            means[arm] = {seed: _third(run["losses"]["positions"], number) for seed, run in each.items()}
-        arms = {}
-        for arm, by_seed in means.items():
-            arms[arm] = {"mean": float(np.mean(list(by_seed.values())))}
-            shared = sorted(set(by_seed) & set(means[REFERENCE]))
-            if arm != REFERENCE and shared:
-                arms[arm]["difference"] = _mean([by_seed[s] - means[REFERENCE][s] for s in shared])
-        found.append({"name": name, "arms": arms})
-    return found
+    """Losses by where in the row a token stands, and how much more they differ at its beginning than at its end."""
+    return [_part(name, runs, weights) for name, weights in THIRDS.items()]
 
 
-def _third(positions: Sequence[float], number: int) -> float:
-    return float(np.array_split(np.array(positions), 3)[number].mean())
+def _part(name: str, runs: dict[str, dict[int, dict]], weights: tuple[int, int, int]) -> dict[str, Any]:
+    by_arm = {arm: {seed: _of_thirds(run, weights) for seed, run in each.items()} for arm, each in runs.items()}
+    found = {}
+    for arm, by_seed in by_arm.items():
+        found[arm] = {"mean": float(np.mean(list(by_seed.values())))}
+        shared = sorted(set(by_seed) & set(by_arm[REFERENCE]))
+        if arm != REFERENCE and shared:
+            found[arm]["difference"] = _mean([by_seed[seed] - by_arm[REFERENCE][seed] for seed in shared])
+    return {"name": name, "arms": found}
+
+
+def _of_thirds(run: dict[str, Any], weights: tuple[int, int, int]) -> float:
+    thirds = np.array_split(np.array(run["losses"]["positions"]), 3)
+    return float(sum(weight * third.mean() for weight, third in zip(weights, thirds, strict=True)))
 
 
 def _curves(name: str, runs: dict[str, dict[int, dict]]) -> list[dict[str, Any]]:

@@ -59,7 +59,7 @@ def _main(each: dict[str, Any]) -> str:
     listed = "; ".join(
         f"{one['name']} {nats(one['difference'])} ({verdict(one['difference'], each['enough'])})" for one in compared
     )
-    return f"**{each['name']}, against a plain model with as many parameters:** {listed}."
+    return f"**{each['name']}, against a plain model that is as large as one with columns by position:** {listed}."
 
 
 def _controls(each: dict[str, Any]) -> str:
@@ -82,7 +82,7 @@ def _imbalance(each: dict[str, Any]) -> str:
             told.append(f"{arm} {', '.join(nats(gap) for gap in gaps)}")
     if not told:
         return ""
-    where = f"Difference to {REFERENCE} in the first, middle and last third of a row (for new seeds)"
+    where = f"Difference to {REFERENCE} in the first, middle and last third of a row, and first less last (new seeds)"
     return (
         "**Does it help where little is to be seen?** Early positions have few keys, so columns should matter most "
         f"there. {where}: {'; '.join(told)}."
