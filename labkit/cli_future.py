@@ -15,7 +15,7 @@ from labkit.console import Json
 
 def future_attention(
     output_dir: OutputDir,
-    arms: Annotated[str | None, typer.Option(help="See the list above; by default nine of them.")] = None,
+    arms: Annotated[str | None, typer.Option(help="See the list above; by default eleven of them.")] = None,
     seeds: Annotated[str, typer.Option(help="Of weights, order of rows, dropout.")] = "0,1,2",
     text: Annotated[
         list[str] | None, typer.Option(help="A text file or a folder of some; Field Notes by default. May be repeated.")
@@ -31,7 +31,8 @@ def future_attention(
     layers: Annotated[int | None, typer.Option(help="Of the model.", min=1)] = None,
     heads: Annotated[int | None, typer.Option(help="Of the model; they divide its width.", min=1)] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Of the tokenizer, trained on the text.", min=259)] = None,
-    weight: Annotated[float | None, typer.Option(help="Of the auxiliary loss.")] = None,
+    weight: Annotated[float | None, typer.Option(help="Of auxiliary losses that name none, as mse@1000 does.")] = None,
+    loss_layers: Annotated[str, typer.Option(help="Of the auxiliary loss, such as 0,1; all by default.")] = "",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     resume: Resume = False,
     as_json: Json = False,
@@ -40,8 +41,8 @@ def future_attention(
 
     Arms: baseline (as many parameters), smaller, dropout:0.1, memory, memory:SLOTS, future:LOSS:DIM, tokens:LOSS:DIM,
     shuffled:LOSS:DIM, shuffled-tokens:LOSS:DIM, multi-token:AHEAD. Losses: none, mse, cosine, infonce, kl,
-    mse-difference, cosine-difference. Killed at any moment it goes on with --resume, which may also add arms and seeds.
-    Exit code 1 if a run failed.
+    mse-difference, cosine-difference; mse@1000 has a weight of its own. Killed at any moment it goes on with --resume,
+    which may also add arms and seeds. Exit code 1 if a run failed.
 
     Example: labkit bench future-attention --arms baseline,future:cosine:50,memory --output-dir runs/future
     """
@@ -51,10 +52,14 @@ def future_attention(
 
     if profile not in PROFILES:
         raise DataError(f"there is no profile {profile!r}; there are {', '.join(PROFILES)}")
+    if profile == "origin" and not text:
+        raise DataError(
+            "the profile origin is for millions of tokens: give --text files or folders; labkit ships too little"
+        )
     given = {
         "arms": tuple(parts(arms)) if arms else None, "steps": steps, "batch_size": batch_size, "context": context,
         "learning_rate": learning_rate, "width": width, "layers": layers, "heads": heads, "vocab_size": vocab_size,
-        "weight": weight, "dtype": dtype,
+        "weight": weight, "dtype": dtype, "loss_layers": tuple(whole_numbers("--loss-layers", loss_layers)) or None,
     }  # fmt: skip
     chosen: dict[str, Any] = PROFILES[profile] | {name: value for name, value in given.items() if value is not None}
     study = Study(seeds=tuple(whole_numbers("--seeds", seeds)), texts=tuple(text or ()), **chosen)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from labkit import masks
-from labkit.errors import FutureAttentionError
+from labkit.errors import FutureAttentionError, UnsupportedModelError
 from labkit.gpt import CAUSAL, GPT, Attention, Cache, GPTConfig
 from labkit.masks import Mask
 from labkit.run_folder import write_whole
@@ -56,6 +56,10 @@ class Future:
     source: str = "position"
     rank: int = 16
     layers: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.layers is not None:
+            object.__setattr__(self, "layers", chosen_layers(self.layers))
 
 
 @dataclass(frozen=True)
@@ -91,11 +95,7 @@ class Seen:
 
 
 def predicted(dim: int) -> Mask:
-    """The squares (i, j) with i < j <= i + dim: hidden from a decoder, and predicted by Future Attention.
-
-    Raises:
-        FutureAttentionError: `dim` is no whole number from 1.
-    """
+    """The squares (i, j) with i < j <= i + dim. Raises FutureAttentionError if `dim` is no whole number from 1."""
     _require_dim(dim)
     cells = masks.sliding_window(dim + 1, causal=False) & ~masks.causal()
     return replace(cells, name=f"predicted({dim})", meaning=f"the next {dim} after itself, and nothing else")
@@ -272,7 +272,7 @@ class FutureGPT(GPT):
         return super().hidden(ids, mask, cache)
 
     def attentions(self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL) -> Tensor:
-        """Not to be had as one tensor: layers differ in their columns. Raises FutureAttentionError; see `watched`."""
+        """Raises FutureAttentionError: layers differ in their columns, so there is no one tensor; see `watched`."""
         raise FutureAttentionError("use `with model.watched() as seen: model(ids)`; each layer's weights are in `seen`")
 
     @contextmanager
@@ -317,6 +317,8 @@ class FutureGPT(GPT):
         """
         if isinstance(model, FutureGPT):
             raise FutureAttentionError("this model has columns already; `load` reads a saved one with them")
+        if not isinstance(model, GPT) and not hasattr(model, "config"):
+            raise UnsupportedModelError(f"Future Attention begins with a GPT-2, not with a {type(model).__name__}")
         plain = model if isinstance(model, GPT) else GPT.from_transformers(model)
         made = cls(plain.config, future)
         made.load_state_dict(plain.state_dict(), strict=False)  # all but the columns, which are made anew
@@ -328,7 +330,7 @@ class FutureGPT(GPT):
         return cls.from_gpt(model, future)
 
     def to_transformers(self) -> nn.Module:
-        """Not possible: GPT-2 has no columns. Raises FutureAttentionError."""
+        """Raises FutureAttentionError: GPT-2 has no columns."""
         raise FutureAttentionError("transformers' GPT-2 has no future columns; `save` and `load` keep them")
 
     def save(self, folder: str | Path) -> Path:
@@ -355,15 +357,25 @@ class FutureGPT(GPT):
         path = Path(folder).expanduser()
         try:
             shape = json.loads((path / "config.json").read_text(encoding="utf-8"))
-            future, layers = shape["future"], shape["future"]["layers"]
-            made = cls(GPTConfig(**shape["gpt"]), Future(**future | {"layers": layers and tuple(layers)}))
+            future = shape["future"] | {"layers": shape["future"]["layers"] and tuple(shape["future"]["layers"])}
             weights = load((path / "model.safetensors").read_bytes())
-            made.to(weights["wte.weight"].dtype).load_state_dict(weights)
-        except FutureAttentionError:
-            raise
+            made = cls(GPTConfig(**shape["gpt"]), Future(**future)).to(weights["wte.weight"].dtype)
+            made.load_state_dict(weights)
         except Exception as error:  # safetensors and torch raise their own kinds
             raise FutureAttentionError(f"{path} holds no Future Attention model that can be read: {error}") from error
         return made.eval()
+
+
+def chosen_layers(layers: Sequence[int]) -> tuple[int, ...]:
+    """As a tuple. FutureAttentionError if these are no whole numbers, none, or one of them twice."""
+    try:
+        found = tuple(layers)
+    except TypeError:
+        found = ()
+    whole = all(isinstance(each, int) and not isinstance(each, bool) for each in found)
+    if not found or not whole or len(set(found)) < len(found):
+        raise FutureAttentionError(f"the layers are {layers!r}: give whole numbers, at least one, and none twice")
+    return found
 
 
 def _require_dim(dim: int) -> None:
@@ -383,7 +395,5 @@ def _require_fit(config: GPTConfig, future: Future) -> None:
     if not isinstance(future.rank, int) or future.rank < 1:
         raise FutureAttentionError(f"the rank is {future.rank!r}: give a whole number from 1")
     wrong = [layer for layer in future.layers or () if layer not in range(config.layers)]
-    if future.layers is not None and (wrong or not future.layers or len(set(future.layers)) < len(future.layers)):
-        raise FutureAttentionError(
-            f"the layers with columns are {list(future.layers)}: give some of 0 to {config.layers - 1}, none twice"
-        )
+    if wrong:
+        raise FutureAttentionError(f"no layers {wrong} can have columns: give some of 0 to {config.layers - 1}")

@@ -14,6 +14,7 @@ ahead. It is a target: no gradient flows into it. There are two definitions of i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ from torch.nn import functional as F
 
 from labkit import masks
 from labkit.errors import FutureAttentionError
-from labkit.future_attention import Seen, predicted, true_weights
+from labkit.future_attention import Seen, chosen_layers, predicted, true_weights
 
 TARGETS = ("joint", "difference")
 TEMPERATURE = 0.1  # of "infonce", on cosine similarities
@@ -63,7 +64,9 @@ class FutureLoss:
             raise FutureAttentionError(f"there is no target {self.target!r}; there are {', '.join(TARGETS)}")
         if self.kind == "kl" and self.target != "joint":
             raise FutureAttentionError('"kl" compares weights of one softmax: it has no target "difference"')
-        if not self.weight >= 0:
+        if self.layers is not None:
+            object.__setattr__(self, "layers", chosen_layers(self.layers))
+        if not isinstance(self.weight, int | float) or not 0 <= self.weight < math.inf:
             raise FutureAttentionError(f"the weight of the future loss is {self.weight!r}: give a number from 0")
 
     def __call__(self, seen: Sequence[Seen]) -> Float[Tensor, ""]:
@@ -75,13 +78,15 @@ class FutureLoss:
         if not seen:
             raise FutureAttentionError("no layer was watched: run the model inside `with model.watched() as seen:`")
         wrong = [layer for layer in self.layers or () if layer not in range(len(seen))]
-        if wrong or self.layers == ():
+        if wrong:
             raise FutureAttentionError(f"the loss has no layers {wrong}; there are 0 to {len(seen) - 1} with columns")
         chosen = seen if self.layers is None else [seen[layer] for layer in self.layers]
         return torch.stack([self._of(each) for each in chosen]).mean()
 
     def _of(self, seen: Seen) -> Float[Tensor, ""]:
         batch, _, seq, _ = seen.query.shape
+        if seen.scores.size(-1) != seq:
+            raise FutureAttentionError("what was seen with a cache has no loss: run the model on the whole text")
         if seq < 2:
             raise FutureAttentionError("a text of one token has no future to compare with")
         if self.shuffled and batch < 2:

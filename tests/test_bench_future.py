@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from labkit import cross_entropy
 from labkit.bench import future_arms, future_study
 from labkit.bench.future_arms import DEFAULT, MultiTokenGPT, arm, arms, matched_inner
 from labkit.bench.future_report import report, written
@@ -17,6 +18,7 @@ from labkit.bench.future_words import verdict
 from labkit.errors import DataError, FutureAttentionError, TrainingError
 from labkit.future_attention import FutureGPT
 from labkit.gpt import GPT, GPTConfig
+from labkit.leakage import find_leaks
 
 SHAPE = {"vocab_size": 300, "context": 16, "width": 16, "layers": 1, "heads": 2}
 STUDY = Study(
@@ -36,6 +38,12 @@ def quiet(text):
 def test_arms_are_named_as_they_are_trained():
     each = arm("future:mse-difference:50", 0.5)
     assert (each.loss.kind, each.loss.target, each.loss.weight, each.loss.shuffled) == ("mse", "difference", 0.5, False)
+    assert arm("future:mse@1000:50", 0.5, (0,)).loss.weight == 1000 and arm("tokens:kl:5", 1.0, (0,)).loss.layers == (
+        0,
+    )
+    assert arm("shuffled-tokens:cosine@2:50").loss.shuffled
+    dropped = arm("dropout:0.2").build(CONFIG, 0).config
+    assert (dropped.dropout, dropped.attention_dropout) == (0.2, 0.2)
     assert arm("future:none:50").loss is None and arm("shuffled:cosine:50").loss.shuffled
     assert arm("dropout:0.2").value == 0.2 and arm("memory").value is None and arm("multi-token:2").value == 2
     assert [each.name for each in arms(DEFAULT)] == list(DEFAULT) and DEFAULT[0] == "baseline"
@@ -45,7 +53,8 @@ def test_arms_are_named_as_they_are_trained():
     "name",
     ["", "base", "baseline:1", "dropout", "dropout:1.5", "dropout:x", "memory:0", "memory:2.5", "future:50",
      "future:l2:50", "future:cosine:0", "future:kl-difference:5", "shuffled:none:5", "future:none-difference:5",
-     "multi-token:0", "tokens:cosine:5:5"],
+     "multi-token:0", "tokens:cosine:5:5", "future:cosine:nan", "memory:inf", "future:mse@x:5", "future:mse@-1:5",
+     "future:none@2:5"],
 )  # fmt: skip
 def test_an_arm_that_is_none_is_refused(name):
     with pytest.raises(FutureAttentionError):
@@ -73,9 +82,13 @@ def test_the_baseline_has_as_many_parameters_as_the_model_with_columns(config):
 def test_all_arms_of_a_seed_begin_with_the_same_weights():
     plain = arm("smaller").build(CONFIG, 3).state_dict()
     state = torch.get_rng_state()
-    for name in ("future:cosine:5", "tokens:none:5", "memory", "multi-token:1"):
+    for name in ("baseline", "dropout:0.1", "future:cosine:5", "tokens:none:5", "memory", "multi-token:1"):
         made = arm(name).build(CONFIG, 3).state_dict()
-        assert all(torch.equal(made[key], weight) for key, weight in plain.items()), name
+        for key, weight in plain.items():
+            own = made[key][tuple(slice(n) for n in weight.shape)]  # the corner that is in the smaller one
+            assert torch.equal(own, weight), (name, key)
+    wide = arm("baseline").build(CONFIG, 3).state_dict()["h.0.mlp.c_fc.weight"]
+    assert wide.shape == (matched_inner(CONFIG), 16) and bool((wide[64:] != 0).all())
     assert torch.equal(torch.get_rng_state(), state)
     assert not torch.equal(arm("smaller").build(CONFIG, 4).state_dict()["wte.weight"], plain["wte.weight"])
 
@@ -98,10 +111,12 @@ def test_arithmetic_is_counted():
     """By hand: 6 per weight of a product and token, and 12 per pair and channel of attention, gradients of inputs of
     the first layer included, as its input is trained too."""
     model = arm("smaller").build(CONFIG, 0)
-    batch = {"input_ids": torch.randint(300, (2, 16)), "targets": torch.randint(300, (2, 16))}
-    products = 12 * 16 * 16 + 300 * 16
-    assert flops_per_token(arm("smaller"), model, batch) == pytest.approx(6 * products + 12 * 16 * 16, rel=0.02)
-    assert not model.naive and all(p.grad is None for p in model.parameters())
+    rows = cross_entropy.FEW // (300 * 16) + 1  # so many that the loss is computed in pieces, in training
+    for count in (2, rows):
+        batch = {"input_ids": torch.randint(300, (count, 16)), "targets": torch.randint(300, (count, 16))}
+        products = 12 * 16 * 16 + 300 * 16
+        assert flops_per_token(arm("smaller"), model, batch) == pytest.approx(6 * products + 12 * 16 * 16, rel=0.02)
+    assert cross_entropy.FEW == 2**20 and not model.naive and all(p.grad is None for p in model.parameters())
     more = flops_per_token(arm("future:cosine:5"), arm("future:cosine:5").build(CONFIG, 0), batch)
     assert more > 6 * products + 12 * 16 * 16
 
@@ -116,8 +131,10 @@ def test_every_arm_is_causal(name):
         outs = []
         for shift in (0, 7):
             torch.manual_seed(0)  # the same dropout
-            outs.append(model(torch.cat([ids[:, :40], (ids[:, 40:] + shift) % 30], dim=1))[:, :40])
-        assert torch.equal(*outs)
+            outs.append(model(torch.cat([ids[:, :40], (ids[:, 40:] + shift) % 30], dim=1)))
+        assert torch.equal(outs[0][:, :40], outs[1][:, :40]) and not torch.equal(*outs)
+    if name == "smaller" or "dropout" not in name:  # the audit is deterministic
+        assert find_leaks(model.eval()).clean
 
 
 # -- the study ---------------------------------------------------------------------------------------------------------
@@ -204,8 +221,50 @@ def test_a_study_killed_in_a_run_ends_with_the_same_numbers(done, tmp_path, monk
     whole = without_time(report([done[0]]))
     again = without_time(report([tmp_path / "s"]))
     for each in (whole, again):
-        each["conditions"][0]["name"] = each["words"] = each["curves"] = None
+        each["conditions"][0]["name"] = each["words"] = None
+        for curve in each["curves"]:
+            curve["condition"] = curve["title"] = None
     assert again == whole
+
+
+@pytest.mark.end_to_end
+def test_what_was_read_is_written_down_as_it_is_read(done, tmp_path, monkeypatch):
+    """Arms that are given other rows are refused, though both say they were made alike."""
+    real = future_study.row_maker
+
+    def shifted(ids, curriculum, seed):
+        make = real(ids, curriculum, seed)
+        return lambda row: make(row + 1)
+
+    shutil.copytree(done[0], tmp_path / "s")
+    shutil.rmtree(tmp_path / "s" / run_folder("smaller", 0))
+    monkeypatch.setattr(future_study, "row_maker", shifted)
+    assert run_study(STUDY, tmp_path / "s", resume=True, say=quiet) == {}
+    with pytest.raises(TrainingError, match="seed 0 did not see the same rows"):
+        report([tmp_path / "s"])
+
+
+@pytest.mark.end_to_end
+def test_several_processes_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(future_study, "process_count", lambda: 2)
+    with pytest.raises(TrainingError, match="on several GPUs give each a folder"):
+        run_study(STUDY, tmp_path / "s", say=quiet)
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.end_to_end
+def test_seeds_that_were_run_elsewhere_are_copied_together(done, tmp_path):
+    apart = [replace(STUDY, arms=("baseline", "smaller"), seeds=(seed,)) for seed in (0, 1)]
+    for study in apart:
+        assert run_study(study, tmp_path / f"s{study.seeds[0]}", say=quiet) == {}
+    shutil.copytree(tmp_path / "s1" / "runs", tmp_path / "s0" / "runs", dirs_exist_ok=True)
+    said = []
+    assert run_study(replace(apart[0], seeds=(0, 1)), tmp_path / "s0", resume=True, say=said.append) == {}
+    assert said[0] == "4 runs, 4 of them done"
+    alone = {one["name"]: one["scores"] for one in report([done[0]])["conditions"][0]["arms"]}
+    assert {one["name"]: one["scores"] for one in report([tmp_path / "s0"])["conditions"][0]["arms"]} == {
+        name: alone[name] for name in ("baseline", "smaller")
+    }
 
 
 @pytest.mark.end_to_end
@@ -234,7 +293,7 @@ def test_a_text_that_is_too_short_is_refused_and_nothing_is_trained(tmp_path):
     text.write_text("A few words, and no more.")
     with pytest.raises(DataError, match="add text, or take a shorter context"):
         run_study(replace(STUDY, texts=(str(text),)), tmp_path / "s", say=quiet)
-    assert not (tmp_path / "s" / "runs").exists()
+    assert not (tmp_path / "s").exists()
 
 
 @pytest.mark.parametrize(
@@ -243,12 +302,16 @@ def test_a_text_that_is_too_short_is_refused_and_nothing_is_trained(tmp_path):
         ({"seeds": ()}, DataError, "at least one"), ({"seeds": (1, 1)}, DataError, "none twice"),
         ({"heads": 3}, FutureAttentionError, "do not divide"), ({"held_out": 1.0}, DataError, "share between 0 and 1"),
         ({"arms": ("baseline", "future:cosine:16")}, FutureAttentionError, "at most 15 others ahead"),
-        ({"steps": 0}, TrainingError, "at least 1"),
+        ({"steps": 0}, TrainingError, "at least 1"), ({"dtype": "float99"}, TrainingError, "choose one of"),
+        ({"learning_rate": -1.0}, TrainingError, "must be positive"), ({"vocab_size": 100}, DataError, "256 bytes"),
+        ({"arms": ("baseline", "multi-token:16")}, FutureAttentionError, "16 tokens ahead, in a context of 16"),
+        ({"batch_size": 1}, FutureAttentionError, "2 or more in a batch"),
+        ({"loss_layers": (1,)}, FutureAttentionError, "0 to 0 with columns"),
     ],
 )  # fmt: skip
 def test_a_study_that_cannot_be_run_is_refused_at_once(change, error, message):
     with pytest.raises(error, match=message):
-        _ = replace(STUDY, **change).settings
+        replace(STUDY, **change)
 
 
 def test_the_profile_of_the_origin_is_of_its_size():
@@ -316,7 +379,7 @@ def test_a_planted_gain_is_found_and_a_planted_null_is_not(tmp_path):
     assert verdict(gaps["memory"]) == "better" and verdict(gaps["smaller"]) == "worse"
     assert verdict(gaps["future:cosine:50"]) == "the same to within 0.02 nats"
     told = "\n".join(found["words"])
-    assert "(the same to within 0.02 nats)" in told and "memory -0.0" in told
+    assert ": the same to within 0.02 nats" in told and "memory (0.00 M) -0.0" in told
     pairs = {(pair["one"], pair["other"]): pair["difference"] for pair in found["conditions"][0]["pairs"]}
     assert pairs["future:cosine:50", "memory"]["low"] > 0.03
     assert pairs["future:cosine:50", "future:none:50"]["low"] < 0 < pairs["future:cosine:50", "future:none:50"]["high"]
@@ -357,6 +420,42 @@ def test_verdicts_at_their_edges():
     assert verdict(of(0.012, 0.018)).startswith("open")
     assert verdict(of(0.0, 0.021)).startswith("no verdict: the interval")
     assert verdict({"mean": 0.1, "low": None, "high": None}).startswith("no verdict: too few")
+    assert verdict(of(-0.03, 0.01) | {"n_seeds": 2}).startswith("no verdict: too few")
+    assert verdict(of(-0.03, 0.01) | {"low_together": -0.07, "high_together": 0.01}) == "better, barely"
+
+
+def test_seeds_that_two_arms_do_not_share_count_for_nothing(tmp_path):
+    folder = made_up(tmp_path / "s", PLANTED, seeds=4)
+    shutil.rmtree(folder / run_folder("baseline", 0))
+    shutil.rmtree(folder / run_folder("memory", 3))
+    shutil.rmtree(folder / run_folder("memory", 2))
+    (memory,) = [one for one in report([folder])["conditions"][0]["arms"] if one["name"] == "memory"]
+    assert memory["difference"]["n_seeds"] == 1
+
+
+def test_how_far_ahead_makes_a_curve_and_folders_of_one_name_stay_apart(tmp_path):
+    losses = PLANTED | {"future:cosine:100": 3.40, "future:cosine:150": 3.39}
+    (tmp_path / "a").mkdir()
+    found = report([made_up(tmp_path / "s", losses), made_up(tmp_path / "a" / "s", PLANTED)])
+    assert [each["name"] for each in found["conditions"]] == ["s", "s, study 2"]
+    (curve,) = [each for each in found["curves"] if each["kind"] == "val_loss by future_dim"]
+    assert [x for x, _ in curve["lines"]["future:cosine"]] == [50, 100, 150] and list(curve["lines"]) == [
+        "future:cosine"
+    ]
+    assert len(written(found, tmp_path / "out")) == 3 + len(found["curves"])
+
+
+def test_early_less_late_is_told(tmp_path):
+    folder = made_up(tmp_path / "s", PLANTED)
+    for seed in range(3):
+        file = folder / run_folder("memory", seed) / "losses.json"
+        losses = json.loads(file.read_text())
+        losses["positions"] = [3.30, 3.30, 3.36, 3.36, 3.42, 3.42]
+        file.write_text(json.dumps(losses))
+    parts = {part["name"]: part["arms"]["memory"] for part in report([folder])["conditions"][0]["parts"]}
+    assert parts["first third of the positions"]["difference"]["mean"] == pytest.approx(-0.12)
+    assert parts["last third"]["difference"]["mean"] == pytest.approx(0.0)
+    assert parts["first less last third"]["difference"]["mean"] == pytest.approx(-0.12)
 
 
 def test_arms_that_saw_other_rows_are_not_compared(tmp_path):

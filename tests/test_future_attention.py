@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 
 import pytest
 import torch
@@ -136,6 +137,8 @@ def test_the_squares_that_are_predicted():
     cells = predicted(2).dense(5)
     assert torch.equal(cells, torch.tensor([[0 < j - i <= 2 for j in range(5)] for i in range(5)]))
     assert not bool((cells & masks.causal().dense(5)).any())
+    assert predicted(2).explain() == "predicted(2): a token may look at the next 2 after itself, and nothing else."
+    assert pickle.loads(pickle.dumps(predicted(2))) == predicted(2) != predicted(3)
 
 
 # -- causal, in every way that can be asked ----------------------------------------------------------------------------
@@ -318,17 +321,17 @@ def test_attention_dropout_falls_on_past_and_columns(name):
 
 
 @pytest.mark.parametrize(
-    ("future", "message"),
+    ("change", "message"),
     [
-        (Future(0), "from 1"), (Future(-3), "from 1"), (Future(True), "from 1"), (Future(12), "at most 11 others"),
-        (Future(99, "tokens"), "at most 11"), (Future(3, "memories"), "there are position, tokens, memory"),
-        (Future(3, "tokens", rank=0), "rank is 0"), (Future(3, layers=(2,)), "some of 0 to 1"),
-        (Future(3, layers=()), "some of 0 to 1"), (Future(3, layers=(1, 1)), "none twice"),
+        ({"dim": 0}, "from 1"), ({"dim": -3}, "from 1"), ({"dim": True}, "from 1"), ({"dim": 12}, "at most 11 others"),
+        ({"dim": 99, "source": "tokens"}, "at most 11"), ({"source": "memories"}, "there are position, tokens, memory"),
+        ({"source": "tokens", "rank": 0}, "rank is 0"), ({"layers": (2,)}, "some of 0 to 1"),
+        ({"layers": ()}, "at least one"), ({"layers": (1, 1)}, "none twice"), ({"layers": (-1,)}, "some of 0 to 1"),
     ],
 )  # fmt: skip
-def test_columns_that_cannot_be_are_refused(future, message):
+def test_columns_that_cannot_be_are_refused(change, message):
     with pytest.raises(FutureAttentionError, match=message):
-        FutureGPT(CONFIG, future)
+        FutureGPT(CONFIG, Future(**{"dim": 3} | change))
 
 
 def test_what_it_cannot_do_it_says():
@@ -343,5 +346,7 @@ def test_what_it_cannot_do_it_says():
         FutureGPT.from_gpt(model)
     with pytest.raises(UnsupportedModelError, match="reads the weights of a GPT-2"):
         FutureGPT.from_gpt(build_tiny_model("tiny-llama", attn="sdpa"))
+    with pytest.raises(UnsupportedModelError, match="begins with a GPT-2, not with a Linear"):
+        FutureGPT.from_gpt(torch.nn.Linear(2, 2))
     with pytest.raises(FutureAttentionError, match="from 1"):
         predicted(0)

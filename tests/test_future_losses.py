@@ -9,7 +9,7 @@ import torch
 from labkit.errors import FutureAttentionError
 from labkit.future_attention import Future, FutureGPT, Seen, true_weights
 from labkit.future_losses import LOSSES, FutureLoss, cosine, infonce, mse, predicted_contribution, true_contribution
-from labkit.gpt import GPTConfig
+from labkit.gpt import Cache, GPTConfig
 
 CONFIG = GPTConfig(vocab_size=23, context=12, width=16, layers=2, heads=2)
 KINDS = [
@@ -150,7 +150,7 @@ def test_the_last_position_has_no_future_and_is_not_counted():
     each = seen_by()[0]
     moved = replace(each, future=each.future + torch.eye(12).double()[-1].view(1, 1, 12, 1) * 1e6)
     for kind in ("mse", "cosine", "infonce"):
-        assert float(FutureLoss(kind)([moved])) == pytest.approx(float(FutureLoss(kind)([each])))
+        assert FutureLoss(kind)([moved]).item() == pytest.approx(FutureLoss(kind)([each]).item())
 
 
 def test_both_targets_differ_and_agree_with_their_definitions():
@@ -191,7 +191,8 @@ def test_the_layers_of_the_loss_are_chosen():
         ({"kind": "l1"}, "no future loss 'l1'; there are mse, cosine, infonce, kl"),
         ({"target": "whole"}, "no target 'whole'; there are joint, difference"),
         ({"kind": "kl", "target": "difference"}, "no target"), ({"weight": -1.0}, "number from 0"),
-        ({"weight": float("nan")}, "number from 0"),
+        ({"weight": float("nan")}, "number from 0"), ({"weight": float("inf")}, "number from 0"),
+        ({"layers": ()}, "at least one"),
     ],
 )  # fmt: skip
 def test_a_loss_that_is_none_is_refused(change, message):
@@ -203,9 +204,17 @@ def test_what_cannot_be_compared_is_refused():
     seen = seen_by()
     with pytest.raises(FutureAttentionError, match="no layer was watched"):
         FutureLoss()([])
-    for layers in ((2,), ()):
-        with pytest.raises(FutureAttentionError, match="0 to 1 with columns"):
-            FutureLoss(layers=layers)(seen)
+    with pytest.raises(FutureAttentionError, match="0 to 1 with columns"):
+        FutureLoss(layers=(2,))(seen)
+    with pytest.raises(FutureAttentionError, match="at least one, and none twice"):
+        FutureLoss(layers=(0, 0))
+    with (cached := model_of()).watched() as late:
+        cache = Cache()
+        cached(some_ids()[:, :6], cache=cache)
+        cached(some_ids()[:, 6:], cache=cache)
+    for kind in LOSSES:
+        with pytest.raises(FutureAttentionError, match="seen with a cache"):
+            FutureLoss(kind)(late)
     with pytest.raises(FutureAttentionError, match="stand for no position"):
         FutureLoss("kl")(seen_by("memory"))
     with (model := model_of()).watched() as one:

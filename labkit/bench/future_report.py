@@ -3,8 +3,8 @@
     found = report(["runs/future"])
     written(found, Path("runs/future"))          # report.md, report.json, and the figures
 
-Losses are in nats per token, so a negative difference is the better model. A verdict needs at least `ARMS` arms and
-`SEEDS` seeds, and an interval no wider than `HALF_WIDTH` to each side; without these nothing is called by a name.
+Losses are in nats per token, so a negative difference is the better model. A verdict needs at least
+`future_words.ARMS` arms and `SEEDS` seeds, and an interval no wider than `CLEAR` to each side.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from typing import Any
 import numpy as np
 
 from labkit.bench import folders, future_words
-from labkit.bench.future_arms import NO_LOSS, REFERENCE, SHUFFLED
+from labkit.bench.future_arms import COLUMNS, NO_LOSS, REFERENCE, SHUFFLED
 from labkit.bench.future_study import read_study, run_folder
+from labkit.bench.future_words import ARMS, CLEAR, SEEDS
 from labkit.bench.paired import Counted, difference
 from labkit.errors import TrainingError
 from labkit.run_folder import read_json, write_whole
 from labkit.viz.intervals import mean_interval
 
-ARMS, SEEDS, HALF_WIDTH = 5, 3, 0.02  # without which there is no verdict
+NEIGHBOURS = 4  # held-out rows side by side in the text make one group of the bootstrap
 THIRDS = {  # the parts of a row, and what is made of the mean losses of its thirds
     "first third of the positions": (1, 0, 0), "middle third": (0, 1, 0), "last third": (0, 0, 1),
     "first less last third": (1, 0, -1),
@@ -42,18 +43,21 @@ def report(paths: Sequence[str | Path]) -> dict[str, Any]:
         TrainingError: no study, none in which a run of the baseline has ended, or runs that cannot be compared.
     """
     found: dict[str, Any] = {"conditions": [], "curves": [], "unfinished": []}
-    for path in (Path(each).expanduser() for each in paths):
+    names: list[str] = []
+    for path in (Path(each).expanduser().absolute() for each in paths):
         whole = read_study(path)
+        same = sum(name.partition(", study")[0] == path.name for name in names)  # another folder of that name
+        names.append(path.name + (f", study {same + 1}" if same else ""))
         runs = {name: _runs(path, name, whole["study"]["seeds"]) for name in whole["study"]["arms"]}
         planned = len(runs) * len(whole["study"]["seeds"])
         done = sum(map(len, runs.values()))
         if done < planned:
             without = [name for name, each in runs.items() if not each]
-            found["unfinished"].append({"name": path.name, "done": done, "planned": planned, "without": without})
+            found["unfinished"].append({"name": names[-1], "done": done, "planned": planned, "without": without})
         if runs.get(REFERENCE):
             _require_same_rows(runs, path)
-            found["conditions"].append(_condition(path.name, whole, {name: r for name, r in runs.items() if r}))
-            found["curves"] += _curves(path.name, runs)
+            found["conditions"].append(_condition(names[-1], whole, {name: r for name, r in runs.items() if r}))
+            found["curves"] += _curves(names[-1], runs)
     if not found["conditions"]:
         raise TrainingError(f"{', '.join(map(str, paths))}: no run of the arm {REFERENCE} has ended yet")
     return found | {"words": future_words.paragraphs(found)}
@@ -68,7 +72,7 @@ def written(found: dict[str, Any], folder: Path, name: str = "report") -> list[P
     forest = differences(found["conditions"])
     figures = {}
     if forest:
-        marks = (-HALF_WIDTH, HALF_WIDTH)
+        marks = (-CLEAR, CLEAR)
         figures[f"{name}.svg"] = effects_svg(forest, unit="nats per token", reference=REFERENCE, marks=marks)
     for number, curve in enumerate(found["curves"], 1):
         lines = {arm: {float(x): scores for x, scores in points} for arm, points in curve["lines"].items()}
@@ -150,10 +154,10 @@ def _mean(values: Sequence[float]) -> dict[str, Any]:
 
 
 def _counted(runs: dict[int, dict]) -> Counted:
-    """The held-out rows as examples, each a group of its own: its mean loss out of 1."""
+    """The held-out rows as examples, their mean loss out of 1; rows that are neighbours in the text are one group."""
     above = np.array([runs[seed]["losses"]["rows"] for seed in sorted(runs)])
     numbers = np.arange(above.shape[1])
-    return Counted(tuple(sorted(runs)), above, np.ones_like(above), numbers, tuple(map(str, numbers)))
+    return Counted(tuple(sorted(runs)), above, np.ones_like(above), numbers // NEIGHBOURS, tuple(map(str, numbers)))
 
 
 def _gap(one: dict[int, dict], other: dict[int, dict], together: int = 1) -> dict[str, Any]:
@@ -225,4 +229,16 @@ def _curves(name: str, runs: dict[str, dict[int, dict]]) -> list[dict[str, Any]]
         if lines:
             found.append({"condition": name, "kind": f"{value} by {along}", "title": f"{name}: {title}", "x": x, "y": y,
                           "lines": lines})  # fmt: skip
-    return found
+    return [*found, *_sweep(name, runs)]
+
+
+def _sweep(name: str, runs: dict[str, dict[int, dict]]) -> list[dict[str, Any]]:
+    """Held-out loss over how many positions ahead have a column, of arms that differ in nothing else."""
+    lines: dict[str, list] = {}
+    for arm, each in runs.items():
+        kind, *rest = arm.split(":")
+        if kind in COLUMNS and each:
+            lines.setdefault(f"{kind}:{rest[0]}", []).append((int(rest[1]), [m["val_loss"] for m in each.values()]))
+    lines = {series: sorted(points) for series, points in lines.items() if len(points) > 1}
+    common = {"condition": name, "kind": "val_loss by future_dim", "title": f"{name}: how far ahead", "x": "future_dim"}
+    return [common | {"y": "held-out loss, nats per token", "lines": lines}] if lines else []

@@ -3,8 +3,9 @@
     run_study(Study(arms=("baseline", "future:cosine:50", "memory"), seeds=(0, 1, 2)), "runs/future")
     report(["runs/future"])                      # labkit.bench.future_report
 
-All arms of a seed read the same rows in the same order, and begin with the same weights wherever they have the same
-weights. The held-out text is the last share of each text; its rows are the same for every arm and seed.
+All arms of a seed read the same rows in the same order, which is written down as it is read, and begin with the same
+weights wherever they have the same matrices. The held-out text is the last share of each text; its rows are the same
+for every arm and seed.
 
     study.json                            what all runs share: shape, budget, texts by sha256
     tokenizer/                            a byte-level BPE of the training side
@@ -16,11 +17,12 @@ weights. The held-out text is the last share of each text; its rows are the same
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from labkit import cross_entropy
 from labkit.bench import folders
 from labkit.bench.future_arms import DEFAULT, Arm, arms
 from labkit.datasets.text import Document, read_documents
@@ -38,7 +41,7 @@ from labkit.gpt import GPT, GPTConfig
 from labkit.pretraining import encode_all, train_tokenizer
 from labkit.pretraining_rows import Curriculum, row_maker
 from labkit.resources import folder as resource
-from labkit.run_folder import RunFolder, read_json
+from labkit.run_folder import RunFolder, process_count, read_json
 from labkit.training import Settings, train
 
 KIND = "future attention"
@@ -62,7 +65,8 @@ class Study:
         texts: files and folders; () is the text that comes with labkit, Field Notes.
         vocab_size, context, width, layers, heads: of the model; `baseline` has wider MLPs.
         steps, batch_size, learning_rate, dtype: of the training; AdamW, warm-up, cosine decay to a tenth.
-        weight: of the auxiliary loss. held_out: share of each text. eval_rows: rows of it that are measured.
+        weight: of the auxiliary loss, where an arm's name has none. loss_layers: which layers it is of, counted among
+            those with columns; None: all. held_out: share of each text. eval_rows: rows of it that are measured.
         evaluations: points of the curves.
     """
 
@@ -79,6 +83,7 @@ class Study:
     learning_rate: float = 1e-3
     dtype: str = "float32"
     weight: float = 1.0
+    loss_layers: tuple[int, ...] | None = None
     held_out: float = 0.1
     eval_rows: int = 64
     evaluations: int = 10
@@ -90,8 +95,19 @@ class Study:
             raise FutureAttentionError(f"{self.heads} heads do not divide the width {self.width}")
         if not 0 < self.held_out < 1 or self.eval_rows < 2 or self.evaluations < 1:
             raise DataError("hold out a share between 0 and 1, at least 2 rows of it, and measure at least once")
-        for each in arms(self.arms, self.weight):
-            each.build(self.config, 0)  # more columns than positions is an error now
+        if self.vocab_size < 259:
+            raise DataError(f"a byte-level vocabulary needs 256 bytes and 3 special tokens; {self.vocab_size} is less")
+        _ = self.settings
+        for each in self.made:  # what cannot be is an error now, and not one of every run
+            model = each.build(replace(self.config, vocab_size=2), 0)
+            if each.loss is not None:
+                ids = torch.zeros(min(2, self.batch_size), 3, dtype=torch.long)
+                each.losses(model, ids[:, :-1], ids[:, 1:])
+
+    @property
+    def made(self) -> list[Arm]:
+        """The arms."""
+        return arms(self.arms, self.weight, self.loss_layers)
 
     @property
     def config(self) -> GPTConfig:
@@ -130,19 +146,28 @@ def run_study(
     Raises:
         DataError, TrainingError, FutureAttentionError: no text, or too little, or the folder holds another study.
     """
+    if process_count() > 1:
+        raise TrainingError(
+            "a study trains one run after the other in one process; on several GPUs give each a folder and seeds of "
+            "its own, then copy their runs into one folder and --resume with all seeds"
+        )
     documents = read_documents(study.texts) if study.texts else [_embedded()]
     digests = {each.name: hashlib.sha256(each.text.encode()).hexdigest() for each in documents}
     wanted = {"kind": KIND, "study": asdict(study), "texts": digests}
     sides = [each.split(study.held_out) for each in documents]
+    tokenizer = train_tokenizer([side for side, _ in sides], study.vocab_size, study.context)
+    texts = _texts(tokenizer, sides, study)
+    wanted["tokens"] = {"train": len(texts.train), "rows": len(texts.rows), "vocabulary": len(tokenizer)}
     with folders.claimed(folder, resume=resume) as (path, begun):
-        tokenizer = _tokenizer(path, [side for side, _ in sides], study)
-        texts = _texts(tokenizer, sides, study)
-        wanted["tokens"] = {"train": len(texts.train), "rows": len(texts.rows), "vocabulary": len(tokenizer)}
         folders.write_json(path / "study.json", _grown(begun, wanted, path))
+        if not (path / "tokenizer").is_dir():
+            RunFolder(path).write_folder("tokenizer", tokenizer.save_pretrained)
+        if len(texts.rows) < study.eval_rows:
+            say(f"the held-out text has {len(texts.rows)} rows; {study.eval_rows} were wanted")
         todo = [
             (each, seed)
             for seed in study.seeds
-            for each in arms(study.arms, study.weight)
+            for each in study.made
             if not (path / run_folder(each.name, seed) / "metrics.json").exists()
         ]
         total, failures, spent = len(study.arms) * len(study.seeds), {}, 0.0
@@ -173,19 +198,15 @@ def _run(study: Study, arm: Arm, seed: int, texts: Texts, path: Path) -> dict[st
     where = path / run_folder(arm.name, seed)
     model = arm.build(study.config, seed)
     settings = Settings(**asdict(study.settings) | {"seed": seed})
-    config = {
-        "command": "bench future-attention",
-        "arm": arm.name,
-        "weight": study.weight,
-        "settings": asdict(settings),
-    }
+    config = {"command": "bench future-attention", "arm": arm.name, "settings": asdict(settings)}
+    config |= {"weight": study.weight, "loss_layers": study.loss_layers}
     run = RunFolder.open(where, config, resume=where.exists())
     make_row = row_maker(texts.train, Curriculum(study.steps * study.batch_size, study.context + 1), seed)
     batch = _batch([{"ids": make_row(row)} for row in range(study.batch_size)])
     flops = flops_per_token(arm, model, batch)
-
+    carrier = _Carrier(model)
     outcome = train(
-        _Carrier(model), make_row, collate=_batch, loss=lambda carrier, batch: carrier(arm, batch), settings=settings,
+        carrier, make_row, collate=_batch, loss=lambda carrier, batch: carrier(arm, batch), settings=settings,
         run=run, evaluate=lambda carrier: _measured(carrier.gpt, texts), say=lambda text: None,
     )  # fmt: skip
     run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
@@ -194,7 +215,7 @@ def _run(study: Study, arm: Arm, seed: int, texts: Texts, path: Path) -> dict[st
     metrics = outcome | _measured(model, texts) | {
         "val_loss": float(nats.mean()), "parameters": sum(p.numel() for p in model.parameters()),
         "flops_per_token": flops, "tokens": study.steps * study.batch_size * study.context,
-        "data_order": hashlib.sha256(torch.stack([make_row(row) for row in range(64)]).numpy().tobytes()).hexdigest(),
+        "data_order": bytes(carrier.read.tolist()).hex(),
     }  # fmt: skip
     run.write_json("metrics.json", metrics)
     shutil.rmtree(run.checkpoints, ignore_errors=True)
@@ -239,24 +260,32 @@ def flops_per_token(arm: Arm, model: GPT, batch: dict[str, Tensor]) -> float:
     from torch.utils.flop_counter import FlopCounterMode
 
     was, model.naive = model.naive, True  # the fused kernel is not counted on a CPU
+    few, cross_entropy.FEW = cross_entropy.FEW, math.inf  # nor are all products of the loss in pieces
     try:
         with torch.random.fork_rng(), FlopCounterMode(display=False) as counted:
             nats, extra = arm.losses(model, _on(batch["input_ids"], model), _on(batch["targets"], model))
             (nats if extra is None else nats + extra).backward()
     finally:
-        model.naive = was
+        model.naive, cross_entropy.FEW = was, few
         model.zero_grad(set_to_none=True)
     return counted.get_total_flops() / batch["input_ids"].numel()
 
 
 class _Carrier(nn.Module):
-    """A GPT inside: Trainer would write into its config, which it takes for one of transformers."""
+    """A GPT inside: Trainer would write into its config, which it takes for one of transformers.
+
+    `read` is the sha256 of all rows it was trained on, in their order; as a buffer it is part of every checkpoint.
+    """
 
     def __init__(self, gpt: GPT):
         super().__init__()
         self.gpt = gpt
+        self.register_buffer("read", torch.zeros(32, dtype=torch.uint8))
 
     def forward(self, arm: Arm, batch: dict[str, Tensor]) -> Tensor:
+        rows = torch.cat([batch["input_ids"], batch["targets"][:, -1:]], dim=1).cpu().numpy().tobytes()
+        digest = hashlib.sha256(bytes(self.read.tolist()) + rows).digest()
+        self.read.copy_(torch.tensor(list(digest), dtype=torch.uint8))
         nats, extra = arm.losses(self.gpt, batch["input_ids"], batch["targets"])
         return nats if extra is None else nats + extra
 
@@ -270,17 +299,6 @@ def _embedded() -> Document:
 
     passages = [line["text"] for _, line in json_lines(resource("data") / "field_notes" / "passages.jsonl")]
     return Document(EMBEDDED, "\n\n".join(passages))
-
-
-def _tokenizer(path: Path, train_sides: Sequence[str], study: Study) -> Any:
-    """Trained once on the training side, kept in the study."""
-    from transformers import PreTrainedTokenizerFast
-
-    if (path / "tokenizer").is_dir():
-        return PreTrainedTokenizerFast.from_pretrained(path / "tokenizer")
-    tokenizer = train_tokenizer(train_sides, study.vocab_size, study.context)
-    RunFolder(path).write_folder("tokenizer", tokenizer.save_pretrained)
-    return tokenizer
 
 
 def _texts(tokenizer: Any, sides: Sequence[tuple[str, str]], study: Study) -> Texts:
