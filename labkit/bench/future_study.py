@@ -155,7 +155,7 @@ def run_study(
     digests = {each.name: hashlib.sha256(each.text.encode()).hexdigest() for each in documents}
     wanted = {"kind": KIND, "study": asdict(study), "texts": digests}
     sides = [each.split(study.held_out) for each in documents]
-    tokenizer = train_tokenizer([side for side, _ in sides], study.vocab_size, study.context)
+    tokenizer = _tokenizer(Path(folder).expanduser() / "tokenizer", [side for side, _ in sides], study)
     texts = _texts(tokenizer, sides, study)
     wanted["tokens"] = {"train": len(texts.train), "rows": len(texts.rows), "vocabulary": len(tokenizer)}
     with folders.claimed(folder, resume=resume) as (path, begun):
@@ -299,6 +299,15 @@ def _embedded() -> Document:
 
     passages = [line["text"] for _, line in json_lines(resource("data") / "field_notes" / "passages.jsonl")]
     return Document(EMBEDDED, "\n\n".join(passages))
+
+
+def _tokenizer(saved: Path, train_sides: Sequence[str], study: Study) -> Any:
+    """That of a study which goes on, or a new one."""
+    from transformers import PreTrainedTokenizerFast
+
+    if saved.is_dir():
+        return PreTrainedTokenizerFast.from_pretrained(saved)
+    return train_tokenizer(train_sides, study.vocab_size, study.context)
 
 
 def _texts(tokenizer: Any, sides: Sequence[tuple[str, str]], study: Study) -> Texts:
