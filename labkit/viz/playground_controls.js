@@ -120,9 +120,12 @@ function makeSlot(letter, change) {
     input.addEventListener("change", () => change(null, null));
     numbers.append(element("label", "pg-number pg-wide", {}, name, input, wrong));
     return () => {
-      const same = segmentIds(input.value, n)?.join(" ") === control.read(slot.tree);
-      if (!same) input.value = control.read(slot.tree);
-      if (!same) input.setAttribute("aria-invalid", "false");
+      const typed = segmentIds(input.value, n);
+      const halfTyped = typed === null && input.getRootNode().activeElement === input; // left to whoever types
+      if (halfTyped || typed?.join(" ") === control.read(slot.tree)) return;
+      input.value = control.read(slot.tree);
+      input.setAttribute("aria-invalid", "false");
+      wrong.textContent = "";
     };
   }
 

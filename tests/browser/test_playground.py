@@ -192,6 +192,28 @@ def test_two_presets_are_composed_with_and_or_not(page):
     assert _mask(page) == masks.hybrid(3)
 
 
+def test_half_typed_segments_outlast_a_drawing_until_the_field_is_left(page):
+    _show(page, viz.playground(CAT, masks.segments([0, 0, 0, 1, 1, 1])))
+    field = page.get_by_label("segment of each token of A")
+    field.focus()
+    after = page.evaluate("""async () => {
+        const input = document.querySelector("[aria-label='segment of each token of A']");
+        const inside = document.querySelector("[aria-label='inside of A']");
+        inside.selectedIndex = [...inside.options].findIndex((option) => option.text === "bidirectional");
+        inside.dispatchEvent(new Event("change", { bubbles: true }));  // a drawing is due ...
+        input.value = "0 zero";
+        input.dispatchEvent(new Event("input", { bubbles: true }));  // ... and somebody types before it
+        for (let i = 0; i < 3; i++) await new Promise(requestAnimationFrame);
+        return [input.value, input.getAttribute("aria-invalid"), input.parentElement.textContent];
+    }""")
+    assert after[:2] == ["0 zero", "true"] and "whole numbers" in after[2]
+    assert _mask(page) == masks.segments([0, 0, 0, 1, 1, 1], inside="bidirectional")
+    page.get_by_role("button", name="not A").click()  # the field is left, and the mask drawn anew
+    page.locator("[aria-label='segment of each token of A'][aria-invalid='false']").wait_for(timeout=5000)
+    assert field.input_value() == "0 0 0 1 1 1"
+    assert "whole numbers" not in field.locator("..").inner_text()
+
+
 def test_two_changes_before_the_page_is_drawn_anew_both_count(page):
     _show(page, viz.playground(CAT, masks.segments([0, 0, 0, 1, 1, 1])))
     page.get_by_label("segment of each token of A").wait_for()
