@@ -17,6 +17,7 @@ from labkit import (
     __version__,
     cli_bench,
     cli_bench_fusion,
+    cli_course,
     cli_data,
     cli_effect,
     cli_finetune,
@@ -43,6 +44,7 @@ app.add_typer(cli_data.app, name="data")
 app.add_typer(cli_train.train_app, name="train")
 app.add_typer(cli_finetune.predict_app, name="predict")
 app.add_typer(cli_bench.bench_app, name="bench")
+app.add_typer(cli_course.app, name="course")
 cli_bench.bench_app.command()(cli_effect.mask_effect)
 cli_bench.bench_app.command()(cli_effect.report)
 cli_bench.bench_app.command()(cli_bench_fusion.fusion)

@@ -93,3 +93,7 @@ class LeakageError(LabkitError, ValueError):
 
 class FutureAttentionError(LabkitError, ValueError):
     """Future Attention was set up in a way that has no meaning (more columns than positions, an unknown loss, ...)."""
+
+
+class CourseError(LabkitError, ValueError):
+    """An assignment, a submission or a variant that cannot be built, checked or graded; the message says why."""

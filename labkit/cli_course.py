@@ -1,0 +1,193 @@
+"""`labkit course`: assignments built, checked and graded. Registered in labkit/cli.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from labkit.console import Json, print_json, print_table
+from labkit.errors import CourseError
+
+if TYPE_CHECKING:
+    from labkit.course.grade import Grade
+    from labkit.course.sandbox import Limits
+
+app = typer.Typer(help="Assignments: build them, check one's own, grade a class.")
+
+Secret = Annotated[
+    str | None, typer.Option("--variant", metavar="SECRET", help="A private variant; the public one by default.")
+]
+Assignment = Annotated[str | None, typer.Option(help="a1 to a5, for notebooks that have lost their metadata.")]
+
+
+@app.command("list")
+def course_list(as_json: Json = False) -> None:
+    """List the assignments: exercises, points, minutes.
+
+    Example: labkit course list
+    """
+    from labkit.course.build import masters
+    from labkit.course.exercises import assignment
+
+    found = [assignment(name) for name in masters()]
+    if as_json:
+        fields = ("name", "title", "answer", "difficulty", "minutes", "points", "track")
+        print_json(
+            [
+                {"name": of.name, "title": of.title, "minutes": of.minutes, "points": of.points}
+                | {"exercises": [{field: getattr(each, field) for field in fields} for each in of.exercises.values()]}
+                for of in found
+            ]
+        )
+        return
+    rows = [(of.name, of.title, str(len(of.exercises)), str(of.points), str(of.minutes)) for of in found]
+    print_table(("", "assignment", "exercises", "points", "minutes"), rows)
+
+
+@app.command("build")
+def course_build(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[A1]...", help="Assignments; all by default.")] = None,
+    output_dir: Annotated[str, typer.Option(help="Where student/, solution/ and nbgrader/ go.")] = "course",
+    variant: Secret = None,
+    as_json: Json = False,
+) -> None:
+    """Make the students' notebooks, the solutions and nbgrader's files from the masters.
+
+    With a secret the sentences, sizes, seeds and planted faults are others, and so is what the hidden tests ask; the
+    students' notebooks then come without solutions. Keep the secret: grading needs it.
+
+    Example: labkit course build --output-dir course --variant "spring, group 2"
+    """
+    from labkit.course.build import build
+    from labkit.course.variant import Variant
+
+    written = build(output_dir, Variant.of(variant), [name.lower() for name in names or ()] or None)
+    if as_json:
+        print_json([str(path) for path in written])
+    else:
+        print(f"{len(written)} files written to {output_dir}")
+
+
+@app.command("check")
+def course_check(
+    notebook: Annotated[Path, typer.Argument(help="An assignment that you work on.")],
+    assignment: Assignment = None,
+    as_json: Json = False,
+) -> None:
+    """Run an assignment from top to bottom and check what it has so far, as its own check cells do.
+
+    Exit code 1 while something is not right.   Example: labkit course check a1_masks_and_attention.ipynb
+    """
+    from labkit.console import waiting
+    from labkit.course import grade, submissions
+    from labkit.course.variant import Variant
+
+    submission = submissions.read(notebook.stem, notebook, assignment)
+    with waiting(f"running {notebook.name}"):
+        found = grade.grade(submission, Variant(submission.variant_key), hidden=False)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        rows = [(o.exercise, o.status, f"{o.points} of {o.out_of}") for o in found.outcomes]
+        print_table(("exercise", "", "points"), [*rows, ("in all", "", f"{found.points} of {found.out_of}")])
+        for outcome in found.outcomes:
+            if outcome.message:
+                print(f"\n{outcome}")
+        for trouble in found.trouble:
+            print(f"\n{trouble}")
+    raise typer.Exit(0 if found.points == found.out_of else 1)
+
+
+@app.command("grade")
+def course_grade(
+    path: Annotated[Path, typer.Argument(help="A notebook, or a folder: NAME.ipynb, or NAME/anything.ipynb.")],
+    output_dir: Annotated[Path, typer.Option(help="Where the grades go.")] = Path("grades"),
+    variant: Secret = None,
+    assignment: Assignment = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Submissions at a time; the number of cores by default.", min=1)
+    ] = None,
+    cell_seconds: Annotated[float, typer.Option(help="Seconds for a cell.", min=1)] = 60,
+    call_seconds: Annotated[float, typer.Option(help="Seconds for one call of an answer.", min=0.1)] = 10,
+    total_seconds: Annotated[float, typer.Option(help="Seconds for a submission.", min=1)] = 600,
+    memory_gb: Annotated[float, typer.Option(help="Memory for a submission.", min=0.5)] = 4,
+    again: Annotated[bool, typer.Option("--again", help="Also those that have a grade of the same file.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Grade submissions, hidden tests included: a page and a JSON file per student, grades.csv for the class.
+
+    Each runs in a process of its own, with limits, and its answers are judged outside of it. One that breaks, hangs or
+    eats memory never stops the others; a run that was killed goes on where it was. What isolates and what does not
+    stands in docs/instructors.md: read it before you run what strangers have written.
+
+    Exit code 1 if one could not be graded.   Example: labkit course grade submissions --output-dir grades
+    """
+    from tqdm import tqdm
+
+    from labkit.course import submissions
+    from labkit.course.grade import grade_all
+    from labkit.course.variant import Variant
+
+    limits = _limits(cell_seconds, call_seconds, total_seconds, memory_gb)
+    kept = 0
+    with tqdm(total=len(submissions.find(path)), unit="submission", disable=None) as bar:
+
+        def there(grade: Grade, was_there: bool) -> None:
+            nonlocal kept
+            kept += was_there
+            bar.update()
+
+        grades = grade_all(
+            path, output_dir, variant=Variant.of(variant), limits=limits, assignment_name=assignment, jobs=jobs,
+            again=again, on_grade=there,
+        )  # fmt: skip
+    failed = [grade for grade in grades if grade.failure]
+    if as_json:
+        print_json([grade.to_dict() for grade in grades])
+    else:
+        print_table(("student", "points", ""), [(g.student, f"{g.points} of {g.out_of}", g.failure) for g in grades])
+        print(f"{output_dir}: {len(grades)} grades, {kept} of them kept from before; class.html, grades.csv")
+    if grades and not failed and "no network" not in grades[0].in_force:
+        print(
+            "labkit: the submissions could reach the network: this system does not let it be taken away",
+            file=sys.stderr,
+        )
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command("gradebook")
+def course_gradebook(
+    grades: Annotated[Path, typer.Argument(help="The folder that `labkit course grade` has written.")],
+    kind: Annotated[str, typer.Option(help="canvas or moodle.")],
+    output: Annotated[Path, typer.Option(help="The CSV file to write.")],
+    roster: Annotated[Path | None, typer.Option(help="What the gradebook has exported: its rows are kept.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write grades as a file that the gradebook of Canvas or Moodle imports.
+
+    Example: labkit course gradebook grades --kind canvas --roster export.csv --output import.csv
+    """
+    from labkit.course.grade import read_grades
+    from labkit.course.gradebook import gradebook_csv
+    from labkit.datasets.files import write_whole
+
+    found = list(read_grades(grades))
+    if not found:
+        raise CourseError(f"{grades} holds no grades; `labkit course grade` writes them")
+    text, without = gradebook_csv(found, kind, roster)
+    write_whole(output, text)
+    if as_json:
+        print_json({"file": str(output), "grades": len(found), "not_in_roster": without})
+    else:
+        print(f"{output}: {len(found) - len(without)} grades")
+        if without:
+            print(f"not in the roster: {', '.join(without)}")
+
+
+def _limits(cell_seconds: float, call_seconds: float, total_seconds: float, memory_gb: float) -> Limits:
+    from labkit.course.sandbox import Limits
+
+    return Limits(float(cell_seconds), float(call_seconds), float(total_seconds), int(memory_gb * 2**30))

@@ -1,0 +1,109 @@
+"""The process in which a submission runs: `python -m labkit.course.child REQUESTS REPLIES LIMITS`.
+
+The sandbox begins it. It limits itself before it runs anything of the student's, then answers one request per line: run
+a cell, as a notebook's kernel would (IPython), or call what the cells have defined. Who grades sits at the other end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from typing import Any
+
+NEW_USER, NEW_NET = 0x10000000, 0x40000000  # <linux/sched.h>, CLONE_NEWUSER and CLONE_NEWNET
+DIE_WITH_PARENT = 1  # <linux/prctl.h>, PR_SET_PDEATHSIG
+
+
+def limit(limits: dict[str, Any]) -> list[str]:
+    """Puts the limits in force on this process; returns those that this system knows and allows."""
+    in_force = []
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(DIE_WITH_PARENT, 9)
+        if libc.unshare(NEW_USER | NEW_NET) == 0:  # a network namespace of its own, in which there is no network
+            in_force.append("no network")
+    try:
+        import resource
+    except ImportError:  # Windows
+        return in_force
+    wanted = {
+        "memory": ("RLIMIT_DATA", limits["memory_bytes"]),
+        "file size": ("RLIMIT_FSIZE", limits["file_bytes"]),
+        "no core dumps": ("RLIMIT_CORE", 0),
+    }
+    for name, (which, value) in wanted.items():
+        try:
+            resource.setrlimit(getattr(resource, which), (value, value))
+        except (AttributeError, ValueError, OSError):
+            continue
+        in_force.append(name)
+    return in_force
+
+
+def serve(requests: Any, replies: Any, in_force: list[str]) -> None:
+    """Answers each request by one line, until there are no more."""
+    import warnings
+
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from labkit.course.answers import answered, described
+    from labkit.errors import CourseError
+
+    warnings.filterwarnings("ignore")
+    InteractiveShell.xmode = "Minimal"
+    shell = InteractiveShell.instance()
+    shell.history_manager.enabled = False  # its database would be one more file, in the student's name
+    shell.colors = "nocolor"
+
+    def ran(source: str) -> dict[str, Any]:
+        result = shell.run_cell(source, store_history=False, silent=False)
+        error = result.error_before_exec or result.error_in_exec
+        return {"error": None if error is None else described(error), "not_begun": _not_begun(error)}
+
+    def asked(request: dict[str, Any]) -> dict[str, Any]:
+        found = shell.user_ns.get(request["name"])
+        if found is None or found is ...:
+            return {"not_begun": True}
+        if request["do"] == "value":
+            from labkit.course import wire
+
+            return {"answer": wire.dumps(found)}
+        if not callable(found):
+            return {"mistake": [f"{request['name']} to be a function", f"a {type(found).__name__}"]}
+        return {"answer": answered(found, request["sent"], request["assignment"], request["observer"])}
+
+    replies({"ready": in_force})
+    for line in requests:
+        request = json.loads(line)
+        try:
+            replies(ran(request["source"]) if request["do"] == "cell" else asked(request))
+        except NotImplementedError:
+            replies({"not_begun": True})
+        except CourseError as error:
+            replies({"mistake": [f"{request['name']} to return something that can be judged", str(error)]})
+        except BaseException as error:  # SystemExit and KeyboardInterrupt of the student's too
+            replies({"mistake": [f"{request.get('name', 'a cell')} to return", described(error)]})
+
+
+def _not_begun(error: BaseException | None) -> bool:
+    return isinstance(error, NotImplementedError)
+
+
+def main() -> None:
+    requests, replies = (int(number) for number in sys.argv[1:3])
+    in_force = limit(json.loads(sys.argv[3]))
+
+    def reply(what: dict[str, Any]) -> None:
+        sys.stdout.flush()
+        data = (json.dumps(what) + "\n").encode()
+        while data:
+            data = data[os.write(replies, data) :]
+
+    with os.fdopen(requests, encoding="utf-8") as lines:
+        serve(lines, reply, in_force)
+
+
+if __name__ == "__main__":
+    main()

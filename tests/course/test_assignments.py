@@ -1,0 +1,112 @@
+"""Every assignment: its master fits its checks, solutions and other right answers pass, typical wrong ones do not."""
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from labkit.course.answers import LocalAnswer
+from labkit.course.build import masters, read_master, stale
+from labkit.course.exercises import NAMES, assignment
+from labkit.course.judging import judged
+from labkit.course.variant import Variant
+
+WRITTEN = [name for name in NAMES if name in masters()]
+VARIANTS = {"public": Variant(), "private": Variant.of("a secret of the tests"), "other": Variant.of("another one")}
+FOLDER = Path(__file__).parents[2] / "notebooks" / "assignments"
+
+
+@cache
+def answers(name):
+    spec = importlib.util.spec_from_file_location(f"answers_{name}", Path(__file__).parent / "answers" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def solved(name, key):
+    """What the master's cells define, solutions in place; cells that only look are left out."""
+    space = {"__name__": "solution"}
+    for cell in read_master(masters()[name], assignment(name), Variant(key)):
+        if cell.kind == "code" and cell.role != "look":
+            exec(compile(cell.source, f"<{name}>", "exec"), space)
+    return space
+
+
+def outcome(name, source=None, variant=VARIANTS["public"], hidden=True):
+    of = name.partition("_")[0]
+    exercise = assignment(of).exercises[name]
+    space = dict(solved(of, variant.key))
+    if source is not None:  # in a copy of the solution's names, which its functions go on using
+        exec(compile(source.strip(), f"<answer to {name}>", "exec"), space)
+    return judged(exercise, LocalAnswer(exercise.answer, space.get(exercise.answer), of, 30.0), variant, hidden=hidden)
+
+
+EXERCISES = [exercise for name in WRITTEN for exercise in assignment(name).exercises]
+RIGHT = [(e, i) for e in EXERCISES for i in range(len(answers(e[:2]).RIGHT.get(e, [])))]
+WRONG = [(e, i) for e in EXERCISES for i in range(len(answers(e[:2]).WRONG.get(e, [])))]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_the_solution_has_full_marks_in_every_variant(exercise, variant):
+    found = outcome(exercise, variant=VARIANTS[variant])
+    assert found.status == "right" and found.points == found.out_of, str(found)
+
+
+@pytest.mark.parametrize(("exercise", "i"), RIGHT)
+def test_another_right_answer_passes(exercise, i):
+    for variant in VARIANTS.values():
+        found = outcome(exercise, answers(exercise[:2]).RIGHT[exercise][i], variant)
+        assert found.status == "right", str(found)
+
+
+@pytest.mark.parametrize(("exercise", "i"), WRONG)
+def test_a_typical_wrong_answer_is_told_its_likely_cause(exercise, i):
+    words, source = answers(exercise[:2]).WRONG[exercise][i]
+    for variant in VARIANTS.values():
+        found = outcome(exercise, source, variant)
+        assert found.status in ("wrong", "partly") and found.points < found.out_of, f"passed: {source}"
+        assert words in found.message, found.message
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_an_exercise_has_three_wrong_answers_and_another_right_one_and_each_message_its_own(exercise):
+    wrong, right = answers(exercise[:2]).WRONG.get(exercise, []), answers(exercise[:2]).RIGHT.get(exercise, [])
+    assert len(wrong) >= 3 and len(right) >= 1
+    likely = [outcome(exercise, source).message.rpartition("Likely:")[2] for _, source in wrong]
+    assert len(set(likely)) == len(likely)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_a_stub_is_not_begun(exercise):
+    answer = assignment(exercise[:2]).exercises[exercise].answer
+    found = outcome(exercise, f"def {answer}(*_, **__):\n    raise NotImplementedError('{exercise}')")
+    assert found.status == "not begun" and found.points == 0
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_the_minutes_and_the_number_of_exercises_are_those_of_a_lesson(name):
+    of = assignment(name)
+    assert 60 <= of.minutes <= 90
+    for track in of.tracks:
+        chosen = [exercise for exercise in of.exercises.values() if exercise.track in (None, track)]
+        assert 5 <= len(chosen) <= 8
+        assert sum(exercise.minutes for exercise in chosen) <= of.minutes
+    assert len({of.of_track({n: e.points for n, e in of.exercises.items()}, track) for track in of.tracks}) == 1
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_private_variant_draws_something_else_and_its_key_does_not_tell_the_secret(name):
+    of = assignment(name)
+    if not of.drawn:
+        pytest.fail(f"{name} draws nothing: all its variants look the same")
+    looks = {repr([draw(Variant.of(f"secret {i}")) for draw in of.drawn.values()]) for i in range(12)}
+    assert len(looks) > 1
+    assert "secret" not in Variant.of("secret 1").key
+
+
+def test_what_is_committed_is_what_the_masters_make():
+    assert stale(FOLDER) == [], "run: labkit course build --output-dir notebooks/assignments"
