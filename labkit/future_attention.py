@@ -68,7 +68,6 @@ class Seen:
 
     Attributes:
         query, key, value: of the layer, (batch, heads, seq, head width); the query is divided by sqrt(head width).
-        scores: (batch, heads, seq, past), of every query with every key, before any mask; no gradient flows through it.
         past, future: the two parts of the output; `past + future` is what goes on.
         past_weights: (batch, heads, seq, past). future_weights: (batch, heads, seq, columns), the rest of the softmax.
         causal: what causal attention alone would have given: `past`, its weights scaled to sum to 1.
@@ -78,13 +77,17 @@ class Seen:
     query: Float[Tensor, "batch heads seq width"]
     key: Float[Tensor, "batch heads past width"]
     value: Float[Tensor, "batch heads past width"]
-    scores: Float[Tensor, "batch heads seq past"]
     past: Float[Tensor, "batch heads seq width"]
     future: Float[Tensor, "batch heads seq width"]
     past_weights: Float[Tensor, "batch heads seq past"]
     future_weights: Float[Tensor, "batch heads seq columns"]
     dim: int
     source: str
+
+    @property
+    def scores(self) -> Float[Tensor, "batch heads seq past"]:
+        """Of every query with every key, before any mask; no gradient flows through it. Computed anew, to keep none."""
+        return self.query.detach() @ self.key.detach().transpose(-2, -1)
 
     @property
     def causal(self) -> Float[Tensor, "batch heads seq width"]:
@@ -226,15 +229,15 @@ class FutureAttention(Attention):
         hidden = torch.ones(seq, total, dtype=torch.bool, device=x.device).triu(total - seq + 1)
         none = ~self.columns.visible(total - seq, seq, x.device)
         query = query / math.sqrt(query.size(-1))
-        before = query @ key.transpose(-2, -1)  # (batch, heads, seq, total)
-        scores = torch.cat([before, self.columns.scores(query, x)], dim=-1)
-        weights = scores.masked_fill(torch.cat([hidden, none], dim=-1), -torch.inf).softmax(-1)  # over both at once
+        scores = torch.cat([query @ key.transpose(-2, -1), self.columns.scores(query, x)], dim=-1)
+        scores.masked_fill_(torch.cat([hidden, none], dim=-1), -torch.inf)  # (batch, heads, seq, total + columns)
+        weights = scores.softmax(-1)  # over both at once
         used = F.dropout(weights, self.attention_dropout) if self.attention_dropout and self.training else weights
         past, future = used[..., :total] @ value, self.columns.mix(used[..., total:], x)
         if self.watching is not None:
             parts = (weights[..., :total], weights[..., total:])
             made = (past, future, *parts, self.future.dim, self.future.source)
-            self.watching.append(Seen(query, key, value, before.detach(), *made))
+            self.watching.append(Seen(query, key, value, *made))
         return past + future
 
 

@@ -85,7 +85,7 @@ class FutureLoss:
 
     def _of(self, seen: Seen) -> Float[Tensor, ""]:
         batch, _, seq, _ = seen.query.shape
-        if seen.scores.size(-1) != seq:
+        if seen.key.size(-2) != seq:
             raise FutureAttentionError("what was seen with a cache has no loss: run the model on the whole text")
         if seq < 2:
             raise FutureAttentionError("a text of one token has no future to compare with")

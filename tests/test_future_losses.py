@@ -40,7 +40,7 @@ def seen_by(source="position", dim=4, length=12):
 
 def leaves(seen: Seen) -> tuple[Seen, dict[str, torch.Tensor]]:
     """The same with every tensor a leaf of its own, so that gradients show which of them a loss reaches."""
-    names = ("query", "key", "value", "scores", "past", "future", "past_weights", "future_weights")
+    names = ("query", "key", "value", "past", "future", "past_weights", "future_weights")
     made = {name: getattr(seen, name).detach().clone().requires_grad_() for name in names}
     return replace(seen, **made), made
 
@@ -52,7 +52,7 @@ def leaves(seen: Seen) -> tuple[Seen, dict[str, torch.Tensor]]:
 @pytest.mark.parametrize(("kind", "target"), KINDS)
 @pytest.mark.parametrize("source", ["position", "tokens"])
 def test_no_gradient_flows_into_the_target(source, kind, target, shuffled):
-    """It is made of scores and values: they get none, and what was predicted does."""
+    """It is made of queries, keys and values: they get none, and what was predicted does."""
     each, made = leaves(seen_by(source)[0])
     FutureLoss(kind, target, shuffled=shuffled)([each]).backward()
     reached = {name for name, leaf in made.items() if leaf.grad is not None and bool((leaf.grad != 0).any())}
@@ -138,10 +138,10 @@ def test_kl_is_nothing_for_the_true_weights_and_something_for_others():
 def test_kl_by_hand():
     """Two positions of one head; the first gives 3/4 to itself and 1/4 ahead, and predicts a half each."""
     one = torch.ones(1, 1, 2, 1, dtype=torch.float64)
-    scores = torch.tensor([[math.log(3), 0.0], [0.0, 0.0]], dtype=torch.float64).view(1, 1, 2, 2)
+    query, key = (torch.tensor(each, dtype=torch.float64).view(1, 1, 2, 1) for each in ([1.0, 0.0], [math.log(3), 0.0]))
     halves = torch.tensor([[0.5, 0.0], [0.5, 0.5]]).double().view(1, 1, 2, 2)
     ahead = torch.tensor([[0.0, 0.5], [0.0, 0.0]]).double().view(1, 1, 2, 2)
-    each = Seen(one, one, one, scores, one, one, halves, ahead, 1, "position")
+    each = Seen(query, key, one, one, one, halves, ahead, 1, "position")
     expected = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
     assert float(FutureLoss("kl")([each])) == pytest.approx(expected, abs=1e-7)
 
@@ -168,7 +168,7 @@ def test_both_targets_differ_and_agree_with_their_definitions():
 
 def test_a_shuffled_target_is_that_of_another_text():
     each = seen_by()[0]
-    rolled = replace(each, **{name: getattr(each, name).roll(1, 0) for name in ("query", "key", "value", "scores")})
+    rolled = replace(each, **{name: getattr(each, name).roll(1, 0) for name in ("query", "key", "value")})
     for kind in ("mse", "cosine", "infonce"):
         plain, other = FutureLoss(kind)([rolled]), FutureLoss(kind, shuffled=True)([each])
         assert float(plain) == pytest.approx(float(other))
