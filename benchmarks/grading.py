@@ -4,8 +4,8 @@
     python benchmarks/grading.py --students 10 --jobs 1 --quick      (nothing is written)
 
 The submissions are drawn, seeded, from the solution, from the right and the typical wrong answers of
-tests/course/answers, and from stubs. 19 of 20 are ordinary; of the rest one kind each in turn: a loop without an end in a
-cell, one in an answer, a process that ends itself, memory without an end, a file that is no notebook.
+tests/course/answers, and from stubs. 19 of 20 are ordinary; of the rest one kind each in turn: a loop without an end in
+a cell, one in an answer, a process that ends itself, memory without an end, a file that is no notebook.
 """
 
 from __future__ import annotations
