@@ -1,12 +1,14 @@
 """The notebooks that come with labkit: set one up, list them, copy them out, execute them without a browser.
 
-Every notebook begins with the cell `FIRST_CELL`, and with no other boilerplate.
+Every notebook begins with the setup cell, and with no other boilerplate: `FIRST_CELL`, or `first_cell(requirement)`
+where scripts/notebook_heads.py is told to let Colab get labkit from elsewhere.
 """
 
 from __future__ import annotations
 
 import filecmp
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -25,19 +27,40 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 # In Colab this cell installs the lab, and holds torch and numpy at the versions that Colab brought: pip stops with a
-# clear message rather than replace them. A wheel of labkit lying beside the notebook can stand in for a published one.
-FIRST_CELL = """\
+# clear message rather than replace them. The extra "colab" asks for nothing that Colab's own kernel is built on.
+_SETUP_CELL = """\
 import sys
 from importlib import metadata, util
 
 if "google.colab" in sys.modules and util.find_spec("labkit") is None:
     keep = " ".join(f"{name}=={metadata.version(name)}" for name in ("torch", "numpy"))
-    %pip install -q --find-links . labkit-bidirectional[gemma,viz] {keep}
+    %pip install -q "REQUIREMENT" {keep}
 
-import labkit.notebooks
+import labkit.colab
 
-labkit.notebooks.setup()"""
+labkit.colab.setup()"""
+_OWN_WHEEL = """\
+    wheel = max(Path().glob("labkit_bidirectional-*.whl"), default=None)
+    assert wheel, "Upload labkit's wheel (the folder button on the left), then run this cell again."
+"""
+_IS_SETUP_CELL = re.compile(r"^import labkit\.(colab|notebooks)\n+labkit\.\1\.setup\(.*\)\Z", re.M)
 
+
+def first_cell(requirement: str | None = None) -> str:
+    """The setup cell; Colab's pip gets labkit as `requirement`, or, if None, from a wheel that the reader uploads."""
+    if requirement is not None:
+        return _SETUP_CELL.replace("REQUIREMENT", requirement)
+    cell = _SETUP_CELL.replace("REQUIREMENT", "{wheel}[colab]")
+    cell = cell.replace("metadata, util\n", "metadata, util\nfrom pathlib import Path\n", 1)
+    return cell.replace("    keep =", f"{_OWN_WHEEL}    keep =", 1)
+
+
+def is_setup_cell(source: str) -> bool:
+    """Whether this is the setup cell of a notebook, of whatever source and of whatever age."""
+    return _IS_SETUP_CELL.search(source.strip()) is not None
+
+
+FIRST_CELL = first_cell()
 DISTRIBUTION = "labkit-bidirectional"
 SKIP_TAG = "nbval-skip"  # cells that the tests leave out, each with its reason in tests/notebooks/SKIPPED.md
 _NOT_COPIED = {".ipynb_checkpoints", "__pycache__"}
@@ -58,6 +81,11 @@ def setup() -> None:
 
     Raises LabkitError where the environment is older than labkit allows, with the command that mends it.
     """
+    print(make_ready())
+
+
+def make_ready() -> str:
+    """What `setup` does, silently: returns its line, "labkit <version>, profile <name>"."""
     _refuse_outdated_packages()
     active = current()
     if in_colab():
@@ -65,7 +93,7 @@ def setup() -> None:
 
         output.enable_custom_widget_manager()
     _choose_plotly_renderer()
-    print(f"labkit {__version__}, profile {active.name}")
+    return f"labkit {__version__}, profile {active.name}"
 
 
 def list_notebooks() -> list[Path]:

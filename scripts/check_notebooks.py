@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from labkit.notebooks import FIRST_CELL, SKIP_TAG  # noqa: E402  (light: loads no torch)
+import notebook_heads  # noqa: E402
+
+from labkit.notebooks import SKIP_TAG  # noqa: E402  (light: loads no torch)
 
 LEDGER = ROOT / "tests" / "notebooks" / "SKIPPED.md"
 LONGEST_CELL = 25  # lines
@@ -35,9 +37,9 @@ def main(arguments: list[str]) -> int:
 
 
 def tour() -> list[Path]:
-    """Every committed notebook, student versions of assignments left out (they are generated, and unsolved)."""
+    """Every committed notebook but the assignments, which are built from their masters and checked by tests/course."""
     found = sorted((ROOT / "notebooks").rglob("*.ipynb"))
-    return [p for p in found if ".ipynb_checkpoints" not in p.parts and "student" not in p.parts]
+    return [p for p in found if ".ipynb_checkpoints" not in p.parts and "assignments" not in p.parts]
 
 
 def faults_of(path: Path) -> list[str]:
@@ -49,8 +51,12 @@ def faults_of(path: Path) -> list[str]:
     if not code:
         return ["has no code cell"]
     faults = [f"cell {name(c)}: {fault}" for c in code for fault in faults_of_cell(c)]
-    if text(code[0]["source"]).strip() != FIRST_CELL.strip():
-        faults.append("its first code cell is not labkit.notebooks.FIRST_CELL")
+    setup_cell, badge = notebook_heads.head_of(path.resolve(), notebook_heads.settings())
+    if text(code[0]["source"]).strip() != setup_cell:
+        faults.append("its first code cell is not labkit.notebooks.FIRST_CELL as scripts/notebook_heads.py writes it")
+    prose = next((text(c["source"]) for c in notebook["cells"] if c["cell_type"] == "markdown"), "")
+    if prose != notebook_heads.with_badge(prose, badge):
+        faults.append("its Colab badge is not the one that scripts/notebook_heads.py writes")
     counts = [c["execution_count"] for c in code if c.get("execution_count") is not None]
     if counts != list(range(1, len(counts) + 1)):
         faults.append("was not executed top to bottom in a fresh kernel (execution counts are not 1, 2, 3, ...)")

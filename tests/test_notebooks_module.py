@@ -1,6 +1,5 @@
 """Copying loses nobody's work; running says where it failed; setting up is safe to repeat."""
 
-import builtins
 import json
 import os
 import shutil
@@ -211,7 +210,7 @@ def test_file_that_is_no_notebook_is_a_clear_error(shipped, tmp_path):
         notebooks.run([tmp_path / "broken.ipynb"])
 
 
-# ---- setup and the first cell --------------------------------------------------------------------------------------
+# ---- setup and the first cell; the cell in Colab: test_colab.py ---------------------------------------------------
 
 
 @pytest.fixture
@@ -273,47 +272,6 @@ def test_setup_refuses_a_package_older_than_labkit_needs_with_the_cure(laptop):
         LabkitError, match=r"transformers: found 4.57.1, needed >=5.2.*%pip install 'transformers>=5.2'"
     ):
         notebooks.setup()
-
-
-class Shell:
-    """A stand-in for IPython that notes what %pip is told."""
-
-    def __init__(self):
-        self.installed = []
-
-    def run_line_magic(self, name, line, **_):
-        assert name == "pip"
-        self.installed.append(line)
-
-
-def run_first_cell(monkeypatch, labkit_installed):
-    from importlib import metadata, util
-
-    from IPython.core.inputtransformer2 import TransformerManager
-
-    shell = Shell()
-    monkeypatch.setattr(metadata, "version", lambda name: {"torch": "2.12.0+cu130", "numpy": "2.3.1"}[name])
-    monkeypatch.setattr(util, "find_spec", lambda name: labkit_installed or None)
-    monkeypatch.setattr(notebooks, "setup", lambda: None)
-    python = TransformerManager().transform_cell(notebooks.FIRST_CELL)
-    exec(python, {"get_ipython": lambda: shell, "__builtins__": builtins})
-    return shell.installed, python
-
-
-def test_first_cell_installs_in_colab_and_holds_torch_and_numpy(colab, monkeypatch):
-    installed, python = run_first_cell(monkeypatch, labkit_installed=False)
-    assert len(installed) == 1
-    assert "labkit-bidirectional[gemma,viz] {keep}" in installed[0]  # IPython fills in {keep} from the cell's names
-    assert "labkit[" not in installed[0], "the package called labkit on the index is somebody else's"
-    namespace = {"__builtins__": builtins}
-    exec(python.split("get_ipython")[0] + "pass", namespace)
-    assert namespace["keep"] == "torch==2.12.0+cu130 numpy==2.3.1"
-
-
-def test_first_cell_installs_nothing_where_labkit_is_or_outside_colab(colab, monkeypatch):
-    assert run_first_cell(monkeypatch, labkit_installed=True)[0] == []
-    monkeypatch.delitem(sys.modules, "google.colab")
-    assert run_first_cell(monkeypatch, labkit_installed=False)[0] == []
 
 
 def test_first_cell_runs_in_a_real_kernel_and_prints_the_one_line(tmp_path):

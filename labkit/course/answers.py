@@ -76,6 +76,8 @@ class LocalAnswer(Answer):
             raise Mistake(
                 f"{self.name} to answer within {self._seconds:g} seconds", "no answer", "a loop that does not end?"
             ) from None
+        except Mistake:  # an observer's
+            raise
         except CourseError as error:
             raise Mistake(f"{self.name} to return something that can be judged", str(error)) from None
         except NotImplementedError as error:

@@ -102,7 +102,10 @@ def read_master(path: Path, of: Assignment, variant: Variant) -> list[MasterCell
 
 def notebook_text(cells: list[MasterCell], of: Assignment, variant: Variant, kind: str) -> str:
     """The notebook of that kind as the text of an .ipynb file."""
-    made = [_code(FIRST_CELL, "setup")] + [_code(_use_checks(variant), "checks")]
+    made = [_code(FIRST_CELL, "setup"), _code(_use_checks(variant), "checks")]
+    if kind == "nbgrader":  # read-only: put back as they were before a submission is graded
+        for cell in made:
+            cell["metadata"]["nbgrader"] = _nbgrader(f"{of.name}_{cell['id']}")
     open_solutions = variant.public  # a private variant is for a class that is graded
     numbers = {name: i for i, name in enumerate(of.exercises, 1)}
     for i, cell in enumerate(cells):
@@ -189,12 +192,13 @@ def _checks(exercise: Any, variant: Variant, kind: str, identity: str) -> list[d
     graded = f'check.{exercise.name}({exercise.answer}, hidden=True, key="{variant.key}").graded()'
     source = f"{call}\n### BEGIN HIDDEN TESTS\n{graded}\n### END HIDDEN TESTS"
     made = _code(source, f"{identity}-check", ["check"], exercise=exercise.name)
-    made["metadata"]["nbgrader"] = _nbgrader(f"{exercise.name}_test", solution=False, points=exercise.points)
+    made["metadata"]["nbgrader"] = _nbgrader(f"{exercise.name}_test", points=exercise.points)
     return [made]
 
 
-def _nbgrader(grade_id: str, *, solution: bool, points: int | None = None) -> dict[str, Any]:
-    found = {"grade": not solution, "grade_id": grade_id, "locked": not solution, "schema_version": 3}
+def _nbgrader(grade_id: str, *, solution: bool = False, points: int | None = None) -> dict[str, Any]:
+    """What nbgrader knows of a cell: an answer, a test with points, or one that is only read."""
+    found = {"grade": points is not None, "grade_id": grade_id, "locked": not solution, "schema_version": 3}
     return found | {"solution": solution, "task": False} | ({} if points is None else {"points": points})
 
 
@@ -248,6 +252,10 @@ NBGRADER_CONFIG = '''"""nbgrader's settings for this course: run nbgrader in thi
 
 c = get_config()  # noqa: F821  (nbgrader defines it)
 c.CourseDirectory.course_id = "labkit"
-c.ClearSolutions.code_stub = {"python": 'raise NotImplementedError("not begun")'}
-c.ExecutePreprocessor.timeout = 120
+c.ClearSolutions.code_stub = {"python": 'raise NotImplementedError("the exercise above")'}
+c.Execute.timeout = 120  # seconds for a cell; the checks end a call that does not come back long before
+# A test cell says its points itself. A warning on stderr, which nbgrader takes for a failed test, costs none.
+c.IgnorePattern.enabled = True
+c.IgnorePattern.pattern = ".*"
+c.OverwriteCells.add_missing_cells = True  # a test that a student has deleted is asked all the same
 '''

@@ -10,15 +10,19 @@ exercise can be skipped. `.require()` turns a wrong answer into an AssertionErro
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from html import escape
 from typing import Any
 
-from labkit.course.answers import LocalAnswer
+from labkit.course.answers import LocalAnswer, TooSlow, time_limit
 from labkit.course.exercises import NAMES, assignment, exercise
 from labkit.course.judging import Outcome, judged
 from labkit.course.variant import Variant
 from labkit.errors import CourseError
+
+LOOK_SECONDS = 30.0
+NBGRADER = "NBGRADER_EXECUTION"  # nbgrader sets it to "autograde" or "validate" where it runs a notebook
 
 _variant = Variant()
 _seen: dict[str, Outcome] = {}  # the latest outcome of each exercise in this process
@@ -46,12 +50,10 @@ class Shown:
         )
 
     def graded(self) -> float:
-        """The points, for the last line of an nbgrader test cell, which takes a number as partial credit.
+        """The points, 0.0 included, for the last line of an nbgrader test cell: it takes that number as the score.
 
-        Says what is wrong. Raises CheckFailed where there are no points at all.
+        Prints what is wrong, for nbgrader's feedback.
         """
-        if not self.outcome.points:
-            raise CheckFailed(str(self.outcome))
         print(self.outcome)
         return float(self.outcome.points)
 
@@ -76,6 +78,8 @@ def __getattr__(name: str) -> Callable[..., Shown]:
         outcome = judged(found, local, variant, hidden=hidden)
         if not hidden:
             _seen[name] = outcome
+        if outcome.status != "right" and os.environ.get(NBGRADER) == "validate":
+            raise CheckFailed(str(outcome))  # its Validate button knows errors only
         return Shown(outcome)
 
     check.__name__ = check.__qualname__ = name
@@ -94,11 +98,14 @@ def use(key: str) -> None:
 
 
 def look(show: Callable[[], Any]) -> Any:
-    """What `show` returns, or a line instead while the exercise that it shows is not begun."""
+    """What `show` returns, or a line instead while the exercise that it shows is not begun, or does not end."""
     try:
-        return show()
+        with time_limit(LOOK_SECONDS):
+            return show()
     except NotImplementedError as error:
         print(f"There will be something to see here once {error} is done.")
+    except TooSlow:
+        print(f"Nothing to see within {LOOK_SECONDS:g} seconds: a loop that does not end?")
     return None
 
 

@@ -49,6 +49,7 @@ def serve(requests: Any, replies: Any, in_force: list[str]) -> None:
     from IPython.core.interactiveshell import InteractiveShell
 
     from labkit.course.answers import answered, described
+    from labkit.course.mistakes import Mistake
     from labkit.errors import CourseError
 
     warnings.filterwarnings("ignore")
@@ -81,6 +82,8 @@ def serve(requests: Any, replies: Any, in_force: list[str]) -> None:
             replies(ran(request["source"]) if request["do"] == "cell" else asked(request))
         except NotImplementedError:
             replies({"not_begun": True})
+        except Mistake as mistake:  # an observer's
+            replies({"mistake": [mistake.expected, mistake.came, mistake.likely]})
         except CourseError as error:
             replies({"mistake": [f"{request['name']} to return something that can be judged", str(error)]})
         except BaseException as error:  # SystemExit and KeyboardInterrupt of the student's too

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +41,7 @@ def expect(held: bool, expected: str, came: str, likely: str | None = None) -> N
 
 def expect_equal(found: Any, wanted: Any, what: str, suspects: Mapping[str, Any] | None = None) -> None:
     """Plain values, compared with ==; the type counts only between numbers, booleans and the rest."""
-    if isinstance(found, Tensor) and found.numel() == 1:
+    if isinstance(found, Tensor | np.ndarray) and found.ndim == 0:
         found = found.item()
     if isinstance(found, bool) != isinstance(wanted, bool) or found != wanted:
         raise Mistake(f"{what} to be {_shown(wanted)}", _shown(found), _likely(found, suspects, _same_plain))

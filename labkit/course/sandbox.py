@@ -213,7 +213,7 @@ class SandboxAnswer(Answer):
         if reply.get("not_begun"):
             raise NotBegun(self.name)
         if mistake := reply.get("mistake"):
-            raise Mistake(*(str(words) for words in mistake[:2]))
+            raise Mistake(*(words if words is None else str(words) for words in mistake[:3]))
         try:
             return wire.loads(reply["answer"])
         except (CourseError, KeyError) as error:

@@ -20,7 +20,7 @@ from nbconvert.filters.ansi import ansi2html
 from nbconvert.filters.highlight import Highlight2HTML
 
 from labkit import __version__
-from labkit.notebooks import FIRST_CELL
+from labkit.notebooks import is_setup_cell
 from labkit.pages.markdown import Prose
 from labkit.pages.outside import addresses
 
@@ -99,7 +99,7 @@ class _Body:
     def code(self, cell: NotebookNode) -> str:
         # a long line scrolls sideways: so that a keyboard can, too, it takes the focus
         code = self.highlight(cell.source).replace("<pre>", '<pre tabindex="0">', 1)
-        if cell.source.strip() == FIRST_CELL.strip():
+        if is_setup_cell(cell.source):
             return f"<details><summary>Setting up the notebook</summary>{code}</details>"
         if cell.metadata.get("jupyter", {}).get("source_hidden"):
             return f"<details><summary>Code</summary>{code}</details>"

@@ -16,7 +16,6 @@
 # %%
 import torch
 
-from labkit import masks
 from labkit.viz import mask_svg
 
 # %% [markdown]

@@ -3,7 +3,7 @@
 RIGHT = {
     "a1_causal_mask": [
         "def causal_mask(n):\n    return torch.tensor([[j <= i for j in range(n)] for i in range(n)])",
-        "def causal_mask(n):\n    return masks.causal().dense(n)",
+        "def causal_mask(n):\n    from labkit import masks\n\n    return masks.causal().dense(n)",
         "causal_mask = lambda n: torch.arange(n)[:, None] >= torch.arange(n)",
     ],
     "a1_window_mask": [
@@ -20,7 +20,7 @@ def padded_mask(lengths, n):
                 mask[b, i, j] = j <= i
     return mask
 """,
-        "def padded_mask(lengths, n):\n    return (masks.causal() & masks.padding(lengths)).dense(n)",
+        "def padded_mask(lengths, n):\n    from labkit import masks\n\n    return (masks.causal() & masks.padding(lengths)).dense(n)",
     ],
     "a1_scores": [
         "def scores_of(q, k):\n    return torch.einsum('...id,...jd->...ij', q, k) * q.size(-1) ** -0.5",
