@@ -19,7 +19,7 @@ NBVAL = --nbval-lax --nbval-current-env --nbval-sanitize-with=tests/notebooks/nb
 QUIET = env LABKIT_PROFILE="$${LABKIT_PROFILE:-ci}" HF_HUB_OFFLINE="$${HF_HUB_OFFLINE:-1}" PYTHONHASHSEED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab lab-check test test-fast test-browser test-all lint format clean train-quick train-5fold train-5fold-9b
+.PHONY: help setup lab lab-check test test-fast test-browser test-all lint format clean train-quick train-5fold train-5fold-9b site
 
 help: ## show this list
 	@echo "make TARGET   (PYTHON=python3.11 picks the Python, TORCH_INDEX=URL the index that torch comes from)"
@@ -76,6 +76,10 @@ train-5fold-9b: setup ## the same with Gemma 2 9B and LoRA, for a GPU of 40 GB; 
 	@$(VENV_PYTHON) -m labkit train $(TASK) --model google/gemma-2-9b --method lora --gradient-checkpointing --mask $(MASK) \
 		--batch-size 2 --gradient-accumulation 8 --learning-rate 1e-4 --folds 5 \
 		--output-dir runs/$(TASK)-$(MASK)-5fold-9b --resume
+
+site: setup ## the tour, the playground, the guides and the API reference as static pages, in build/site
+	@$(VENV_PYTHON) -c "import furo, myst_nb" 2>/dev/null || $(VENV_PYTHON) -m pip install -q -c constraints.txt -e ".[site]"
+	@$(VENV_PYTHON) scripts/build_site.py
 
 clean: ## remove .venv and everything that was built; your notebooks and data stay
 	@echo "labkit: removing .venv, build outputs and caches"

@@ -13,6 +13,7 @@ and variant give the same files, byte for byte.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from dataclasses import dataclass
@@ -161,6 +162,12 @@ def _require_fit(path: Path, cells: list[MasterCell], of: Assignment) -> None:
     for cell in cells:
         if cell.role == "answer" and (cell.source.count(BEGIN) != 1 or cell.source.count(END) != 1):
             raise CourseError(f"{path.name}: the answer of {cell.exercise} needs one '{BEGIN}' and one '{END}'")
+    for cell in cells:
+        if cell.role == "look":
+            try:
+                ast.parse(f"({cell.source}\n)", mode="eval")
+            except SyntaxError as error:
+                raise CourseError(f"{path.name}: the look of {cell.exercise} is not one expression: {error}") from error
     if not cells or cells[0].kind != "markdown" or cells[0].role:
         raise CourseError(f"{path.name}: begins with a markdown cell that holds the title")
 
@@ -189,7 +196,8 @@ def _checks(exercise: Any, variant: Variant, kind: str, identity: str) -> list[d
     call = f"check.{exercise.name}({exercise.answer})"
     if kind != "nbgrader":
         return [_code(call, f"{identity}-check", ["check"], exercise=exercise.name)]
-    graded = f'check.{exercise.name}({exercise.answer}, hidden=True, key="{variant.key}").graded()'
+    asked = f'key="{variant.key}", salt="{variant.salt}"' if variant.salt else f'key="{variant.key}"'
+    graded = f"check.{exercise.name}({exercise.answer}, hidden=True, {asked}).graded()"
     source = f"{call}\n### BEGIN HIDDEN TESTS\n{graded}\n### END HIDDEN TESTS"
     made = _code(source, f"{identity}-check", ["check"], exercise=exercise.name)
     made["metadata"]["nbgrader"] = _nbgrader(f"{exercise.name}_test", points=exercise.points)
@@ -219,8 +227,10 @@ def _between(source: str, replaced: Any) -> str:
 
 
 def _guarded(source: str) -> str:
-    """The last line, an expression, shows something once the exercise has an answer: a stub does not stop anybody."""
-    return f"check.look(lambda: {source})" if "\n" not in source else source
+    """The cell, one expression, shows something once the exercise has an answer: a stub does not stop anybody."""
+    return (
+        f"check.look(lambda: ({source}))" if "\n" not in source else f"check.look(\n    lambda: (\n{source}\n    )\n)"
+    )
 
 
 def _use_checks(variant: Variant) -> str:

@@ -72,8 +72,8 @@ def __getattr__(name: str) -> Callable[..., Shown]:
     except CourseError as error:
         raise AttributeError(str(error)) from None
 
-    def check(answer: Any, *, hidden: bool = False, key: str | None = None) -> Shown:
-        variant = _variant if key is None else Variant(key)
+    def check(answer: Any, *, hidden: bool = False, key: str | None = None, salt: str = "") -> Shown:
+        variant = _variant if key is None else Variant(key, salt)
         local = LocalAnswer(found.answer, answer, name.partition("_")[0])
         outcome = judged(found, local, variant, hidden=hidden)
         if not hidden:

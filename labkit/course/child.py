@@ -12,7 +12,11 @@ import os
 import sys
 from typing import Any
 
-NEW_USER, NEW_NET = 0x10000000, 0x40000000  # <linux/sched.h>, CLONE_NEWUSER and CLONE_NEWNET
+# <linux/sched.h>, CLONE_NEW...
+NEW_NS, NEW_USER, NEW_PID, NEW_NET = 0x00020000, 0x10000000, 0x20000000, 0x40000000
+# <sys/mount.h>, MS_...; <linux/mount.h>, MOUNT_ATTR_RDONLY; the number of the system call mount_setattr (Linux 5.12)
+PRIVATE, BIND, RECURSIVE = 0x40000, 0x1000, 0x4000
+READ_ONLY, SET_ATTRIBUTES, HERE, ALL_BELOW = 1, 442, -100, 0x8000
 DIE_WITH_PARENT = 1  # <linux/prctl.h>, PR_SET_PDEATHSIG
 
 
@@ -20,10 +24,7 @@ def limit(limits: dict[str, Any]) -> list[str]:
     """Puts the limits in force on this process; returns those that this system knows and allows."""
     in_force = []
     if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(DIE_WITH_PARENT, 9)
-        if libc.unshare(NEW_USER | NEW_NET) == 0:  # a network namespace of its own, in which there is no network
-            in_force.append("no network")
+        in_force += _apart(limits["hidden"])
     try:
         import resource
     except ImportError:  # Windows
@@ -40,6 +41,42 @@ def limit(limits: dict[str, Any]) -> list[str]:
             continue
         in_force.append(name)
     return in_force
+
+
+def _apart(hidden: list[str]) -> list[str]:
+    """On Linux, where the system allows it: no network, no processes but its own, nothing to write outside its folder.
+
+    `hidden`: folders that look empty from here. Returns what is in force.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(DIE_WITH_PARENT, 9)
+    if libc.unshare(NEW_USER | NEW_NET) != 0:
+        return []
+    if libc.unshare(NEW_PID | NEW_NS) != 0:
+        return ["no network"]
+    if inner := os.fork():  # this one waits: the first process of a new namespace is its child
+        _, status = os.waitpid(inner, 0)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    libc.prctl(DIE_WITH_PARENT, 9)
+    libc.mount(b"none", b"/", None, PRIVATE | RECURSIVE, None)
+    in_force = ["no network", "own processes"]
+    if libc.mount(b"proc", b"/proc", b"proc", 0, None) == 0:
+        in_force.append("other processes hidden")
+    own = os.getcwd().encode()
+    if hidden and all(libc.mount(b"none", path.encode(), b"tmpfs", READ_ONLY, None) == 0 for path in hidden):
+        in_force.append("other submissions hidden")
+    if libc.mount(own, own, None, BIND, None) == 0 and _read_only(libc, b"/", ALL_BELOW, True):
+        if _read_only(libc, own, 0, False):
+            in_force.append("read-only outside its folder")
+        libc.mount(b"none", b"/dev/shm", b"tmpfs", 0, b"size=256m")  # memory that its own processes share
+    os.chdir(own)  # into the mount that may be written
+    return in_force
+
+
+def _read_only(libc: ctypes.CDLL, path: bytes, flags: int, wanted: bool) -> bool:
+    """Sets, or clears, a mount's being read-only."""
+    attributes = (ctypes.c_uint64 * 4)(READ_ONLY if wanted else 0, 0 if wanted else READ_ONLY, 0, 0)
+    return libc.syscall(SET_ATTRIBUTES, HERE, path, flags, attributes, ctypes.sizeof(attributes)) == 0
 
 
 def serve(requests: Any, replies: Any, in_force: list[str]) -> None:

@@ -56,11 +56,17 @@ class Grade:
 
 
 def grade(
-    submission: Submission, variant: Variant | None = None, limits: Limits | None = None, *, hidden: bool = True
+    submission: Submission,
+    variant: Variant | None = None,
+    limits: Limits | None = None,
+    *,
+    hidden: bool = True,
+    unseen: tuple[Path, ...] = (),
 ) -> Grade:
     """Runs a submission and judges its answers, hidden parts included unless told otherwise.
 
-    `variant`: the one it is judged by; None is the public one. Never raises for what a student has done.
+    `variant`: the one it is judged by; None is the public one. `unseen`: folders that the submission is not to see,
+    where the system can hide them. Never raises for what a student has done.
 
     Raises:
         CourseError: the process could not be started, or the submission was made for another variant.
@@ -73,7 +79,7 @@ def grade(
         )
     of, began = assignment(submission.assignment), time.monotonic()
     trouble: list[str] = []
-    with Sandbox(of.name, limits) as sandbox:
+    with Sandbox(of.name, limits, unseen) as sandbox:
         for number, source in enumerate(submission.cells, 1):
             if error := sandbox.run(source):
                 first = next(iter(source.strip().splitlines()), "")
@@ -121,7 +127,8 @@ def grade_all(
     output_dir.mkdir(parents=True, exist_ok=True)
 
     def one(student: str, notebook: Path) -> tuple[Grade, bool]:
-        return _graded(student, notebook, output_dir, variant, limits, assignment_name, again)
+        unseen = tuple(folder for folder in (Path(path).expanduser(), output_dir) if folder.is_dir())
+        return _graded(student, notebook, output_dir, variant, limits, assignment_name, again, unseen)
 
     grades = []
     with ThreadPoolExecutor(max_workers=jobs or os.cpu_count() or 1) as pool:
@@ -149,14 +156,21 @@ def read_grades(folder: str | Path) -> Iterator[Grade]:
 
 
 def _graded(
-    student: str, notebook: Path, output_dir: Path, variant: Variant, limits: Limits, name: str | None, again: bool
+    student: str,
+    notebook: Path,
+    output_dir: Path,
+    variant: Variant,
+    limits: Limits,
+    name: str | None,
+    again: bool,
+    unseen: tuple[Path, ...],
 ) -> tuple[Grade, bool]:
     target = output_dir / f"{student}.json"
     try:
         submission = submissions.read(student, notebook, name)
         if not again and (kept := _kept(target, submission, variant)):
             return kept, True
-        result = grade(submission, variant, limits)
+        result = grade(submission, variant, limits, unseen=unseen)
     except LabkitError as error:
         result = _failed(student, name, variant, str(error))
     except Exception as error:  # the class is graded all the same, and the line says what is to be looked at

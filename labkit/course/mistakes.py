@@ -44,18 +44,19 @@ def expect_equal(found: Any, wanted: Any, what: str, suspects: Mapping[str, Any]
     if isinstance(found, Tensor | np.ndarray) and found.ndim == 0:
         found = found.item()
     if isinstance(found, bool) != isinstance(wanted, bool) or found != wanted:
-        raise Mistake(f"{what} to be {_shown(wanted)}", _shown(found), _likely(found, suspects, _same_plain))
+        raise Mistake(f"{what} to be {_repr(wanted)}", _shown(found), _likely(found, suspects, _same_plain))
 
 
 def expect_number(
-    found: Any, wanted: float, what: str, suspects: Mapping[str, float] | None = None, about: float = ABOUT
+    found: Any, wanted: float, what: str, suspects: Mapping[str, Any] | None = None, about: float = ABOUT
 ) -> None:
     """A number, or a tensor of one, to `about` (relative above 1, absolute below)."""
     number = found.item() if isinstance(found, Tensor) and found.numel() == 1 else found
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise Mistake(f"{what} to be a number", _kind(found))
 
-    def near(a: float, b: float) -> bool:
+    def near(a: Any, b: Any) -> bool:
+        a, b = float(a), float(b)
         return a == b or abs(a - b) <= about * max(1.0, abs(b))
 
     if not near(number, wanted):
@@ -139,6 +140,10 @@ def _cell(value: Tensor) -> str:
     return f"{item:.6g}" if isinstance(item, float) else str(item)
 
 
-def _shown(value: Any, most: int = 200) -> str:
-    text = "None (is there a return?)" if value is None else repr(value)
+def _shown(value: Any) -> str:
+    return "None (is there a return?)" if value is None else _repr(value)
+
+
+def _repr(value: Any, most: int = 200) -> str:
+    text = repr(value)
     return text if len(text) <= most else text[: most - 4] + " ..."

@@ -1,8 +1,9 @@
 """A process apart in which a submission runs, with limits; the check stays in ours and judges what comes back.
 
 What isolates: a process of its own without our environment variables, in an empty folder that is removed; seconds per
-cell and per call, and in all; memory; file size; on Linux, where the system allows it, no network. What does not: it
-runs as the same user and can read, and write, what that user can. docs/instructors.md has a container for that.
+cell and per call, and in all; memory; file size; on Linux, where the system allows it, no network, no sight of other
+processes and submissions, and nothing to write outside its folder (`in_force` says what is). What does not: it runs as
+the same user and can read what else that user can. docs/instructors.md has a container for those who need more.
 
     with Sandbox("a1", Limits()) as sandbox:
         sandbox.run("def causal_mask(n): ...")      # a cell; returns its error, or None
@@ -57,8 +58,9 @@ class Stopped(Exception):
 class Sandbox:
     """The process, begun anew when it had to be stopped: cells that ran before run again, but for the one that hung."""
 
-    def __init__(self, of_assignment: str, limits: Limits | None = None):
+    def __init__(self, of_assignment: str, limits: Limits | None = None, hidden: tuple[Path, ...] = ()):
         self.assignment, self.limits = of_assignment, limits or Limits()
+        self._hidden = [str(path.resolve()) for path in hidden if path.is_dir() and not _needed_in(path.resolve())]
         self.in_force: list[str] = []
         self._done: list[str] = []  # cells that came back
         self._process: subprocess.Popen | None = None
@@ -109,6 +111,7 @@ class Sandbox:
         ours, theirs = os.pipe(), os.pipe()  # requests, replies
         environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
         environment |= {"HOME": str(self._folder), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        environment |= {"TMPDIR": str(self._folder)}
         environment |= {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "IPYTHONDIR": str(self._folder / ".ipython")}
         environment.setdefault("LABKIT_CACHE", str(_cache_dir()))
         package = str(Path(__file__).parents[2])  # the same labkit as ours, wherever it was imported from
@@ -119,7 +122,7 @@ class Sandbox:
             "labkit.course.child",
             str(ours[0]),
             str(theirs[1]),
-            json.dumps(asdict(self.limits)),
+            json.dumps(asdict(self.limits) | {"hidden": self._hidden}),
         ]
         with (self._folder / ".said").open("wb") as said:
             self._process = subprocess.Popen(
@@ -218,6 +221,12 @@ class SandboxAnswer(Answer):
             return wire.loads(reply["answer"])
         except (CourseError, KeyError) as error:
             raise Mistake(f"{self.name} to return something that can be judged", str(error)) from None
+
+
+def _needed_in(folder: Path) -> bool:
+    """True if Python, labkit or the models lie in this folder, which can then not be hidden."""
+    needed = (Path(sys.prefix), Path(sys.base_prefix), Path(__file__), _cache_dir(), Path(tempfile.gettempdir()))
+    return any(path.resolve().is_relative_to(folder) for path in needed)
 
 
 def _cache_dir() -> Path:

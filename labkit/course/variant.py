@@ -1,7 +1,8 @@
 """The variant of an assignment: which sentences, sizes and seeds it asks about.
 
-The public one is the same for all, and its draws are the first of their choices. A secret makes a private one: other
-draws, which nobody can know who has not the secret. Only its key, a digest, is ever written into a file.
+The public one is the same for all, and what it shows are the first of the choices. A secret makes a private one. Its
+key, a digest, stands in the students' notebooks: it settles what they are shown and what their own checks ask. What
+graders ask, in several rounds, is drawn with the salt, another digest, which only who has the secret has.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ from typing import Any
 
 from labkit.errors import CourseError
 
-KEY_LETTERS = 16
+LETTERS = 16
 PUBLIC = "public"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Draws by name: the same name draws the same value, whatever was drawn before."""
+    """Draws by name: the same name draws the same value, whatever was drawn before.
+
+    Salt and round change what `rng` gives, and nothing that a master shows.
+    """
 
     key: str = PUBLIC
-    round: int = 0  # graders ask in several rounds, which differ in what `rng` gives and in nothing that a master shows
+    salt: str = ""
+    round: int = 0
 
     @classmethod
     def of(cls, secret: str | None) -> Variant:
@@ -32,22 +37,27 @@ class Variant:
             return cls()
         if not secret.strip():
             raise CourseError("a variant's secret is empty; give any text that students cannot guess")
-        return cls(hashlib.sha256(f"labkit course {secret}".encode()).hexdigest()[:KEY_LETTERS])
+        key, salt = (hashlib.sha256(f"labkit {use} {secret}".encode()).hexdigest()[:LETTERS] for use in ("key", "salt"))
+        return cls(key, salt)
 
     @property
     def public(self) -> bool:
         return self.key == PUBLIC
 
     def another_round(self, number: int) -> Variant:
-        return Variant(self.key, number)
+        return Variant(self.key, self.salt, number)
+
+    def as_shown(self) -> Variant:
+        """As the students have it: without the salt."""
+        return Variant(self.key)
 
     def choose(self, name: str, options: Sequence[Any]) -> Any:
         """One of the options, for what the student sees: the first in the public variant."""
-        return options[0] if self.public else self._random(name, 0).choice(list(options))
+        return options[0] if self.public else random.Random(f"{self.key}/shown/{name}").choice(list(options))
 
     def rng(self, name: str) -> random.Random:
         """A generator for what only the check sees: sizes, values, which fault is planted."""
-        return self._random(name, self.round)
+        return random.Random(f"{self.key}/{self.salt}/{self.round}/{name}")
 
     def whole(self, name: str, least: int, most: int) -> int:
         """A whole number from `least` to `most`, both included, of this round."""
@@ -56,6 +66,3 @@ class Variant:
     def seed(self, name: str) -> int:
         """A seed of this round, for `torch.Generator().manual_seed`."""
         return self.rng(name).randrange(2**31)
-
-    def _random(self, name: str, number: int) -> random.Random:
-        return random.Random(f"{self.key}/{number}/{name}")

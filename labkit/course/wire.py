@@ -60,21 +60,21 @@ def encoded(value: Any, deep: int = 0) -> Any:
     if deep > MOST_DEEP:
         raise CourseError(f"a value nested more than {MOST_DEEP} deep cannot be judged")
 
-    def inner(each: Any) -> Any:
-        return encoded(each, deep + 1)
-
     match value:
         case None | bool() | str():
             return value
         case int() | float():
             return float(value) if isinstance(value, float) else int(value)
         case list():
-            return [inner(each) for each in value]
+            return [encoded(each, deep + 1) for each in value]
         case tuple() | set() | frozenset() | range():
             kind = "set" if isinstance(value, set | frozenset) else "tuple"
-            return {SIGN: kind, "items": [inner(each) for each in value]}
+            return {SIGN: kind, "items": [encoded(each, deep + 1) for each in value]}
         case dict():
-            return {SIGN: "dict", "items": [[inner(key), inner(each)] for key, each in value.items()]}
+            return {
+                SIGN: "dict",
+                "items": [[encoded(key, deep + 1), encoded(each, deep + 1)] for key, each in value.items()],
+            }
         case Tensor():
             return _tensor(value)
         case np.ndarray() | np.generic():
@@ -87,7 +87,11 @@ def encoded(value: Any, deep: int = 0) -> Any:
 
             return {SIGN: "mask", "tree": tree_of(value)}
         case Given():
-            return {SIGN: "given", "from": [value.assignment, value.name], "arguments": inner(value.arguments)}
+            return {
+                SIGN: "given",
+                "from": [value.assignment, value.name],
+                "arguments": encoded(value.arguments, deep + 1),
+            }
     raise CourseError(f"a {type(value).__name__} cannot be judged; give plain values, tensors or masks")
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +81,24 @@ def test_memory_files_and_network_are_limited(sandbox):
     assert "File too large" in sandbox.run(f"open('big', 'wb').write(bytes(2 * {TIGHT.file_bytes}))")
 
 
+@linux
+def test_other_processes_files_and_submissions_are_out_of_reach(tmp_path):
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "ada.ipynb").write_text("hers")
+    with Sandbox("a1", TIGHT, (tmp_path / "others",)) as other:
+        assert {"own processes", "other processes hidden", "other submissions hidden"} <= set(other.in_force)
+        seen = asked(
+            other, f"def f():\n    import os\n    return os.listdir({str(tmp_path / 'others')!r}), os.listdir('/proc')"
+        )
+        assert seen[0] == [] and str(os.getpid()) not in seen[1]
+        assert "No such process" in other.run(f"import os; os.kill({os.getpid()}, 9)")
+        assert "Read-only" in other.run(f"open({str(tmp_path / 'mark')!r}, 'w')")
+        assert other.run("open('mine', 'w').write('x'); import tempfile; tempfile.TemporaryFile()") is None
+    assert (tmp_path / "others" / "ada.ipynb").read_text() == "hers" and not (tmp_path / "mark").exists()
+    with Sandbox("a1", TIGHT, (Path("/"),)) as other:  # Python itself lies there: it cannot be hidden
+        assert "other submissions hidden" not in other.in_force and other.run("import torch") is None
+
+
 def test_a_cell_that_hangs_is_named_and_the_others_are_kept(sandbox):
     assert sandbox.run("kept = 41") is None
     assert "within 4 seconds" in sandbox.run("while True: pass")
@@ -103,16 +122,23 @@ def test_our_environment_and_folder_stay_ours(sandbox, monkeypatch, tmp_path):
     assert found[1] != os.getcwd() and not os.path.exists(found[1])
 
 
-def test_what_it_leaves_running_is_ended(tmp_path):
-    mark = tmp_path / "alive"
-    loop = f"import time\nwhile True:\n    open({str(mark)!r}, 'a').write('x'); time.sleep(0.05)"
+def test_what_it_leaves_running_is_ended():
+    import psutil
+
+    mark = f"left running by {os.getpid()}"
+    loop = f"import os, time; os.setsid(); {mark!r}\nif os.fork(): os._exit(0)\nwhile True: time.sleep(0.05)"
+
+    def running():
+        return [
+            process for process in psutil.process_iter(["cmdline"]) if mark in " ".join(process.info["cmdline"] or [])
+        ]
+
     with Sandbox("a1", TIGHT) as other:
         assert other.run(f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {loop!r}])") is None
-        while not mark.exists():
-            time.sleep(0.05)
-    size = mark.stat().st_size
+        assert other.run("import time; time.sleep(1)") is None
+        assert running()
     time.sleep(0.5)
-    assert mark.stat().st_size == size
+    assert not running()
 
 
 # ------------------------------------------------------------------------------------------------------- submissions

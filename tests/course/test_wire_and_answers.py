@@ -61,7 +61,9 @@ def test_a_view_a_gradient_an_array_and_a_mask_come_back():
 
 
 @pytest.mark.parametrize(
-    "value", [object(), len, b"bytes", torch.zeros(2, dtype=torch.complex64), np.array(["a"])], ids=str
+    "value",
+    [object(), len, b"bytes", torch.zeros(2, dtype=torch.complex64), np.array(["a"])],
+    ids=["object", "function", "bytes", "complex", "text"],
 )
 def test_what_cannot_travel_is_refused_by_its_kind(value):
     with pytest.raises(CourseError, match="cannot be judged"):
@@ -234,6 +236,14 @@ def test_a_secret_draws_its_own_and_the_same_again():
     assert {Variant.of(str(i)).choose("x", "abc") for i in range(30)} == set("abc")
     with pytest.raises(CourseError, match="empty"):
         Variant.of(" ")
+
+
+def test_what_graders_ask_cannot_be_drawn_from_what_students_have():
+    secret = Variant.of("one")
+    shown = secret.as_shown()
+    assert shown.key == secret.key and secret.salt not in shown.key and shown != secret
+    assert [secret.choose(str(i), range(99)) for i in range(9)] == [shown.choose(str(i), range(99)) for i in range(9)]
+    assert all(secret.another_round(i).seed("x") != shown.another_round(i).seed("x") for i in range(3))
 
 
 def test_unknown_names_are_refused_with_the_closest():

@@ -1,0 +1,222 @@
+"""The site of scripts/build_site.py, built once and read in a real browser that reaches this machine and no other."""
+
+import functools
+import http.server
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("myst_nb", reason="the site's packages are not installed: pip install -e '.[site]'")
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "scripts" / "build_site.py"
+TOUR = [path.stem for path in sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))]
+# What somebody who cannot see the page, or has a phone, would stumble over: one line each.
+FAULTS = """() => {
+  const faults = [];
+  const levels = [...document.querySelectorAll("h1, h2, h3, h4, h5, h6")].map((each) => Number(each.tagName[1]));
+  if (levels.filter((level) => level === 1).length !== 1 || levels[0] !== 1) faults.push(`no single h1: ${levels}`);
+  levels.forEach((level, i) => {
+    if (i && level > levels[i - 1] + 1) faults.push(`h${level} follows h${levels[i - 1]}`);
+  });
+  for (const image of document.images) if (!image.alt.trim()) faults.push(`no alt: ${image.src.slice(0, 80)}`);
+  const said = ["img", "figure", "group", "grid"].map((role) => `[role=${role}][aria-label]`) + ", [aria-hidden=true]";
+  for (const svg of document.querySelectorAll("article svg"))
+    if (!svg.closest(said) && !svg.querySelector("title")) faults.push(`no words: ${svg.outerHTML.slice(0, 120)}`);
+  for (const field of document.querySelectorAll("input:not([type=hidden]), select, button"))
+    if (!field.ariaLabel && !field.labels?.length && !field.textContent.trim() && !field.title)
+      faults.push(`no name: ${field.outerHTML.slice(0, 120)}`);
+  const ids = [...document.querySelectorAll("article [id]:not([data-labkit-view] *)")].map((each) => each.id);
+  const twice = ids.filter((id, i) => ids.indexOf(id) !== i);
+  if (twice.length) faults.push(`ids used twice: ${twice.slice(0, 5)}`);
+  if (!document.documentElement.lang || !document.title) faults.push("no language or no title");
+  const { scrollWidth, clientWidth } = document.documentElement;
+  if (scrollWidth > clientWidth) faults.push(`${scrollWidth} wide in a window of ${clientWidth}`);
+  return faults;
+}"""
+AWAKE = "[...document.querySelectorAll('[data-widget]')].every((each) => !each.querySelector(':scope > .picture'))"
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """The site as files."""
+    folder = tmp_path_factory.mktemp("built") / "site"
+    run = subprocess.run([sys.executable, BUILD, "--output-dir", folder], capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 0, run.stderr[-5000:]
+    assert [path.name for path in folder.parent.iterdir()] == ["site"]  # nothing else is left behind
+    return folder
+
+
+@pytest.fixture(scope="session")
+def site(folder):
+    """The address at which this machine serves the site."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+def test_every_page_opens_on_a_phone_without_error_or_request_and_says_its_pictures(open_page, folder, site):
+    page = open_page(width=390, height=844)
+    pages = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.html"))
+    assert len(pages) > len(TOUR) + 20
+    found = {}
+    for name in pages:
+        page.goto(site + name)
+        page.wait_for_function(AWAKE)
+        if faults := page.evaluate(FAULTS):
+            found[name] = faults
+        page.shoot(f"site_{name.replace('/', '_')}")
+    # the theme's page gets its heading with the first search
+    assert found.pop("search.html") == ["no single h1: "]
+    assert found == {}
+
+
+def test_nothing_in_the_files_is_fetched_from_elsewhere(folder):
+    """Beside the browser's word: what it would only ask for under conditions that no test met."""
+    fetched = re.compile(r"<(?:script|img|iframe|source|use|image)\b[^>]*\s(?:src|href)=[\"']?(?:https?:)?//[^\s\"'>]+")
+    linked = re.compile(r"<link\b(?![^>]*rel=\"(?:author|license)\")[^>]*\shref=[\"']?(?:https?:)?//[^\s\"'>]+")
+    styles = re.compile(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//[^\s\"')]+")
+    for path in [*folder.rglob("*.html"), *folder.rglob("*.css")]:
+        text = _html(path)
+        assert not [*fetched.findall(text), *linked.findall(text), *styles.findall(text)], path.name
+        assert path.suffix != ".html" or "default-src 'self'" in text, path.name
+
+
+def test_what_pages_share_is_stored_once_and_no_machine_is_named(folder):
+    assert len(list(folder.rglob("plotly*.js"))) == 1
+    modules = [path.read_text(encoding="utf-8") for path in folder.rglob("module-*.js")]
+    assert len(modules) == len(set(modules)) <= 6
+    html = {path.name: path.read_text(encoding="utf-8") for path in folder.rglob("*.html")}
+    assert max(map(len, html.values())) < 1_500_000
+    assert not [name for name, text in html.items() if "labkit-playground .pg-" in text or str(ROOT) in text]
+
+
+def test_next_and_previous_walk_the_notebooks_in_order(open_page, folder, site):
+    page = open_page(width=1280)
+    page.goto(site)
+    page.locator(".next-page").click()
+    page.wait_for_url(f"**/{TOUR[0]}.html")
+    page.locator(".prev-page").click()
+    page.get_by_role("heading", level=1, name="labkit").wait_for()
+    for before, after in zip(TOUR, TOUR[1:], strict=False):
+        assert f'class="next-page" href="{after}.html"' in _html(folder / "notebooks" / f"{before}.html")
+        assert f'class="prev-page" href="{before}.html"' in _html(folder / "notebooks" / f"{after}.html")
+    road = page.locator("article table a[href^='notebooks/']")
+    assert [link.get_attribute("href") for link in road.all()] == [f"notebooks/{stem}.html" for stem in TOUR]
+
+
+def test_notebooks_are_shown_as_they_were_executed(folder):
+    for stem in TOUR:
+        html = _html(folder / "notebooks" / f"{stem}.html")
+        cells = json.loads(_html(ROOT / "notebooks" / f"{stem}.ipynb"))["cells"]
+        assert html.count('class="highlight-ipython3') == sum(cell["cell_type"] == "code" for cell in cells)
+        assert f"/{stem}.ipynb" in html  # the notebook itself, to download
+
+
+@pytest.mark.parametrize("how", ["served", "from disk"])
+def test_playground_is_painted_composed_and_used_by_keyboard_without_a_kernel(open_page, folder, site, how):
+    page = open_page(width=1280)
+    page.goto(f"{site}playground.html" if how == "served" else (folder / "playground.html").as_uri())
+    page.get_by_text("24 of 36 cells are open").wait_for()
+    grid = page.get_by_role("grid")
+    box = grid.bounding_box()
+    grid.click(position={"x": box["width"] * 5.5 / 6, "y": box["height"] * 0.5 / 6})  # the first word, the last one
+    page.get_by_role("button", name="Clear 1 painted").wait_for()
+    grid.focus()
+    page.keyboard.press("Control+End")
+    page.keyboard.press("Space")
+    page.locator("[role=gridcell][aria-label='mat may not look at mat, painted']").wait_for(state="attached")
+    page.get_by_role("button", name="Clear 2 painted").click()
+    page.get_by_role("combobox", name="mask A").select_option("bidirectional")
+    page.get_by_text("masks.bidirectional()", exact=True).wait_for()
+
+
+def test_sliders_and_figures_of_notebooks_answer(open_page, site):
+    page = open_page(width=1280)
+    page.goto(f"{site}notebooks/04_next_token_leakage.html")
+    slider, picture = (
+        page.get_by_role("slider", name="position").first,
+        page.locator(".labkit-frames svg[role=img]").first,
+    )
+    before = picture.get_attribute("aria-label")
+    slider.press("ArrowRight")
+    assert picture.get_attribute("aria-label") != before
+    page.goto(f"{site}notebooks/11_paraphrase_fusion.html")
+    page.locator(".js-plotly-plot .main-svg").first.wait_for()
+    page.goto(f"{site}notebooks/07_attention_maps.html")
+    page.locator(".labkit-explorer").get_by_role("slider", name="layer").wait_for()
+
+
+def test_search_finds_prose_and_code_names(open_page, site):
+    page = open_page(width=1280)
+    page.goto(site)
+    field = page.get_by_role("textbox", name="Search")
+    for word, expected in (
+        ("perturb", "engineers"),
+        ("sliding_window", "masks"),
+        ("paraphrase", "11_paraphrase_fusion"),
+    ):
+        field.fill(word)
+        field.press("Enter")
+        page.locator(f"#search-results li a[href*='{expected}.html']").first.wait_for()
+        field = page.get_by_role("textbox", name="Search").first
+    page.shoot("site_search")
+
+
+def test_light_and_dark_follow_the_system_and_the_button(open_page, site):
+    for theme, first in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(19, 20, 22)")):
+        page = open_page(width=1280, theme=theme)
+        page.goto(f"{site}notebooks/00_start_here.html")
+        shown = "getComputedStyle(document.body).backgroundColor"
+        assert page.evaluate(shown) == first
+        button = page.locator(".theme-toggle-content button")
+        seen = set()
+        for _ in range(3):
+            button.click()
+            seen.add((page.evaluate("document.body.dataset.theme"), page.evaluate(shown)))
+        assert seen == {("light", "rgb(255, 255, 255)"), ("dark", "rgb(19, 20, 22)"), ("auto", first)}
+
+
+def test_keyboard_skips_to_the_text_and_opens_the_contents_on_a_phone(open_page, site):
+    page = open_page(width=390, height=844)
+    page.goto(f"{site}notebooks/00_start_here.html")
+    link = page.locator(".sidebar-tree").get_by_role("link", name="01 · Attention and masks")
+    assert not link.is_visible()
+    page.get_by_role("checkbox", name="navigation").focus()
+    page.keyboard.press("Space")
+    link.wait_for()
+    page.keyboard.press("Space")
+    link.wait_for(state="hidden")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className").startswith("skip-to-content")
+    code = page.locator("article pre").filter(has_text="labkit.load").first
+    assert code.get_attribute("tabindex") == "0"  # a long line is scrolled by keyboard
+
+
+def test_a_folder_that_holds_something_else_is_not_replaced(tmp_path):
+    spec = importlib.util.spec_from_file_location("build_site", BUILD)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(module.SiteError, match="something else"):
+        module.build(tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def _html(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
