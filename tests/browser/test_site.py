@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("myst_nb", reason="the site's packages are not installed: pip install -e '.[site]'")
+pytest.importorskip("myst_nb", reason="the packages of the extra site are missing: make setup")
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
