@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from html import escape
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from labkit.course.exercises import NAMES, assignment
 
@@ -53,9 +54,9 @@ def student_page(grade: Grade) -> str:
 def class_page(grades: list[Grade]) -> str:
     """The class: who has how much, and which exercise and which mistake came how often."""
     rows = "".join(
-        f'<tr><th scope=row><a href="{escape(grade.student, quote=True)}.html">{escape(grade.student)}</a></th>'
-        f"<td class=number>{grade.points} of {grade.out_of}</td>"
-        f"<td>{escape(grade.failure) or (f'{len(grade.trouble)} cells did not run' if grade.trouble else '')}</td></tr>"
+        f'<tr><th scope=row><a href="{quote(grade.student)}.html">{escape(grade.student)}</a></th>'
+        f"<td class=number>{'not graded' if grade.failure else f'{grade.points} of {grade.out_of}'}</td>"
+        f"<td>{escape(grade.failure) or _cells(len(grade.trouble))}</td></tr>"
         for grade in grades
     )
     head = "<tr><th scope=col>student<th scope=col class=number>points<th scope=col>trouble</tr>"
@@ -73,6 +74,10 @@ def class_page(grades: list[Grade]) -> str:
         f"<tr><th scope=col>exercise<th scope=col class=number>wholly right</tr>{exercises}</table>"
         f"<h2>What went wrong most often</h2><ul>{mistakes or '<li>nothing that is known</li>'}</ul>",
     )
+
+
+def _cells(count: int) -> str:
+    return f"{count} cell{'s' if count > 1 else ''} did not run" if count else ""
 
 
 def _likely(message: str) -> str:

@@ -225,6 +225,8 @@ def test_a_private_variant_has_its_own_notebooks_and_is_graded_by_its_secret_onl
         grade(submissions.read("ada", path), None, TIGHT)
     student = (tmp_path / "course" / "student" / "a1_masks_and_attention.ipynb").read_text(encoding="utf-8")
     assert "<summary>Solution" not in student and "one of the tests" not in student and secret.key in student
+    source = next((tmp_path / "course" / "nbgrader" / "source").rglob("*.ipynb")).read_text(encoding="utf-8")
+    assert secret.salt in source and secret.salt not in student
     assert "<summary>Solution" in (built / "student" / "a1_masks_and_attention.ipynb").read_text(encoding="utf-8")
 
 
