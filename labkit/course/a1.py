@@ -163,8 +163,13 @@ def large_scores(answer: Answer, variant: Variant) -> None:
     scores = 200 * _drawn(variant, "large", 5, 5) - 1e4
     mask = masks.causal().dense(5)
     wanted = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+    raised = scores.exp() * mask
     likely = {
-        "With scores this low, a ban of -1e4 is no ban, and e to the score is 0.": (scores - 1e4 * ~mask).softmax(-1)
+        "With scores this low, -1e4 in the place of a forbidden one is no ban.": scores.masked_fill(
+            ~mask, -1e4
+        ).softmax(-1),
+        "e to a very low score is 0 for all keys. Is there a softmax that knows this?": raised
+        / raised.sum(-1, keepdim=True),
     }
     expect_tensor(answer(scores, mask), wanted, "the weights of very low scores", likely, names=CELL)
 
@@ -193,6 +198,7 @@ def the_heads(answer: Answer, variant: Variant) -> None:
             _attention(x, [q / heads**0.5, k, v], heads, mask)
         ),
         "The columns of a head are to be neighbours; yours are taken in steps.": _strided(x, matrices, heads, mask),
+        "Your matrices are transposed: it is x @ w.": _attention(x, [w.T for w in matrices], heads, mask),
         "Keys and queries have changed places.": _attention(x, [k, q, v], heads, mask),
     }
     expect_tensor(answer(x, *matrices, heads, mask), wanted, f"attention with {heads} heads", suspects, 1e-4)

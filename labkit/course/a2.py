@@ -149,7 +149,9 @@ def the_matrix(answer: Answer, variant: Variant) -> None:
         suspects = {
             "Rows and columns have changed places: row i notices, column j is the changed token.": seen.T,
             "The diagonal is missing: does an output not notice its own token?": seen & ~torch.eye(n).bool(),
-            "Changes pile up: when token 3 is changed, 0 to 2 are the old ones.": seen.int().cummax(1).values.bool(),
+            "Your changes pile up: before token 3 is changed, put the old 0 to 2 back.": seen.int()
+            .cummax(1)
+            .values.bool(),
         }
         what = f"the influence matrix of a model where {DOES[kind]}"
         expect_tensor(answer(_given(kind, seed), _ids(variant, "matrix", n)), seen, what, suspects, names=CELL)

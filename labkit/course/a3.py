@@ -245,7 +245,7 @@ def the_shares(answer: Answer, variant: Variant) -> None:
     expect(held, expected, came, next((text for text, told in likely.items() if told), None))
     drawn = set(inputs[counted & (inputs != MASK_ID) & (inputs != ids)].tolist())
     never = set(ORDINARY.tolist()) - drawn
-    likely = "Your random tokens come from the whole vocabulary. No text has a pad in its middle."
+    likely = "Your random tokens come from the whole vocabulary. Special tokens are never put in."
     expect(not drawn & set(SPECIAL), "random tokens that are ordinary", f"{sorted(drawn)}", likely)
     likely = "Is the end of your range left out, or one token drawn for the whole row?"
     expect(not never, "every ordinary token among the random ones", f"{sorted(never)} never", likely)

@@ -258,6 +258,8 @@ def what_is_claimed(answer: Answer, variant: Variant) -> None:
         results = _results(variant, f"claim {gap}", gap)
         low, high = _edges(_gaps(*results))
         claim = _compared(answer, *results)[3]
+        if claim not in ("one", "other", None):
+            likely = 'The claim is the string "one" or "other", or None itself.'
         expect(claim == wanted, f"the claim {wanted!r} from {low:.3f} to {high:.3f}", repr(claim), likely)
 
 

@@ -24,7 +24,7 @@ WORDINGS = (
 )
 VOCABULARY, CONTEXT, WIDTH, AHEAD = 40, 48, 16, 4  # of the toy models; the last: columns
 LEAKS = {  # what a model does: what to say of a test that lets it through, or that accuses an honest one
-    "causal": "You accuse an honest model. At which positions may a changed token show?",
+    "causal": "You accuse an honest model. Where may a change show, and how near is near enough?",
     "columns": "You accuse an honest model: its columns stand for later positions, and are made of no token.",
     "next": "Your test lets a model through that reads the next token. Does it look at every output before the change?",
     "third": "Only the first position peeks here, at the third token. Which tokens, and which outputs, do you try?",

@@ -67,9 +67,9 @@ def window_mask(n, w):
 mask_svg(window_mask(n, 3), tokens)
 
 # %% [markdown] exercise="a1_padded_mask"
-# Sentences of a batch have different lengths, so the shorter ones are filled up with pads **at the end**. A pad says nothing, so nobody may look at one. Given the real lengths, return the causal tables of the whole batch: booleans, shape `(batch, n, n)`, with no pad as a key.
+# Sentences of a batch have different lengths, so the shorter ones are filled up with pads **at the end**. A pad says nothing, so nobody may look at one. Given the real lengths (a list of whole numbers), return the causal tables of the whole batch: booleans, shape `(batch, n, n)`, with no pad as a key.
 #
-# Rows of pads (queries) do not matter to anybody, so leave them as the causal table has them.
+# Close the pad keys in **every** row, those of the pads (as queries) included; beyond that, leave these rows as the causal table has them. (With pads at the end, the causal table hides them from every real token already. In A2, where models look both ways, it no longer does.)
 
 # %% [markdown] hint="a1_padded_mask"
 # A key is real in row `b` of the batch if its position is below `lengths[b]`. That is a table of shape `(batch, n)`: put in a dimension so that it becomes one over keys, for every query.
@@ -90,7 +90,7 @@ padded_mask([3, n], n).int()[0]
 # %% [markdown] exercise="a1_scores"
 # Now the numbers. Each token has a query vector and a key vector of size `d`; the **score** of a pair is their dot product, divided by the square root of `d`. Return the scores, shape `(..., n, n)`, query by key.
 #
-# *Why the division?* A dot product of `d` random numbers grows like the square root of `d`, and large scores make the softmax pick one token and forget the rest.
+# *Why the division?* A dot product of two vectors of `d` random numbers grows like the square root of `d`, and large scores make the softmax pick one token and forget the rest.
 
 # %% [markdown] hint="a1_scores"
 # `q @ k.transpose(-2, -1)` has queries as rows. What is `d` when there are more dimensions in front?
@@ -105,7 +105,7 @@ def scores_of(q, k):
 
 
 # %% [markdown] exercise="a1_weights"
-# Weights are what a softmax makes of the scores in each row, **among the keys that may be looked at**: zero for all others, and a sum of one. Where a row may look at nothing at all, let its weights be zero, and not `nan`.
+# Weights are what a softmax makes of the scores in each row, **among the keys that may be looked at**: zero for all others, and a sum of one. Where a row may look at nothing at all, let its weights be zero, and not `nan`. It must hold for scores of any size, also of -10 000.
 
 # %% [markdown] hint="a1_weights"
 # A forbidden score must not take part in the softmax: what number, put in its place, becomes exactly zero there? And what does the softmax of a row make of nothing but such numbers? `masked_fill` puts numbers where a table is True.
@@ -121,7 +121,7 @@ def weights_of(scores, mask):
 
 
 # %% [markdown] exercise="a1_attention"
-# All together, with heads. `x` is `(n, width)`; the three matrices are `(width, width)`. Cut queries, keys and values into `heads` of `width // heads` **neighbouring** columns each, attend in each head under the mask, put the heads side by side again. Use your functions.
+# All together, with heads. `x` is `(n, width)`; the three matrices are `(width, width)`: queries are `x @ w_q`, keys `x @ w_k`, values `x @ w_v`. Cut queries, keys and values into `heads` of `width // heads` **neighbouring** columns each, attend in each head under the mask, put the heads side by side again. Use your functions.
 
 # %% [markdown] hint="a1_attention"
 # `(n, width)` → `(n, heads, d)` is a `view`; the heads must then come to the front, before the scores, and go back behind the tokens at the end. A `view` alone cannot swap two dimensions.

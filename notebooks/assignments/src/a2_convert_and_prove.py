@@ -22,7 +22,7 @@ import labkit
 from labkit import masks, pitfalls, viz
 
 # %% [markdown]
-# One sentence goes with us: **{{sentence}}** Read it slowly. Most of these sentences have an ending that changes what you made of the beginning. A causal model cannot go back; a bidirectional one could.
+# One sentence goes with us: **{{sentence}}** Read it slowly. Sentences like this one lead you astray at first: the ending changes what you made of the beginning. A causal model cannot go back; a bidirectional one could.
 #
 # The model is gpt2-mini, a small GPT-2 that comes with this lab.
 
@@ -220,7 +220,7 @@ print("c_proj of layer 0 is handed", tuple(handed[0].shape), "for", model.config
 # %% [markdown] exercise="a2_heads"
 # Return the influence **within one layer**, for each head: booleans, shape `(heads, n, n)`. `True` at `[h, i, j]`: if the hidden state at `j` changes **on its way into block `layer`**, then what head `h` of that block gives at `i` changes. The layers below stay as they are.
 #
-# The number of heads is `model.config.n_head`; head `h` has the `h`-th run of neighbouring columns. Take away every hook that you register, as in the cell above.
+# The number of heads is `model.config.n_head`; head `h` has the `h`-th run of neighbouring columns. Take away every hook that you register, as in the cell above. And mind the size of a change: the same number added to all of a state is none, as the block's LayerNorm takes it away and leaves but rounding.
 
 # %% [markdown] hint="a2_heads"
 # Two hooks. A forward **pre**-hook on the block may return other arguments: `return (hidden, *args[1:])`. One on `attn.c_proj` writes down what it is handed. Change a state by a random vector: a block begins with a LayerNorm, and that takes away whatever is the same in all numbers. `try` ... `finally` removes hooks for certain.
@@ -290,7 +290,7 @@ in_company(wrecked)
 # The same sum in another order differs in its last bits, so let equal mean: within `1e-4`, everywhere.
 
 # %% [markdown] hint="a2_same"
-# `with labkit.masked(...):` around one of the two calls. `torch.allclose` has an `atol`. Would another look at the same model, outside of the block, give the same?
+# `with labkit.masked(...):` around one of the two calls. `torch.allclose` has an `atol`. The mask holds inside the block only: which of the two calls belongs there?
 
 
 # %% answer="a2_same"

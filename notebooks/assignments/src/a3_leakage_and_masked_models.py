@@ -78,7 +78,7 @@ def next_token_loss(logits, ids, real):
 [float(next_token_loss(torch.zeros(1, n, V), ids[None], torch.ones(1, n).bool())), math.log(V)]
 
 # %% [markdown] exercise="a3_proof"
-# When is a loss too good? Take a text of words drawn at random, each of `V` equally likely. Nobody can know the next one, so an honest model pays ln V on average at least. But luck exists: on `count` tokens it may pay a little less. **How much less proves a leak?**
+# When is a loss too good? Take a text of words drawn at random, each of $V$ = `vocab_size` equally likely. Nobody can know the next one, so an honest model pays ln V on average at least. But luck exists: on `count` tokens it may pay a little less. **How much less proves a leak?**
 #
 # Let $Q$ be the probability that an honest model gives to all `count` tokens together, and $P = V^{-\text{count}}$ their true one. Averaged over such texts, $Q/P$ is at most 1, and so, by Markov's inequality, $Q/P$ reaches $1/c$ with a chance of at most $c$. Your loss is $-\ln Q$ divided by `count`.
 #
@@ -145,7 +145,7 @@ for mask in (masks.causal(), masks.bidirectional()):
 # *Predict first:* in an honest model, how many cells are True?
 
 # %% [markdown] hint="a3_leak_table"
-# Three loops: over the positions `j`, over the tokens you put there, and over the positions `i` before `j` (the last one can be one comparison, `!=` and `any` over the vocabulary). Where do the words of the first row come back before the next change? And is one other token enough, if the model should notice a certain word only?
+# Three loops: over the positions `j`, over the tokens you put there, and over the positions `i` before `j` (the last one can be one comparison, `!=` and `any` over the vocabulary). Is the row as it was before you make the next change? And is one other token enough, if the model should notice a certain word only?
 
 
 # %% answer="a3_leak_table"
@@ -185,7 +185,7 @@ mask_svg(leak_table(models[0], ids, V) | torch.ones(n, n).tril().bool(), tokens)
 # A model that looks both ways cannot be asked for the next token. So we **hide** some words and ask for those (masked-language modelling, Devlin et al. 2019, BERT). If it only ever had to answer at a `[MASK]`, it could ignore all other positions; so some hidden words are swapped, and some left as they are:
 #
 # - `ids` is one row, `(n,)`, int64; `special` a list of ids, `mask_id` among them. All ids from 0 to `vocab_size - 1` that are not in `special` are **ordinary**.
-# - Every ordinary token of the row is **chosen** by a coin of its own, with probability `rate`. Special tokens never are. If no coin falls and there is an ordinary token, one of them is chosen at random. A row without any stays as it is.
+# - Every ordinary token of the row is **chosen** by a coin of its own, with probability `rate`. Special tokens never are. If the coins choose nobody, and the row has an ordinary token, one of them is chosen at random, all equally likely. A row without any stays as it is.
 # - What becomes of a chosen token: with probability 0.8 `mask_id`; with 0.1 a random ordinary id, all equally likely (it may happen to be the same); with 0.1 it stays.
 # - Return `(inputs, targets)`, both `(n,)`, int64: what the model reads; and the original token at **every chosen** position, `-100` elsewhere. Leave `ids` as it is.
 # - `rng` is a `torch.Generator`. Draw everything with it: `torch.rand(n, generator=rng)`, `torch.randint(..., generator=rng)`.
@@ -290,7 +290,7 @@ def pseudo_perplexity(model, ids, mask_id, special):
 
 
 # %% [markdown]
-# Our sentence, one with its first and last scene mixed up, and the words in the reverse order. *Predict the order of the three.*
+# Our sentence, one that begins with our scene and ends with another, and the words in reverse order. *Predict the order of the three.*
 
 
 # %%

@@ -223,7 +223,7 @@ entity_f1([list(sentence.tags)], [hasty])
 # %% [markdown]
 # ## Questions
 #
-# A passage is often longer than what a model reads at once. This one, with a row of 60 tokens:
+# A passage is often longer than what a model reads at once. Suppose that a row holds 60 tokens. How long is this passage?
 
 # %%
 context = tokenizer(question.context, add_special_tokens=False)["input_ids"]

@@ -23,7 +23,7 @@ from labkit.course.a5 import engine, model
 from labkit.viz import mask_svg, masks_svg
 
 # %% [markdown]
-# One question in three wordings goes with us, between a shared **prefix** and a **cue**, behind which the answer begins. Each wording is a **segment**:
+# One question in three wordings goes with us, between a shared **prefix** and a **cue**, after which the answer begins. Each wording is a **segment**:
 
 # %%
 wordings = ["Spain's capital is ?", "From which city is Spain governed ?"]  # drawn: wordings
@@ -67,7 +67,7 @@ def segment_mask(prefix, lengths, tail):
 mask_svg(segment_mask(len(prefix), lengths, len(cue)), tokens)
 
 # %% [markdown]
-# The tail has a mixed crowd of keys before it. Suppose that each group of them has been looked at **by itself**, as if the others were not there. `attend` gives what such a look gives: the output, and with it the logarithm of the sum that the softmax divided by, the **log-sum-exp** (`lse`): how much the group weighed before it was scaled to one. (Queries are divided by $\sqrt d$ already, here and in all that follows.)
+# The tail has a mixed crowd of keys before it. Suppose that each group of them has been looked at **by itself**, as if the others were not there. `attend` gives what such a look gives: the output, and with it the logarithm of the sum that the softmax divided by, the **log-sum-exp** (`lse`): how much the group weighed before it was scaled to one. (In `attend` and in the fusion track, queries are divided by $\sqrt d$ already.)
 
 
 # %%
@@ -80,7 +80,7 @@ def attend(query, key, value, bias=0.0):
 # %% [markdown] exercise="a5_merge"
 # From two such results, `(output, lse)` of one group and `(output, lse)` of another, make the `(output, lse)` of **one softmax over both groups together**, without seeing a single key. Outputs have the shape `(..., n, e)`, each `lse` has `(..., n)`.
 #
-# It must hold for large scores, too: an `lse` may be 1000, and $e^{1000}$ is beyond any number that a computer holds. And a group may be **without keys** for a query: then its `lse` is minus infinity and its output 0. Where both are, so is the result.
+# It must hold for large scores, too: an `lse` may be 1000, and $e^{1000}$ is beyond any number that a computer holds. And a group may be **without keys** for a query: then its `lse` is minus infinity and its output 0. Where both groups are without keys, so is the result: its `lse` is minus infinity, its output 0.
 #
 # *Predict first:* one group has one key with a score of 2, the other five keys with a score of 0. Which gets more of the weight?
 
@@ -121,10 +121,10 @@ prediction()
 # The mask keeps the wordings apart. Two more things are needed before several wordings make one answer: where they **stand**, and what they **weigh**.
 
 # %% [markdown] exercise="a5_positions"
-# A key carries its position with it, so nothing forbids that several tokens stand at the same one. No wording shall be nearer to the prefix than another for no reason but its place in our list: **every segment begins where the prefix ends**. The tail begins behind the end of the **longest** segment, and goes on from there. Return the positions of the row of exercise 1: a tensor (or list) of `n` whole numbers, from 0.
+# A key carries its position with it, so nothing forbids that several tokens stand at the same one. No wording shall be nearer to the prefix than another for no reason but its place in our list: **every segment begins where the prefix ends**. The tail begins after the end of the **longest** segment, and goes on from there. Return the positions of the row of exercise 1: a tensor of `n` whole numbers, from 0.
 
 # %% [markdown] hint="a5_positions"
-# `torch.arange(a, b)` counts from `a` to `b - 1`, `torch.cat` puts rows of numbers behind one another. How many blocks are there, and which number does each begin with?
+# `torch.arange(a, b)` counts from `a` to `b - 1`, `torch.cat` puts rows of numbers one after the other. How many blocks are there, and which number does each begin with?
 
 
 # %% answer="a5_positions"
@@ -236,7 +236,7 @@ def who_is_heard(scores=(1.0, 1.0, 3.0, 1.0)):
 who_is_heard()
 
 # %% [markdown]
-# The second row and the last are the same: fusing *is* an average of the separate answers. But the shares are not 1/N. They are the softmax of the prompts' `lse`, so each query listens most to the wording that has most to say to it. (Exercise 2, read backwards.) Whether that makes better answers is another question. On two models and two sets of facts, `fuse` was in no case told apart from `logit-average`: see the repository's `benchmarks/results/fusion_quality.md`.
+# The second row and the last are the same: fusing *is* an average of the separate answers. But the shares are not 1/N. They are the softmax of the prompts' `lse`, so each query listens most to the wording that has most to say to it. (Exercise 2, read backwards.) Whether that makes better answers is another question. On two models and two sets of facts, `fuse` was nowhere told apart from `logit-average` when relations and questions are drawn anew: see the repository's `benchmarks/results/fusion_quality.md`.
 
 # %% [markdown] exercise="a5_joined_cache"
 # A fast engine needs no mask between segments. It reads the rows `prefix + segment` as a **batch**, in which no row sees another anyway, padded at the end to the same length. Then it lays their keys and values side by side, once, for the tail to look at.
@@ -332,7 +332,7 @@ n = len(text)
 text
 
 # %% [markdown] exercise="a5_columns"
-# Which columns does a position have? Position `i` has those of the `dim` positions behind it, `i + 1` to `i + dim`, as far as there are any: the columns end with the **context**, the longest text that the model can read. They do *not* end with the text at hand. A position that could count its columns would know how much text is to come, and that is a look into the future.
+# Which columns does a position have? Position `i` has those of the `dim` positions **after** it, `i + 1` to `i + dim`, as far as there are any: the columns end with the **context**, the longest text that the model can read. They do *not* end with the text at hand. A position that could count its columns would know how much text is to come, and that is a look into the future.
 #
 # Return the table for a text of `n` tokens: booleans, shape `(n, context)`, row = query, column = the position that it stands for.
 #
@@ -355,7 +355,7 @@ def columns(n, context, dim):
 masks_svg({"the past": masks.causal().dense(n), "columns, dim 2": columns(n, n, 2)}, text)
 
 # %% [markdown] exercise="a5_parameters"
-# Columns are parameters. In each of the `layers` layers, every position of the context has a free key and a free value, of `width` numbers each (all heads together). If the model gets better, were it the columns, or would any parameters have done? A fair baseline is a plain model of the same size: widen the hidden layer of each of its MLPs. One more unit there has `width` weights in, a bias, and `width` weights out.
+# Columns are parameters. In each of the `layers` layers, every position of the context has a free key and a free value, of `width` numbers each (all heads together). If the model gets better, was it the columns, or would any parameters have done? A fair baseline is a plain model of the same size: widen the hidden layer of each of its MLPs. One more unit there has `width` weights in, a bias, and `width` weights out.
 #
 # Return a pair of whole numbers: how many parameters the columns have, in all layers; and by how many units **each** MLP must be widened so that the plain model comes as near as it can to the same number.
 
@@ -376,7 +376,7 @@ def column_cost(context, width, layers, dim):
 column_cost(context=1024, width=256, layers=6, dim=50)
 
 # %% [markdown] exercise="a5_targets"
-# What should the columns contribute? What the future itself would have contributed, had it been seen: at training time we have the text, and can compute it with the mask opened for `dim` positions ahead. Two definitions are about:
+# What should the columns contribute? What the future itself would have contributed, had it been seen: at training time we have the text, and can compute it with the mask opened for `dim` positions ahead. Two definitions are in use:
 #
 # - **joint**: one softmax over the past (the position itself included) and the `dim` positions ahead. The target is the future's **part** of its output: the sum over the positions ahead alone, with the weights that they have in that softmax.
 # - **difference**: the whole output of that same softmax, less the output of plain causal attention.
@@ -483,4 +483,4 @@ def judged(kinds=("causal", "columns", "next", "length")):
 judged()
 
 # %% [markdown]
-# **What you have now.** `length` is the model whose columns end with the text. It never sees a later token, and it is not causal: a test that only changes tokens overlooks it. (One of the two experiments of the hint is enough for all of them. Which one, and why?) Notebook 12 goes on from here: the whole block, its controls, and a comparison whose intervals decide. The question behind all of it, whether columns help, is open: see `docs/future_attention.md`.
+# **What you have now.** `length` is the model whose columns end with the text. It never sees a later token, and it is not causal: a test that only changes tokens overlooks it. (One of the two experiments of the hint is enough for all of them. Which one, and why?) Notebook 12 goes on from here: the whole block, its controls, and a comparison whose intervals decide. A first comparison is there (columns help a little, and the future has no part in it): see `docs/future_attention.md`.

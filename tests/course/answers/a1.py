@@ -151,6 +151,16 @@ WRONG = {
             "divides zero by zero",
             "def weights_of(scores, mask):\n    return scores.masked_fill(~mask, -torch.inf).softmax(-1)",
         ),
+        (
+            "is no ban",
+            "def weights_of(scores, mask):\n    return scores.masked_fill(~mask, -1e4).softmax(-1).nan_to_num(0) * mask.any(-1, keepdim=True)",
+        ),
+        (
+            "a softmax that knows",
+            "def weights_of(scores, mask):\n    raised = scores.exp() * mask\n"
+            "    return raised / raised.sum(-1, keepdim=True) if mask.any(-1).all() else "
+            "scores.masked_fill(~mask, -torch.inf).softmax(-1).nan_to_num(0)",
+        ),
         ("may not see", "def weights_of(scores, mask):\n    return scores.masked_fill(~mask, -1e30).softmax(-1)"),
     ],
     "a1_attention": [
@@ -186,6 +196,13 @@ WRONG = {
             "    n, width = x.shape\n"
             "    q, k, v = ((x @ w).view(n, -1, heads).permute(2, 0, 1) for w in (w_q, w_k, w_v))\n"
             "    return (weights_of(scores_of(q, k), mask) @ v).permute(1, 2, 0).reshape(n, width)",
+        ),
+        (
+            "it is x @ w",
+            "def attention(x, w_q, w_k, w_v, heads, mask):\n"
+            "    n, width = x.shape\n"
+            "    q, k, v = ((x @ w.T).view(n, heads, -1).transpose(0, 1) for w in (w_q, w_k, w_v))\n"
+            "    return (weights_of(scores_of(q, k), mask) @ v).transpose(0, 1).reshape(n, width)",
         ),
         (
             "changed places",

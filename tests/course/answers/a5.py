@@ -386,7 +386,7 @@ WRONG = {
         ("was it the prediction", _losses(first="guess = guess.detach()")),
     ],
     "a5_causality": [
-        ("At which positions", _is_causal("not any(moved(changed(i), i + 1) for i in places)")),
+        ("Where may a change show", _is_causal("not any(moved(changed(i), i + 1) for i in places)")),
         ("how many there are", _is_causal(TOKENS)),
         ("every output before the change", _is_causal("not any(moved(changed(i), 1) for i in places[4:])")),
         ("Which tokens, and which outputs", _is_causal("not moved(changed(29), 29)")),
