@@ -85,7 +85,7 @@ def course_check(
     from labkit.course import grade, submissions
     from labkit.course.variant import Variant
 
-    submission = submissions.read(notebook.stem, notebook, assignment)
+    submission = submissions.read(notebook.stem, notebook, assignment and assignment.lower())
     with waiting(f"running {notebook.name}"):
         found = grade.grade(submission, Variant(submission.variant_key), hidden=False)
     if as_json:
@@ -141,8 +141,8 @@ def course_grade(
             bar.update()
 
         grades = grade_all(
-            path, output_dir, variant=Variant.of(variant), limits=limits, assignment_name=assignment, jobs=jobs,
-            again=again, on_grade=there,
+            path, output_dir, variant=Variant.of(variant), limits=limits, jobs=jobs,
+            assignment_name=assignment and assignment.lower(), again=again, on_grade=there,
         )  # fmt: skip
     failed = [grade for grade in grades if grade.failure]
     if as_json:

@@ -18,7 +18,7 @@ from labkit import masks
 from labkit.course.answers import Answer
 from labkit.course.exercises import Assignment
 from labkit.course.judging import ROUNDS
-from labkit.course.mistakes import expect, expect_tensor
+from labkit.course.mistakes import expect, expect_all, expect_tensor
 from labkit.course.variant import Variant
 from labkit.course.wire import Given
 
@@ -283,7 +283,8 @@ AUDIT = {
 
 def _expect_vouched(answer: Answer, variant: Variant, names: Iterable[str], words: dict[str, tuple]) -> None:
     """`same_computation(original, converted, ids)` or `audit(converted, original)`, for a kind of each name."""
-    for name in names:
+
+    def ask(name: str) -> None:
         kinds, wanted, likely = words[name]
         kind, seed = variant.rng(f"kind {name}").choice(kinds), variant.seed(f"vouched {name}")
         arguments = [_given(kind, seed), _given("as it came", seed)]
@@ -291,6 +292,9 @@ def _expect_vouched(answer: Answer, variant: Variant, names: Iterable[str], word
         found = found.item() if isinstance(found, Tensor) and found.numel() == 1 else found
         expect(isinstance(found, bool), f"{answer.name} to say True or False", f"{found!r:.80}")
         expect(found == wanted, f"{wanted} of {'an honest model' if wanted else 'a faulty model'}", str(found), likely)
+
+    names = list(names)
+    expect_all(names, ask, variant.rng(f"order of {names}"))
 
 
 def _expect_seen(found: Any, wanted: Tensor, what: str, suspects: dict, few: str, names: tuple[str, ...]) -> None:

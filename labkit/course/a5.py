@@ -32,7 +32,7 @@ from labkit.course.a5_toys import (
 )
 from labkit.course.answers import Answer
 from labkit.course.exercises import Assignment
-from labkit.course.mistakes import expect, expect_equal, expect_number, expect_tensor
+from labkit.course.mistakes import expect, expect_all, expect_equal, expect_number, expect_tensor
 from labkit.course.variant import Variant
 from labkit.course.wire import Given
 
@@ -374,12 +374,15 @@ def models_that_hide_it(answer: Answer, variant: Variant) -> None:
 def _attack(answer: Answer, variant: Variant, given: str, kinds: tuple[str, ...], likely: dict[str, str]) -> None:
     seed = variant.seed("toys")
     honest = Given("a5", "model", {"kind": "causal", "seed": seed})
-    for kind in kinds:
+
+    def ask(kind: str) -> None:
         attacked = Given("a5", given, {"kind": kind, "seed": seed})
         wanted = kind in ("right", "causal", "columns") if given == "model" else kind == "right"
         found = answer(attacked, honest) if given == "engine" else answer(attacked)
         what = f"{answer.name} of {'an honest' if wanted else 'a faulty'} {given}"
         expect_equal(found, wanted, what, {likely[kind]: not wanted})
+
+    expect_all(kinds, ask, variant.rng(f"order of {kinds}"))
 
 
 def _joined(answer: Answer, variant: Variant, prefix: int, lengths: list[int]) -> tuple:

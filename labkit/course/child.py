@@ -6,6 +6,7 @@ a cell, as a notebook's kernel would (IPython), or call what the cells have defi
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -85,7 +86,7 @@ def serve(requests: Any, replies: Any, in_force: list[str]) -> None:
 
     from IPython.core.interactiveshell import InteractiveShell
 
-    from labkit.course.answers import answered, described
+    from labkit.course.answers import answered, described, is_stub
     from labkit.course.mistakes import Mistake
     from labkit.errors import CourseError
 
@@ -98,7 +99,7 @@ def serve(requests: Any, replies: Any, in_force: list[str]) -> None:
     def ran(source: str) -> dict[str, Any]:
         result = shell.run_cell(source, store_history=False, silent=False)
         error = result.error_before_exec or result.error_in_exec
-        return {"error": None if error is None else described(error), "not_begun": _not_begun(error)}
+        return {"error": None if error is None else described(error), "not_begun": is_stub(error)}
 
     def asked(request: dict[str, Any]) -> dict[str, Any]:
         found = shell.user_ns.get(request["name"])
@@ -117,26 +118,25 @@ def serve(requests: Any, replies: Any, in_force: list[str]) -> None:
         request = json.loads(line)
         try:
             replies(ran(request["source"]) if request["do"] == "cell" else asked(request))
-        except NotImplementedError:
-            replies({"not_begun": True})
         except Mistake as mistake:  # an observer's
             replies({"mistake": [mistake.expected, mistake.came, mistake.likely]})
         except CourseError as error:
             replies({"mistake": [f"{request['name']} to return something that can be judged", str(error)]})
         except BaseException as error:  # SystemExit and KeyboardInterrupt of the student's too
+            if is_stub(error):
+                replies({"not_begun": True})
+                continue
             replies({"mistake": [f"{request.get('name', 'a cell')} to return", described(error)]})
-
-
-def _not_begun(error: BaseException | None) -> bool:
-    return isinstance(error, NotImplementedError)
 
 
 def main() -> None:
     requests, replies = (int(number) for number in sys.argv[1:3])
     in_force = limit(json.loads(sys.argv[3]))
+    sys.path.append(os.getcwd())  # last, and not before the limits hold: a student's json.py is nobody's else
 
     def reply(what: dict[str, Any]) -> None:
-        sys.stdout.flush()
+        with contextlib.suppress(Exception):  # closed by the student, or full
+            sys.stdout.flush()
         data = (json.dumps(what) + "\n").encode()
         while data:
             data = data[os.write(replies, data) :]

@@ -13,14 +13,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from labkit import __version__
 from labkit.course import submissions
-from labkit.course.exercises import assignment
-from labkit.course.judging import Outcome, judged
+from labkit.course.exercises import NAMES, assignment
+from labkit.course.judging import Outcome, clean, judged
 from labkit.course.sandbox import Limits, Sandbox, SandboxAnswer
 from labkit.course.submissions import Submission
 from labkit.course.variant import Variant
@@ -83,7 +83,7 @@ def grade(
         for number, source in enumerate(submission.cells, 1):
             if error := sandbox.run(source):
                 first = next(iter(source.strip().splitlines()), "")
-                trouble.append(f"code cell {number} (`{first[:80]}`): {error}")
+                trouble.append(clean(f"code cell {number} (`{first[:80]}`): {error}"))
         outcomes = [
             judged(exercise, SandboxAnswer(sandbox, exercise.answer), variant, hidden=hidden)
             for exercise in of.exercises.values()
@@ -93,7 +93,7 @@ def grade(
     out_of = of.best({outcome.exercise: outcome.out_of for outcome in outcomes})
     return Grade(
         submission.student, of.name, variant.key, submission.digest, points, out_of, outcomes, trouble, "", in_force,
-        round(time.monotonic() - began, 2), settings={"hidden": hidden},
+        round(time.monotonic() - began, 2), settings=_settings(limits, hidden),
     )  # fmt: skip
 
 
@@ -121,10 +121,8 @@ def grade_all(
     output_dir = Path(output_dir).expanduser()
     if output_dir.is_file():
         raise CourseError(f"{output_dir} is a file; give --output-dir a folder")
-    for student in found:
-        if not student.strip(". ") or "/" in student or "\\" in student:
-            raise CourseError(f"{student!r} cannot be the name of a student's file")
     output_dir.mkdir(parents=True, exist_ok=True)
+    _import_for_judges()
 
     def one(student: str, notebook: Path) -> tuple[Grade, bool]:
         unseen = tuple(folder for folder in (Path(path).expanduser(), output_dir) if folder.is_dir())
@@ -144,6 +142,16 @@ def grade_all(
     grades.sort(key=lambda each: each.student)
     _write_class(grades, output_dir)
     return grades
+
+
+def _import_for_judges() -> None:
+    """What checks import when they are first asked, imported before there are threads: imports race."""
+    from labkit.tiny_models import build_tiny_model
+
+    for name in ("tiny-gpt2", "tiny-gemma3"):
+        build_tiny_model(name, attn="sdpa")
+    for name in NAMES:
+        assignment(name)
 
 
 def read_grades(folder: str | Path) -> Iterator[Grade]:
@@ -168,7 +176,7 @@ def _graded(
     target = output_dir / f"{student}.json"
     try:
         submission = submissions.read(student, notebook, name)
-        if not again and (kept := _kept(target, submission, variant)):
+        if not again and (kept := _kept(target, submission, variant, _settings(limits, True))):
             return kept, True
         result = grade(submission, variant, limits, unseen=unseen)
     except LabkitError as error:
@@ -182,14 +190,20 @@ def _graded(
     return result, False
 
 
-def _kept(target: Path, submission: Submission, variant: Variant) -> Grade | None:
-    """The grade that is there already, if it is of this very file, variant and labkit."""
+def _settings(limits: Limits, hidden: bool) -> dict[str, Any]:
+    """What a grade depends on beside the submission, in the words of JSON."""
+    return asdict(limits) | {"hidden": hidden}
+
+
+def _kept(target: Path, submission: Submission, variant: Variant, settings: dict[str, Any]) -> Grade | None:
+    """The grade that is there already, if it is of this very file, assignment, variant, labkit and limits."""
     try:
         found = Grade.from_dict(json.loads(target.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    same = (found.digest, found.variant, found.labkit) == (submission.digest, variant.key, __version__)
-    return found if same and not found.failure and found.settings.get("hidden") else None
+    one = (found.digest, found.assignment, found.variant, found.labkit, found.settings)
+    other = (submission.digest, submission.assignment, variant.key, __version__, settings)
+    return found if one == other and not found.failure else None
 
 
 def _failed(student: str, name: str | None, variant: Variant, why: str) -> Grade:

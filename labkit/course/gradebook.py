@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,16 +79,26 @@ def gradebook_csv(grades: Iterable[Grade], kind: str, roster: str | Path | None 
         raise CourseError(
             f"{roster} has none of the columns {', '.join(IDENTITIES[kind])}; it has {', '.join(rows[0])}"
         )
-    place, left = _place(rows[0], column, kind), dict(by_student)
+    place = _place(rows[0], column, kind)
+    rows_of = max(
+        (_by_identity(rows, name) for name in identities), key=lambda each: len(each.keys() & by_student.keys())
+    )
+    graded = {id(rows_of[student]): grade for student, grade in by_student.items() if student in rows_of}
     for row in rows:
-        for identity in identities:
-            if (grade := left.pop(row[identity].strip(), None)) is not None:
-                row[place] = _points(grade, kind)
-                break
+        if (grade := graded.get(id(row))) is not None:
+            row[place] = _points(grade, kind)
         else:
             row.setdefault(place, str(out_of) if row.get("Student", "").strip() == "Points Possible" else "")
     header = list(dict.fromkeys([*rows[0], place]))
-    return _written(header, [[row.get(name, "") for name in header] for row in rows]), sorted(left)
+    return _written(header, [[row.get(name, "") for name in header] for row in rows]), sorted(
+        by_student.keys() - rows_of.keys()
+    )
+
+
+def _by_identity(rows: list[dict[str, str]], column: str) -> dict[str, dict[str, str]]:
+    """{what stands in the column: its row}, without what stands there twice: nobody is guessed."""
+    values = Counter(row[column].strip() for row in rows)
+    return {value: row for row in rows if values[value := row[column].strip()] == 1 and value}
 
 
 def _without_roster(by_student: dict[str, Grade], kind: str, column: str, out_of: int) -> str:
@@ -117,4 +128,14 @@ def _written(header: list[str], rows: list[list]) -> str:
 
 def _plain(cell: object) -> object:
     """A student's name that begins like a formula stays a name when a spreadsheet opens the file."""
-    return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t") else cell
+    if not isinstance(cell, str) or cell[:1] not in ("=", "+", "-", "@", "\t") or cell == "-" or _is_number(cell):
+        return cell
+    return f"'{cell}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -46,6 +46,10 @@ def judged(exercise: Exercise, answer: Answer, variant: Variant, *, hidden: bool
         try:
             found = _first_mistake(part, answer, rounds)
         except NotBegun:
+            if part is not parts[0]:
+                failed.append(part.name)
+                message = message or f"Not begun: {part.name}."
+                continue
             return Outcome(
                 exercise.name, "not begun", 0, sum(p.points for p in parts), "", tuple(p.name for p in parts)
             )
@@ -54,8 +58,14 @@ def judged(exercise: Exercise, answer: Answer, variant: Variant, *, hidden: bool
         else:
             failed.append(part.name)
             message = message or str(found)
+    message = clean(message)
     status = "right" if not failed else "partly" if points else "wrong"
     return Outcome(exercise.name, status, points, sum(p.points for p in parts), message, tuple(failed))
+
+
+def clean(text: str) -> str:
+    """The text without halves of characters, which no file can be written with."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _first_mistake(part: Part, answer: Answer, rounds: list[Variant]) -> Mistake | None:
@@ -64,7 +74,7 @@ def _first_mistake(part: Part, answer: Answer, rounds: list[Variant]) -> Mistake
             part.judge(answer, variant)
         except Mistake as mistake:
             return mistake
-        except NotBegun:
+        except (NotBegun, ImportError, MemoryError, OSError):  # of this machine, no mistake of the answer's
             raise
         except Exception as error:  # the check has compared what cannot be: the form of the answer is not the task's
             came = f"one that cannot be compared ({type(error).__name__}: {error})"

@@ -7,7 +7,8 @@ compares, and where `found` equals a suspect, the value that a typical misconcep
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,20 @@ def expect_tensor(
             f"{_cell(tensor[at])} there" + (f"; {count} of {wrong.numel()} cells differ" if count > 1 else ""),
             likely,
         )
+
+
+def expect_all(names: Iterable[str], ask: Callable[[str], None], rng: random.Random) -> None:
+    """Asks each case, in a drawn order, so that no answer can count along; the first mistake is the first as given."""
+    names = list(names)
+    found: dict[str, Mistake] = {}
+    for name in rng.sample(names, len(names)):
+        try:
+            ask(name)
+        except Mistake as mistake:
+            found[name] = mistake
+    for name in names:
+        if name in found:
+            raise found[name]
 
 
 def _same(a: Tensor, b: Any, about: float) -> bool:

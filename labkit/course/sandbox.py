@@ -67,17 +67,11 @@ class Sandbox:
         self._deadline = time.monotonic() + self.limits.total_seconds
 
     def __enter__(self) -> Sandbox:
-        self._folder = Path(tempfile.mkdtemp(prefix="labkit-submission-"))
-        try:
-            self._begin()
-        except BaseException:
-            self.__exit__()
-            raise
+        self._begin()
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._end()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(self, source: str) -> str | None:
         """Runs a cell; what went wrong in it, or None. A stub's NotImplementedError is nothing wrong."""
@@ -108,14 +102,17 @@ class Sandbox:
             raise
 
     def _begin(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="labkit-submission-"))  # a new one each time: nothing is left in it
+        self._said = tempfile.TemporaryFile()  # no file that a submission could replace
         ours, theirs = os.pipe(), os.pipe()  # requests, replies
         environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
         environment |= {"HOME": str(self._folder), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         environment |= {"TMPDIR": str(self._folder)}
         environment |= {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "IPYTHONDIR": str(self._folder / ".ipython")}
         environment.setdefault("LABKIT_CACHE", str(_cache_dir()))
-        package = str(Path(__file__).parents[2])  # the same labkit as ours, wherever it was imported from
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, environment.get("PYTHONPATH")]))
+        paths = [str(Path(__file__).parents[2]), *environment.get("PYTHONPATH", "").split(os.pathsep)]  # labkit as ours
+        environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths if path)
+        environment |= {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}  # no import from the submission's folder
         command = [
             sys.executable,
             "-m",
@@ -124,18 +121,24 @@ class Sandbox:
             str(theirs[1]),
             json.dumps(asdict(self.limits) | {"hidden": self._hidden}),
         ]
-        with (self._folder / ".said").open("wb") as said:
+        try:
             self._process = subprocess.Popen(
                 command, cwd=self._folder, env=environment, pass_fds=(ours[0], theirs[1]), start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+                stdin=subprocess.DEVNULL, stdout=self._said, stderr=self._said,
             )  # fmt: skip
+        except BaseException:
+            for pipe in (*ours, *theirs):
+                os.close(pipe)
+            self._leave_folder()
+            raise
         os.close(ours[0])
         os.close(theirs[1])
         self._requests, self._replies, self._rest = ours[1], theirs[0], b""
         try:
             self.in_force = self._received(START_SECONDS)["ready"]
         except (Stopped, KeyError) as error:
-            said = (self._folder / ".said").read_text(errors="replace").strip()[-500:]
+            self._said.seek(0)
+            said = self._said.read().decode(errors="replace").strip()[-500:]
             self._end()
             raise CourseError(f"the process for a submission did not start: {error}; {said}") from None
 
@@ -151,6 +154,11 @@ class Sandbox:
         for pipe in (self._requests, self._replies):
             os.close(pipe)
         self._process = None
+        self._leave_folder()
+
+    def _leave_folder(self) -> None:
+        self._said.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _exchange(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         data = memoryview((json.dumps(request) + "\n").encode())
@@ -182,14 +190,17 @@ class Sandbox:
         line, _, self._rest = self._rest.partition(b"\n")
         try:
             reply = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             reply = None
-        if not isinstance(reply, dict):
+        if not isinstance(reply, dict) or not _well_formed(reply):
             raise Stopped("the process answered in a way that labkit does not (was something written into its pipe?)")
         return reply
 
     def _last_words(self) -> str:
-        code = self._process.wait(timeout=10)
+        try:
+            code = self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            return "the process closed its pipe"
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         return f"the process ended {how}" + (" (often: out of memory)" if code in (-9, 137) else "")
 
@@ -221,6 +232,13 @@ class SandboxAnswer(Answer):
             return wire.loads(reply["answer"])
         except (CourseError, KeyError) as error:
             raise Mistake(f"{self.name} to return something that can be judged", str(error)) from None
+
+
+def _well_formed(reply: dict[str, Any]) -> bool:
+    mistake, error = reply.get("mistake"), reply.get("error")
+    words = mistake if isinstance(mistake, list) and 2 <= len(mistake) <= 3 else [0] if mistake is not None else []
+    texts = [*words, error, reply.get("answer")]
+    return all(each is None or isinstance(each, str) for each in texts) and isinstance(reply.get("ready", []), list)
 
 
 def _needed_in(folder: Path) -> bool:

@@ -13,6 +13,8 @@ from labkit.errors import CourseError
 
 LEFT_OUT = {".ipynb_checkpoints", "__MACOSX"}
 MOST_BYTES = 20 * 2**20
+RESERVED = {"class", "grades"}  # the names of the files for the class
+LONGEST = 150  # bytes of a student's name
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ def find(path: str | Path) -> dict[str, Path]:
     """
     path = Path(path).expanduser()
     if path.is_file():
-        return {path.stem: path}
+        return {_name(path.stem): path}
     if not path.is_dir():
         raise CourseError(f"{path} is neither a notebook nor a folder of notebooks")
     found: dict[str, Path] = {}
@@ -43,13 +45,22 @@ def find(path: str | Path) -> dict[str, Path]:
         inner = notebook.relative_to(path)
         if LEFT_OUT.intersection(inner.parts):
             continue
-        student = inner.parts[0] if len(inner.parts) > 1 else notebook.stem
+        student = _name(inner.parts[0] if len(inner.parts) > 1 else notebook.stem)
         if student in found:
             raise CourseError(f"{student} has handed in two notebooks, {found[student]} and {notebook}: keep one")
         found[student] = notebook
     if not found:
         raise CourseError(f"{path} holds no notebook")
     return found
+
+
+def _name(given: str) -> str:
+    """The student's name as files and tables can hold it: whole characters, no more than LONGEST bytes."""
+    name = given.encode("utf-8", "replace").decode().replace("\\", "_")
+    if name in RESERVED or len(name.encode()) > LONGEST:
+        kept = name.encode()[:LONGEST].decode("utf-8", "ignore")
+        name = f"{kept}-{hashlib.sha256(given.encode('utf-8', 'surrogatepass')).hexdigest()[:6]}"
+    return name
 
 
 def read(student: str, path: Path, assignment: str | None = None) -> Submission:

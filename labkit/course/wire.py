@@ -21,6 +21,7 @@ from labkit.masks import Mask
 SIGN = "$"  # the key that marks what JSON has no word for
 MOST_BYTES = 32 * 2**20
 MOST_DEEP = 40
+MOST_ITEMS = 10_000  # of a set or a dictionary: hashes that collide would keep the grader busy for hours
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -60,6 +61,8 @@ def encoded(value: Any, deep: int = 0) -> Any:
     if deep > MOST_DEEP:
         raise CourseError(f"a value nested more than {MOST_DEEP} deep cannot be judged")
 
+    if isinstance(value, set | frozenset | dict) and len(value) > MOST_ITEMS:
+        raise CourseError(f"a {type(value).__name__} of {len(value):,} items is too large to be judged")
     match value:
         case None | bool() | str():
             return value
@@ -101,6 +104,8 @@ def decoded(value: Any) -> Any:
         return [decoded(each) for each in value]
     if not isinstance(value, dict):
         return value
+    if value[SIGN] in ("set", "dict") and len(value["items"]) > MOST_ITEMS:
+        raise ValueError("too many items")
     match value[SIGN]:
         case "tuple":
             return tuple(decoded(each) for each in value["items"])

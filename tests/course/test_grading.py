@@ -141,6 +141,30 @@ def test_what_it_leaves_running_is_ended():
     assert not running()
 
 
+def test_a_module_of_the_students_runs_only_after_the_limits_hold():
+    with Sandbox("a1", TIGHT) as other:
+        forged = "import os\nos.environ['RAN_EARLY'] = str(os.getpid())"
+        assert other.run(f"open('json.py', 'w').write({forged!r}); open('mine.py', 'w').write('x = 1')") is None
+        assert other.run("import sys; sys.path[-1]; import mine") is None
+        assert "exit code 5" in other.run("import os; os._exit(5)")  # the next cell is run by a new process
+        assert (
+            asked(other, "def f():\n    import os\n    return os.environ.get('RAN_EARLY'), os.listdir('.')")[0] is None
+        )
+
+
+def test_torch_s_own_not_implemented_error_is_a_mistake_and_no_stub(sandbox):
+    with pytest.raises(Mistake, match="Bool"):
+        asked(sandbox, "import torch\ndef f():\n    m = torch.eye(3).bool()\n    return m @ m")
+    assert "Bool" in sandbox.run("torch.eye(3).bool() @ torch.eye(3).bool()")
+
+
+def test_forged_replies_and_endless_prints_cost_that_call_only(sandbox):
+    for reply in ('{"mistake": 5}\n', "[" * 60_000 + "\n", '{"error": 3}\n'):
+        with pytest.raises(Mistake):
+            asked(sandbox, FORGES.replace('b"forged\\n"', repr(reply.encode())))
+        assert SandboxAnswer(sandbox, "causal_mask")(2).tolist() == [[True, False], [True, True]]
+
+
 # ------------------------------------------------------------------------------------------------------- submissions
 def notebook(*cells, **about):
     made = [
@@ -200,6 +224,30 @@ def test_a_class_is_graded_and_one_broken_submission_does_not_stop_it(handed_in,
     )
     assert kept == {"ada": True, "bea": True, "cem": False, "dan": False}
     assert {each.student: each.points for each in again}["cem"] == 2
+
+
+def test_odd_names_and_texts_do_not_stop_the_class(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "class.ipynb").write_text(notebook(RIGHT))
+    (folder / f"{'名' * 70}.ipynb").write_text(notebook(RIGHT))
+    (folder / os.fsdecode(b"ren\xe9.ipynb")).write_text(notebook(RIGHT, "raise ValueError('\\ud800')"))
+    found = grade_all(folder, tmp_path / "out", limits=TIGHT, jobs=2)
+    assert [each.points for each in found] == [2, 2, 2] and all(not each.failure for each in found)
+    assert len(list((tmp_path / "out").glob("*.json"))) == 3 and (tmp_path / "out" / "class.html").is_file()
+    assert "ren?" in (tmp_path / "out" / "grades.csv").read_text(encoding="utf-8")
+
+
+def test_other_limits_grade_again_and_the_same_do_not(tmp_path):
+    path = tmp_path / "slow.ipynb"
+    path.write_text(notebook(RIGHT.replace("return", "import time; time.sleep(1.5); return")))
+    kept = []
+
+    def points(limits):
+        return grade_all(path, tmp_path / "out", limits=limits, on_grade=lambda _, was: kept.append(was))[0].points
+
+    hasty = Limits(call_seconds=0.5, cell_seconds=4.0, total_seconds=120.0)
+    assert [points(hasty), points(TIGHT), points(TIGHT)] == [0, 2, 2] and kept == [False, False, True]
 
 
 def test_altered_checks_and_a_patched_labkit_change_no_grade(tmp_path):
@@ -290,6 +338,16 @@ def test_a_canvas_file_keeps_the_roster_and_leaves_what_could_not_be_graded_empt
     text, without = gradebook_csv(grades, "canvas", roster)
     rows = {row["Student"].strip(): row["A1 (77)"] for row in csv.DictReader(text.splitlines())}
     assert rows == {"Points Possible": "23", "Lovelace, Ada": "2", "Cem": "", "Eve": "5"} and without == ["=bea"]
+
+
+def test_two_of_one_name_are_not_guessed_between_and_one_column_identifies_all(grades, tmp_path):
+    roster = tmp_path / "export.csv"
+    roster.write_text("Full name,Email address,Grade\nAda,ada@x.org,-\nAda,other@x.org,-3.5\n")
+    text, without = gradebook_csv(grades, "moodle", roster)
+    rows = list(csv.DictReader(text.splitlines()))
+    assert [row["A1"] for row in rows] == ["2", ""] and [row["Grade"] for row in rows] == ["-", "-3.5"]
+    roster.write_text("Full name\nada@x.org\nada@x.org\n")
+    assert gradebook_csv(grades, "moodle", roster)[1] == ["=bea", "ada@x.org", "cem"]
 
 
 def test_without_a_roster_the_names_identify_and_none_becomes_a_formula(grades):

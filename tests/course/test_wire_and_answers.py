@@ -13,7 +13,7 @@ from labkit.course import wire
 from labkit.course.answers import LocalAnswer
 from labkit.course.exercises import NAMES, Assignment, assignment, exercise
 from labkit.course.judging import judged
-from labkit.course.mistakes import Mistake, NotBegun, expect_equal, expect_number, expect_tensor
+from labkit.course.mistakes import Mistake, NotBegun, expect_all, expect_equal, expect_number, expect_tensor
 from labkit.course.variant import Variant
 from labkit.errors import CourseError
 
@@ -78,6 +78,11 @@ def test_what_is_too_large_or_too_deep_is_refused():
         wire.dumps(deep)
     with pytest.raises(CourseError, match="too large"):
         wire.dumps(torch.zeros(10**7))
+    for many in (set(range(10**5)), dict.fromkeys(range(10**5))):
+        with pytest.raises(CourseError, match="too large"):
+            wire.dumps(many)
+    with pytest.raises(CourseError):
+        wire.loads('{"$": "set", "items": [' + ",".join(map(str, range(10**5))) + "]}")
 
 
 @pytest.mark.parametrize(
@@ -193,6 +198,49 @@ def test_an_error_a_loop_and_a_stub_are_told_apart():
         asked(3)
     with pytest.raises(Mistake, match="cannot be judged"):
         asked(object)
+
+
+def test_what_ends_the_process_is_a_mistake_here():
+    with pytest.raises(Mistake, match="SystemExit"):
+        asked(exit)
+
+
+def test_a_later_part_that_is_not_begun_leaves_the_points_of_the_first():
+    of = Assignment("a1", "Test", 60)
+
+    @of.exercise("a1_f", "F", answer="f", points=2, difficulty=1, minutes=5)
+    def first(answer, variant):
+        expect_equal(answer(1), 1, "f(1)")
+
+    @of.also("a1_f", points=1)
+    def second(answer, variant):
+        answer(2)
+
+    def f(n):
+        if n == 2:
+            raise NotImplementedError
+        return n
+
+    found = judged(of.exercises["a1_f"], LocalAnswer("f", f, "a1"), Variant(), hidden=False)
+    assert (found.status, found.points, found.failed) == ("partly", 2, ("second",)) and "second" in found.message
+
+
+def test_cases_are_asked_in_a_drawn_order_and_the_first_mistake_as_given_is_told():
+    asked_for = []
+
+    def ask(name):
+        asked_for.append(name)
+        if name in "bd":
+            raise Mistake("x", name)
+
+    orders = set()
+    for seed in range(9):
+        with pytest.raises(Mistake) as caught:
+            expect_all("abcde", ask, random.Random(seed))
+        assert caught.value.came == "b"
+        orders.add(tuple(asked_for))
+        asked_for.clear()
+    assert len(orders) > 1 and all(sorted(order) == list("abcde") for order in orders)
 
 
 # ----------------------------------------------------------------------------------------- exercises and variants
