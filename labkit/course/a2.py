@@ -138,7 +138,10 @@ def one_changed_token(answer: Answer, variant: Variant) -> None:
         }
         few = "Some who notice are missing. An output may keep its best guess, while other numbers of it change."
         what = f"who notices another token at {j} of {n}, in a model where {DOES[kind]},"
-        _expect_seen(answer(_given(kind, seed), ids, j, 5), seen[:, j], what, suspects, few, CELL[:1])
+        found, after = answer.observed("with ids", _given(kind, seed), ids, j, 5)
+        _expect_seen(found, seen[:, j], what, suspects, few, CELL[:1])
+        likely = "Your function writes into ids: the next run begins from the changed sentence. Did you clone?"
+        expect(torch.equal(after, ids), "ids to be left as it was", "other ids", likely)
 
 
 @A2.exercise("a2_influence", "The influence matrix", answer="influence", points=2, difficulty=2, minutes=12)
@@ -321,7 +324,9 @@ def _expect_padded(answer: Answer, variant: Variant, kind: str) -> None:
         likely = f"The last {k} of row 1 are pads. What the outputs of pads notice interests nobody."
         expect(False, "rows of pads that are False", "True in some of their cells", likely)
     suspects = {
-        "Pads are noticed as if they were words. Did the mask go along?": reach("pads heard", seed, real),
+        "Pads are noticed as if they were words. Did the mask go along, and stay as it was?": reach(
+            "pads heard", seed, real
+        ),
         "Row 0 is open only where it is run alone. Are both rows in one batch?": torch.stack([whole, wanted[1]]),
         "Nobody notices pads, it says. Was another id put in a pad's place?": reach("open", seed, real),
     }
@@ -382,6 +387,11 @@ def _expect_state(answer: Answer, arguments: dict[str, Any], *more: Any) -> None
     likely = "What you register, switch or write for a measurement must be undone, whatever happens in between."
     for name, value in before.items():
         expect(found[name] == value, f"a model with its {name} as before: {value}", str(found[name]), likely)
+
+
+@A2.observer("with ids")
+def with_ids(result: Any, model: Any, ids: Tensor, *_: Any) -> list:
+    return [result, ids]
 
 
 @A2.observer("state")

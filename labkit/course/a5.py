@@ -300,6 +300,9 @@ def the_targets(answer: Answer, variant: Variant) -> None:
     found = pair_of(answer(scores, value, dim))
     suspects = {
         "Your weights of the future sum to one by themselves. It is one softmax, the past included.": alone @ value,
+        "Your last position has no future, and its weights are nan. It is one softmax, the past included.": (
+            scores.masked_fill(~ahead, -torch.inf).softmax(-1) @ value
+        ),
         "Yours is the whole future: where does dim enter?": whole.triu(1) @ value,
         "Your softmax runs over the whole text. Which positions are in it?": (whole * ahead) @ value,
         "Yours is the past's part of the softmax.": (both * past) @ value,

@@ -225,6 +225,11 @@ def full_mask(attention_mask):
 WRONG = {
     "a2_noticed": [
         (
+            "writes into ids",
+            "def who_notices(model, ids, j, other):\n    before = model(input_ids=ids).logits.clone()\n    ids[0, j] = other\n"
+            "    return (model(input_ids=ids).logits != before).any(-1)[0]",
+        ),
+        (
             "written into ids",
             "def who_notices(model, ids, j, other):\n    changed = ids\n    changed[0, j] = other\n"
             "    return (model(input_ids=ids).logits != model(input_ids=changed).logits).any(-1)[0]",

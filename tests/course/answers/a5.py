@@ -364,6 +364,7 @@ WRONG = {
     ],
     "a5_targets": [
         ("sum to one by themselves", _targets("over(ahead) @ value")),
+        ("are nan", _targets("scores.masked_fill(~ahead, -torch.inf).softmax(-1) @ value")),
         ("where does dim enter", _targets("(whole * (away > 0)) @ value")),
         ("runs over the whole text", _targets("(whole * ahead) @ value")),
         ("the past's part", _targets("(both * past) @ value")),
