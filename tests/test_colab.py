@@ -25,6 +25,8 @@ from labkit import colab, notebooks
 from labkit.errors import LabkitError
 from labkit.notebooks import DISTRIBUTION, FIRST_CELL, first_cell
 
+pytestmark = pytest.mark.end_to_end  # processes with a stubbed Colab, and pip
+
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 LISTED = (ROOT / "tests" / "colab_packages.txt").read_text(encoding="utf-8").splitlines()
