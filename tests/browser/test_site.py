@@ -142,6 +142,8 @@ def test_playground_is_painted_composed_and_used_by_keyboard_without_a_kernel(op
     page.get_by_role("button", name="Clear 2 painted").click()
     page.get_by_role("combobox", name="mask A").select_option("bidirectional")
     page.get_by_text("masks.bidirectional()", exact=True).wait_for()
+    assert page.locator("code", has_text="masks.bidirectional()").count() >= 1
+    assert page.get_by_role("button", name="Clear painted").is_disabled()  # both painted cells are gone
 
 
 def test_sliders_and_figures_of_notebooks_answer(open_page, site):
@@ -171,7 +173,9 @@ def test_search_finds_prose_and_code_names(open_page, site):
     ):
         field.fill(word)
         field.press("Enter")
-        page.locator(f"#search-results li a[href*='{expected}.html']").first.wait_for()
+        found = page.locator(f"#search-results li a[href*='{expected}.html']")
+        found.first.wait_for()
+        assert found.count() >= 1 and word in page.url
         field = page.get_by_role("textbox", name="Search").first
     page.shoot("site_search")
 

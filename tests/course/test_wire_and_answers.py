@@ -181,8 +181,8 @@ def test_an_error_a_loop_and_a_stub_are_told_apart():
             try:
                 while True:
                     pass
-            except Exception:
-                pass
+            except Exception:  # what a student may write: it must not swallow the time limit
+                continue
 
     def stub():
         raise NotImplementedError("a1_causal_mask")
