@@ -133,6 +133,7 @@ def trained(objective, mask, rows, steps):
     return model.eval()
 
 
+# %%
 print(f"ln {W} = {math.log(W):.2f}")
 for mask in (masks.causal(), masks.bidirectional()):
     trained("next", mask, random_rows, 80)
