@@ -5,18 +5,22 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import labkit
 from labkit import fusion
 from labkit.errors import FusionError
+from labkit.fusion import fast as fast_engine
 from labkit.fusion.decoding import Answer, Decoding
 from labkit.fusion.fast import FastEngine
 from labkit.fusion.generation import _elected
-from labkit.fusion.layout import prompts, token_ids
+from labkit.fusion.layout import Segment, prompts, token_ids
 from labkit.fusion.methods import method_named
 
 NAMES = ("tiny-gpt2", "tiny-llama", "tiny-gemma2", "tiny-gemma3")
@@ -179,8 +183,62 @@ def test_questions_in_several_batches_are_those_of_one():
 def test_segments_read_in_several_forward_passes_are_those_of_one(monkeypatch):
     lm = labkit.load("tiny-gemma3")
     one = answered(lm)
-    monkeypatch.setattr("labkit.fusion.fast.TOKENS_AT_ONCE", 40)
+    monkeypatch.setitem(fast_engine.TOKENS_AT_ONCE, "cpu", 40)
     assert gap(answered(lm).first_logits, one.first_logits) < TOLERANCE
+
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=30)
+
+
+@given(lengths=LENGTHS, begin=st.integers(0, 50), slots=st.integers(1, 400))
+def test_rows_hold_every_segment_once_and_no_more_than_fits(lengths, begin, slots):
+    placed, at = [], 7
+    for length in lengths:
+        placed.append((Segment(tuple(range(length)), 0), at))
+        at += length
+    batches = list(fast_engine._batches(placed, begin, slots))
+    held = [each for batch in batches for row in batch for each in row]
+    assert sorted(held, key=lambda pair: pair[1]) == placed
+    for batch in batches:
+        longest = max(len(segment.ids) for row in batch for segment, _ in row)
+        assert max(map(fast_engine._length, [[segment for segment, _ in row] for row in batch])) == longest
+        assert len(batch) == 1 or len(batch) * (begin + longest) <= slots
+        source, to = fast_engine._slots(batch, longest)
+        assert len({*source}) == len(source) == len(to) and max(source) < len(batch) * longest
+        assert all(fast_engine._length([s for s, _ in a]) + len(b[0][0].ids) > longest for a, b in pairwise(batch))
+
+
+def test_segments_of_one_length_have_rows_of_their_own_and_others_leave_no_padding():
+    def rows(*lengths: int) -> list[list[int]]:
+        (batch,) = fast_engine._batches([(Segment(tuple(range(each)), 0), 0) for each in lengths], 96, 8192)
+        return [[len(segment.ids) for segment, _ in row] for row in batch]
+
+    assert rows(24, 24, 24) == [[24], [24], [24]]
+    assert rows(8, 16, 24, 32, 40) == [[40], [32, 8], [24, 16]]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_segments_that_share_a_row_are_what_they_are_alone(name):
+    lm = labkit.load(name, dtype="float64")
+    words = "one two three four five six seven eight nine ten".split()
+    texts = [" ".join(words[:count]) for count in (10, 7, 3, 2, 1)]
+    begins, (ids,), cue = token_ids(lm.tokenizer, [texts], PREFIX, "word:", "\n")
+    made = prompts(method_named("fuse"), begins, [ids], cue)
+    (batch,) = fast_engine._batches([(segment, 0) for segment in made.rows[0].segments], len(begins), 8192)
+    assert len(batch) < len(texts)  # or nothing is shown
+    engine = FastEngine(lm.model, made)
+    with torch.no_grad():
+        prefix = engine._read_prefix()
+        cache, _ = engine._read_segments([[segment for segment, _ in row] for row in batch], prefix)
+        for number, row in enumerate(batch):
+            at = len(begins)
+            for segment, _ in row:
+                alone, _ = engine._read_segments([[segment]], prefix)
+                end = at + len(segment.ids)
+                for shared, own in zip(cache.layers, alone.layers, strict=True):
+                    assert gap(shared.keys[number : number + 1, :, at:end], own.keys[:, :, len(begins) :]) < 1e-12
+                    assert gap(shared.values[number : number + 1, :, at:end], own.values[:, :, len(begins) :]) < 1e-12
+                at = end
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -1,7 +1,8 @@
 """The fast engine: segments are read as one batch with ordinary attention, and their keys and values joined once.
 
     prefix      read once
-    segments    one batch, each behind the prefix, each at its own positions; none can see another, being in another row
+    segments    one batch, each behind the prefix, each at its own positions; short ones share a row, where the mask
+                keeps them apart, so that nothing is padded that need not be
     joined      per row: the prefix's keys, then those of its segments, side by side
     cue, answer ordinary decoding over the joined cache; a segment's weight is a number added to the scores of its keys
 
@@ -22,7 +23,12 @@ from labkit.fusion.engine import additive, averaged, fusable_decoder, handed_ove
 from labkit.fusion.layout import Prompts, Segment
 
 BACKENDS = ("eager", "sdpa")
-TOKENS_AT_ONCE = 8192  # slots of a batch of segments that are read in one forward pass
+# Slots of the rows that one forward pass reads, their keys of the prefix included. On a CPU so few that the states
+# stay in its cache: the time then grows with the number of segments, and not faster.
+TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 8192}
+PREFIX, PADDING = 0, -1  # owners of keys; segments of a row are 1, 2, ...
+
+_Shared = list[tuple[Segment, int]]  # the segments of a row, each with its place in the joined rows
 
 
 @dataclass
@@ -130,17 +136,15 @@ class FastEngine:
                 at = end
         prefix = self._read_prefix()
         keys_and_values: list[list[Tensor]] = []  # per layer two, (rows * width, heads, dim)
-        for batch in _batches(placed, begin):
-            cache, length = self._read_segments([segment for segment, _ in batch], prefix)
-            lengths = torch.tensor([len(segment.ids) for segment, _ in batch], device=device)
-            within = torch.arange(length, device=device).expand(len(batch), -1)
-            real = (within < lengths[:, None]).flatten()
-            to = (torch.tensor([place for _, place in batch], device=device)[:, None] + within).flatten()[real]
+        for batch in _batches(placed, begin, TOKENS_AT_ONCE.get(device.type, TOKENS_AT_ONCE["cuda"])):
+            cache, length = self._read_segments([[segment for segment, _ in row] for row in batch], prefix)
+            there_now, joined_at = _slots(batch, length)
+            source, to = torch.tensor(there_now, device=device), torch.tensor(joined_at, device=device)
             if not keys_and_values:
                 keys_and_values = [[_empty(each, shape) for each in layer] for layer in _pairs(cache)]
             for joined, layer in zip(keys_and_values, _pairs(cache), strict=True):
                 for whole, part in zip(joined, layer, strict=True):
-                    whole.index_copy_(0, to, part[:, :, begin:].transpose(1, 2).flatten(0, 1)[real])
+                    whole.index_copy_(0, to, part[:, :, begin:].transpose(1, 2).flatten(0, 1)[source])
         joined = _plain_cache()
         for layer in range(len(keys_and_values)):
             keys, values = (each.view(*shape, *each.shape[1:]) for each in keys_and_values.pop(0))  # the cache copies
@@ -156,42 +160,46 @@ class FastEngine:
             return None
         ids = torch.tensor([self.prompts.prefix], device=self.device)
         positions = torch.arange(ids.shape[1], device=self.device)[None]
-        return self._read_through(ids, positions, positions, torch.ones_like(ids, dtype=torch.bool), _plain_cache())
+        return self._read_through(ids, positions, positions, torch.zeros_like(ids), _plain_cache())
 
-    def _read_segments(self, segments: Sequence[Segment], prefix: Any | None) -> tuple[Any, int]:
-        """The cache of `segments`, one row each, behind the prefix, padded on the right; and their longest length."""
-        length, begin = max(len(segment.ids) for segment in segments), len(self.prompts.prefix)
-        ids = torch.zeros(len(segments), length, dtype=torch.long)
-        real = torch.zeros(len(segments), begin + length, dtype=torch.bool)
-        real[:, :begin] = True
-        for row, segment in enumerate(segments):
-            ids[row, : len(segment.ids)] = torch.tensor(segment.ids)
-            real[row, begin : begin + len(segment.ids)] = True
-        starts = torch.tensor([segment.start for segment in segments], device=self.device)
-        last = torch.tensor([len(segment.ids) - 1 for segment in segments], device=self.device)
-        within = torch.minimum(torch.arange(length, device=self.device), last[:, None])  # padding stands where it may
-        queries = starts[:, None] + within
-        before = torch.arange(begin, device=self.device).expand(len(segments), -1)
+    def _read_segments(self, rows: Sequence[Sequence[Segment]], prefix: Any | None) -> tuple[Any, int]:
+        """The cache of `rows` of segments behind the prefix, padded on the right; and the length of the longest row."""
+        length, begin = max(_length(row) for row in rows), len(self.prompts.prefix)
+        ids = torch.zeros(len(rows), length, dtype=torch.long)
+        positions = torch.zeros(len(rows), begin + length, dtype=torch.long)  # padding: where any text may stand
+        owners = torch.full((len(rows), begin + length), PADDING)
+        positions[:, :begin], owners[:, :begin] = torch.arange(begin), PREFIX
+        for number, row in enumerate(rows):
+            at = 0
+            for owner, segment in enumerate(row, PREFIX + 1):
+                end = at + len(segment.ids)
+                ids[number, at:end] = torch.tensor(segment.ids)
+                positions[number, begin + at : begin + end] = segment.start + torch.arange(end - at)
+                owners[number, begin + at : begin + end] = owner
+                at = end
         cache = _plain_cache()
         if prefix is not None:
             for layer, (keys, values) in enumerate(_pairs(prefix)):
-                cache.update(*(each.expand(len(segments), -1, -1, -1) for each in (keys, values)), layer)
-        keys = torch.cat([before, queries], 1)
-        return self._read_through(ids.to(self.device), queries, keys, real.to(self.device), cache), length
+                cache.update(*(each.expand(len(rows), -1, -1, -1) for each in (keys, values)), layer)
+        ids, positions, owners = (each.to(self.device) for each in (ids, positions, owners))
+        return self._read_through(ids, positions[:, begin:], positions, owners, cache), length
 
-    def _read_through(self, ids: Tensor, queries: Tensor, keys: Tensor, real: Tensor, cache: Any) -> Any:
-        """The layer stack on `ids` (rows, q) with causal attention; the positions of queries and keys are given."""
+    def _read_through(self, ids: Tensor, queries: Tensor, keys: Tensor, owners: Tensor, cache: Any) -> Any:
+        """The layer stack on `ids` (rows, q): causal, and of what is not the prefix's a token sees its owner's only.
+
+        queries, keys: their positions, (rows, q) and (rows, k). owners: of the keys, (rows, k).
+        """
         length, total = ids.shape[1], keys.shape[1]
         places = torch.arange(total, device=self.device)
         earlier = places <= places[total - length :, None]  # (q, keys)
+        own = owners[:, total - length :, None] == owners[:, None, :]  # (rows, q, keys)
         nothing = torch.zeros((), device=self.device)
 
         def mask(window: int | None) -> Tensor:
-            allowed = earlier & real[:, None, :]
+            allowed = earlier & (own | (owners == PREFIX)[:, None, :])
             if window is not None:
                 allowed = allowed & (queries[:, :, None] - keys[:, None, :] < window)
-            itself = places == places[total - length :, None]
-            return additive(allowed | itself, nothing, self.dtype)  # padding sees itself, so that no row is empty
+            return additive(allowed, nothing, self.dtype)  # a token always sees itself: no row is empty
 
         self.decoder.stack(
             input_ids=ids,
@@ -220,12 +228,42 @@ def _empty(like: Tensor, shape: tuple[int, int]) -> Tensor:
     return like.new_zeros(shape[0] * shape[1], like.shape[1], like.shape[3])
 
 
-def _batches(placed: Sequence[tuple[Segment, int]], begin: int) -> Iterator[list[tuple[Segment, int]]]:
-    """Segments of like length together, as many as fit into TOKENS_AT_ONCE slots, the prefix's among them."""
-    batch: list[tuple[Segment, int]] = []
-    for each in sorted(placed, key=lambda pair: len(pair[0].ids)):
-        if batch and (len(batch) + 1) * (begin + len(each[0].ids)) > TOKENS_AT_ONCE:
+def _length(row: Sequence[Segment]) -> int:
+    return sum(len(segment.ids) for segment in row)
+
+
+def _batches(placed: Sequence[tuple[Segment, int]], begin: int, slots: int) -> Iterator[list[_Shared]]:
+    """Rows of segments, as many as fit into `slots`, their keys of the prefix among them.
+
+    The longest segment of a batch makes the length of its rows; what is shorter fills what is left of them (first fit,
+    the longest first), so that segments of one length have a row each, and others leave little padding.
+    """
+    batch: list[_Shared] = []
+    length, room = 0, []
+    for each in sorted(placed, key=lambda pair: len(pair[0].ids), reverse=True):
+        size = len(each[0].ids)
+        row = next((number for number, left in enumerate(room) if size <= left), None)
+        if row is None and batch and (len(batch) + 1) * (begin + length) > slots:
             yield batch
-            batch = []
-        batch.append(each)
+            batch, room = [], []
+        if row is None:
+            length = length if batch else size
+            batch.append([each])
+            room.append(length - size)
+        else:
+            batch[row].append(each)
+            room[row] -= size
     yield batch
+
+
+def _slots(batch: Sequence[_Shared], length: int) -> tuple[list[int], list[int]]:
+    """For every token of a batch its place in the batch's rows, flattened, and its place in the joined ones."""
+    source: list[int] = []
+    to: list[int] = []
+    for number, row in enumerate(batch):
+        at = number * length
+        for segment, place in row:
+            source += range(at, at + len(segment.ids))
+            to += range(place, place + len(segment.ids))
+            at += len(segment.ids)
+    return source, to
