@@ -144,17 +144,16 @@ def one_changed_token(answer: Answer, variant: Variant) -> None:
         expect(torch.equal(after, ids), "ids to be left as it was", "other ids", likely)
 
 
-@A2.exercise("a2_influence", "The influence matrix", answer="influence", points=2, difficulty=2, minutes=12)
+@A2.exercise("a2_influence", "The influence matrix", answer="influence", points=2, difficulty=2, minutes=10)
 def the_matrix(answer: Answer, variant: Variant) -> None:
     for kind in ("as it came", "start", "peek"):
         n, seed = variant.whole(f"matrix {kind}", 6, 8), variant.seed(f"matrix {kind}")
         seen = reach(kind, seed, torch.ones(1, n).bool())[0]
+        piled = seen.int().cummax(1).values.bool()
         suspects = {
             "Rows and columns have changed places: row i notices, column j is the changed token.": seen.T,
             "The diagonal is missing: does an output not notice its own token?": seen & ~torch.eye(n).bool(),
-            "Your changes pile up: before token 3 is changed, put the old 0 to 2 back.": seen.int()
-            .cummax(1)
-            .values.bool(),
+            "Your changes pile up: before token 3 is changed, put the old 0 to 2 back.": piled,
         }
         what = f"the influence matrix of a model where {DOES[kind]}"
         expect_tensor(answer(_given(kind, seed), _ids(variant, "matrix", n)), seen, what, suspects, names=CELL)
@@ -176,7 +175,7 @@ def twins_and_a_whisper(answer: Answer, variant: Variant) -> None:
     _expect_seen(found, torch.ones(6, 6).bool(), what, {}, faint, CELL)
 
 
-@A2.exercise("a2_verdict", "A verdict", answer="verdict", points=3, difficulty=1, minutes=6)
+@A2.exercise("a2_verdict", "A verdict", answer="verdict", points=3, difficulty=1, minutes=5)
 def the_word(answer: Answer, variant: Variant) -> None:
     full = torch.ones(n := variant.whole("verdict", 5, 8), n).bool()
     one = full.tril()
@@ -190,7 +189,7 @@ def the_word(answer: Answer, variant: Variant) -> None:
     _expect_word(answer, full.triu(), "mixed", "Everybody notices what comes later, nobody what came before.")
 
 
-@A2.exercise("a2_padding", "Beside a padded row", answer="influence_padded", points=3, difficulty=3, minutes=14)
+@A2.exercise("a2_padding", "Beside a padded row", answer="influence_padded", points=3, difficulty=3, minutes=10)
 def two_rows(answer: Answer, variant: Variant) -> None:
     for kind in ("as it came", "open", "layer-flag-off"):
         _expect_padded(answer, variant, kind)
@@ -202,7 +201,7 @@ def pads_that_are_heard(answer: Answer, variant: Variant) -> None:
         _expect_padded(answer, variant, kind)
 
 
-@A2.exercise("a2_heads", "Layer by layer, head by head", answer="head_influence", points=3, difficulty=4, minutes=16)
+@A2.exercise("a2_heads", "Layer by layer, head by head", answer="head_influence", points=3, difficulty=4, minutes=20)
 def single_heads(answer: Answer, variant: Variant) -> None:
     for kind in ("one layer", "one head"):
         for layer in range(LAYERS):
@@ -216,7 +215,7 @@ def one_cell_and_nothing_left_behind(answer: Answer, variant: Variant) -> None:
     _expect_state(answer, {"kind": "one head", "seed": 3}, _ids(variant, "behind", 5), 1)
 
 
-@A2.exercise("a2_same", "The same computation", answer="same_computation", points=2, difficulty=2, minutes=10)
+@A2.exercise("a2_same", "The same computation", answer="same_computation", points=2, difficulty=2, minutes=8)
 def the_mask_put_back(answer: Answer, variant: Variant) -> None:
     _expect_vouched(answer, variant, ("open", "by hand", "other sums", "nudged"), SAME)
 
@@ -235,7 +234,7 @@ def the_full_mask(answer: Answer, variant: Variant) -> None:
     _expect_full_mask(answer, "loud", variant, torch.arange(7) >= in_front[:, None])
 
 
-@A2.exercise("a2_audit", "Your audit, under attack", answer="audit", points=4, difficulty=5, minutes=16)
+@A2.exercise("a2_audit", "Your audit, under attack", answer="audit", points=4, difficulty=5, minutes=21)
 def known_attacks(answer: Answer, variant: Variant) -> None:
     known = ["by hand", "never", "shut", "outside", "honest", "heard", "wrecked"]
     _expect_vouched(answer, variant, known[variant.round :: 1 + variant.round], AUDIT)  # fewer in later rounds
@@ -323,10 +322,9 @@ def _expect_padded(answer: Answer, variant: Variant, kind: str) -> None:
     if isinstance(found, Tensor) and found.shape == wanted.shape and found[1, n - k :].any():
         likely = f"The last {k} of row 1 are pads. What the outputs of pads notice interests nobody."
         expect(False, "rows of pads that are False", "True in some of their cells", likely)
+    heard = reach("pads heard", seed, real)
     suspects = {
-        "Pads are noticed as if they were words. Did the mask go along, and stay as it was?": reach(
-            "pads heard", seed, real
-        ),
+        "Pads are noticed as if they were words. Did the mask go along, and stay as it was?": heard,
         "Row 0 is open only where it is run alone. Are both rows in one batch?": torch.stack([whole, wanted[1]]),
         "Nobody notices pads, it says. Was another id put in a pad's place?": reach("open", seed, real),
     }

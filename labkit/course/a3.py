@@ -296,7 +296,9 @@ def _corrupted(answer: Answer, ids: Tensor, rate: float, seed: int) -> tuple[Ten
     inputs, targets = found
     counted, changed, special = targets != IGNORE, inputs != ids, torch.isin(ids, torch.tensor(SPECIAL))
     wrong, loose, read = counted & (targets != ids), changed & ~counted, not (counted & (targets != inputs)).any()
+    turned = IGNORE in inputs and MASK_ID in targets and IGNORE not in targets
     likely = {
+        "Your two results have changed places: what the model reads comes first, then the targets.": turned,
         "Your targets count every position. What was not chosen stands in the input, and is copied.": counted.all(),
         "Your -100 stands at what was hidden. It says: do not count.": loose.any() and not (changed & counted).any(),
         "Your special tokens are chosen too. Did you take them out before?": ((counted | changed) & special).any(),

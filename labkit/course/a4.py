@@ -20,14 +20,13 @@ from labkit.datasets.examples import Question
 from labkit.datasets.tags import entities_of
 from labkit.tasks import qa
 
-ASSIGNMENT = A4 = Assignment("a4", "Gemma for questions and entities", minutes=85)
+ASSIGNMENT = A4 = Assignment("a4", "Gemma for questions and entities", minutes=90)
 
 LONG = [("Ak", "por", "rel"), ("Ad", "der", "wen"), ("Za", "l", "tane")]  # words as a tokenizer cuts them
 MIDDLE = [("Sen", "nan"), ("man", "aged"), ("La", "cey"), ("Bath", "s"), ("Fl", "ora"), ("har", "bour")]
 SHORT = [("has",), ("in",), ("since",), ("2002",), ("the",)]
 NUMBERS = {label: k for k, label in enumerate(("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-ORG", "I-ORG"))}
-IGNORED = -100
-LONGEST = 3  # tokens of an answer
+IGNORED, LONGEST = -100, 3  # a label that counts nowhere; tokens of an answer
 
 
 @A4.draws("question")
@@ -35,7 +34,7 @@ def the_question(variant: Variant) -> str:
     return variant.choose("a4 question", ("fn-058-1", "fn-003-3", "fn-106-4", "fn-117-3", "fn-127-1"))
 
 
-@A4.exercise("a4_layer_mask", "A window on both sides", answer="layer_mask", points=2, difficulty=2, minutes=10)
+@A4.exercise("a4_layer_mask", "A window on both sides", answer="layer_mask", points=2, difficulty=2, minutes=9)
 def each_layer(answer: Answer, variant: Variant) -> None:
     rng = variant.rng("layers")
     w, every = rng.choice((4, 6, 8)), rng.randint(3, 6)
@@ -174,7 +173,7 @@ def short_and_exact(answer: Answer, variant: Variant) -> None:
         expect_equal(_plain(answer(n, room, step)), _windows(n, room, step), f"windows({n}, {room}, {step})")
 
 
-@A4.exercise("a4_best_answer", "The answer, in characters", answer="best_answer", points=3, difficulty=5, minutes=16)
+@A4.exercise("a4_best_answer", "The answer, in characters", answer="best_answer", points=3, difficulty=5, minutes=22)
 def one_window(answer: Answer, variant: Variant) -> None:
     def drawn(rng: random.Random) -> tuple[tuple, Any, dict[str, Any]]:
         text, rows = _rows(rng, nulls=(-9.0,))
@@ -203,6 +202,7 @@ def one_window(answer: Answer, variant: Variant) -> None:
         wanted = suspects.pop("")
         suspects["Your answer begins with a space, which its first token holds."] = (begins[""], wanted[1])
         suspects["Your numbers are those of tokens. Characters of the text are asked for."] = best[LONGEST]
+        suspects["You say that there is no answer, where one scores higher. Or is there no return?"] = None
         return (text, rows), wanted, suspects
 
     (text, rows), _, suspects = _told_apart(variant, "one window", drawn)
@@ -214,6 +214,9 @@ def no_answer(answer: Answer, variant: Variant) -> None:
     text, rows = _rows(variant.rng("no answer"), nulls=(9.0,))
     found, likely = _answered(answer, text, rows), "You always answer. The last token of a row stands for no answer."
     expect(found is None, "None where no answer scores highest", repr(found), likely)
+    text, rows = _rows(variant.rng("an answer"), nulls=(-9.0,))
+    found, likely = _answered(answer, text, rows), "You never answer."
+    expect(found is not None, "an answer where one scores highest", "None", likely)
 
 
 @A4.also("a4_best_answer", points=1, hidden=True)
@@ -364,7 +367,13 @@ def _answered(answer: Answer, text: str, rows: list[tuple]) -> Any:
     except Mistake as mistake:
         likely = "Your span begins or ends at a token that is not of the context: its offset is None."
         raise Mistake(mistake.expected, mistake.came, likely if "NoneType" in mistake.came else None) from None
-    return tuple(found) if isinstance(found, list) else found
+    found = tuple(found) if isinstance(found, list) else found
+    pair = isinstance(found, tuple) and len(found) == 2 and all(isinstance(each, int | float) for each in found)
+    likely = "Asked for are two numbers and nothing beside them, or None itself."
+    if isinstance(found, str):
+        likely = "You return the words. Asked for is where they stand in the text, from a to b."
+    expect(pair or found is None, "a pair (a, b) of places in the text, or None", repr(found)[:200], likely)
+    return found
 
 
 def _results(variant: Variant, name: str, gap: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -397,6 +406,6 @@ def _compared(answer: Answer, *results: Tensor) -> tuple:
 def _plain(found: Any) -> Any:
     """Lists for tensors, arrays and tuples, with tuples inside."""
     if isinstance(found, list | tuple):
-        found = [each.tolist() if isinstance(each, Tensor) else each for each in found]
+        found = [each.tolist() if isinstance(each, Tensor | np.ndarray) else each for each in found]
     found = found.tolist() if isinstance(found, Tensor | np.ndarray) else found
     return [tuple(each) if isinstance(each, list) else each for each in found] if isinstance(found, list) else found

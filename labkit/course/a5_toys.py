@@ -184,9 +184,48 @@ def some_lengths(variant: Variant, name: str) -> list[int]:
     return [*(lengths := variant.rng(name).sample(range(2, 6), 3))[:1], 6, *lengths[1:]]
 
 
-def model_size(variant: Variant) -> tuple[int, int, int, int]:
-    rng = variant.rng("model size")
-    return rng.choice((40, 48, 56)), rng.choice((8, 12, 16)), rng.randint(3, 5), rng.randint(6, 9)
+def model_size(variant: Variant, nearest: str = "") -> tuple[int, int, int, int]:
+    """(context, width, layers, dim); `nearest`, "above" or "below": where the whole number of new units lies."""
+    rng = variant.rng(f"model size {nearest}")
+    while True:
+        context, width = rng.choice((40, 48, 56)), rng.choice((8, 12, 16))
+        where = "above" if 2 * context * width / (2 * width + 1) % 1 > 0.5 else "below"
+        if nearest in ("", where):
+            return context, width, rng.randint(3, 5), rng.randint(6, 9)
+
+
+def in_part(found: Any) -> float:
+    """What was found, if it is a number that is not whole; otherwise nan, which equals nothing."""
+    number = found.item() if isinstance(found, Tensor) and found.numel() == 1 else found
+    return number if isinstance(number, float) and number % 1 else math.nan
+
+
+def likely_of_nan(found: Any) -> dict[str, Tensor]:
+    """Targets (..., n, d) with a nan, under its likely cause: it shows in which positions have one."""
+    if not isinstance(found, Tensor) or found.ndim < 2 or not found.isnan().any():
+        return {}
+    places = found.isnan().any(-1).reshape(-1, found.shape[-2]).any(0).nonzero()[:, 0].tolist()
+    likely = "Minus infinity times 0 is nan. Is it weights that you set to 0, after the softmax, or scores?"
+    if places == [found.shape[-2] - 1]:
+        likely = "Your last position is nan: it has no future, and nothing can be divided by a weight of 0."
+    if places == [0]:
+        likely = "Your first position is nan: its past is the position itself, and without that there is none."
+    return {likely: found}
+
+
+def squares_and_cosines(guess: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    unit = [each / each.norm(dim=-1, keepdim=True).clamp_min(1e-8) for each in (guess, truth)]
+    return (guess - truth).pow(2), (unit[0] * unit[1]).sum(-1)
+
+
+def padded_caches(variant: Variant, prefix: int, lengths: list[int]) -> list[Tensor]:
+    """Keys and values of a batch, padded on the right with large numbers."""
+    caches = [drawn(variant, f"cache {name}", len(lengths), 2, prefix + max(lengths), 3) for name in "kv"]
+    for cache in caches:
+        cache[:, :, :prefix] = cache[:1, :, :prefix]
+        for row, length in zip(cache, lengths, strict=True):
+            row[:, prefix + length :] = 99.0
+    return caches
 
 
 def two_groups(variant: Variant, scale: float) -> list[tuple[Tensor, Tensor]]:

@@ -151,7 +151,7 @@ verdict(influence(flagged, ids))
 # %% [markdown] exercise="a2_padding"
 # Measure the influence in a batch of **two rows**. Row 0 is the sentence, `ids`. Row 1 is the same sentence, but its last `pads` tokens are pads: id 0, with 0 in the attention mask. Return booleans, shape `(2, n, n)`: in row `r`, does output `i` notice a change of what stands at `j`?
 #
-# Both rows go through the model **together**, with their attention mask. The pads are columns like all others: put other ids there too (what does a real token care?). As *outputs* pads interest nobody: let their rows be `False`. Try three others at each place, as before.
+# The two rows and their attention mask are laid out for you: `rows` and `real`, both `(2, n)`. They go through the model **together**. The pads are columns like all others: put other ids there too (what does a real token care?). As *outputs* pads interest nobody: let their rows be `False`. Try three others at each place, as before.
 
 # %% [markdown] hint="a2_padding"
 # `who_notices` for a batch: change place `j` in both rows at once, since rows do not mix. It is the pad's *id* that you change; the attention mask goes on saying that it is a pad.
@@ -160,11 +160,11 @@ verdict(influence(flagged, ids))
 # %% answer="a2_padding"
 def influence_padded(model, ids, pads):
     """ids (1, n), a number of pads below n -> bool (2, n, n): row 0 whole, row 1 with its last tokens padded."""
-    ### BEGIN SOLUTION
     n, vocabulary = ids.shape[1], model.config.vocab_size
     rows, real = ids.repeat(2, 1), torch.ones(2, n, dtype=torch.long)
-    rows[1, n - pads :], real[1, n - pads :] = 0, 0
+    rows[1, n - pads :], real[1, n - pads :] = 0, 0  # row 1 ends with pads
 
+    ### BEGIN SOLUTION
     @torch.no_grad()
     def logits(rows):
         return model(input_ids=rows, attention_mask=real).logits  # (2, n, vocabulary)

@@ -77,6 +77,15 @@ def next_token_loss(logits, ids, real):
 # %% look="a3_next_token_loss"
 [float(next_token_loss(torch.zeros(1, n, V), ids[None], torch.ones(1, n).bool())), math.log(V)]
 
+# %% [markdown]
+# <details><summary>Your prediction: in how many ways off by one?</summary>
+#
+# In four. Without a shift, each position is asked for the token that **it reads**. With the ends cut the wrong way round, it is asked for the token **before** it; with two shifts, for the token **after the next**. And with the right shift, `real` can lose the wrong end: then the last real token of a row is asked for a pad.
+#
+# The first two lead to a loss near 0: what is asked for stands in the text that the position may look at, and copying is learned quickly. The other two do not give themselves away like that. The token after the next is an honest question, only not yours.
+#
+# </details>
+
 # %% [markdown] exercise="a3_proof"
 # When is a loss too good? Take a text of words drawn at random, each of $V$ = `vocab_size` equally likely. Nobody can know the next one, so an honest model pays ln V on average at least. But luck exists: on `count` tokens it may pay a little less. **How much less proves a leak?**
 #
@@ -241,6 +250,12 @@ def mntp_loss(logits, targets):
 
 
 # %% [markdown]
+# <details><summary>Your prediction: which tokens would it find?</summary>
+#
+# All that are not hidden themselves. Each ordinary token has a coin of its own, so beside a hidden token there mostly stands one that is not: without a causal mask the model reads it there, one place to the right, and copies. Its loss would be good for the wrong reason. Asked from the position **before**, it has to name the hidden token itself, and that one is out of its sight, but for the few that `corrupt` leaves as they were.
+#
+# </details>
+#
 # Now the other half of the story: the mask is off, and this model is asked for hidden words of our language, at their own place (MLM). Beside it, its twin with a causal mask, asked for the next word, on the same sentences. *Predict:* which of the two can know the word after the adjective?
 
 
@@ -268,12 +283,15 @@ for who, logits in guesses.items():
     print(f"{who:28} {', '.join(shown)}")
 
 # %% [markdown] exercise="a3_pseudo_perplexity"
-# How surprising is a sentence to a model that looks both ways? It gives no probability to a sentence as a whole, so Salazar et al. (2020) hide **one word at a time**, all others in sight, and ask for it where it stands. The **pseudo-perplexity** is *e* to the mean of what the words cost, in nats.
+# How surprising is a sentence to a model that looks both ways? It gives no probability to a sentence as a whole, so Salazar et al. (2020) hide **one word at a time**, all others in sight, and ask for it.
 #
-# `model` is a function: ids `(batch, n)` → logits `(batch, n, vocab)`; `ids` one row, `(n,)`, int64; `mask_id` an id; `special` a list of ids. Tokens that are in `special` are neither hidden nor counted, but stay in the input. Return a number.
+# - `model` is a function: ids `(batch, n)` → logits `(batch, n, vocab)`. `ids` is one row, `(n,)`, int64; `mask_id` an id; `special` a list of ids, `mask_id` among them.
+# - A **word** is a position whose token is not in `special`; there is at least one. A token that occurs twice is two words. Special tokens are neither hidden nor counted, but stay in the input.
+# - For each word: put `mask_id` in its place, leave all others as they are, and run the model. The word costs `-ln p`, where `p` is the probability that the logits **at this very place** give to the word that stood there. (This is MLM. The seat before, as in exercise 5, is MNTP.)
+# - The **pseudo-perplexity** is *e* to the **mean** of these costs. Return it, a number: 1 if the model is sure of every word and right, `vocab` if to it all tokens are equally likely.
 
 # %% [markdown] hint="a3_pseudo_perplexity"
-# A loop over the ordinary positions: copy, hide, ask, note the cost. Or a batch with one row per hidden word. What is the last thing you do, once the costs are there?
+# A loop over the words: copy the row, hide one, run the model on `hidden[None]` (it wants a batch), note the cost. `log_softmax` over the vocabulary gives ln p. Or a batch with one row per hidden word. Once all costs are there, two steps are left: which one comes first?
 
 
 # %% answer="a3_pseudo_perplexity"
@@ -307,4 +325,6 @@ texts = [sentence, mixed, " ".join(reversed(sentence.split()))]
 {text: round(float(pseudo_perplexity(read, encode(text), MASK, special)), 1) for text in texts}
 
 # %% [markdown]
+# Read the numbers as "as if it had to guess among so many words". Our sentence costs little: only its adjective is anybody's guess. In the second one each end speaks against the other, so the reader is surprised at both. In the third hardly a word stands where the reader has ever met it: it is sure of other words, and does worse than somebody who guesses among the whole vocabulary.
+#
 # **What you have now.** A loss that asks the right question at the right place; a threshold below which a loss is a proof, and no praise; a table that shows where the future gets in; and a way to train without a causal mask in which the answer is out of sight. The reader knows who did it because it has seen what was done and where. It was never asked to continue a text, and nothing here says that it could. That trade is what the rest of the course is about.

@@ -104,7 +104,9 @@ print([layer.reach for layer in labkit.audit(raw).layers])
 # `q` is `(heads, n, d)`; `k` and `v` are `(groups, n, d)`, and `heads` is a multiple of `groups`; `mask` is bool `(n, n)`, `True` = may look, and every token sees itself. Scores are divided by the **square root of `scalar`**, a number in Gemma's configuration (`query_pre_attn_scalar`) that need not be `d`. Return what the heads mix, shape `(heads, n, d)`.
 
 # %% [markdown] hint="a4_grouped"
-# Bring keys and values to as many heads as there are queries, then attend as always: scores, mask, softmax, values. torch has `repeat` and `repeat_interleave`. Try both on `torch.tensor([0, 1])`: which gives 0, 0, 1, 1?
+# Begin with the heads alone: for 6 query heads and 2 key heads, write down which key head each query head asks. Then give keys and values as many heads as there are queries, in just this order. torch repeats in two ways, `repeat` and `repeat_interleave`; try both on `torch.tensor([0, 1])`, and mind that yours are to be repeated along one dimension only.
+#
+# From there on it is attention as in A1, with a dimension of heads in front: scores `(heads, n, n)`, the mask before the softmax, the values last. What the scores are divided by is not the size of a head.
 
 
 # %% answer="a4_grouped"

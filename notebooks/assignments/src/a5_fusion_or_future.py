@@ -320,6 +320,14 @@ def verdicts():
 verdicts()
 
 # %% [markdown]
+# <details><summary>Your prediction: does your test notice?</summary>
+#
+# Not the experiments of the hint. Averaging gives one prompt's logits for one segment, and the same for its copies; no order changes a mean; and every segment has its part in it. So a test made of these says `True`.
+#
+# What gives it away is where it differs from fusing (exercise 5): its shares are always 1/N. So for two **different** segments its answer is exactly the mean of what `model` says of each alone; that of a fused answer is not, as there each query listens most to the wording that has most to say to it. One more experiment, then, and this rival is caught. Only this one: whoever takes other shares, but still those of whole prompts, comes through again.
+#
+# </details>
+#
 # **What you have now.** Averaging is right about one prompt, about copies and about order, and the test of our solution lets it pass. Does yours? Identities are what a right engine must satisfy, and not what makes it right: no list of them is ever complete. That is why `labkit.fusion.proofs` looks inside the model as well. `labkit.fusion.faults` has the faults of the public experiment behind this idea, and notebook 11 shows them on a real model.
 #
 # # Track: future

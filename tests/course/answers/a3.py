@@ -35,6 +35,7 @@ def _corrupt(
     swapped="chosen & (fate >= 0.8) & (fate < 0.9)",
     randoms="ordinary[torch.randint(len(ordinary), (len(ids),), generator=rng)]",
     targets="torch.where(chosen, ids, -100)",
+    results="inputs, {targets}",
 ):
     return f"""
 def corrupt(ids, special, mask_id, vocab_size, rate, rng):
@@ -48,7 +49,7 @@ def corrupt(ids, special, mask_id, vocab_size, rate, rng):
     inputs = torch.where({masked}, mask_id, ids)
     swapped = {swapped}
     inputs = torch.where(swapped, {randoms}, inputs)
-    return inputs, {targets}
+    return {results.format(targets=targets)}
 """
 
 
@@ -239,6 +240,7 @@ WRONG = {
         ),
     ],
     "a3_corrupt": [
+        ("have changed places", _corrupt(results="{targets}, inputs")),
         ("count every position", _corrupt(targets="ids.clone()")),
         ("It says: do not count", _corrupt(targets="torch.where(chosen, -100, ids)")),
         ("take them out before", _corrupt(may="torch.ones(len(ids)).bool()")),

@@ -381,6 +381,9 @@ def best_answer(text, rows, longest):
         ("begins with a space", _answer(space="0")),
         ("those of tokens", _answer(first="i", last="j", space="0")),
         ("You always answer", _answer(none="False")),
+        ("You say that there is no answer", _answer(none="True")),
+        ("You return the words", _answer().replace("return a + (text[a] == ' '), b", "return text[a:b].strip()")),
+        ("nothing beside them", _answer().replace("return a + (text[a] == ' '), b", "return best, a, b")),
         ("rightly says so", _answer(none="max(nothing) > best")),
     ],
     "a4_compare": [
@@ -397,6 +400,7 @@ def best_answer(text, rows, longest):
         ("observed one", _compare(mean="gaps.mean()")),
         ("larger mean", _compare(claim="'one' if apart.mean() > 0 else 'other'")),
         ("one end", _compare(claim="'one' if low > 0 else None")),
+        ("is the string", _compare(claim="'one' if low > 0 else 'other' if high < 0 else 'none'")),
         ("begins at 0", _compare(claim="'one' if low >= 0 else 'other' if high <= 0 else None")),
     ],
 }

@@ -232,6 +232,13 @@ def column_cost(context, width, layers, dim):
     cost = 2 * context * width
     return layers * cost, min(range(context + 1), key=lambda more: abs(more * (2 * width + 1) - cost))
 """,
+        _cost(wider="int(2 * context * width / (2 * width + 1) + 0.5)"),
+        _cost("2.0 * layers * context * width", "round(2.0 * context * width / (2 * width + 1), 0)"),
+        """
+def column_cost(context, width, layers, dim):
+    cost = torch.tensor(2.0 * layers * context * width)
+    return cost, (cost / layers / (2 * width + 1)).round()
+""",
     ],
     "a5_targets": [
         _targets(),
@@ -361,10 +368,23 @@ WRONG = {
         ("for the columns of all layers", _cost(wider="round(2 * layers * context * width / (2 * width + 1))")),
         ("as many out of it", _cost(wider="round(2 * context * width / (width + 1))")),
         ("rounded down", _cost(wider="2 * context * width // (2 * width + 1)")),
+        ("rounded up", _cost(wider="math.ceil(2 * context * width / (2 * width + 1))")),
+        ("no part of a unit", _cost(wider="2 * context * width / (2 * width + 1)")),
     ],
     "a5_targets": [
         ("sum to one by themselves", _targets("over(ahead) @ value")),
         ("are nan", _targets("scores.masked_fill(~ahead, -torch.inf).softmax(-1) @ value")),
+        (
+            "divided by a weight of 0",
+            _targets(
+                "(both * ahead).sum(-1, keepdim=True) * (both * ahead @ value / (both * ahead).sum(-1, keepdim=True))"
+            ),
+        ),
+        (
+            "without that there is none",
+            _targets(difference="both @ value - scores.masked_fill(away >= 0, -torch.inf).softmax(-1) @ value"),
+        ),
+        ("or scores", _targets("(scores.masked_fill(~(past | ahead), -torch.inf) * ahead).softmax(-1) @ value")),
         ("where does dim enter", _targets("(whole * (away > 0)) @ value")),
         ("runs over the whole text", _targets("(whole * ahead) @ value")),
         ("the past's part", _targets("(both * past) @ value")),
@@ -382,6 +402,8 @@ WRONG = {
         ("from 0 to 2", _losses(near="(1 - cosine(guess, truth)).mean()")),
         ("smallest for opposite", _losses(near="((1 + cosine(guess, truth)) / 2).mean()")),
         ("the cosine itself", _losses(near="cosine(guess, truth).mean()")),
+        ("along the heads", _losses(near="((1 - torch.nn.functional.cosine_similarity(guess, truth)) / 2).mean()")),
+        ("along the positions", _losses(near="((1 - torch.cosine_similarity(guess, truth, dim=-2)) / 2).mean()")),
         ("one cosine of all numbers", _losses(near="(1 - cosine(guess.reshape(-1), truth.reshape(-1))) / 2")),
         ("drawn to the prediction", PLAIN_LOSSES),
         ("was it the prediction", _losses(first="guess = guess.detach()")),
