@@ -23,6 +23,7 @@ from labkit import (
     cli_finetune,
     cli_fuse,
     cli_future,
+    cli_progress,
     cli_show,
     cli_train,
 )
@@ -55,6 +56,7 @@ app.command()(cli_train.pretrain)
 app.command()(cli_show.export)
 notebooks_app.command(help=cli_show.export.__doc__.replace("labkit export", "labkit notebooks export"))(cli_show.export)
 app.command()(cli_show.demo)
+app.command()(cli_progress.progress)
 app.command()(cli_fuse.fuse)
 
 LEAKAGE_VOCABULARY = 64  # few tokens: what chance can do is seen early

@@ -95,5 +95,9 @@ class FutureAttentionError(LabkitError, ValueError):
     """Future Attention was set up in a way that has no meaning (more columns than positions, an unknown loss, ...)."""
 
 
+class LearnerError(LabkitError, ValueError):
+    """A prediction without a proper name, or a record of progress that cannot be read or written."""
+
+
 class CourseError(LabkitError, ValueError):
     """An assignment, a submission or a variant that cannot be built, checked or graded; the message says why."""

@@ -7,6 +7,7 @@ where scripts/notebook_heads.py is told to let Colab get labkit from elsewhere.
 from __future__ import annotations
 
 import filecmp
+import json
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from labkit import __version__, resources
 from labkit.errors import LabkitError, NotebookError
+from labkit.learner import record, watching
 from labkit.profile import VARIABLE, by_name, current, in_colab
 
 if TYPE_CHECKING:
@@ -93,12 +95,21 @@ def make_ready() -> str:
 
         output.enable_custom_widget_manager()
     _choose_plotly_renderer()
+    watching.watch()
     return f"labkit {__version__}, profile {active.name}"
 
 
 def list_notebooks() -> list[Path]:
     """The notebooks of the tour, in order (`NN_title.ipynb`)."""
     return sorted(resources.folder("notebooks").glob("[0-9][0-9]_*.ipynb"))
+
+
+def title_of(path: Path) -> str:
+    """The first heading of a notebook, or its file name."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    heading = re.search(r"^# (.+)$", prose, re.MULTILINE)
+    return heading[1].strip() if heading else path.stem
 
 
 def copy(dest: str | Path, force: bool = False) -> list[Path]:
@@ -141,7 +152,7 @@ def run(
     Raises NotebookError with notebook, cell and exception.
     """
     nbformat = _require("nbformat")
-    environment = dict(os.environ)
+    environment = dict(os.environ) | {record.VARIABLE: record.OFF}  # nobody learns here
     if profile is not None:
         environment[VARIABLE] = by_name(profile).name
     notebooks = list_notebooks() if paths is None else [f for p in paths for f in find_notebooks(p)]

@@ -75,6 +75,7 @@ def gather(source: Path) -> None:
     for name in [*TEXTS, *cards]:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, source / name)
+    write_glossary(source)
     shared = Shared(source / STATIC)
     notebooks = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
     for path in notebooks:
@@ -115,8 +116,10 @@ def write_notebook(path: Path, source: Path, shared: Shared) -> None:
         if cell.cell_type != "code":
             continue
         cell.outputs = [drawn.output(output) for output in cell.outputs]
-        hidden = is_setup_cell(cell.source) or cell.metadata.get("jupyter", {}).get("source_hidden")
-        cell.metadata["tags"] = [*cell.metadata.get("tags", []), *(["hide-input"] if hidden else [])]
+        folded = cell.metadata.get("jupyter", {})
+        hidden = ["hide-input"] if is_setup_cell(cell.source) or folded.get("source_hidden") else []
+        hidden += ["hide-output"] if folded.get("outputs_hidden") else []
+        cell.metadata["tags"] = [*cell.metadata.get("tags", []), *hidden]
     scripts = shared.scripts(drawn, path.stem, up="../")
     end = f"{scripts}\n\n{{download}}`This page as a notebook, {path.name} <../files/{path.name}>`"
     notebook.cells.append(nbformat.v4.new_markdown_cell(end))
@@ -244,10 +247,13 @@ def write_playground(page: Path, shared: Shared) -> Any:
 
 def write_front_page(source: Path, picture: Any, notebooks: list[Path]) -> None:
     """README, with links to the notebooks that it names and a picture of the playground; then docs/site/front.md."""
+    from labkit.notebooks import title_of
+
     (source / STATIC / "playground.svg").write_text(picture, encoding="utf-8")
     readme, more = ((source / name).read_text(encoding="utf-8") for name in ("README.md", "front.md"))
     for path in notebooks:
-        readme = re.sub(rf"^\| `{path.stem}`", f"| [{_title(path)}](notebooks/{path.name})", readme, flags=re.MULTILINE)
+        link = f"| [{escape(title_of(path))}](notebooks/{path.name})"
+        readme = re.sub(rf"^\| `{path.stem}`", link, readme, flags=re.MULTILINE)
     opening, rest = re.split(r"\n(?=## )", readme, maxsplit=1)
     if "![" not in opening:
         opening += f"\n[![{picture.alt}]({STATIC}/playground.svg)](playground.md)\n\n{CAPTION}\n"
@@ -256,12 +262,23 @@ def write_front_page(source: Path, picture: Any, notebooks: list[Path]) -> None:
     (source / "index.md").write_text(f"{opening}\n{rest}\n{more}", encoding="utf-8")
 
 
+def write_glossary(source: Path) -> None:
+    """A target before each entry, for the cards that docs/site/cards.py puts where other pages use its word."""
+    sys.path.insert(0, str(source))
+    from cards import GLOSSARY, with_anchors
+
+    page = source / f"{GLOSSARY}.md"
+    page.write_text(with_anchors(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
 def write_assignments(source: Path) -> None:
     """Links to the assignments as files, student's version and solution, below docs/site/assignments.md."""
+    from labkit.notebooks import title_of
+
     page = source / "assignments.md"
     lines = [page.read_text(encoding="utf-8")]
     for student in sorted((ROOT / "notebooks" / "assignments" / "student").glob("*.ipynb")):
-        lines.append(f"## {_title(student)}\n")
+        lines.append(f"## {escape(title_of(student))}\n")
         for kind, words in (("student", "the notebook to work in"), ("solution", "the solution")):
             file = ROOT / "notebooks" / "assignments" / kind / student.name
             if file.is_file():
@@ -270,13 +287,6 @@ def write_assignments(source: Path) -> None:
                 lines.append(f"- {{download}}`{words}, {file.name} <files/{kind}/{file.name}>`")
         lines.append("")
     page.write_text("\n".join(lines), encoding="utf-8")
-
-
-def _title(notebook: Path) -> str:
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-    heading = re.search(r"^# (.+)$", prose, re.MULTILINE)
-    return escape(heading[1]) if heading else notebook.stem
 
 
 if __name__ == "__main__":

@@ -128,6 +128,13 @@ def test_the_text_equivalent_holds_every_row():
     assert "xquad/qa: unmask:middle-third +2.5 (no interval);" in alt and alt.endswith("Dashed lines at +5, −10.")
 
 
+def test_the_heading_and_the_axis_name_what_is_compared_and_in_which_unit():
+    shown = texts(effects_svg(GROUPS, unit="points of accuracy", reference="the mean of single prompts"))
+    assert shown[0].startswith("Difference to the mean of single prompts, points of accuracy, with 95 % intervals")
+    assert "difference to the mean of single prompts, points of accuracy" in shown
+    assert not any("causal" in text or "F1" in text for text in shown)
+
+
 def test_a_bound_beside_zero_is_not_written_as_zero():
     shown = texts(effects_svg({"g": {"a": (3.0, 0.04, 6.0), "b": (2.0, -0.003, 4.0)}}))
     assert "+3.0 [0.04, 6.0]" in shown and "+2.0 [−0.003, 4.0]" in shown

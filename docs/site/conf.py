@@ -1,7 +1,9 @@
 """Sphinx's settings for the site of the project. scripts/build_site.py gathers the pages and calls Sphinx."""
 
 import re
+import sys
 from html import escape
+from pathlib import Path
 
 from docutils.nodes import SkipNode
 from latex2mathml.converter import convert
@@ -9,6 +11,7 @@ from sphinx.util.logging import getLogger
 
 from labkit import __version__
 
+sys.path.insert(0, str(Path(__file__).parent))  # cards.py
 logger = getLogger(__name__)
 
 project = "labkit"
@@ -17,7 +20,7 @@ copyright = author
 release = version = __version__
 language = "en"
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "cards"]
 exclude_patterns = ["files"]
 
 # ------------------------------------------------------------------------------------------------ notebooks, Markdown

@@ -6,6 +6,9 @@ for (const figure of document.querySelectorAll("figure.plotly")) {
   Plotly.newPlot(drawing, { data, layout, frames, config: { ...config, responsive: true, displaylogo: false } });
 }
 
+// A figure in a fold that was closed has had no width to go by.
+document.addEventListener("toggle", () => window.dispatchEvent(new Event("resize")), true);
+
 // What an anywidget's module asks of its model, without a kernel behind it.
 function standalone(values) {
   const listeners = new Map();

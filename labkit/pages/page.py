@@ -35,6 +35,7 @@ STANDALONE = {
     "labkit.viz.frames.Frames",
     "labkit.viz.mask_playground.Playground",
     "labkit.viz.explorer.Explorer",
+    "labkit.learner.boxes.Box",
 }
 # Pictures and fonts from inside the page only, and no request by a script: the page cannot fetch even what it names.
 POLICY = (
@@ -94,6 +95,8 @@ class _Body:
                 yield f'<section class="prose">\n{self.prose.html(cell.source, cell.get("attachments"))}</section>'
             elif cell.cell_type == "code" and cell.source.strip():
                 outputs = "\n".join(self.output(output) for output in cell.outputs)
+                if outputs and cell.metadata.get("jupyter", {}).get("outputs_hidden"):
+                    outputs = f"<details class='result'><summary>The result</summary>\n{outputs}</details>"
                 yield f'<section class="cell">\n{self.code(cell)}\n{outputs}</section>'
 
     def code(self, cell: NotebookNode) -> str:

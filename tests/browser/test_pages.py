@@ -52,8 +52,11 @@ def test_plotly_figures_are_drawn_and_answer_to_the_mouse(page, site):
 def test_widgets_that_need_no_kernel_answer_and_others_are_pictures(page, site):
     made = site["04_next_token_leakage"]
     page.goto(made.path.as_uri())
-    page.locator(".labkit-frames").first.wait_for()
-    assert page.locator(".labkit-frames").count() == made.live == made.widgets == 5
+    frames, boxes = page.locator(".labkit-frames"), page.locator(".labkit-box")
+    frames.nth(4).wait_for()
+    boxes.nth(7).wait_for()
+    assert (frames.count(), boxes.count()) == (5, 8)
+    assert made.live == made.widgets == 13
     slider = page.get_by_role("slider", name="position").first
     picture = page.locator(".labkit-frames").first.locator("svg[role=img]")
     before = picture.get_attribute("aria-label")

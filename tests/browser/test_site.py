@@ -180,6 +180,29 @@ def test_search_finds_prose_and_code_names(open_page, site):
     page.shoot("site_search")
 
 
+def test_words_of_the_glossary_show_their_entry_once_a_page(open_page, folder, site):
+    page = open_page(width=1280)
+    page.goto(f"{site}notebooks/00_start_here.html")
+    word = page.get_by_role("link", name="causal", exact=True).first
+    card = page.locator("#card-term-causal")
+    assert page.locator("a[href$='#term-causal']").count() == 1 and not card.is_visible()
+    word.hover()
+    assert card.is_visible() and card.inner_text().startswith("Causal. A token may look at itself")
+    page.shoot("site_card", full_page=False)
+    page.mouse.move(0, 0)
+    word.focus()
+    assert card.is_visible()
+    word.press("Enter")
+    page.wait_for_url("**/docs/glossary.html#term-causal")
+    assert page.locator("#term-causal").first.is_visible()
+    assert page.locator(".labkit-card").count() == 0  # the glossary is its own card
+    phone = open_page(width=390, height=844)
+    phone.goto(f"{site}notebooks/00_start_here.html")
+    phone.locator("a[href$='#term-causal']").focus()
+    where = phone.locator("#card-term-causal").bounding_box()
+    assert where["x"] >= 0 and where["x"] + where["width"] <= 390 and where["y"] + where["height"] <= 844
+
+
 def test_light_and_dark_follow_the_system_and_the_button(open_page, site):
     for theme, first in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(19, 20, 22)")):
         page = open_page(width=1280, theme=theme)
