@@ -364,3 +364,12 @@ def test_an_interval_that_is_given_is_drawn_where_no_seeds_tell_one():
 def test_an_interval_without_its_point_is_refused(intervals, words):
     with pytest.raises(MaskError, match=words):
         effect_curves_svg({"fuse": {1: [1.5]}, "seeds": {1: [1.0, 2.0]}}, "x", "y", intervals=intervals)
+
+
+def test_small_differences_keep_two_digits_beside_large_ones():
+    rows = {
+        "nats": {"near": (-0.0223, -0.0377, -0.0058), "next": (-0.0212, -0.0319, -0.01), "far": (0.2114, 0.18, 0.245)}
+    }
+    alt = effects_svg(rows, unit="nats", reference="baseline").alt
+    assert "near −0.022 [−0.038, −0.006]" in alt and "far +0.211 [0.180, 0.245]" in alt
+    assert "far +2.1 [1.8, 2.5]" in effects_svg({"points": {"near": (-0.2, -0.4, -0.1), "far": (2.11, 1.8, 2.45)}}).alt

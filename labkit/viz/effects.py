@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import pairwise
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -58,7 +59,7 @@ def effects_svg(
     unit, reference = clean(unit), clean(reference)
     every = [row for arms in rows.values() for row in arms]
     low, high = reach([row.value for row in every] + [0.0, *marks], [row.ends for row in every if row.ends])
-    digits = _digits(max(abs(low), abs(high)))
+    digits = _digits([row.value for row in every], max(abs(low), abs(high)))
     intervals = [width(_interval(row, digits), NUMBERS) for row in every]
     values = max(width(_signed(row.value, digits), NUMBERS) for row in every)
     left = 30 + max(len(cut(row.arm, NAME_LETTERS)) for row in every) * LETTER
@@ -388,9 +389,12 @@ def _arm_in_words(name: str, arm: Sequence[_Point], digits: int) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------- numbers
-def _digits(largest: float) -> int:
-    """Digits behind the point: one, or of small numbers as many as show two that mean something."""
-    return max(1, 1 - math.floor(math.log10(largest)))
+def _digits(values: Sequence[float], largest: float) -> int:
+    """Digits behind the point: one, or where all are below 1 as many as show two that mean something of a usual one."""
+    if largest >= 1:
+        return 1
+    usual = median(abs(value) for value in values if value) if any(values) else largest
+    return max(1, 1 - math.floor(math.log10(usual)))
 
 
 def _rounded(number: float, digits: int) -> str:
