@@ -17,7 +17,7 @@ from labkit.errors import LearnerError
 from labkit.learner import record
 
 NAME = re.compile(r"\d\d-[a-z0-9]+(-[a-z0-9]+)*")
-KEPT = "Kept on this machine only; `labkit progress` shows it."
+KEPT = "Kept on this machine only. In a terminal, labkit progress shows it."
 NOT_KEPT = "Not kept: progress is switched off here."
 
 
