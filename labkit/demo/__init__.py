@@ -46,8 +46,8 @@ def serve(
         LabkitError: Voila is not installed, the port is taken, the model cannot be loaded, or the check failed.
     """
     Server = _server()
+    _require_loads(model)  # first: a port that is free now may be taken by the time the model is there
     chosen = _free_port(host, port)
-    _require_loads(model)
     with tempfile.TemporaryDirectory(prefix="labkit-demo-") as scratch:
         _announce_to_jupyter(Path(scratch), model)
         server = Server(host, chosen, open_browser and not check, check)
