@@ -90,6 +90,7 @@ def test_in_jupyterlab_a_prediction_is_kept_shown_again_and_counted(open_page, t
         page.shoot("learner_lab")
         assert json.loads(kept.read_text())["cells"] == {"00_start_here": [cells[3].id]}
         assert notebook.complaints() == []
+        page.goto("about:blank")  # before its server is stopped
 
 
 def test_in_jupyterlab_a_saved_box_that_no_python_hears_says_so(open_page, tmp_path, monkeypatch):
@@ -107,3 +108,4 @@ def test_in_jupyterlab_a_saved_box_that_no_python_hears_says_so(open_page, tmp_p
         page.get_by_label("Who notices now?").fill("Nobody.")
         page.keyboard.press("Tab")
         page.get_by_text("Not kept: no Python listens. Run this cell, then write.").wait_for()
+        page.goto("about:blank")
