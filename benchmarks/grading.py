@@ -1,6 +1,6 @@
 """Grading a class: 200 submissions of A1, good, partly wrong, empty, and some that hang, crash or eat memory.
 
-    python benchmarks/grading.py                    (about 15 minutes on 2 quiet cores)
+    python benchmarks/grading.py                    (about 4 minutes on 2 quiet cores)
     python benchmarks/grading.py --students 10 --jobs 1 --quick      (nothing is written)
 
 The submissions are drawn, seeded, from the solution, from the right and the typical wrong answers of
