@@ -94,7 +94,8 @@ def test_in_jupyterlab_a_prediction_is_kept_shown_again_and_counted(open_page, t
 
 
 def test_in_jupyterlab_a_saved_box_that_no_python_hears_says_so(open_page, tmp_path, monkeypatch):
-    monkeypatch.setenv(record.VARIABLE, str(tmp_path / "progress.json"))
+    kept = tmp_path / "progress.json"
+    monkeypatch.setenv(record.VARIABLE, str(kept))
     box = predict("00-padding", "Who notices now?")
     cell = new_code_cell("box", execution_count=1, outputs=[new_output("display_data", box._repr_mimebundle_()[0])])
     state = embed.embed_data([box], drop_defaults=False)["manager_state"]
@@ -107,5 +108,8 @@ def test_in_jupyterlab_a_saved_box_that_no_python_hears_says_so(open_page, tmp_p
         Notebook(page, lab, "00_start_here.ipynb")
         page.get_by_label("Who notices now?").fill("Nobody.")
         page.keyboard.press("Tab")
-        page.get_by_text("Not kept: no Python listens. Run this cell, then write.").wait_for()
+        note = page.locator(".labkit-note", has_text="Not kept")
+        note.wait_for()
+        assert note.inner_text() == "Not kept: no Python listens. Run this cell, then write."
+        assert not kept.exists()  # the box says the truth
         page.goto("about:blank")
