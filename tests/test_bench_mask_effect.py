@@ -277,24 +277,27 @@ def test_smaller_training_sets_lie_in_larger_ones_and_make_a_curve(tmp_path):
 # -- a report of runs that were made up: what is planted must be found, and nothing else -------------------------------
 
 
-def made_up(folder: Path, chances: dict[str, float], seeds=5, n=400):
-    """A study whose runs are right with these chances, in points."""
+def made_up(
+    folder: Path, chances: dict[str, float], seeds=5, n=400, smaller: dict[int, dict[str, float]] | None = None
+):
+    """A study whose runs are right with these chances, in points; `smaller`: the same for fewer training examples."""
     import random
 
+    by_size = {**(smaller or {}), None: chances}
     facts = {"name": "invented/classify", "task": "classify", "n_train": 10, "n_dev": 10, "n_test": n}
     plan = {"epochs": 1, "max_steps": None, "batch_size": 8, "gradient_accumulation": 1, "dtype": "float32"}
     study = {
-        "model": "none", "method": "full", "learning_rates": [1e-3], "arms": list(chances), "sizes": [None],
+        "model": "none", "method": "full", "learning_rates": [1e-3], "arms": list(chances), "sizes": list(by_size),
         "seeds": list(range(seeds)), "plan": plan,
     }  # fmt: skip
     folder.mkdir()
     (folder / "study.json").write_text(json.dumps({"study": study, "conditions": [facts]}))
     rates = {name: {"learning_rate": 1e-3, "dev": {}} for name in chances}
     (folder / "frozen.json").write_text(json.dumps({"invented/classify": rates}))
-    for name, chance in chances.items():
+    for size, name, chance in [(size, *each) for size, given in by_size.items() for each in given.items()]:
         for seed in range(seeds):
-            rng = random.Random(f"{name} {seed}")
-            run = folder / "runs" / "invented--classify" / mask_effect.folders.slug(name) / "size-all" / f"seed-{seed}"
+            rng = random.Random(f"{size or ''} {name} {seed}".strip())
+            run = mask_effect.folders.run_folder(folder, "invented/classify", name, size, seed)
             run.mkdir(parents=True)
             lines = [{"id": str(i), "group": "", "correct": int(rng.random() < chance / 100)} for i in range(n)]
             (run / "judged.test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -307,6 +310,55 @@ def made_up(folder: Path, chances: dict[str, float], seeds=5, n=400):
                 json.dumps({"log_history": [{"step": 5, "accuracy": chance / 100}]})
             )
     return folder
+
+
+def test_a_gain_that_needs_many_examples_is_told_as_growing_and_one_that_does_not_is_not(tmp_path):
+    few = {5: {"causal": 50.0, "repeated": 50.0, "bidirectional": 60.0}}
+    made_up(tmp_path / "s", {"causal": 60.0, "repeated": 80.0, "bidirectional": 70.0}, smaller=few, n=1500)
+    found = report([tmp_path / "s"])
+    (condition,) = found["conditions"]
+    small, full = condition["sizes"]
+    assert (small["size"], full["size"]) == (5, 10)
+    assert small["arms"]["repeated"]["growth"]["mean"] == pytest.approx(
+        full["arms"]["repeated"]["difference"]["mean"] - small["arms"]["repeated"]["difference"]["mean"]
+    )
+    assert small["arms"]["repeated"]["growth"]["low"] > 10
+    steady = small["arms"]["bidirectional"]["growth"]
+    assert steady["low"] < 0 < steady["high"]
+    assert "growth" not in full["arms"]["repeated"] and "difference" not in full["arms"]["causal"]
+    assert full["arms"]["repeated"]["difference"]["mean"] == pytest.approx(condition["arms"][1]["difference"]["mean"])
+    text = next(each for each in found["words"] if "number of training examples" in each)
+    assert (
+        "repeated on invented/classify" in text and "with 10 rather than 5 examples the difference moves by +" in text
+    )
+    page = written(found, tmp_path / "report")[0].read_text()
+    assert "| training examples | 5 (5 steps) | 10 (5 steps) |" in page
+
+
+def asked(order: str, scores: dict[str, list[float]], **budget: object) -> dict:
+    """A condition of a report, as far as the orders are made of it."""
+    plan = {"epochs": 1, "max_steps": 9, "batch_size": 8, "gradient_accumulation": 1, "dtype": "float32"} | budget
+    arms = [
+        {"name": name, "seeds": list(range(len(each))), "scores": each, "mean": sum(each) / len(each)}
+        for name, each in scores.items()
+    ]
+    name = {"name": f"invented/{order}", "task": "qa", "model": "none", "method": "full", "n_train": 10}
+    return {**name, "budget": plan, "arms": arms}
+
+
+def test_both_orders_of_a_question_are_crossed_seed_by_seed():
+    from labkit.bench.effect_series import orders
+
+    first = asked("question-first", {"causal": [50.0, 52.0, 51.0], "bidirectional": [40.0, 41.0, 42.0]})
+    last = asked("question-last", {"causal": [20.0, 22.5, 20.5], "repeated": [50.0, 50.0, 50.0]})
+    (found,) = orders([first, last])
+    assert list(found["arms"]) == ["causal"]
+    causal = found["arms"]["causal"]
+    assert causal["first"] == 51.0 and causal["last"] == 21.0 and causal["difference"]["mean"] == -30.0
+    half = 4.302653 * 0.5 / 3**0.5  # Student's t of two degrees of freedom; the gaps are -30, -29.5 and -30.5
+    assert causal["difference"]["high"] - causal["difference"]["low"] == pytest.approx(2 * half, rel=1e-4)
+    assert orders([first, asked("question-last", {"causal": [1.0]}, max_steps=8)]) == []  # another budget
+    assert orders([first]) == []
 
 
 def test_a_planted_gain_is_reported_as_one_and_a_planted_null_is_not(tmp_path):
@@ -483,6 +535,11 @@ def test_arms_are_named_as_they_are_run():
 def test_arms_that_cannot_be_compared_are_refused(names, message):
     with pytest.raises(DataError, match=message):
         arms(names)
+
+
+def test_sizes_without_the_whole_set_are_refused():
+    with pytest.raises(DataError, match="the sizes leave out the whole training set"):
+        replace(STUDY, sizes=(4, 8))
 
 
 def test_one_file_is_dealt_by_its_groups_and_always_in_the_same_way(tmp_path):

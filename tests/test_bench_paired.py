@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from labkit.bench.paired import Counted, counted, difference, mean
+from labkit.bench.paired import Counted, contrast, counted, difference, mean
 from labkit.datasets.embedded import read
 from labkit.datasets.tags import to_bio
 from labkit.errors import DataError
@@ -107,6 +107,15 @@ def test_an_interval_for_several_at_once_is_wider():
     assert (alone.low_together, alone.high_together) == (alone.low, alone.high)
     assert (among.low, among.high) == (alone.low, alone.high)
     assert 1.2 < (among.high_together - among.low_together) / (alone.high - alone.low) < 2.2
+
+
+def test_a_difference_of_differences_is_found_where_there_is_one():
+    rng = np.random.default_rng(8)
+    low, high, higher = (runs(np.full(300, chance), rng=rng) for chance in (0.4, 0.5, 0.8))
+    grown = contrast([(1, higher), (-1, low), (-1, high), (1, low)])
+    assert grown.low > 0.2 and grown.mean == pytest.approx(difference(higher, high).mean)
+    same = contrast([(1, higher), (-1, low), (-1, higher), (1, low)])
+    assert same.mean == same.low == same.high == 0.0
 
 
 def test_one_seed_has_a_difference_and_no_interval():

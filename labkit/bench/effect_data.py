@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from labkit.bench import folders
 from labkit.bench.arms import REFERENCE, Arm, arm
-from labkit.bench.paired import Counted, counted
+from labkit.bench.paired import Counted, Estimate, counted
 from labkit.errors import TrainingError
 from labkit.run_folder import read_json
 
@@ -160,3 +160,16 @@ def _require_same_start(cells: Sequence[Cell], name: str) -> None:
                 raise TrainingError(
                     f"{name}, seed {seed}: {' and '.join(sorted(by_arm))} {what}, so their difference means nothing"
                 )
+
+
+def in_points(score: float, task: str) -> float:
+    """A score on dev or a baseline, from 0 to 100; those of questions are in percent already."""
+    return float(score) if task == "qa" else 100.0 * float(score)
+
+
+def estimate_in_points(each: Estimate) -> dict[str, Any]:
+    """An estimate in points, as reports hold it; what is not known is left out, but for the interval itself."""
+    values = {key: value for key, value in asdict(each).items() if key not in ("seeds", "n")}
+    points = {key: None if value is None else 100.0 * value for key, value in values.items()}
+    found = {key: value for key, value in points.items() if value is not None or key in ("low", "high")}
+    return found | {"n_seeds": each.seeds, "n": each.n}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,8 +19,9 @@ import numpy as np
 
 from labkit.bench import effect_tables, effect_words, folders
 from labkit.bench.arms import REFERENCE
-from labkit.bench.effect_data import Cell, Measured, measured, unfinished
-from labkit.bench.paired import Counted, Estimate, difference, mean
+from labkit.bench.effect_data import Cell, Measured, estimate_in_points, in_points, measured, unfinished
+from labkit.bench.effect_series import curves, orders, sizes
+from labkit.bench.paired import Counted, difference, mean
 from labkit.bench.stored import differences
 from labkit.errors import TrainingError
 from labkit.run_folder import write_whole
@@ -37,13 +37,14 @@ PAIRS = (  # beside the difference of every arm to the reference
 UNADAPTED = ("repeated", "bidirectional")  # these are compared with an adaptation of any number of steps
 DIAGNOSTIC = re.compile(r"(after|before)-\d+-[A-Z]+")  # the ids of Which way round
 HALVES = {"after": "what follows decides", "before": "what precedes decides"}
+SETTINGS = ("rank", "attn", "window", "max_length", "adaptation_rate", "adaptation_batch", "adaptation_length")
 MANY_DRAWS = 20_000  # of the differences that wider intervals are made for
 
 
 def report(paths: Sequence[str | Path]) -> dict[str, Any]:
     """Everything that is known of the studies in these folders, as plain values; unfinished ones too.
 
-    {"conditions": [...], "curves": [...], "unfinished": [...], "words": [...]}; the README of benchmarks/ has the keys.
+    {"conditions": [...], "curves": [...], "unfinished": [...], "orders": [...], "words": [...]}, all plain values.
 
     A path may also be the JSON file of an earlier report, made elsewhere: its conditions come first, as they stand, but
     for those that a folder given here holds too. The words are made anew, of everything together.
@@ -56,12 +57,13 @@ def report(paths: Sequence[str | Path]) -> dict[str, Any]:
     each = [one for path in studies for one in measured(path)]
     here: dict[str, Any] = {
         "conditions": [_condition(one) for one in each],
-        "curves": [curve for one in each for curve in _curves(one)],
+        "curves": [curve for one in each for curve in curves(one)],
         "unfinished": [one for path in studies for one in unfinished(path)],
     }
     found = _together(here, [folders.read_report(path) for path in files])
     if not found["conditions"]:
         raise TrainingError(f"{', '.join(map(str, paths))}: no run of the arm {REFERENCE} has been scored on test yet")
+    found["orders"] = orders(found["conditions"])
     return found | {"words": effect_words.paragraphs(found)}
 
 
@@ -86,16 +88,16 @@ def written(found: dict[str, Any], folder: Path, name: str = "report") -> list[P
     from labkit.viz.saving import save
 
     folder.mkdir(parents=True, exist_ok=True)
-    forest = differences(found["conditions"])
-    figures = {f"{name}.svg": effects_svg(forest, marks=(5.0, 10.0))} if forest else {}
+    forest, unit = differences(found["conditions"]), effect_words.unit(found["conditions"])
+    figures = {f"{name}.svg": effects_svg(forest, unit, marks=(5.0, 10.0))} if forest else {}
     for number, curve in enumerate(found["curves"], 1):
         lines = {arm: {float(x): each for x, each in points} for arm, points in curve["lines"].items()}
         drawn = effect_curves_svg(lines, curve["x"], curve["y"], curve["title"], log_x=curve["log_x"])
         figures[f"{name}-curve-{number}.svg"] = drawn
     for file, figure in figures.items():
         save(figure, folder / file)
-    curves = [file for file in figures if file != f"{name}.svg"]
-    write_whole(folder / f"{name}.md", effect_tables.markdown(found, f"{name}.svg" if forest else None, curves))
+    series = [file for file in figures if file != f"{name}.svg"]
+    write_whole(folder / f"{name}.md", effect_tables.markdown(found, f"{name}.svg" if forest else None, series))
     folders.write_json(folder / f"{name}.json", found)
     return [folder / f"{name}.md", folder / f"{name}.json", *(folder / file for file in figures)]
 
@@ -103,25 +105,22 @@ def written(found: dict[str, Any], folder: Path, name: str = "report") -> list[P
 def _condition(one: Measured) -> dict[str, Any]:
     plan, facts = one.study["plan"], one.facts
     some = next(iter(one.reference.metrics.values()))
-    baselines = {key: _points(value, facts["task"]) for key, value in some["baselines"].get("test", {}).items()}
+    baselines = {key: in_points(value, facts["task"]) for key, value in some["baselines"].get("test", {}).items()}
     arms = [_arm(cell, one, max(baselines.values(), default=None)) for cell in one.cells.values()]
     found = {
         "name": one.name, "task": facts["task"], "metric": "accuracy" if facts["task"] == "classify" else "f1",
         "model": one.study["model"], "method": one.study["method"], "learning_rates": one.study["learning_rates"],
         "budget": {key: plan[key] for key in ("epochs", "max_steps", "batch_size", "gradient_accumulation", "dtype")},
+        "settings": {key: one.study.get(key) for key in SETTINGS} | {"evaluate_every": plan.get("evaluate_every")},
         "n_train": facts["n_train"], "n_dev": facts["n_dev"], "n_test": facts["n_test"],
         "groups": int(one.reference.counted().groups.max()) + 1,
         "passes": some["steps"] * plan["batch_size"] * plan["gradient_accumulation"] / some["n_rows"],
         "baselines": baselines, "arms": arms, "pairs": _pairs(one), "parts": _parts(one),
+        "sizes": sizes(one),
     }  # fmt: skip
     if facts["task"] == "ner" and DIAGNOSTIC.fullmatch(one.reference.counted().ids[0]):
         found["diagnostic"] = _diagnostic(one)
     return found
-
-
-def _points(score: float, task: str) -> float:
-    """Baselines of questions are in percent already."""
-    return float(score) if task == "qa" else 100.0 * float(score)
 
 
 def _arm(cell: Cell, one: Measured, baseline: float | None) -> dict[str, Any]:
@@ -129,9 +128,9 @@ def _arm(cell: Cell, one: Measured, baseline: float | None) -> dict[str, Any]:
     runs, tried = cell.counted(), cell.tried
     found = {
         "name": cell.arm.name, "rate": cell.rate, "seeds": list(runs.seeds),
-        "dev_by_rate": {f"{rate:g}": _points(tried[rate], one.facts["task"]) for rate in sorted(tried)},
+        "dev_by_rate": {f"{rate:g}": in_points(tried[rate], one.facts["task"]) for rate in sorted(tried)},
         "edge": bool(tried) and cell.rate in (min(tried), max(tried)), "failed_rates": cell.failed,
-        "scores": [100.0 * float(score) for score in runs.scores], **_estimate(mean(runs)),
+        "scores": [100.0 * float(score) for score in runs.scores], **estimate_in_points(mean(runs)),
         "measured_mask": sorted({m["mask"]["measured"] for m in cell.metrics.values()}),
         "seconds": median(m["seconds"] for m in cell.metrics.values()),
         "seconds_before": median(cell.seconds_before.values()) if cell.seconds_before else None,
@@ -141,16 +140,8 @@ def _arm(cell: Cell, one: Measured, baseline: float | None) -> dict[str, Any]:
     if cell.arm.name != REFERENCE and set(cell.judged) & set(one.reference.judged):
         together = len(one.cells) - 1
         gap = difference(runs, one.reference.counted(), together=together, draws=MANY_DRAWS)
-        found["difference"] = _estimate(gap) | {"together": together}
+        found["difference"] = estimate_in_points(gap) | {"together": together}
     return found
-
-
-def _estimate(each: Estimate) -> dict[str, Any]:
-    """In points; what is not known is left out, but for the interval itself."""
-    values = {key: value for key, value in asdict(each).items() if key not in ("seeds", "n")}
-    points = {key: None if value is None else 100.0 * value for key, value in values.items()}
-    found = {key: value for key, value in points.items() if value is not None or key in ("low", "high")}
-    return found | {"n_seeds": each.seeds, "n": each.n}
 
 
 def _pairs(one: Measured) -> list[dict[str, Any]]:
@@ -165,7 +156,7 @@ def _pairs(one: Measured) -> list[dict[str, Any]]:
                 if None in shares or shares[0] >= shares[1] or shares[0][1] != shares[1][1]:
                     continue
             if set(first.judged) & set(second.judged):
-                gap = _estimate(difference(first.counted(), second.counted()))
+                gap = estimate_in_points(difference(first.counted(), second.counted()))
                 found.append({"one": first.arm.name, "other": second.arm.name, "difference": gap})
     return found
 
@@ -219,22 +210,8 @@ def _part(name: str, n: int, runs: dict[str, Counted]) -> dict[str, Any]:
     for each, counts in runs.items():
         found[each] = {"mean": 100.0 * float(counts.scores.mean())}
         if each != REFERENCE and set(counts.seeds) & set(reference.seeds):
-            found[each]["difference"] = _estimate(difference(counts, reference))
+            found[each]["difference"] = estimate_in_points(difference(counts, reference))
     return {"name": name, "n": n, "arms": found}
-
-
-def _learning(one: Measured) -> dict[str, list[tuple[int, list[float]]]]:
-    """{arm: [(step, dev scores of the seeds), ...]} of the metric that chose the checkpoints."""
-    found = {}
-    for name, cell in one.cells.items():
-        by_step: dict[int, list[float]] = defaultdict(list)
-        for seed, history in cell.history.items():
-            metric = cell.metrics[seed]["metric"]
-            for entry in history:
-                if metric in entry:
-                    by_step[entry["step"]].append(_points(entry[metric], one.facts["task"]))
-        found[name] = sorted(by_step.items())
-    return found
 
 
 def _diagnostic(one: Measured) -> dict[str, Any]:
@@ -257,50 +234,4 @@ def _diagnostic(one: Measured) -> dict[str, Any]:
                 over += sum(count > 1 for count in right.values())
             halves[half] = {"right": by_seed, "of": 3 * len(right), "ceiling": len(right), "triples_over": over}
         found[name] = halves
-    return found
-
-
-def _curves(one: Measured) -> list[dict[str, Any]]:
-    """Scores over the steps of training, and where arms or sizes form a series, over that."""
-    metric = "accuracy" if one.facts["task"] == "classify" else "F1"
-    common = {
-        "condition": one.name, "model": one.study["model"], "method": one.study["method"], "y": f"test {metric}",
-        "log_x": False,
-    }  # fmt: skip
-    scores = {name: [100.0 * float(s) for s in cell.counted().scores] for name, cell in one.cells.items()}
-    learning = {"kind": "learning", "title": f"{one.name}: learning curves", "x": "steps", "lines": _learning(one)}
-    found = [common | learning | {"y": f"dev {metric}"}]
-    adapted: dict[str, list] = defaultdict(list)
-    for name, cell in one.cells.items():
-        if cell.arm.objective:
-            adapted[cell.arm.objective].append((cell.arm.steps, scores[name]))
-    if any(len(points) > 1 for points in adapted.values()):
-        for objective, points in adapted.items():
-            start = REFERENCE if objective == "next" else "bidirectional"
-            points.extend([(0, scores[start])] if start in scores else [])
-        lines = {f"{REFERENCE if o == 'next' else 'bidirectional'} after {o}": sorted(p) for o, p in adapted.items()}
-        title = f"{one.name}: how many steps of adaptation"
-        found.append(common | {"kind": "adaptation", "title": title, "x": "steps before the task", "lines": lines})
-    if one.smaller:
-        sizes: dict[str, list] = defaultdict(list)
-        for cell in one.smaller:
-            sizes[cell.arm.name].append((cell.size, [100.0 * float(s) for s in cell.counted().scores]))
-        for name, points in sizes.items():
-            points.extend([(one.facts["n_train"], scores[name])] if name in scores else [])
-        lines = {name: sorted(points) for name, points in sizes.items()}
-        title = f"{one.name}: how many training examples"
-        x = {"x": "training examples", "log_x": True}
-        found.append(common | {"kind": "size", "title": title, "lines": lines} | x)
-    shares: dict[str, list] = defaultdict(list)
-    for name, cell in one.cells.items():
-        if cell.arm.share is not None:
-            side, share = cell.arm.share
-            shares[side].append((share, scores[name]))
-    if any(side != "middle" or len(points) > 1 for side, points in shares.items()):
-        ends = [(0.0, scores[REFERENCE])] + ([(1.0, scores["bidirectional"])] if "bidirectional" in scores else [])
-        lines = {
-            f"from {side}" if side != "middle" else "in the middle": sorted(ends + p) for side, p in shares.items()
-        }
-        title = f"{one.name}: how many layers are unmasked"
-        found.append(common | {"kind": "layers", "title": title, "x": "share of the layers", "lines": lines})
     return found

@@ -30,6 +30,7 @@ def markdown(found: dict[str, Any], figure: str | None, curves: Sequence[str]) -
             listed = "; ".join(f"{p['one']} less {p['other']}: {points(p['difference'])}" for p in each["pairs"])
             parts += ["", f"Pairs: {listed}."]
         parts += ["", *_parts(each), ""] if each["parts"] else [""]
+        parts += [*_sizes(each), ""] if each.get("sizes") else []
     parts += ["## Curves", ""] if curves else []
     parts += [f"![{curve['title']}]({file})\n" for curve, file in zip(found["curves"], curves, strict=True)]
     return "\n".join(parts).rstrip() + "\n"
@@ -45,6 +46,8 @@ def _setting(each: dict[str, Any]) -> str:
         f"{each['n_train']:,} / {each['n_dev']:,} / {each['n_test']:,} examples to train on, to choose by, to test on "
         f"({each['groups']:,} groups in the test set); at most {', '.join(told)}, which is {each['passes']:.1f} passes"
     )
+    if most := each.get("settings", {}).get("max_length"):
+        text += f"; {most:,} tokens per row at most"
     if each["baselines"]:
         named = ", ".join(f"{name.replace('_', ' ')} {score:.1f}" for name, score in each["baselines"].items())
         text += f"; baselines {named}"
@@ -96,3 +99,24 @@ def _parts(each: dict[str, Any]) -> list[str]:
             cells.append(text)
         lines.append(f"| {one['name']} | " + " | ".join(cells) + " |")
     return lines
+
+
+def _sizes(each: dict[str, Any]) -> list[str]:
+    """An arm a line, a number of training examples a column; what leaves out zero is in bold."""
+    sizes = each["sizes"]
+    lines = [
+        "| training examples | " + " | ".join(f"{one['size']:,} ({one['steps']:.0f} steps)" for one in sizes) + " |"
+    ]
+    lines.append("|---|" + "---:|" * len(sizes))
+    for name in dict.fromkeys(name for one in sizes for name in one["arms"]):
+        cells = [_of_size(one["arms"][name]) if name in one["arms"] else "" for one in sizes]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _of_size(one: dict[str, Any]) -> str:
+    text = f"{one['mean']:.1f}" + ("" if one["learned"] else " †")
+    if gap := one.get("difference"):
+        text += f" ({points(gap)})"
+        return text if verdict(gap) == "open" else f"**{text}**"
+    return text

@@ -18,8 +18,15 @@ def paragraphs(found: dict[str, Any]) -> list[str]:
     conditions = found["conditions"]
     told = [_removed(conditions), *_unlearned(conditions), *_uneven(conditions)]
     told += [text for text in (_repeated(conditions), _adapted(conditions), _others(conditions)) if text]
+    told += [text for text in (_sizes(conditions), _orders(found.get("orders", ()))) if text]
     told += [text for text in (_diagnostic(conditions), _claim(conditions)) if text]
     return [*told, _unknown(conditions, found["curves"]), *_unfinished(found.get("unfinished", ()))]
+
+
+def unit(conditions: Sequence[dict[str, Any]]) -> str:
+    """Of the differences of these conditions: points of F1, points of accuracy, or what both are."""
+    metrics = {"F1" if each["metric"] == "f1" else each["metric"] for each in conditions}
+    return f"points of {metrics.pop()}" if len(metrics) == 1 else "points"
 
 
 def points(gap: dict[str, Any]) -> str:
@@ -169,6 +176,51 @@ def _others(conditions: Sequence[dict]) -> str:
         if name.startswith(("unmask:", "encoder:")) or name == "right-to-left":
             told.append(f"{name} {sorted_out(_differences(conditions, name))}")
     return f"**Other arms.** {'; '.join(told)}." if told else ""
+
+
+def _sizes(conditions: Sequence[dict]) -> str:
+    told = []
+    for each in conditions:
+        sizes = each.get("sizes", ())
+        names = dict.fromkeys(n for size in sizes for n, one in size["arms"].items() if "difference" in one)
+        for name in names:
+            there = [size for size in sizes if "difference" in size["arms"].get(name, {})]
+            gaps = ", ".join(_at_size(size, name) for size in there)
+            text = f"{name} on {each['name']}: {gaps}"
+            if growth := there[0]["arms"][name].get("growth"):
+                text += (
+                    f"; with {sizes[-1]['size']:,} rather than {there[0]['size']:,} examples the difference moves by "
+                    f"{points(growth)}"
+                )
+            told.append(text)
+    if not told:
+        return ""
+    return (
+        "**Over the number of training examples** (difference to causal, each with as many; the rates are those of the "
+        f"full set; † causal has not learned): {'. '.join(told)}."
+    )
+
+
+def _at_size(size: dict[str, Any], name: str) -> str:
+    mark = "" if size["arms"][REFERENCE]["learned"] else " †"
+    return f"{points(size['arms'][name]['difference'])} with {size['size']:,}{mark}"
+
+
+def _orders(found: Sequence[dict[str, Any]]) -> str:
+    told = []
+    for each in found:
+        arms = [
+            f"{name} {one['first']:.1f} with the question first, {one['last']:.1f} with the question last "
+            f"({points(one['difference'])})"
+            for name, one in each["arms"].items()
+        ]
+        told.append(f"{each['name']}, {each['model']}: {'; '.join(arms)}")
+    if not told:
+        return ""
+    return (
+        "**Where the question stands** (a causal model cannot know in the context what is asked after it; intervals "
+        f"for other seeds on these very texts): {'. '.join(told)}."
+    )
 
 
 def _diagnostic(conditions: Sequence[dict]) -> str:

@@ -72,6 +72,8 @@ class Study:
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
                 raise DataError(f"{name.replace('_', ' ')} are {values}; give at least one, and none twice")
+        if None not in self.sizes:
+            raise DataError("the sizes leave out the whole training set, on which the rates are chosen; add all")
         if TUNING_SEED in self.seeds:
             raise DataError(f"the seed {TUNING_SEED} is that of the tuning; take others")
 

@@ -116,21 +116,36 @@ def difference(one: Counted, other: Counted, *, together: int = 1, draws: int = 
     Raises:
         DataError: no seed in common, or other examples.
     """
-    if one.ids != other.ids:
-        raise DataError("the two arms were judged on different examples")
-    shared = [s for s in one.seeds if s in other.seeds]
+    return contrast([(1, one), (-1, other)], together=together, draws=draws, seed=seed)
+
+
+def contrast(
+    terms: Sequence[tuple[float | int, Counted]], *, together: int = 1, draws: int = DRAWS, seed: int = 0
+) -> Estimate:
+    """A weighted sum of mean scores on one test set, with the interval of `difference`.
+
+    With weights 1, -1, -1, 1 it tells whether one difference is larger than another, such as that of two arms with many
+    training examples and with few.
+
+    Raises:
+        DataError: no seed that all have, or other examples.
+    """
+    arms = [each for _, each in terms]
+    if any(each.ids != arms[0].ids for each in arms):
+        raise DataError("the arms were judged on different examples")
+    shared = [s for s in arms[0].seeds if all(s in each.seeds for each in arms)]
     if not shared:
-        raise DataError(f"the arms share no seed: {one.seeds} and {other.seeds}")
-    per_arm = [_by_group(arm, [arm.seeds.index(s) for s in shared]) for arm in (one, other)]
-    observed = [_ratio(above.sum(1), below.sum(1)) for above, below in per_arm]
-    gap = float((observed[0] - observed[1]).mean())
-    n, groups = len(one.ids), per_arm[0][0].shape[1]
+        raise DataError(f"the arms share no seed: {' and '.join(str(each.seeds) for each in arms)}")
+    per_arm = [(weight, *_by_group(each, [each.seeds.index(s) for s in shared])) for weight, each in terms]
+    observed = sum(weight * _ratio(above.sum(1), below.sum(1)) for weight, above, below in per_arm)  # (seeds,)
+    gap = float(observed.mean())
+    n, groups = len(arms[0].ids), per_arm[0][1].shape[1]
     if len(shared) < 2:
         return Estimate(gap, None, None, 1, n)
     rng = np.random.default_rng(seed)
     drawn = rng.multinomial(groups, np.full(groups, 1 / groups), size=draws).astype(float)  # (draws, groups)
-    gaps = np.subtract(*(_ratio(drawn @ above.T, drawn @ below.T) for above, below in per_arm))  # (draws, seeds)
-    by_seed = float((observed[0] - observed[1]).std(ddof=1)) / len(shared) ** 0.5
+    gaps = sum(weight * _ratio(drawn @ above.T, drawn @ below.T) for weight, above, below in per_arm)  # (draws, seeds)
+    by_seed = float(observed.std(ddof=1)) / len(shared) ** 0.5
     runs = rng.standard_t(len(shared) - 1, size=draws) * by_seed
     tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
     wider = [(1 - LEVEL) / 2 / together, 1 - (1 - LEVEL) / 2 / together]

@@ -1,0 +1,153 @@
+"""What a report tells along a quantity: training steps, steps before the task, layers, training examples; and by the
+order of question and context.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean, median, stdev
+from typing import Any
+
+from labkit.bench.arms import REFERENCE
+from labkit.bench.effect_data import Cell, Measured, estimate_in_points, in_points
+from labkit.bench.paired import LEVEL, contrast, difference, mean
+from labkit.viz.intervals import student_t
+
+
+def curves(one: Measured) -> list[dict[str, Any]]:
+    """Scores over the steps of training, and where arms or sizes form a series, over that."""
+    metric = "accuracy" if one.facts["task"] == "classify" else "F1"
+    common = {
+        "condition": one.name, "model": one.study["model"], "method": one.study["method"], "y": f"test {metric}",
+        "log_x": False,
+    }  # fmt: skip
+    scores = {name: [100.0 * float(s) for s in cell.counted().scores] for name, cell in one.cells.items()}
+    learning = {"kind": "learning", "title": f"{one.name}: learning curves", "x": "steps", "lines": _learning(one)}
+    found = [common | learning | {"y": f"dev {metric}"}]
+    adapted: dict[str, list] = defaultdict(list)
+    for name, cell in one.cells.items():
+        if cell.arm.objective:
+            adapted[cell.arm.objective].append((cell.arm.steps, scores[name]))
+    if any(len(points) > 1 for points in adapted.values()):
+        for objective, points in adapted.items():
+            start = REFERENCE if objective == "next" else "bidirectional"
+            points.extend([(0, scores[start])] if start in scores else [])
+        lines = {f"{REFERENCE if o == 'next' else 'bidirectional'} after {o}": sorted(p) for o, p in adapted.items()}
+        title = f"{one.name}: how many steps of adaptation"
+        found.append(common | {"kind": "adaptation", "title": title, "x": "steps before the task", "lines": lines})
+    if one.smaller:
+        sizes: dict[str, list] = defaultdict(list)
+        for cell in one.smaller:
+            sizes[cell.arm.name].append((cell.size, [100.0 * float(s) for s in cell.counted().scores]))
+        for name, points in sizes.items():
+            points.extend([(one.facts["n_train"], scores[name])] if name in scores else [])
+        lines = {name: sorted(points) for name, points in sizes.items()}
+        title = f"{one.name}: how many training examples"
+        x = {"x": "training examples", "log_x": True}
+        found.append(common | {"kind": "size", "title": title, "lines": lines} | x)
+    shares: dict[str, list] = defaultdict(list)
+    for name, cell in one.cells.items():
+        if cell.arm.share is not None:
+            side, share = cell.arm.share
+            shares[side].append((share, scores[name]))
+    if any(side != "middle" or len(points) > 1 for side, points in shares.items()):
+        ends = [(0.0, scores[REFERENCE])] + ([(1.0, scores["bidirectional"])] if "bidirectional" in scores else [])
+        lines = {
+            f"from {side}" if side != "middle" else "in the middle": sorted(ends + p) for side, p in shares.items()
+        }
+        title = f"{one.name}: how many layers are unmasked"
+        found.append(common | {"kind": "layers", "title": title, "x": "share of the layers", "lines": lines})
+    return found
+
+
+def _learning(one: Measured) -> dict[str, list[tuple[int, list[float]]]]:
+    """{arm: [(step, dev scores of the seeds), ...]} of the metric that chose the checkpoints."""
+    found = {}
+    for name, cell in one.cells.items():
+        by_step: dict[int, list[float]] = defaultdict(list)
+        for seed, history in cell.history.items():
+            metric = cell.metrics[seed]["metric"]
+            for entry in history:
+                if metric in entry:
+                    by_step[entry["step"]].append(in_points(entry[metric], one.facts["task"]))
+        found[name] = sorted(by_step.items())
+    return found
+
+
+def sizes(one: Measured) -> list[dict[str, Any]]:
+    """Every arm by the number of training examples, the full set last; [] if there is only that.
+
+    [{"size", "steps", "arms": {arm: {"mean", "low", ..., "difference"}}}, ...]. Where the full set is known too, an arm
+    of a smaller one has `growth`: by how much its difference to the reference is larger with the full set.
+    """
+    if not one.smaller:
+        return []
+    by_size: dict[int, dict[str, Cell]] = defaultdict(dict)
+    for cell in one.smaller:
+        by_size[cell.size][cell.arm.name] = cell
+    by_size[one.facts["n_train"]] = one.cells
+    found = []
+    for size, cells in sorted(by_size.items()):
+        if REFERENCE in cells:
+            steps = median(m["steps"] for m in cells[REFERENCE].metrics.values())
+            found.append({"size": size, "steps": steps, "arms": _with_this_many(one, cells)})
+    return found
+
+
+def _with_this_many(one: Measured, cells: dict[str, Cell]) -> dict[str, dict[str, Any]]:
+    reference, whole = cells[REFERENCE].counted(), one.reference.counted()
+    found = {}
+    for name, cell in cells.items():
+        runs = cell.counted()
+        found[name] = estimate_in_points(mean(runs)) | {"learned": _learned(cell, one.facts["task"])}
+        if name != REFERENCE and set(runs.seeds) & set(reference.seeds):
+            found[name]["difference"] = estimate_in_points(difference(runs, reference))
+            if cells is not one.cells and name in one.cells:
+                four = [(1, one.cells[name].counted()), (-1, whole), (-1, runs), (1, reference)]
+                found[name]["growth"] = estimate_in_points(contrast(four))
+    return found
+
+
+def _learned(cell: Cell, task: str) -> bool:
+    """Whether the mean is over every baseline that needs no model, made of as many training examples."""
+    some = next(iter(cell.metrics.values()))
+    baselines = [in_points(value, task) for value in some["baselines"].get("test", {}).values()]
+    return not baselines or 100.0 * float(cell.counted().scores.mean()) > max(baselines)
+
+
+def orders(conditions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Where both orders of question and context were asked, arm by arm: the score with the question last less first.
+
+    [{"name", "model", "method", "arms": {arm: {"first", "last", "difference"}}}, ...]. Made of what reports hold, the
+    scores of the seeds, so the intervals are for other seeds on these very texts.
+    """
+    by_order: dict[str, dict[tuple, dict]] = {"question-first": {}, "question-last": {}}
+    for each in conditions:
+        name, _, order = each["name"].partition("/")
+        if each["task"] == "qa" and order in by_order:
+            key = (name, each["model"], each["method"], each["n_train"], *_steps(each))
+            by_order[order].setdefault(key, each)
+    found = []
+    for key, last in by_order["question-last"].items():
+        if first := by_order["question-first"].get(key):
+            arms = [{one["name"]: one for one in each["arms"]} for each in (first, last)]
+            shared = {name: _crossed(arms[0][name], arms[1][name]) for name in arms[1] if name in arms[0]}
+            found.append({"name": key[0], "model": key[1], "method": key[2], "arms": shared})
+    return found
+
+
+def _steps(condition: dict[str, Any]) -> tuple[Any, ...]:
+    """The budget, as far as every report holds it."""
+    keys = ("epochs", "max_steps", "batch_size", "gradient_accumulation", "dtype")
+    return tuple(condition["budget"][key] for key in keys)
+
+
+def _crossed(first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
+    scores = [dict(zip(each["seeds"], each["scores"], strict=True)) for each in (first, last)]
+    gaps = [scores[1][seed] - scores[0][seed] for seed in scores[0] if seed in scores[1]]
+    gap: dict[str, Any] = {"mean": fmean(gaps) if gaps else last["mean"] - first["mean"], "low": None, "high": None}
+    if len(gaps) > 1:
+        half = student_t(len(gaps) - 1, LEVEL) * stdev(gaps) / len(gaps) ** 0.5
+        gap |= {"low": gap["mean"] - half, "high": gap["mean"] + half}
+    return {"first": first["mean"], "last": last["mean"], "difference": gap | {"n_seeds": len(gaps)}}
