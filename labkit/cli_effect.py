@@ -46,6 +46,9 @@ def mask_effect(
     max_eval: Annotated[int | None, typer.Option(help="At most so many on dev, and on test.", min=1)] = None,
     adaptation_rate: Annotated[float, typer.Option(help="Learning rate before the task (mntp, mlm, next).")] = 5e-4,
     adaptation_batch: Annotated[int, typer.Option(help="Rows per step before the task.", min=1)] = 8,
+    jobs: Annotated[
+        int, typer.Option(help="Runs at a time, in processes that share the cores and take the GPUs in turn.", min=1)
+    ] = 1,
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
@@ -75,7 +78,7 @@ def mask_effect(
         adaptation_batch=adaptation_batch,
     )  # fmt: skip
     found = conditions(data or DATA, orders=parts(orders), max_train=max_train, max_eval=max_eval)
-    failures = run_study(study, found, output_dir, resume=resume)
+    failures = run_study(study, found, output_dir, resume=resume, jobs=jobs)
     show(report([output_dir]), Path(output_dir), as_json, written)
     raise typer.Exit(1 if failures else 0)
 

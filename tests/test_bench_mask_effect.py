@@ -155,6 +155,14 @@ def test_a_study_killed_in_the_middle_ends_with_the_same_table(done, tmp_path, m
     assert without_time(report([tmp_path / "s"])) == without_time(report([done[0]]))
 
 
+def test_runs_side_by_side_give_the_same_table(done, tmp_path):
+    said = []
+    assert run_study(STUDY, [diagnostic()], tmp_path / "s", jobs=2, say=said.append) == {}
+    assert without_time(report([tmp_path / "s"])) == without_time(report([done[0]]))
+    assert sorted(int(each.partition(" of ")[0]) for each in said[1:]) == list(range(1, 25))
+    assert not list((tmp_path / "s").rglob("checkpoints"))
+
+
 def test_arms_and_seeds_can_be_added_and_what_was_frozen_stays(done, tmp_path):
     shutil.copytree(done[0], tmp_path / "s")
     before = json.loads((tmp_path / "s" / "frozen.json").read_text())["which-way-round/ner"]

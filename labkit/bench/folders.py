@@ -64,6 +64,21 @@ def claimed(folder: str | Path, *, resume: bool) -> Iterator[tuple[Path, dict[st
         raise TrainingError(f"another process is at work in {path}") from None
 
 
+@contextmanager
+def alone(study: Path, run: Path) -> Iterator[None]:
+    """What is in the block is done by one process at a time, for this run of the study in the folder `study`.
+
+    The processes of one study share models that are adapted before the task; and a process that outlived a study which
+    was killed may still be at a run that is gone on with.
+    """
+    from filelock import FileLock
+
+    locks = study / ".locks"
+    locks.mkdir(exist_ok=True)
+    with FileLock(locks / f"{slug(run.as_posix())}.lock"):
+        yield
+
+
 def read_study(path: Path) -> dict[str, Any]:
     """study.json. Raises TrainingError where there is none."""
     found = read_json(path / "study.json")

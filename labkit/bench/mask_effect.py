@@ -20,13 +20,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from labkit.bench import folders
 from labkit.bench.arms import DEFAULT, Arm, arms
 from labkit.bench.conditions import Condition
-from labkit.errors import DataError, LabkitError
+from labkit.bench.jobs import side_by_side
+from labkit.errors import DataError
 from labkit.tasks.finetune import finetune
 from labkit.tasks.lm import train_lm
 from labkit.tasks.plans import Plan
@@ -120,12 +122,14 @@ def run_study(
     folder: str | Path,
     *,
     resume: bool = False,
+    jobs: int = 1,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> dict[str, str]:
-    """Run what is missing of the study in `folder`; returns what failed, {run: reason}.
+    """Run what is missing of the study in `folder`, `jobs` runs at a time; returns what failed, {run: reason}.
 
     A run that fails is noted, and the others go on. Killed at any moment it goes on with `resume`; then arms, seeds,
-    sizes and conditions may have been added, and what is done stays.
+    sizes and conditions may have been added, and what is done stays. How many run at a time changes nothing but the
+    seconds (`labkit.bench.jobs`).
 
     Raises:
         DataError, TrainingError, ModelError: nothing to compare, the folder holds another study, or there is no such
@@ -138,19 +142,20 @@ def run_study(
     labkit.load(study.model, attn=study.attn)  # a wrong name is an error now, and not one of every run
     with folders.opened(folder, study, conditions, resume=resume) as path:
         progress = _Progress(path, study.plan, say)
+        train = partial(_train, study, path)
         tuning = list(_tuning(study, conditions, path))
         reported = list(_reported(study, conditions))
         progress.plan([*tuning, *reported])
-        for run in tuning:
-            progress.do(run, lambda run=run: _train(study, run, path))
+        progress.do(tuning, train, jobs)
         frozen = folders.freeze(path, study, conditions, progress.failures)
+        rated = []
         for run in reported:
             rate = frozen.get(run.condition.name, {}).get(run.arm.name, {}).get("learning_rate")
             if rate is None:
                 progress.failures[str(run.folder)] = "no learning rate of the grid could be trained"
             else:
-                rated = replace(run, rate=rate)
-                progress.do(rated, lambda run=rated: _train(study, run, path))
+                rated.append(replace(run, rate=rate))
+        progress.do(rated, train, jobs)
         folders.write_failures(path, progress.failures)
     return progress.failures
 
@@ -176,11 +181,16 @@ def _reported(study: Study, conditions: Sequence[Condition]) -> Iterator[Run]:
                     yield Run(condition, arm, seed, size)
 
 
-def _train(study: Study, run: Run, path: Path) -> dict[str, Any]:
+def _train(study: Study, path: Path, run: Run) -> dict[str, Any]:
     """One run, from its adaptation to its scores. Its checkpoints are of no use once it is done."""
+    with folders.alone(path, run.folder):
+        return _finetuned(study, path, run)
+
+
+def _finetuned(study: Study, path: Path, run: Run) -> dict[str, Any]:
     start = run.arm.model or study.model
     if run.arm.objective:
-        start = str(_adapted(study, run, path))
+        start = str(_adapted(study, path, run))
     folder = path / run.folder
     lengths: dict[str, int] = {}
     if study.max_length is not None:
@@ -210,8 +220,11 @@ def _train(study: Study, run: Run, path: Path) -> dict[str, Any]:
     return metrics
 
 
-def _adapted(study: Study, run: Run, path: Path) -> Path:
-    """The model that has been trained on the condition's training texts, without their labels, before the task."""
+def _adapted(study: Study, path: Path, run: Run) -> Path:
+    """The model that has been trained on the condition's training texts, without their labels, before the task.
+
+    Several runs begin with the same one; the first of them makes it.
+    """
     arm = run.arm
     folder = folders.adapted_folder(path, run.condition.task, run.condition.name, arm.name, run.seed)
     every = max(1, arm.steps // 4)
@@ -220,20 +233,21 @@ def _adapted(study: Study, run: Run, path: Path) -> Path:
         warmup=0.1, dtype="float32" if study.plan.dtype == "auto" else study.plan.dtype, seed=run.seed,
         evaluate_every=every, save_every=every,
     )  # fmt: skip
-    train_lm(
-        study.model,
-        texts_of(run.condition),
-        folder,
-        objective=arm.objective,
-        settings=settings,
-        max_length=study.adaptation_length,
-        window=study.window,
-        lora=study.method == "lora",
-        attn=study.attn,
-        resume=folder.exists(),
-        say=lambda text: None,
-    )
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    with folders.alone(path, folder.relative_to(path)):
+        train_lm(
+            study.model,
+            texts_of(run.condition),
+            folder,
+            objective=arm.objective,
+            settings=settings,
+            max_length=study.adaptation_length,
+            window=study.window,
+            lora=study.method == "lora",
+            attn=study.attn,
+            resume=folder.exists(),
+            say=lambda text: None,
+        )
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return folder / "model"
 
 
@@ -249,32 +263,27 @@ class _Progress:
     def __init__(self, path: Path, budget: Plan, say: Callable[[str], None]):
         self.path, self.budget, self.say, self.failures = path, budget, say, {}
         self.number = self.count = 0
-        self.left = self.done = self.seconds = 0.0
+        self.left = self.done = 0.0
+        self.began = time.perf_counter()
 
     def plan(self, runs: Sequence[Run]) -> None:
         todo = [run for run in runs if not self._is_done(run)]
         self.count, self.left = len(todo), sum(run.work(self.budget) for run in todo)
         self.say(f"{len(runs):,} runs, {len(runs) - self.count:,} of them done")
 
-    def do(self, run: Run, train: Callable[[], dict[str, Any]]) -> None:
-        if self._is_done(run):
-            return
-        self.number += 1
-        began = time.perf_counter()
-        try:
-            metrics = train()
-        except LabkitError as error:
-            self.failures[str(run.folder)] = str(error)
-            told = f"failed: {error}"
-        else:
-            side = "dev" if run.tuning else "test"
-            name = metrics["metric"] if run.tuning else metrics["metric"].removeprefix("best_")
-            told = f"{side} {name.replace('_', ' ')} {metrics[side][name]:.3f}"
-        seconds = time.perf_counter() - began
-        work = run.work(self.budget)
-        self.seconds, self.done, self.left = self.seconds + seconds, self.done + work, self.left - work
-        rest = self.seconds / self.done * max(self.left, 0.0)
-        self.say(f"{self.number} of {self.count}: {run}: {told} ({seconds:,.0f} s; about {_span(rest)} left)")
+    def do(self, runs: Sequence[Run], train: Callable[[Run], dict[str, Any]], jobs: int) -> None:
+        for run, metrics, error, seconds in side_by_side(train, [r for r in runs if not self._is_done(r)], jobs):
+            if error is not None:
+                self.failures[str(run.folder)] = str(error)
+                told = f"failed: {error}"
+            else:
+                side = "dev" if run.tuning else "test"
+                name = metrics["metric"] if run.tuning else metrics["metric"].removeprefix("best_")
+                told = f"{side} {name.replace('_', ' ')} {metrics[side][name]:.3f}"
+            work = run.work(self.budget)
+            self.number, self.done, self.left = self.number + 1, self.done + work, self.left - work
+            rest = (time.perf_counter() - self.began) / self.done * max(self.left, 0.0)
+            self.say(f"{self.number} of {self.count}: {run}: {told} ({seconds:,.0f} s; about {_span(rest)} left)")
 
     def _is_done(self, run: Run) -> bool:
         return (self.path / run.folder / "metrics.json").exists()
