@@ -485,6 +485,17 @@ def test_a_report_made_elsewhere_is_taken_over_as_it_stands(done, tmp_path):
     assert only["words"] == first["words"] and only == json.loads(json.dumps(first))
 
 
+def test_one_task_learned_by_two_models_is_told_by_both_names(done, tmp_path):
+    other = json.loads(json.dumps(report([done[0]]), default=str))
+    for each in other["conditions"]:
+        each["model"] = "another-model"
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    found = report([tmp_path / "other.json", done[0]])
+    assert [each["name"] for each in found["conditions"]] == ["which-way-round/ner"] * 2
+    text = found["words"][0]
+    assert "which-way-round/ner (another-model, full)" in text and "which-way-round/ner (tiny-gpt2, full)" in text
+
+
 @pytest.mark.parametrize("text", ["[]", "{}", '{"conditions": 3, "curves": [], "unfinished": []}', "no json"])
 def test_a_file_that_is_no_report_is_refused(text, tmp_path):
     (tmp_path / "r.json").write_text(text)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.bench.stored import differences, effect_lines, mask_effects, names, stored
+from labkit.bench.stored import differences, effect_curves, effect_lines, mask_effects, names, stored
 from labkit.errors import DataError
 from labkit.resources import folder
 
@@ -67,3 +67,13 @@ def test_a_comparison_is_told_in_lines_with_what_has_not_learned_marked():
         "    bidirectional          19.5   1 seed   no better than a baseline",
         "    bidirectional less repeated: -3.0 [-5.0, -1.0]",
     ]
+
+
+def test_stored_curves_are_found_by_kind_and_can_be_drawn():
+    from labkit.bench.effect_series import picture
+
+    every = effect_curves()
+    assert {each["kind"] for each in every} >= {"learning", "adaptation", "layers"}
+    layers = effect_curves("layers")
+    assert layers == [each for each in every if each["kind"] == "layers"]
+    assert "share of the layers" in picture(layers[0]).alt

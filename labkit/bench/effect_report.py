@@ -20,7 +20,7 @@ import numpy as np
 from labkit.bench import effect_tables, effect_words, folders
 from labkit.bench.arms import REFERENCE
 from labkit.bench.effect_data import Cell, Measured, estimate_in_points, in_points, measured, unfinished
-from labkit.bench.effect_series import curves, orders, sizes
+from labkit.bench.effect_series import curves, orders, picture, sizes
 from labkit.bench.paired import Counted, difference, mean
 from labkit.bench.stored import differences
 from labkit.errors import TrainingError
@@ -84,16 +84,14 @@ def _of(each: dict[str, Any]) -> tuple[str, str, str]:
 
 def written(found: dict[str, Any], folder: Path, name: str = "report") -> list[Path]:
     """Write the report as Markdown and JSON, and its figures as SVG; returns their paths, the Markdown first."""
-    from labkit.viz.effects import effect_curves_svg, effects_svg
+    from labkit.viz.effects import effects_svg
     from labkit.viz.saving import save
 
     folder.mkdir(parents=True, exist_ok=True)
     forest, unit = differences(found["conditions"]), effect_words.unit(found["conditions"])
     figures = {f"{name}.svg": effects_svg(forest, unit, marks=(5.0, 10.0))} if forest else {}
     for number, curve in enumerate(found["curves"], 1):
-        lines = {arm: {float(x): each for x, each in points} for arm, points in curve["lines"].items()}
-        drawn = effect_curves_svg(lines, curve["x"], curve["y"], curve["title"], log_x=curve["log_x"])
-        figures[f"{name}-curve-{number}.svg"] = drawn
+        figures[f"{name}-curve-{number}.svg"] = picture(curve)
     for file, figure in figures.items():
         save(figure, folder / file)
     series = [file for file in figures if file != f"{name}.svg"]

@@ -61,6 +61,14 @@ def curves(one: Measured) -> list[dict[str, Any]]:
     return found
 
 
+def picture(curve: dict[str, Any]) -> Any:
+    """A curve of a report as a still picture, a `labkit.viz.svg.Svg`."""
+    from labkit.viz.effects import effect_curves_svg
+
+    lines = {arm: {float(x): scores for x, scores in points} for arm, points in curve["lines"].items()}
+    return effect_curves_svg(lines, curve["x"], curve["y"], curve["title"], log_x=curve["log_x"])
+
+
 def _learning(one: Measured) -> dict[str, list[tuple[int, list[float]]]]:
     """{arm: [(step, dev scores of the seeds), ...]} of the metric that chose the checkpoints."""
     found = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,12 +16,21 @@ CLAIM = 5.0  # points: "bidirectional attention gives +5 to 10 %", found in many
 
 def paragraphs(found: dict[str, Any]) -> list[str]:
     """When the mask helps and by how much, what the controls say, what is not known; from the numbers alone."""
-    conditions = found["conditions"]
+    conditions = _named_apart(found["conditions"])
     told = [_removed(conditions), *_unlearned(conditions), *_uneven(conditions)]
     told += [text for text in (_repeated(conditions), _adapted(conditions), _others(conditions)) if text]
     told += [text for text in (_sizes(conditions), _orders(found.get("orders", ()))) if text]
     told += [text for text in (_diagnostic(conditions), _claim(conditions)) if text]
     return [*told, _unknown(conditions, found["curves"]), *_unfinished(found.get("unfinished", ()))]
+
+
+def _named_apart(conditions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The conditions, with the model in the name of those that several models or methods have learned."""
+    count = Counter(each["name"] for each in conditions)
+    return [
+        each | {"name": f"{each['name']} ({each['model']}, {each['method']})"} if count[each["name"]] > 1 else each
+        for each in conditions
+    ]
 
 
 def unit(conditions: Sequence[dict[str, Any]]) -> str:
@@ -297,9 +307,9 @@ def _not_measured(conditions: Sequence[dict], curves: Sequence[dict]) -> list[st
     """What `labkit bench mask-effect` can ask and these studies did not."""
     names = {one["name"].partition(":")[0] for each in conditions for one in each["arms"]}
     missing = [told for kind, told in KINDS.items() if kind not in names]
-    tasks, orders = {each["task"] for each in conditions}, {each["name"].partition("/")[2] for each in conditions}
+    tasks, names_of_data = {each["task"] for each in conditions}, {each["name"] for each in conditions}
     missing += [told for task, told in TASKS.items() if task not in tasks]
-    if "qa" in tasks and "question-last" not in orders:
+    if "qa" in tasks and not any("/question-last" in name for name in names_of_data):
         missing.append("the question after the context")
     kinds = {curve["kind"] for curve in curves}
     return missing + [told for kind, told in SERIES.items() if kind not in kinds]

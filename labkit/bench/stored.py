@@ -24,6 +24,15 @@ def mask_effects(task: str | None = None) -> list[dict[str, Any]]:
     return [each for each in found if task in (None, each["task"])]
 
 
+def effect_curves(*kinds: str) -> list[dict[str, Any]]:
+    """The curves of all stored comparisons: "learning", "adaptation", "layers", "size"; of these kinds, or of all.
+
+    `labkit.bench.effect_series.picture` draws one.
+    """
+    found = [each for name in names() if name.startswith("mask_effect") for each in stored(name)["curves"]]
+    return [each for each in found if not kinds or each["kind"] in kinds]
+
+
 def differences(conditions: Sequence[dict[str, Any]]) -> dict[str, dict[str, tuple]]:
     """{condition: {arm: (difference to causal, low, high)}} in points, as `labkit.viz.effects_svg` draws it.
 
