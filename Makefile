@@ -12,7 +12,7 @@ VENV_PYTHON = .venv/bin/python
 START = notebooks/00_start_here.ipynb
 PYTEST = $(VENV_PYTHON) -m pytest
 # One notebook's cells must stay in one kernel: in parallel only by file.
-PARALLEL = -n $(WORKERS) --dist loadfile
+PARALLEL = -n $(WORKERS) --dist loadfile --durations=20 --durations-min=2
 NBVAL = --nbval-lax --nbval-current-env --nbval-sanitize-with=tests/notebooks/nbval_sanitize.cfg \
 	--nbval-kernel-startup-timeout=120 --nbval-cell-timeout=240 --ignore=notebooks/assignments
 # Tests and the headless tour: small sizes, and no request leaves the machine unless the caller says so.
