@@ -21,7 +21,7 @@ from labkit.bench import effect_tables, effect_words, folders
 from labkit.bench.arms import REFERENCE
 from labkit.bench.effect_data import Cell, Measured, estimate_in_points, in_points, measured, unfinished
 from labkit.bench.effect_series import curves, orders, picture, sizes
-from labkit.bench.paired import Counted, difference, mean
+from labkit.bench.paired import MANY_DRAWS, Counted, difference, mean
 from labkit.bench.stored import differences
 from labkit.errors import TrainingError
 from labkit.run_folder import write_whole
@@ -38,7 +38,6 @@ UNADAPTED = ("repeated", "bidirectional")  # these are compared with an adaptati
 DIAGNOSTIC = re.compile(r"(after|before)-\d+-[A-Z]+")  # the ids of Which way round
 HALVES = {"after": "what follows decides", "before": "what precedes decides"}
 SETTINGS = ("rank", "attn", "window", "max_length", "adaptation_rate", "adaptation_batch", "adaptation_length")
-MANY_DRAWS = 20_000  # of the differences that wider intervals are made for
 
 
 def report(paths: Sequence[str | Path]) -> dict[str, Any]:

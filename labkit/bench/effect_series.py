@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit.bench.arms import REFERENCE
 from labkit.bench.effect_data import Cell, Measured, estimate_in_points, in_points
-from labkit.bench.paired import LEVEL, contrast, difference, mean
+from labkit.bench.paired import LEVEL, MANY_DRAWS, contrast, difference, mean
 from labkit.viz.intervals import student_t
 
 
@@ -110,10 +110,10 @@ def _with_this_many(one: Measured, cells: dict[str, Cell]) -> dict[str, dict[str
         runs = cell.counted()
         found[name] = estimate_in_points(mean(runs)) | {"learned": _learned(cell, one.facts["task"])}
         if name != REFERENCE and set(runs.seeds) & set(reference.seeds):
-            found[name]["difference"] = estimate_in_points(difference(runs, reference))
+            found[name]["difference"] = estimate_in_points(difference(runs, reference, draws=MANY_DRAWS))
             if cells is not one.cells and name in one.cells:
                 four = [(1, one.cells[name].counted()), (-1, whole), (-1, runs), (1, reference)]
-                found[name]["growth"] = estimate_in_points(contrast(four))
+                found[name]["growth"] = estimate_in_points(contrast(four, draws=MANY_DRAWS))
     return found
 
 

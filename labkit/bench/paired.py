@@ -15,7 +15,7 @@ import numpy as np
 from labkit.errors import DataError
 from labkit.viz.intervals import student_t
 
-DRAWS = 4000
+DRAWS, MANY_DRAWS = 4000, 20_000  # many: where reports also make wider intervals, or must agree with those that do
 LEVEL = 0.95
 
 
