@@ -14,7 +14,8 @@ PYTEST = $(VENV_PYTHON) -m pytest
 # One notebook's cells must stay in one kernel: in parallel only by file.
 PARALLEL = -n $(WORKERS) --dist loadfile --durations=20 --durations-min=2
 NBVAL = --nbval-lax --nbval-current-env --nbval-sanitize-with=tests/notebooks/nbval_sanitize.cfg \
-	--nbval-kernel-startup-timeout=120 --nbval-cell-timeout=240 --ignore=notebooks/assignments
+	--nbval-kernel-startup-timeout=120 --nbval-cell-timeout=240 \
+	$(foreach kind,student nbgrader,--ignore=notebooks/assignments/$(kind))
 # Tests and the headless tour: small sizes, and no request leaves the machine unless the caller says so.
 QUIET = env LABKIT_PROFILE="$${LABKIT_PROFILE:-ci}" HF_HUB_OFFLINE="$${HF_HUB_OFFLINE:-1}" PYTHONHASHSEED=0
 

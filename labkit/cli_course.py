@@ -52,6 +52,9 @@ def course_build(
     names: Annotated[list[str] | None, typer.Argument(metavar="[A1]...", help="Assignments; all by default.")] = None,
     output_dir: Annotated[str, typer.Option(help="Where student/, solution/ and nbgrader/ go.")] = "course",
     variant: Secret = None,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Run the solutions, so that they hold their outputs.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Make the students' notebooks, the solutions and nbgrader's files from the masters.
@@ -64,7 +67,7 @@ def course_build(
     from labkit.course.build import build
     from labkit.course.variant import Variant
 
-    written = build(output_dir, Variant.of(variant), [name.lower() for name in names or ()] or None)
+    written = build(output_dir, Variant.of(variant), [name.lower() for name in names or ()] or None, execute=execute)
     if as_json:
         print_json([str(path) for path in written])
     else:

@@ -3,6 +3,7 @@
     python scripts/check_notebooks.py [NOTEBOOK ...]      (none: every notebook of the project)
 
 Prints one line per fault and exits 1 if there is one. Also compares the cells that the tests skip with their ledger.
+Of the assignments, which are built from their masters, only the solutions are looked at: that they have been run.
 """
 
 import json
@@ -17,6 +18,7 @@ import notebook_heads  # noqa: E402
 
 from labkit.notebooks import SKIP_TAG  # noqa: E402  (light: loads no torch)
 
+SOLUTIONS = ROOT / "notebooks" / "assignments" / "solution"
 LEDGER = ROOT / "tests" / "notebooks" / "SKIPPED.md"
 LONGEST_CELL = 25  # lines
 LARGEST_NOTEBOOK = 3_000_000  # bytes
@@ -26,7 +28,7 @@ MACHINE_PATH = re.compile(r"/(?:home|Users)/[\w.-]+/|/(?:root|tmp)/[\w.~-]+|[A-Z
 
 
 def main(arguments: list[str]) -> int:
-    paths = [Path(a) for a in arguments] or tour()
+    paths = [Path(a) for a in arguments] or [*tour(), *solutions()]
     faults = [f"{shown(path)}: {fault}" for path in paths for fault in faults_of(path)]
     if set(tour()) <= {p.resolve() for p in paths}:
         faults += faults_of_ledger(tour(), LEDGER)
@@ -42,6 +44,11 @@ def tour() -> list[Path]:
     return [p for p in found if ".ipynb_checkpoints" not in p.parts and "assignments" not in p.parts]
 
 
+def solutions() -> list[Path]:
+    """The solutions of the assignments, which `labkit course build --execute` makes."""
+    return sorted(SOLUTIONS.glob("*.ipynb"))
+
+
 def faults_of(path: Path) -> list[str]:
     try:
         notebook = json.loads(path.read_text(encoding="utf-8"))
@@ -50,13 +57,10 @@ def faults_of(path: Path) -> list[str]:
         return [f"cannot be read as a notebook ({error!r})"]
     if not code:
         return ["has no code cell"]
-    faults = [f"cell {name(c)}: {fault}" for c in code for fault in faults_of_cell(c)]
-    setup_cell, badge = notebook_heads.head_of(path.resolve(), notebook_heads.settings())
-    if text(code[0]["source"]).strip() != setup_cell:
-        faults.append("its first code cell is not labkit.notebooks.FIRST_CELL as scripts/notebook_heads.py writes it")
-    prose = next((text(c["source"]) for c in notebook["cells"] if c["cell_type"] == "markdown"), "")
-    if prose != notebook_heads.with_badge(prose, badge):
-        faults.append("its Colab badge is not the one that scripts/notebook_heads.py writes")
+    faults = [f"cell {name(c)}: {fault}" for c in code for fault in faults_of_output(c)]
+    if path.resolve().parent != SOLUTIONS:  # an exercise asks for its answer as one cell
+        faults += [f"cell {name(c)}: {fault}" for c in code for fault in faults_of_length(c)]
+        faults += faults_of_head(path, notebook, code)
     counts = [c["execution_count"] for c in code if c.get("execution_count") is not None]
     if counts != list(range(1, len(counts) + 1)):
         faults.append("was not executed top to bottom in a fresh kernel (execution counts are not 1, 2, 3, ...)")
@@ -69,11 +73,24 @@ def faults_of(path: Path) -> list[str]:
     return faults
 
 
-def faults_of_cell(cell: dict) -> list[str]:
+def faults_of_head(path: Path, notebook: dict, code: list[dict]) -> list[str]:
     faults = []
+    setup_cell, badge = notebook_heads.head_of(path.resolve(), notebook_heads.settings())
+    if text(code[0]["source"]).strip() != setup_cell:
+        faults.append("its first code cell is not labkit.notebooks.FIRST_CELL as scripts/notebook_heads.py writes it")
+    prose = next((text(c["source"]) for c in notebook["cells"] if c["cell_type"] == "markdown"), "")
+    if prose != notebook_heads.with_badge(prose, badge):
+        faults.append("its Colab badge is not the one that scripts/notebook_heads.py writes")
+    return faults
+
+
+def faults_of_length(cell: dict) -> list[str]:
     lines = len(text(cell["source"]).strip().splitlines())
-    if lines > LONGEST_CELL:
-        faults.append(f"{lines} lines, at most {LONGEST_CELL} are allowed")
+    return [f"{lines} lines, at most {LONGEST_CELL} are allowed"] if lines > LONGEST_CELL else []
+
+
+def faults_of_output(cell: dict) -> list[str]:
+    faults = []
     if cell.get("execution_count") is None and SKIP_TAG not in tags(cell):
         faults.append("was not executed")
     errors = [o for o in cell.get("outputs", []) if o["output_type"] == "error"]

@@ -215,10 +215,12 @@ FAILED = {"output_type": "error", "ename": "ValueError", "evalue": "", "tracebac
 GOOD = [cell(FIRST_CELL, 1), cell("print(1)", 2, ["nbval-check-output"], [printed("1")])]
 
 
-def checked(folder, cells, **metadata):
+def checked(folder, cells, solutions=None, **metadata):
     path = folder / "00_x.ipynb"
     path.write_text(json.dumps({"cells": cells, "metadata": {"kernelspec": {"name": "python3"}, **metadata}}))
-    return "\n".join(script("check_notebooks").faults_of(path))
+    rules = script("check_notebooks")
+    rules.SOLUTIONS = solutions
+    return "\n".join(rules.faults_of(path))
 
 
 def test_good_notebook_has_no_fault(tmp_path):
@@ -240,6 +242,12 @@ def test_good_notebook_has_no_fault(tmp_path):
 )
 def test_each_broken_rule_is_named(tmp_path, extra, fault):
     assert re.search(fault, checked(tmp_path, [*GOOD, extra]))
+
+
+def test_a_solution_may_hold_a_long_answer_but_must_have_been_run(tmp_path):
+    solutions = tmp_path.resolve()
+    assert checked(tmp_path, [*GOOD, cell("x\n" * 26, 3)], solutions) == ""
+    assert "was not executed" in checked(tmp_path, [*GOOD, cell("x", None)], solutions)
 
 
 def test_notebook_with_a_first_cell_of_its_own_or_nothing_to_compare_is_named(tmp_path):

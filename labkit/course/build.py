@@ -8,7 +8,7 @@ A master is a py:percent script. Its cells say what they are for by metadata:
     # %% look="a1_causal_mask"                    optional: shows what the answer gives, once there is one
 
 `{{name}}` in prose and `x = ...  # drawn: name` in code are what the assignment draws for the variant. The same master
-and variant give the same files, byte for byte.
+and variant give the same files, byte for byte; solutions can be executed besides, and then hold outputs too.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from labkit import resources
 from labkit.course.exercises import NAMES, Assignment, assignment
 from labkit.course.variant import Variant
 from labkit.errors import CourseError
-from labkit.notebooks import FIRST_CELL
+from labkit.notebooks import FIRST_CELL, run
 from labkit.run_folder import write_whole
 
 KINDS = ("student", "solution", "nbgrader")
+COMPARED_TAG = "nbval-check-output"  # running a solution again under nbval compares what its checks say
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 ROLES = ("exercise", "hint", "answer", "look")
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
@@ -51,11 +52,16 @@ def masters() -> dict[str, Path]:
     return {name: path for name, path in found.items() if name in NAMES}
 
 
-def build(output_dir: str | Path, variant: Variant | None = None, names: list[str] | None = None) -> list[Path]:
+def build(
+    output_dir: str | Path, variant: Variant | None = None, names: list[str] | None = None, *, execute: bool = False
+) -> list[Path]:
     """Writes `student/`, `solution/` and `nbgrader/source/` of the assignments `names` (all) into `output_dir`.
+
+    `execute`: the solutions are run too, and hold what their cells give (about a minute on two cores for all).
 
     Raises:
         CourseError: a master that does not fit its checks, an unknown assignment. Nothing is written then.
+        NotebookError: a solution does not run to its end. It is then there without outputs.
     """
     variant, output_dir = variant or Variant(), Path(output_dir).expanduser()
     known = masters()
@@ -72,6 +78,8 @@ def build(output_dir: str | Path, variant: Variant | None = None, names: list[st
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
+    if execute:
+        run([path for path in texts if path.parent.name == "solution"], output_dir / "solution")
     return list(texts)
 
 
@@ -135,20 +143,40 @@ def notebook_text(cells: list[MasterCell], of: Assignment, variant: Variant, kin
 
 
 def stale(folder: str | Path) -> list[str]:
-    """Which of the files that `build` writes are missing in `folder`, differ, or are not its own any more."""
+    """Which of the files that `build` writes are missing in `folder`, differ, or are not its own any more.
+
+    A solution may have been executed: what its cells gave is not compared.
+    """
     import tempfile
 
     folder = Path(folder)
     with tempfile.TemporaryDirectory(prefix="labkit-course-") as fresh:
-        wanted = {path.relative_to(fresh): path.read_bytes() for path in build(fresh)}
+        wanted = {path.relative_to(fresh): _as_written(path) for path in build(fresh)}
     faults = [f"{path}: missing" for path in wanted if not (folder / path).is_file()]
     faults += [
         f"{path}: stale"
         for path, text in wanted.items()
-        if (folder / path).is_file() and (folder / path).read_bytes() != text
+        if (folder / path).is_file() and _as_written(folder / path) != text
     ]
     there = {path.relative_to(folder) for kind in KINDS for path in (folder / kind).rglob("*.ipynb")}
     return sorted(faults + [f"{path}: no master makes it" for path in there - set(wanted)])
+
+
+def _as_written(path: Path) -> Any:
+    """A file's bytes; of a solution the notebook without what running it adds."""
+    if path.parent.name != "solution":
+        return path.read_bytes()
+    try:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        cells = [_without_outputs(cell) for cell in notebook["cells"]]
+        return [cells, notebook["metadata"]["labkit"], notebook["metadata"]["kernelspec"]]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return path.read_bytes()  # no notebook any more
+
+
+def _without_outputs(cell: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in cell.items() if key not in ("outputs", "execution_count")}
+    return kept | {"source": "".join(cell["source"])}
 
 
 def _require_fit(path: Path, cells: list[MasterCell], of: Assignment) -> None:
@@ -195,7 +223,8 @@ def _answer(cell: MasterCell, kind: str, identity: str) -> dict[str, Any]:
 def _checks(exercise: Any, variant: Variant, kind: str, identity: str) -> list[dict[str, Any]]:
     call = f"check.{exercise.name}({exercise.answer})"
     if kind != "nbgrader":
-        return [_code(call, f"{identity}-check", ["check"], exercise=exercise.name)]
+        tags = ["check", COMPARED_TAG] if kind == "solution" else ["check"]
+        return [_code(call, f"{identity}-check", tags, exercise=exercise.name)]
     asked = f'key="{variant.key}", salt="{variant.salt}"' if variant.salt else f'key="{variant.key}"'
     graded = f"check.{exercise.name}({exercise.answer}, hidden=True, {asked}).graded()"
     source = f"{call}\n### BEGIN HIDDEN TESTS\n{graded}\n### END HIDDEN TESTS"

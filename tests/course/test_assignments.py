@@ -1,6 +1,8 @@
 """Every assignment: its master fits its checks, solutions and other right answers pass, typical wrong ones do not."""
 
 import importlib.util
+import json
+import shutil
 from functools import cache
 from pathlib import Path
 
@@ -116,4 +118,38 @@ def test_a_private_variant_draws_something_else_and_its_key_does_not_tell_the_se
 
 
 def test_what_is_committed_is_what_the_masters_make():
-    assert stale(FOLDER) == [], "run: labkit course build --output-dir notebooks/assignments"
+    assert stale(FOLDER) == [], "run: labkit course build --execute --output-dir notebooks/assignments"
+
+
+def changed(folder, name, change):
+    """What `stale` says of a copy of what is committed in which one cell of a notebook has been changed."""
+    shutil.copytree(FOLDER, folder / "copy")
+    path = folder / "copy" / name
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    change(next(cell for cell in notebook["cells"] if "check" in cell["metadata"].get("tags", [])))
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+    return stale(folder / "copy")
+
+
+@pytest.mark.parametrize("kind", ["solution", "student"])
+def test_only_a_solution_may_have_been_executed(tmp_path, kind):
+    name = Path(kind, masters()["a1"].with_suffix(".ipynb").name)
+    said = changed(tmp_path, name, lambda cell: cell.update(outputs=[], execution_count=7))
+    assert said == ([] if kind == "solution" else [f"{name}: stale"])
+
+
+@pytest.mark.parametrize("change", [{"source": "pass"}, {"id": "other"}, {"metadata": {}}, {"cell_type": "markdown"}])
+def test_an_executed_solution_is_stale_where_its_cells_are(tmp_path, change):
+    name = Path("solution", masters()["a1"].with_suffix(".ipynb").name)
+    assert changed(tmp_path, name, lambda cell: cell.update(change)) == [f"{name}: stale"]
+
+
+def test_every_committed_solution_says_that_all_its_answers_are_right():
+    for name in WRITTEN:
+        path = FOLDER / "solution" / masters()[name].with_suffix(".ipynb").name
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        said = [
+            cell["outputs"][-1]["data"]["text/plain"] for cell in cells if "check" in cell["metadata"].get("tags", [])
+        ]
+        assert len(said) == len(assignment(name).exercises)
+        assert all(": right (" in "".join(each) for each in said), path.name

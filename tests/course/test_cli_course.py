@@ -40,6 +40,15 @@ def test_build_writes_the_three_kinds_and_twice_the_same(capsys, tmp_path):
         assert path.read_bytes() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes()
 
 
+def test_build_executes_the_solution_and_nothing_else(capsys, tmp_path):
+    code, out, _ = run(capsys, "build", "a1", "--execute", "--output-dir", tmp_path)
+    assert code == 0 and "4 files" in out
+    for kind in ("student", "solution"):
+        notebook = json.loads((tmp_path / kind / NAME).read_text(encoding="utf-8"))
+        counts = [cell["execution_count"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        assert counts == (list(range(1, len(counts) + 1)) if kind == "solution" else [None] * len(counts))
+
+
 def test_check_says_how_far_one_is(capsys, built):
     code, out, _ = run(capsys, "check", built / "student" / NAME)
     assert code == 1 and "not begun" in out
