@@ -344,6 +344,25 @@ def test_a_gain_that_needs_many_examples_is_told_as_growing_and_one_that_does_no
     )
     page = written(found, tmp_path / "report")[0].read_text()
     assert "| training examples | 5 (5 steps) | 10 (5 steps) |" in page
+    assert "![invented/classify, none: how many training examples](" in page
+
+
+def test_an_adaptation_that_replaces_examples_is_seen_where_there_are_few(tmp_path):
+    few = {5: {"causal": 60.0, "bidirectional": 40.0, "mntp:20": 60.0}}
+    made_up(tmp_path / "s", {"causal": 70.0, "bidirectional": 70.0, "mntp:20": 70.0}, smaller=few, n=1500)
+    found = report([tmp_path / "s"])
+    (condition,) = found["conditions"]
+    (small, full) = condition["sizes"]
+    gaps = [next(p["difference"] for p in each["pairs"] if p["one"] == "mntp:20") for each in (small, condition)]
+    assert "pairs" not in full
+    assert gaps[0]["low"] > 10 and gaps[1]["low"] < 0 < gaps[1]["high"]
+    told = next(each for each in found["words"] if "number of training examples" in each)
+    assert "mntp:20 less bidirectional on invented/classify: +" in told and "with 5" in told
+    assert "an adaptation reads the texts of all" in told
+    # 2 to causal and 1 pair with all, as many with 5, and 2 that tell by how much the one is larger than the other
+    assert "Of 8 differences that are told here" in " ".join(found["words"])
+    page = written(found, tmp_path / "report")[0].read_text()
+    assert "Pairs with 5: mntp:20 less bidirectional: +" in page and "Pairs with 10" not in page
 
 
 def asked(order: str, scores: dict[str, list[float]], **budget: object) -> dict:
@@ -380,6 +399,11 @@ def test_a_planted_gain_is_reported_as_one_and_a_planted_null_is_not(tmp_path):
     assert gaps["repeated"]["low"] < 0 < gaps["repeated"]["high"]
     assert gaps["mntp:10"]["high"] < -8
     told = "\n".join(found["words"])
+    opening = found["words"][0]
+    assert opening.startswith("**In short.** Removing the mask, and nothing else, helped in 1 of 1 conditions (by 1")
+    assert "reading the input twice helped in none of 1, harmed in none, and made no clear difference in 1." in opening
+    assert "removing it was better in 1 of 1 (by " in opening and "made it worse in 1 (by " in opening
+    assert "did not learn" not in opening
     assert "**Removing the mask, and nothing else,** helps in 1 of 1 (invented/classify +1" in told
     assert "It shows no clear difference in 1 of 1 (invented/classify" in told
     assert "**After 10 steps of MNTP** the unmasked model harms in 1 of 1" in told

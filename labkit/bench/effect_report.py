@@ -20,21 +20,13 @@ import numpy as np
 from labkit.bench import effect_tables, effect_words, folders
 from labkit.bench.arms import REFERENCE
 from labkit.bench.effect_data import Cell, Measured, estimate_in_points, in_points, measured, unfinished
-from labkit.bench.effect_series import curves, orders, picture, sizes
+from labkit.bench.effect_pairs import pairs
+from labkit.bench.effect_series import curves, orders, picture, sizes, titled
 from labkit.bench.paired import MANY_DRAWS, Counted, difference, mean
 from labkit.bench.stored import differences
 from labkit.errors import TrainingError
 from labkit.run_folder import write_whole
 
-PAIRS = (  # beside the difference of every arm to the reference
-    ("bidirectional", "repeated"),
-    ("mntp", "next"),
-    ("mlm", "next"),
-    ("mntp", "repeated"),
-    ("mntp", "bidirectional"),
-    ("mlm", "bidirectional"),
-)
-UNADAPTED = ("repeated", "bidirectional")  # these are compared with an adaptation of any number of steps
 DIAGNOSTIC = re.compile(r"(after|before)-\d+-[A-Z]+")  # the ids of Which way round
 HALVES = {"after": "what follows decides", "before": "what precedes decides"}
 SETTINGS = ("rank", "attn", "window", "max_length", "adaptation_rate", "adaptation_batch", "adaptation_length")
@@ -72,6 +64,7 @@ def _together(here: dict[str, Any], earlier: Sequence[dict[str, Any]]) -> dict[s
     names = {each["name"] for part in ("conditions", "unfinished") for each in here[part]}
     kept = {part: [each for one in earlier for each in one[part] if _of(each) not in known]
             for part in ("conditions", "curves")}  # fmt: skip
+    kept["curves"] = [titled(curve) for curve in kept["curves"]]  # as titles are made now
     kept["unfinished"] = [each for one in earlier for each in one["unfinished"] if each["name"] not in names]
     return {part: [*kept[part], *here[part]] for part in here}
 
@@ -112,7 +105,7 @@ def _condition(one: Measured) -> dict[str, Any]:
         "n_train": facts["n_train"], "n_dev": facts["n_dev"], "n_test": facts["n_test"],
         "groups": int(one.reference.counted().groups.max()) + 1,
         "passes": some["steps"] * plan["batch_size"] * plan["gradient_accumulation"] / some["n_rows"],
-        "baselines": baselines, "arms": arms, "pairs": _pairs(one), "parts": _parts(one),
+        "baselines": baselines, "arms": arms, "pairs": pairs(one.cells), "parts": _parts(one),
         "sizes": sizes(one),
     }  # fmt: skip
     if facts["task"] == "ner" and DIAGNOSTIC.fullmatch(one.reference.counted().ids[0]):
@@ -138,23 +131,6 @@ def _arm(cell: Cell, one: Measured, baseline: float | None) -> dict[str, Any]:
         together = len(one.cells) - 1
         gap = difference(runs, one.reference.counted(), together=together, draws=MANY_DRAWS)
         found["difference"] = estimate_in_points(gap) | {"together": together}
-    return found
-
-
-def _pairs(one: Measured) -> list[dict[str, Any]]:
-    """Differences of arms that answer a question with each other, such as mntp:200 and next:200."""
-    found = []
-    for first in one.cells.values():
-        for second in one.cells.values():
-            kinds = tuple(each.arm.name.partition(":")[0] for each in (first, second))
-            alike = first.arm.steps == second.arm.steps or kinds[1] in UNADAPTED
-            if not (kinds in PAIRS and alike):  # as many layers unmasked on another side
-                shares = [each.arm.share for each in (first, second)]
-                if None in shares or shares[0] >= shares[1] or shares[0][1] != shares[1][1]:
-                    continue
-            if set(first.judged) & set(second.judged):
-                gap = estimate_in_points(difference(first.counted(), second.counted()))
-                found.append({"one": first.arm.name, "other": second.arm.name, "difference": gap})
     return found
 
 

@@ -11,8 +11,19 @@ from typing import Any
 
 from labkit.bench.arms import REFERENCE
 from labkit.bench.effect_data import Cell, Measured, estimate_in_points, in_points
+from labkit.bench.effect_pairs import pairs
 from labkit.bench.paired import LEVEL, MANY_DRAWS, contrast, difference, mean
 from labkit.viz.intervals import student_t
+
+TITLES = {
+    "learning": "learning curves", "adaptation": "how many steps of adaptation", "size": "how many training examples",
+    "layers": "how many layers are unmasked",
+}  # fmt: skip
+
+
+def titled(curve: dict[str, Any]) -> dict[str, Any]:
+    """The curve with its title, which names the task, the model and what it runs along."""
+    return curve | {"title": f"{curve['condition']}, {curve['model']}: {TITLES[curve['kind']]}"}
 
 
 def curves(one: Measured) -> list[dict[str, Any]]:
@@ -23,7 +34,7 @@ def curves(one: Measured) -> list[dict[str, Any]]:
         "log_x": False,
     }  # fmt: skip
     scores = {name: [100.0 * float(s) for s in cell.counted().scores] for name, cell in one.cells.items()}
-    learning = {"kind": "learning", "title": f"{one.name}: learning curves", "x": "steps", "lines": _learning(one)}
+    learning = {"kind": "learning", "x": "steps", "lines": _learning(one)}
     found = [common | learning | {"y": f"dev {metric}"}]
     adapted: dict[str, list] = defaultdict(list)
     for name, cell in one.cells.items():
@@ -34,8 +45,7 @@ def curves(one: Measured) -> list[dict[str, Any]]:
             start = REFERENCE if objective == "next" else "bidirectional"
             points.extend([(0, scores[start])] if start in scores else [])
         lines = {f"{REFERENCE if o == 'next' else 'bidirectional'} after {o}": sorted(p) for o, p in adapted.items()}
-        title = f"{one.name}: how many steps of adaptation"
-        found.append(common | {"kind": "adaptation", "title": title, "x": "steps before the task", "lines": lines})
+        found.append(common | {"kind": "adaptation", "x": "steps before the task", "lines": lines})
     if one.smaller:
         sizes: dict[str, list] = defaultdict(list)
         for cell in one.smaller:
@@ -43,9 +53,7 @@ def curves(one: Measured) -> list[dict[str, Any]]:
         for name, points in sizes.items():
             points.extend([(one.facts["n_train"], scores[name])] if name in scores else [])
         lines = {name: sorted(points) for name, points in sizes.items()}
-        title = f"{one.name}: how many training examples"
-        x = {"x": "training examples", "log_x": True}
-        found.append(common | {"kind": "size", "title": title, "lines": lines} | x)
+        found.append(common | {"kind": "size", "x": "training examples", "log_x": True, "lines": lines})
     shares: dict[str, list] = defaultdict(list)
     for name, cell in one.cells.items():
         if cell.arm.share is not None:
@@ -56,9 +64,8 @@ def curves(one: Measured) -> list[dict[str, Any]]:
         lines = {
             f"from {side}" if side != "middle" else "in the middle": sorted(ends + p) for side, p in shares.items()
         }
-        title = f"{one.name}: how many layers are unmasked"
-        found.append(common | {"kind": "layers", "title": title, "x": "share of the layers", "lines": lines})
-    return found
+        found.append(common | {"kind": "layers", "x": "share of the layers", "lines": lines})
+    return [titled(curve) for curve in found]
 
 
 def picture(curve: dict[str, Any]) -> Any:
@@ -86,8 +93,9 @@ def _learning(one: Measured) -> dict[str, list[tuple[int, list[float]]]]:
 def sizes(one: Measured) -> list[dict[str, Any]]:
     """Every arm by the number of training examples, the full set last; [] if there is only that.
 
-    [{"size", "steps", "arms": {arm: {"mean", "low", ..., "difference"}}}, ...]. Where the full set is known too, an arm
-    of a smaller one has `growth`: by how much its difference to the reference is larger with the full set.
+    [{"size", "steps", "arms": {arm: {"mean", "low", ..., "difference"}}, "pairs": [...]}, ...], the full set
+    without pairs. Where it is known, an arm of a smaller set has `growth`: by how much its difference to the reference
+    is larger with all.
     """
     if not one.smaller:
         return []
@@ -99,7 +107,8 @@ def sizes(one: Measured) -> list[dict[str, Any]]:
     for size, cells in sorted(by_size.items()):
         if REFERENCE in cells:
             steps = median(m["steps"] for m in cells[REFERENCE].metrics.values())
-            found.append({"size": size, "steps": steps, "arms": _with_this_many(one, cells)})
+            entry = {"size": size, "steps": steps, "arms": _with_this_many(one, cells)}
+            found.append(entry if cells is one.cells else entry | {"pairs": pairs(cells)})
     return found
 
 

@@ -27,13 +27,16 @@ def markdown(found: dict[str, Any], figure: str | None, curves: Sequence[str]) -
     for each in found["conditions"]:
         parts += [f"## {each['name']}: {each['model']}, {each['method']}", "", _setting(each), "", *_table(each)]
         if each["pairs"]:
-            listed = "; ".join(f"{p['one']} less {p['other']}: {points(p['difference'])}" for p in each["pairs"])
-            parts += ["", f"Pairs: {listed}."]
+            parts += ["", f"Pairs: {_listed(each['pairs'])}."]
         parts += ["", *_parts(each), ""] if each["parts"] else [""]
         parts += [*_sizes(each), ""] if each.get("sizes") else []
     parts += ["## Curves", ""] if curves else []
     parts += [f"![{curve['title']}]({file})\n" for curve, file in zip(found["curves"], curves, strict=True)]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _listed(pairs: Sequence[dict[str, Any]]) -> str:
+    return "; ".join(f"{pair['one']} less {pair['other']}: {points(pair['difference'])}" for pair in pairs)
 
 
 def _setting(each: dict[str, Any]) -> str:
@@ -111,6 +114,9 @@ def _sizes(each: dict[str, Any]) -> list[str]:
     for name in dict.fromkeys(name for one in sizes for name in one["arms"]):
         cells = [_of_size(one["arms"][name]) if name in one["arms"] else "" for one in sizes]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    for one in sizes[:-1]:
+        if one.get("pairs"):
+            lines += ["", f"Pairs with {one['size']:,}: {_listed(one['pairs'])}."]
     return lines
 
 
