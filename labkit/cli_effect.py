@@ -72,7 +72,7 @@ def mask_effect(
         gradient_accumulation=gradient_accumulation, evaluate_every=evaluate_every, patience=0,
     )  # fmt: skip
     study = Study(
-        model, arms=tuple(parts(arms)), learning_rates=tuple(_rates(learning_rates)),
+        model, arms=tuple(_arms(arms)), learning_rates=tuple(_rates(learning_rates)),
         seeds=tuple(whole_numbers("--seeds", seeds)), sizes=tuple(_sizes(sizes)), plan=plan, method=method, rank=rank,
         attn=attn_implementation, max_length=max_length, adaptation_rate=adaptation_rate,
         adaptation_batch=adaptation_batch,
@@ -88,7 +88,7 @@ def report(
         list[str],
         typer.Argument(metavar="FOLDERS...", help="Of labkit bench mask-effect; or earlier report.json files."),
     ],
-    output_dir: Annotated[str | None, typer.Option(help="Where to write; by default the first folder.")] = None,
+    output_dir: Annotated[str | None, typer.Option(help="Where to write; by default into the first, a folder.")] = None,
     name: Annotated[str, typer.Option(help="Of the files that are written.")] = "report",
     as_json: Json = False,
 ) -> None:
@@ -101,9 +101,9 @@ def report(
     from labkit.bench.effect_report import report as made
     from labkit.bench.effect_report import written
 
-    first = Path(folders[0])
-    where = Path(output_dir) if output_dir else first.parent if first.suffix == ".json" else first
-    show(made(folders), where, as_json, written, name)
+    if output_dir is None and not Path(folders[0]).expanduser().is_dir():
+        raise DataError(f"{folders[0]} is no folder: say with --output-dir where the report is to be written")
+    show(made(folders), Path(output_dir or folders[0]), as_json, written, name)
 
 
 def show(found: Any, folder: Path, as_json: bool, written: Any, name: str = "report") -> None:
@@ -114,6 +114,17 @@ def show(found: Any, folder: Path, as_json: bool, written: Any, name: str = "rep
     else:
         print(files[0].read_text(encoding="utf-8"))
         print(", ".join(str(each) for each in files))
+
+
+def _arms(text: str) -> list[str]:
+    """causal,unmask:0,1 as ["causal", "unmask:0,1"]: a number goes on with the arm before it."""
+    found: list[str] = []
+    for part in parts(text):
+        if part.isdecimal() and found and found[-1].startswith("unmask:"):
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return found
 
 
 def _rates(text: str) -> list[float]:

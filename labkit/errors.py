@@ -83,6 +83,10 @@ class TrainingError(LabkitError, RuntimeError):
     """A training run cannot begin, go on or resume; the message says what is in the way. Nothing was overwritten."""
 
 
+class DivergedError(TrainingError):
+    """A loss or a gradient that is no number any more: the learning rate or the dtype, and not the machine."""
+
+
 class ObjectiveError(LabkitError, ValueError):
     """A training objective was set up in a way that has no meaning (no mask token, nothing to predict, ...)."""
 

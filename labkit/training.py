@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.errors import TrainingError
+from labkit.errors import DivergedError, TrainingError
 from labkit.progress import bars_on_terminals_only, transformers_errors_only
 from labkit.run_folder import RunFolder, first_process_first
 from labkit.training_settings import DTYPES, Settings, require
@@ -352,7 +352,7 @@ def _require_numbers(what: str, numbers: Iterable[Tensor], step: int, settings: 
         if not bool(each.isfinite().all()):
             rate = f"lower the learning rate ({settings.learning_rate:g})"
             instead = "" if settings.dtype == "float32" else f", or use float32 instead of {settings.dtype}"
-            raise TrainingError(
+            raise DivergedError(
                 f"{what} no number any more (NaN or infinite) at step {step}: {rate}{instead} ({run.last_whole()})"
             )
 

@@ -3,7 +3,6 @@
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,8 +12,9 @@ from labkit.bench.conditions import Condition, conditions
 from labkit.bench.effect_report import report, written
 from labkit.bench.mask_effect import Study, run_study
 from labkit.datasets.embedded import read
-from labkit.errors import DataError, ModelError, TrainingError
+from labkit.errors import DataError, DivergedError, ModelError, TrainingError
 from labkit.tasks.plans import Plan
+from tests.made_up_studies import made_up
 
 pytestmark = pytest.mark.end_to_end
 
@@ -238,7 +238,7 @@ def test_a_rate_that_fails_is_written_down_with_what_was_chosen(tmp_path, monkey
 
     def diverging(*arguments, plan, **options):
         if plan.learning_rate == 3e-3 and options["mask"] == "bidirectional":
-            raise TrainingError("the loss is no number any more")
+            raise DivergedError("the loss is no number any more")
         return real(*arguments, plan=plan, **options)
 
     monkeypatch.setattr(mask_effect, "finetune", diverging)
@@ -285,41 +285,6 @@ def test_smaller_training_sets_lie_in_larger_ones_and_make_a_curve(tmp_path):
 # -- a report of runs that were made up: what is planted must be found, and nothing else -------------------------------
 
 
-def made_up(
-    folder: Path, chances: dict[str, float], seeds=5, n=400, smaller: dict[int, dict[str, float]] | None = None
-):
-    """A study whose runs are right with these chances, in points; `smaller`: the same for fewer training examples."""
-    import random
-
-    by_size = {**(smaller or {}), None: chances}
-    facts = {"name": "invented/classify", "task": "classify", "n_train": 10, "n_dev": 10, "n_test": n}
-    plan = {"epochs": 1, "max_steps": None, "batch_size": 8, "gradient_accumulation": 1, "dtype": "float32"}
-    study = {
-        "model": "none", "method": "full", "learning_rates": [1e-3], "arms": list(chances), "sizes": list(by_size),
-        "seeds": list(range(seeds)), "plan": plan,
-    }  # fmt: skip
-    folder.mkdir()
-    (folder / "study.json").write_text(json.dumps({"study": study, "conditions": [facts]}))
-    rates = {name: {"learning_rate": 1e-3, "dev": {}} for name in chances}
-    (folder / "frozen.json").write_text(json.dumps({"invented/classify": rates}))
-    for size, name, chance in [(size, *each) for size, given in by_size.items() for each in given.items()]:
-        for seed in range(seeds):
-            rng = random.Random(f"{size or ''} {name} {seed}".strip())
-            run = mask_effect.folders.run_folder(folder, "invented/classify", name, size, seed)
-            run.mkdir(parents=True)
-            lines = [{"id": str(i), "group": "", "correct": int(rng.random() < chance / 100)} for i in range(n)]
-            (run / "judged.test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-            metrics = {
-                "metric": "accuracy", "baselines": {}, "mask": {"measured": "causal"}, "seconds": 1.0, "steps": 5,
-                "data_order": str(seed), "head_start": str(seed), "n_rows": 10,
-            }  # fmt: skip
-            (run / "metrics.json").write_text(json.dumps(metrics))
-            (run / "trainer_state.json").write_text(
-                json.dumps({"log_history": [{"step": 5, "accuracy": chance / 100}]})
-            )
-    return folder
-
-
 def test_a_gain_that_needs_many_examples_is_told_as_growing_and_one_that_does_not_is_not(tmp_path):
     few = {5: {"causal": 50.0, "repeated": 50.0, "bidirectional": 60.0}}
     made_up(tmp_path / "s", {"causal": 60.0, "repeated": 80.0, "bidirectional": 70.0}, smaller=few, n=1500)
@@ -339,11 +304,10 @@ def test_a_gain_that_needs_many_examples_is_told_as_growing_and_one_that_does_no
         there = full["arms"][name]["difference"]
         assert [there[key] for key in ("mean", "low", "high")] == [alone[key] for key in ("mean", "low", "high")]
     text = next(each for each in found["words"] if "number of training examples" in each)
-    assert (
-        "repeated on invented/classify" in text and "with 10 rather than 5 examples the difference moves by +" in text
-    )
+    assert "repeated on invented/classify" in text
+    assert "on the 5 seeds of both, with 10 rather than 5 examples the difference moves by +" in text
     page = written(found, tmp_path / "report")[0].read_text()
-    assert "| training examples | 5 (5 steps) | 10 (5 steps) |" in page
+    assert "| training examples | 5 (5 steps, 5 seeds) | 10 (5 steps, 5 seeds) |" in page
     assert "![invented/classify, none: how many training examples](" in page
 
 
@@ -400,10 +364,10 @@ def test_a_planted_gain_is_reported_as_one_and_a_planted_null_is_not(tmp_path):
     assert gaps["mntp:10"]["high"] < -8
     told = "\n".join(found["words"])
     opening = found["words"][0]
-    assert opening.startswith("**In short.** Removing the mask, and nothing else, helped in 1 of 1 conditions (by 1")
-    assert "reading the input twice helped in none of 1, harmed in none, and made no clear difference in 1." in opening
-    assert "removing it was better in 1 of 1 (by " in opening and "made it worse in 1 (by " in opening
-    assert "did not learn" not in opening
+    assert "mask was removed, and nothing else done, beat the causal one in 1 of 1 conditions (by 1" in opening
+    assert "read the input twice beat the causal one in none of 1, lost to it in none, made no clear" in opening
+    assert "the unmasked one was better in 1 of 1 (by " in opening and "was worse for it in 1 (by " in opening
+    assert "learned" not in opening
     assert "**Removing the mask, and nothing else,** helps in 1 of 1 (invented/classify +1" in told
     assert "It shows no clear difference in 1 of 1 (invented/classify" in told
     assert "**After 10 steps of MNTP** the unmasked model harms in 1 of 1" in told
@@ -423,7 +387,7 @@ def test_what_no_arm_has_learned_is_said_and_rules_no_claim_out(tmp_path):
     for file in folder.glob("runs/*/*/*/*/metrics.json"):
         file.write_text(file.read_text().replace('"baselines": {}', '"baselines": {"test": {"majority": 0.6}}'))
     told = "\n".join(report([folder])["words"])
-    assert "**Not learned:** in invented/classify no arm is better than a baseline" in told
+    assert "**Not learned:** in invented/classify no arm is shown to be better than a baseline" in told
     assert "The common claim" not in told
 
 
@@ -433,7 +397,7 @@ def test_an_arm_that_has_not_learned_is_named_and_its_condition_rules_no_claim_o
         file.write_text(file.read_text().replace('"baselines": {}', '"baselines": {"test": {"majority": 0.6}}'))
     found = report([folder])
     told = "\n".join(found["words"])
-    assert "**Below what needs no model:** bidirectional on invented/classify (" in told
+    assert "**Not shown to be better than what needs no model:** bidirectional on invented/classify (" in told
     assert "The common claim" not in told and "**Not learned:**" not in told
     table = written(found, tmp_path / "out")[0].read_text()
     assert [line.split(" | ")[0][2:] for line in table.splitlines() if " † |" in line] == ["bidirectional"]
@@ -461,14 +425,15 @@ def test_the_two_halves_of_which_way_round_are_told_apart(done):
     after = condition["diagnostic"]["causal"]["after"]
     assert halves["what follows decides"]["n"] == after["of"]
     assert halves["what precedes decides"]["n"] == condition["diagnostic"]["causal"]["before"]["of"]
-    assert "which-way-round/ner is two sets in one: where what follows decides it" in report([done[0]])["words"][0]
+    told = " ".join(report([done[0]])["words"])
+    assert "which-way-round/ner is two sets in one: where what follows decides it" in told
 
 
 def test_what_could_have_been_asked_and_was_not_is_said(done, tmp_path):
     told = report([done[0]])["words"][-1]
     assert "Not measured here at all: adaptation by MLM, a model that was made bidirectional, questions, " in told
     assert "a curve over the steps of adaptation, a curve over the size of the training set." in told
-    assert "The best rate is the last of the grid for causal on which-way-round/ner" in told
+    assert "Only two rates were tried on which-way-round/ner." in told
 
 
 def test_arms_that_saw_other_rows_are_not_compared(tmp_path):
@@ -501,7 +466,8 @@ def test_a_report_made_elsewhere_is_taken_over_as_it_stands(done, tmp_path):
     alone = report([done[0]])
     for part in ("conditions", "curves"):
         assert json.loads(json.dumps(both[part])) == json.loads(json.dumps([*first[part], *alone[part]]))
-    assert "invented/classify +1" in both["words"][0] and "which-way-round/ner" in both["words"][0]
+    removed = next(text for text in both["words"] if text.startswith("**Removing the mask, and nothing else,**"))
+    assert "invented/classify +1" in removed and "which-way-round/ner" in removed
     (folder,) = [made_up(tmp_path / "t", {"causal": 60.0, "bidirectional": 50.0})]
     again = report([folder, tmp_path / "s" / "report.json"])
     assert again["conditions"] == report([folder])["conditions"] and len(again["curves"]) == 1
@@ -519,7 +485,7 @@ def test_one_task_learned_by_two_models_is_told_by_both_names(done, tmp_path):
     (tmp_path / "other.json").write_text(json.dumps(other))
     found = report([tmp_path / "other.json", done[0]])
     assert [each["name"] for each in found["conditions"]] == ["which-way-round/ner"] * 2
-    text = found["words"][0]
+    text = next(text for text in found["words"] if text.startswith("**Removing the mask, and nothing else,**"))
     assert "which-way-round/ner (another-model, full)" in text and "which-way-round/ner (tiny-gpt2, full)" in text
 
 
@@ -538,11 +504,13 @@ def test_what_a_study_has_not_run_yet_is_said(done, tmp_path):
     (folder / "runs" / "invented--classify" / "repeated" / "size-all" / "seed-0" / "metrics.json").unlink()
     found = report([folder])
     assert [(each["done"], each["planned"]) for each in found["unfinished"]] == [(9, 10)]
-    assert "**Unfinished:** invented/classify, 9 of 10 runs." in found["words"]
+    assert "**Unfinished:** invented/classify (none, full), 9 of 10 runs." in found["words"]
     other = made_up(tmp_path / "other", {"causal": 50.0, "repeated": 50.0})
     shutil.rmtree(other / "runs" / "invented--classify" / "causal")
     told = report([folder, other])["words"][-1]
-    assert told.endswith("invented/classify, 5 of 10 runs (none of causal; so nothing of it can be compared).")
+    assert told.endswith(
+        "invented/classify (none, full), 5 of 10 runs (none of causal; so nothing of it can be compared)."
+    )
 
 
 def test_layers_chosen_by_share_make_a_curve_from_causal_to_bidirectional(tmp_path):

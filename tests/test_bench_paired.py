@@ -1,5 +1,7 @@
 """Scores as ratios of sums, and the interval of a difference: against other implementations and planted effects."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -63,7 +65,7 @@ def test_a_planted_effect_is_found_with_its_size():
 
 @pytest.mark.parametrize(
     ("seeds", "groups", "size", "own", "most"),
-    [(5, 120, 1, 0.0, 15), (3, 30, 4, 0.0, 15), (3, 12, 25, 0.3, 22), (5, 36, 3, 0.3, 15)],
+    [(5, 120, 1, 0.0, 15), (3, 30, 4, 0.0, 15), (3, 12, 25, 0.3, 15), (5, 36, 3, 0.3, 15), (5, 4, 50, 0.3, 15)],
 )
 def test_a_planted_null_is_not_found_more_often_than_chance_allows(seeds, groups, size, own, most):
     """Two arms that are as good as each other on texts of this kind; `own`: how far they differ from group to group."""
@@ -123,6 +125,21 @@ def test_one_seed_has_a_difference_and_no_interval():
     found = difference(one, other)
     assert found.mean > 0.5 and found.low is None and not found.differs
     assert mean(one).low is None
+
+
+def test_one_group_of_texts_has_a_difference_and_no_interval():
+    rng = np.random.default_rng(9)
+    one, other = (runs(np.full(50, chance), examples=50, group=50, rng=rng) for chance in (0.9, 0.1))
+    found = difference(one, other)
+    assert found.mean > 0.5 and found.low is None and found.seeds == 5
+
+
+def test_groups_are_added_up_whatever_their_numbers_are():
+    rng = np.random.default_rng(10)
+    one, other = (runs(rng.random(60), examples=60, group=3, rng=rng) for _ in range(2))
+    part = np.arange(60) >= 30  # groups 10 to 19 are left
+    renumbered = [replace(each.only(part), groups=each.groups[part] - 10) for each in (one, other)]
+    assert difference(one.only(part), other.only(part)) == difference(*renumbered)
 
 
 def test_only_shared_seeds_are_compared():

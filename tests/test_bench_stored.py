@@ -64,7 +64,7 @@ def test_a_comparison_is_told_in_lines_with_what_has_not_learned_marked():
     assert effect_lines([each]) == [
         "a/ner, m, n = 1,200, best baseline 20.0",
         "    causal                 50.0   5 seeds",
-        "    bidirectional          19.5   1 seed   no better than a baseline",
+        "    bidirectional          19.5   1 seed   not shown to be better than a baseline",
         "    bidirectional less repeated: -3.0 [-5.0, -1.0]",
     ]
 

@@ -5,7 +5,8 @@ bidirectional     the causal mask removed in every layer, no other change
 mntp:STEPS        the mask removed and STEPS of masked next-token prediction on the task's own training texts, then the
                   task (mlm:STEPS: the same with masked-language modelling)
 next:STEPS        causal, and STEPS of next-token prediction on the same texts: the control for mntp and mlm
-repeated          causal, and every input read twice: the control for all that see the right-hand side
+repeated          causal, and every input read twice (repeated:3: three times): the control for all that see the
+                  right-hand side
 right-to-left     a control: as much context as causal, from the other side, as foreign to the weights as bidirectional
 unmask:WHICH      the mask removed in some layers: unmask:middle-third, unmask:below-1/3, unmask:above-2/3, unmask:0,1,2
 encoder:MODEL     another model, which is bidirectional as it comes
@@ -64,7 +65,8 @@ def arm(name: str) -> Arm:
     if kind in ("causal", "bidirectional", "right-to-left") and not detail:
         return Arm(name, mask=kind)
     if kind == "repeated" and (not detail or detail.isdecimal()):
-        return Arm(name, readings=int(detail or 2))
+        readings = int(detail or 2)
+        return Arm(kind if readings == 2 else f"{kind}:{readings}", readings=readings)
     if kind in OBJECTIVES and (not detail or detail.isdecimal()):
         steps = int(detail or DEFAULT_STEPS)
         return Arm(f"{kind}:{steps}", "causal" if kind == "next" else "bidirectional", objective=kind, steps=steps)

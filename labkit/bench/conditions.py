@@ -75,6 +75,8 @@ def conditions(
     found = []
     for source in sources:
         given, _, rest = source.partition("=") if "=" in source.split(":")[0] else ("", "", source)
+        if "/" in given:
+            raise DataError(f"{given!r} cannot be a name: leave out the /")
         task, _, data = rest.partition(":")
         if by_name(task).judge is None:
             raise DataError(f"{task} has no score that is made of single examples: it cannot be compared")

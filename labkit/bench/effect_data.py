@@ -81,7 +81,7 @@ def measured(folder: str | Path) -> list[Measured]:
         cells = [
             cell
             for name in study["arms"]
-            for size in study["sizes"]
+            for size in folders.sizes(study["sizes"], facts["n_train"])
             if name in rates and (cell := _cell(path, study, facts, arm(name), size, rates[name]))
         ]
         full = {cell.arm.name: cell for cell in cells if cell.size is None}
@@ -92,7 +92,7 @@ def measured(folder: str | Path) -> list[Measured]:
 
 
 def unfinished(folder: str | Path) -> list[dict[str, Any]]:
-    """What the study in `folder` was to run and has not: per condition {name, done, planned, without}.
+    """What the study in `folder` was to run and has not: per condition {name, model, method, done, planned, without}.
 
     `without` lists the arms that have no finished run at all. Conditions of which all is done are left out.
     """
@@ -100,18 +100,20 @@ def unfinished(folder: str | Path) -> list[dict[str, Any]]:
     whole = folders.read_study(path)
     study, found = whole["study"], []
     for facts in whole["conditions"]:
+        sizes = folders.sizes(study["sizes"], facts["n_train"])
         done = {
             name: sum(
                 (folders.run_folder(path, facts["name"], name, size, seed) / "metrics.json").exists()
-                for size in study["sizes"]
+                for size in sizes
                 for seed in study["seeds"]
             )
             for name in study["arms"]
         }
-        planned = len(study["arms"]) * len(study["sizes"]) * len(study["seeds"])
+        planned = len(study["arms"]) * len(sizes) * len(study["seeds"])
         if sum(done.values()) < planned:
             without = [name for name, runs in done.items() if not runs]
-            found.append({"name": facts["name"], "done": sum(done.values()), "planned": planned, "without": without})
+            of = {"name": facts["name"], "model": study["model"], "method": study["method"]}
+            found.append(of | {"done": sum(done.values()), "planned": planned, "without": without})
     return found
 
 
@@ -165,6 +167,12 @@ def _require_same_start(cells: Sequence[Cell], name: str) -> None:
 def in_points(score: float, task: str) -> float:
     """A score on dev or a baseline, from 0 to 100; those of questions are in percent already."""
     return float(score) if task == "qa" else 100.0 * float(score)
+
+
+def baselines_of(cell: Cell) -> dict[str, float]:
+    """What needs no model, in points on test: made of as many training examples as the arm had."""
+    some = next(iter(cell.metrics.values()))
+    return {name: in_points(value, cell.task) for name, value in some["baselines"].get("test", {}).items()}
 
 
 def estimate_in_points(each: Estimate) -> dict[str, Any]:

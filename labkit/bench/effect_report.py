@@ -19,10 +19,11 @@ import numpy as np
 
 from labkit.bench import effect_tables, effect_words, folders
 from labkit.bench.arms import REFERENCE
-from labkit.bench.effect_data import Cell, Measured, estimate_in_points, in_points, measured, unfinished
+from labkit.bench.effect_data import Cell, Measured, baselines_of, estimate_in_points, in_points, measured, unfinished
+from labkit.bench.effect_gaps import has_learned
 from labkit.bench.effect_pairs import pairs
 from labkit.bench.effect_series import curves, orders, picture, sizes, titled
-from labkit.bench.paired import MANY_DRAWS, Counted, difference, mean
+from labkit.bench.paired import Counted, difference, mean
 from labkit.bench.stored import differences
 from labkit.errors import TrainingError
 from labkit.run_folder import write_whole
@@ -43,7 +44,7 @@ def report(paths: Sequence[str | Path]) -> dict[str, Any]:
     Raises:
         TrainingError: no study and no report, or none that has a finished run of the reference arm.
     """
-    files = [path for path in paths if Path(path).suffix == ".json"]
+    files = [path for path in paths if Path(path).suffix == ".json" and not Path(path).expanduser().is_dir()]
     studies = [path for path in paths if path not in files]
     each = [one for path in studies for one in measured(path)]
     here: dict[str, Any] = {
@@ -59,19 +60,44 @@ def report(paths: Sequence[str | Path]) -> dict[str, Any]:
 
 
 def _together(here: dict[str, Any], earlier: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What is here and what earlier reports hold; of a condition in both, with its curves, what is here."""
-    known = {_of(each) for each in here["conditions"]}
-    names = {each["name"] for part in ("conditions", "unfinished") for each in here[part]}
-    kept = {part: [each for one in earlier for each in one[part] if _of(each) not in known]
-            for part in ("conditions", "curves")}  # fmt: skip
-    kept["curves"] = [titled(curve) for curve in kept["curves"]]  # as titles are made now
-    kept["unfinished"] = [each for one in earlier for each in one["unfinished"] if each["name"] not in names]
-    return {part: [*kept[part], *here[part]] for part in here}
+    """What is here and what earlier reports hold; of a condition in several, with its curves, what is here, or first.
+
+    Conditions are the same if their data, model and budget are; arms and seeds may have come to one of them.
+    """
+    known = {_identity(each) for each in here["conditions"]}
+    found: dict[str, list] = {"conditions": [], "curves": [], "unfinished": []}
+    for one in earlier:
+        new = [each for each in one["conditions"] if _identity(each) not in known]
+        known |= {_identity(each) for each in new}
+        replaced = {_of(each) for each in one["conditions"]} - {_of(each) for each in new}
+        found["conditions"] += [_as_now(each) for each in new]
+        drawn = [titled(each) for each in one["curves"] if _of(each) not in replaced]
+        found["curves"] += [each for each in drawn if each not in found["curves"]]
+        gone = replaced | {_of(each) for each in here["unfinished"]}
+        found["unfinished"] += [each for each in one["unfinished"] if not any(_may_be(each, of) for of in gone)]
+    return {part: [*found[part], *here[part]] for part in here}
 
 
 def _of(each: dict[str, Any]) -> tuple[str, str, str]:
-    """Which condition it is, or which a curve belongs to."""
+    """Which condition it is by name and model, or which a curve belongs to."""
     return each["condition"] if "condition" in each else each["name"], each["model"], each["method"]
+
+
+def _may_be(entry: dict[str, Any], of: tuple[str, str, str]) -> bool:
+    """Whether this is said of that condition; reports once gave its name alone."""
+    return (entry["name"], entry.get("model", of[1]), entry.get("method", of[2])) == of
+
+
+def _identity(condition: dict[str, Any]) -> tuple:
+    """What makes it another condition, as far as every report has held it."""
+    counts = (condition[key] for key in ("n_train", "n_dev", "n_test"))
+    return *_of(condition), *counts, tuple(sorted(condition["budget"].items(), key=repr))
+
+
+def _as_now(condition: dict[str, Any]) -> dict[str, Any]:
+    """A condition of an earlier report, its arms marked as they are now."""
+    arms = [one | {"learned": has_learned(one, condition["baselines"])} for one in condition["arms"]]
+    return condition | {"arms": arms}
 
 
 def written(found: dict[str, Any], folder: Path, name: str = "report") -> list[Path]:
@@ -79,6 +105,7 @@ def written(found: dict[str, Any], folder: Path, name: str = "report") -> list[P
     from labkit.viz.effects import effects_svg
     from labkit.viz.saving import save
 
+    folder = folder.expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     forest, unit = differences(found["conditions"]), effect_words.unit(found["conditions"])
     figures = {f"{name}.svg": effects_svg(forest, unit, marks=(5.0, 10.0))} if forest else {}
@@ -95,8 +122,8 @@ def written(found: dict[str, Any], folder: Path, name: str = "report") -> list[P
 def _condition(one: Measured) -> dict[str, Any]:
     plan, facts = one.study["plan"], one.facts
     some = next(iter(one.reference.metrics.values()))
-    baselines = {key: in_points(value, facts["task"]) for key, value in some["baselines"].get("test", {}).items()}
-    arms = [_arm(cell, one, max(baselines.values(), default=None)) for cell in one.cells.values()]
+    baselines = baselines_of(one.reference)
+    arms = [_arm(cell, one, baselines) for cell in one.cells.values()]
     found = {
         "name": one.name, "task": facts["task"], "metric": "accuracy" if facts["task"] == "classify" else "f1",
         "model": one.study["model"], "method": one.study["method"], "learning_rates": one.study["learning_rates"],
@@ -105,20 +132,20 @@ def _condition(one: Measured) -> dict[str, Any]:
         "n_train": facts["n_train"], "n_dev": facts["n_dev"], "n_test": facts["n_test"],
         "groups": int(one.reference.counted().groups.max()) + 1,
         "passes": some["steps"] * plan["batch_size"] * plan["gradient_accumulation"] / some["n_rows"],
-        "baselines": baselines, "arms": arms, "pairs": pairs(one.cells), "parts": _parts(one),
-        "sizes": sizes(one),
+        "baselines": baselines, "arms": arms, "pairs": pairs(one.cells), "parts": _parts(one), "intervals": "widened",
+        "sizes": sizes(one, arms),
     }  # fmt: skip
     if facts["task"] == "ner" and DIAGNOSTIC.fullmatch(one.reference.counted().ids[0]):
         found["diagnostic"] = _diagnostic(one)
     return found
 
 
-def _arm(cell: Cell, one: Measured, baseline: float | None) -> dict[str, Any]:
-    """`learned`: whether it is better than what needs no model; `edge`: whether no rate beyond the best was tried."""
+def _arm(cell: Cell, one: Measured, baselines: dict[str, float]) -> dict[str, Any]:
+    """`learned`: whether it is shown to be better than what needs no model; `edge`: none beyond its rate was tried."""
     runs, tried = cell.counted(), cell.tried
     found = {
         "name": cell.arm.name, "rate": cell.rate, "seeds": list(runs.seeds),
-        "dev_by_rate": {f"{rate:g}": in_points(tried[rate], one.facts["task"]) for rate in sorted(tried)},
+        "dev_by_rate": {repr(rate): in_points(tried[rate], one.facts["task"]) for rate in sorted(tried)},
         "edge": bool(tried) and cell.rate in (min(tried), max(tried)), "failed_rates": cell.failed,
         "scores": [100.0 * float(score) for score in runs.scores], **estimate_in_points(mean(runs)),
         "measured_mask": sorted({m["mask"]["measured"] for m in cell.metrics.values()}),
@@ -126,10 +153,10 @@ def _arm(cell: Cell, one: Measured, baseline: float | None) -> dict[str, Any]:
         "seconds_before": median(cell.seconds_before.values()) if cell.seconds_before else None,
         "steps": median(m["steps"] for m in cell.metrics.values()),
     }  # fmt: skip
-    found["learned"] = baseline is None or found["mean"] > baseline
+    found["learned"] = has_learned(found, baselines)
     if cell.arm.name != REFERENCE and set(cell.judged) & set(one.reference.judged):
         together = len(one.cells) - 1
-        gap = difference(runs, one.reference.counted(), together=together, draws=MANY_DRAWS)
+        gap = difference(runs, one.reference.counted(), together=together)
         found["difference"] = estimate_in_points(gap) | {"together": together}
     return found
 

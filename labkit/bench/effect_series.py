@@ -10,11 +10,13 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from labkit.bench.arms import REFERENCE
-from labkit.bench.effect_data import Cell, Measured, estimate_in_points, in_points
+from labkit.bench.effect_data import Cell, Measured, baselines_of, estimate_in_points, in_points
+from labkit.bench.effect_gaps import has_learned
 from labkit.bench.effect_pairs import pairs
-from labkit.bench.paired import LEVEL, MANY_DRAWS, contrast, difference, mean
+from labkit.bench.paired import LEVEL, contrast, difference, mean
 from labkit.viz.intervals import student_t
 
+OF_ARMS = ("mean", "low", "high", "n_seeds", "n", "learned", "difference")
 TITLES = {
     "learning": "learning curves", "adaptation": "how many steps of adaptation", "size": "how many training examples",
     "layers": "how many layers are unmasked",
@@ -90,26 +92,29 @@ def _learning(one: Measured) -> dict[str, list[tuple[int, list[float]]]]:
     return found
 
 
-def sizes(one: Measured) -> list[dict[str, Any]]:
+def sizes(one: Measured, whole: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every arm by the number of training examples, the full set last; [] if there is only that.
 
     [{"size", "steps", "arms": {arm: {"mean", "low", ..., "difference"}}, "pairs": [...]}, ...], the full set
-    without pairs. Where it is known, an arm of a smaller set has `growth`: by how much its difference to the reference
-    is larger with all.
+    without pairs. An arm that was trained on the full set too has `growth` at the smaller: by how much its difference
+    to the reference is larger with all. `whole`: the arms of the full set, as the report has them.
     """
     if not one.smaller:
         return []
     by_size: dict[int, dict[str, Cell]] = defaultdict(dict)
     for cell in one.smaller:
         by_size[cell.size][cell.arm.name] = cell
-    by_size[one.facts["n_train"]] = one.cells
-    found = []
-    for size, cells in sorted(by_size.items()):
-        if REFERENCE in cells:
-            steps = median(m["steps"] for m in cells[REFERENCE].metrics.values())
-            entry = {"size": size, "steps": steps, "arms": _with_this_many(one, cells)}
-            found.append(entry if cells is one.cells else entry | {"pairs": pairs(cells)})
-    return found
+    found = [
+        {"size": size, "steps": _steps_of(cells), "arms": _with_this_many(one, cells), "pairs": pairs(cells)}
+        for size, cells in sorted(by_size.items())
+        if REFERENCE in cells
+    ]
+    arms = {arm["name"]: {key: arm[key] for key in OF_ARMS if key in arm} for arm in whole}
+    return [*found, {"size": one.facts["n_train"], "steps": _steps_of(one.cells), "arms": arms}]
+
+
+def _steps_of(cells: dict[str, Cell]) -> float | int:
+    return median(m["steps"] for m in cells[REFERENCE].metrics.values())
 
 
 def _with_this_many(one: Measured, cells: dict[str, Cell]) -> dict[str, dict[str, Any]]:
@@ -117,20 +122,16 @@ def _with_this_many(one: Measured, cells: dict[str, Cell]) -> dict[str, dict[str
     found = {}
     for name, cell in cells.items():
         runs = cell.counted()
-        found[name] = estimate_in_points(mean(runs)) | {"learned": _learned(cell, one.facts["task"])}
+        score = estimate_in_points(mean(runs))
+        found[name] = score | {"learned": has_learned(score, baselines_of(cell))}
         if name != REFERENCE and set(runs.seeds) & set(reference.seeds):
-            found[name]["difference"] = estimate_in_points(difference(runs, reference, draws=MANY_DRAWS))
-            if cells is not one.cells and name in one.cells:
-                four = [(1, one.cells[name].counted()), (-1, whole), (-1, runs), (1, reference)]
-                found[name]["growth"] = estimate_in_points(contrast(four, draws=MANY_DRAWS))
+            found[name]["difference"] = estimate_in_points(difference(runs, reference))
+            four = (
+                [(1, one.cells[name].counted()), (-1, whole), (-1, runs), (1, reference)] if name in one.cells else []
+            )
+            if four and set.intersection(*(set(each.seeds) for _, each in four)):
+                found[name]["growth"] = estimate_in_points(contrast(four))
     return found
-
-
-def _learned(cell: Cell, task: str) -> bool:
-    """Whether the mean is over every baseline that needs no model, made of as many training examples."""
-    some = next(iter(cell.metrics.values()))
-    baselines = [in_points(value, task) for value in some["baselines"].get("test", {}).values()]
-    return not baselines or 100.0 * float(cell.counted().scores.mean()) > max(baselines)
 
 
 def orders(conditions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

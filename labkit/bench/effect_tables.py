@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.bench.arms import REFERENCE
-from labkit.bench.effect_words import points, verdict
+from labkit.bench.effect_gaps import points, verdict
 
 HEADER = (
     "Scores are test F1 in points (accuracy where it says so): mean over the seeds with Student's 95 % interval, which "
     f"knows of other seeds on these very texts only. Differences are to {REFERENCE}, paired by seed and example: 95 % "
-    "by a bootstrap over groups of examples and Student's t over the seeds, so for new seeds **and** new texts; 'of "
-    "texts, seeds' is half the width that it had if only the one or the other were new. 'Dev by rate': the score on "
-    "dev of every learning rate, tried once with another seed, before the test set was read; the best one was taken. "
-    "† the mean is no better than a baseline that needs no model. Same labelled rows and steps for all arms, not the "
-    "same compute: a repeated input is twice as long, an adaptation comes before."
+    "by a bootstrap over groups of examples, widened where groups are few, and Student's t over the seeds, so for new "
+    "seeds **and** new test texts, with this training set, this split and these rates; 'of texts, seeds' is half the "
+    "width that it had if only the one or the other were new. 'Dev by rate': the score on dev of every learning rate, "
+    "tried once with another seed, before the test set was read; the best one was taken. † not shown to be better than "
+    "a baseline that needs no model. Same labelled rows and steps for all arms, not the same compute: a repeated input "
+    "is twice as long, an adaptation comes before. Differences by part are in bold where they leave out zero by "
+    "themselves; there are many of them, and they are not corrected for that."
 )
 
 
@@ -108,7 +110,9 @@ def _sizes(each: dict[str, Any]) -> list[str]:
     """An arm a line, a number of training examples a column; what leaves out zero is in bold."""
     sizes = each["sizes"]
     lines = [
-        "| training examples | " + " | ".join(f"{one['size']:,} ({one['steps']:.0f} steps)" for one in sizes) + " |"
+        "| training examples | "
+        + " | ".join(f"{one['size']:,} ({one['steps']:.0f} steps, {_seeds(one)})" for one in sizes)
+        + " |"
     ]
     lines.append("|---|" + "---:|" * len(sizes))
     for name in dict.fromkeys(name for one in sizes for name in one["arms"]):
@@ -118,6 +122,10 @@ def _sizes(each: dict[str, Any]) -> list[str]:
         if one.get("pairs"):
             lines += ["", f"Pairs with {one['size']:,}: {_listed(one['pairs'])}."]
     return lines
+
+
+def _seeds(size: dict[str, Any]) -> str:
+    return " to ".join(str(n) for n in sorted({one["n_seeds"] for one in size["arms"].values()})) + " seeds"
 
 
 def _of_size(one: dict[str, Any]) -> str:

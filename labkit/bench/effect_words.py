@@ -7,11 +7,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.bench.arms import OBJECTIVES, REFERENCE
+from labkit.bench.effect_gaps import (
+    Told,
+    counted,
+    differences,
+    pairs_of,
+    points,
+    sorted_out,
+    verdict,
+    verdict_together,
+)  # fmt: skip
 
 KINDS = {"mlm": "adaptation by MLM", "mntp": "adaptation by MNTP", "encoder": "a model that was made bidirectional"}
 TASKS = {"qa": "questions", "ner": "entities", "classify": "sentences"}
 SERIES = {"adaptation": "a curve over the steps of adaptation", "size": "a curve over the size of the training set"}
 ADAPTED = ("mntp", "mlm")
+NEARLY = "widened by their half-widths"
 CLAIM = 5.0  # points: "bidirectional attention gives +5 to 10 %", found in many READMEs, and without a source
 
 
@@ -27,21 +38,17 @@ def paragraphs(found: dict[str, Any]) -> list[str]:
 
 def _in_short(conditions: Sequence[dict]) -> list[str]:
     """When does the mask help, by how much, what does the control say, what is not known: one plain paragraph."""
-    gaps = _differences(conditions, "bidirectional")
-    if all(gap["low"] is None for _, gap in gaps):
+    removed = differences(conditions, "bidirectional")
+    if all(each.gap["low"] is None for each in removed):
         return []
-    harmed = [each for each, gap in gaps if verdict(gap) == "harms"]
-    lost = sum(not _arm_of(each, "bidirectional")["learned"] for each in harmed)
-    told = [f"**In short.** Removing the mask, and nothing else, {_counted(gaps, ' conditions')}."]
-    if lost:
-        told.append(f"In {lost} of the {len(harmed)} that it harmed, the unmasked model did not learn the task at all.")
-    if twice := _differences(conditions, "repeated"):
-        told.append(f"Keeping the mask and reading the input twice {_counted(twice)}.")
-    if both := _pairs_of(conditions, "bidirectional", "repeated"):
-        told.append(f"Set against each other, removing it {_counted(both, '', 'was better', 'was worse')}.")
-    if repaired := [gap for kind in ADAPTED for gap in _pairs_of(conditions, kind, "bidirectional")]:
-        better = _counted(repaired, " comparisons", "made the open model better", "made it worse")
-        told.append(f"Filling gaps before the task {better}.")
+    told = [f"**In short.** A model whose mask was removed, and nothing else done, {_did(removed, ' conditions')}."]
+    if twice := differences(conditions, "repeated"):
+        told.append(f"One that kept its mask and read the input twice {_did(twice)}.")
+    if both := pairs_of(conditions, "bidirectional", "repeated"):
+        told.append(f"Set against each other, the unmasked one {counted(both, '', 'was better', 'was worse')}.")
+    if repaired := [each for kind in ADAPTED for each in pairs_of(conditions, kind, "bidirectional")]:
+        better = counted(repaired, " comparisons", "was better for it", "was worse for it")
+        told.append(f"One that filled gaps before the task {better}.")
     models = sorted({each["model"] for each in conditions})
     told.append(
         f"This is of {' and '.join(models)} alone: whether it holds for other models, and for longer training, is not "
@@ -50,38 +57,8 @@ def _in_short(conditions: Sequence[dict]) -> list[str]:
     return [" ".join(told)]
 
 
-def _counted(
-    gaps: Sequence[tuple[dict, dict]], counted: str = "", helped: str = "helped", harmed: str = "harmed"
-) -> str:
-    """helped in 1 of 8 conditions (by 5.9 points), harmed in 4 (by 8 to 38 points), and made no clear difference in 3
-
-    Of those with an interval.
-    """
-    gaps, told = [each for each in gaps if each[1]["low"] is not None], []
-    for kind, word in (("helps", helped), ("harms", harmed), ("open", "and made no clear difference")):
-        sizes = sorted(abs(gap["mean"]) for _, gap in gaps if verdict(gap) == kind)
-        by = "" if not sizes or kind == "open" else f" (by {_points_between(sizes)})"
-        told.append(f"{word} in {len(sizes) or 'none'}{'' if told else f' of {len(gaps)}{counted}'}{by}")
-    return ", ".join(told)
-
-
-def _points_between(sizes: Sequence[float]) -> str:
-    ends = list(dict.fromkeys(f"{size:.1f}" for size in (sizes[0], sizes[-1])))
-    return f"{' to '.join(ends)} points"
-
-
-def _arm_of(condition: dict[str, Any], name: str) -> dict[str, Any]:
-    return next(one for one in condition["arms"] if one["name"] == name)
-
-
-def _pairs_of(conditions: Sequence[dict], one: str, other: str) -> list[tuple[dict, dict]]:
-    """(condition, difference) of all pairs of the arms `one` (its name, or that without its steps) and `other`."""
-    return [
-        (each, pair["difference"])
-        for each in conditions
-        for pair in each["pairs"]
-        if one in (pair["one"], pair["one"].partition(":")[0]) and pair["other"] == other
-    ]
+def _did(told: Sequence[Told], things: str = "") -> str:
+    return counted(told, things, "beat the causal one", "lost to it")
 
 
 def _named_apart(conditions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -99,30 +76,8 @@ def unit(conditions: Sequence[dict[str, Any]]) -> str:
     return f"points of {metrics.pop()}" if len(metrics) == 1 else "points"
 
 
-def points(gap: dict[str, Any]) -> str:
-    """+3.2 [1.1, 5.3]; "barely" if the interval that holds for all of the condition's differences has zero in it."""
-    if gap["low"] is None:
-        return f"{gap['mean']:+.1f} (one seed)"
-    barely = ", barely" if verdict(gap) != "open" and _together(gap) == "open" else ""
-    return f"{gap['mean']:+.1f} [{gap['low']:.1f}, {gap['high']:.1f}]{barely}"
-
-
-def verdict(gap: dict[str, Any]) -> str:
-    """ "helps", "harms", or "open": the interval has zero in it, or there is none."""
-    if gap["low"] is None or gap["low"] <= 0 <= gap["high"]:
-        return "open"
-    return "helps" if gap["mean"] > 0 else "harms"
-
-
-def _together(gap: dict[str, Any]) -> str:
-    """As `verdict`, by the interval that holds for all differences of the condition at once."""
-    if "low_together" not in gap:
-        return verdict(gap)
-    return verdict(gap | {"low": gap["low_together"], "high": gap["high_together"]})
-
-
 def _removed(conditions: Sequence[dict]) -> str:
-    gaps = _differences(conditions, "bidirectional")
+    gaps = differences(conditions, "bidirectional")
     if not gaps:
         return "**Removing the mask** was not measured: the arm bidirectional has no finished run."
     text = f"**Removing the mask, and nothing else,** {sorted_out(gaps)}."
@@ -145,20 +100,19 @@ def _verb(gap: dict[str, Any]) -> str:
 
 
 def learned(condition: dict[str, Any]) -> bool:
-    """Whether some arm is better than everything that needs no model; True where there is no such baseline."""
-    best = max(one["mean"] for one in condition["arms"])
-    return not condition["baselines"] or best > max(condition["baselines"].values())
+    """Whether some arm is shown to be better than everything that needs no model."""
+    return any(one["learned"] for one in condition["arms"])
 
 
 def _unlearned(conditions: Sequence[dict]) -> list[str]:
     told = []
     if names := [each["name"] for each in conditions if not learned(each)]:
         told.append(
-            f"**Not learned:** in {', '.join(names)} no arm is better than a baseline that needs no model. Differences "
-            "there are between models that fail, and say nothing of the mask."
+            f"**Not learned:** in {', '.join(names)} no arm is shown to be better than a baseline that needs no model. "
+            "Differences there are between models that fail, and say nothing of the mask."
         )
     below = [
-        f"{one['name']} on {each['name']} ({one['mean']:.1f}, baseline {max(each['baselines'].values()):.1f})"
+        f"{one['name']} on {each['name']} ({_score(one)}, baseline {max(each['baselines'].values()):.1f})"
         for each in conditions
         if learned(each)
         for one in each["arms"]
@@ -166,10 +120,16 @@ def _unlearned(conditions: Sequence[dict]) -> list[str]:
     ]
     if below:
         told.append(
-            f"**Below what needs no model:** {'; '.join(below)}. These have not learned the task at this budget: their "
-            "gap says that they did not get started, and not what the mask is worth to a model that has."
+            f"**Not shown to be better than what needs no model:** {'; '.join(below)}. These have not learned the task "
+            "at this budget: their gap says that they did not get started, and not what the mask is worth to a model "
+            "that has."
         )
     return told
+
+
+def _score(one: dict[str, Any]) -> str:
+    ends = "" if one["low"] is None else f" [{one['low']:.1f}, {one['high']:.1f}]"
+    return f"{one['mean']:.1f}{ends}"
 
 
 def _uneven(conditions: Sequence[dict]) -> list[str]:
@@ -186,7 +146,8 @@ def _uneven(conditions: Sequence[dict]) -> list[str]:
 def _unfinished(found: Sequence[dict]) -> list[str]:
     told = []
     for each in found:
-        text = f"{each['name']}, {each['done']} of {each['planned']} runs"
+        model = f" ({each['model']}, {each['method']})" if "model" in each else ""
+        text = f"{each['name']}{model}, {each['done']} of {each['planned']} runs"
         if each["without"]:
             text += f" (none of {', '.join(each['without'])}"
             text += "; so nothing of it can be compared)" if REFERENCE in each["without"] else ")"
@@ -195,11 +156,11 @@ def _unfinished(found: Sequence[dict]) -> list[str]:
 
 
 def _repeated(conditions: Sequence[dict]) -> str:
-    gaps = _differences(conditions, "repeated")
+    gaps = differences(conditions, "repeated")
     if not gaps:
         return ""
     text = f"**The control: mask left in place, input read twice.** It {sorted_out(gaps)}."
-    if against := _pairs_of(conditions, "bidirectional", "repeated"):
+    if against := pairs_of(conditions, "bidirectional", "repeated"):
         text += f" Against it, the unmasked model {sorted_out(against, 'is better', 'is worse')}."
     return text
 
@@ -210,11 +171,11 @@ def _adapted(conditions: Sequence[dict]) -> str:
     for name in sorted(names, key=lambda each: (each.partition(":")[0], int(each.partition(":")[2]))):
         objective, _, steps = name.partition(":")
         text = f"**After {steps} steps of {objective.upper()}** the unmasked model "
-        text += sorted_out(_differences(conditions, name))
-        if against := _pairs_of(conditions, name, f"next:{steps}"):
+        text += sorted_out(differences(conditions, name))
+        if against := pairs_of(conditions, name, f"next:{steps}"):
             told_apart = sorted_out(against, "is better", "is worse")
             text += f"; against the causal model with as many steps of next-token prediction it {told_apart}"
-        if repaired := _pairs_of(conditions, name, "bidirectional"):
+        if repaired := pairs_of(conditions, name, "bidirectional"):
             told_apart = sorted_out(repaired, "is better", "is worse")
             text += f"; against the unmasked model without these steps it {told_apart}"
         told.append(text + ".")
@@ -222,11 +183,12 @@ def _adapted(conditions: Sequence[dict]) -> str:
 
 
 def _others(conditions: Sequence[dict]) -> str:
-    told = []
     names = dict.fromkeys(one["name"] for each in conditions for one in each["arms"])
-    for name in names:
-        if name.startswith(("unmask:", "encoder:")) or name == "right-to-left":
-            told.append(f"{name} {sorted_out(_differences(conditions, name))}")
+    told = [
+        f"{name} {sorted_out(differences(conditions, name))}"
+        for name in names
+        if name not in (REFERENCE, "bidirectional", "repeated") and name.partition(":")[0] not in ADAPTED
+    ]
     return f"**Other arms.** {'; '.join(told)}." if told else ""
 
 
@@ -241,8 +203,8 @@ def _sizes(conditions: Sequence[dict]) -> str:
             text = f"{name} on {each['name']}: {gaps}"
             if growth := there[0]["arms"][name].get("growth"):
                 text += (
-                    f"; with {sizes[-1]['size']:,} rather than {there[0]['size']:,} examples the difference moves by "
-                    f"{points(growth)}"
+                    f"; on the {growth['n_seeds']} seeds of both, with {sizes[-1]['size']:,} rather than "
+                    f"{there[0]['size']:,} examples the difference moves by {points(growth)}"
                 )
             told.append(text)
         told += [
@@ -257,13 +219,15 @@ def _sizes(conditions: Sequence[dict]) -> str:
     unlabelled = "; an adaptation reads the texts of all, without labels" if adapted else ""
     return (
         "**Over the number of training examples** (difference to causal, each with as many; the rates are those of the "
-        f"full set{unlabelled}; † causal has not learned): {'. '.join(told)}."
+        f"full set; fewer examples are fewer steps too, and the same examples for every seed{unlabelled}; † causal has "
+        f"not learned): {'. '.join(told)}."
     )
 
 
 def _at_size(size: dict[str, Any], name: str) -> str:
     mark = "" if size["arms"][REFERENCE]["learned"] else " †"
-    return f"{points(size['arms'][name]['difference'])} with {size['size']:,}{mark}"
+    gap = size["arms"][name]["difference"]
+    return f"{points(gap)} with {size['size']:,} ({size['steps']:.0f} steps, {gap['n_seeds']} seeds){mark}"
 
 
 def _orders(found: Sequence[dict[str, Any]]) -> str:
@@ -308,7 +272,7 @@ def _diagnostic(conditions: Sequence[dict]) -> str:
 def _claim(conditions: Sequence[dict]) -> str:
     known = [each for each in conditions if _both_learned(each)]
     left_out = [each["name"] for each in conditions if not _both_learned(each)]
-    gaps = [gap for _, gap in _differences(known, "bidirectional") if gap["low"] is not None]
+    gaps = [each.gap for each in differences(known, "bidirectional") if each.gap["low"] is not None]
     if not gaps:
         return ""
     below, above = sum(gap["high"] < CLAIM for gap in gaps), sum(gap["low"] >= CLAIM for gap in gaps)
@@ -328,31 +292,68 @@ def _unknown(conditions: Sequence[dict], curves: Sequence[dict]) -> str:
     models = sorted({f"{each['model']} ({each['method']})" for each in conditions})
     arms = [(each, one) for each in conditions for one in each["arms"]]
     seeds = sorted({one["n_seeds"] for _, one in arms})
-    steps = sorted({int(one["steps"]) for _, one in arms})
+    smaller = [int(size["steps"]) for each in conditions for size in each.get("sizes", ())]
+    steps = sorted({*smaller, *(int(one["steps"]) for _, one in arms)})
     passes = sorted({round(each["passes"], 1) for each in conditions})
     text = (
         f"**Not known:** other models than {', '.join(models)}; larger budgets than {_range(steps)} steps, which are "
-        f"{_range(passes)} passes over the training rows; more than {_range(seeds)} seeds."
+        f"{_range(passes)} passes over the training rows; more than {_range(seeds)} seeds; other training sets, splits "
+        "and draws of these data."
     )
     if missing := _not_measured(conditions, curves):
         text += f" Not measured here at all: {', '.join(missing)}."
-    if edge := [f"{one['name']} on {each['name']} ({one['rate']:g})" for each, one in arms if one["edge"]]:
+    return text + _of_rates(conditions) + _by_chance(conditions) + _older_intervals(conditions)
+
+
+def _of_rates(conditions: Sequence[dict]) -> str:
+    few = dict.fromkeys(each["name"] for each in conditions if 1 < len(each["learning_rates"]) < 3)
+    edge = [
+        f"{one['name']} on {each['name']} ({one['rate']:g})"
+        for each in conditions
+        if each["name"] not in few
+        for one in each["arms"]
+        if one["edge"]
+    ]
+    text = f" Only two rates were tried on {', '.join(few)}." if few else ""
+    if edge:
         text += (
-            f" The best rate is the last of the grid for {'; '.join(edge)}: with a wider grid these may be better. "
+            f" The best rate is at an end of the grid for {'; '.join(edge)}: with a wider grid these may be better. "
             "Every rate was tried with one seed."
         )
-    gaps = [one["difference"] for _, one in arms if "difference" in one]
-    clear = [gap for gap in gaps if verdict(gap) != "open"]
-    barely = sum(_together(gap) == "open" for gap in clear)
+    return text
+
+
+def _by_chance(conditions: Sequence[dict]) -> str:
+    """How many differences are told here, and how many would leave out zero if nothing differed."""
+    to_reference = [one["difference"] for each in conditions for one in each["arms"] if "difference" in one]
     smaller = [size for each in conditions for size in each.get("sizes", ())[:-1]]  # the last is the full set
-    count = len(gaps) + sum(len(each.get("pairs", ())) for each in [*conditions, *smaller])
-    count += sum(("difference" in one) + ("growth" in one) for size in smaller for one in size["arms"].values())
-    return text + (
-        f" Of {count} differences that are told here, up to {0.05 * count:.1f} would leave out zero by chance alone if "
-        "nothing differed; those of one condition share their causal runs and their test set. Taken together "
-        f"(Bonferroni within a condition), {barely} of the {len(clear)} that leave out zero no longer do; they are "
-        "marked 'barely'."
+    others = [pair["difference"] for each in [*conditions, *smaller] for pair in each.get("pairs", ())]
+    of_sizes = [one for size in smaller for one in size["arms"].values()]
+    others += [one[key] for one in of_sizes for key in ("difference", "growth") if key in one]
+    others += [gap for each in conditions for _, gap in _halves(each, "bidirectional")]
+    clear, clear_others = ([gap for gap in gaps if verdict(gap) != "open"] for gaps in (to_reference, others))
+    count, barely = len(to_reference) + len(others), sum(verdict_together(gap) == "open" for gap in clear)
+    return (
+        f" Of {count} differences that are told here, {len(clear) + len(clear_others)} leave out zero, each by "
+        f"itself; {0.05 * count:.1f} would on average if nothing differed. Those of one condition share their causal "
+        f"runs and their test set. Of the {len(to_reference)} that are to causal with the whole training set, "
+        f"{len(clear)} leave out zero, and {barely} of these no longer do where all of a condition's are taken "
+        "together (Bonferroni): they are marked 'barely'. The others (pairs, halves, smaller training sets), and those "
+        "by part in the tables, are not corrected."
     )
+
+
+def _older_intervals(conditions: Sequence[dict]) -> str:
+    """Of conditions that come from earlier reports, whose runs may be gone."""
+    older = [each["name"] for each in conditions if "intervals" not in each]
+    near = [each["name"] for each in conditions if each.get("intervals") == NEARLY]
+    text = f" The intervals of {', '.join(older)} are not widened for few groups." if older else ""
+    if near:
+        text += (
+            f" The runs of {', '.join(near)} were not kept: their intervals were widened for few groups by the two "
+            "half-widths alone."
+        )
+    return text
 
 
 def _not_measured(conditions: Sequence[dict], curves: Sequence[dict]) -> list[str]:
@@ -369,27 +370,3 @@ def _not_measured(conditions: Sequence[dict], curves: Sequence[dict]) -> list[st
 
 def _range(values: Sequence[int | float]) -> str:
     return f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
-
-
-def _differences(conditions: Sequence[dict], name: str) -> list[tuple[dict, dict]]:
-    """(condition, difference to the reference) wherever the arm has one."""
-    return [
-        (each, one["difference"])
-        for each in conditions
-        for one in each["arms"]
-        if one["name"] == name and "difference" in one
-    ]
-
-
-def sorted_out(gaps: Sequence[tuple[dict, dict]], helps: str = "helps", harms: str = "harms") -> str:
-    """helps in 1 of 3 conditions (a: +3.0 [1.0, 5.0]), harms in 1 (...), shows no difference in 1 (...)"""
-    if not gaps:
-        return "has no finished run"
-    told, said = [], False
-    for kind, word in (("helps", helps), ("harms", harms), ("open", "shows no clear difference")):
-        those = [(each, gap) for each, gap in gaps if verdict(gap) == kind]
-        if those:
-            listed = "; ".join(f"{each['name']} {points(gap)}" for each, gap in those)
-            told.append(f"{word} in {len(those)}{'' if said else f' of {len(gaps)}'} ({listed})")
-            said = True
-    return ", ".join(told)

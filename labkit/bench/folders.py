@@ -15,13 +15,15 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from labkit.bench.conditions import Condition
 from labkit.errors import TrainingError
-from labkit.run_folder import read_json, write_whole
+from labkit.run_folder import WRITING, read_json, write_whole
 
+NO_NUMBER = "its score on dev is no number"
 GROWING = ("arms", "seeds", "sizes")  # what a study may be given more of
 
 
@@ -51,17 +53,23 @@ def claimed(folder: str | Path, *, resume: bool) -> Iterator[tuple[Path, dict[st
     path = Path(folder).expanduser().absolute()
     if path.is_file():
         raise TrainingError(f"{path} is a file; give --output-dir a folder")
-    begun = read_json(path / "study.json")
-    if begun is None and path.is_dir() and any(each.name != ".lock" for each in path.iterdir()):
-        raise TrainingError(f"{path} is not empty and holds no study; give --output-dir a new folder")
-    if begun is not None and not resume:
-        raise TrainingError(f"{path} holds a study already: --resume goes on with it, or give another --output-dir")
+    _begun(path, resume)  # before anything is written there
     path.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(path / ".lock", timeout=0):
-            yield path, begun
+            yield path, _begun(path, resume)
     except Timeout:
         raise TrainingError(f"another process is at work in {path}") from None
+
+
+def _begun(path: Path, resume: bool) -> dict[str, Any] | None:
+    """study.json, None where there is none yet. TrainingError if the folder is not to be written to."""
+    begun = read_json(path / "study.json")
+    if begun is None and path.is_dir() and any(not each.name.startswith((".lock", WRITING)) for each in path.iterdir()):
+        raise TrainingError(f"{path} is not empty and holds no study; give --output-dir a new folder")
+    if begun is not None and not resume:
+        raise TrainingError(f"{path} holds a study already: --resume goes on with it, or give another --output-dir")
+    return begun
 
 
 @contextmanager
@@ -75,7 +83,7 @@ def alone(study: Path, run: Path) -> Iterator[None]:
 
     locks = study / ".locks"
     locks.mkdir(exist_ok=True)
-    with FileLock(locks / f"{slug(run.as_posix())}.lock"):
+    with FileLock(locks / f"{sha256(run.as_posix().encode()).hexdigest()[:32]}.lock"):  # a path may be too long a name
         yield
 
 
@@ -106,12 +114,13 @@ def frozen(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def freeze(
-    path: Path, study: Any, conditions: Sequence[Condition], failures: dict[str, str]
+    path: Path, study: Any, conditions: Sequence[Condition], diverged: dict[str, str]
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Choose, by dev, the rate of every arm that has none yet, and write it down. Nothing frozen is changed.
 
-    Rates whose run failed are written down with it, and why (`failures`: {folder of the run: reason}), as that arm had
-    a smaller grid than the others.
+    Rates at which training diverged are written down with it, and why (`diverged`: {folder of the run: reason}), as
+    that arm had a smaller grid than the others. An arm of which a rate failed for another reason, such as the memory
+    of that hour, is not frozen: it is to have the whole grid.
     """
     found = frozen(path)
     for condition in conditions:
@@ -124,14 +133,13 @@ def freeze(
                 continue
             runs = {rate: tuning_folder(condition.name, arm, rate) for rate in study.learning_rates}
             scores = {rate: score for rate, run in runs.items() if (score := _dev_score(path / run)) is not None}
-            if scores:
+            lost = {rate: run for rate, run in runs.items() if rate not in scores}
+            if scores and all(str(run) in diverged or (path / run / "metrics.json").exists() for run in lost.values()):
                 best = max(scores, key=scores.__getitem__)
-                chosen[arm] = {"learning_rate": best, "dev": {f"{rate:g}": score for rate, score in scores.items()}}
-                lost = {f"{rate:g}": str(run) for rate, run in runs.items() if rate not in scores}
+                chosen[arm] = {"learning_rate": best, "dev": {repr(rate): score for rate, score in scores.items()}}
                 if lost:
-                    chosen[arm]["failed"] = {
-                        rate: failures.get(run, "its score on dev is no number") for rate, run in lost.items()
-                    }
+                    reasons = {repr(rate): diverged.get(str(run), NO_NUMBER) for rate, run in lost.items()}
+                    chosen[arm]["failed"] = reasons
     write_json(path / "frozen.json", found)
     return found
 
@@ -149,9 +157,14 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(value, indent=1) + "\n")
 
 
+def sizes(wanted: Sequence[int | None], n_train: int) -> list[int | None]:
+    """Those of the sizes that a training set of `n_train` examples has; None is the whole."""
+    return [size for size in wanted if size is None or size < n_train]
+
+
 def tuning_folder(condition: str, arm: str, rate: float) -> Path:
     """Where the run that tries a rate lies, within the folder of its study."""
-    return Path("tuning") / slug(condition) / slug(arm) / f"rate-{rate:g}"
+    return Path("tuning") / slug(condition) / slug(arm) / f"rate-{rate!r}"
 
 
 def adapted_folder(study: Path, task: str, condition: str, arm: str, seed: int) -> Path:

@@ -30,7 +30,6 @@ THIRDS = {  # the parts of a row, and what is made of the mean losses of its thi
     "first third of the positions": (1, 0, 0), "middle third": (0, 1, 0), "last third": (0, 0, 1),
     "first less last third": (1, 0, -1),
 }  # fmt: skip
-MANY_DRAWS = 20_000
 
 
 def report(paths: Sequence[str | Path]) -> dict[str, Any]:
@@ -162,7 +161,7 @@ def _counted(runs: dict[int, dict]) -> Counted:
 
 def _gap(one: dict[int, dict], other: dict[int, dict], together: int = 1) -> dict[str, Any]:
     """Loss of `one` minus that of `other`, for new seeds and new rows of such text; negative: `one` is better."""
-    gap = difference(_counted(one), _counted(other), together=together, draws=MANY_DRAWS)
+    gap = difference(_counted(one), _counted(other), together=together)
     return {
         "mean": gap.mean, "low": gap.low, "high": gap.high, "low_together": gap.low_together,
         "high_together": gap.high_together, "together": together, "of_texts": gap.of_texts, "of_seeds": gap.of_seeds,

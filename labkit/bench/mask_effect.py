@@ -28,13 +28,14 @@ from labkit.bench import folders
 from labkit.bench.arms import DEFAULT, Arm, arms
 from labkit.bench.conditions import Condition
 from labkit.bench.jobs import side_by_side
-from labkit.errors import DataError
+from labkit.errors import DataError, DivergedError
 from labkit.tasks.finetune import finetune
 from labkit.tasks.lm import train_lm
 from labkit.tasks.plans import Plan
 from labkit.tasks.recipes import Options, by_name
 from labkit.training_settings import Settings
 
+NOT_TUNED = "its learning rate is not chosen: some of the grid failed (tuning/, above); --resume tries them again"
 TUNING_SEED = 1000  # none of those that are reported
 
 
@@ -76,8 +77,12 @@ class Study:
                 raise DataError(f"{name.replace('_', ' ')} are {values}; give at least one, and none twice")
         if None not in self.sizes:
             raise DataError("the sizes leave out the whole training set, on which the rates are chosen; add all")
+        if small := [size for size in self.sizes if size is not None and size < 1]:
+            raise DataError(f"a training set of {small[0]} examples was asked for; give 1 or more, or all")
         if TUNING_SEED in self.seeds:
             raise DataError(f"the seed {TUNING_SEED} is that of the tuning; take others")
+        if wrong := [seed for seed in self.seeds if not 0 <= seed < 2**32]:
+            raise DataError(f"the seed {wrong[0]} cannot be used; give numbers from 0 to {2**32 - 1}")
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,7 @@ def run_study(
         raise DataError("there is no data to compare the arms on")
     import labkit
 
+    _require_folders_apart(study, conditions)
     labkit.load(study.model, attn=study.attn)  # a wrong name is an error now, and not one of every run
     with folders.opened(folder, study, conditions, resume=resume) as path:
         progress = _Progress(path, study.plan, say)
@@ -146,18 +152,32 @@ def run_study(
         tuning = list(_tuning(study, conditions, path))
         reported = list(_reported(study, conditions))
         progress.plan([*tuning, *reported])
-        progress.do(tuning, train, jobs)
-        frozen = folders.freeze(path, study, conditions, progress.failures)
-        rated = []
-        for run in reported:
-            rate = frozen.get(run.condition.name, {}).get(run.arm.name, {}).get("learning_rate")
-            if rate is None:
-                progress.failures[str(run.folder)] = "no learning rate of the grid could be trained"
-            else:
-                rated.append(replace(run, rate=rate))
-        progress.do(rated, train, jobs)
-        folders.write_failures(path, progress.failures)
+        for run in (*tuning, *reported):  # of one that was killed after its scores were written
+            if progress.is_done(run):
+                shutil.rmtree(path / run.folder / "checkpoints", ignore_errors=True)
+        try:
+            progress.do(tuning, train, jobs)
+            frozen = folders.freeze(path, study, conditions, progress.diverged)
+            rated = []
+            for run in reported:
+                rate = frozen.get(run.condition.name, {}).get(run.arm.name, {}).get("learning_rate")
+                if rate is None:
+                    progress.failures[str(run.folder)] = NOT_TUNED
+                else:
+                    rated.append(replace(run, rate=rate))
+            progress.do(rated, train, jobs)
+        finally:
+            folders.write_failures(path, progress.failures)
     return progress.failures
+
+
+def _require_folders_apart(study: Study, conditions: Sequence[Condition]) -> None:
+    """DataError if the runs of two conditions, or arms, would lie in one folder; some disks know no capitals."""
+    for names in ([each.name for each in conditions], study.arms):
+        places: dict[str, str] = {}
+        for name in names:
+            if (other := places.setdefault(folders.slug(name).lower(), name)) != name:
+                raise DataError(f"{other!r} and {name!r} would share a folder; give one of them another name")
 
 
 def _tuning(study: Study, conditions: Sequence[Condition], path: Path) -> Iterator[Run]:
@@ -176,7 +196,7 @@ def _reported(study: Study, conditions: Sequence[Condition]) -> Iterator[Run]:
     """The runs of stage 3, seed by seed, so that what there is can be compared at any time."""
     for seed in study.seeds:
         for condition in conditions:
-            for size in study.sizes:
+            for size in folders.sizes(study.sizes, len(condition.train)):
                 for arm in arms(study.arms):
                     yield Run(condition, arm, seed, size)
 
@@ -261,20 +281,24 @@ class _Progress:
     """What is done and what is left, said run by run; a run that fails is noted."""
 
     def __init__(self, path: Path, budget: Plan, say: Callable[[str], None]):
-        self.path, self.budget, self.say, self.failures = path, budget, say, {}
+        self.path, self.budget, self.say = path, budget, say
+        self.failures: dict[str, str] = {}
+        self.diverged: dict[str, str] = {}  # those of them that no other hour and no other machine would mend
         self.number = self.count = 0
         self.left = self.done = 0.0
         self.began = time.perf_counter()
 
     def plan(self, runs: Sequence[Run]) -> None:
-        todo = [run for run in runs if not self._is_done(run)]
+        todo = [run for run in runs if not self.is_done(run)]
         self.count, self.left = len(todo), sum(run.work(self.budget) for run in todo)
         self.say(f"{len(runs):,} runs, {len(runs) - self.count:,} of them done")
 
     def do(self, runs: Sequence[Run], train: Callable[[Run], dict[str, Any]], jobs: int) -> None:
-        for run, metrics, error, seconds in side_by_side(train, [r for r in runs if not self._is_done(r)], jobs):
+        for run, metrics, error, seconds in side_by_side(train, [r for r in runs if not self.is_done(r)], jobs):
             if error is not None:
                 self.failures[str(run.folder)] = str(error)
+                if isinstance(error, DivergedError):
+                    self.diverged[str(run.folder)] = str(error)
                 told = f"failed: {error}"
             else:
                 side = "dev" if run.tuning else "test"
@@ -285,7 +309,7 @@ class _Progress:
             rest = (time.perf_counter() - self.began) / self.done * max(self.left, 0.0)
             self.say(f"{self.number} of {self.count}: {run}: {told} ({seconds:,.0f} s; about {_span(rest)} left)")
 
-    def _is_done(self, run: Run) -> bool:
+    def is_done(self, run: Run) -> bool:
         return (self.path / run.folder / "metrics.json").exists()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,11 @@ import numpy as np
 from labkit.errors import DataError
 from labkit.viz.intervals import student_t
 
-DRAWS, MANY_DRAWS = 4000, 20_000  # many: where reports also make wider intervals, or must agree with those that do
+DRAWS = 100_000  # an end of an interval then moves by less than a hundredth of it if others are drawn
+LARGEST = 2 * 10**8  # numbers in all draws: of more than 2,000 groups there are fewer draws
+BLOCK = 5000  # draws at a time, for memory
 LEVEL = 0.95
+NORMAL = 1.959964  # of the normal distribution at that level
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and the 95 % interval around it; None of both where there is one seed only.
+    """A number and the 95 % interval around it; None of both where there is one seed, or one group of texts, only.
 
     Attributes:
         seeds, n: how many runs and examples it is of.
@@ -106,12 +110,13 @@ def mean(arm: Counted) -> Estimate:
 def difference(one: Counted, other: Counted, *, together: int = 1, draws: int = DRAWS, seed: int = 0) -> Estimate:
     """Mean score of `one` minus that of `other`, over the seeds that both have; paired by seed and by example.
 
-    The interval is for new runs on new texts of this kind. The texts enter by a bootstrap that draws groups of examples
-    (questions of one article are not independent), the same for both arms; the runs by Student's t of the gaps of the
-    single seeds, as a bootstrap of three or five numbers is too narrow by far. What is chance in a single answer enters
-    both ways, so where that is most of it the interval is too wide: a planted null leaves out zero in 0.3 to 5 % of
-    trials (tests/test_bench_paired.py). With one seed there is no interval. `together`: how many differences like this
-    one the wider interval is to hold for.
+    The interval is for new runs, and for new test texts of this kind; the training set, the split and the learning
+    rates are these. The texts enter by a bootstrap that draws groups of examples (questions of one article are not
+    independent), the same for both arms, and is too narrow where groups are few: its deviations are widened as
+    Student's t of as many groups is wider than the normal distribution (the expanded percentile interval; Hesterberg
+    2015, doi:10.1080/00031305.2015.1089789). The runs enter by Student's t of the gaps of the single seeds. What is
+    chance in a single answer enters both ways, so where that is most of it the interval is too wide. With one seed, or
+    one group, there is no interval. `together`: how many differences like this one the wider interval is to hold for.
 
     Raises:
         DataError: no seed in common, or other examples.
@@ -140,25 +145,46 @@ def contrast(
     observed = sum(weight * _ratio(above.sum(1), below.sum(1)) for weight, above, below in per_arm)  # (seeds,)
     gap = float(observed.mean())
     n, groups = len(arms[0].ids), per_arm[0][1].shape[1]
-    if len(shared) < 2:
-        return Estimate(gap, None, None, 1, n)
-    rng = np.random.default_rng(seed)
-    drawn = rng.multinomial(groups, np.full(groups, 1 / groups), size=draws).astype(float)  # (draws, groups)
-    gaps = sum(weight * _ratio(drawn @ above.T, drawn @ below.T) for weight, above, below in per_arm)  # (draws, seeds)
+    if len(shared) < 2 or groups < 2:
+        return Estimate(gap, None, None, len(shared), n)
+    draws = min(draws, LARGEST // groups)
+    gaps = np.concatenate(
+        [_weighted(block.astype(float), per_arm) for block in _drawn(groups, draws, seed)]
+    )  # (draws,)
+    gaps = gap + (gaps - gap) * _expansion(groups)
     by_seed = float(observed.std(ddof=1)) / len(shared) ** 0.5
-    runs = rng.standard_t(len(shared) - 1, size=draws) * by_seed
+    runs = np.random.default_rng([seed, 1]).standard_t(len(shared) - 1, size=draws) * by_seed
     tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
     wider = [(1 - LEVEL) / 2 / together, 1 - (1 - LEVEL) / 2 / together]
-    low, high, *all_ = (float(each) for each in np.quantile(gaps.mean(1) + runs, [*tails, *wider]))
-    only = (float(np.ptp(np.quantile(each, tails))) / 2 for each in (gaps.mean(1), runs))
+    low, high, *all_ = (float(each) for each in np.quantile(gaps + runs, [*tails, *wider]))
+    only = (float(np.ptp(np.quantile(each, tails))) / 2 for each in (gaps, runs))
     return Estimate(gap, low, high, len(shared), n, *only, *all_)
+
+
+@lru_cache(maxsize=2)
+def _drawn(groups: int, draws: int, seed: int) -> tuple[np.ndarray, ...]:
+    """How often each group is in each bootstrap sample: blocks of (samples, groups); one condition needs them often."""
+    rng, whole = np.random.default_rng(seed), np.full(groups, 1 / groups)
+    sizes = [min(BLOCK, draws - start) for start in range(0, draws, BLOCK)]
+    return tuple(rng.multinomial(groups, whole, size=size).astype(np.min_scalar_type(groups)) for size in sizes)
+
+
+def _expansion(groups: int) -> float:
+    """By how much a bootstrap over so few groups is too narrow: n for n - 1, and the normal distribution for t."""
+    return (groups / (groups - 1)) ** 0.5 * student_t(groups - 1, LEVEL) / NORMAL
+
+
+def _weighted(drawn: np.ndarray, per_arm: Sequence[tuple[float | int, np.ndarray, np.ndarray]]) -> np.ndarray:
+    """(samples,): the weighted sum of the arms' mean scores in each bootstrap sample."""
+    return sum(weight * _ratio(drawn @ above.T, drawn @ below.T) for weight, above, below in per_arm).mean(1)
 
 
 def _by_group(arm: Counted, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Numerators and denominators (seeds, groups), added up within each group."""
-    member = np.eye(int(arm.groups.max()) + 1)[arm.groups]  # (examples, groups)
-    member = member[:, member.any(0)]
-    return arm.above[list(rows)] @ member, arm.below[list(rows)] @ member
+    there, member = np.unique(arm.groups, return_inverse=True)  # of a part of the examples, some groups may be gone
+    return tuple(
+        np.stack([np.bincount(member, each[row], len(there)) for row in rows]) for each in (arm.above, arm.below)
+    )
 
 
 def _counts(line: dict[str, Any], task: str, kind: str | None) -> tuple[float, float]:

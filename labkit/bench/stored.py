@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,17 +39,22 @@ def differences(conditions: Sequence[dict[str, Any]]) -> dict[str, dict[str, tup
 
     The two halves of Which way round follow the whole of it.
     """
-    many = len({each["model"] for each in conditions}) > 1
-    rows = {}
+    named = [
+        Counter(key for key in keys) for keys in zip(*((e["model"], e.get("method")) for e in conditions), strict=True)
+    ]
+    rows: dict[str, dict[str, tuple]] = {}
+    seen: Counter[str] = Counter()
     for each in conditions:
-        label = f"{each['name']} (n = {each['n_test']:,})" + (f", {each['model']}" if many else "")
-        same = sum(known.startswith(label) for known in rows)  # another study of the same condition
-        label += f", study {same + 1}" if same else ""
-        if gaps := _gaps({one["name"]: one for one in each["arms"]}):
-            rows[label] = gaps
-        for part in each.get("parts", ()):  # Which way round is two sets in one
-            if part["name"].endswith(" decides"):
-                rows[f"{label}: where {part['name']} (n = {part['n']:,})"] = _gaps(part["arms"])
+        label = f"{each['name']} (n = {each['n_test']:,})"
+        label += "".join(
+            f", {key}" for key, of in zip((each["model"], each.get("method")), named, strict=True) if len(of) > 1
+        )
+        seen[label] += 1
+        label += f", study {seen[label]}" if seen[label] > 1 else ""
+        halves = [part for part in each.get("parts", ()) if part["name"].endswith(" decides")]  # two sets in one
+        found = {label: _gaps({one["name"]: one for one in each["arms"]})}
+        found |= {f"{label}: where {part['name']} (n = {part['n']:,})": _gaps(part["arms"]) for part in halves}
+        rows |= {name: gaps for name, gaps in found.items() if gaps}
     return rows
 
 
@@ -61,7 +67,7 @@ def _gaps(arms: dict[str, dict[str, Any]]) -> dict[str, tuple]:
 def effect_lines(conditions: Sequence[dict[str, Any]]) -> list[str]:
     """Of stored comparisons, to be printed: every arm with its seeds, and what the arms say to each other.
 
-    An arm that is no better than a baseline which needs no model is marked: it has not learned the task.
+    An arm that is not shown to be better than a baseline which needs no model is marked: it has not learned the task.
     """
     from labkit.bench.effect_words import points
 
@@ -71,7 +77,7 @@ def effect_lines(conditions: Sequence[dict[str, Any]]) -> list[str]:
         told.append(f"{each['name']}, {each['model']}, n = {each['n_test']:,}{baseline}")
         for one in each["arms"]:
             seeds = f"{one['n_seeds']} seed" + ("" if one["n_seeds"] == 1 else "s")
-            mark = "" if one["learned"] else "   no better than a baseline"
+            mark = "" if one["learned"] else "   not shown to be better than a baseline"
             told.append(f"    {one['name']:22}{one['mean']:5.1f}   {seeds}{mark}")
         told += [f"    {p['one']} less {p['other']}: {points(p['difference'])}" for p in each["pairs"]]
     return told
