@@ -35,6 +35,8 @@ def test_differences_are_named_by_condition_and_by_model_where_there_are_several
     assert list(differences([one, one | {"model": "k"}])) == ["a/ner (n = 1,200), m", "a/ner (n = 1,200), k"]
     assert list(differences([one, one])) == ["a/ner (n = 1,200)", "a/ner (n = 1,200), study 2"]
     assert differences([one | {"arms": arms[:1]}]) == {}
+    lost = [arms[0], arms[1] | {"learned": False}]
+    assert differences([one | {"arms": lost}]) == {"a/ner (n = 1,200)": {"bidirectional (unlearned)": (1.0, 0.5, 1.5)}}
 
 
 def test_the_halves_of_a_set_are_rows_of_their_own_and_other_parts_are_not():

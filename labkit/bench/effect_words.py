@@ -49,12 +49,33 @@ def _in_short(conditions: Sequence[dict]) -> list[str]:
     if repaired := [each for kind in ADAPTED for each in pairs_of(conditions, kind, "bidirectional")]:
         better = counted(repaired, " comparisons", "was better for it", "was worse for it")
         told.append(f"One that filled gaps before the task {better}.")
+    told += [text for each in conditions if (text := _with_few(each))]
     models = sorted({each["model"] for each in conditions})
     told.append(
         f"This is of {' and '.join(models)} alone: whether it holds for other models, and for longer training, is not "
         "known."
     )
     return [" ".join(told)]
+
+
+def _with_few(condition: dict[str, Any]) -> str:
+    """What the number of training examples changes, where it is shown to: with the fewest, and with all."""
+    if not condition.get("sizes"):
+        return ""
+    few, whole = condition["sizes"][0], condition["sizes"][-1]
+    open_ = few["arms"].get("bidirectional", {})
+    if "growth" not in open_ or verdict(open_["growth"]) == "open":
+        return ""
+    text = (
+        f"On {condition['name']} the difference of the unmasked one is {points(open_['difference'])} with "
+        f"{few['size']:,} examples and {points(whole['arms']['bidirectional']['difference'])} with {whole['size']:,}"
+    )
+    repaired = [
+        f"; {pair['one']} less bidirectional {points(pair['difference'])} with {few['size']:,}"
+        for pair in few.get("pairs", ())
+        if pair["other"] == "bidirectional" and verdict(pair["difference"]) != "open"
+    ]
+    return text + "".join(repaired) + "."
 
 
 def _did(told: Sequence[Told], things: str = "") -> str:
@@ -248,24 +269,26 @@ def _orders(found: Sequence[dict[str, Any]]) -> str:
 
 
 def _diagnostic(conditions: Sequence[dict]) -> str:
+    those = [each for each in conditions if "diagnostic" in each]
     told = []
-    for each in conditions:
-        if "diagnostic" not in each:
-            continue
-        for name, halves in each["diagnostic"].items():
-            after = halves["after"]
-            right = ", ".join(str(n) for n in after["right"])
-            runs = sum(n > after["ceiling"] for n in after["right"])
-            triples = f"{after['triples_over']} of {after['ceiling'] * len(after['right'])} triples"
-            over = (
-                f"more than {after['ceiling']} in {runs} of {len(after['right'])} runs, over one of three in {triples}"
-            )
-            told.append(f"{name} {right} of {after['of']} ({over})")
+    for each in those:
+        by_arm = [_over_the_ceiling(name, halves["after"]) for name, halves in each["diagnostic"].items()]
+        told.append((f"{each['name']}: " if len(those) > 1 else "") + "; ".join(by_arm))
     if not told:
         return ""
     return (
         "**Sanity check** (Which way round, the names that only what follows can tell; a model that has not seen it is "
-        f"right on one of three at most), right by seed: {'; '.join(told)}."
+        f"right on one of three at most), right by seed: {'. '.join(told)}."
+    )
+
+
+def _over_the_ceiling(name: str, after: dict[str, Any]) -> str:
+    right = ", ".join(str(n) for n in after["right"])
+    runs = sum(n > after["ceiling"] for n in after["right"])
+    triples = f"{after['triples_over']} of {after['ceiling'] * len(after['right'])} triples"
+    return (
+        f"{name} {right} of {after['of']} (more than {after['ceiling']} in {runs} of {len(after['right'])} runs, "
+        f"over one of three in {triples})"
     )
 
 

@@ -59,8 +59,12 @@ def differences(conditions: Sequence[dict[str, Any]]) -> dict[str, dict[str, tup
 
 
 def _gaps(arms: dict[str, dict[str, Any]]) -> dict[str, tuple]:
-    """{arm: (difference, low, high)} of those that have one."""
-    with_one = {name: one["difference"] for name, one in arms.items() if "difference" in one}
+    """{arm: (difference, low, high)} of those that have one; the name says so where an arm has not learned the task."""
+    with_one = {
+        name if one.get("learned", True) else f"{name} (unlearned)": one["difference"]
+        for name, one in arms.items()
+        if "difference" in one
+    }
     return {name: tuple(gap[key] for key in ("mean", "low", "high")) for name, gap in with_one.items()}
 
 

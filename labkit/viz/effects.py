@@ -23,7 +23,7 @@ from labkit.viz.svg import INK, LETTER, Svg, _svg
 from labkit.viz.tokens import GREY, MONO, clean, width, words
 
 ROW, HEADER = 19, 21  # pixels, the height of an arm's row and of a group's name
-NAME_LETTERS, CURVE_LETTERS = 30, 26  # longer names of arms are cut, except on hovering and in the text equivalent
+NAME_LETTERS, CURVE_LETTERS = 32, 26  # longer names of arms are cut, except on hovering and in the text equivalent
 NUMBERS = 12  # font size of the numbers on the right
 KINDS = {  # what an interval says: (colour of the line and the mark, of the numbers, shape, in the key, in words)
     "above": (*COLOURS[0], "circle", "interval above zero", "above zero"),
