@@ -13,7 +13,7 @@ class Told(NamedTuple):
 
     condition: dict[str, Any]
     gap: dict[str, Any]
-    learned: bool
+    learned: bool = True
 
     @property
     def bin(self) -> str:

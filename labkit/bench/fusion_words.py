@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from labkit.bench.effect_words import points, sorted_out, verdict
+from labkit.bench.effect_gaps import Told, points, sorted_out, verdict
 from labkit.bench.fusion_quality import AVERAGE, SINGLE, UNMOVED
 
 Gap = tuple[dict[str, str], dict[str, Any]]  # where it was measured, by name, and the difference
@@ -63,7 +63,7 @@ def _over_single(conditions: Sequence[dict]) -> str:
     gaps = _gaps(conditions, "fuse", "to_single")
     if not gaps:
         return "**Fusion over one prompt** was not measured: fuse is not finished, or not all of its single prompts."
-    return f"**Fusion over one prompt** (the mean of the single prompts that it is made of): fuse {sorted_out(gaps)}."
+    return f"**Fusion over one prompt** (the mean of the single prompts that it is made of): fuse {_sorted_out(gaps)}."
 
 
 def _others(conditions: Sequence[dict]) -> str:
@@ -72,12 +72,16 @@ def _others(conditions: Sequence[dict]) -> str:
     return f"**Other methods over one prompt:** {'; '.join(told)}. The tables have each." if told else ""
 
 
+def _sorted_out(gaps: Sequence[tuple[dict, dict]], *words: str) -> str:
+    return sorted_out([Told(each, gap) for each, gap in gaps], *words)
+
+
 def _against(conditions: Sequence[dict]) -> Iterator[str]:
     for other, gaps in (
         ("logit averaging, the one to beat", _gaps(conditions, "fuse", "to_average")),
         ("plain concatenation", _paired(conditions, "fuse", "concat")),
     ):
-        told = f"fuse {sorted_out(gaps, 'is better', 'is worse')}" if gaps else "not measured"
+        told = f"fuse {_sorted_out(gaps, 'is better', 'is worse')}" if gaps else "not measured"
         yield f"**Fusion against {other}:** {told}."
 
 
@@ -161,7 +165,7 @@ def _more_text(conditions: Sequence[dict]) -> str:
             gaps.setdefault(one["method"], []).append(({"name": where}, one["to_first"]))
         else:
             missing.append(f"{each['name']}, {each['model']}")
-    told = [f"{method} {sorted_out(found)}" for method, found in gaps.items()]
+    told = [f"{method} {_sorted_out(found)}" for method, found in gaps.items()]
     if missing:
         told.append(f"the first prompt alone is not finished in {', '.join(dict.fromkeys(missing))}")
     if not told:

@@ -73,7 +73,7 @@ def effect_lines(conditions: Sequence[dict[str, Any]]) -> list[str]:
 
     An arm that is not shown to be better than a baseline which needs no model is marked: it has not learned the task.
     """
-    from labkit.bench.effect_words import points
+    from labkit.bench.effect_gaps import points
 
     told = []
     for each in conditions:
