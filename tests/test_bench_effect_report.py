@@ -14,7 +14,7 @@ from labkit.bench.effect_report import report, written
 from labkit.bench.mask_effect import NOT_TUNED, Study, run_study
 from labkit.bench.stored import differences
 from labkit.cli_effect import _arms
-from labkit.errors import DataError, DivergedError, TrainingError
+from labkit.errors import DataError, TrainingError
 from tests.made_up_studies import made_up
 
 NAME = "invented/classify"
@@ -176,10 +176,6 @@ def test_a_run_that_found_no_memory_while_tuning_keeps_its_arm_for_the_next_time
     assert [each[0] for each in tried if each[2] == 0] == ["causal"]  # no test set was read by an arm half tuned
     assert run_study(study, [condition], tmp_path / "s", resume=True, say=lambda text: None) == {}
     assert not (tmp_path / "s" / "failures.json").exists()
-
-
-def test_divergence_is_told_from_other_failures_by_its_type():
-    assert issubclass(DivergedError, TrainingError)
 
 
 def test_names_that_would_share_a_folder_are_refused_before_anything_is_written(tmp_path):

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from labkit import training
-from labkit.errors import LabkitError, MissingPackageError, TrainingError
+from labkit.errors import DivergedError, LabkitError, MissingPackageError, TrainingError
 from labkit.objectives import Collator, generator, loss
 from labkit.pretraining import Shape, new_model
 from labkit.run_folder import SEAL, RunFolder, read_json
@@ -296,7 +296,7 @@ def assert_only_numbers_are_sealed(run: RunFolder) -> None:
 )
 def test_a_loss_that_is_no_number_stops_the_run_before_it_is_saved(tmp_path, value, step, log_every, noticed):
     with pytest.raises(
-        TrainingError,
+        DivergedError,
         match=rf"loss is no number .* at step {noticed}: lower the learning rate \(0.005\) \(.*whole.*\)$",
     ):
         trained(tmp_path / "run", loss=NotANumberAt(step, value), log_every=log_every, save_every=1, evaluate_every=100)
@@ -321,7 +321,7 @@ def test_weights_that_are_no_numbers_stop_the_run_before_they_are_saved(tmp_path
 
 
 def test_a_learning_rate_far_too_high_is_one_clear_error(tmp_path):
-    with pytest.raises(TrainingError, match=r"lower the learning rate \(1e\+38\), or use float32 instead of bfloat16"):
+    with pytest.raises(DivergedError, match=r"lower the learning rate \(1e\+38\), or use float32 instead of bfloat16"):
         trained(tmp_path / "run", learning_rate=1e38, warmup=0.0, save_every=1, dtype="bfloat16")
     assert_only_numbers_are_sealed(RunFolder(tmp_path / "run"))
 
