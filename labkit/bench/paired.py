@@ -151,7 +151,7 @@ def contrast(
     gaps = np.concatenate(
         [_weighted(block.astype(float), per_arm) for block in _drawn(groups, draws, seed)]
     )  # (draws,)
-    gaps = gap + (gaps - gap) * _expansion(groups)
+    gaps = gap + (gaps - gap) * expansion(groups)
     by_seed = float(observed.std(ddof=1)) / len(shared) ** 0.5
     runs = np.random.default_rng([seed, 1]).standard_t(len(shared) - 1, size=draws) * by_seed
     tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
@@ -169,7 +169,7 @@ def _drawn(groups: int, draws: int, seed: int) -> tuple[np.ndarray, ...]:
     return tuple(rng.multinomial(groups, whole, size=size).astype(np.min_scalar_type(groups)) for size in sizes)
 
 
-def _expansion(groups: int) -> float:
+def expansion(groups: int) -> float:
     """By how much a bootstrap over so few groups is too narrow: n for n - 1, and the normal distribution for t."""
     return (groups / (groups - 1)) ** 0.5 * student_t(groups - 1, LEVEL) / NORMAL
 
