@@ -21,6 +21,7 @@ from typing import Any
 from labkit.errors import DataError
 
 OBJECTIVES = ("mntp", "mlm", "next")
+ADAPTED = ("mntp", "mlm")  # those after which the mask is removed
 DEFAULT_STEPS = 200  # of an adaptation, where none are named
 DEFAULT = (
     "causal", "bidirectional", f"mntp:{DEFAULT_STEPS}", f"next:{DEFAULT_STEPS}", "unmask:middle-third", "repeated",

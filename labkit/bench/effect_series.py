@@ -25,7 +25,8 @@ TITLES = {
 
 def titled(curve: dict[str, Any]) -> dict[str, Any]:
     """The curve with its title, which names the task, the model and what it runs along."""
-    return curve | {"title": f"{curve['condition']}, {curve['model']}: {TITLES[curve['kind']]}"}
+    fewer = f" ({curve['size']:,} examples)" if "size" in curve else ""
+    return curve | {"title": f"{curve['condition']}, {curve['model']}: {TITLES[curve['kind']]}{fewer}"}
 
 
 def curves(one: Measured) -> list[dict[str, Any]]:
@@ -38,16 +39,10 @@ def curves(one: Measured) -> list[dict[str, Any]]:
     scores = {name: [100.0 * float(s) for s in cell.counted().scores] for name, cell in one.cells.items()}
     learning = {"kind": "learning", "x": "steps", "lines": _learning(one)}
     found = [common | learning | {"y": f"dev {metric}"}]
-    adapted: dict[str, list] = defaultdict(list)
-    for name, cell in one.cells.items():
-        if cell.arm.objective:
-            adapted[cell.arm.objective].append((cell.arm.steps, scores[name]))
-    if any(len(points) > 1 for points in adapted.values()):
-        for objective, points in adapted.items():
-            start = REFERENCE if objective == "next" else "bidirectional"
-            points.extend([(0, scores[start])] if start in scores else [])
-        lines = {f"{REFERENCE if o == 'next' else 'bidirectional'} after {o}": sorted(p) for o, p in adapted.items()}
-        found.append(common | {"kind": "adaptation", "x": "steps before the task", "lines": lines})
+    for size, cells in _by_size(one).items():
+        if lines := _over_adaptation(cells):
+            fewer = {} if size == one.facts["n_train"] else {"size": size}
+            found.append(common | {"kind": "adaptation", "x": "steps before the task", "lines": lines} | fewer)
     if one.smaller:
         sizes: dict[str, list] = defaultdict(list)
         for cell in one.smaller:
@@ -68,6 +63,27 @@ def curves(one: Measured) -> list[dict[str, Any]]:
         }
         found.append(common | {"kind": "layers", "x": "share of the layers", "lines": lines})
     return [titled(curve) for curve in found]
+
+
+def _over_adaptation(cells: dict[str, Cell]) -> dict[str, list[tuple[int, list[float]]]]:
+    """{arm: [(steps before the task, scores), ...]} where an objective had several numbers of steps; else {}.
+
+    The reference without any stands beside them at both ends, as what they are to reach.
+    """
+    scores = {name: [100.0 * float(s) for s in cell.counted().scores] for name, cell in cells.items()}
+    adapted: dict[str, list] = defaultdict(list)
+    for name, cell in cells.items():
+        if cell.arm.objective:
+            adapted[cell.arm.objective].append((cell.arm.steps, scores[name]))
+    if all(len(points) < 2 for points in adapted.values()):
+        return {}
+    most = max(steps for points in adapted.values() for steps, _ in points)
+    lines = {}
+    for objective, points in adapted.items():
+        start = REFERENCE if objective == "next" else "bidirectional"
+        points.extend([(0, scores[start])] if start in scores else [])
+        lines[f"{start} after {objective}"] = sorted(points)
+    return lines | {REFERENCE: [(0, scores[REFERENCE]), (most, scores[REFERENCE])]}
 
 
 def picture(curve: dict[str, Any]) -> Any:
@@ -101,16 +117,22 @@ def sizes(one: Measured, whole: Sequence[dict[str, Any]]) -> list[dict[str, Any]
     """
     if not one.smaller:
         return []
-    by_size: dict[int, dict[str, Cell]] = defaultdict(dict)
-    for cell in one.smaller:
-        by_size[cell.size][cell.arm.name] = cell
+    *smaller, _ = _by_size(one).items()
     found = [
         {"size": size, "steps": _steps_of(cells), "arms": _with_this_many(one, cells), "pairs": pairs(cells)}
-        for size, cells in sorted(by_size.items())
-        if REFERENCE in cells
+        for size, cells in smaller
     ]
     arms = {arm["name"]: {key: arm[key] for key in OF_ARMS if key in arm} for arm in whole}
     return [*found, {"size": one.facts["n_train"], "steps": _steps_of(one.cells), "arms": arms}]
+
+
+def _by_size(one: Measured) -> dict[int, dict[str, Cell]]:
+    """{training examples: {arm: its cell}} where the reference has run, the fewest first and the full set last."""
+    found: dict[int, dict[str, Cell]] = defaultdict(dict)
+    for cell in one.smaller:
+        found[cell.size][cell.arm.name] = cell
+    smaller = {size: cells for size, cells in sorted(found.items()) if REFERENCE in cells}
+    return smaller | {one.facts["n_train"]: one.cells}
 
 
 def _steps_of(cells: dict[str, Cell]) -> float | int:

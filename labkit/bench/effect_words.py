@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.bench.arms import OBJECTIVES, REFERENCE
+from labkit.bench.arms import ADAPTED, REFERENCE, arm
 from labkit.bench.effect_gaps import (
     Told,
     counted,
@@ -17,11 +17,11 @@ from labkit.bench.effect_gaps import (
     verdict,
     verdict_together,
 )  # fmt: skip
+from labkit.bench.effect_series_words import along
 
 KINDS = {"mlm": "adaptation by MLM", "mntp": "adaptation by MNTP", "encoder": "a model that was made bidirectional"}
 TASKS = {"qa": "questions", "ner": "entities", "classify": "sentences"}
 SERIES = {"adaptation": "a curve over the steps of adaptation", "size": "a curve over the size of the training set"}
-ADAPTED = ("mntp", "mlm")
 NEARLY = "widened by their half-widths"
 CLAIM = 5.0  # points: "bidirectional attention gives +5 to 10 %", found in many READMEs, and without a source
 
@@ -31,7 +31,7 @@ def paragraphs(found: dict[str, Any]) -> list[str]:
     conditions = _named_apart(found["conditions"])
     told = [*_in_short(conditions), _removed(conditions), *_unlearned(conditions), *_uneven(conditions)]
     told += [text for text in (_repeated(conditions), _adapted(conditions), _others(conditions)) if text]
-    told += [text for text in (_sizes(conditions), _orders(found.get("orders", ()))) if text]
+    told += along(conditions, found.get("orders", ()))
     told += [text for text in (_diagnostic(conditions), _claim(conditions)) if text]
     return [*told, _unknown(conditions, found["curves"]), *_unfinished(found.get("unfinished", ()))]
 
@@ -71,11 +71,13 @@ def _with_few(condition: dict[str, Any]) -> str:
         f"{few['size']:,} examples and {points(whole['arms']['bidirectional']['difference'])} with {whole['size']:,}"
     )
     repaired = [
-        f"; {pair['one']} less bidirectional {points(pair['difference'])} with {few['size']:,}"
+        pair
         for pair in few.get("pairs", ())
         if pair["other"] == "bidirectional" and verdict(pair["difference"]) != "open"
     ]
-    return text + "".join(repaired) + "."
+    for pair in sorted(repaired, key=lambda pair: arm(pair["one"]).steps)[:1]:  # the fewest steps that are shown to
+        text += f"; {pair['one']} less bidirectional {points(pair['difference'])} with {few['size']:,}"
+    return text + "."
 
 
 def _did(told: Sequence[Told], things: str = "") -> str:
@@ -211,61 +213,6 @@ def _others(conditions: Sequence[dict]) -> str:
         if name not in (REFERENCE, "bidirectional", "repeated") and name.partition(":")[0] not in ADAPTED
     ]
     return f"**Other arms.** {'; '.join(told)}." if told else ""
-
-
-def _sizes(conditions: Sequence[dict]) -> str:
-    told = []
-    for each in conditions:
-        sizes = each.get("sizes", ())
-        names = dict.fromkeys(n for size in sizes for n, one in size["arms"].items() if "difference" in one)
-        for name in names:
-            there = [size for size in sizes if "difference" in size["arms"].get(name, {})]
-            gaps = ", ".join(_at_size(size, name) for size in there)
-            text = f"{name} on {each['name']}: {gaps}"
-            if growth := there[0]["arms"][name].get("growth"):
-                text += (
-                    f"; on the {growth['n_seeds']} seeds of both, with {sizes[-1]['size']:,} rather than "
-                    f"{there[0]['size']:,} examples the difference moves by {points(growth)}"
-                )
-            told.append(text)
-        told += [
-            f"{pair['one']} less {pair['other']} on {each['name']}: {points(pair['difference'])} with {size['size']:,}"
-            for size in sizes[:-1]
-            for pair in size.get("pairs", ())
-        ]
-    if not told:
-        return ""
-    sized = [name for each in conditions for size in each.get("sizes", ()) for name in size["arms"]]
-    adapted = any(name.partition(":")[0] in OBJECTIVES for name in sized)
-    unlabelled = "; an adaptation reads the texts of all, without labels" if adapted else ""
-    return (
-        "**Over the number of training examples** (difference to causal, each with as many; the rates are those of the "
-        f"full set; fewer examples are fewer steps too, and the same examples for every seed{unlabelled}; † causal has "
-        f"not learned): {'. '.join(told)}."
-    )
-
-
-def _at_size(size: dict[str, Any], name: str) -> str:
-    mark = "" if size["arms"][REFERENCE]["learned"] else " †"
-    gap = size["arms"][name]["difference"]
-    return f"{points(gap)} with {size['size']:,} ({size['steps']:.0f} steps, {gap['n_seeds']} seeds){mark}"
-
-
-def _orders(found: Sequence[dict[str, Any]]) -> str:
-    told = []
-    for each in found:
-        arms = [
-            f"{name} {one['first']:.1f} with the question first, {one['last']:.1f} with the question last "
-            f"({points(one['difference'])})"
-            for name, one in each["arms"].items()
-        ]
-        told.append(f"{each['name']}, {each['model']}: {'; '.join(arms)}")
-    if not told:
-        return ""
-    return (
-        "**Where the question stands** (a causal model cannot know in the context what is asked after it; intervals "
-        f"for other seeds on these very texts): {'. '.join(told)}."
-    )
 
 
 def _diagnostic(conditions: Sequence[dict]) -> str:

@@ -1,0 +1,60 @@
+"""Steps of adaptation that turn the sign of what removing the mask does are found, with all examples and with fewer."""
+
+import pytest
+
+from labkit.bench.effect_report import report
+from labkit.bench.effect_series import picture
+from tests.made_up_studies import made_up
+
+pytestmark = pytest.mark.end_to_end
+TURNS = {"causal": 50.0, "bidirectional": 30.0, "mntp:50": 50.0, "mntp:400": 70.0}
+NEVER = {"causal": 50.0, "bidirectional": 20.0, "mntp:50": 22.0, "mntp:400": 20.0}
+
+
+def of_steps(made):
+    (text,) = [text for text in made["words"] if text.startswith("**Over the steps of adaptation**")]
+    return text
+
+
+def test_the_number_of_steps_that_turns_the_sign_is_told_for_every_size(tmp_path):
+    made = report([made_up(tmp_path / "s", NEVER, smaller={5: TURNS})])
+    few, whole = of_steps(made).split("invented/classify")[1:]
+    assert few.startswith(" with 5 examples, MNTP: none -")
+    assert "no longer shown to be worse than causal from 50 steps on and shown to be better from 400 on" in few
+    assert "still shown to be worse than causal after the most steps and not shown to be better" in whole
+    pairs = {pair["one"]: pair["difference"] for pair in made["conditions"][0]["sizes"][0]["pairs"]}
+    assert f"400 steps {gap(made, 'mntp:400')} ({spelt(pairs['mntp:400'])})" in few
+
+
+def gap(made, name):
+    return spelt(made["conditions"][0]["sizes"][0]["arms"][name]["difference"])
+
+
+def spelt(found):
+    return f"{found['mean']:+.1f} [{found['low']:.1f}, {found['high']:.1f}]"
+
+
+def test_the_curve_of_every_size_runs_from_no_step_to_the_most_beside_the_causal_model(tmp_path):
+    made = report([made_up(tmp_path / "s", NEVER, smaller={5: TURNS})])
+    few, whole = [curve for curve in made["curves"] if curve["kind"] == "adaptation"]
+    assert few["title"] == "invented/classify, none: how many steps of adaptation (5 examples)"
+    assert whole["title"] == "invented/classify, none: how many steps of adaptation"
+    for curve in (few, whole):
+        assert [steps for steps, _ in curve["lines"]["bidirectional after mntp"]] == [0, 50, 400]
+        assert [steps for steps, _ in curve["lines"]["causal"]] == [0, 400]
+        assert len({tuple(scores) for _, scores in curve["lines"]["causal"]}) == 1
+        assert "bidirectional after mntp" in picture(curve).alt
+    assert few["lines"] != whole["lines"]
+
+
+def test_one_number_of_steps_is_no_series(tmp_path):
+    one = {name: chance for name, chance in TURNS.items() if name != "mntp:50"}
+    made = report([made_up(tmp_path / "s", one)])
+    assert not any("Over the steps of adaptation" in text for text in made["words"])
+    assert not any(curve["kind"] == "adaptation" for curve in made["curves"])
+
+
+def test_a_sign_that_turns_back_is_not_told_as_turned(tmp_path):
+    back = {"causal": 50.0, "bidirectional": 30.0, "mntp:50": 70.0, "mntp:400": 30.0}
+    made = report([made_up(tmp_path / "s", back)])
+    assert "still shown to be worse than causal after the most steps and not shown to be better" in of_steps(made)
