@@ -1,5 +1,7 @@
 """Steps of adaptation that turn the sign of what removing the mask does are found, with all examples and with fewer."""
 
+import json
+
 import pytest
 
 from labkit.bench.effect_report import report
@@ -58,3 +60,13 @@ def test_a_sign_that_turns_back_is_not_told_as_turned(tmp_path):
     back = {"causal": 50.0, "bidirectional": 30.0, "mntp:50": 70.0, "mntp:400": 30.0}
     made = report([made_up(tmp_path / "s", back)])
     assert "still shown to be worse than causal after the most steps and not shown to be better" in of_steps(made)
+
+
+def test_the_curve_of_an_earlier_report_gets_the_causal_model_too(tmp_path):
+    made = report([made_up(tmp_path / "s", TURNS)])
+    (curve,) = [curve for curve in made["curves"] if curve["kind"] == "adaptation"]
+    before = curve | {"lines": {name: line for name, line in curve["lines"].items() if name != "causal"}}
+    earlier = made | {"curves": [before if each is curve else each for each in made["curves"]]}
+    (tmp_path / "earlier.json").write_text(json.dumps(earlier))
+    again = report([tmp_path / "earlier.json"])
+    assert json.loads(json.dumps(curve)) in json.loads(json.dumps(again["curves"]))

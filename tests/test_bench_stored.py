@@ -37,6 +37,8 @@ def test_differences_are_named_by_condition_and_by_model_where_there_are_several
     assert differences([one | {"arms": arms[:1]}]) == {}
     lost = [arms[0], arms[1] | {"learned": False}]
     assert differences([one | {"arms": lost}]) == {"a/ner (n = 1,200)": {"bidirectional (unlearned)": (1.0, 0.5, 1.5)}}
+    begun = [arms[0] | {"learned": False}, arms[1]]
+    assert list(differences([one | {"arms": begun}])) == ["a/ner (n = 1,200), causal unlearned"]
 
 
 def test_the_halves_of_a_set_are_rows_of_their_own_and_other_parts_are_not():

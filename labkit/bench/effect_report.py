@@ -22,7 +22,7 @@ from labkit.bench.arms import REFERENCE
 from labkit.bench.effect_data import Cell, Measured, baselines_of, estimate_in_points, in_points, measured, unfinished
 from labkit.bench.effect_gaps import has_learned
 from labkit.bench.effect_pairs import pairs
-from labkit.bench.effect_series import curves, orders, picture, sizes, titled
+from labkit.bench.effect_series import curves, orders, over_adaptation, picture, sizes, titled
 from labkit.bench.paired import Counted, difference, mean
 from labkit.bench.stored import differences
 from labkit.errors import TrainingError
@@ -71,7 +71,7 @@ def _together(here: dict[str, Any], earlier: Sequence[dict[str, Any]]) -> dict[s
         known |= {_identity(each) for each in new}
         replaced = {_of(each) for each in one["conditions"]} - {_of(each) for each in new}
         found["conditions"] += [_as_now(each) for each in new]
-        drawn = [titled(each) for each in one["curves"] if _of(each) not in replaced]
+        drawn = [_drawn_now(each, new) for each in one["curves"] if _of(each) not in replaced]
         found["curves"] += [each for each in drawn if each not in found["curves"]]
         gone = replaced | {_of(each) for each in here["unfinished"]}
         found["unfinished"] += [each for each in one["unfinished"] if not any(_may_be(each, of) for of in gone)]
@@ -98,6 +98,14 @@ def _as_now(condition: dict[str, Any]) -> dict[str, Any]:
     """A condition of an earlier report, its arms marked as they are now."""
     arms = [one | {"learned": has_learned(one, condition["baselines"])} for one in condition["arms"]]
     return condition | {"arms": arms}
+
+
+def _drawn_now(curve: dict[str, Any], conditions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A curve of an earlier report with its title, and one over the steps of adaptation with the causal model in it."""
+    for each in conditions:
+        if curve["kind"] == "adaptation" and "size" not in curve and _of(each) == _of(curve):
+            curve = curve | {"lines": over_adaptation({arm["name"]: arm["scores"] for arm in each["arms"]})}
+    return titled(curve)
 
 
 def written(found: dict[str, Any], folder: Path, name: str = "report") -> list[Path]:

@@ -5,11 +5,11 @@ order of question and context.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median, stdev
 from typing import Any
 
-from labkit.bench.arms import REFERENCE
+from labkit.bench.arms import REFERENCE, arm
 from labkit.bench.effect_data import Cell, Measured, baselines_of, estimate_in_points, in_points
 from labkit.bench.effect_gaps import has_learned
 from labkit.bench.effect_pairs import pairs
@@ -36,17 +36,17 @@ def curves(one: Measured) -> list[dict[str, Any]]:
         "condition": one.name, "model": one.study["model"], "method": one.study["method"], "y": f"test {metric}",
         "log_x": False,
     }  # fmt: skip
-    scores = {name: [100.0 * float(s) for s in cell.counted().scores] for name, cell in one.cells.items()}
+    scores = {name: _scores(cell) for name, cell in one.cells.items()}
     learning = {"kind": "learning", "x": "steps", "lines": _learning(one)}
     found = [common | learning | {"y": f"dev {metric}"}]
     for size, cells in _by_size(one).items():
-        if lines := _over_adaptation(cells):
+        if lines := over_adaptation({name: _scores(cell) for name, cell in cells.items()}):
             fewer = {} if size == one.facts["n_train"] else {"size": size}
             found.append(common | {"kind": "adaptation", "x": "steps before the task", "lines": lines} | fewer)
     if one.smaller:
         sizes: dict[str, list] = defaultdict(list)
         for cell in one.smaller:
-            sizes[cell.arm.name].append((cell.size, [100.0 * float(s) for s in cell.counted().scores]))
+            sizes[cell.arm.name].append((cell.size, _scores(cell)))
         for name, points in sizes.items():
             points.extend([(one.facts["n_train"], scores[name])] if name in scores else [])
         lines = {name: sorted(points) for name, points in sizes.items()}
@@ -65,25 +65,28 @@ def curves(one: Measured) -> list[dict[str, Any]]:
     return [titled(curve) for curve in found]
 
 
-def _over_adaptation(cells: dict[str, Cell]) -> dict[str, list[tuple[int, list[float]]]]:
-    """{arm: [(steps before the task, scores), ...]} where an objective had several numbers of steps; else {}.
+def over_adaptation(scores: Mapping[str, list[float]]) -> dict[str, list[tuple[int, list[float]]]]:
+    """{arm: [(steps before the task, scores), ...]} of {arm: scores}, if an objective has several numbers of steps.
 
-    The reference without any stands beside them at both ends, as what they are to reach.
+    The reference without any comes first and stands at both ends, as what the others are to reach.
     """
-    scores = {name: [100.0 * float(s) for s in cell.counted().scores] for name, cell in cells.items()}
     adapted: dict[str, list] = defaultdict(list)
-    for name, cell in cells.items():
-        if cell.arm.objective:
-            adapted[cell.arm.objective].append((cell.arm.steps, scores[name]))
+    for name in scores:
+        if objective := arm(name).objective:
+            adapted[objective].append((arm(name).steps, scores[name]))
     if all(len(points) < 2 for points in adapted.values()):
         return {}
     most = max(steps for points in adapted.values() for steps, _ in points)
-    lines = {}
+    lines = {REFERENCE: [(0, scores[REFERENCE]), (most, scores[REFERENCE])]}
     for objective, points in adapted.items():
         start = REFERENCE if objective == "next" else "bidirectional"
         points.extend([(0, scores[start])] if start in scores else [])
         lines[f"{start} after {objective}"] = sorted(points)
-    return lines | {REFERENCE: [(0, scores[REFERENCE]), (most, scores[REFERENCE])]}
+    return lines
+
+
+def _scores(cell: Cell) -> list[float]:
+    return [100.0 * float(score) for score in cell.counted().scores]
 
 
 def picture(curve: dict[str, Any]) -> Any:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from labkit.bench.arms import REFERENCE
 from labkit.errors import DataError
 from labkit.resources import folder
 
@@ -37,7 +38,7 @@ def effect_curves(*kinds: str) -> list[dict[str, Any]]:
 def differences(conditions: Sequence[dict[str, Any]]) -> dict[str, dict[str, tuple]]:
     """{condition: {arm: (difference to causal, low, high)}} in points, as `labkit.viz.effects_svg` draws it.
 
-    The two halves of Which way round follow the whole of it.
+    The two halves of Which way round follow the whole of it. Who has not learned the task is marked, also causal.
     """
     named = [
         Counter(key for key in keys) for keys in zip(*((e["model"], e.get("method")) for e in conditions), strict=True)
@@ -48,6 +49,11 @@ def differences(conditions: Sequence[dict[str, Any]]) -> dict[str, dict[str, tup
         label = f"{each['name']} (n = {each['n_test']:,})"
         label += "".join(
             f", {key}" for key, of in zip((each["model"], each.get("method")), named, strict=True) if len(of) > 1
+        )
+        label += "".join(
+            f", {REFERENCE} unlearned"
+            for one in each["arms"]
+            if one["name"] == REFERENCE and not one.get("learned", True)
         )
         seen[label] += 1
         label += f", study {seen[label]}" if seen[label] > 1 else ""
