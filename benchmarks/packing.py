@@ -5,11 +5,13 @@
     python benchmarks/packing.py --model gemma3-270m --dtype bfloat16 --steps 2 --rounds 3    (with LoRA)
     python benchmarks/packing.py --quick          (a tiny model, seconds, nothing is written)
 
-Arms, of one bidirectional model: `plain`, shuffled batches, padded to their longest row; `grouped`, batches of nearly
-one length (`labkit.tasks.order`); `packed`, the batches of `plain` under `labkit.packing.packed`; `full`, packed too,
-but as many of the shuffled rows in each batch as fit into the slots that a batch of `plain` takes, real or not: about
-the same memory, more texts per step (`labkit train --packing --batch-tokens`). Length mixes: short texts (NER: WNUT 17)
-and long ones (QA: XQuAD) from DIR, which holds `wnut17/wnut17train.conll` and `xquad_en/xquad.en.json`; without it,
+Arms, of one bidirectional model: `grouped`, batches of nearly one length, as `labkit.tasks.order` makes them of the
+whole data set; `plain`, the same rows shuffled over the batches, padded to their longest; `packed`, the batches of
+`plain` under `labkit.packing.packed`; `full`, packed too, but as many of these rows in each batch as fit into the slots
+that a batch of shuffled rows takes, real or not: about the same memory, more texts and fewer steps
+(`labkit train --packing --batch-tokens`). In a round every arm computes the very same rows, so its seconds compare.
+
+Length mixes: short texts (NER: WNUT 17) and long ones (QA: XQuAD) from DIR, which holds `wnut17/wnut17train.conll` and `xquad_en/xquad.en.json`; without it,
 those of Field Notes.
 """
 
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import sys
 import tempfile
 import time
@@ -32,8 +35,10 @@ FILES = {"ner": "wnut17/wnut17train.conll", "qa": "xquad_en/xquad.en.json"}
 LORA = ("gemma3-270m",)  # too large here to be trained whole
 NOTES = (
     "tokens_per_second: real tokens (no padding) in `steps` training steps (forward, backward, AdamW) of `batch_size` "
-    "rows (`full`: of as many as fit into slots_per_batch), over their seconds, once per round; the arms take turns "
-    "step by step, and one round warms up. ratios: of two arms within one round, above 1 = the first was faster. "
+    "rows (`full`: of as many as fit into slots_per_batch, so fewer steps), over their seconds, once per round; in a "
+    "round all arms compute the same rows, step by step in turn, and one round warms up. ratios: of two arms in one "
+    "round, above 1 = the first was faster. model_ratios: the same without the seconds of AdamW, which costs a step "
+    "the same however few tokens it has. "
     "slots_per_token: token slots that the layers computed per real token, which does not depend on the machine. The "
     "machine was shared with other work: trust the ratios rather than the tokens per second. whole_run: "
     "`labkit.training.train` on the same rows, plain and packed: the largest difference of a step's losses, the tokens "
@@ -51,7 +56,7 @@ class Mix:
         from labkit.datasets import embedded, readers
         from labkit.tasks import adapters
         from labkit.tasks.lm import pad_id
-        from labkit.tasks.order import length_grouped_order, shuffled_order, token_batches
+        from labkit.tasks.order import length_grouped_order, shuffled_order
         from labkit.tasks.recipes import Options, by_name
 
         self.torch, self.recipe, self.options = torch, by_name(task), options
@@ -76,28 +81,47 @@ class Mix:
         self.collate = self.recipe.collator(pad_id(lm.tokenizer))
         shuffled = shuffled_order(len(self.rows), options.seed)
         grouped = length_grouped_order(lengths, options.batch_size, options.seed)
-        self.order = {"plain": shuffled, "packed": shuffled, "grouped": grouped}
+        self.order, self.grouped, self.lengths_of = shuffled, grouped, lengths
         batches = [
             [lengths[shuffled(number * options.batch_size + k)] for k in range(options.batch_size)]
             for number in range(50)
         ]
-        self.slots = sum(max(each) for each in batches) * options.batch_size // len(batches)  # of a batch of plain
-        self.full, _ = token_batches(lengths, self.slots, options.seed)
+        self.slots = sum(max(each) for each in batches) * options.batch_size // len(batches)  # of a shuffled batch
         ordered = sorted(lengths)
         self.lengths = {"rows": len(ordered), "median": ordered[len(ordered) // 2], "max": ordered[-1]}
         self.optimiser = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-5)
         self.model.train()
 
-    def batch(self, arm: str, number: int) -> dict:
-        size = self.options.batch_size
-        chosen = self.full(number) if arm == "full" else [self.order[arm](number * size + k) for k in range(size)]
-        return self.collate([{"row": row, "ids": self.rows[row]} for row in chosen])
+    def batches(self, arm: str, round_: int) -> list[list[int]]:
+        """The rows of every step of a round: the same rows in all arms, in other company."""
+        size, steps = self.options.batch_size, self.options.steps
+        first = round_ * steps * size
+        grouped = [[self.grouped(first + step * size + k) for k in range(size)] for step in range(steps)]
+        if arm == "grouped":
+            return grouped
+        rows = [row for batch in grouped for row in batch]
+        random.Random(f"{self.options.seed} {round_}").shuffle(rows)
+        if arm in ("plain", "packed"):
+            return [rows[at : at + size] for at in range(0, len(rows), size)]
+        full: list[list[int]] = [[]]
+        for row in rows:
+            if full[-1] and sum(self.lengths_of[each] for each in full[-1]) + self.lengths_of[row] > self.slots:
+                full.append([])
+            full[-1].append(row)
+        return full
 
-    def step(self, arm: str, batch: dict) -> None:
+    def batch(self, rows: list[int]) -> dict:
+        return self.collate([{"row": row, "ids": self.rows[row]} for row in rows])
+
+    def step(self, arm: str, batch: dict) -> tuple[float, float]:
+        """Seconds of the model, forward and backward, and of AdamW."""
+        began = time.perf_counter()
         with self.running(arm), self.autocast():
             self.recipe.loss(self.model, batch).backward()
+        between = time.perf_counter()
         self.optimiser.step()
         self.optimiser.zero_grad()
+        return between - began, time.perf_counter() - between
 
     def running(self, arm: str):
         from labkit.packing import packed
@@ -109,14 +133,15 @@ class Mix:
         bfloat16 = self.options.dtype == "bfloat16"
         return self.torch.autocast("cpu", self.torch.bfloat16, enabled=bfloat16)
 
-    def slots_per_token(self, arm: str, batches: int) -> float:
+    def slots_per_token(self, arm: str) -> float:
+        """Of the rows of the first timed round."""
         from labkit.anatomy import find_decoder
 
         seen, real = [], 0
         layer = find_decoder(self.model).layers[0]
         hook = layer.register_forward_pre_hook(lambda _, args, kwargs: seen.append(args[0].shape), with_kwargs=True)
-        for number in range(batches):
-            batch = self.batch(arm, number)
+        for rows in self.batches(arm, 1):
+            batch = self.batch(rows)
             real += int(batch["attention_mask"].sum())
             with self.running(arm), self.autocast(), self.torch.no_grad():
                 self.recipe.loss(self.model, batch)
@@ -124,26 +149,35 @@ class Mix:
         return round(sum(shape[0] * shape[1] for shape in seen) / real, 4)
 
 
-def timed(mix: Mix, steps: int, rounds: int) -> dict:
+def timed(mix: Mix, rounds: int) -> dict:
     """Tokens per second of every arm, round by round, the arms in turn at each step."""
-    rates = {arm: [] for arm in ARMS}
+    whole: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    model_only: dict[str, list[float]] = {arm: [] for arm in ARMS}
     for number in range(rounds + 1):
-        seconds, tokens = dict.fromkeys(ARMS, 0.0), dict.fromkeys(ARMS, 0)
-        for step in range(steps if number else 1):
+        rows = {arm: mix.batches(arm, number) for arm in ARMS}
+        seconds = {arm: [0.0, 0.0] for arm in ARMS}
+        tokens = dict.fromkeys(ARMS, 0)
+        for step in range(max(map(len, rows.values())) if number else 1):
             for arm in ARMS:
-                batch = mix.batch(arm, number * steps + step)
-                began = time.perf_counter()
-                mix.step(arm, batch)
-                seconds[arm] += time.perf_counter() - began
-                tokens[arm] += int(batch["attention_mask"].sum())
+                if step < len(rows[arm]):
+                    batch = mix.batch(rows[arm][step])
+                    seconds[arm] = [a + b for a, b in zip(seconds[arm], mix.step(arm, batch), strict=True)]
+                    tokens[arm] += int(batch["attention_mask"].sum())
         if number:  # the first round warms up
+            assert len(set(tokens.values())) == 1, "all arms compute the same rows"
             for arm in ARMS:
-                rates[arm].append(round(tokens[arm] / seconds[arm], 1))
+                whole[arm].append(tokens[arm] / sum(seconds[arm]))
+                model_only[arm].append(tokens[arm] / seconds[arm][0])
+    rates = {arm: machine.spread([round(each, 1) for each in found]) for arm, found in whole.items()}
+    return {"tokens_per_second": rates, "ratios": ratios(whole), "model_ratios": ratios(model_only)}
+
+
+def ratios(rates: dict[str, list[float]]) -> dict[str, dict]:
+    """Of two arms within a round: how many times the tokens per second."""
     pairs = (("packed", "plain"), ("grouped", "plain"), ("packed", "grouped"), ("full", "plain"), ("full", "grouped"))
-    ratios = {
+    return {
         f"{a}/{b}": machine.spread([round(x / y, 4) for x, y in zip(rates[a], rates[b], strict=True)]) for a, b in pairs
     }
-    return {"tokens_per_second": {arm: machine.spread(rates[arm]) for arm in ARMS}, "ratios": ratios}
 
 
 def whole_run(task: str, options: argparse.Namespace) -> dict:
@@ -167,7 +201,7 @@ def whole_run(task: str, options: argparse.Namespace) -> dict:
         with tempfile.TemporaryDirectory() as folder, mix.running(arm):
             outcomes[arm] = train(
                 mix.model,
-                lambda k, mix=mix, arm=arm: mix.rows[mix.order[arm](k)],
+                lambda k, mix=mix: mix.rows[mix.order(k)],
                 collate=mix.collate,
                 loss=loss,
                 settings=settings,
@@ -210,13 +244,11 @@ def main() -> None:
     results = {}
     for task in options.tasks:
         mix = Mix(task, options)
-        found = {"lengths": mix.lengths, **timed(mix, options.steps, options.rounds)}
+        found = {"lengths": mix.lengths, **timed(mix, options.rounds)}
         found["slots_per_batch"] = mix.slots
-        found["slots_per_token"] = {arm: mix.slots_per_token(arm, options.steps) for arm in ARMS}
-        ratios = ", ".join(f"{name} {each['median']:.2f}" for name, each in found["ratios"].items())
-        print(
-            f"{options.model} {options.dtype} {task}: {ratios}; slots per token {found['slots_per_token']}", flush=True
-        )
+        found["slots_per_token"] = {arm: mix.slots_per_token(arm) for arm in ARMS}
+        told = ", ".join(f"{name} {each['median']:.2f}" for name, each in found["ratios"].items())
+        print(f"{options.model} {options.dtype} {task}: {told}; slots per token {found['slots_per_token']}", flush=True)
         del mix
         if options.whole_run:
             found["whole_run"] = whole = whole_run(task, options)

@@ -29,7 +29,8 @@ def cost(
     dtypes: Annotated[str, typer.Option(help="float32, bfloat16.")] = "",
     attn: Annotated[str, typer.Option(help="eager, sdpa, flex_attention, ..., or default: labkit's choice.")] = "",
     method: Annotated[
-        str | None, typer.Option(help="full or lora; by default full, and lora beyond 4 billion weights.")
+        str | None,
+        typer.Option(help="full or lora; by default lora beyond 4 billion known weights, else full."),
     ] = None,
     mask: Annotated[str, typer.Option(help="bidirectional or causal.")] = "bidirectional",
     steps: Annotated[

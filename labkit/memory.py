@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 GB = 10**9
+_V2, _V1 = "/sys/fs/cgroup/memory.", "/sys/fs/cgroup/memory/memory."
+CGROUPS = (  # of the kernel's two versions: the limit, what is used, and where to read how much of it idle files are
+    (f"{_V2}max", f"{_V2}current", f"{_V2}stat", "inactive_file"),
+    (f"{_V1}limit_in_bytes", f"{_V1}usage_in_bytes", f"{_V1}stat", "total_inactive_file"),
+)
 _OVERHEAD = 1.2  # one more copy of the largest tensors while loading, and room for a short forward pass
 
 
@@ -28,8 +33,21 @@ def available_bytes(device: str = "cpu") -> int:
     import psutil
 
     free = psutil.virtual_memory().available
-    limit, used = _read_int("/sys/fs/cgroup/memory.max"), _read_int("/sys/fs/cgroup/memory.current")
-    return min(free, limit - used) if limit is not None and used is not None else free
+    return min([free, *(left for left in map(_left_in_container, CGROUPS) if left is not None)])
+
+
+def _left_in_container(files: tuple[str, str, str, str]) -> int | None:
+    """Bytes below the container's limit; the files' pages that it keeps for a second reading are given up for them."""
+    at_most, in_use, statistics, cached = files
+    limit, used = _read_int(at_most), _read_int(in_use)
+    if limit is None or used is None:
+        return None
+    try:
+        lines = Path(statistics).read_text(encoding="ascii").splitlines()
+    except OSError:
+        lines = []
+    kept = next((int(line.split()[1]) for line in lines if line.startswith(f"{cached} ")), 0)
+    return limit - used + kept
 
 
 def stored_parameters(folder: Path) -> dict[str, int]:

@@ -29,6 +29,7 @@ from labkit.text_by_text import TextMask
 ATTRIBUTE = "_labkit_packing"  # where a layer stack keeps its packing
 MARK = "labkit_attention"  # where a conversion is recorded in the config (labkit.convert)
 BACKENDS = ("eager", "sdpa", "flex_attention", "flash")
+DEAF = ("gpt_bigcode", "persimmon")  # their attention hands no position_ids on, by which flash keeps texts apart
 PACKED_ALIKE = ("input_ids", "token_type_ids")  # one number per token
 GROWTH = (1.0, 1.25, 1.5, 2.0)  # lengths of a row that are weighed, in longest texts of the batch
 KEYS_AS_DEAR_AS_A_TOKEN = 4  # times the width: so many keys cost as much as all else that a layer does for a token
@@ -81,6 +82,8 @@ def why_not(model: nn.Module) -> str | None:
         return "its positions (ALiBi) are counted along the row, not from position_ids"
     if decoder.backend not in BACKENDS:
         return f"labkit does not know the attention backend {decoder.backend!r}: load it with attn='sdpa'"
+    if backend_of(config) == "flash" and config.model_type in DEAF:
+        return f"{config.model_type} hands no positions on to the flash kernel: load it with attn='sdpa'"
     if foreign := sorted(set(decoder.layer_types) - {FULL, SLIDING}):
         return f"it has layers of the type {foreign[0]!r}, in which labkit cannot keep texts apart"
     mark = getattr(config, MARK, None)

@@ -317,10 +317,11 @@ def test_why_not_names_what_is_in_the_way(tiny):
 def test_flash_attention_gets_one_row_without_a_mask_and_with_positions_that_restart(tiny, monkeypatch):
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    handed = []
+    handed, at_kernel = [], []
 
     def kernel(module, query, key, value, attention_mask, position_ids=None, is_causal=None, **_):
         handed.append((query.shape[0], query.shape[2], attention_mask, is_causal))
+        at_kernel.append(position_ids)
         return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2).contiguous(), None
 
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "flash_attention_2", kernel)
@@ -335,6 +336,17 @@ def test_flash_attention_gets_one_row_without_a_mask_and_with_positions_that_res
         states(model, ids, mask)
     assert handed == [(1, sum(LENGTHS), None, False)] * 2
     assert int((seen[0] == 0).sum()) == len(LENGTHS)
+    assert len(at_kernel) == 2 and all(torch.equal(each, seen[0]) for each in at_kernel)
+
+
+def test_a_family_that_hands_no_positions_to_the_flash_kernel_is_refused_there(tiny, monkeypatch):
+    from transformers import GPTBigCodeConfig, GPTBigCodeForCausalLM
+
+    sizes = {"vocab_size": 64, "n_positions": 64, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    model = GPTBigCodeForCausalLM(GPTBigCodeConfig(**sizes, attn_implementation="eager")).eval()
+    assert why_not(model) is None
+    model.config._attn_implementation = "flash_attention_2"
+    assert "hands no positions on to the flash kernel" in why_not(model)
 
 
 def test_texts_are_arranged_first_fit_decreasing_and_each_once():

@@ -434,6 +434,20 @@ def test_memory_is_estimated_before_the_run_and_too_little_is_refused_with_advic
     assert not (tmp_path / "other").exists()
 
 
+def test_too_little_memory_for_a_batch_of_tokens_is_advice_on_tokens(tmp_path, monkeypatch):
+    from labkit.tasks import needs
+
+    monkeypatch.setattr(needs.memory, "available_bytes", lambda device: 0)
+    with pytest.raises(TrainingError, match=r"at batch 96 tokens, .*try --batch-tokens 48, --gradient-checkpointing"):
+        run("ner", tmp_path / "run", plan=replace(PLAN, batch_tokens=96), packing=True)
+
+
+def test_a_batch_of_tokens_that_may_hold_one_pair_alone_is_refused_before_anything_is_done(tmp_path):
+    with pytest.raises(TrainingError, match="one pair alone"):
+        run("embed", tmp_path / "run", plan=replace(PLAN, batch_tokens=96), packing=True)
+    assert not (tmp_path / "run").exists()
+
+
 # -- the pipeline ------------------------------------------------------------------------------------------------------
 
 

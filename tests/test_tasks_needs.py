@@ -22,6 +22,7 @@ _STEPS = """
     from labkit.training import peak_memory
 
     batch_size, length, checkpointing = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True"
+    dtype = sys.argv[4]
 
     def batch(rows):
         one = torch.zeros(rows, dtype=torch.long)
@@ -30,25 +31,37 @@ _STEPS = """
 
     model = labkit.load("gpt2-mini", task="question-answering", device="cpu").model.train()
     need = measured_need(
-        model, lambda m, b: m(**b).loss, batch(2), share=batch_size / 2, gradient_checkpointing=checkpointing
+        model, lambda m, b: m(**b).loss, batch(2), share=batch_size / 2, gradient_checkpointing=checkpointing,
+        dtype=dtype,
     )
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(2):
-        model(**batch(batch_size)).loss.backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+            loss = model(**batch(batch_size)).loss
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     print(json.dumps([need.total, peak_memory()]))
 """
 
 
-@pytest.mark.parametrize(("batch_size", "length", "checkpointing"), [(24, 384, False), (24, 384, True), (4, 64, False)])
-def test_the_estimate_is_near_what_the_training_takes(tmp_path, batch_size, length, checkpointing):
+@pytest.mark.parametrize(
+    ("batch_size", "length", "checkpointing", "dtype"),
+    [
+        (24, 384, False, "float32"),
+        (24, 384, True, "float32"),
+        (4, 64, False, "float32"),
+        (24, 384, False, "bfloat16"),
+        (200, 16, False, "bfloat16"),  # the copies of the weights are there once, and not for every two rows
+    ],
+)
+def test_the_estimate_is_near_what_the_training_takes(tmp_path, batch_size, length, checkpointing, dtype):
     script = tmp_path / "steps.py"
     script.write_text(textwrap.dedent(_STEPS))
     done = subprocess.run(
-        [sys.executable, str(script), str(batch_size), str(length), str(checkpointing)],
+        [sys.executable, str(script), str(batch_size), str(length), str(checkpointing), dtype],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
@@ -107,3 +120,19 @@ def test_activations_grow_with_the_batch_and_the_length():
 
     assert activations(32, 4.0) == pytest.approx(4 * activations(32, 1.0), rel=0.01)
     assert activations(64, 1.0) == pytest.approx(2 * activations(32, 1.0), rel=0.2)
+
+
+def test_the_copies_of_the_weights_in_16_bits_do_not_grow_with_the_batch():
+    model = labkit.load("tiny-gpt2", task="question-answering", device="cpu").model
+
+    def need(rows: int, share: float = 1.0):
+        ids, one = torch.randint(3, 100, (rows, 24)), torch.zeros(rows, dtype=torch.long)
+        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "start_positions": one, "end_positions": one}
+        return measured_need(model, lambda m, b: m(**b).loss, batch, share=share, dtype="bfloat16")
+
+    few, many = need(2), need(8)
+    assert few.copies == many.copies > 0
+    assert few.copies <= few.weights  # 2 bytes for 4, and each weight once or twice
+    assert many.activations == pytest.approx(4 * few.activations, rel=0.02)
+    foretold = need(2, share=4.0)
+    assert foretold.total == pytest.approx(many.total, rel=0.01)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.bench import cost_report, shapes
-from labkit.bench.cost_row import WARM_UP, Row
+from labkit.bench.cost_row import FOR_MEMORY, WARM_UP, Row
 from labkit.bench.machine import describe
 from labkit.errors import TrainingError
 from labkit.memory import GB
@@ -35,6 +35,7 @@ from labkit.run_folder import RunFolder, read_json, write_whole
 DTYPES = ("float32", "bfloat16")
 METHODS = ("full", "lora")
 MASKS = ("bidirectional", "causal")
+DIED = "its process"
 DEFAULT = "default"  # the attention backend that labkit chooses for the model
 FULL_UP_TO = 4 * 10**9  # parameters; beyond, LoRA is the default
 BYTES_PER_WEIGHT = 16  # in full training: the weight, its gradient and AdamW's two moments, each in float32
@@ -45,7 +46,7 @@ DEFAULTS: dict[str, dict[str, tuple]] = {
     },
     "cuda": {
         "models": ("random:gemma-2-2b", "random:gemma-2-9b"), "batch_sizes": (8,), "lengths": (512, 1024),
-        "dtypes": ("bfloat16",), "attn": ("sdpa", "flex_attention", "eager"),
+        "dtypes": ("bfloat16",), "attn": ("flex_attention", "eager"),  # Gemma 2 caps its scores, which sdpa cannot do
     },
 }  # fmt: skip
 NOTES = (
@@ -83,9 +84,11 @@ def cost(
         models: names that `labkit.load` takes, or "random:gemma-2-2b" (`labkit.bench.shapes`). Whatever is left empty
             is as in `DEFAULTS` for the device.
         attn: backends, or "default" for the one that labkit chooses for the model.
-        method: "full" or "lora"; None: full, or LoRA for a model of more than 4 billion parameters.
+        method: "full" or "lora"; None: full, or LoRA for a model of more than 4 billion parameters, where their number
+            is known beforehand: of a hub id it is not.
         steps: that are timed, of each arm; which of the two is first changes from step to step.
         device: "cpu" or "cuda"; None: the GPU if there is one.
+        resume: go on with the folder's run; rows that were not measured for want of memory are tried again.
 
     Raises:
         TrainingError, UnknownModelError: an argument that means nothing, or a folder in use; nothing is written then.
@@ -103,7 +106,7 @@ def cost(
     config = {"command": "bench cost", **axes, "method": method, "mask": mask, "steps": steps, "device": device}
     same = {name: machine[name] for name in ("cpu", "gpus", "torch_threads", "versions")}
     run = RunFolder.open(output_dir, config | {"machine": same}, resume=resume)
-    done = [read_json(_file(run, number)) for number in range(len(rows))]
+    done = [_unless_for_memory(read_json(_file(run, number))) for number in range(len(rows))]
     initial = sum(row is not None for row in done)
     with tqdm(total=len(rows), initial=initial, unit="row", disable=None) as bar:  # None: on a terminal only
         for number, row in enumerate(rows):
@@ -176,6 +179,12 @@ def _file(run: RunFolder, number: int) -> Path:
     return run.path / "rows" / f"{number:03}.json"
 
 
+def _unless_for_memory(row: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The row, but None if it was not measured for want of memory, or its process died: that depends on the moment."""
+    reason = (row or {}).get("reason") or ""
+    return None if reason.startswith((*FOR_MEMORY, DIED)) else row
+
+
 def _in_its_own_process(row: Row) -> dict[str, Any]:
     """What `cost_row` prints; a process that ends without a word is a row with a reason, too."""
     command = [sys.executable, "-m", "labkit.bench.cost_row"]
@@ -186,10 +195,10 @@ def _in_its_own_process(row: Row) -> dict[str, Any]:
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
     if done.returncode == -9:  # SIGKILL
-        why = "its process was killed, most likely as memory ran out"
+        why = f"{DIED} was killed, most likely as memory ran out"
     else:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        why = f"its process ended with code {done.returncode}: {last}"
+        why = f"{DIED} ended with code {done.returncode}: {last}"
     return asdict(row) | {"reason": why}
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 import time
 import warnings
@@ -24,12 +25,14 @@ import torch
 from torch import Tensor, nn
 
 from labkit.bench.flops import flops_per_token, matmul_rate, wait
+from labkit.bench.jobs import end_with
 from labkit.bench.machine import spread
 from labkit.errors import LabkitError, NotEnoughMemoryError
 
 WARM_UP = 2  # steps of each arm that are not counted
 LABELS = tuple("ABCDEFGHI")  # as many as CoNLL-2003 has
 RANK = 16
+FOR_MEMORY = ("does not fit", "ran out of memory")
 TRIAL = 2  # rows from which the memory of a whole batch is foretold
 
 
@@ -56,13 +59,13 @@ class Row:
 
 
 def measure(row: Row) -> dict[str, Any]:
-    """The numbers of a row, or, where it cannot be measured, {"reason": why}."""
+    """The numbers of a row, or, where it cannot be measured, {"reason": why}; `FOR_MEMORY` begin those of memory."""
     try:
         return {"reason": None} | _measured(row)
     except NotEnoughMemoryError as error:
-        return {"reason": _one_line(f"does not fit: {error}")}
+        return {"reason": _one_line(f"{FOR_MEMORY[0]}: {error}")}
     except (torch.OutOfMemoryError, MemoryError) as error:
-        return {"reason": _one_line(f"ran out of memory: {error}")}
+        return {"reason": _one_line(f"{FOR_MEMORY[1]}: {error}")}
     except LabkitError as error:
         return {"reason": _one_line(error)}
     except Exception as error:  # of a backend or a kernel: whatever it is, it is this row's answer and not the others'
@@ -285,7 +288,8 @@ def _one_line(message: Any) -> str:
 
 
 def main(report: Callable[[str], Any] = print) -> None:
-    """Read a row from standard input, print its numbers as the last line of standard output."""
+    """Read a row from standard input, print its numbers as the last line of standard output; end with the parent."""
+    end_with(os.getppid())
     row = Row(**json.loads(sys.stdin.read()))
     report(json.dumps(asdict(row) | measure(row)))
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from labkit.anatomy import SLIDING, find_decoder
+from labkit.errors import LabkitError
 
 TRAINED, FROZEN, SCORES = 6, 4, 12
 SIDES = {"cpu": 2048, "cuda": 8192}  # of the square matrices
@@ -67,9 +68,16 @@ def wait(device: str) -> None:
 
 
 def _matrices(model: Any) -> list[torch.Tensor]:
-    """The weights of the matrix products. PEFT keeps an unused copy of a head that it trains."""
+    """The weights of the matrix products. PEFT keeps an unused copy of a head that it trains.
+
+    Raises LabkitError for a mixture of experts, whose weights are stacked, and of which a token uses some only.
+    """
     from transformers.pytorch_utils import Conv1D
 
+    for name, module in model.named_modules():
+        stacked = [kind for kind, each in module.named_parameters(recurse=False) if each.dim() == 3]
+        if stacked and not isinstance(module, torch.nn.Conv1d):
+            raise LabkitError(f"the arithmetic of experts is not counted, and {name}.{stacked[0]} holds several")
     return [
         module.weight
         for name, module in model.named_modules()

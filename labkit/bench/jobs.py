@@ -91,14 +91,19 @@ def _begin(turns: Any, threads: int, gpus: Sequence[str], parent: int) -> None:
     if gpus:
         os.environ[VISIBLE] = gpus[number % len(gpus)]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    end_with(parent)
     if THREADS not in os.environ:
         import torch
 
         torch.set_num_threads(threads)
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
+    """From now on this process ends when `parent`, by its number, has ended, also if that was killed."""
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(WATCHED_EVERY)
     os._exit(1)

@@ -126,6 +126,11 @@ def finetune(
     packs = packing and packable(lm.model, say)
     if plan.batch_tokens and not packs:
         raise TrainingError(f"batches of {plan.batch_tokens:,} tokens are for packed rows, and these are not packed")
+    if plan.batch_tokens and task == "embed" and any(row.score is None for row in rows):
+        raise TrainingError(
+            f"a batch of {plan.batch_tokens:,} tokens may hold one pair alone, which has no other to be told apart "
+            "from; give a batch size instead"
+        )
     items, count = trained_order(
         lengths, batch=plan.batch_size * processes, seed=plan.seed, packed=packs, tokens=plan.batch_tokens
     )
@@ -148,7 +153,7 @@ def finetune(
             share = max(1.0, plan.batch_tokens / sum(lengths[row] for row in longest))
         need = measured_need(
             trained, recipe.loss, trial, share=share, dtype=chosen.dtype,
-            gradient_checkpointing=plan.gradient_checkpointing,
+            gradient_checkpointing=plan.gradient_checkpointing, tokens=plan.batch_tokens,
         )  # fmt: skip
         say(require_room(need, trained, plan))
 

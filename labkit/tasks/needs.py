@@ -21,7 +21,12 @@ BACKWARD = 1.7  # and in the backward pass, of the activations; both measured on
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes: of the weights, of what is kept per trained weight (gradient, two moments), of the activations."""
+    """Bytes: of the weights, of what is kept per trained weight (gradient, two moments), of the activations.
+
+    Attributes:
+        copies: bytes of the weights' copies in 16 bits that autocast makes and the backward pass needs, as large for
+            one row as for many. tokens: of a batch of packed rows, None where a batch is a number of rows.
+    """
 
     weights: int
     training: int
@@ -29,17 +34,18 @@ class Need:
     base: int
     batch_size: int
     length: int
+    copies: int = 0
+    tokens: int | None = None
 
     @property
     def total(self) -> int:
-        return int(self.base + OPTIMISER * (self.weights + self.training) + BACKWARD * self.activations)
+        kept = OPTIMISER * (self.weights + self.training) + BACKWARD * self.activations
+        return int(self.base + kept + self.copies)
 
     def sentence(self, free: int) -> str:
         """needs about 11.0 GB at batch 8 x 512, 15.2 GB are free"""
-        return (
-            f"needs about {self.total / memory.GB:.1f} GB at batch {self.batch_size} x {self.length}, "
-            f"{free / memory.GB:.1f} GB are free"
-        )
+        batch = f"{self.batch_size} x {self.length}" if self.tokens is None else f"{self.tokens:,} tokens"
+        return f"needs about {self.total / memory.GB:.1f} GB at batch {batch}, {free / memory.GB:.1f} GB are free"
 
 
 def measured_need(
@@ -50,24 +56,30 @@ def measured_need(
     share: float,
     dtype: str = "float32",
     gradient_checkpointing: bool = False,
+    tokens: int | None = None,
 ) -> Need:
     """What a training step needs, from what one forward pass of `batch` (its longest row) keeps for its backward pass.
 
     Args:
         batch: the longest row or two, as the collator makes it. share: how many times as many are in a real batch.
-        dtype: of the autocast. The model is left as it was; nothing is trained.
+        dtype: of the autocast. tokens: of a real batch, if that is what it is made of.
+
+    The model is left as it was; nothing is trained.
     """
     kept: dict[int, int] = {}
+    copies: dict[int, int] = {}
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
+        at = storage.data_ptr()
+        if at not in own and at not in kept and at not in copies:
+            (copies if is_copy(tensor) else kept)[at] = storage.nbytes()
             alive.append(storage)  # or another tensor could get the same address
         return tensor.detach()  # a node that kept its own output would never be freed, and the model with it
 
     alive: list[Any] = []
+    is_copy = _copies_of(model)
     device = next(model.parameters()).device
     training = model.training
     autocast = torch.autocast(device.type, getattr(torch, dtype), enabled=dtype != "float32")
@@ -87,7 +99,27 @@ def measured_need(
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     base = int(BASE["cuda" if device.type == "cuda" else "cpu"])
     rows, length = batch["input_ids"].shape
-    return Need(weights, 12 * trained, int(activations * share), base, int(rows * share), length)
+    return Need(
+        weights, 12 * trained, int(activations * share), base, int(rows * share), length, sum(copies.values()), tokens
+    )
+
+
+def _copies_of(model: nn.Module) -> Callable[[Tensor], bool]:
+    """Tells whether a tensor is the copy of a weight that autocast made: the weight's numbers, rounded to its dtype."""
+    by_size: dict[int, list[Tensor]] = {}
+    for parameter in model.parameters():
+        by_size.setdefault(parameter.numel(), []).append(parameter.detach())
+
+    @torch.no_grad()
+    def is_copy(tensor: Tensor) -> bool:
+        if tensor.dtype not in (torch.bfloat16, torch.float16):
+            return False
+        storage = tensor.untyped_storage()
+        alike = by_size.get(storage.nbytes() // tensor.element_size(), ())
+        whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage) if alike else tensor
+        return any(torch.equal(whole, weight.to(tensor.dtype).flatten()) for weight in alike)
+
+    return is_copy
 
 
 def require_room(need: Need, model: nn.Module, plan: Plan) -> str:
@@ -101,7 +133,9 @@ def require_room(need: Need, model: nn.Module, plan: Plan) -> str:
     if need.total <= free:
         return sentence
     cures = []
-    if plan.batch_size > 1:
+    if plan.batch_tokens:
+        cures.append(f"--batch-tokens {plan.batch_tokens // 2}")
+    elif plan.batch_size > 1:
         cures.append(f"--batch-size {plan.batch_size // 2} --gradient-accumulation {plan.gradient_accumulation * 2}")
     cures += [] if plan.gradient_checkpointing else ["--gradient-checkpointing"]
     full = all(parameter.requires_grad for parameter in model.parameters())
