@@ -11,8 +11,8 @@ whole data set; `plain`, the same rows shuffled over the batches, padded to thei
 that a batch of shuffled rows takes, real or not: about the same memory, more texts and fewer steps
 (`labkit train --packing --batch-tokens`). In a round every arm computes the very same rows, so its seconds compare.
 
-Length mixes: short texts (NER: WNUT 17) and long ones (QA: XQuAD) from DIR, which holds `wnut17/wnut17train.conll` and `xquad_en/xquad.en.json`; without it,
-those of Field Notes.
+Length mixes: short texts (NER: WNUT 17) and long ones (QA: XQuAD) from DIR, which holds `wnut17/wnut17train.conll` and
+`xquad_en/xquad.en.json`; without it, those of Field Notes.
 """
 
 from __future__ import annotations
