@@ -39,8 +39,8 @@ NOTES = (
     "round all arms compute the same rows, step by step in turn, and one round warms up. ratios: of two arms in one "
     "round, above 1 = the first was faster. model_ratios: the same without the seconds of AdamW, which costs a step "
     "the same however few tokens it has. "
-    "slots_per_token: token slots that the layers computed per real token, which does not depend on the machine. The "
-    "machine was shared with other work: trust the ratios rather than the tokens per second. whole_run: "
+    "slots_per_token: token slots that the layers computed per real token, in the first round, which does not "
+    "depend on the machine. Trust the ratios rather than the tokens per second. whole_run: "
     "`labkit.training.train` on the same rows, plain and packed: the largest difference of a step's losses, the tokens "
     "per second of each."
 )

@@ -70,3 +70,14 @@ def test_the_curve_of_an_earlier_report_gets_the_causal_model_too(tmp_path):
     (tmp_path / "earlier.json").write_text(json.dumps(earlier))
     again = report([tmp_path / "earlier.json"])
     assert json.loads(json.dumps(curve)) in json.loads(json.dumps(again["curves"]))
+
+
+def test_of_several_numbers_of_steps_one_is_drawn_over_the_sizes(tmp_path):
+    fewer = {name: chance for name, chance in TURNS.items() if name != "mntp:400"}
+    made = report([made_up(tmp_path / "s", NEVER, smaller={5: fewer, 7: TURNS})])
+    (curve,) = [curve for curve in made["curves"] if curve["kind"] == "size"]
+    assert list(curve["lines"]) == ["causal", "bidirectional", "mntp:50"]
+    assert [size for size, _ in curve["lines"]["mntp:50"]] == [5, 7, 10]
+    alike = report([made_up(tmp_path / "t", NEVER, smaller={5: TURNS})])
+    (curve,) = [curve for curve in alike["curves"] if curve["kind"] == "size"]
+    assert list(curve["lines"]) == ["causal", "bidirectional", "mntp:400"]

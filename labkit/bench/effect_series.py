@@ -49,7 +49,7 @@ def curves(one: Measured) -> list[dict[str, Any]]:
             sizes[cell.arm.name].append((cell.size, _scores(cell)))
         for name, points in sizes.items():
             points.extend([(one.facts["n_train"], scores[name])] if name in scores else [])
-        lines = {name: sorted(points) for name, points in sizes.items()}
+        lines = {name: sorted(sizes[name]) for name in _one_of_each_objective(sizes)}
         found.append(common | {"kind": "size", "x": "training examples", "log_x": True, "lines": lines})
     shares: dict[str, list] = defaultdict(list)
     for name, cell in one.cells.items():
@@ -83,6 +83,16 @@ def over_adaptation(scores: Mapping[str, list[float]]) -> dict[str, list[tuple[i
         points.extend([(0, scores[start])] if start in scores else [])
         lines[f"{start} after {objective}"] = sorted(points)
     return lines
+
+
+def _one_of_each_objective(sizes: Mapping[str, list]) -> list[str]:
+    """The arms to draw over the sizes: of several numbers of steps the one with most sizes, or else with most steps."""
+    most: dict[str, str] = {}
+    for name in sizes:
+        of = arm(name).objective or name
+        if of not in most or (len(sizes[name]), arm(name).steps) > (len(sizes[most[of]]), arm(most[of]).steps):
+            most[of] = name
+    return list(most.values())
 
 
 def _scores(cell: Cell) -> list[float]:

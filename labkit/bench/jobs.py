@@ -59,6 +59,7 @@ def side_by_side(work: Callable[[Any], Any], items: Sequence[Any], jobs: int = 1
         of = {pool.submit(_timed, work, item): item for item in items}
         for future in as_completed(of):
             yield Ended(of[future], *future.result())
+        pool.shutdown()  # they end by themselves and clean up behind them
     except BrokenProcessPool as error:
         raise TrainingError(
             f"one of {jobs} processes was killed, perhaps for want of memory; go on with fewer at a time"
