@@ -110,6 +110,36 @@ def test_each_text_has_the_states_it_has_alone_and_sees_no_other(tiny, name, att
     assert worst_leak(model, ids, mask, row_length) == 0
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("mode", ["causal", "bidirectional"])
+def test_under_flex_attention_each_text_has_the_states_it_has_alone(tiny, mode):
+    model = converted(tiny("tiny-gemma3", "flex_attention").model, mode)
+    ids, mask = padded_batch()
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        alone = [states(model, ids[text : text + 1, mask[text].bool()])[0] for text in range(len(ids))]
+        with packed(model, 24):
+            got = states(model, ids, mask)
+        leak = worst_leak(model, ids, mask, 24)
+    for text, expected in enumerate(alone):
+        assert gap(got[text, mask[text].bool()], expected) < 1e-5
+    assert leak < 1e-6
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("window", ["halve", "global"])
+def test_other_windows_hold_within_each_text(tiny, window, row_length):
+    model = tiny("tiny-gemma3").model
+    labkit.to_bidirectional(model, window=window)
+    ids, mask = padded_batch()
+    with torch.no_grad():
+        alone = [states(model, ids[text : text + 1, mask[text].bool()])[0] for text in range(len(ids))]
+        with packed(model, row_length):
+            got = states(model, ids, mask)
+    for text, expected in enumerate(alone):
+        assert gap(got[text, mask[text].bool()], expected) < 1e-5
+    assert worst_leak(model, ids, mask, row_length) < 1e-6
+
+
 @pytest.mark.parametrize("mode", ["causal", "bidirectional"])
 def test_a_leaking_packing_is_caught_by_the_same_test_and_by_the_audit(tiny, mode, row_length, monkeypatch):
     lm = tiny("tiny-llama", "eager")
