@@ -81,3 +81,8 @@ def test_of_several_numbers_of_steps_one_is_drawn_over_the_sizes(tmp_path):
     alike = report([made_up(tmp_path / "t", NEVER, smaller={5: TURNS})])
     (curve,) = [curve for curve in alike["curves"] if curve["kind"] == "size"]
     assert list(curve["lines"]) == ["causal", "bidirectional", "mntp:400"]
+
+
+def test_without_the_unadapted_arm_no_sign_is_said_to_have_turned(tmp_path):
+    made = report([made_up(tmp_path / "s", {"causal": 50.0, "mntp:50": 50.0, "mntp:400": 70.0})])
+    assert "never shown to be worse and shown to be better from 400 on" in of_steps(made)

@@ -67,7 +67,7 @@ def _steps(conditions: Sequence[dict]) -> str:
         return ""
     return (
         "**Over the steps of adaptation** (difference to causal without any; in brackets behind it, to the unmasked "
-        f"model without these steps): {'. '.join(told)}."
+        f"model without these steps; † it has not learned the task): {'. '.join(told)}."
     )
 
 
@@ -88,24 +88,29 @@ def _one_series(objective: str, arms: dict[str, Any], pairs: Sequence[dict[str, 
     """none -18.1 [-31.5, -5.1], 50 steps +1.0 [-2.0, 4.0] (+19.1 [9.0, 29.0]), ...; and where the sign turns."""
     unadapted = {pair["one"]: pair["difference"] for pair in pairs if pair["other"] == "bidirectional"}
     found = {0: arms["bidirectional"]["difference"]} if "difference" in arms.get("bidirectional", {}) else {}
-    told = {0: f"none {points(found[0])}"} if found else {}
+    told = {0: f"none {points(found[0])}" + ("" if arms["bidirectional"]["learned"] else " †")} if found else {}
     for name, one in arms.items():
         if name.startswith(f"{objective}:") and "difference" in one:
             steps = arm(name).steps
             found[steps] = one["difference"]
             told[steps] = f"{steps:,} steps {points(found[steps])}"
             told[steps] += f" ({points(unadapted[name])})" if name in unadapted else ""
+            told[steps] += "" if one["learned"] else " †"
     ordered = sorted(found)
     said = ", ".join(told[steps] for steps in ordered)
     since = _since(ordered, [verdict(found[steps]) != "harms" for steps in ordered])
     better = _since(ordered, [verdict(found[steps]) == "helps" for steps in ordered])
-    return f"{said}; {_worse(since)} and {_better(better)}"
+    return f"{said}; {_worse(since, ordered[0])} and {_better(better)}"
 
 
-def _worse(since: int | None) -> str:
+def _worse(since: int | None, first: int) -> str:
     if since is None:
         return "still shown to be worse than causal after the most steps"
-    return f"no longer shown to be worse than causal from {since:,} steps on" if since else "never shown to be worse"
+    return (
+        "never shown to be worse"
+        if since == first
+        else f"no longer shown to be worse than causal from {since:,} steps on"
+    )
 
 
 def _better(since: int | None) -> str:
