@@ -137,6 +137,7 @@ function render({ model, el }) {
   }
 
   function begin(q, k) {
+    if (view.frame) show(); // painted over what holds now, though it is not drawn yet
     view.brush = allowed(q, k) ? 0 : 1;
     paint(q, k);
     schedule(false);
@@ -154,6 +155,7 @@ function render({ model, el }) {
 
   // Space and Enter turn a cell over; with Shift, the arrow keys carry the cell they leave along.
   function key(event, q, k, cells) {
+    if (view.frame) show();
     if (cells) {
       view.brush = Number(allowed(...cells[0]));
       for (const [row, column] of cells) paint(row, column);
@@ -189,6 +191,7 @@ function render({ model, el }) {
   }
 
   function show() {
+    cancelAnimationFrame(view.frame);
     view.frame = 0;
     const tokens = model.get("tokens");
     const n = tokens.length;
