@@ -17,7 +17,7 @@ function render({ model, el }) {
   const code = element("code", "pg-code");
   const meaning = element("p", "pg-meaning");
   const undo = element("button", "pg-button", { type: "button" }, "Undo");
-  const clear = element("button", "pg-button", { type: "button" });
+  const clear = element("button", "pg-button", { type: "button" }, "Clear painted");
   const rule = element("p", "pg-hint");
   const strip = element("div", "pg-strip", { "aria-hidden": "true" }); // the sentence in words is said by `words`
   const words = element("p", "pg-words", { "aria-live": "polite" });

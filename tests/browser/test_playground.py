@@ -46,8 +46,12 @@ WORDS = (
 
 
 LATE_FRAMES = """{
-  const real = window.requestAnimationFrame.bind(window);
-  window.requestAnimationFrame = (call) => setTimeout(() => real(call), 80);
+  const ask = window.requestAnimationFrame.bind(window), cancel = window.cancelAnimationFrame.bind(window), asked = {};
+  window.requestAnimationFrame = (call) => {
+    const id = setTimeout(() => { asked[id] = ask(call); }, 80);
+    return id;
+  };
+  window.cancelAnimationFrame = (id) => { clearTimeout(id); cancel(asked[id] ?? 0); };
 }"""
 
 
