@@ -18,6 +18,8 @@ NBVAL = --nbval-lax --nbval-current-env --nbval-sanitize-with=tests/notebooks/nb
 	$(foreach kind,student nbgrader,--ignore=notebooks/assignments/$(kind))
 # Tests and the headless tour: small sizes, and no request leaves the machine unless the caller says so.
 QUIET = env LABKIT_PROFILE="$${LABKIT_PROFILE:-ci}" HF_HUB_OFFLINE="$${HF_HUB_OFFLINE:-1}" PYTHONHASHSEED=0
+# nbval kills its kernels, and what they meant to clear away stays: so it goes with the folder of the run.
+CLEARED = kept="$$(mktemp -d)"; trap 'rm -rf "$$kept"' EXIT; trap 'exit 130' INT TERM; TMPDIR="$$kept"
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lab lab-check test test-fast test-browser test-all lint format clean train-quick train-5fold train-5fold-9b site
@@ -42,7 +44,7 @@ lab-check: setup ## the same without a browser: JupyterLab serves the first note
 
 test: setup ## everything but the slow matrix: tests, and the notebooks compared with their outputs
 	@echo "labkit: running the tests and the notebooks"
-	@$(QUIET) $(PYTEST) $(PARALLEL) $(NBVAL) $(NOTEBOOKS) tests
+	@$(CLEARED) $(QUIET) $(PYTEST) $(PARALLEL) $(NBVAL) $(NOTEBOOKS) tests
 
 test-fast: setup ## tests without notebooks and without real weights, under two minutes
 	@echo "labkit: running the fast tests"
@@ -55,7 +57,7 @@ test-browser: setup ## figures, widgets, pages and Jupyter in a real browser; in
 
 test-all: setup ## everything, the slow matrix and the browser tests included
 	@echo "labkit: running all tests and the notebooks"
-	@$(QUIET) $(PYTEST) $(PARALLEL) $(NBVAL) -m "" $(NOTEBOOKS) tests
+	@$(CLEARED) $(QUIET) $(PYTEST) $(PARALLEL) $(NBVAL) -m "" $(NOTEBOOKS) tests
 
 lint: setup ## ruff: rules and format, notebooks too; and the rules for committed notebooks
 	@$(VENV_PYTHON) -m ruff check .

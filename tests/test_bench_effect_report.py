@@ -1,13 +1,14 @@
 """Reports of comparisons that are not as one would like them: combined, cut short, with odd names, sizes and rates."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
 import pytest
 
 from labkit import cli
-from labkit.bench import folders, mask_effect
+from labkit.bench import effect_words, folders, mask_effect
 from labkit.bench.arms import arm
 from labkit.bench.conditions import Condition, conditions
 from labkit.bench.effect_report import report, written
@@ -105,6 +106,49 @@ def test_a_size_that_the_training_set_does_not_have_is_left_out(tmp_path):
     for size in (0, -5):
         with pytest.raises(DataError, match=f"a training set of {size} examples"):
             replace(study, sizes=(size, None))
+
+
+def test_pairs_and_smaller_sizes_are_corrected_for_their_number_too(tmp_path):
+    chances = {"causal": 60.0, "bidirectional": 66.5, "repeated": 60.0}
+    chances |= {f"{kind}:{steps}": 60.0 for kind in ("mntp", "next") for steps in (50, 100, 200)}
+    found = report([made_up(tmp_path / "s", chances, smaller={5: chances})])
+    (condition,) = found["conditions"]
+    few = condition["sizes"][0]
+    kinds = [
+        [pair["difference"] for pair in condition["pairs"]],
+        [pair["difference"] for pair in few["pairs"]],
+        [one["difference"] for name, one in few["arms"].items() if name != "causal"],
+        [one["growth"] for name, one in few["arms"].items() if name != "causal"],
+    ]
+    assert [len(each) for each in kinds] == [10, 10, 8, 8]
+    for each in kinds:
+        assert {gap["together"] for gap in each} == {len(each)}
+        assert all(gap["low_together"] < gap["low"] < gap["high"] < gap["high_together"] for gap in each)
+    told = [*(one["difference"] for one in condition["arms"][1:]), *sum(kinds, [])]
+    alone = [gap for gap in told if gap["low"] * gap["high"] > 0]
+    barely = [gap for gap in alone if gap["low_together"] * gap["high_together"] < 0]
+    assert alone and barely and len(barely) < len(alone)  # or there is nothing to mark, or all is
+    words = "\n".join(found["words"])
+    assert f"Of 44 differences that are told here, {len(alone)} leave out zero" in words
+    assert f" {len(barely)} of the {len(alone)} no longer leave it out where all of a kind are taken" in words
+    assert "is not known: their runs were not kept" not in words and "3 seeds or fewer" not in words
+    for gap in barely:
+        assert f"{gap['mean']:+.1f} [{gap['low']:.1f}, {gap['high']:.1f}], barely" in words
+
+    for pair in condition["pairs"]:  # as an earlier report has them
+        del pair["difference"]["together"]
+    older = "\n".join(effect_words.paragraphs(found))
+    gone = sum(gap["low"] * gap["high"] > 0 for gap in kinds[0])
+    assert gone and f"For {gone} of the {len(alone)} that is not known: their runs were not kept." in older
+
+
+def test_few_seeds_are_said_to_be_why_nothing_holds_in_company(tmp_path):
+    chances = {"causal": 60.0, "bidirectional": 75.0} | {f"unmask:{n}": 60.0 for n in range(8)}
+    found = report([made_up(tmp_path / "s", chances, seeds=3, n=200)])
+    gap = found["conditions"][0]["arms"][1]["difference"]
+    assert gap["low"] > 0 > gap["low_together"]  # planted: 15 points
+    times = re.search(r" (\d+) of these have 3 seeds or fewer, where .* is (\d\.\d) times", "\n".join(found["words"]))
+    assert int(times[1]) >= 1 and 1.3 < float(times[2]) < 5.0
 
 
 def test_one_arm_alone_on_a_set_of_two_halves_has_no_row_of_differences():

@@ -323,8 +323,8 @@ def test_an_adaptation_that_replaces_examples_is_seen_where_there_are_few(tmp_pa
     told = next(each for each in found["words"] if "number of training examples" in each)
     assert "mntp:20 less bidirectional on invented/classify: +" in told and "with 5" in told
     assert "an adaptation reads the texts of all" in told
-    assert "On invented/classify the difference of the unmasked one is -" in found["words"][0]
-    assert "; mntp:20 less bidirectional +" in found["words"][0]
+    assert "On invented/classify the difference of the unmasked one is, with 5 examples, -" in found["words"][0]
+    assert "; mntp:20 less bidirectional, with 5, +" in found["words"][0]
     # 2 to causal and 1 pair with all, as many with 5, and 2 that tell by how much the one is larger than the other
     assert "Of 8 differences that are told here" in " ".join(found["words"])
     page = written(found, tmp_path / "report")[0].read_text()

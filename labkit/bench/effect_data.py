@@ -13,7 +13,7 @@ from typing import Any
 
 from labkit.bench import folders
 from labkit.bench.arms import REFERENCE, Arm, arm
-from labkit.bench.paired import Counted, Estimate, counted
+from labkit.bench.paired import Counted, Estimate, counted, difference
 from labkit.errors import TrainingError
 from labkit.run_folder import read_json
 
@@ -181,3 +181,11 @@ def estimate_in_points(each: Estimate) -> dict[str, Any]:
     points = {key: None if value is None else 100.0 * value for key, value in values.items()}
     found = {key: value for key, value in points.items() if value is not None or key in ("low", "high")}
     return found | {"n_seeds": each.seeds, "n": each.n}
+
+
+def gap_in_points(one: Counted, other: Counted, *, together: int | None = None) -> dict[str, Any]:
+    """`one` less `other`, as reports hold it. `together`: how many such differences are told beside each other, itself
+    counted; None: it is not corrected for their number.
+    """
+    found = estimate_in_points(difference(one, other, together=together or 1))
+    return found if together is None else found | {"together": together}

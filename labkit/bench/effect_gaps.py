@@ -35,14 +35,14 @@ def verdict(gap: Mapping[str, Any]) -> str:
 
 
 def verdict_together(gap: Mapping[str, Any]) -> str:
-    """As `verdict`, by the interval that holds for all differences of the condition to the reference at once."""
+    """As `verdict`, by the interval that holds at once for all that are told beside it (`together`)."""
     if "low_together" not in gap:
         return verdict(gap)
     return verdict({**gap, "low": gap["low_together"], "high": gap["high_together"]})
 
 
 def points(gap: Mapping[str, Any]) -> str:
-    """+3.2 [1.1, 5.3]; "barely" if the interval that holds for all of the condition's differences has zero in it."""
+    """+3.2 [1.1, 5.3]; "barely" if the interval that holds for all that are told beside it has zero in it."""
     if gap["low"] is None:
         return f"{gap['mean']:+.1f} ({'one seed' if gap.get('n_seeds', 1) == 1 else 'no interval'})"
     barely = ", barely" if verdict(gap) != "open" and verdict_together(gap) == "open" else ""

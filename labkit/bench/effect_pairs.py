@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.bench.arms import Arm
-from labkit.bench.effect_data import Cell, estimate_in_points
-from labkit.bench.paired import difference
+from labkit.bench.effect_data import Cell, gap_in_points
 
 PAIRS = (
     ("bidirectional", "repeated"),
@@ -22,13 +21,15 @@ UNADAPTED = ("repeated", "bidirectional")  # these are compared with an adaptati
 
 def pairs(cells: Mapping[str, Cell]) -> list[dict[str, Any]]:
     """Differences of arms that answer a question with each other, such as mntp:200 and next:200."""
-    found = []
-    for first in cells.values():
-        for second in cells.values():
-            if _belong_together(first.arm, second.arm) and set(first.judged) & set(second.judged):
-                gap = estimate_in_points(difference(first.counted(), second.counted()))
-                found.append({"one": first.arm.name, "other": second.arm.name, "difference": gap})
-    return found
+    asked = [
+        (one, other)
+        for one in cells.values()
+        for other in cells.values()
+        if _belong_together(one.arm, other.arm) and set(one.judged) & set(other.judged)
+    ]
+    gaps = [gap_in_points(one.counted(), other.counted(), together=len(asked)) for one, other in asked]
+    names = [{"one": one.arm.name, "other": other.arm.name} for one, other in asked]
+    return [each | {"difference": gap} for each, gap in zip(names, gaps, strict=True)]
 
 
 def _belong_together(first: Arm, second: Arm) -> bool:

@@ -19,11 +19,20 @@ import numpy as np
 
 from labkit.bench import effect_tables, effect_words, folders
 from labkit.bench.arms import REFERENCE
-from labkit.bench.effect_data import Cell, Measured, baselines_of, estimate_in_points, in_points, measured, unfinished
+from labkit.bench.effect_data import (
+    Cell,
+    Measured,
+    baselines_of,
+    estimate_in_points,
+    gap_in_points,
+    in_points,
+    measured,
+    unfinished,
+)
 from labkit.bench.effect_gaps import has_learned
 from labkit.bench.effect_pairs import pairs
 from labkit.bench.effect_series import curves, orders, over_adaptation, picture, sizes, titled
-from labkit.bench.paired import Counted, difference, mean
+from labkit.bench.paired import Counted, mean
 from labkit.bench.stored import differences
 from labkit.errors import TrainingError
 from labkit.run_folder import write_whole
@@ -163,9 +172,7 @@ def _arm(cell: Cell, one: Measured, baselines: dict[str, float]) -> dict[str, An
     }  # fmt: skip
     found["learned"] = has_learned(found, baselines)
     if cell.arm.name != REFERENCE and set(cell.judged) & set(one.reference.judged):
-        together = len(one.cells) - 1
-        gap = difference(runs, one.reference.counted(), together=together)
-        found["difference"] = estimate_in_points(gap) | {"together": together}
+        found["difference"] = gap_in_points(runs, one.reference.counted(), together=len(one.cells) - 1)
     return found
 
 
@@ -208,17 +215,17 @@ def _halves(one: Measured) -> list[dict[str, Any]]:
         chosen = np.array([each.startswith(half) for each in ids])
         if chosen.any():
             runs = {arm: cell.counted().only(chosen) for arm, cell in one.cells.items()}
-            found.append(_part(name, int(chosen.sum()), runs))
+            found.append(_part(name, int(chosen.sum()), runs, together=len(HALVES) * (len(runs) - 1)))
     return found
 
 
-def _part(name: str, n: int, runs: dict[str, Counted]) -> dict[str, Any]:
+def _part(name: str, n: int, runs: dict[str, Counted], *, together: int | None = None) -> dict[str, Any]:
     reference = runs[REFERENCE]
     found = {}
     for each, counts in runs.items():
         found[each] = {"mean": 100.0 * float(counts.scores.mean())}
         if each != REFERENCE and set(counts.seeds) & set(reference.seeds):
-            found[each]["difference"] = estimate_in_points(difference(counts, reference))
+            found[each]["difference"] = gap_in_points(counts, reference, together=together)
     return {"name": name, "n": n, "arms": found}
 
 

@@ -10,10 +10,10 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from labkit.bench.arms import REFERENCE, arm
-from labkit.bench.effect_data import Cell, Measured, baselines_of, estimate_in_points, in_points
+from labkit.bench.effect_data import Cell, Measured, baselines_of, estimate_in_points, gap_in_points, in_points
 from labkit.bench.effect_gaps import has_learned
 from labkit.bench.effect_pairs import pairs
-from labkit.bench.paired import LEVEL, contrast, difference, mean
+from labkit.bench.paired import LEVEL, contrast, mean
 from labkit.viz.intervals import student_t
 
 OF_ARMS = ("mean", "low", "high", "n_seeds", "n", "learned", "difference")
@@ -153,19 +153,23 @@ def _steps_of(cells: dict[str, Cell]) -> float | int:
 
 
 def _with_this_many(one: Measured, cells: dict[str, Cell]) -> dict[str, dict[str, Any]]:
-    reference, whole = cells[REFERENCE].counted(), one.reference.counted()
+    runs, whole = {name: cell.counted() for name, cell in cells.items()}, one.reference.counted()
     found = {}
     for name, cell in cells.items():
-        runs = cell.counted()
-        score = estimate_in_points(mean(runs))
+        score = estimate_in_points(mean(runs[name]))
         found[name] = score | {"learned": has_learned(score, baselines_of(cell))}
-        if name != REFERENCE and set(runs.seeds) & set(reference.seeds):
-            found[name]["difference"] = estimate_in_points(difference(runs, reference))
-            four = (
-                [(1, one.cells[name].counted()), (-1, whole), (-1, runs), (1, reference)] if name in one.cells else []
-            )
-            if four and set.intersection(*(set(each.seeds) for _, each in four)):
-                found[name]["growth"] = estimate_in_points(contrast(four))
+    compared = [name for name in runs if name != REFERENCE and set(runs[name].seeds) & set(runs[REFERENCE].seeds)]
+    for name in compared:
+        found[name]["difference"] = gap_in_points(runs[name], runs[REFERENCE], together=len(compared))
+    terms = {
+        name: [(1, one.cells[name].counted()), (-1, whole), (-1, runs[name]), (1, runs[REFERENCE])]
+        for name in compared
+        if name in one.cells
+    }
+    grown = {name: four for name, four in terms.items() if set.intersection(*(set(each.seeds) for _, each in four))}
+    for name, four in grown.items():
+        gap = estimate_in_points(contrast(four, together=len(grown)))
+        found[name]["growth"] = gap | {"together": len(grown)}
     return found
 
 

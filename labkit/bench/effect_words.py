@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from labkit.bench.arms import ADAPTED, REFERENCE, arm
@@ -19,6 +20,7 @@ from labkit.bench.effect_gaps import (
 )  # fmt: skip
 from labkit.bench.effect_series_words import along
 
+FEW = 3  # seeds: Student's t of two degrees of freedom, whose tails are long
 KINDS = {"mlm": "adaptation by MLM", "mntp": "adaptation by MNTP", "encoder": "a model that was made bidirectional"}
 TASKS = {"qa": "questions", "ner": "entities", "classify": "sentences"}
 SERIES = {"adaptation": "a curve over the steps of adaptation", "size": "a curve over the size of the training set"}
@@ -67,8 +69,8 @@ def _with_few(condition: dict[str, Any]) -> str:
     if "growth" not in open_ or verdict(open_["growth"]) == "open":
         return ""
     text = (
-        f"On {condition['name']} the difference of the unmasked one is {points(open_['difference'])} with "
-        f"{few['size']:,} examples and {points(whole['arms']['bidirectional']['difference'])} with {whole['size']:,}"
+        f"On {condition['name']} the difference of the unmasked one is, with {few['size']:,} examples, "
+        f"{points(open_['difference'])}; with {whole['size']:,}, {points(whole['arms']['bidirectional']['difference'])}"
     )
     repaired = [
         pair
@@ -76,7 +78,7 @@ def _with_few(condition: dict[str, Any]) -> str:
         if pair["other"] == "bidirectional" and verdict(pair["difference"]) != "open"
     ]
     for pair in sorted(repaired, key=lambda pair: arm(pair["one"]).steps)[:1]:  # the fewest steps that are shown to
-        text += f"; {pair['one']} less bidirectional {points(pair['difference'])} with {few['size']:,}"
+        text += f"; {pair['one']} less bidirectional, with {few['size']:,}, {points(pair['difference'])}"
     return text + "."
 
 
@@ -295,22 +297,36 @@ def _of_rates(conditions: Sequence[dict]) -> str:
 
 def _by_chance(conditions: Sequence[dict]) -> str:
     """How many differences are told here, and how many would leave out zero if nothing differed."""
-    to_reference = [one["difference"] for each in conditions for one in each["arms"] if "difference" in one]
+    told = [one["difference"] for each in conditions for one in each["arms"] if "difference" in one]
     smaller = [size for each in conditions for size in each.get("sizes", ())[:-1]]  # the last is the full set
-    others = [pair["difference"] for each in [*conditions, *smaller] for pair in each.get("pairs", ())]
+    told += [pair["difference"] for each in [*conditions, *smaller] for pair in each.get("pairs", ())]
     of_sizes = [one for size in smaller for one in size["arms"].values()]
-    others += [one[key] for one in of_sizes for key in ("difference", "growth") if key in one]
-    others += [gap for each in conditions for _, gap in _halves(each, "bidirectional")]
-    clear, clear_others = ([gap for gap in gaps if verdict(gap) != "open"] for gaps in (to_reference, others))
-    count, barely = len(to_reference) + len(others), sum(verdict_together(gap) == "open" for gap in clear)
+    told += [one[key] for one in of_sizes for key in ("difference", "growth") if key in one]
+    told += [gap for each in conditions for _, gap in _halves(each, "bidirectional")]
+    clear = [gap for gap in told if verdict(gap) != "open"]
+    corrected = [gap for gap in clear if "together" in gap]
+    barely = [gap for gap in corrected if verdict_together(gap) == "open"]
+    more = ""
+    if few := [_widening(gap) for gap in barely if gap["n_seeds"] <= FEW]:
+        more += (
+            f" {len(few)} of these have {FEW} seeds or fewer, where such an interval is {median(few):.1f} times as "
+            "wide as the one by itself: that says more of the number of seeds than of the effect."
+        )
+    if unknown := len(clear) - len(corrected):
+        more += f" For {unknown} of the {len(clear)} that is not known: their runs were not kept."
     return (
-        f" Of {count} differences that are told here, {len(clear) + len(clear_others)} leave out zero, each by "
-        f"itself; {0.05 * count:.1f} would on average if nothing differed. Those of one condition share their causal "
-        f"runs and their test set. Of the {len(to_reference)} that are to causal with the whole training set, "
-        f"{len(clear)} leave out zero, and {barely} of these no longer do where all of a condition's are taken "
-        "together (Bonferroni): they are marked 'barely'. The others (pairs, halves, smaller training sets), and those "
-        "by part in the tables, are not corrected."
+        f" Of {len(told)} differences that are told here, {len(clear)} leave out zero, each by itself; "
+        f"{0.05 * len(told):.1f} would on average if nothing differed. Those of one condition share their causal runs "
+        f"and their test set. {len(barely)} of the {len(clear)} no longer leave it out where all of a kind are taken "
+        "together (Bonferroni; the kinds: a condition's differences to causal, its pairs, its halves, and each of "
+        f"these with as many training examples): they are marked 'barely'.{more} Those by kind of entity or place of "
+        "the answer, in the tables, are not corrected."
     )
+
+
+def _widening(gap: dict[str, Any]) -> float:
+    """How many times as wide the interval is that holds for all of a kind."""
+    return (gap["high_together"] - gap["low_together"]) / (gap["high"] - gap["low"])
 
 
 def _older_intervals(conditions: Sequence[dict]) -> str:
