@@ -49,6 +49,15 @@ def test_the_curve_of_every_size_runs_from_no_step_to_the_most_beside_the_causal
     assert few["lines"] != whole["lines"]
 
 
+def test_adaptations_that_came_to_a_study_one_by_one_stand_in_the_order_of_their_steps(tmp_path):
+    asked = ["causal", "mntp:200", "unmask:above-1/3", "mntp:1000", "unmask:0,1", "mntp:50"]
+    found = report([made_up(tmp_path / "s", dict.fromkeys(asked, 60.0), n=20, smaller={5: dict.fromkeys(asked, 60.0)})])
+    in_order = ["causal", "mntp:50", "mntp:200", "mntp:1000", "unmask:above-1/3", "unmask:0,1"]
+    (condition,) = found["conditions"]
+    assert [one["name"] for one in condition["arms"]] == in_order
+    assert list(condition["sizes"][0]["arms"]) == in_order
+
+
 def test_one_number_of_steps_is_no_series(tmp_path):
     one = {name: chance for name, chance in TURNS.items() if name != "mntp:50"}
     made = report([made_up(tmp_path / "s", one)])

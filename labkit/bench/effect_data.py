@@ -80,15 +80,21 @@ def measured(folder: str | Path) -> list[Measured]:
         rates = frozen.get(facts["name"], {})
         cells = [
             cell
-            for name in study["arms"]
+            for one in _in_order(study["arms"])
             for size in folders.sizes(study["sizes"], facts["n_train"])
-            if name in rates and (cell := _cell(path, study, facts, arm(name), size, rates[name]))
+            if one.name in rates and (cell := _cell(path, study, facts, one, size, rates[one.name]))
         ]
         full = {cell.arm.name: cell for cell in cells if cell.size is None}
         if REFERENCE in full:
             _require_same_start(cells, facts["name"])
             found.append(Measured(study, facts, full, [cell for cell in cells if cell.size is not None]))
     return found
+
+
+def _in_order(names: Sequence[str]) -> list[Arm]:
+    """As they were asked for, but adaptations of one kind beside each other, the fewest steps first."""
+    kinds = list(dict.fromkeys(name.partition(":")[0] for name in names))
+    return sorted(map(arm, names), key=lambda one: (kinds.index(one.name.partition(":")[0]), one.steps))
 
 
 def unfinished(folder: str | Path) -> list[dict[str, Any]]:
