@@ -158,6 +158,8 @@ def test_what_is_painted_is_named_when_it_has_a_name(page):
     expect(page.locator(".pg-meaning")).not_to_contain_text("exactly masks.sliding_window(2, causal=False)")
     _drag(page, (2, 0), (2, 0))
     expect(page.locator(".pg-meaning")).to_contain_text("exactly masks.sliding_window(2, causal=False)")
+    named = dense_of(masks.sliding_window(2, causal=False), 3)
+    assert np.array_equal(_cells(page, masks.causal(), 3), named)  # what it says is what was painted
 
 
 def test_everything_is_done_from_the_keyboard(page):
@@ -290,6 +292,7 @@ def test_a_row_without_a_key_is_marked_and_explained(page):
     expect(page.get_by_text("may look at nothing, so it looks at itself alone")).to_have_count(1)
     page.locator(".pg-chip").nth(2).hover()
     page.wait_for_function("document.querySelector('.pg-words').textContent.includes('looks at itself alone')")
+    assert page.locator(".pg-words").inner_text().startswith('"c"')  # it is the row under the pointer
 
 
 # --------------------------------------------------------------------------------------------- the sentence
@@ -394,7 +397,9 @@ def test_the_attention_of_a_row_is_read_under_the_pointer(page):
     )
     maps.focus()
     page.keyboard.press("ArrowDown")
-    expect(page.get_by_role("gridcell", name="cat looks at the: 0.17")).to_have_count(1)
+    cell = page.get_by_role("gridcell", name="cat looks at the: 0.17")
+    expect(cell).to_have_count(1)
+    assert maps.get_attribute("aria-activedescendant") == cell.get_attribute("id") != ""
 
 
 # ---------------------------------------------------------------------------------------------- the static page
@@ -414,6 +419,7 @@ def test_the_exported_page_stays_interactive_and_keeps_the_last_answers(page, tm
     page.get_by_label("sentence", exact=True).fill("one two three")
     page.wait_for_function("document.querySelectorAll('.pg-chip').length === 3")
     expect(panel).not_to_contain_text("computing")
+    assert page.locator(".pg-chip").all_inner_texts() == ["one", "two", "three"]
     page.shoot("playground_static")
 
 
