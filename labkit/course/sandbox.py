@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
+import selectors
 import shutil
 import signal
 import subprocess
@@ -165,7 +165,7 @@ class Sandbox:
         end = time.monotonic() + seconds
         os.set_blocking(self._requests, False)
         while data:
-            if not select.select([], [self._requests], [], max(0.0, end - time.monotonic()))[1]:
+            if not _ready(self._requests, selectors.EVENT_WRITE, max(0.0, end - time.monotonic())):
                 raise Stopped(f"no answer within {seconds:g} seconds: a loop that does not end?")
             try:
                 data = data[os.write(self._requests, data) :]
@@ -180,7 +180,7 @@ class Sandbox:
                 raise Stopped(f"no answer within {seconds:g} seconds: a loop that does not end?")
             if _memory_of(self._process.pid) > self.limits.memory_bytes:
                 raise Stopped(f"more than {self.limits.memory_bytes / 2**30:.1f} GB of memory were used")
-            if not select.select([self._replies], [], [], TICK)[0]:
+            if not _ready(self._replies, selectors.EVENT_READ, TICK):
                 continue
             if not (piece := os.read(self._replies, 2**20)):
                 raise Stopped(self._last_words())
@@ -232,6 +232,13 @@ class SandboxAnswer(Answer):
             return wire.loads(reply["answer"])
         except (CourseError, KeyError) as error:
             raise Mistake(f"{self.name} to return something that can be judged", str(error)) from None
+
+
+def _ready(pipe: int, event: int, seconds: float) -> bool:
+    """Whether the pipe can be read or written within the time; also where its number is above 1,023."""
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(pipe, event)
+        return bool(waiting.select(seconds))
 
 
 def _well_formed(reply: dict[str, Any]) -> bool:

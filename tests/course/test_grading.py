@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ RIGHT = "import torch\ndef causal_mask(n):\n    return torch.ones(n, n).tril().b
 FORGES = """
 def f():
     import os
-    for fd in range(3, 40):
+    for fd in range(3, 2048):
         try:
             os.write(fd, b"forged\\n")
         except OSError:
@@ -37,7 +38,11 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="limits of memory and
 
 @pytest.fixture(scope="module")
 def sandbox():
-    with Sandbox("a1", TIGHT) as running:
+    """One that was begun with many files open: the number of a pipe says nothing of which it is."""
+    with ExitStack() as held:
+        for _ in range(64):
+            held.enter_context(open(os.devnull))
+        running = held.enter_context(Sandbox("a1", TIGHT))
         assert running.run(RIGHT) is None
         yield running
 
@@ -163,6 +168,26 @@ def test_forged_replies_and_endless_prints_cost_that_call_only(sandbox):
         with pytest.raises(Mistake):
             asked(sandbox, FORGES.replace('b"forged\\n"', repr(reply.encode())))
         assert SandboxAnswer(sandbox, "causal_mask")(2).tolist() == [[True, False], [True, True]]
+
+
+@linux
+def test_a_sandbox_works_beside_more_than_a_thousand_open_files():
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    many = 1200  # select() cannot wait for a file whose number is above 1,023
+    if hard != resource.RLIM_INFINITY and hard < many + 200:
+        pytest.skip("this machine does not allow so many")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, many + 200), hard))
+    try:
+        with ExitStack() as held:
+            for _ in range(many):
+                held.enter_context(open(os.devnull))
+            other = held.enter_context(Sandbox("a1", TIGHT))
+            assert asked(other, "def f(x):\n    return x + 1", "f", 41) == 42
+            assert "within 4 seconds" in other.run("while True: pass")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 # ------------------------------------------------------------------------------------------------------- submissions
