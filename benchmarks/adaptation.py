@@ -54,7 +54,7 @@ def one_run(model: str, objective: str, options: argparse.Namespace, seed: int, 
     if objective != "next":
         labkit.to_bidirectional(lm.model)
         states["unmasked"] = score(lm.model, "unmasked")
-    net = task.with_lora(lm.model) if options.lora else lm.model
+    net = task.with_lora(lm.model, seed) if options.lora else lm.model
     settings = Settings(
         max_steps=options.steps, batch_size=options.batch_size, learning_rate=options.learning_rate, weight_decay=0.01,
         dtype=options.dtype, seed=seed, evaluate_every=max(1, options.steps // options.evaluations),

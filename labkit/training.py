@@ -257,6 +257,7 @@ def _trainer_class() -> type:
         def finish_again(self, checkpoint: Path) -> None:
             """The end of a run that had stopped, and was killed before its best model was written."""
             self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+            self.accelerator.prepare_model(self.model, evaluation_mode=True)  # it computes as it did when it trained
             self._load_best_model()
 
         def _load_best_model(self):
@@ -370,8 +371,11 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
 
 
 @contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Whatever draws random numbers in the block (torch on every device, numpy, Python), none are missing after it."""
+def random_state_kept(seed: int | None = None) -> Iterator[None]:
+    """Whatever draws random numbers in the block (torch on every device, numpy, Python), none are missing after it.
+
+    With `seed` torch draws the same ones in every such block.
+    """
     import random
 
     import numpy
@@ -379,6 +383,8 @@ def random_state_kept() -> Iterator[None]:
     python, arrays = random.getstate(), numpy.random.get_state()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
+        if seed is not None:
+            torch.manual_seed(seed)
         try:
             yield
         finally:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from labkit.datasets.sources import sides
 from labkit.errors import DataError, HeadError, TrainingError
 from labkit.heads import head_in
 from labkit.run_folder import RunFolder, read_json
+from labkit.tasks import finetune as finetune_module
 from labkit.tasks.crossvalidate import crossvalidate
 from labkit.tasks.finetune import beats_baselines, finetune, numbers, require_apart
 from labkit.tasks.in_force import put_mask_in_force
@@ -582,6 +584,42 @@ def test_a_new_head_begins_alike_wherever_the_model_comes_from_and_a_trained_one
     assert not trained.head_is_new
     again = run("ner", tmp_path / "again", model=tmp_path / "built" / "model", keep_model=False)
     assert again["head_start"] == trained.head_sha256() != built["head_start"]
+
+
+def test_new_adapters_start_from_the_seed_whatever_was_drawn_before(tmp_path):
+    first = run("ner", tmp_path / "first", method="lora", keep_model=False)
+    torch.rand(7)
+    again = run("ner", tmp_path / "again", method="lora", mask="causal", keep_model=False)
+    assert again["adapters_start"] == first["adapters_start"] is not None
+    twin = run("ner", tmp_path / "twin", method="lora", keep_model=False)
+    assert twin["dev"] == first["dev"] and twin["test"] == first["test"]
+    other = run("ner", tmp_path / "other", method="lora", plan=replace(PLAN, seed=PLAN.seed + 1), keep_model=False)
+    assert other["adapters_start"] != first["adapters_start"]
+    assert run("ner", tmp_path / "whole", keep_model=False)["adapters_start"] is None
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_run_killed_while_it_is_scored_is_scored_in_the_same_precision(tmp_path, monkeypatch, method):
+    given = {"method": method, "plan": replace(PLAN, dtype="bfloat16"), "keep_model": False}
+    logits, real = [], finetune_module.evaluating
+
+    @contextmanager
+    def noting(model):
+        with real(model) as best:
+            logits.append(best(torch.arange(12)[None], torch.ones(1, 12, dtype=torch.long)).logits)
+            yield best
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(finetune_module, "evaluating", noting)
+    expected = run("ner", tmp_path / "whole", **given)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(finetune_module, "_scored", killed)
+        run("ner", tmp_path / "run", **given)
+    ended = run("ner", tmp_path / "run", resume=True, **given)
+    assert logits[0].dtype == logits[2].dtype and torch.equal(logits[0], logits[2])
+    assert ended["dev"] == expected["dev"] and ended["test"] == expected["test"] and ended["steps"] == 6
 
 
 @pytest.mark.parametrize(

@@ -155,13 +155,14 @@ def _require_same_start(cells: Sequence[Cell], name: str) -> None:
     for key, what in (
         ("data_order", "did not see the same rows in the same order"),
         ("head_start", "did not begin with the same weights of the head"),
+        ("adapters_start", "did not begin with the same adapters"),
     ):
         found: dict[tuple, dict[str, str]] = {}
         for cell in cells:
             if cell.arm.model is not None:  # another tokenizer cuts other rows, another width has another head
                 continue
             for seed, metrics in cell.metrics.items():
-                if metrics.get(key) is not None:  # older runs did not write down their head
+                if metrics.get(key) is not None:  # older runs did not write down their head, or their adapters
                     found.setdefault((seed, cell.size), {})[cell.arm.name] = metrics[key]
         for (seed, _), by_arm in found.items():
             if len(set(by_arm.values())) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from functools import partial
 from typing import Any
@@ -11,16 +12,17 @@ from transformers.pytorch_utils import Conv1D
 
 from labkit.anatomy import decoder_or_none
 from labkit.errors import MissingPackageError, TrainingError
+from labkit.training import random_state_kept
 
 METHODS = ("full", "lora", "frozen")
 
 
-def trained_part(model: Any, method: str, *, rank: int = 16, dtype: str = "float32") -> Any:
+def trained_part(model: Any, method: str, *, rank: int = 16, dtype: str = "float32", seed: int = 0) -> Any:
     """What to hand to the training.
 
     "full": every weight. "lora": adapters of `rank` on every matrix of the layers (Hu et al. 2021), the head and what
     it pools with whole. "frozen": the head and the pooling. What is trained is float32, as small updates are lost in 16
-    bits; a backbone that is not is kept in `dtype`.
+    bits; a backbone that is not is kept in `dtype`. New adapters start from `seed`, whatever was drawn before.
 
     Raises:
         TrainingError: no such method, or nothing would be left to train. MissingPackageError: peft is not installed.
@@ -48,7 +50,7 @@ def trained_part(model: Any, method: str, *, rank: int = 16, dtype: str = "float
         r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=matrices, modules_to_save=own,
         fan_in_fan_out=transposed,
     )  # fmt: skip
-    with warnings.catch_warnings():  # peft asks transformers in a way that is deprecated there
+    with random_state_kept(seed), warnings.catch_warnings():  # peft asks transformers in a way that is deprecated there
         warnings.simplefilter("ignore", FutureWarning)
         adapted = get_peft_model(model, settings)
     # or peft saves the embeddings whole where marks were added, whose rows are not trained and can be made again
@@ -59,6 +61,15 @@ def trained_part(model: Any, method: str, *, rank: int = 16, dtype: str = "float
 def whole(model: Any, method: str) -> Any:
     """The model with its adapters merged, as it is saved."""
     return model.merge_and_unload().requires_grad_(True) if method == "lora" else model
+
+
+def start_sha256(model: Any) -> str:
+    """Of all weights that are trained: two models that train the same ones and start alike have the same."""
+    together = hashlib.sha256()
+    for weight in model.parameters():
+        if weight.requires_grad:
+            together.update(weight.detach().float().cpu().numpy().tobytes())
+    return together.hexdigest()
 
 
 def trainable(model: Any) -> tuple[int, int]:

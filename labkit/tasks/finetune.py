@@ -85,9 +85,9 @@ def finetune(
     The folder: `model/` with a card, with LoRA also `adapter/` (`labkit.adapter_folders`), predictions.dev.jsonl and
     predictions.test.jsonl, judged.dev.jsonl and judged.test.jsonl (what is right, example by example), metrics.json,
     trainer_state.json, `checkpoints/`. The metrics: `dev` and `test` with the scores of the best checkpoint,
-    `baselines`, `mask` as it was measured, `head_start` (the sha256 of the head before the first step), `data_order`
-    (that of the rows' numbers in the order they were trained in: twins have the same), and those of
-    `labkit.training.train`.
+    `baselines`, `mask` as it was measured, `head_start` (the sha256 of the head before the first step),
+    `adapters_start` (with LoRA, of all that is trained), `data_order` (that of the rows' numbers in the order they were
+    trained in: twins have the same), and those of `labkit.training.train`.
 
     Raises:
         DataError, TrainingError, ModelError, HeadError: each with one clear sentence, before anything is written where
@@ -138,7 +138,8 @@ def finetune(
     require(settings)
     seen = {"window": window, "layers": layers, "readings": readings, "packing": packs}
     with in_force(lm.model, mask, **seen) as measured:
-        trained = adapters.trained_part(lm.model, method, rank=rank, dtype=chosen.dtype)
+        trained = adapters.trained_part(lm.model, method, rank=rank, dtype=chosen.dtype, seed=plan.seed)
+        start_of_adapters = adapters.start_sha256(trained) if method == "lora" else None
         some, all_ = adapters.trainable(trained)
         say(
             f"{task}: {len(train_examples):,} examples in {len(rows):,} rows, {settings.max_steps:,} steps; "
@@ -176,7 +177,7 @@ def finetune(
         taken = settings.max_steps * settings.rows_per_step * processes
         metrics = {
             "task": task, "metric": metric, "labels": list(labels), "mask": measured, "method": method,
-            "packing": packs, "head_start": start_of_head,
+            "packing": packs, "head_start": start_of_head, "adapters_start": start_of_adapters,
             "data_order": digest([each for k in range(taken) for each in items(k)]),
         }  # fmt: skip
         if is_first_process():

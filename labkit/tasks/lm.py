@@ -25,7 +25,7 @@ from labkit.export import choose_layers
 from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
 from labkit.run_folder import RunFolder, is_first_process
 from labkit.tasks.order import shuffled_order
-from labkit.training import Settings, evaluating, require, save_model, train
+from labkit.training import Settings, evaluating, random_state_kept, require, save_model, train
 
 READS = ("same", "before")  # where the logits of a hidden token are: at its own position, or at the one before it
 
@@ -129,7 +129,7 @@ def train_lm(
     before = measure(lm.model, "before") if held else {}
     if goal.attention == "bidirectional":
         labkit.to_bidirectional(lm.model, window=window, layers=chosen)
-    trained = with_lora(lm.model) if lora else lm.model
+    trained = with_lora(lm.model, settings.seed) if lora else lm.model
     run = RunFolder.open(output_dir, config, resume=resume)  # nothing is written before all input has been checked
     if held:
         say(f"as it is: {_shown(before)}")
@@ -323,11 +323,13 @@ def _require_embeddings(lm: Any) -> None:
         )
 
 
-def with_lora(model: Any) -> Any:
-    """Low-rank adapters on every matrix of the layers (Hu et al. 2021); the rest is frozen."""
+def with_lora(model: Any, seed: int) -> Any:
+    """Low-rank adapters on every matrix of the layers (Hu et al. 2021), which start from `seed`; the rest is frozen."""
     from peft import LoraConfig, get_peft_model
 
-    return get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", lora_dropout=0.0))
+    settings = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", lora_dropout=0.0)
+    with random_state_kept(seed):
+        return get_peft_model(model, settings)
 
 
 def pad_id(tokenizer: Any) -> int:
