@@ -117,10 +117,12 @@ def test_pairs_and_smaller_sizes_are_corrected_for_their_number_too(tmp_path):
     kinds = [
         [pair["difference"] for pair in condition["pairs"]],
         [pair["difference"] for pair in few["pairs"]],
+        [pair["beyond"] for pair in condition["pairs"] if "beyond" in pair],
+        [pair["beyond"] for pair in few["pairs"] if "beyond" in pair],
         [one["difference"] for name, one in few["arms"].items() if name != "causal"],
         [one["growth"] for name, one in few["arms"].items() if name != "causal"],
     ]
-    assert [len(each) for each in kinds] == [10, 10, 8, 8]
+    assert [len(each) for each in kinds] == [10, 10, 3, 3, 8, 8]
     for each in kinds:
         assert {gap["together"] for gap in each} == {len(each)}
         assert all(gap["low_together"] < gap["low"] < gap["high"] < gap["high_together"] for gap in each)
@@ -129,7 +131,7 @@ def test_pairs_and_smaller_sizes_are_corrected_for_their_number_too(tmp_path):
     barely = [gap for gap in alone if gap["low_together"] * gap["high_together"] < 0]
     assert alone and barely and len(barely) < len(alone)  # or there is nothing to mark, or all is
     words = "\n".join(found["words"])
-    assert f"Of 44 differences that are told here, {len(alone)} leave out zero" in words
+    assert f"Of 50 differences that are told here, {len(alone)} leave out zero" in words
     assert f" {len(barely)} of the {len(alone)} no longer leave it out where all of a kind are taken" in words
     assert "is not known: their runs were not kept" not in words and "3 seeds or fewer" not in words
     for gap in barely:

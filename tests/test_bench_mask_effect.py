@@ -435,7 +435,7 @@ def test_what_could_have_been_asked_and_was_not_is_said(done, tmp_path):
     told = report([done[0]])["words"][-1]
     assert "Not measured here at all: adaptation by MLM, a model that was made bidirectional, questions, " in told
     assert "a curve over the steps of adaptation, a curve over the size of the training set." in told
-    assert "Only two rates were tried on which-way-round/ner." in told
+    assert "Only two rates were tried on which-way-round/ner" in told and ": each arm's is at an end." in told
 
 
 def test_arms_that_saw_other_rows_are_not_compared(tmp_path):

@@ -111,6 +111,28 @@ def test_an_interval_for_several_at_once_is_wider():
     assert 1.2 < (among.high_together - among.low_together) / (alone.high - alone.low) < 2.2
 
 
+def test_an_interval_does_not_hang_on_the_draws():
+    rng = np.random.default_rng(9)
+    one, other = (runs(np.full(300, chance), seeds=3, rng=rng, shift=0.05) for chance in (0.6, 0.5))
+    found = [difference(one, other, together=20, seed=seed) for seed in range(4)]
+    for low, high in (("low", "high"), ("low_together", "high_together")):  # with two degrees of freedom tails are long
+        width = getattr(found[0], high) - getattr(found[0], low)
+        for end in (low, high):
+            assert np.ptp([getattr(each, end) for each in found]) < 0.01 * width
+
+
+def test_of_texts_that_are_all_alike_an_interval_is_students():
+    above = np.repeat(np.array([[0.5], [0.6], [0.9]]), 40, axis=1)
+    one = Counted((0, 1, 2), above, np.ones_like(above), np.arange(40), tuple(map(str, range(40))))
+    found = difference(one, replace(one, above=np.full_like(above, 0.5)), together=4)
+    half = np.std([0.0, 0.1, 0.4], ddof=1) / 3**0.5
+    for low, high, t in ((found.low, found.high, 4.302653), (found.low_together, found.high_together, 8.860229)):
+        assert (high - low) / 2 == pytest.approx(t * half, rel=1e-5) and (high + low) / 2 == pytest.approx(1 / 6)
+    assert found.of_texts == pytest.approx(0.0, abs=1e-12) and found.of_seeds == pytest.approx(
+        4.302653 * half, rel=1e-5
+    )
+
+
 def test_a_difference_of_differences_is_found_where_there_is_one():
     rng = np.random.default_rng(8)
     low, high, higher = (runs(np.full(300, chance), rng=rng) for chance in (0.4, 0.5, 0.8))

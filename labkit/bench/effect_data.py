@@ -25,7 +25,7 @@ class Cell:
     Attributes:
         rate: the learning rate that dev chose. tried: the score on dev of every rate, {} where there was one only.
         failed: why a rate has none, {rate: reason}. metrics, judged, history: by seed.
-        seconds_before: of the training before the task, by seed; of arms that have one and left its metrics.
+        before: what the training before the task left as its metrics, by seed; of arms that have one.
     """
 
     arm: Arm
@@ -37,7 +37,7 @@ class Cell:
     metrics: dict[int, dict[str, Any]]
     judged: dict[int, list[dict[str, Any]]]
     history: dict[int, list[dict[str, Any]]]
-    seconds_before: dict[int, float]
+    before: dict[int, dict[str, Any]]
 
     def counted(self, kind: str | None = None) -> Counted:
         """The runs, ready to be compared."""
@@ -136,7 +136,7 @@ def _cell(path: Path, study: dict, facts: dict, one: Arm, size: int | None, froz
         if one.objective:
             adapted = folders.adapted_folder(path, facts["task"], facts["name"], one.name, seed)
             if spent := read_json(adapted / "metrics.json"):
-                before[seed] = spent["seconds"]
+                before[seed] = spent
     if not metrics:
         return None
     tried, failed = ({float(rate): it for rate, it in frozen.get(key, {}).items()} for key in ("dev", "failed"))

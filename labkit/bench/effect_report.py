@@ -167,13 +167,31 @@ def _arm(cell: Cell, one: Measured, baselines: dict[str, float]) -> dict[str, An
         "scores": [100.0 * float(score) for score in runs.scores], **estimate_in_points(mean(runs)),
         "measured_mask": sorted({m["mask"]["measured"] for m in cell.metrics.values()}),
         "seconds": median(m["seconds"] for m in cell.metrics.values()),
-        "seconds_before": median(cell.seconds_before.values()) if cell.seconds_before else None,
+        "seconds_before": median(b["seconds"] for b in cell.before.values()) if cell.before else None,
+        "tokens_before": median(map(_tokens, cell.before.values())) if cell.before else None,
+        "best_was_last": _best_was_last(cell),
         "steps": median(m["steps"] for m in cell.metrics.values()),
     }  # fmt: skip
     found["learned"] = has_learned(found, baselines)
     if cell.arm.name != REFERENCE and set(cell.judged) & set(one.reference.judged):
         found["difference"] = gap_in_points(runs, one.reference.counted(), together=len(one.cells) - 1)
     return found
+
+
+def _tokens(before: dict[str, Any]) -> int:
+    """Read in the training before the task, each as often as it was read."""
+    return round(before["tokens_per_second"] * before["seconds"])
+
+
+def _best_was_last(cell: Cell) -> list[int]:
+    """[in how many runs the best evaluation on dev was the last, of how many that had several]."""
+    evaluated = {
+        seed: [entry["step"] for entry in history if cell.metrics[seed]["metric"] in entry]
+        for seed, history in cell.history.items()
+    }
+    several = [seed for seed, steps in evaluated.items() if len(steps) > 1]
+    last = [seed for seed in several if cell.metrics[seed].get("best_step") == evaluated[seed][-1]]
+    return [len(last), len(several)]
 
 
 def _parts(one: Measured) -> list[dict[str, Any]]:

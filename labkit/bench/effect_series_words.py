@@ -33,6 +33,7 @@ def _sizes(conditions: Sequence[dict]) -> str:
             told.append(text)
         told += [
             f"{pair['one']} less {pair['other']} on {each['name']}: {points(pair['difference'])} with {size['size']:,}"
+            + (f", of which {points(pair['beyond'])} beyond the mask alone" if "beyond" in pair else "")
             for size in sizes[:-1]
             for pair in size.get("pairs", ())
             if (pair["other"], pair["one"].partition(":")[0]) not in _along_steps(size["arms"])
@@ -98,6 +99,9 @@ def _one_series(objective: str, arms: dict[str, Any], pairs: Sequence[dict[str, 
             told[steps] += "" if one["learned"] else " †"
     ordered = sorted(found)
     said = ", ".join(told[steps] for steps in ordered)
+    if len({gap["n_seeds"] for gap in found.values()}) > 1:
+        counts = ", ".join(f"{found[steps]['n_seeds']}" for steps in ordered)
+        return f"{said}; of {counts} seeds, so it is not said from which number of steps on it is better"
     since = _since(ordered, [verdict(found[steps]) != "harms" for steps in ordered])
     better = _since(ordered, [verdict(found[steps]) == "helps" for steps in ordered])
     return f"{said}; {_worse(since, ordered[0])} and {_better(better)}"

@@ -9,14 +9,15 @@ from labkit.bench.arms import REFERENCE
 from labkit.bench.effect_gaps import points, verdict
 
 HEADER = (
-    "Scores are test F1 in points (accuracy where it says so): mean over the seeds with Student's 95 % interval, which "
-    f"knows of other seeds on these very texts only. Differences are to {REFERENCE}, paired by seed and example: 95 % "
-    "by a bootstrap over groups of examples, widened where groups are few, and Student's t over the seeds, so for new "
-    "seeds **and** new test texts, with this training set, this split and these rates; 'of texts, seeds' is half the "
-    "width that it had if only the one or the other were new. 'Dev by rate': the score on dev of every learning rate, "
-    "tried once with another seed, before the test set was read; the best one was taken. † not shown to be better than "
-    "a baseline that needs no model. Same labelled rows and steps for all arms, not the same compute: a repeated input "
-    "is twice as long, an adaptation comes before. Differences by part are in bold where they leave out zero by "
+    "Scores are test F1 in points (accuracy where it says so): mean over the seeds with Student's 95 % interval, "
+    f"which knows of other seeds on these very texts only. Differences are to {REFERENCE}, paired by seed and "
+    "example: 95 % by a bootstrap over groups of examples, widened where groups are few, and Student's t over the "
+    "seeds, so for new seeds **and** new test texts, with this training set, this split and these rates; 'of "
+    "texts, seeds' is half the width that it had if only the one or the other were new. 'Dev by rate': the score "
+    "on dev of every learning rate, tried once with another seed, before the test set was read; the best one was "
+    "taken. † not shown to be better than a baseline that needs no model (the interval over the seeds against its "
+    "score on these texts). Same labelled rows and steps for all arms, not the same compute: a repeated input is "
+    "twice as long, an adaptation comes before. Differences by part are in bold where they leave out zero by "
     "themselves; there are many of them, and they are not corrected for that."
 )
 
@@ -38,7 +39,12 @@ def markdown(found: dict[str, Any], figure: str | None, curves: Sequence[str]) -
 
 
 def _listed(pairs: Sequence[dict[str, Any]]) -> str:
-    return "; ".join(f"{pair['one']} less {pair['other']}: {points(pair['difference'])}" for pair in pairs)
+    return "; ".join(_pair(pair) for pair in pairs)
+
+
+def _pair(pair: dict[str, Any]) -> str:
+    text = f"{pair['one']} less {pair['other']}: {points(pair['difference'])}"
+    return text + (f", of which {points(pair['beyond'])} beyond the mask alone" if "beyond" in pair else "")
 
 
 def _setting(each: dict[str, Any]) -> str:
@@ -53,6 +59,15 @@ def _setting(each: dict[str, Any]) -> str:
     )
     if most := each.get("settings", {}).get("max_length"):
         text += f"; {most:,} tokens per row at most"
+    read = {one["name"]: one["tokens_before"] for one in each["arms"] if one.get("tokens_before")}
+    if read:
+        of = each["settings"]
+        text += (
+            f"; before the task rate {of['adaptation_rate']:g}, {of['adaptation_batch']} rows a step of at most "
+            f"{of['adaptation_length']} tokens, a text each if it is not longer ("
+            + ", ".join(f"{name} {tokens:,} tokens" for name, tokens in read.items())
+            + ")"
+        )
     if each["baselines"]:
         named = ", ".join(f"{name.replace('_', ' ')} {score:.1f}" for name, score in each["baselines"].items())
         text += f"; baselines {named}"

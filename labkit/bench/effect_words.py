@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 from labkit.bench.arms import ADAPTED, REFERENCE, arm
@@ -12,19 +11,15 @@ from labkit.bench.effect_gaps import (
     Told,
     counted,
     differences,
+    halves,
     pairs_of,
     points,
     sorted_out,
     verdict,
-    verdict_together,
 )  # fmt: skip
+from labkit.bench.effect_limits import still_learning, unknown
 from labkit.bench.effect_series_words import along
 
-FEW = 3  # seeds: Student's t of two degrees of freedom, whose tails are long
-KINDS = {"mlm": "adaptation by MLM", "mntp": "adaptation by MNTP", "encoder": "a model that was made bidirectional"}
-TASKS = {"qa": "questions", "ner": "entities", "classify": "sentences"}
-SERIES = {"adaptation": "a curve over the steps of adaptation", "size": "a curve over the size of the training set"}
-NEARLY = "widened by their half-widths"
 CLAIM = 5.0  # points: "bidirectional attention gives +5 to 10 %", found in many READMEs, and without a source
 
 
@@ -35,29 +30,61 @@ def paragraphs(found: dict[str, Any]) -> list[str]:
     told += [text for text in (_repeated(conditions), _adapted(conditions), _others(conditions)) if text]
     told += along(conditions, found.get("orders", ()))
     told += [text for text in (_diagnostic(conditions), _claim(conditions)) if text]
-    return [*told, _unknown(conditions, found["curves"]), *_unfinished(found.get("unfinished", ()))]
+    return [*told, unknown(conditions, found["curves"]), *_unfinished(found.get("unfinished", ()))]
 
 
 def _in_short(conditions: Sequence[dict]) -> list[str]:
     """When does the mask help, by how much, what does the control say, what is not known: one plain paragraph."""
-    removed = differences(conditions, "bidirectional")
-    if all(each.gap["low"] is None for each in removed):
+    if all(each.gap["low"] is None for each in differences(conditions, "bidirectional")):
         return []
-    told = [f"**In short.** A model whose mask was removed, and nothing else done, {_did(removed, ' conditions')}."]
+    made, text = ([each for each in conditions if _was_made_for_it(each) is is_made] for is_made in (True, False))
+    things = " conditions of ordinary text" if made and text else " conditions"
+    told = _compared(text or made, things)
+    told[0] = f"**In short.** {told[0]}"
+    if made and text:
+        inside = _compared(made, " conditions")
+        inside[0] = inside[0].removeprefix("A")
+        told.append(f"On Which way round, which was made so that what follows decides half of it, a{inside[0]}")
+        told += inside[1:]
+    told += [text for each in conditions if (text := _with_few(each))]
+    models = sorted({each["model"] for each in conditions})
+    told.append(
+        f"This is of {' and '.join(models)} alone{still_learning(conditions)}: whether it holds for other models, and "
+        "for longer training, is not known."
+    )
+    return [" ".join(told)]
+
+
+def _compared(conditions: Sequence[dict], things: str) -> list[str]:
+    """Sentences: the unmasked model, the control, both against each other, and what filling gaps before gives."""
+    removed = _did(differences(conditions, "bidirectional"), things)
+    told = [f"A model whose mask was removed, and nothing else done, {removed}."]
     if twice := differences(conditions, "repeated"):
         told.append(f"One that kept its mask and read the input twice {_did(twice)}.")
     if both := pairs_of(conditions, "bidirectional", "repeated"):
         told.append(f"Set against each other, the unmasked one {counted(both, '', 'was better', 'was worse')}.")
-    if repaired := [each for kind in ADAPTED for each in pairs_of(conditions, kind, "bidirectional")]:
-        better = counted(repaired, " comparisons", "was better for it", "was worse for it")
-        told.append(f"One that filled gaps before the task {better}.")
-    told += [text for each in conditions if (text := _with_few(each))]
-    models = sorted({each["model"] for each in conditions})
-    told.append(
-        f"This is of {' and '.join(models)} alone: whether it holds for other models, and for longer training, is not "
-        "known."
-    )
-    return [" ".join(told)]
+    most = _with_most_steps(conditions)
+    if repaired := [each for one, kind in most for each in pairs_of([one], kind, "bidirectional")]:
+        text = f"One that filled gaps before the task {counted(repaired, '', 'was better for it', 'was worse for it')}"
+        if both := [each for one, kind in most for each in pairs_of([one], kind, "repeated")]:
+            text += f"; set against reading twice, it {counted(both, '', 'was better', 'was worse')}"
+        told.append(text + ".")
+    return told
+
+
+def _with_most_steps(conditions: Sequence[dict]) -> list[tuple[dict[str, Any], str]]:
+    """(condition, arm) of each objective of adaptation: of several numbers of steps the most, as they are one thing."""
+    found = []
+    for each in conditions:
+        for kind in ADAPTED:
+            names = [one["name"] for one in each["arms"] if one["name"].startswith(f"{kind}:") and "difference" in one]
+            found += [(each, max(names, key=lambda name: arm(name).steps))] if names else []
+    return found
+
+
+def _was_made_for_it(condition: dict[str, Any]) -> bool:
+    """Whether it is Which way round: a set on which a causal model has to lose says nothing of ordinary text."""
+    return "diagnostic" in condition or condition["name"].startswith("which-way-round/")
 
 
 def _with_few(condition: dict[str, Any]) -> str:
@@ -107,17 +134,10 @@ def _removed(conditions: Sequence[dict]) -> str:
         return "**Removing the mask** was not measured: the arm bidirectional has no finished run."
     text = f"**Removing the mask, and nothing else,** {sorted_out(gaps)}."
     for each in conditions:
-        halves = _halves(each, "bidirectional")
-        if halves:
-            told = "; ".join(f"where {name} it {_verb(gap)} ({points(gap)})" for name, gap in halves)
+        if both := halves(each, "bidirectional"):
+            told = "; ".join(f"where {name} it {_verb(gap)} ({points(gap)})" for name, gap in both)
             text += f" {each['name']} is two sets in one: {told}."
     return text
-
-
-def _halves(condition: dict[str, Any], arm: str) -> list[tuple[str, dict]]:
-    """(name, difference to the reference) of the halves of Which way round; [] elsewhere."""
-    parts = [part for part in condition["parts"] if part["name"].endswith(" decides")]
-    return [(part["name"], gap) for part in parts if (gap := part["arms"].get(arm, {}).get("difference"))]
 
 
 def _verb(gap: dict[str, Any]) -> str:
@@ -200,11 +220,29 @@ def _adapted(conditions: Sequence[dict]) -> str:
         if against := pairs_of(conditions, name, f"next:{steps}"):
             told_apart = sorted_out(against, "is better", "is worse")
             text += f"; against the causal model with as many steps of next-token prediction it {told_apart}"
+            text += _beyond(conditions, name)
         if repaired := pairs_of(conditions, name, "bidirectional"):
             told_apart = sorted_out(repaired, "is better", "is worse")
             text += f"; against the unmasked model without these steps it {told_apart}"
         told.append(text + ".")
     return " ".join(told)
+
+
+def _beyond(conditions: Sequence[dict], name: str) -> str:
+    """How much of the difference to the control is not that of the mask alone."""
+    told = [
+        f"{each['name']} {points(pair['beyond'])}"
+        for each in conditions
+        for pair in each["pairs"]
+        if pair["one"] == name and "beyond" in pair
+    ]
+    if not told:
+        return ""
+    is_ = "is" if len(told) == 1 else "are"
+    return (
+        f", of which {'; '.join(told)} {is_} beyond the mask alone (what the steps add to the unmasked model, less "
+        "what the control's add to the causal one)"
+    )
 
 
 def _others(conditions: Sequence[dict]) -> str:
@@ -242,117 +280,22 @@ def _over_the_ceiling(name: str, after: dict[str, Any]) -> str:
 
 
 def _claim(conditions: Sequence[dict]) -> str:
-    known = [each for each in conditions if _both_learned(each)]
-    left_out = [each["name"] for each in conditions if not _both_learned(each)]
+    text = [each for each in conditions if not _was_made_for_it(each)]
+    known = [each for each in text if _both_learned(each)]
+    left_out = [each["name"] for each in text if not _both_learned(each)]
     gaps = [each.gap for each in differences(known, "bidirectional") if each.gap["low"] is not None]
     if not gaps:
         return ""
     below, above = sum(gap["high"] < CLAIM for gap in gaps), sum(gap["low"] >= CLAIM for gap in gaps)
-    text = (
+    told = (
         f"**The common claim, +{CLAIM:.0f} to {2 * CLAIM:.0f} points from removing the mask:** of {len(gaps)} "
         f"conditions with an interval it is ruled out at this budget in {below}, borne out in {above}, and open in "
         f"{len(gaps) - below - above}."
     )
-    return text + (f" Left out, as one of the two has not learned: {', '.join(left_out)}." if left_out else "")
+    told += f" Left out, as one of the two has not learned: {', '.join(left_out)}." if left_out else ""
+    made = ", ".join(each["name"] for each in conditions if _was_made_for_it(each))
+    return told + (f" Left out, as it was made so that the mask has to cost: {made}." if made else "")
 
 
 def _both_learned(condition: dict[str, Any]) -> bool:
     return all(one["learned"] for one in condition["arms"] if one["name"] in (REFERENCE, "bidirectional"))
-
-
-def _unknown(conditions: Sequence[dict], curves: Sequence[dict]) -> str:
-    models = sorted({f"{each['model']} ({each['method']})" for each in conditions})
-    arms = [(each, one) for each in conditions for one in each["arms"]]
-    seeds = sorted({one["n_seeds"] for _, one in arms})
-    smaller = [int(size["steps"]) for each in conditions for size in each.get("sizes", ())]
-    steps = sorted({*smaller, *(int(one["steps"]) for _, one in arms)})
-    passes = sorted({round(each["passes"], 1) for each in conditions})
-    text = (
-        f"**Not known:** other models than {', '.join(models)}; larger budgets than {_range(steps)} steps, which are "
-        f"{_range(passes)} passes over the training rows; more than {_range(seeds)} seeds; other training sets, splits "
-        "and draws of these data."
-    )
-    if missing := _not_measured(conditions, curves):
-        text += f" Not measured here at all: {', '.join(missing)}."
-    return text + _of_rates(conditions) + _by_chance(conditions) + _older_intervals(conditions)
-
-
-def _of_rates(conditions: Sequence[dict]) -> str:
-    few = dict.fromkeys(each["name"] for each in conditions if 1 < len(each["learning_rates"]) < 3)
-    edge = [
-        f"{one['name']} on {each['name']} ({one['rate']:g})"
-        for each in conditions
-        if each["name"] not in few
-        for one in each["arms"]
-        if one["edge"]
-    ]
-    text = f" Only two rates were tried on {', '.join(few)}." if few else ""
-    if edge:
-        text += (
-            f" The best rate is at an end of the grid for {'; '.join(edge)}: with a wider grid these may be better. "
-            "Every rate was tried with one seed."
-        )
-    return text
-
-
-def _by_chance(conditions: Sequence[dict]) -> str:
-    """How many differences are told here, and how many would leave out zero if nothing differed."""
-    told = [one["difference"] for each in conditions for one in each["arms"] if "difference" in one]
-    smaller = [size for each in conditions for size in each.get("sizes", ())[:-1]]  # the last is the full set
-    told += [pair["difference"] for each in [*conditions, *smaller] for pair in each.get("pairs", ())]
-    of_sizes = [one for size in smaller for one in size["arms"].values()]
-    told += [one[key] for one in of_sizes for key in ("difference", "growth") if key in one]
-    told += [gap for each in conditions for _, gap in _halves(each, "bidirectional")]
-    clear = [gap for gap in told if verdict(gap) != "open"]
-    corrected = [gap for gap in clear if "together" in gap]
-    barely = [gap for gap in corrected if verdict_together(gap) == "open"]
-    more = ""
-    if few := [_widening(gap) for gap in barely if gap["n_seeds"] <= FEW]:
-        more += (
-            f" {len(few)} of these have {FEW} seeds or fewer, where such an interval is {median(few):.1f} times as "
-            "wide as the one by itself: that says more of the number of seeds than of the effect."
-        )
-    if unknown := len(clear) - len(corrected):
-        more += f" For {unknown} of the {len(clear)} that is not known: their runs were not kept."
-    return (
-        f" Of {len(told)} differences that are told here, {len(clear)} leave out zero, each by itself; "
-        f"{0.05 * len(told):.1f} would on average if nothing differed. Those of one condition share their causal runs "
-        f"and their test set. {len(barely)} of the {len(clear)} no longer leave it out where all of a kind are taken "
-        "together (Bonferroni; the kinds: a condition's differences to causal, its pairs, its halves, and each of "
-        f"these with as many training examples): they are marked 'barely'.{more} Those by kind of entity or place of "
-        "the answer, in the tables, are not corrected."
-    )
-
-
-def _widening(gap: dict[str, Any]) -> float:
-    """How many times as wide the interval is that holds for all of a kind."""
-    return (gap["high_together"] - gap["low_together"]) / (gap["high"] - gap["low"])
-
-
-def _older_intervals(conditions: Sequence[dict]) -> str:
-    """Of conditions that come from earlier reports, whose runs may be gone."""
-    older = [each["name"] for each in conditions if "intervals" not in each]
-    near = [each["name"] for each in conditions if each.get("intervals") == NEARLY]
-    text = f" The intervals of {', '.join(older)} are not widened for few groups." if older else ""
-    if near:
-        text += (
-            f" The runs of {', '.join(near)} were not kept: their intervals were widened for few groups by the two "
-            "half-widths alone."
-        )
-    return text
-
-
-def _not_measured(conditions: Sequence[dict], curves: Sequence[dict]) -> list[str]:
-    """What `labkit bench mask-effect` can ask and these studies did not."""
-    names = {one["name"].partition(":")[0] for each in conditions for one in each["arms"]}
-    missing = [told for kind, told in KINDS.items() if kind not in names]
-    tasks, names_of_data = {each["task"] for each in conditions}, {each["name"] for each in conditions}
-    missing += [told for task, told in TASKS.items() if task not in tasks]
-    if "qa" in tasks and not any("/question-last" in name for name in names_of_data):
-        missing.append("the question after the context")
-    kinds = {curve["kind"] for curve in curves}
-    return missing + [told for kind, told in SERIES.items() if kind not in kinds]
-
-
-def _range(values: Sequence[int | float]) -> str:
-    return f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,12 @@ def student_t(degrees: int, certainty: float = 0.95) -> float:
     return math.tan(low) * math.sqrt(degrees)
 
 
+def student_below(t: np.ndarray, degrees: int) -> np.ndarray:
+    """The probability that Student's T of so many whole degrees of freedom is below each of these values."""
+    angles = np.arctan(np.asarray(t, dtype=float) / math.sqrt(degrees))
+    return (1.0 + _within(angles, degrees)) / 2.0
+
+
 def mean_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """Mean over the first axis, the seeds, and half of its 95 % interval; None of a single seed, which has none."""
     n, mean = len(values), np.asarray(values.mean(0))
@@ -32,12 +39,12 @@ def mean_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     return mean, np.asarray(student_t(n - 1) * values.std(0, ddof=1) / math.sqrt(n))
 
 
-def _within(angle: float, degrees: int) -> float:
-    """The probability that |T| is below tan(angle) * sqrt(degrees)."""
-    odd = degrees % 2
-    term = math.cos(angle) if odd else 1.0
-    total = term if degrees > 1 or not odd else 0.0
+def _within(angle: float | np.ndarray, degrees: int) -> Any:
+    """The probability that |T| is below tan(angle) * sqrt(degrees); with a minus sign if the angle has one."""
+    odd, cosine, sine = degrees % 2, np.cos(angle), np.sin(angle)
+    term = cosine if odd else np.ones_like(cosine)
+    total = term if degrees > 1 or not odd else np.zeros_like(cosine)
     for k in range(3 if odd else 2, degrees - 1, 2):
-        term *= (k - 1) / k * math.cos(angle) ** 2
-        total += term
-    return (angle + math.sin(angle) * total) * 2 / math.pi if odd else math.sin(angle) * total
+        term = term * (k - 1) / k * cosine**2
+        total = total + term
+    return (angle + sine * total) * 2 / math.pi if odd else sine * total

@@ -1,0 +1,114 @@
+"""What a report says in words is no more than its numbers carry: the opening, the controls, and the limits."""
+
+import copy
+import json
+
+import pytest
+
+from labkit.bench import effect_words, folders
+from labkit.bench.effect_report import report
+from tests.made_up_studies import made_up
+
+pytestmark = pytest.mark.end_to_end
+ADAPTED = {"causal": 50.0, "bidirectional": 60.0, "repeated": 70.0, "mntp:10": 68.0, "mntp:20": 72.0, "next:20": 50.0}
+
+
+def metrics_of(folder):
+    return sorted(folder.glob("runs/*/*/*/*/metrics.json"))
+
+
+def with_baseline(folder, score):
+    for file in metrics_of(folder):
+        file.write_text(
+            file.read_text().replace('"baselines": {}', f'"baselines": {{"test": {{"majority": {score}}}}}')
+        )
+    return folder
+
+
+def test_an_arm_that_loses_so_much_that_it_falls_to_a_baseline_has_lost(tmp_path):
+    chances = {"causal": 80.0, "bidirectional": 45.0, "repeated": 79.0}
+    found = report([with_baseline(made_up(tmp_path / "s", chances), 0.5)])
+    opening = found["words"][0]
+    gap = found["conditions"][0]["arms"][1]["difference"]["mean"]
+    lost = f"lost to it in none, fell as far as a baseline that needs no model in 1 (by {-gap:.1f} points)."
+    assert f"beat the causal one in none of 1 conditions, {lost}" in opening
+
+
+def test_where_neither_has_learned_nothing_has_fallen(tmp_path):
+    chances = {"causal": 50.0, "bidirectional": 30.0}
+    opening = report([with_baseline(made_up(tmp_path / "s", chances), 0.5)])["words"][0]
+    assert "fell" not in opening and "was not shown to have learned the task in 1." in opening
+
+
+def test_a_set_that_was_made_for_it_is_told_apart_from_ordinary_text(tmp_path):
+    found = report([made_up(tmp_path / "s", {"causal": 50.0, "bidirectional": 80.0, "repeated": 80.0})])
+    made = copy.deepcopy(found["conditions"][0]) | {"name": "which-way-round/classify"}
+    found["conditions"][0]["arms"][1]["difference"] |= {"mean": 0.5, "low": -1.0, "high": 2.0}
+    told = effect_words.paragraphs({**found, "conditions": [*found["conditions"], made]})
+    first, second = told[0].split(
+        "On Which way round, which was made so that what follows decides half of it, a model "
+    )
+    assert "beat the causal one in none of 1 conditions of ordinary text, " in first
+    assert "beat the causal one in 1 of 1 conditions (by " in second
+    (claim,) = [text for text in told if text.startswith("**The common claim")]
+    assert "of 1 conditions with an interval it is ruled out at this budget in 1, borne out in 0" in claim
+    assert "made so that the mask has to cost: which-way-round/classify." in claim
+
+
+def test_adaptation_is_counted_once_a_condition_and_set_against_reading_twice(tmp_path):
+    opening = report([made_up(tmp_path / "s", ADAPTED)])["words"][0]
+    assert "One that filled gaps before the task was better for it in 1 of 1 (by 1" in opening
+    assert "; set against reading twice, it was better in none of 1, was worse in none, made no clear" in opening
+
+
+def test_what_an_adaptation_gives_beyond_the_mask_alone_is_told_beside_its_control(tmp_path):
+    found = report([made_up(tmp_path / "s", ADAPTED)])
+    means = {one["name"]: one["mean"] for one in found["conditions"][0]["arms"]}
+    (pair,) = [each for each in found["conditions"][0]["pairs"] if each["other"] == "next:20"]
+    beyond = means["mntp:20"] - means["bidirectional"] - (means["next:20"] - means["causal"])
+    assert pair["beyond"]["mean"] == pytest.approx(beyond) and pair["beyond"]["low"] < 12.0 < pair["beyond"]["high"]
+    assert pair["beyond"]["mean"] + means["bidirectional"] - means["causal"] == pytest.approx(
+        pair["difference"]["mean"]
+    )
+    assert f", of which invented/classify {beyond:+.1f} [" in "\n".join(found["words"])
+    without = {name: chance for name, chance in ADAPTED.items() if name != "bidirectional"}
+    (pair,) = [
+        p for p in report([made_up(tmp_path / "t", without)])["conditions"][0]["pairs"] if p["other"] == "next:20"
+    ]
+    assert "beyond" not in pair
+
+
+def test_numbers_of_steps_with_other_numbers_of_seeds_turn_no_sign(tmp_path):
+    folder = made_up(tmp_path / "s", {"causal": 50.0, "bidirectional": 30.0, "mntp:50": 50.0, "mntp:400": 70.0})
+    for seed in (3, 4):
+        run = folders.run_folder(folder, "invented/classify", "mntp:50", None, seed)
+        (run / "metrics.json").unlink()
+    words = "\n".join(report([folder])["words"])
+    assert "of 5, 3, 5 seeds, so it is not said from which number of steps on it is better." in words
+    assert "from 400 on" not in words
+    assert (
+        "Seeds differ in number on invented/classify (5 for causal, bidirectional, mntp:400 and 3 for mntp:50)" in words
+    )
+
+
+@pytest.mark.parametrize(("best", "told"), [(5, "In 10 of 10 runs"), (2, "In 0 of 10 runs")])
+def test_how_many_runs_were_still_learning_is_said(tmp_path, best, told):
+    folder = made_up(tmp_path / "s", {"causal": 50.0, "bidirectional": 60.0})
+    for file in metrics_of(folder):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"best_step": best}))
+        history = [{"step": step, "accuracy": 0.5} for step in (2, 5)]
+        (file.parent / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    found = report([folder])
+    assert (
+        f" {told} with several evaluations (all training examples) the best on dev was the last" in found["words"][-1]
+    )
+    assert f"alone, and {told[0].lower()}{told[1:]} dev was at its best at the end: whether" in found["words"][0]
+
+
+def test_what_was_not_measured_is_named_by_task(tmp_path):
+    found = report([made_up(tmp_path / "s", ADAPTED)])
+    made = copy.deepcopy(found["conditions"][0]) | {"name": "other/qa", "task": "qa"}
+    made["arms"] = [one for one in made["arms"] if not one["name"].startswith("mntp")]
+    made["pairs"] = [pair for pair in made["pairs"] if not pair["one"].startswith("mntp")]
+    told = effect_words.paragraphs({**found, "conditions": [*found["conditions"], made]})[-1]
+    assert "Not measured here at all: adaptation by MLM, adaptation by MNTP on questions, a model that" in told
