@@ -278,6 +278,7 @@ def main() -> None:
 
     import torch
 
+    machine.use(options.device)
     torch.set_num_threads(options.threads)
     if options.arm:
         return one_arm(options)

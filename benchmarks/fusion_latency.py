@@ -370,6 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.quick:
         options.model, options.counts, options.new_tokens, options.rounds = "tiny-gemma3", [1, 2, 3, 5], [1, 5, 20], 2
+    machine.use(options.device)
     options.counts, options.new_tokens = sorted({*options.counts}), sorted({*options.new_tokens})
     if min(*options.counts, *options.new_tokens, options.rounds, options.threads) < 1:
         parser.error("--counts, --new-tokens, --rounds and --threads must be at least 1")

@@ -103,6 +103,7 @@ def main() -> None:
     options = parser.parse_args()
     import torch
 
+    machine.use(options.device)
     if options.threads:
         torch.set_num_threads(options.threads)
     if options.arm:

@@ -38,6 +38,14 @@ def write(name: str, results: Any, notes: str) -> Path:
     return target
 
 
+def use(device: str) -> None:
+    """From now on what torch waits for and counts is on this device, "cpu" or a GPU such as "cuda:1"."""
+    if device.startswith("cuda:"):
+        import torch
+
+        torch.cuda.set_device(device)
+
+
 def paired(one: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
     """`spread` of one / other, round by round, and `low` and `high`, the bootstrap interval of its median."""
     ratios = np.array(one) / np.array(other)

@@ -14,7 +14,7 @@ from labkit.console import Json, print_json
 from labkit.errors import DataError
 from labkit.tasks.qa_frames import ORDERS
 
-DATA = ("qa:field-notes", "ner:field-notes", "ner:which-way-round")
+DATA = ("ner:field-notes", "ner:which-way-round")
 
 
 def mask_effect(

@@ -90,7 +90,7 @@ def _gpu() -> Finding:
     if torch.cuda.is_available():
         each = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
         detail = ", ".join(f"{gpu.name} ({gpu.total_memory / GB:.0f} GB)" for gpu in each)
-        if not torch.cuda.is_bf16_supported():
+        if not torch.cuda.is_bf16_supported(including_emulation=False):  # which is slow, and counts by default
             return Finding("gpu", "warn", f"{detail}, without bfloat16", "load models with dtype='float32'")
         return Finding("gpu", "ok", detail)
     if shutil.which("nvidia-smi"):

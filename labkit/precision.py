@@ -15,6 +15,7 @@ from labkit.errors import TrainingError
 
 OVERFLOWS_IN_FLOAT16 = ("gemma", "t5gemma", "t5", "umt5")  # model types that begin so
 AMPERE = (8, 0)
+AS_ASKED = "as asked"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def choose(model_type: str, capability: tuple[int, int] | None, wanted: str = "a
             "bfloat16", False, f"{_name(capability)} has no bfloat16 in hardware: torch emulates it, slowly"
         )
     if wanted != "auto":
-        return Precision(wanted, new and wanted == "float32", "as asked")
+        return Precision(wanted, new and wanted == "float32", AS_ASKED)
     if capability is None:
         return Precision("float32", False, "no GPU")
     if new:

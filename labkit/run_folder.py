@@ -20,11 +20,13 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from labkit.errors import TrainingError
 
+LONGEST_WAIT = timedelta(hours=12)  # of one process for another
 SEAL = "sealed.json"
 WRITING = ".writing-"  # how the names of half-written files and folders begin
 
@@ -262,4 +264,5 @@ def _processes() -> Any | None:
         from accelerate import PartialState
     except ImportError:
         return None
-    return PartialState(cpu=not torch.cuda.is_available())
+    # this is what opens the group of the processes; by default those that wait for an evaluation give up in minutes
+    return PartialState(cpu=not torch.cuda.is_available(), timeout=LONGEST_WAIT)

@@ -74,6 +74,10 @@ def train(
     with first_process_first() as first:
         resumed = run.latest_checkpoint()
     before = resumed[1] if resumed else {"step": 0, "seconds": 0.0, "tokens": 0}
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    if compiles_attention(model):  # or what the proof of its mask compiled takes the places of what training needs
+        torch.compiler.reset()
     with random_state_kept(), bars_on_terminals_only(), _local_stores(run):
         arguments = _arguments(settings, run)
         if before.get("processes", arguments.world_size) != arguments.world_size:
@@ -203,17 +207,22 @@ def _trainer_class() -> type:
             self.model_accepts_loss_kwargs = False  # our loss is a mean; Trainer divides by the accumulation steps
             self.accelerator.gradient_accumulation_steps = 1  # or transformers 5.3 divides by them twice
             self.row_loss, self.measure, self.settings, self.run = loss, evaluate, settings, run
-            self.started, self.seconds_before, self.tokens = time.perf_counter(), before["seconds"], before["tokens"]
+            self.started, self.seconds_before = time.perf_counter(), before["seconds"]
+            self.counted: int | torch.Tensor = before["tokens"]  # where the model is: to read it is to wait for the GPU
 
         @property
         def seconds(self) -> float:
             return self.seconds_before + time.perf_counter() - self.started
 
+        @property
+        def tokens(self) -> int:
+            return int(self.counted)
+
         def _get_train_sampler(self, train_dataset=None):
             return torch.utils.data.SequentialSampler(self.train_dataset)
 
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            self.tokens += int(inputs["attention_mask"].sum()) * self.args.world_size
+            self.counted = self.counted + inputs["attention_mask"].sum() * self.args.world_size
             return self.row_loss(model, inputs)
 
         def evaluate(self, *_, **__):
@@ -332,11 +341,8 @@ def _local_stores(run: RunFolder) -> Iterator[None]:
 def _too_little_memory_explained(settings: Settings) -> Iterator[None]:
     try:
         yield
-    except (
-        RuntimeError,
-        MemoryError,
-    ) as error:  # torch's error on a GPU is a RuntimeError of its own, on a CPU a bare one
-        if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and "allocate memory" not in str(error):
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
             raise
         cures = [] if settings.gradient_checkpointing else ["gradient checkpointing"]
         if settings.batch_size > 1:
@@ -346,6 +352,18 @@ def _too_little_memory_explained(settings: Settings) -> Iterator[None]:
         raise TrainingError(
             f"the memory is full; try {', '.join(cures)}. --resume goes on from the last checkpoint"
         ) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether it says that there is too little memory: on a GPU torch has an error for it, on a CPU a bare one."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error)
+
+
+def compiles_attention(model: nn.Module) -> bool:
+    """Whether its attention is FlexAttention, which is compiled for each kind of call, up to a limit."""
+    config = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return getattr(config, "_attn_implementation", None) == "flex_attention"
 
 
 def _require_numbers(what: str, numbers: Iterable[Tensor], step: int, settings: Settings, run: RunFolder) -> None:

@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 
 from labkit.bench import mask_effect
 from labkit.bench.arms import arm, arms
@@ -12,7 +13,7 @@ from labkit.bench.conditions import Condition, conditions
 from labkit.bench.effect_report import report, written
 from labkit.bench.mask_effect import Study, run_study
 from labkit.datasets.embedded import read
-from labkit.errors import DataError, DivergedError, ModelError, TrainingError
+from labkit.errors import DataError, DivergedError, LabkitError, ModelError, TrainingError
 from labkit.tasks.plans import Plan
 from tests.made_up_studies import made_up
 
@@ -224,13 +225,59 @@ def test_a_model_that_is_not_there_is_an_error_before_anything_is_written(tmp_pa
     assert not (tmp_path / "s").exists()
 
 
-def test_a_run_that_fails_is_noted_and_the_others_go_on(tmp_path):
-    study = replace(STUDY, arms=("causal", "unmask:7"), learning_rates=(1e-3,), seeds=(0,))  # the model has 2 layers
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (TrainingError("it went wrong"), "it went wrong"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to\nallocate"), "the memory is full (CUDA out of memory."),
+    ],
+)
+def test_a_run_that_fails_is_noted_and_the_others_go_on(tmp_path, monkeypatch, error, told):
+    real = mask_effect.finetune
+
+    def failing(*arguments, **options):
+        if options["mask"] == "bidirectional":
+            raise error
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(mask_effect, "finetune", failing)
+    study = replace(STUDY, arms=("bidirectional", "causal"), learning_rates=(1e-3,), seeds=(0,))
     failures = run_study(study, [diagnostic()], tmp_path / "s", say=quiet)
-    assert list(failures) == ["runs/which-way-round--ner/unmask-7/size-all/seed-0"]
-    assert "has layers 0 to 1" in next(iter(failures.values()))
+    assert list(failures) == ["runs/which-way-round--ner/bidirectional/size-all/seed-0"]
+    assert next(iter(failures.values())).startswith(told)
     assert json.loads((tmp_path / "s" / "failures.json").read_text()) == failures
     assert [one["name"] for one in report([tmp_path / "s"])["conditions"][0]["arms"]] == ["causal"]
+
+
+def test_layers_that_the_model_does_not_have_are_an_error_before_anything_is_written(tmp_path):
+    study = replace(STUDY, arms=("causal", "unmask:7"))
+    with pytest.raises(LabkitError, match="has layers 0 to 1"):
+        run_study(study, [diagnostic()], tmp_path / "s", say=quiet)
+    assert not (tmp_path / "s").exists()
+
+
+def test_rows_that_are_too_long_to_be_read_twice_are_an_error_before_anything_is_written(tmp_path):
+    (found,) = conditions(["qa:field-notes"], orders=["question-first"], max_train=8, max_eval=4)
+    long = replace(found.train[0], context=found.train[0].context * 4)
+    found = replace(found, train=[*found.train[1:], long])
+    study = replace(STUDY, arms=("causal", "repeated:3"), max_length=None)
+    with pytest.raises(
+        DataError, match=r"repeated:3: the longest training row of .* give --max-length 341, which is"
+    ) as it:
+        run_study(study, [found], tmp_path / "s", say=quiet)
+    assert "384 tokens, which makes 1,152 in 3 readings, and tiny-gpt2 has 1,024 positions" in str(it.value)
+    assert not (tmp_path / "s").exists()
+
+
+def test_what_is_no_training_is_said_and_the_parent_keeps_no_model_on_a_gpu(tmp_path, monkeypatch):
+    import labkit
+
+    said, asked, real = [], [], labkit.load
+    monkeypatch.setattr(labkit, "load", lambda *names, **options: asked.append(options) or real(*names, **options))
+    study = replace(STUDY, arms=("causal",), learning_rates=(1e-3,), seeds=(0,), sizes=(4, 5000, None))
+    run_study(study, [diagnostic()], tmp_path / "s", say=said.append)
+    assert "which-way-round/ner has 12 training examples: no run with 5000" in said
+    assert asked[0]["device"] == "cpu"
 
 
 def test_a_rate_that_fails_is_written_down_with_what_was_chosen(tmp_path, monkeypatch):
@@ -546,11 +593,19 @@ def test_arms_are_named_as_they_are_run():
         (("bidirectional",), "causal must be among them"),
         (("causal", "mntp", "mntp:200"), "one is there twice"),
         (("causal", "mntp:many"), "the arm is 'mntp:many'"),
+        (("causal", "mntp:0"), "the arm is 'mntp:0'"),
+        (("causal", "repeated:1"), "the arm is 'repeated:1'; give .*repeated:3"),
     ],
 )
 def test_arms_that_cannot_be_compared_are_refused(names, message):
     with pytest.raises(DataError, match=message):
         arms(names)
+
+
+@pytest.mark.parametrize("wrong", [{"learning_rates": (1e-3, -1.0)}, {"adaptation_rate": float("nan")}])
+def test_learning_rates_that_are_none_are_refused(wrong):
+    with pytest.raises(DataError, match="the learning rate (-1|nan) cannot be used"):
+        replace(STUDY, **wrong)
 
 
 def test_sizes_without_the_whole_set_are_refused():

@@ -172,3 +172,15 @@ def test_an_extension_that_is_explicitly_enabled_is_not_called_disabled(jupyter)
     page = {"disabledExtensions": {"@jupyter-widgets/jupyterlab-manager": False}}
     (jupyter[1] / "labconfig" / "page_config.json").write_text(json.dumps(page))
     assert find("browser extension").status == "ok"
+
+
+def test_a_gpu_that_only_emulates_bfloat16_is_said_to_have_none(monkeypatch):
+    import torch
+
+    card = SimpleNamespace(name="Tesla T4", total_memory=15_828_320_256)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    found = doctor._gpu()
+    assert found.status == "warn" and found.detail.endswith("without bfloat16")

@@ -316,3 +316,19 @@ def test_json_in_the_folder_is_plain_utf8_with_a_last_line_end(run):
     content = (run.path / "metrics.json").read_bytes()
     assert content.endswith(b"}\n") and b"\r" not in content
     assert json.loads(content.decode("utf-8"))["bits_per_byte"] == {"Ärger.txt": 2.5}
+
+
+def test_processes_wait_for_one_another_as_long_as_an_evaluation_may_take(monkeypatch):
+    import accelerate
+
+    from labkit import run_folder
+
+    asked = {}
+
+    def opened(**options):
+        asked.update(options)
+        return accelerate.state.PartialState.__new__(accelerate.state.PartialState)
+
+    monkeypatch.setattr(accelerate, "PartialState", opened)
+    assert run_folder._processes() is not None
+    assert asked["timeout"].total_seconds() >= 3600  # the default of NCCL is ten minutes

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 
 import pytest
 import torch
@@ -291,3 +292,27 @@ def test_a_prompt_read_in_both_directions_is_continued_with_the_cache_as_without
     plain = lm.model(uncached[:, :-1], use_cache=False).logits
     assert torch.equal(cached, uncached)
     assert not torch.allclose(both_ways[:, 0], plain[:, 0], atol=1e-4)  # the prompt was really read both ways
+
+
+def test_epochs_are_counted_over_all_processes(monkeypatch):
+    rows = len(task.cut_into_rows(labkit.load("tiny-gpt2").tokenizer, TEXTS, 16))
+    assert task.steps_of("tiny-gpt2", TEXTS, 16, 2, 4.0) == math.ceil(4 * rows / 2)
+    monkeypatch.setattr(task, "process_count", lambda: 2)
+    assert task.steps_of("tiny-gpt2", TEXTS, 16, 2, 4.0) == math.ceil(4 * rows / 4)
+
+
+@pytest.mark.parametrize(("attn", "times"), [("flex_attention", 1), (None, 0)])
+def test_what_the_proof_of_a_mask_compiled_is_forgotten_before_the_training(tmp_path, monkeypatch, attn, times):
+    done = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: done.append("reset"))
+    task.train_lm(
+        "tiny-gemma3",
+        TEXTS,
+        tmp_path / "run",
+        objective="mntp",
+        settings=settings(max_steps=1),
+        attn=attn,
+        max_length=16,
+        say=lambda text: None,
+    )
+    assert len(done) == times

@@ -99,7 +99,7 @@ def test_measuring_keeps_nothing_of_the_model_alive():
     assert not any(each() is not None for each in kept)
 
 
-def test_only_what_is_trained_needs_gradients_and_moments():
+def test_only_what_is_trained_needs_gradients_and_moments(monkeypatch):
     model = labkit.load("tiny-gpt2", task="question-answering", device="cpu").model
     ids, one = torch.randint(3, 100, (1, 20)), torch.zeros(1, dtype=torch.long)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "start_positions": one, "end_positions": one}
@@ -108,6 +108,9 @@ def test_only_what_is_trained_needs_gradients_and_moments():
     frozen = measured_need(model, lambda m, b: m(**b).loss, batch, share=8.0)
     assert frozen.training == 12 * sum(p.numel() for p in model.head.parameters())
     assert frozen.activations < full.activations / 3
+    monkeypatch.setattr("labkit.tasks.needs.process_count", lambda: 2)  # whose gradients lie in buckets too
+    several = measured_need(model, lambda m, b: m(**b).loss, batch, share=8.0)
+    assert several.training == 16 * sum(p.numel() for p in model.head.parameters())
 
 
 def test_activations_grow_with_the_batch_and_the_length():

@@ -65,10 +65,10 @@ def arm(name: str) -> Arm:
     kind, _, detail = name.partition(":")
     if kind in ("causal", "bidirectional", "right-to-left") and not detail:
         return Arm(name, mask=kind)
-    if kind == "repeated" and (not detail or detail.isdecimal()):
+    if kind == "repeated" and (not detail or detail.isdecimal() and int(detail) > 1):
         readings = int(detail or 2)
         return Arm(kind if readings == 2 else f"{kind}:{readings}", readings=readings)
-    if kind in OBJECTIVES and (not detail or detail.isdecimal()):
+    if kind in OBJECTIVES and (not detail or detail.isdecimal() and int(detail) > 0):
         steps = int(detail or DEFAULT_STEPS)
         return Arm(f"{kind}:{steps}", "causal" if kind == "next" else "bidirectional", objective=kind, steps=steps)
     if kind == "unmask" and detail:
@@ -76,7 +76,8 @@ def arm(name: str) -> Arm:
     if kind == "encoder" and detail:
         return Arm(name, "encoder", model=detail)
     forms = (
-        "causal, bidirectional, mntp:STEPS, mlm:STEPS, next:STEPS, repeated, right-to-left, unmask:WHICH, encoder:MODEL"
+        "causal, bidirectional, mntp:STEPS, mlm:STEPS, next:STEPS, repeated (or repeated:3), right-to-left, "
+        "unmask:WHICH, encoder:MODEL"
     )
     raise DataError(f"the arm is {name!r}; give {forms}")
 

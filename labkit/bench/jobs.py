@@ -74,6 +74,16 @@ def _timed(work: Callable[[Any], Any], item: Any) -> tuple[Any, LabkitError | No
         result, error = work(item), None
     except LabkitError as raised:
         result, error = None, raised
+    except (RuntimeError, MemoryError) as raised:
+        from labkit.training import is_out_of_memory
+
+        if not is_out_of_memory(raised):
+            raise
+        why = str(raised).partition("\n")[0] or "MemoryError"
+        result, error = (
+            None,
+            TrainingError(f"the memory is full ({why}); --resume tries it again, with fewer at a time"),
+        )
     return result, error, time.perf_counter() - began
 
 

@@ -29,6 +29,7 @@ from labkit.bench.arms import DEFAULT, Arm, arms
 from labkit.bench.conditions import Condition
 from labkit.bench.jobs import side_by_side
 from labkit.errors import DataError, DivergedError
+from labkit.export import choose_layers
 from labkit.tasks.finetune import finetune
 from labkit.tasks.lm import train_lm
 from labkit.tasks.plans import Plan
@@ -75,6 +76,8 @@ class Study:
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
                 raise DataError(f"{name.replace('_', ' ')} are {values}; give at least one, and none twice")
+        if wrong := [rate for rate in (*self.learning_rates, self.adaptation_rate) if not 0 < rate < 1]:
+            raise DataError(f"the learning rate {wrong[0]:g} cannot be used; give numbers between 0 and 1")
         if None not in self.sizes:
             raise DataError("the sizes leave out the whole training set, on which the rates are chosen; add all")
         if small := [size for size in self.sizes if size is not None and size < 1]:
@@ -145,7 +148,14 @@ def run_study(
     import labkit
 
     _require_folders_apart(study, conditions)
-    labkit.load(study.model, attn=study.attn)  # a wrong name is an error now, and not one of every run
+    lm = labkit.load(study.model, attn=study.attn, device="cpu")  # a wrong name is an error now, not one of every run
+    _require_layers(study, lm)
+    _require_positions(study, conditions, lm)
+    for condition in conditions:
+        if large := [size for size in study.sizes if size is not None and size >= len(condition.train)]:
+            named = ", ".join(map(str, large))
+            say(f"{condition.name} has {len(condition.train):,} training examples: no run with {named}")
+    del lm
     with folders.opened(folder, study, conditions, resume=resume) as path:
         progress = _Progress(path, study.plan, say)
         train = partial(_train, study, path)
@@ -180,6 +190,32 @@ def _require_folders_apart(study: Study, conditions: Sequence[Condition]) -> Non
                 raise DataError(f"{other!r} and {name!r} would share a folder; give one of them another name")
 
 
+def _require_layers(study: Study, lm: Any) -> None:
+    """LabkitError if an arm unmasks layers that the model does not have."""
+    for each in arms(study.arms):
+        choose_layers(each.layers, lm.model.config.get_text_config().num_hidden_layers)
+
+
+def _require_positions(study: Study, conditions: Sequence[Condition], lm: Any) -> None:
+    """DataError if a row, read as often as an arm reads it, is longer than the model has positions."""
+    most = max(arms(study.arms), key=lambda each: each.readings)
+    places = getattr(lm.model.config.get_text_config(), "max_position_embeddings", None)
+    for condition in conditions if most.readings > 1 and places else ():
+        recipe = by_name(condition.task)
+        options = Options(**condition.options, **_lengths(study, condition)).filled(recipe)
+        if options.max_length * most.readings <= places:
+            continue
+        labels = recipe.labels(condition.train)
+        rows = recipe.features(lm.tokenizer, condition.train, labels, options, lambda text: None)
+        longest = max(map(recipe.length_of, rows))
+        if longest * most.readings > places:
+            raise DataError(
+                f"{most.name}: the longest training row of {condition.name} has {longest:,} tokens, which makes "
+                f"{longest * most.readings:,} in {most.readings} readings, and {study.model} has {places:,} positions; "
+                f"give --max-length {places // most.readings}, which is for all arms, or leave out the arm"
+            )
+
+
 def _tuning(study: Study, conditions: Sequence[Condition], path: Path) -> Iterator[Run]:
     """The runs of stage 1 of arms that are not frozen yet."""
     if len(study.learning_rates) == 1:
@@ -212,11 +248,6 @@ def _finetuned(study: Study, path: Path, run: Run) -> dict[str, Any]:
     if run.arm.objective:
         start = str(_adapted(study, path, run))
     folder = path / run.folder
-    lengths: dict[str, int] = {}
-    if study.max_length is not None:
-        lengths["max_length"] = study.max_length
-        if "doc_stride" in (defaults := by_name(run.condition.task).defaults):
-            lengths["doc_stride"] = min(defaults["doc_stride"], study.max_length // 4)
     metrics = finetune(
         run.condition.task,
         start,
@@ -225,7 +256,7 @@ def _finetuned(study: Study, path: Path, run: Run) -> dict[str, Any]:
         dev=run.condition.dev,
         test=() if run.tuning else run.condition.test,
         plan=replace(study.plan, learning_rate=run.rate, seed=run.seed),
-        options=Options(**run.condition.options, **lengths),
+        options=Options(**run.condition.options, **_lengths(study, run.condition)),
         window=study.window,
         method=study.method,
         rank=study.rank,
@@ -238,6 +269,15 @@ def _finetuned(study: Study, path: Path, run: Run) -> dict[str, Any]:
     )
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return metrics
+
+
+def _lengths(study: Study, condition: Condition) -> dict[str, int]:
+    """Tokens per row and between two windows, where the study says how many."""
+    if study.max_length is None:
+        return {}
+    defaults = by_name(condition.task).defaults
+    stride = {"doc_stride": min(defaults["doc_stride"], study.max_length // 4)} if "doc_stride" in defaults else {}
+    return {"max_length": study.max_length} | stride
 
 
 def _adapted(study: Study, path: Path, run: Run) -> Path:

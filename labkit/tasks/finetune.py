@@ -118,7 +118,7 @@ def finetune(
     start_of_head = lm.model.head_sha256() if hasattr(lm.model, "head_sha256") else None  # an encoder's own has none
     rows = recipe.features(lm.tokenizer, train_examples, labels, options, say)
     chosen = precision.choose(lm.model.config.get_text_config().model_type, precision.here(), plan.dtype)
-    if plan.dtype == "auto" and precision.here() is not None:
+    if precision.here() is not None and chosen.why != precision.AS_ASKED:
         say(f"computing in {chosen.dtype}: {chosen.why}")
     metric = recipe.metric(dev, options)
     processes = process_count()

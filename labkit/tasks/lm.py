@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from labkit.errors import DataError, ObjectiveError
 from labkit.export import choose_layers
 from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
-from labkit.run_folder import RunFolder, is_first_process
+from labkit.run_folder import RunFolder, is_first_process, process_count
 from labkit.tasks.order import shuffled_order
 from labkit.training import Settings, evaluating, random_state_kept, require, save_model, train
 
@@ -153,11 +153,12 @@ def train_lm(
 
 
 def steps_of(model: Any, texts: Sequence[str], max_length: int, rows_per_step: int, epochs: float) -> int:
-    """How many steps `epochs` passes over the texts take."""
+    """How many steps `epochs` passes over the texts take; `rows_per_step`: of each process that trains."""
     import labkit
 
-    rows = cut_into_rows(labkit.load(model).tokenizer, texts, max_length)
-    return max(1, math.ceil(epochs * len(rows) / rows_per_step))
+    processes = process_count()
+    rows = cut_into_rows(labkit.load(model, device="cpu").tokenizer, texts, max_length)
+    return max(1, math.ceil(epochs * len(rows) / (rows_per_step * processes)))
 
 
 def ensure_mask_token(model: Any, tokenizer: Any) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from labkit import memory
 from labkit.errors import TrainingError
+from labkit.run_folder import process_count
 from labkit.tasks.plans import Plan
 from labkit.training import random_state_kept
 
@@ -100,7 +101,14 @@ def measured_need(
     base = int(BASE["cuda" if device.type == "cuda" else "cpu"])
     rows, length = batch["input_ids"].shape
     return Need(
-        weights, 12 * trained, int(activations * share), base, int(rows * share), length, sum(copies.values()), tokens
+        weights,
+        (12 if process_count() == 1 else 16) * trained,
+        int(activations * share),
+        base,
+        int(rows * share),
+        length,
+        sum(copies.values()),
+        tokens,
     )
 
 
