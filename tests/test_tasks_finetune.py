@@ -227,6 +227,27 @@ def weights(folder) -> dict[str, torch.Tensor]:
     return dict(labkit.load(folder, device="cpu").model.named_parameters())
 
 
+def test_a_mask_is_proved_in_16_bits_where_the_kernel_knows_no_others(monkeypatch):
+    """A stand-in for flash attention's kernel, which needs a GPU: it refuses 32-bit numbers, as the real one does."""
+    from transformers.integrations import flash_attention
+
+    def kernel(query, key, value, mask, *, is_causal, target_dtype, **_):
+        if query.dtype == torch.float32 and target_dtype in (None, torch.float32):
+            raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+        heads = [each.transpose(1, 2) for each in (query, key, value)]
+        seen = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool)
+        seen = (seen.tril() if is_causal else seen)[None, None]
+        seen = seen if mask is None else seen & mask[:, None, None, :].bool()  # as flash takes it: 1 at real tokens
+        found = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=seen, enable_gqa=True)
+        return found.transpose(1, 2)
+
+    monkeypatch.setattr(flash_attention, "_flash_attention_forward", kernel)
+    model = labkit.load("tiny-llama", task="token-classification", dtype="float32").model
+    model.config._attn_implementation = "flash_attention_2"
+    assert put_mask_in_force(model, "causal")["measured"] == "causal"
+    assert put_mask_in_force(model, "bidirectional")["measured"] == "bidirectional"
+
+
 @pytest.mark.parametrize("method", ["full", "lora", "frozen"])
 def test_what_is_trained_changes_and_what_is_not_stays(tmp_path, method):
     metrics = run("classify", tmp_path / "run", method=method, head={"pooling": "attention_query"})

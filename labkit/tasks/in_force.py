@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from labkit.anatomy import SLIDING, find_decoder
+import torch
+
+from labkit.anatomy import SLIDING, backend_of, find_decoder
 from labkit.errors import TrainingError
 from labkit.export import choose_layers
 from labkit.layer_masks import masked
@@ -48,9 +50,10 @@ def put_mask_in_force(model: Any, mask: str, window: str = "keep", layers: str =
     import labkit
 
     chosen = choose_layers(layers, model.config.get_text_config().num_hidden_layers)
-    if mask == "bidirectional":
-        labkit.to_bidirectional(model, window=window, layers=chosen)
-    report = labkit.audit(model, quick=True)
+    with _as_its_kernel_computes(model):
+        if mask == "bidirectional":
+            labkit.to_bidirectional(model, window=window, layers=chosen)
+        report = labkit.audit(model, quick=True)
     if chosen is None and report.verdict != ("bidirectional" if mask == "encoder" else mask):
         raise TrainingError(f"the mask was to be {mask}, and the one measured is {report.verdict}: nothing was trained")
     opened = [layer.index for layer in report.layers if layer.verdict == "bidirectional"]
@@ -83,6 +86,13 @@ def in_force(
         if readings > 1:  # inside, as what is packed are the repeated rows
             stack.enter_context(repeated(model, readings))
         yield measured | {"readings": readings}
+
+
+def _as_its_kernel_computes(model: Any) -> torch.autocast:
+    """Flash attention knows 16-bit numbers only; weights of 32 bits are computed with as they will be in training."""
+    weight = next(model.parameters())
+    flash = backend_of(model.config.get_text_config()) == "flash" and weight.dtype == torch.float32
+    return torch.autocast(weight.device.type, torch.bfloat16, enabled=flash)
 
 
 def right_to_left(model: Any) -> list[Mask]:
