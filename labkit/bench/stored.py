@@ -89,7 +89,9 @@ def effect_lines(conditions: Sequence[dict[str, Any]]) -> list[str]:
             seeds = f"{one['n_seeds']} seed" + ("" if one["n_seeds"] == 1 else "s")
             mark = "" if one["learned"] else "   not shown to be better than a baseline"
             told.append(f"    {one['name']:22}{one['mean']:5.1f}   {seeds}{mark}")
-        told += [f"    {p['one']} less {p['other']}: {points(p['difference'])}" for p in each["pairs"]]
+        for pair in each["pairs"]:
+            beyond = f", of which {points(pair['beyond'])} beyond the mask alone" if "beyond" in pair else ""
+            told.append(f"    {pair['one']} less {pair['other']}: {points(pair['difference'])}{beyond}")
     return told
 
 
