@@ -17,7 +17,7 @@ BatchSize = Annotated[int | None, typer.Option(help="Rows per device and pass.",
 Accumulation = Annotated[int, typer.Option(help="Passes per optimiser step.", min=1)]
 LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
 Warmup = Annotated[float, typer.Option(help="Share of the steps in which the rate rises.", min=0, max=0.99)]
-TrainDtype = Annotated[str, typer.Option(help="float32, or autocast in bfloat16 or float16.")]
+TrainDtype = Annotated[str, typer.Option(help="auto (by the GPU and the model), float32, bfloat16 or float16.")]
 Seed = Annotated[int, typer.Option(help="Seed of weights, order and dropout.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --output-dir.")]
 ReportTo = Annotated[str, typer.Option(help="A tracker that transformers knows, or none.")]
@@ -40,7 +40,7 @@ def pretrain(
     held_out: Annotated[float, typer.Option(help="Last share of each text, for validation.", min=0, max=0.99)] = 0.1,
     repeats: Annotated[float, typer.Option(help="Share of rows that repeat a passage.", min=0, max=1)] = 0.0,
     first_length: Annotated[int | None, typer.Option(help="Begin with rows of this many tokens.", min=2)] = None,
-    dtype: TrainDtype = "float32",
+    dtype: TrainDtype = "auto",
     evaluate_every: Annotated[int, typer.Option(help="Steps between samples; 0 = a tenth of the run.", min=0)] = 0,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0 = a tenth of the run.", min=0)] = 0,
     seed: Seed = 0,
@@ -104,7 +104,7 @@ def train_lm(
     layers: Annotated[str, typer.Option(help="Layers to unmask: all, middle-third, or 0,1,2.")] = "all",
     lora: Annotated[bool, typer.Option("--lora", help="Train low-rank adapters; they are merged at the end.")] = False,
     dropout: Annotated[float | None, typer.Option(help="As the model has it by default.", min=0, max=0.99)] = None,
-    dtype: TrainDtype = "float32",
+    dtype: TrainDtype = "auto",
     attn_implementation: Annotated[str | None, typer.Option(help="eager or sdpa.")] = None,
     seed: Seed = 0,
     resume: Resume = False,

@@ -14,13 +14,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from labkit import precision
 from labkit.errors import DivergedError, TrainingError
 from labkit.progress import bars_on_terminals_only, transformers_errors_only
 from labkit.run_folder import RunFolder, first_process_first
@@ -69,6 +70,7 @@ def train(
     from tqdm import tqdm
 
     require(settings)
+    settings = _settled(settings, model, say)
     if settings.metric is not None and evaluate is None:
         raise TrainingError(f"the best model by {settings.metric} is wanted, and there is no evaluation")
     with first_process_first() as first:
@@ -117,6 +119,17 @@ def train(
         # Trainer ends it with a summary of its own, which counts nothing before a resume
         "history": [entry for entry in trainer.state.log_history if "train_runtime" not in entry],
     }
+
+
+def _settled(settings: Settings, model: nn.Module, say: Callable[[str], None]) -> Settings:
+    """`settings` with the numbers to compute with on this machine; TrainingError if the model cannot work with them."""
+    family = getattr(getattr(model, "config", None), "model_type", None) or ""
+    chosen = precision.choose(family, precision.here(), settings.dtype)
+    if settings.dtype != "auto":
+        return settings
+    if precision.here() is not None:
+        say(f"computing in {chosen.dtype}: {chosen.why}")
+    return replace(settings, dtype=chosen.dtype, tf32=chosen.tf32)
 
 
 def peak_memory() -> int:

@@ -21,7 +21,8 @@ class Settings:
         batch_size: rows per device and forward pass; `gradient_accumulation` passes make one step.
         learning_rate: the peak, reached after the share `warmup` of all steps.
         schedule: "cosine" down to `final_share` of the peak, or "linear" down to 0.
-        dtype: "float32", or autocast in "bfloat16" or "float16" (weights stay as they are).
+        dtype: "float32", or autocast in "bfloat16" or "float16" (weights stay as they are); "auto": the rule of
+            `labkit.precision` for the model and this machine, which chooses tf32 too.
         evaluate_every, save_every: in steps; 0 = a tenth of the run. `log_every` likewise, 0 = a hundredth. The last
             step is always logged, evaluated and saved.
         keep: how many checkpoints stay, besides the best one.
@@ -64,7 +65,7 @@ class Settings:
                 raise TrainingError(f"{name.replace('_', ' ')} is {getattr(self, name)} steps; it must be 0 or more")
         if not self.learning_rate > 0 or not 0 <= self.warmup < 1:
             raise TrainingError(f"learning rate {self.learning_rate} must be positive, warm-up {self.warmup} in [0, 1)")
-        for name, known in (("dtype", tuple(DTYPES)), ("schedule", SCHEDULES)):
+        for name, known in (("dtype", ("auto", *DTYPES)), ("schedule", SCHEDULES)):
             if getattr(self, name) not in known:
                 raise TrainingError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(known)}")
         if self.patience < 0 or (self.patience and self.metric is None):

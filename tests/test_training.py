@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -91,7 +92,7 @@ def plain(tmp_path_factory):
         ({"learning_rate": math.nan}, "learning rate nan must be positive"),
         ({"warmup": 1.0}, r"warm-up 1.0 in \[0, 1\)"),
         ({"warmup": -0.1}, r"warm-up -0.1 in \[0, 1\)"),
-        ({"dtype": "fp8"}, "dtype is 'fp8'; choose one of float32, bfloat16, float16"),
+        ({"dtype": "fp8"}, "dtype is 'fp8'; choose one of auto, float32, bfloat16, float16"),
         ({"evaluate_every": -1}, "evaluate every is -1 steps"),
         ({"save_every": -1}, "save every is -1 steps"),
         ({"log_every": -1}, "log every is -1 steps"),
@@ -472,6 +473,7 @@ def test_an_error_of_training_is_one_of_labkit():
 _RUN = """
     import json, os, signal, sys
     from pathlib import Path
+from types import SimpleNamespace
     from tests.test_training import losses, next_token_loss, trained
 
     folder, batch_size, killed_at = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -520,3 +522,31 @@ def test_two_processes_train_as_one_with_twice_the_batch_even_when_killed_and_re
     run_script(tmp_path, 2, tmp_path / "killed", 4, 8, fails=True)
     assert RunFolder(tmp_path / "killed").latest_checkpoint()[1]["step"] == 6
     assert run_script(tmp_path, 2, tmp_path / "killed", 4, 0) == two
+
+
+@pytest.mark.parametrize(
+    ("capability", "family", "dtype", "tf32"),
+    [
+        (None, "gpt2", "float32", False),
+        ((9, 0), "gpt2", "bfloat16", True),
+        ((7, 5), "gpt2", "float16", False),
+        ((7, 5), "gemma3_text", "float32", False),
+    ],
+)
+def test_what_to_compute_with_is_chosen_for_the_model_and_the_gpu(monkeypatch, capability, family, dtype, tf32):
+    monkeypatch.setattr(training.precision, "here", lambda: capability)
+    model, said = fresh_model(), []
+    model.config = SimpleNamespace(model_type=family)
+    settled = training._settled(Settings(max_steps=1, dtype="auto"), model, said.append)
+    assert (settled.dtype, settled.tf32) == (dtype, tf32)
+    assert len(said) == (capability is not None) and all(text.startswith(f"computing in {dtype}: ") for text in said)
+    asked = Settings(max_steps=1, dtype="bfloat16", tf32=True)
+    assert training._settled(asked, model, said.append) is asked
+
+
+def test_numbers_in_which_a_family_overflows_are_refused(monkeypatch):
+    monkeypatch.setattr(training.precision, "here", lambda: (7, 5))
+    model = fresh_model()
+    model.config = SimpleNamespace(model_type="gemma2")
+    with pytest.raises(TrainingError, match="gemma2 overflows in float16"):
+        training._settled(Settings(max_steps=1, dtype="float16"), model, print)

@@ -290,7 +290,7 @@ def _adapted(study: Study, path: Path, run: Run) -> Path:
     every = max(1, arm.steps // 4)
     settings = Settings(
         max_steps=arm.steps, batch_size=study.adaptation_batch, learning_rate=study.adaptation_rate, weight_decay=0.01,
-        warmup=0.1, dtype="float32" if study.plan.dtype == "auto" else study.plan.dtype, seed=run.seed,
+        warmup=0.1, dtype=study.plan.dtype, seed=run.seed,
         evaluate_every=every, save_every=every,
     )  # fmt: skip
     with folders.alone(path, folder.relative_to(path)):

@@ -108,7 +108,8 @@ def train_lm(
         say(f"{finished.path} is finished: {settings.max_steps:,} steps")
         return finished.metrics
     # small updates are lost in 16-bit weights, so weights that are trained are float32; LoRA's are by themselves
-    lm = labkit.load(model, attn=attn, dtype=settings.dtype if lora else "float32")
+    stored = None if settings.dtype == "auto" else settings.dtype
+    lm = labkit.load(model, attn=attn, dtype=stored if lora else "float32")
     if goal.hides_tokens:
         ensure_mask_token(lm.model, lm.tokenizer)
     _require_embeddings(lm)
