@@ -6,7 +6,8 @@ import json
 import pytest
 
 from labkit.bench import effect_words, folders
-from labkit.bench.effect_report import report
+from labkit.bench.effect_gaps import points
+from labkit.bench.effect_report import report, written
 from tests.made_up_studies import made_up
 
 pytestmark = pytest.mark.end_to_end
@@ -112,3 +113,19 @@ def test_what_was_not_measured_is_named_by_task(tmp_path):
     made["pairs"] = [pair for pair in made["pairs"] if not pair["one"].startswith("mntp")]
     told = effect_words.paragraphs({**found, "conditions": [*found["conditions"], made]})[-1]
     assert "Not measured here at all: adaptation by MLM, adaptation by MNTP on questions, a model that" in told
+
+
+def test_a_table_after_the_opening_has_a_line_for_each_condition_and_size(tmp_path):
+    few = {"causal": 50.0, "bidirectional": 30.0}
+    found = report([made_up(tmp_path / "s", ADAPTED, smaller={5: few})])
+    gaps = {one["name"]: one.get("difference") for one in found["conditions"][0]["arms"]}
+    gaps["few"] = found["conditions"][0]["sizes"][0]["arms"]["bidirectional"]["difference"]
+    told = {name: f"**{points(gap)}**" for name, gap in gaps.items() if gap}
+    lines = written(found, tmp_path / "out")[0].read_text().splitlines()
+    assert lines[2] == found["words"][0] and lines[4].startswith("| | causal | mask removed |")
+    causal = found["conditions"][0]["arms"][0]["mean"]
+    assert lines[6] == (
+        f"| invented/classify, none, full | {causal:.1f} | {told['bidirectional']} | {told['repeated']} "
+        f"| {told['mntp:20']} (mntp:20) |"
+    )
+    assert lines[7].startswith("| - with 5 of 10 training examples | ") and f" | {told['few']} |  |  |" in lines[7]

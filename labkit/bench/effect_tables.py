@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.bench.arms import REFERENCE
+from labkit.bench.arms import ADAPTED, REFERENCE, arm
 from labkit.bench.effect_gaps import points, verdict
 
 HEADER = (
@@ -24,7 +24,9 @@ HEADER = (
 
 def markdown(found: dict[str, Any], figure: str | None, curves: Sequence[str]) -> str:
     """The whole report as one Markdown file: `figure` is that of all differences, `curves` one file for each curve."""
-    parts = ["# What the mask buys", "", *[f"{text}\n" for text in found["words"]]]
+    opening, *words = found["words"]
+    parts = ["# What the mask buys", "", f"{opening}\n", *_summary(found["conditions"]), ""]
+    parts += [f"{text}\n" for text in words]
     parts += [f"![all differences]({figure})", ""] if figure else []
     parts += [HEADER, ""]
     for each in found["conditions"]:
@@ -36,6 +38,45 @@ def markdown(found: dict[str, Any], figure: str | None, curves: Sequence[str]) -
     parts += ["## Curves", ""] if curves else []
     parts += [f"![{curve['title']}]({file})\n" for curve, file in zip(found["curves"], curves, strict=True)]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _summary(conditions: Sequence[dict[str, Any]]) -> list[str]:
+    """What most readers want: the differences to the reference, a line for each condition, its halves and sizes."""
+    lines = [
+        f"| | {REFERENCE} | mask removed | mask kept, read twice | mask removed after filling gaps |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for each in conditions:
+        arms = {one["name"]: one for one in each["arms"]}
+        lines.append(_summary_line(f"{each['name']}, {each['model']}, {each['method']}", arms))
+        for part in each["parts"]:
+            if part["name"].endswith(" decides"):
+                marked = {name: one | {"learned": arms[name]["learned"]} for name, one in part["arms"].items()}
+                lines.append(_summary_line(f"- where {part['name']}", marked))
+        for size in each.get("sizes", ())[:-1]:
+            lines.append(
+                _summary_line(f"- with {size['size']:,} of {each['n_train']:,} training examples", size["arms"])
+            )
+    return [
+        *lines,
+        "",
+        "Bold: the interval leaves out zero. † not shown to be better than a baseline that needs no model.",
+    ]
+
+
+def _summary_line(name: str, arms: dict[str, dict[str, Any]]) -> str:
+    cells = [f"{arms[REFERENCE]['mean']:.1f}" + ("" if arms[REFERENCE]["learned"] else " †")]
+    for wanted in ("bidirectional", "repeated"):
+        cells.append(_told(arms[wanted]) if "difference" in arms.get(wanted, {}) else "")
+    adapted = [one for one in arms if one.partition(":")[0] in ADAPTED and "difference" in arms[one]]
+    most = max(adapted, key=lambda one: arm(one).steps, default=None)
+    cells.append(f"{_told(arms[most])} ({most})" if most else "")
+    return f"| {name} | " + " | ".join(cells) + " |"
+
+
+def _told(one: dict[str, Any]) -> str:
+    text = points(one["difference"]) + ("" if one["learned"] else " †")
+    return text if verdict(one["difference"]) == "open" else f"**{text}**"
 
 
 def _listed(pairs: Sequence[dict[str, Any]]) -> str:

@@ -96,7 +96,8 @@ def _with_few(condition: dict[str, Any]) -> str:
     if "growth" not in open_ or verdict(open_["growth"]) == "open":
         return ""
     text = (
-        f"On {condition['name']} the difference of the unmasked one is, with {few['size']:,} examples, "
+        f"On {condition['name']}, at the rates of the full set, the difference of the unmasked one is, with "
+        f"{few['size']:,} examples, "
         f"{points(open_['difference'])}; with {whole['size']:,}, {points(whole['arms']['bidirectional']['difference'])}"
     )
     repaired = [
