@@ -111,3 +111,10 @@ def _read_int(path: str) -> int | None:
         return int(Path(path).read_text())
     except (OSError, ValueError):  # no such limit here, or "max"
         return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether it says that there is too little memory: on a GPU torch has an error for it, on a CPU a bare one."""
+    import torch
+
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error)

@@ -14,18 +14,18 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from labkit import precision
+from labkit import memory
 from labkit.errors import DivergedError, TrainingError
 from labkit.progress import bars_on_terminals_only, transformers_errors_only
 from labkit.run_folder import RunFolder, first_process_first
-from labkit.training_settings import DTYPES, Settings, require
+from labkit.training_settings import DTYPES, Settings, require, settled
 
 __all__ = ["Rows", "Settings", "evaluating", "peak_memory", "random_state_kept", "require", "save_model", "train"]
 
@@ -70,7 +70,7 @@ def train(
     from tqdm import tqdm
 
     require(settings)
-    settings = _settled(settings, model, say)
+    settings = settled(settings, model, say)
     if settings.metric is not None and evaluate is None:
         raise TrainingError(f"the best model by {settings.metric} is wanted, and there is no evaluation")
     with first_process_first() as first:
@@ -119,17 +119,6 @@ def train(
         # Trainer ends it with a summary of its own, which counts nothing before a resume
         "history": [entry for entry in trainer.state.log_history if "train_runtime" not in entry],
     }
-
-
-def _settled(settings: Settings, model: nn.Module, say: Callable[[str], None]) -> Settings:
-    """`settings` with the numbers to compute with on this machine; TrainingError if the model cannot work with them."""
-    family = getattr(getattr(model, "config", None), "model_type", None) or ""
-    chosen = precision.choose(family, precision.here(), settings.dtype)
-    if settings.dtype != "auto":
-        return settings
-    if precision.here() is not None:
-        say(f"computing in {chosen.dtype}: {chosen.why}")
-    return replace(settings, dtype=chosen.dtype, tf32=chosen.tf32)
 
 
 def peak_memory() -> int:
@@ -355,7 +344,7 @@ def _too_little_memory_explained(settings: Settings) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+        if not memory.is_out_of_memory(error):
             raise
         cures = [] if settings.gradient_checkpointing else ["gradient checkpointing"]
         if settings.batch_size > 1:
@@ -365,11 +354,6 @@ def _too_little_memory_explained(settings: Settings) -> Iterator[None]:
         raise TrainingError(
             f"the memory is full; try {', '.join(cures)}. --resume goes on from the last checkpoint"
         ) from error
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether it says that there is too little memory: on a GPU torch has an error for it, on a CPU a bare one."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error)
 
 
 def compiles_attention(model: nn.Module) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
+from labkit import precision
 from labkit.errors import MissingPackageError, TrainingError
 
 DTYPES = {"float32": {}, "bfloat16": {"bf16": True}, "float16": {"fp16": True}}
@@ -123,3 +126,14 @@ def require(settings: Settings) -> None:
             if name not in ready:
                 choices = ", ".join(["none", *ready])
                 raise MissingPackageError(f"{name!r} is not installed, or no tracker at all; here: {choices}")
+
+
+def settled(settings: Settings, model: Any, say: Callable[[str], None]) -> Settings:
+    """`settings` with the numbers to compute with on this machine; TrainingError if the model cannot work with them."""
+    family = getattr(getattr(model, "config", None), "model_type", None) or ""
+    chosen = precision.choose(family, precision.here(), settings.dtype)
+    if settings.dtype != "auto":
+        return settings
+    if precision.here() is not None:
+        say(f"computing in {chosen.dtype}: {chosen.why}")
+    return replace(settings, dtype=chosen.dtype, tf32=chosen.tf32)

@@ -18,12 +18,13 @@ import numpy
 import pytest
 import torch
 
-from labkit import training
+from labkit import training, training_settings
 from labkit.errors import DivergedError, LabkitError, MissingPackageError, TrainingError
 from labkit.objectives import Collator, generator, loss
 from labkit.pretraining import Shape, new_model
 from labkit.run_folder import SEAL, RunFolder, read_json
 from labkit.training import Settings, evaluating, train
+from labkit.training_settings import settled
 
 pytestmark = pytest.mark.end_to_end
 
@@ -534,19 +535,19 @@ def test_two_processes_train_as_one_with_twice_the_batch_even_when_killed_and_re
     ],
 )
 def test_what_to_compute_with_is_chosen_for_the_model_and_the_gpu(monkeypatch, capability, family, dtype, tf32):
-    monkeypatch.setattr(training.precision, "here", lambda: capability)
+    monkeypatch.setattr(training_settings.precision, "here", lambda: capability)
     model, said = fresh_model(), []
     model.config = SimpleNamespace(model_type=family)
-    settled = training._settled(Settings(max_steps=1, dtype="auto"), model, said.append)
+    settled = settled(Settings(max_steps=1, dtype="auto"), model, said.append)
     assert (settled.dtype, settled.tf32) == (dtype, tf32)
     assert len(said) == (capability is not None) and all(text.startswith(f"computing in {dtype}: ") for text in said)
     asked = Settings(max_steps=1, dtype="bfloat16", tf32=True)
-    assert training._settled(asked, model, said.append) is asked
+    assert settled(asked, model, said.append) is asked
 
 
 def test_numbers_in_which_a_family_overflows_are_refused(monkeypatch):
-    monkeypatch.setattr(training.precision, "here", lambda: (7, 5))
+    monkeypatch.setattr(training_settings.precision, "here", lambda: (7, 5))
     model = fresh_model()
     model.config = SimpleNamespace(model_type="gemma2")
     with pytest.raises(TrainingError, match="gemma2 overflows in float16"):
-        training._settled(Settings(max_steps=1, dtype="float16"), model, print)
+        settled(Settings(max_steps=1, dtype="float16"), model, print)

@@ -75,7 +75,7 @@ def _timed(work: Callable[[Any], Any], item: Any) -> tuple[Any, LabkitError | No
     except LabkitError as raised:
         result, error = None, raised
     except (RuntimeError, MemoryError) as raised:
-        from labkit.training import is_out_of_memory
+        from labkit.memory import is_out_of_memory
 
         if not is_out_of_memory(raised):
             raise
