@@ -538,8 +538,8 @@ def test_what_to_compute_with_is_chosen_for_the_model_and_the_gpu(monkeypatch, c
     monkeypatch.setattr(training_settings.precision, "here", lambda: capability)
     model, said = fresh_model(), []
     model.config = SimpleNamespace(model_type=family)
-    settled = settled(Settings(max_steps=1, dtype="auto"), model, said.append)
-    assert (settled.dtype, settled.tf32) == (dtype, tf32)
+    found = settled(Settings(max_steps=1, dtype="auto"), model, said.append)
+    assert (found.dtype, found.tf32) == (dtype, tf32)
     assert len(said) == (capability is not None) and all(text.startswith(f"computing in {dtype}: ") for text in said)
     asked = Settings(max_steps=1, dtype="bfloat16", tf32=True)
     assert settled(asked, model, said.append) is asked
