@@ -19,6 +19,7 @@ KEPT = (
     "judged.test.jsonl",
 )  # fmt: skip
 ANSWERS = (".feather",)
+BASELINES = "baselines"  # the folder
 NEVER = ("checkpoints", "model", "tokenizer")
 
 
@@ -28,7 +29,7 @@ def chosen(folder: Path) -> list[Path]:
         file
         for file in folder.rglob("*")
         if file.is_file()
-        and (file.name in KEPT or file.suffix in ANSWERS)
+        and (file.name in KEPT or file.suffix in ANSWERS or BASELINES in file.relative_to(folder).parts)
         and not set(file.relative_to(folder).parts) & set(NEVER)
     )
 

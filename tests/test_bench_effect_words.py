@@ -129,3 +129,30 @@ def test_a_table_after_the_opening_has_a_line_for_each_condition_and_size(tmp_pa
         f"| {told['mntp:20']} (mntp:20) |"
     )
     assert lines[7].startswith("| - with 5 of 10 training examples | ") and f" | {told['few']} |  |  |" in lines[7]
+
+
+def test_a_model_that_is_over_its_baseline_on_a_few_texts_alone_has_not_learned(tmp_path):
+    """All seeds are right on the same texts, so their interval is narrow; on other texts the baseline may be better."""
+    folder = made_up(tmp_path / "s", {"causal": 50.0, "bidirectional": 50.0}, n=40)
+    right = {"causal": range(24), "bidirectional": range(30), "baseline": range(14, 36)}
+    lines = {
+        name: [{"id": str(n), "group": "", "correct": int(n in which)} for n in range(40)]
+        for name, which in right.items()
+    }
+    for file in folder.glob("runs/*/*/*/*/judged.test.jsonl"):
+        arm = file.parents[2].name
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines[arm]))
+    with_baseline(folder, 22 / 40)
+    arms = {one["name"]: one for one in report([folder])["conditions"][0]["arms"]}
+    assert arms["causal"]["learned"] and arms["bidirectional"]["learned"]  # as of older studies
+
+    file = folders.baselines_file(folder, "invented/classify", None)
+    folders.write_json(
+        file, {"majority": lines["baseline"], "nothing": [line | {"correct": 0} for line in lines["causal"]]}
+    )
+    found = report([folder])
+    arms = {one["name"]: one for one in found["conditions"][0]["arms"]}
+    gap = arms["causal"]["over_baseline"]
+    assert gap["baseline"] == "majority" and gap["mean"] == pytest.approx(5.0) and gap["low"] < 0 < gap["high"]
+    assert not arms["causal"]["learned"] and "baselines' answers were not kept" not in found["words"][-1]
+    assert report([folder])["conditions"] == report([written(found, tmp_path / "out")[1]])["conditions"]

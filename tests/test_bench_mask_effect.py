@@ -12,9 +12,11 @@ from labkit.bench.arms import arm, arms
 from labkit.bench.conditions import Condition, conditions
 from labkit.bench.effect_report import report, written
 from labkit.bench.mask_effect import Study, run_study
+from labkit.bench.paired import counted
 from labkit.datasets.embedded import read
 from labkit.errors import DataError, DivergedError, LabkitError, ModelError, TrainingError
 from labkit.tasks.plans import Plan
+from labkit.tasks.recipes import by_name
 from tests.made_up_studies import made_up
 
 pytestmark = pytest.mark.end_to_end
@@ -89,6 +91,28 @@ def test_the_test_set_is_read_after_the_rates_are_frozen_and_never_in_the_tuning
     chosen = json.loads((folder / "frozen.json").read_text())["which-way-round/ner"]
     for name, each in chosen.items():
         assert each["dev"][f"{each['learning_rate']:g}"] == max(each["dev"].values()), name
+
+
+def test_what_needs_no_model_is_judged_text_by_text_and_adds_up_to_its_scores(done):
+    folder, _ = done
+    lines = json.loads((folder / "baselines" / "which-way-round--ner" / "size-all.json").read_text())
+    metrics = json.loads(next(folder.glob("runs/*/causal/size-all/seed-0/metrics.json")).read_text())
+    for name, score in metrics["baselines"]["test"].items():
+        assert counted({0: lines[name]}, "ner").scores[0] == pytest.approx(score)
+    assert all("over_baseline" in one for one in report([folder])["conditions"][0]["arms"])
+
+
+@pytest.mark.parametrize(
+    ("task", "scale"), [("ner:field-notes", 1), ("qa:field-notes", 100), ("classify:which-way-round", 1)]
+)
+def test_baselines_judged_text_by_text_have_their_scores(task, scale):
+    (found,) = conditions([task], orders=["question-first"], max_eval=60)
+    recipe = by_name(found.task)
+    scores = recipe.baselines(found.train, found.test)
+    lines = recipe.baseline_lines(found.train, found.test)
+    assert list(lines) == list(scores) and max(scores.values()) > 0
+    for name, some in lines.items():
+        assert scale * counted({0: some}, found.task).scores[0] == pytest.approx(scores[name])
 
 
 def test_no_model_and_no_checkpoint_is_left_of_a_run(done):

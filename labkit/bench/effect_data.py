@@ -25,6 +25,7 @@ class Cell:
     Attributes:
         rate: the learning rate that dev chose. tried: the score on dev of every rate, {} where there was one only.
         failed: why a rate has none, {rate: reason}. metrics, judged, history: by seed.
+        baselines: the lines of what needs no model, by its name; {} of studies that left none.
         before: what the training before the task left as its metrics, by seed; of arms that have one.
     """
 
@@ -38,6 +39,7 @@ class Cell:
     judged: dict[int, list[dict[str, Any]]]
     history: dict[int, list[dict[str, Any]]]
     before: dict[int, dict[str, Any]]
+    baselines: dict[str, list[dict[str, Any]]]
 
     def counted(self, kind: str | None = None) -> Counted:
         """The runs, ready to be compared."""
@@ -140,7 +142,9 @@ def _cell(path: Path, study: dict, facts: dict, one: Arm, size: int | None, froz
     if not metrics:
         return None
     tried, failed = ({float(rate): it for rate, it in frozen.get(key, {}).items()} for key in ("dev", "failed"))
-    return Cell(one, size, frozen["learning_rate"], tried, failed, facts["task"], metrics, judged, history, before)
+    lines = read_json(folders.baselines_file(path, facts["name"], size)) or {}
+    rate, task = frozen["learning_rate"], facts["task"]
+    return Cell(one, size, rate, tried, failed, task, metrics, judged, history, before, lines)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -180,6 +184,14 @@ def baselines_of(cell: Cell) -> dict[str, float]:
     """What needs no model, in points on test: made of as many training examples as the arm had."""
     some = next(iter(cell.metrics.values()))
     return {name: in_points(value, cell.task) for name, value in some["baselines"].get("test", {}).items()}
+
+
+def over_baseline(cell: Cell) -> dict[str, Any]:
+    """The arm less the best of what needs no model, paired by example; {} where that was not judged by example."""
+    runs = cell.counted()
+    others = {name: counted(dict.fromkeys(runs.seeds, lines), cell.task) for name, lines in cell.baselines.items()}
+    best = max(others, key=lambda name: others[name].scores[0], default=None)
+    return {"over_baseline": gap_in_points(runs, others[best]) | {"baseline": best}} if best else {}
 
 
 def estimate_in_points(each: Estimate) -> dict[str, Any]:

@@ -30,10 +30,13 @@ class Told(NamedTuple):
 
 
 def has_learned(estimate: Mapping[str, Any], baselines: Mapping[str, float | int]) -> bool:
-    """Whether a score is shown to be over every baseline that needs no model: the lower end of its interval is.
+    """Whether a score is shown to be over every baseline that needs no model.
 
-    The interval is for other seeds on these very texts, and the baselines are as they are on these.
+    By its difference to the best of them, paired by example, where that is known (`over_baseline`). Of older studies
+    the lower end of its interval has to be above, which is for other seeds on these very texts alone.
     """
+    if gap := estimate.get("over_baseline"):
+        return (gap["mean"] if gap["low"] is None else gap["low"]) > 0
     score = estimate["mean"] if estimate["low"] is None else estimate["low"]
     return score > max(baselines.values(), default=float("-inf"))
 

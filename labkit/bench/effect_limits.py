@@ -49,7 +49,7 @@ def unknown(conditions: Sequence[dict], curves: Sequence[dict]) -> str:
             "last: where that is most, differences are of how fast a task is learned, and not of how well it can be."
         )
     text += _of_seeds(conditions) + _of_rates(conditions) + _of_adaptations(conditions)
-    return text + _by_chance(conditions) + _older_intervals(conditions)
+    return text + _by_chance(conditions) + _older_intervals(conditions) + _older_baselines(conditions)
 
 
 def _of_seeds(conditions: Sequence[dict]) -> str:
@@ -154,6 +154,17 @@ def _older_intervals(conditions: Sequence[dict]) -> str:
             "half-widths alone."
         )
     return text
+
+
+def _older_baselines(conditions: Sequence[dict]) -> str:
+    """Of conditions in which what needs no model was not judged text by text."""
+    older = [each["name"] for each in conditions if not any("over_baseline" in one for one in each["arms"])]
+    if not older:
+        return ""
+    return (
+        f" On {', '.join(older)} the baselines' answers were not kept: there an arm has learned if its interval over "
+        "the seeds is above the baseline's score on these texts, which on others would be another."
+    )
 
 
 def _not_measured(conditions: Sequence[dict], curves: Sequence[dict]) -> list[str]:

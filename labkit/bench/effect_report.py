@@ -27,6 +27,7 @@ from labkit.bench.effect_data import (
     gap_in_points,
     in_points,
     measured,
+    over_baseline,
     unfinished,
 )
 from labkit.bench.effect_gaps import has_learned
@@ -172,6 +173,7 @@ def _arm(cell: Cell, one: Measured, baselines: dict[str, float]) -> dict[str, An
         "best_was_last": _best_was_last(cell),
         "steps": median(m["steps"] for m in cell.metrics.values()),
     }  # fmt: skip
+    found |= over_baseline(cell)
     found["learned"] = has_learned(found, baselines)
     if cell.arm.name != REFERENCE and set(cell.judged) & set(one.reference.judged):
         found["difference"] = gap_in_points(runs, one.reference.counted(), together=len(one.cells) - 1)

@@ -10,13 +10,21 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from labkit.bench.arms import REFERENCE, arm
-from labkit.bench.effect_data import Cell, Measured, baselines_of, estimate_in_points, gap_in_points, in_points
+from labkit.bench.effect_data import (
+    Cell,
+    Measured,
+    baselines_of,
+    estimate_in_points,
+    gap_in_points,
+    in_points,
+    over_baseline,
+)
 from labkit.bench.effect_gaps import has_learned
 from labkit.bench.effect_pairs import pairs
 from labkit.bench.paired import LEVEL, contrast, mean
 from labkit.viz.intervals import student_t
 
-OF_ARMS = ("mean", "low", "high", "n_seeds", "n", "learned", "difference")
+OF_ARMS = ("mean", "low", "high", "n_seeds", "n", "over_baseline", "learned", "difference")
 TITLES = {
     "learning": "learning curves", "adaptation": "how many steps of adaptation", "size": "how many training examples",
     "layers": "how many layers are unmasked",
@@ -156,8 +164,8 @@ def _with_this_many(one: Measured, cells: dict[str, Cell]) -> dict[str, dict[str
     runs, whole = {name: cell.counted() for name, cell in cells.items()}, one.reference.counted()
     found = {}
     for name, cell in cells.items():
-        score = estimate_in_points(mean(runs[name]))
-        found[name] = score | {"learned": has_learned(score, baselines_of(cell))}
+        found[name] = estimate_in_points(mean(runs[name])) | over_baseline(cell)
+        found[name]["learned"] = has_learned(found[name], baselines_of(cell))
     compared = [name for name in runs if name != REFERENCE and set(runs[name].seeds) & set(runs[REFERENCE].seeds)]
     for name in compared:
         found[name]["difference"] = gap_in_points(runs[name], runs[REFERENCE], together=len(compared))

@@ -4,6 +4,7 @@ study.json       the study and its conditions, with the sha256 of their examples
 tuning/          stage 1, one folder per condition, arm and rate; no test set is read here
 frozen.json      the rate of each arm, written once, before the first test set is read
 runs/            stage 3: condition/arm/size/seed, each a run folder
+baselines/       condition/size: what needs no model, judged on the test set example by example
 adapted/         the models of arms that are trained on texts first
 failures.json    what failed, and why
 """
@@ -175,6 +176,11 @@ def adapted_folder(study: Path, task: str, condition: str, arm: str, seed: int) 
 def run_folder(study: Path, condition: str, arm: str, size: int | None, seed: int) -> Path:
     """Where the run of an arm that is reported lies, in the folder of its study."""
     return study / "runs" / slug(condition) / slug(arm) / f"size-{size or 'all'}" / f"seed-{seed}"
+
+
+def baselines_file(study: Path, condition: str, size: int | None) -> Path:
+    """Where {baseline: its judged lines} lies, made of as many training examples."""
+    return study / "baselines" / slug(condition) / f"size-{size or 'all'}.json"
 
 
 def slug(name: str) -> str:

@@ -175,10 +175,22 @@ def run_study(
                     progress.failures[str(run.folder)] = NOT_TUNED
                 else:
                     rated.append(replace(run, rate=rate))
+            if rated:
+                _write_baselines(study, conditions, path)
             progress.do(rated, train, jobs)
         finally:
             folders.write_failures(path, progress.failures)
     return progress.failures
+
+
+def _write_baselines(study: Study, conditions: Sequence[Condition], path: Path) -> None:
+    """What needs no model, judged on the test set text by text, where it is not written yet."""
+    for condition in conditions:
+        for size in folders.sizes(study.sizes, len(condition.train)):
+            file = folders.baselines_file(path, condition.name, size)
+            if not file.exists():
+                lines = by_name(condition.task).baseline_lines(condition.smaller(size), condition.test)
+                folders.write_json(file, lines)
 
 
 def _require_folders_apart(study: Study, conditions: Sequence[Condition]) -> None:
