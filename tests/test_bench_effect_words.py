@@ -43,17 +43,17 @@ def test_where_neither_has_learned_nothing_has_fallen(tmp_path):
 
 def test_a_set_that_was_made_for_it_is_told_apart_from_ordinary_text(tmp_path):
     found = report([made_up(tmp_path / "s", {"causal": 50.0, "bidirectional": 80.0, "repeated": 80.0})])
-    made = copy.deepcopy(found["conditions"][0]) | {"name": "which-way-round/classify"}
+    made = copy.deepcopy(found["conditions"][0]) | {"name": "ways/ner", "diagnostic": {}}
     found["conditions"][0]["arms"][1]["difference"] |= {"mean": 0.5, "low": -1.0, "high": 2.0}
     told = effect_words.paragraphs({**found, "conditions": [*found["conditions"], made]})
     first, second = told[0].split(
-        "On Which way round, which was made so that what follows decides half of it, a model "
+        " Counted apart: on Which way round, word by word, where what follows decides half of it"
     )
-    assert "beat the causal one in none of 1 conditions of ordinary text, " in first
+    assert "beat the causal one in none of 1 conditions, " in first
     assert "beat the causal one in 1 of 1 conditions (by " in second
     (claim,) = [text for text in told if text.startswith("**The common claim")]
     assert "of 1 conditions with an interval it is ruled out at this budget in 1, borne out in 0" in claim
-    assert "made so that the mask has to cost: which-way-round/classify." in claim
+    assert "made so that the mask has to cost: ways/ner." in claim
 
 
 def test_adaptation_is_counted_once_a_condition_and_set_against_reading_twice(tmp_path):

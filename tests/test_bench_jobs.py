@@ -5,8 +5,10 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 
 import pytest
+import torch
 
 from labkit.bench import arms
 from labkit.bench.jobs import side_by_side
@@ -39,6 +41,31 @@ def test_less_than_one_job_is_refused():
 def test_an_error_that_is_not_labkits_stops_the_study(jobs):
     with pytest.raises(ValueError, match="invalid literal"):
         list(side_by_side(int, ["1", "one", "2"], jobs))
+
+
+class _Model:
+    """Something large that a run holds."""
+
+
+def test_a_run_that_failed_holds_nothing_while_the_next_one_works():
+    held = []
+
+    def work(item):
+        if item == "last":
+            return [each() for each in held]
+        model = _Model()
+        held.append(weakref.ref(model))
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        except RuntimeError as error:
+            if item == "told":
+                raise TrainingError("the memory is full") from error
+            raise
+
+    ended = list(side_by_side(work, ["told", "bare", "last"]))
+    assert [type(each.error) for each in ended] == [TrainingError, TrainingError, type(None)]
+    assert str(ended[1].error).startswith("the memory is full (CUDA out of memory); --resume")
+    assert ended[2].result == [None, None]
 
 
 @pytest.mark.end_to_end

@@ -16,7 +16,7 @@ from labkit.bench.paired import counted
 from labkit.datasets.embedded import read
 from labkit.errors import DataError, DivergedError, LabkitError, ModelError, TrainingError
 from labkit.tasks.plans import Plan
-from labkit.tasks.recipes import by_name
+from labkit.tasks.recipes import RECIPES, by_name
 from tests.made_up_studies import made_up
 
 pytestmark = pytest.mark.end_to_end
@@ -113,6 +113,29 @@ def test_baselines_judged_text_by_text_have_their_scores(task, scale):
     assert list(lines) == list(scores) and max(scores.values()) > 0
     for name, some in lines.items():
         assert scale * counted({0: some}, found.task).scores[0] == pytest.approx(scores[name])
+
+
+def test_a_baseline_that_cannot_be_made_is_said_and_the_runs_go_on(tmp_path, monkeypatch):
+    def none(*_):
+        raise DataError("the 4 training texts are of fewer than two classes")
+
+    monkeypatch.setitem(RECIPES, "ner", replace(RECIPES["ner"], baseline_lines=none))
+    said = []
+    study = replace(STUDY, arms=("causal",), learning_rates=(1e-3,), seeds=(0,))
+    assert run_study(study, [diagnostic()], tmp_path / "s", say=said.append) == {}
+    assert any(text.endswith("(the 4 training texts are of fewer than two classes)") for text in said)
+    (one,) = report([tmp_path / "s"])["conditions"][0]["arms"]
+    assert "over_baseline" not in one
+
+
+def test_an_adaptation_that_an_earlier_version_made_is_taken_as_it_is(tmp_path):
+    study = replace(STUDY, arms=("causal", "mntp:2"), learning_rates=(1e-3,), seeds=(0,))
+    run_study(study, [diagnostic()], tmp_path / "s", say=quiet)
+    (file,) = (tmp_path / "s").glob("adapted/*/*/*/config.json")
+    assert '"dtype": "auto"' in file.read_text()
+    file.write_text(file.read_text().replace('"dtype": "auto"', '"dtype": "float32"'))
+    shutil.rmtree(next((tmp_path / "s").glob("runs/*/mntp-2/*/seed-0")))
+    assert run_study(study, [diagnostic()], tmp_path / "s", resume=True, say=quiet) == {}
 
 
 def test_no_model_and_no_checkpoint_is_left_of_a_run(done):
@@ -282,14 +305,12 @@ def test_layers_that_the_model_does_not_have_are_an_error_before_anything_is_wri
 
 def test_rows_that_are_too_long_to_be_read_twice_are_an_error_before_anything_is_written(tmp_path):
     (found,) = conditions(["qa:field-notes"], orders=["question-first"], max_train=8, max_eval=4)
-    long = replace(found.train[0], context=found.train[0].context * 4)
-    found = replace(found, train=[*found.train[1:], long])
+    long = replace(found.dev[0], context=found.dev[0].context * 4)
+    found = replace(found, dev=[*found.dev[1:], long])
     study = replace(STUDY, arms=("causal", "repeated:3"), max_length=None)
-    with pytest.raises(
-        DataError, match=r"repeated:3: the longest training row of .* give --max-length 341, which is"
-    ) as it:
+    with pytest.raises(DataError, match=r"repeated:3: the longest row of .* give --max-length 342, which is") as it:
         run_study(study, [found], tmp_path / "s", say=quiet)
-    assert "384 tokens, which makes 1,152 in 3 readings, and tiny-gpt2 has 1,024 positions" in str(it.value)
+    assert "384 tokens, which makes 1,150 in 3 readings, and tiny-gpt2 has 1,024 positions" in str(it.value)
     assert not (tmp_path / "s").exists()
 
 
@@ -394,7 +415,10 @@ def test_an_adaptation_that_replaces_examples_is_seen_where_there_are_few(tmp_pa
     told = next(each for each in found["words"] if "number of training examples" in each)
     assert "mntp:20 less bidirectional on invented/classify: +" in told and "with 5" in told
     assert "an adaptation reads the texts of all" in told
-    assert "On invented/classify the difference of the unmasked one is, with 5 examples, -" in found["words"][0]
+    assert (
+        "On invented/classify, at the rates of the full set, the difference of the unmasked one is, with 5 examples, -"
+        in found["words"][0]
+    )
     assert "; mntp:20 less bidirectional, with 5, +" in found["words"][0]
     # 2 to causal and 1 pair with all, as many with 5, and 2 that tell by how much the one is larger than the other
     assert "Of 8 differences that are told here" in " ".join(found["words"])

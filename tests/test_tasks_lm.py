@@ -314,3 +314,13 @@ def test_what_the_proof_of_a_mask_compiled_is_forgotten_before_the_training(tmp_
         monkeypatch.undo()
         assert training.compiles_attention(model) is (attn == "flex_attention")
     assert not training.compiles_attention(torch.nn.Linear(2, 2))
+
+
+def test_lora_under_the_rule_computes_in_float32_on_a_cpu_however_the_weights_are_stored(tmp_path):
+    lm = labkit.load("tiny-gpt2", dtype="bfloat16", device="cpu")
+    lm.model.save_pretrained(tmp_path / "stored")
+    lm.tokenizer.save_pretrained(tmp_path / "stored")
+    given = {"objective": "next", "max_length": 16, "lora": True, "say": lambda text: None}
+    task.train_lm(tmp_path / "stored", TEXTS, tmp_path / "run", settings=settings(dtype="auto"), **given)
+    saved = labkit.load(tmp_path / "run" / "model", dtype=None).model
+    assert {weight.dtype for weight in saved.parameters()} == {torch.float32}

@@ -474,7 +474,6 @@ def test_an_error_of_training_is_one_of_labkit():
 _RUN = """
     import json, os, signal, sys
     from pathlib import Path
-from types import SimpleNamespace
     from tests.test_training import losses, next_token_loss, trained
 
     folder, batch_size, killed_at = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])

@@ -38,13 +38,14 @@ def _in_short(conditions: Sequence[dict]) -> list[str]:
     if all(each.gap["low"] is None for each in differences(conditions, "bidirectional")):
         return []
     made, text = ([each for each in conditions if _was_made_for_it(each) is is_made] for is_made in (True, False))
-    things = " conditions of ordinary text" if made and text else " conditions"
-    told = _compared(text or made, things)
+    told = _compared(text or made, " conditions")
     told[0] = f"**In short.** {told[0]}"
     if made and text:
         inside = _compared(made, " conditions")
         inside[0] = inside[0].removeprefix("A")
-        told.append(f"On Which way round, which was made so that what follows decides half of it, a{inside[0]}")
+        told.append(
+            f"Counted apart: on Which way round, word by word, where what follows decides half of it by design, a{inside[0]}"
+        )
         told += inside[1:]
     told += [text for each in conditions if (text := _with_few(each))]
     models = sorted({each["model"] for each in conditions})
@@ -83,8 +84,8 @@ def _with_most_steps(conditions: Sequence[dict]) -> list[tuple[dict[str, Any], s
 
 
 def _was_made_for_it(condition: dict[str, Any]) -> bool:
-    """Whether it is Which way round: a set on which a causal model has to lose says nothing of ordinary text."""
-    return "diagnostic" in condition or condition["name"].startswith("which-way-round/")
+    """Whether it is Which way round word by word, where a causal model has to lose: it says nothing of other texts."""
+    return "diagnostic" in condition
 
 
 def _with_few(condition: dict[str, Any]) -> str:

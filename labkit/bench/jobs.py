@@ -6,9 +6,11 @@ for ended in side_by_side(train, runs, jobs=4):
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -73,18 +75,25 @@ def _timed(work: Callable[[Any], Any], item: Any) -> tuple[Any, LabkitError | No
     try:
         result, error = work(item), None
     except LabkitError as raised:
-        result, error = None, raised
+        result, error = None, _freed(raised)
     except (RuntimeError, MemoryError) as raised:
         from labkit.memory import is_out_of_memory
 
         if not is_out_of_memory(raised):
             raise
-        why = str(raised).partition("\n")[0] or "MemoryError"
-        result, error = (
-            None,
-            TrainingError(f"the memory is full ({why}); --resume tries it again, with fewer at a time"),
-        )
+        why = str(_freed(raised)).partition("\n")[0] or "MemoryError"
+        told = f"the memory is full ({why}); --resume tries it again, with fewer at a time"
+        result, error = None, TrainingError(told)
     return result, error, time.perf_counter() - began
+
+
+def _freed(error: Any) -> Any:
+    """The error without the frames that it was raised through, which hold the model of the run that failed."""
+    error.__cause__ = error.__context__ = error.__traceback__ = None
+    gc.collect()
+    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return error
 
 
 def _gpus() -> list[str]:

@@ -28,8 +28,9 @@ from labkit.bench import folders
 from labkit.bench.arms import DEFAULT, Arm, arms
 from labkit.bench.conditions import Condition
 from labkit.bench.jobs import side_by_side
-from labkit.errors import DataError, DivergedError
+from labkit.errors import DataError, DivergedError, LabkitError
 from labkit.export import choose_layers
+from labkit.run_folder import read_json
 from labkit.tasks.finetune import finetune
 from labkit.tasks.lm import train_lm
 from labkit.tasks.plans import Plan
@@ -176,21 +177,25 @@ def run_study(
                 else:
                     rated.append(replace(run, rate=rate))
             if rated:
-                _write_baselines(study, conditions, path)
+                _write_baselines(study, conditions, path, say)
             progress.do(rated, train, jobs)
         finally:
             folders.write_failures(path, progress.failures)
     return progress.failures
 
 
-def _write_baselines(study: Study, conditions: Sequence[Condition], path: Path) -> None:
+def _write_baselines(study: Study, conditions: Sequence[Condition], path: Path, say: Callable[[str], None]) -> None:
     """What needs no model, judged on the test set text by text, where it is not written yet."""
     for condition in conditions:
         for size in folders.sizes(study.sizes, len(condition.train)):
             file = folders.baselines_file(path, condition.name, size)
             if not file.exists():
-                lines = by_name(condition.task).baseline_lines(condition.smaller(size), condition.test)
-                folders.write_json(file, lines)
+                try:
+                    lines = by_name(condition.task).baseline_lines(condition.smaller(size), condition.test)
+                except LabkitError as error:  # of very few examples, or without scikit-learn
+                    say(f"{condition.name}: its baselines are not judged text by text ({error})")
+                else:
+                    folders.write_json(file, lines)
 
 
 def _require_folders_apart(study: Study, conditions: Sequence[Condition]) -> None:
@@ -217,14 +222,15 @@ def _require_positions(study: Study, conditions: Sequence[Condition], lm: Any) -
         options = Options(**condition.options, **_lengths(study, condition)).filled(recipe)
         if options.max_length * most.readings <= places:
             continue
-        labels = recipe.labels(condition.train)
-        rows = recipe.features(lm.tokenizer, condition.train, labels, options, lambda text: None)
+        examples = [*condition.train, *condition.dev, *condition.test]  # of the last their lengths alone
+        rows = recipe.features(lm.tokenizer, examples, recipe.labels(examples), options, lambda text: None)
         longest = max(map(recipe.length_of, rows))
-        if longest * most.readings > places:
+        once = int(rows[0].ids[0]) == lm.tokenizer.bos_token_id  # a row's beginning is not repeated
+        if (total := (longest - once) * most.readings + once) > places:
             raise DataError(
-                f"{most.name}: the longest training row of {condition.name} has {longest:,} tokens, which makes "
-                f"{longest * most.readings:,} in {most.readings} readings, and {study.model} has {places:,} positions; "
-                f"give --max-length {places // most.readings}, which is for all arms, or leave out the arm"
+                f"{most.name}: the longest row of {condition.name} has {longest:,} tokens, which makes {total:,} in "
+                f"{most.readings} readings, and {study.model} has {places:,} positions; give --max-length "
+                f"{(places - once) // most.readings + once}, which is for all arms, or leave out the arm"
             )
 
 
@@ -300,9 +306,11 @@ def _adapted(study: Study, path: Path, run: Run) -> Path:
     arm = run.arm
     folder = folders.adapted_folder(path, run.condition.task, run.condition.name, arm.name, run.seed)
     every = max(1, arm.steps // 4)
+    begun = read_json(folder / "config.json")  # by an earlier version perhaps, which had not left it to the rule
+    dtype = begun["settings"]["dtype"] if begun else study.plan.dtype
     settings = Settings(
         max_steps=arm.steps, batch_size=study.adaptation_batch, learning_rate=study.adaptation_rate, weight_decay=0.01,
-        warmup=0.1, dtype=study.plan.dtype, seed=run.seed,
+        warmup=0.1, dtype=dtype, seed=run.seed,
         evaluate_every=every, save_every=every,
     )  # fmt: skip
     with folders.alone(path, folder.relative_to(path)):

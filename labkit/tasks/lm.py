@@ -26,6 +26,7 @@ from labkit.objectives import Collator, by_name, corruption_for, generator, logi
 from labkit.run_folder import RunFolder, is_first_process, process_count
 from labkit.tasks.order import shuffled_order
 from labkit.training import Settings, evaluating, random_state_kept, require, save_model, train
+from labkit.training_settings import settled
 
 READS = ("same", "before")  # where the logits of a hidden token are: at its own position, or at the one before it
 
@@ -110,6 +111,9 @@ def train_lm(
     # small updates are lost in 16-bit weights, so weights that are trained are float32; LoRA's are by themselves
     stored = None if settings.dtype == "auto" else settings.dtype
     lm = labkit.load(model, attn=attn, dtype=stored if lora else "float32")
+    settings = settled(settings, lm.model, say)
+    if lora:
+        lm.model.to(getattr(torch, settings.dtype))
     if goal.hides_tokens:
         ensure_mask_token(lm.model, lm.tokenizer)
     _require_embeddings(lm)
