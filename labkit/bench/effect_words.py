@@ -42,11 +42,8 @@ def _in_short(conditions: Sequence[dict]) -> list[str]:
     told[0] = f"**In short.** {told[0]}"
     if made and text:
         inside = _compared(made, " conditions")
-        inside[0] = inside[0].removeprefix("A")
-        told.append(
-            f"Counted apart: on Which way round, word by word, where what follows decides half of it by design, a{inside[0]}"
-        )
-        told += inside[1:]
+        apart = "Counted apart: on Which way round, word by word, where what follows decides half of it by design, a"
+        told += [apart + inside[0].removeprefix("A"), *inside[1:]]
     told += [text for each in conditions if (text := _with_few(each))]
     models = sorted({each["model"] for each in conditions})
     told.append(
