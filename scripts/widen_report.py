@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from labkit.bench.effect_words import NEARLY
+from labkit.bench.effect_limits import NEARLY
 from labkit.bench.paired import expansion
 from labkit.run_folder import write_whole
 
