@@ -34,7 +34,6 @@ def made_up(
                 "data_order": str(seed), "head_start": str(seed), "n_rows": 10,
             }  # fmt: skip
             (run / "metrics.json").write_text(json.dumps(metrics))
-            (run / "trainer_state.json").write_text(
-                json.dumps({"log_history": [{"step": 5, "accuracy": chance / 100}]})
-            )
+            history = [{"step": step, "accuracy": chance / 100} for step in (3, 5)]
+            (run / "trainer_state.json").write_text(json.dumps({"log_history": history}))
     return folder

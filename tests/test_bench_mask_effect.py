@@ -479,6 +479,21 @@ def test_one_arm_alone_has_a_table_and_no_figure_of_differences(tmp_path):
     assert "was not measured" in files[0].read_text()
 
 
+def test_a_run_scored_once_on_dev_has_no_learning_curve_now_or_in_an_earlier_report(tmp_path):
+    folder = made_up(tmp_path / "s", {"causal": 60.0, "bidirectional": 60.0})
+    twice = report([folder])
+    assert [curve["kind"] for curve in twice["curves"]] == ["learning"]
+    for file in folder.glob("runs/*/*/*/*/trainer_state.json"):
+        file.write_text(json.dumps({"log_history": [{"step": 5, "accuracy": 0.6}]}))
+    assert report([folder])["curves"] == []
+    (curve,) = twice["curves"]
+    point = curve | {"lines": {name: points[-1:] for name, points in curve["lines"].items()}}
+    earlier = tmp_path / "earlier.json"
+    for drawn, kept in (([curve], [curve]), ([point], [])):
+        earlier.write_text(json.dumps(twice | {"curves": drawn}))
+        assert report([earlier])["curves"] == json.loads(json.dumps(kept))
+
+
 def test_what_no_arm_has_learned_is_said_and_rules_no_claim_out(tmp_path):
     folder = made_up(tmp_path / "s", {"causal": 40.0, "bidirectional": 40.0})
     for file in folder.glob("runs/*/*/*/*/metrics.json"):

@@ -32,7 +32,7 @@ from labkit.bench.effect_data import (
 )
 from labkit.bench.effect_gaps import has_learned
 from labkit.bench.effect_pairs import pairs
-from labkit.bench.effect_series import curves, orders, over_adaptation, picture, sizes, titled
+from labkit.bench.effect_series import curves, is_drawn, orders, over_adaptation, picture, sizes, titled
 from labkit.bench.paired import Counted, mean
 from labkit.bench.stored import differences
 from labkit.errors import TrainingError
@@ -82,7 +82,7 @@ def _together(here: dict[str, Any], earlier: Sequence[dict[str, Any]]) -> dict[s
         replaced = {_of(each) for each in one["conditions"]} - {_of(each) for each in new}
         found["conditions"] += [_as_now(each) for each in new]
         drawn = [_drawn_now(each, new) for each in one["curves"] if _of(each) not in replaced]
-        found["curves"] += [each for each in drawn if each not in found["curves"]]
+        found["curves"] += [each for each in drawn if is_drawn(each) and each not in found["curves"]]
         gone = replaced | {_of(each) for each in here["unfinished"]}
         found["unfinished"] += [each for each in one["unfinished"] if not any(_may_be(each, of) for of in gone)]
     return {part: [*found[part], *here[part]] for part in here}

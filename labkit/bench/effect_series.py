@@ -38,7 +38,7 @@ def titled(curve: dict[str, Any]) -> dict[str, Any]:
 
 
 def curves(one: Measured) -> list[dict[str, Any]]:
-    """Scores over the steps of training, and where arms or sizes form a series, over that."""
+    """Scores over the steps of training, and where arms or sizes form a series, over that; none of one point."""
     metric = "accuracy" if one.facts["task"] == "classify" else "F1"
     common = {
         "condition": one.name, "model": one.study["model"], "method": one.study["method"], "y": f"test {metric}",
@@ -70,7 +70,12 @@ def curves(one: Measured) -> list[dict[str, Any]]:
             f"from {side}" if side != "middle" else "in the middle": sorted(ends + p) for side, p in shares.items()
         }
         found.append(common | {"kind": "layers", "x": "share of the layers", "lines": lines})
-    return [titled(curve) for curve in found]
+    return [titled(curve) for curve in found if is_drawn(curve)]
+
+
+def is_drawn(curve: dict[str, Any]) -> bool:
+    """Whether there is a line in it: a run that was scored on dev but once is a point."""
+    return any(len({x for x, _ in points}) > 1 for points in curve["lines"].values())
 
 
 def over_adaptation(scores: Mapping[str, list[float]]) -> dict[str, list[tuple[int, list[float]]]]:
