@@ -1,4 +1,4 @@
-"""A fine-tuned adapter as a folder of a few megabytes: low-rank matrices and a head, and what they are put on.
+"""A fine-tuned adapter as a small folder: low-rank matrices and a head, and what they are put on.
 
     adapter_model.safetensors, adapter_config.json    as peft saves them
     labkit_adapter.json                               the base model by name, the head, the conversion, the task

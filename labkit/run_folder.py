@@ -87,6 +87,12 @@ class RunFolder:
         """The metrics of a finished run, else None."""
         return read_json(self.path / "metrics.json")
 
+    @property
+    def begun_in(self) -> str | None:
+        """The dtype of the newest whole checkpoint, if there is one that says it."""
+        sealed, _ = self._checkpoints()
+        return sealed[-1][1].get("dtype") if sealed else None
+
     def write_json(self, name: str, value: Any) -> None:
         """Write `name` whole or not at all."""
         if is_first_process():

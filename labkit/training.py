@@ -25,7 +25,7 @@ from labkit import memory
 from labkit.errors import DivergedError, TrainingError
 from labkit.progress import bars_on_terminals_only, transformers_errors_only
 from labkit.run_folder import RunFolder, first_process_first
-from labkit.training_settings import DTYPES, Settings, require, settled
+from labkit.training_settings import DTYPES, MIXED, Settings, require, settled
 
 __all__ = ["Rows", "Settings", "evaluating", "peak_memory", "random_state_kept", "require", "save_model", "train"]
 
@@ -70,12 +70,14 @@ def train(
     from tqdm import tqdm
 
     require(settings)
-    settings = settled(settings, model, say)
     if settings.metric is not None and evaluate is None:
         raise TrainingError(f"the best model by {settings.metric} is wanted, and there is no evaluation")
     with first_process_first() as first:
         resumed = run.latest_checkpoint()
     before = resumed[1] if resumed else {"step": 0, "seconds": 0.0, "tokens": 0}
+    settings = settled(settings, model, say, begun=before.get("dtype"))
+    if before.get("dtype", settings.dtype) != settings.dtype:
+        raise TrainingError(f"this run was begun in {before['dtype']}, now it is {settings.dtype}")
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     if compiles_attention(model):  # or what the proof of its mask compiled takes the places of what training needs
@@ -187,6 +189,7 @@ def _arguments(settings: Settings, run: RunFolder) -> Any:
         **DTYPES[settings.dtype],
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # one process, one GPU: several are for torchrun, not for DataParallel
+    arguments.mixed_precision = MIXED[settings.dtype]  # or "float32" gives way to what `accelerate config` has chosen
     return arguments
 
 
@@ -258,7 +261,8 @@ def _trainer_class() -> type:
             self.accelerator.wait_for_everyone()  # each process leaves its random state in the checkpoint
             if self.args.should_save:
                 facts = {"seconds": self.seconds, "tokens": self.tokens, "processes": self.args.world_size}
-                self.run.seal(self.state.global_step, stopped=self.control.should_training_stop, **facts)
+                facts |= {"dtype": self.settings.dtype, "stopped": self.control.should_training_stop}
+                self.run.seal(self.state.global_step, **facts)
                 best = self.checkpoint(self.state.best_global_step) if self.settings.metric is not None else None
                 self.run.remove_checkpoints_but(self.settings.keep, best)
 

@@ -12,6 +12,7 @@ from labkit import precision
 from labkit.errors import MissingPackageError, TrainingError
 
 DTYPES = {"float32": {}, "bfloat16": {"bf16": True}, "float16": {"fp16": True}}
+MIXED = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 SCHEDULES = ("cosine", "linear")
 
 
@@ -128,12 +129,29 @@ def require(settings: Settings) -> None:
                 raise MissingPackageError(f"{name!r} is not installed, or no tracker at all; here: {choices}")
 
 
-def settled(settings: Settings, model: Any, say: Callable[[str], None]) -> Settings:
-    """`settings` with the numbers to compute with on this machine; TrainingError if the model cannot work with them."""
+def settled(settings: Settings, model: Any, say: Callable[[str], None], begun: str | None = None) -> Settings:
+    """`settings` with the numbers to compute with on this machine; `begun` as for `computing_in`."""
     family = getattr(getattr(model, "config", None), "model_type", None) or ""
-    chosen = precision.choose(family, precision.here(), settings.dtype)
     if settings.dtype != "auto":
+        precision.choose(family, precision.here(), settings.dtype)  # refuses what cannot work
         return settings
-    if precision.here() is not None:
-        say(f"computing in {chosen.dtype}: {chosen.why}")
+    chosen = computing_in(family, "auto", say, begun)
     return replace(settings, dtype=chosen.dtype, tf32=chosen.tf32)
+
+
+def computing_in(family: str, wanted: str, say: Callable[[str], None], begun: str | None = None) -> precision.Precision:
+    """The numbers for a model of this type on this machine: those `wanted`, or for "auto" the rule's, with its reason.
+
+    `begun`: the numbers that a run to go on with was begun in. "auto" keeps to them where the rule has others for the
+    card that it is on now.
+
+    Raises:
+        TrainingError: the model, or this machine, cannot compute in them.
+    """
+    chosen = precision.choose(family, precision.here(), wanted)
+    if wanted == "auto" and begun not in (None, chosen.dtype):
+        rule, chosen = chosen, precision.choose(family, precision.here(), begun)
+        say(f"computing in {begun}, as this run was begun; on this machine a new one would take {rule.dtype}")
+    elif precision.here() is not None and chosen.why != precision.AS_ASKED:
+        say(f"computing in {chosen.dtype}: {chosen.why}")
+    return chosen

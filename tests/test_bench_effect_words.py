@@ -46,9 +46,7 @@ def test_a_set_that_was_made_for_it_is_told_apart_from_ordinary_text(tmp_path):
     made = copy.deepcopy(found["conditions"][0]) | {"name": "ways/ner", "diagnostic": {}}
     found["conditions"][0]["arms"][1]["difference"] |= {"mean": 0.5, "low": -1.0, "high": 2.0}
     told = effect_words.paragraphs({**found, "conditions": [*found["conditions"], made]})
-    first, second = told[0].split(
-        " Counted apart: on Which way round, word by word, where what follows decides half of it"
-    )
+    first, second = told[0], next(text for text in told if text.startswith("**Counted apart, as it was made for it:**"))
     assert "beat the causal one in none of 1 conditions, " in first
     assert "beat the causal one in 1 of 1 conditions (by " in second
     (claim,) = [text for text in told if text.startswith("**The common claim")]
@@ -57,9 +55,11 @@ def test_a_set_that_was_made_for_it_is_told_apart_from_ordinary_text(tmp_path):
 
 
 def test_adaptation_is_counted_once_a_condition_and_set_against_reading_twice(tmp_path):
-    opening = report([made_up(tmp_path / "s", ADAPTED)])["words"][0]
-    assert "One that filled gaps before the task was better for it in 1 of 1 (by 1" in opening
-    assert "; set against reading twice, it was better in none of 1, was worse in none, made no clear" in opening
+    opening, filled = report([made_up(tmp_path / "s", ADAPTED)])["words"][:2]
+    assert opening.startswith("**In short.**") and "gaps" not in opening
+    begins = "**Filling gaps first, in short.** One that filled gaps before the task was better for it in 1 of 1 (by 1"
+    assert filled.startswith(begins)
+    assert "; set against reading twice, it was better in none of 1, was worse in none, made no clear" in filled
 
 
 def test_what_an_adaptation_gives_beyond_the_mask_alone_is_told_beside_its_control(tmp_path):

@@ -430,6 +430,21 @@ def test_a_run_begun_on_two_processes_is_not_continued_on_one(plain, tmp_path):
     assert contents(tmp_path) == before
 
 
+def test_a_run_begun_in_other_numbers_is_not_continued(plain, tmp_path):
+    shutil.copytree(plain[2], tmp_path / "run")
+    assert RunFolder(tmp_path / "run").begun_in == "float32" and RunFolder(tmp_path / "none").begun_in is None
+    before = contents(tmp_path)
+    with pytest.raises(TrainingError, match="begun in float32, now it is bfloat16"):
+        trained(tmp_path / "run", dtype="bfloat16")
+    assert contents(tmp_path) == before
+
+
+def test_what_accelerate_was_configured_with_does_not_change_the_numbers_of_a_run(plain, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")  # as `accelerate launch` sets it
+    outcome, model = trained(tmp_path / "run")
+    assert losses(outcome) == losses(plain[0]) and same_weights(model, plain[1])
+
+
 def test_off_a_terminal_there_are_lines_and_no_bar(tmp_path, capfd):
     trained(
         tmp_path / "run", evaluate=draws_and_scores, evaluate_every=6, say=lambda text: print(text, file=sys.stderr)
@@ -542,6 +557,30 @@ def test_what_to_compute_with_is_chosen_for_the_model_and_the_gpu(monkeypatch, c
     assert len(said) == (capability is not None) and all(text.startswith(f"computing in {dtype}: ") for text in said)
     asked = Settings(max_steps=1, dtype="bfloat16", tf32=True)
     assert settled(asked, model, said.append) is asked
+
+
+@pytest.mark.parametrize(
+    ("begun", "capability", "dtype", "tf32", "said"),
+    [
+        ("float16", (8, 9), "float16", False, "computing in float16, as this run was begun; on this machine a new one"),
+        ("bfloat16", (8, 0), "bfloat16", True, "computing in bfloat16: a GPU of compute capability 8.0"),
+        ("bfloat16", (7, 5), "bfloat16", False, "computing in bfloat16, as this run was begun"),
+        ("float32", None, "float32", False, None),
+    ],
+)
+def test_a_run_goes_on_in_the_numbers_it_was_begun_in(monkeypatch, begun, capability, dtype, tf32, said):
+    monkeypatch.setattr(training_settings.precision, "here", lambda: capability)
+    model, lines = fresh_model(), []
+    model.config = SimpleNamespace(model_type="gpt2")
+    found = settled(Settings(max_steps=1, dtype="auto"), model, lines.append, begun=begun)
+    assert (found.dtype, found.tf32) == (dtype, tf32)
+    assert [line.startswith(said or "nothing") for line in lines] == [True] * (said is not None)
+
+
+def test_a_run_begun_in_float16_does_not_go_on_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(training_settings.precision, "here", lambda: None)
+    with pytest.raises(TrainingError, match="float16 needs a GPU"):
+        settled(Settings(max_steps=1, dtype="auto"), fresh_model(), print, begun="float16")
 
 
 def test_numbers_in_which_a_family_overflows_are_refused(monkeypatch):

@@ -34,40 +34,52 @@ def paragraphs(found: dict[str, Any]) -> list[str]:
 
 
 def _in_short(conditions: Sequence[dict]) -> list[str]:
-    """When does the mask help, by how much, what does the control say, what is not known: one plain paragraph."""
+    """When does the mask help, by how much, what does the control say, what is not known: one plain paragraph.
+
+    And one each, where there is something to tell, of filling gaps first, of few examples, and of the set that was
+    made for it.
+    """
     if all(each.gap["low"] is None for each in differences(conditions, "bidirectional")):
         return []
     made, text = ([each for each in conditions if _was_made_for_it(each) is is_made] for is_made in (True, False))
-    told = _compared(text or made, " conditions")
-    told[0] = f"**In short.** {told[0]}"
-    if made and text:
-        inside = _compared(made, " conditions")
-        apart = "Counted apart: on Which way round, word by word, where what follows decides half of it by design, a"
-        told += [apart + inside[0].removeprefix("A"), *inside[1:]]
-    told += [text for each in conditions if (text := _with_few(each))]
     models = sorted({each["model"] for each in conditions})
-    told.append(
+    bounds = (
         f"This is of {' and '.join(models)} alone{still_learning(conditions)}: whether it holds for other models, and "
         "for longer training, is not known."
     )
-    return [" ".join(told)]
+    told = [f"**In short.** A model {_compared(text or made, ' conditions')} {bounds}"]
+    if filled := _filled(text or made):
+        told.append(f"**Filling gaps first, in short.** {filled}")
+    if few := [line for each in conditions if (line := _with_few(each))]:
+        told.append(f"**With few examples, in short.** {' '.join(few)}")
+    if made and text:
+        inside = [_compared(made, " conditions"), _filled(made)]
+        apart = "on Which way round, word by word, where what follows decides half of it by design, a model"
+        told.append(f"**Counted apart, as it was made for it:** {apart} {' '.join(inside).strip()}")
+    return told
 
 
-def _compared(conditions: Sequence[dict], things: str) -> list[str]:
-    """Sentences: the unmasked model, the control, both against each other, and what filling gaps before gives."""
+def _compared(conditions: Sequence[dict], things: str) -> str:
+    """Of the unmasked model, whose sentence goes on here; of the control; of both against each other."""
     removed = _did(differences(conditions, "bidirectional"), things)
-    told = [f"A model whose mask was removed, and nothing else done, {removed}."]
+    told = [f"whose mask was removed, and nothing else done, {removed}."]
     if twice := differences(conditions, "repeated"):
         told.append(f"One that kept its mask and read the input twice {_did(twice)}.")
     if both := pairs_of(conditions, "bidirectional", "repeated"):
         told.append(f"Set against each other, the unmasked one {counted(both, '', 'was better', 'was worse')}.")
+    return " ".join(told)
+
+
+def _filled(conditions: Sequence[dict]) -> str:
+    """What filling gaps before the task gives an unmasked model; "" if no model has done so."""
     most = _with_most_steps(conditions)
-    if repaired := [each for one, kind in most for each in pairs_of([one], kind, "bidirectional")]:
-        text = f"One that filled gaps before the task {counted(repaired, '', 'was better for it', 'was worse for it')}"
-        if both := [each for one, kind in most for each in pairs_of([one], kind, "repeated")]:
-            text += f"; set against reading twice, it {counted(both, '', 'was better', 'was worse')}"
-        told.append(text + ".")
-    return told
+    repaired = [each for one, kind in most for each in pairs_of([one], kind, "bidirectional")]
+    if not repaired:
+        return ""
+    told = f"One that filled gaps before the task {counted(repaired, '', 'was better for it', 'was worse for it')}"
+    if both := [each for one, kind in most for each in pairs_of([one], kind, "repeated")]:
+        told += f"; set against reading twice, it {counted(both, '', 'was better', 'was worse')}"
+    return f"{told}."
 
 
 def _with_most_steps(conditions: Sequence[dict]) -> list[tuple[dict[str, Any], str]]:

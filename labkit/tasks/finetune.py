@@ -19,7 +19,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from labkit import precision
 from labkit.adapter_folders import TASK
 from labkit.adapter_folders import save as save_adapter
 from labkit.datasets import splits
@@ -36,6 +35,7 @@ from labkit.tasks.plans import Plan
 from labkit.tasks.recipes import Options, Recipe, by_name
 from labkit.tasks.special_tokens import add_tokens
 from labkit.training import evaluating, require, train
+from labkit.training_settings import computing_in
 
 NARROW = 0.9  # mean cosine of unrelated texts, from which on nearest neighbours say little
 HELD_OUT = 0.1  # of the training examples, where no dev set is given
@@ -117,9 +117,7 @@ def finetune(
     lm, labels = _model(recipe, model, train_examples, options, head or {}, method, plan, attn)
     start_of_head = lm.model.head_sha256() if hasattr(lm.model, "head_sha256") else None  # an encoder's own has none
     rows = recipe.features(lm.tokenizer, train_examples, labels, options, say)
-    chosen = precision.choose(lm.model.config.get_text_config().model_type, precision.here(), plan.dtype)
-    if precision.here() is not None and chosen.why != precision.AS_ASKED:
-        say(f"computing in {chosen.dtype}: {chosen.why}")
+    chosen = computing_in(lm.model.config.get_text_config().model_type, plan.dtype, say, finished.begun_in)
     metric = recipe.metric(dev, options)
     processes = process_count()
     lengths = [recipe.length_of(row) for row in rows]

@@ -111,7 +111,7 @@ def train_lm(
     # small updates are lost in 16-bit weights, so weights that are trained are float32; LoRA's are by themselves
     stored = None if settings.dtype == "auto" else settings.dtype
     lm = labkit.load(model, attn=attn, dtype=stored if lora else "float32")
-    settings = settled(settings, lm.model, say)
+    settings = settled(settings, lm.model, say, begun=finished.begun_in)
     if lora:
         lm.model.to(getattr(torch, settings.dtype))
     if goal.hides_tokens:
