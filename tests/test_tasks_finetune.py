@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import labkit
+from labkit import precision
 from labkit.adapter_folders import TASK
 from labkit.datasets import embedded
 from labkit.datasets.examples import Pair
@@ -641,6 +642,24 @@ def test_a_run_killed_while_it_is_scored_is_scored_in_the_same_precision(tmp_pat
     ended = run("ner", tmp_path / "run", resume=True, **given)
     assert logits[0].dtype == logits[2].dtype and torch.equal(logits[0], logits[2])
     assert ended["dev"] == expected["dev"] and ended["test"] == expected["test"] and ended["steps"] == 6
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_run_goes_on_in_its_numbers_where_the_rule_has_others(tmp_path, monkeypatch, method):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    given, said = {"method": method, "keep_model": False}, []
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        another_card = precision.Precision("bfloat16", False, "as on another card")
+        patched.setattr(precision, "choose", lambda *_: another_card)
+        patched.setattr(finetune_module, "_scored", killed)
+        run("ner", tmp_path / "run", **given)
+    ended = run("ner", tmp_path / "run", resume=True, say=said.append, **given)
+    assert ended["dtype"] == "bfloat16" and ended["steps"] == 6
+    assert "computing in bfloat16, as this run was begun; on this machine a new one would take float32" in said
+    asked = replace(PLAN, dtype="bfloat16")
+    assert ended["dev"] == run("ner", tmp_path / "asked", plan=asked, **given)["dev"]
 
 
 @pytest.mark.parametrize(
