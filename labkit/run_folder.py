@@ -19,7 +19,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from labkit.errors import TrainingError
 
 LONGEST_WAIT = timedelta(hours=12)  # of one process for another
 SEAL = "sealed.json"
-LOCK = ".lock"
 WRITING = ".writing-"  # how the names of half-written files and folders begin
 
 
@@ -60,7 +59,7 @@ class RunFolder:
             raise TrainingError(f"{run.path} is a file; give --output-dir a folder")
         begun = read_json(run.path / "config.json")
         if begun is None:
-            if run.path.is_dir() and any(not file.name.startswith((LOCK, WRITING)) for file in run.path.iterdir()):
+            if run.path.is_dir() and any(not file.name.startswith(WRITING) for file in run.path.iterdir()):
                 raise TrainingError(
                     f"{run.path} is not empty and holds no run of labkit; give --output-dir a new folder"
                 )
@@ -87,29 +86,6 @@ class RunFolder:
     def metrics(self) -> dict | None:
         """The metrics of a finished run, else None."""
         return read_json(self.path / "metrics.json")
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """What is in the block is done by one process at a time, or by several that train together.
-
-        A second one would take the checkpoint that the first is writing for half of one, and remove it.
-
-        Raises:
-            TrainingError: another process is at it.
-        """
-        from filelock import FileLock, Timeout
-
-        lock = self.path / LOCK
-        with ExitStack() as held:
-            if is_first_process():
-                try:
-                    held.enter_context(FileLock(lock, timeout=0))
-                except Timeout:
-                    raise TrainingError(f"another process is training in {self.path}") from None
-                except (NotImplementedError, PermissionError):  # such as some network drives: there nothing is locked
-                    pass
-                held.callback(_gone, lock)
-            yield
 
     @property
     def begun_in(self) -> str | None:
@@ -219,12 +195,6 @@ class RunFolder:
         }
         sealed = sorted(((f, seal) for f, seal in seals.items() if seal is not None), key=lambda each: each[1]["step"])
         return sealed, [folder for folder, seal in seals.items() if seal is None]
-
-
-def _gone(lock: Path) -> None:
-    """Remove a lock's file while it is held; on Windows it cannot be, and stays."""
-    with suppress(OSError):
-        lock.unlink()
 
 
 @contextmanager

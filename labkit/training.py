@@ -64,7 +64,7 @@ def train(
 
     Raises:
         TrainingError: the loss is no number any more, a checkpoint was altered, the disk or the memory is full, or
-            there are more or fewer processes than before, or other ones at work on it. The last whole checkpoint stays.
+            there are more or fewer processes than before. The last whole checkpoint stays.
         MissingPackageError: accelerate is not installed.
     """
     from tqdm import tqdm
@@ -72,56 +72,55 @@ def train(
     require(settings)
     if settings.metric is not None and evaluate is None:
         raise TrainingError(f"the best model by {settings.metric} is wanted, and there is no evaluation")
-    with run.alone():
-        with first_process_first() as first:
-            resumed = run.latest_checkpoint()
-        before = resumed[1] if resumed else {"step": 0, "seconds": 0.0, "tokens": 0}
-        settings = settled(settings, model, say, begun=before.get("dtype"))
-        if before.get("dtype", settings.dtype) != settings.dtype:
-            raise TrainingError(f"this run was begun in {before['dtype']}, now it is {settings.dtype}")
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
-        if compiles_attention(model):  # or what the proof of its mask compiled takes the places of what training needs
-            torch.compiler.reset()
-        with random_state_kept(), bars_on_terminals_only(), _local_stores(run):
-            arguments = _arguments(settings, run)
-            if before.get("processes", arguments.world_size) != arguments.world_size:
-                raise TrainingError(
-                    f"this run was begun on {before['processes']} processes, now it is {arguments.world_size}"
-                )
-            trainer = _trainer_class()(
-                model,
-                arguments,
-                rows=Rows(settings.max_steps * settings.rows_per_step * arguments.world_size, make_row),
-                collate=collate,
-                loss=loss,
-                evaluate=evaluate,
-                settings=settings,
-                run=run,
-                before=before,
+    with first_process_first() as first:
+        resumed = run.latest_checkpoint()
+    before = resumed[1] if resumed else {"step": 0, "seconds": 0.0, "tokens": 0}
+    settings = settled(settings, model, say, begun=before.get("dtype"))
+    if before.get("dtype", settings.dtype) != settings.dtype:
+        raise TrainingError(f"this run was begun in {before['dtype']}, now it is {settings.dtype}")
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    if compiles_attention(model):  # or what the proof of its mask compiled takes the places of what training needs
+        torch.compiler.reset()
+    with random_state_kept(), bars_on_terminals_only(), _local_stores(run):
+        arguments = _arguments(settings, run)
+        if before.get("processes", arguments.world_size) != arguments.world_size:
+            raise TrainingError(
+                f"this run was begun on {before['processes']} processes, now it is {arguments.world_size}"
             )
-            if resumed and first:
-                say(f"resuming from step {before['step']:,} of {settings.max_steps:,}")
-            hidden = None if first else True  # None: shown on a terminal only
-            with tqdm(total=settings.max_steps, initial=before["step"], unit="step", disable=hidden) as bar:
-                trainer.bar = bar
-                trainer.add_callback(_watch(trainer, settings, say, bar))
-                with transformers_errors_only(), _too_little_memory_explained(settings):
-                    if before.get("stopped") and settings.metric is not None:
-                        trainer.finish_again(resumed[0])
-                    else:
-                        trainer.train(resume_from_checkpoint=str(resumed[0]) if resumed else None)
-            seconds = trainer.seconds
-        return {
-            "seconds": seconds,
-            "tokens_per_second": trainer.tokens / seconds,
-            "peak_memory_bytes": peak_memory(),
-            "seed": settings.seed,
-            "steps": trainer.state.global_step,
-            **({"best_step": trainer.state.best_global_step} if settings.metric is not None else {}),
-            # Trainer ends it with a summary of its own, which counts nothing before a resume
-            "history": [entry for entry in trainer.state.log_history if "train_runtime" not in entry],
-        }
+        trainer = _trainer_class()(
+            model,
+            arguments,
+            rows=Rows(settings.max_steps * settings.rows_per_step * arguments.world_size, make_row),
+            collate=collate,
+            loss=loss,
+            evaluate=evaluate,
+            settings=settings,
+            run=run,
+            before=before,
+        )
+        if resumed and first:
+            say(f"resuming from step {before['step']:,} of {settings.max_steps:,}")
+        hidden = None if first else True  # None: shown on a terminal only
+        with tqdm(total=settings.max_steps, initial=before["step"], unit="step", disable=hidden) as bar:
+            trainer.bar = bar
+            trainer.add_callback(_watch(trainer, settings, say, bar))
+            with transformers_errors_only(), _too_little_memory_explained(settings):
+                if before.get("stopped") and settings.metric is not None:
+                    trainer.finish_again(resumed[0])
+                else:
+                    trainer.train(resume_from_checkpoint=str(resumed[0]) if resumed else None)
+        seconds = trainer.seconds
+    return {
+        "seconds": seconds,
+        "tokens_per_second": trainer.tokens / seconds,
+        "peak_memory_bytes": peak_memory(),
+        "seed": settings.seed,
+        "steps": trainer.state.global_step,
+        **({"best_step": trainer.state.best_global_step} if settings.metric is not None else {}),
+        # Trainer ends it with a summary of its own, which counts nothing before a resume
+        "history": [entry for entry in trainer.state.log_history if "train_runtime" not in entry],
+    }
 
 
 def peak_memory() -> int:

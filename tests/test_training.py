@@ -430,30 +430,6 @@ def test_a_run_begun_on_two_processes_is_not_continued_on_one(plain, tmp_path):
     assert contents(tmp_path) == before
 
 
-def test_a_run_that_another_process_is_at_is_left_alone(plain, tmp_path):
-    shutil.copytree(plain[2], tmp_path / "run")
-    run = RunFolder(tmp_path / "run")
-    half = run.checkpoints / "checkpoint-15"  # the other process is writing it
-    half.mkdir()
-    with run.alone():
-        before = contents(tmp_path)
-        with pytest.raises(TrainingError, match="another process is training in "):
-            trained(run.path)
-        assert contents(tmp_path) == before and half.is_dir()
-    trained(run.path)
-    assert not half.exists() and not (run.path / ".lock").exists()
-
-
-def test_where_a_drive_cannot_lock_a_run_goes_on_without(plain, tmp_path, monkeypatch):
-    import filelock
-
-    def refuses(*_, **__):
-        raise NotImplementedError("FileSystem does not appear to support flock")
-
-    monkeypatch.setattr(filelock.FileLock, "acquire", refuses)
-    assert losses(trained(tmp_path / "run")[0]) == losses(plain[0])
-
-
 def test_a_run_begun_in_other_numbers_is_not_continued(plain, tmp_path):
     shutil.copytree(plain[2], tmp_path / "run")
     assert RunFolder(tmp_path / "run").begun_in == "float32" and RunFolder(tmp_path / "none").begun_in is None
