@@ -150,8 +150,16 @@ def computing_in(family: str, wanted: str, say: Callable[[str], None], begun: st
     """
     chosen = precision.choose(family, precision.here(), wanted)
     if wanted == "auto" and begun not in (None, chosen.dtype):
-        rule, chosen = chosen, precision.choose(family, precision.here(), begun)
-        say(f"computing in {begun}, as this run was begun; on this machine a new one would take {rule.dtype}")
+        rule = chosen
+        if begun == "float16" and precision.here() is None:
+            raise TrainingError(
+                "this run was begun in float16, which needs a GPU, and there is none here: go on where there is one, "
+                "or begin anew in another folder"
+            )
+        # the rule never takes float32 where there is TF32, so a run that was begun in it was begun without
+        chosen = replace(precision.choose(family, precision.here(), begun), tf32=False)
+        slow = "" if chosen.why == precision.AS_ASKED else f" ({chosen.why})"
+        say(f"computing in {begun}, as this run was begun; on this machine a new one would take {rule.dtype}{slow}")
     elif precision.here() is not None and chosen.why != precision.AS_ASKED:
         say(f"computing in {chosen.dtype}: {chosen.why}")
     return chosen

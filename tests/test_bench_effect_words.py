@@ -57,8 +57,10 @@ def test_a_set_that_was_made_for_it_is_told_apart_from_ordinary_text(tmp_path):
 def test_adaptation_is_counted_once_a_condition_and_set_against_reading_twice(tmp_path):
     opening, filled = report([made_up(tmp_path / "s", ADAPTED)])["words"][:2]
     assert opening.startswith("**In short.**") and "gaps" not in opening
-    begins = "**Filling gaps first, in short.** One that filled gaps before the task was better for it in 1 of 1 (by 1"
-    assert filled.startswith(begins)
+    begins = (
+        "**Filling gaps first, in short.** An unmasked model that filled gaps before the task was better for it in 1"
+    )
+    assert filled.startswith(f"{begins} of 1 (by 1")
     assert "; set against reading twice, it was better in none of 1, was worse in none, made no clear" in filled
 
 

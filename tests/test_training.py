@@ -565,6 +565,7 @@ def test_what_to_compute_with_is_chosen_for_the_model_and_the_gpu(monkeypatch, c
         ("float16", (8, 9), "float16", False, "computing in float16, as this run was begun; on this machine a new one"),
         ("bfloat16", (8, 0), "bfloat16", True, "computing in bfloat16: a GPU of compute capability 8.0"),
         ("bfloat16", (7, 5), "bfloat16", False, "computing in bfloat16, as this run was begun"),
+        ("float32", (8, 0), "float32", False, "computing in float32, as this run was begun"),
         ("float32", None, "float32", False, None),
     ],
 )
@@ -579,7 +580,7 @@ def test_a_run_goes_on_in_the_numbers_it_was_begun_in(monkeypatch, begun, capabi
 
 def test_a_run_begun_in_float16_does_not_go_on_without_a_gpu(monkeypatch):
     monkeypatch.setattr(training_settings.precision, "here", lambda: None)
-    with pytest.raises(TrainingError, match="float16 needs a GPU"):
+    with pytest.raises(TrainingError, match="begun in float16, which needs a GPU, and there is none"):
         settled(Settings(max_steps=1, dtype="auto"), fresh_model(), print, begun="float16")
 
 

@@ -76,7 +76,8 @@ def _filled(conditions: Sequence[dict]) -> str:
     repaired = [each for one, kind in most for each in pairs_of([one], kind, "bidirectional")]
     if not repaired:
         return ""
-    told = f"One that filled gaps before the task {counted(repaired, '', 'was better for it', 'was worse for it')}"
+    did = counted(repaired, "", "was better for it", "was worse for it")
+    told = f"An unmasked model that filled gaps before the task {did}"
     if both := [each for one, kind in most for each in pairs_of([one], kind, "repeated")]:
         told += f"; set against reading twice, it {counted(both, '', 'was better', 'was worse')}"
     return f"{told}."
