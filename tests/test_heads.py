@@ -78,7 +78,8 @@ def test_a_row_says_the_same_alone_and_padded(task, attention):
     with torch.no_grad():
         together = numbers(model(ids, attention_mask=mask))
         alone = numbers(model(ids[:1, :5], attention_mask=mask[:1, :5]))
-    assert_close(together[:1, :5] if alone.dim() == 3 else together[:1], alone, atol=1e-10, rtol=0)
+    # Gemma's norms compute in float32 whatever the weights are in; a token of padding that is seen tells 1e-3 and more
+    assert_close(together[:1, :5] if alone.dim() == 3 else together[:1], alone, atol=1e-6, rtol=0)
 
 
 def test_a_converted_model_with_a_head_stays_converted_in_its_folder(tmp_path):
