@@ -64,7 +64,7 @@ def train(
 
     Raises:
         TrainingError: the loss is no number any more, a checkpoint was altered, the disk or the memory is full, or
-            there are more or fewer processes than before. The last whole checkpoint stays.
+            there are more or fewer processes, or other numbers, than before. The last whole checkpoint stays.
         MissingPackageError: accelerate is not installed.
     """
     from tqdm import tqdm
