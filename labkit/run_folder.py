@@ -29,6 +29,7 @@ from labkit.errors import TrainingError
 LONGEST_WAIT = timedelta(hours=12)  # of one process for another
 SEAL = "sealed.json"
 WRITING = ".writing-"  # how the names of half-written files and folders begin
+COSTS_ONLY = ("gradient_checkpointing",)  # changes what a run takes, not what it computes
 
 
 class RunFolder:
@@ -43,7 +44,7 @@ class RunFolder:
 
         Raises:
             TrainingError: the folder is in use and `resume` was not asked for, or the run in it was begun with another
-                configuration. Nothing in the folder is touched then.
+                configuration (in more than `COSTS_ONLY`). Nothing in the folder is touched then.
         """
         with first_process_first() as first:
             run = cls.check(path, config, resume=resume)
@@ -69,7 +70,8 @@ class RunFolder:
                 f"{run.path} holds a run already: --resume goes on with it, or give another --output-dir"
             )
         was, now = _flat(begun), _flat(json.loads(json.dumps(config, default=str)))  # as it reads back
-        if changed := sorted(key for key in {**was, **now} if was.get(key) != now.get(key)):
+        free = {key for key in now if key.rpartition(".")[2] in COSTS_ONLY}
+        if changed := sorted(key for key in {**was, **now}.keys() - free if was.get(key) != now.get(key)):
             differences = "; ".join(f"{key} was {was.get(key)!r}, now {now.get(key)!r}" for key in changed)
             raise TrainingError(f"the run in {run.path} was begun with another configuration: {differences}")
         return run
@@ -183,7 +185,7 @@ class RunFolder:
         try:
             for left in self.path.glob(WRITING + "*"):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
-            if not (self.path / "config.json").exists():
+            if read_json(self.path / "config.json") != json.loads(json.dumps(config, default=str)):
                 self.write_json("config.json", config)
         except OSError as error:
             raise TrainingError(f"{self.path} cannot be written to: {error.strerror or error}") from error

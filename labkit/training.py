@@ -350,13 +350,15 @@ def _too_little_memory_explained(settings: Settings) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not memory.is_out_of_memory(error):
             raise
-        cures = [] if settings.gradient_checkpointing else ["gradient checkpointing"]
+        on = "where there is more" if settings.gradient_checkpointing else "if you add gradient checkpointing"
+        cures = ["fewer tokens to a batch, if rows are packed"]
         if settings.batch_size > 1:
             half, twice = settings.batch_size // 2, settings.gradient_accumulation * 2
-            cures.insert(0, f"batch size {half} with gradient accumulation {twice} (the same steps)")
+            cures = [f"batch size {half} and gradient accumulation {twice} (as many rows to a step)"]
         cures += ["shorter rows", "LoRA"] + (["bfloat16"] if settings.dtype == "float32" else [])
         raise TrainingError(
-            f"the memory is full; try {', '.join(cures)}. --resume goes on from the last checkpoint"
+            f"the memory is full; --resume goes on from the last checkpoint {on}; or begin anew in another folder, "
+            f"with one or more of: {'; '.join(cures)}"
         ) from error
 
 

@@ -75,6 +75,16 @@ def test_a_configuration_is_compared_as_json_reads_it_back(tmp_path):
         RunFolder.open(tmp_path / "run", config | {"sizes": (1, 3)}, resume=True)
 
 
+def test_what_changes_only_the_cost_may_change_and_is_written_down(tmp_path):
+    config = CONFIG | {"plan": {"gradient_checkpointing": False, "seed": 0}}
+    RunFolder.open(tmp_path / "run", config, resume=False)
+    cheaper = config | {"plan": {"gradient_checkpointing": True, "seed": 0}}
+    again = RunFolder.open(tmp_path / "run", cheaper, resume=True)
+    assert read_json(again.path / "config.json") == cheaper
+    with pytest.raises(TrainingError, match=r"another configuration: plan\.seed was 0, now 1$"):
+        RunFolder.open(tmp_path / "run", config | {"plan": {"gradient_checkpointing": False, "seed": 1}}, resume=True)
+
+
 def refused(run, config, resume) -> str:
     """The error; nothing in the folder has changed."""
     before = contents(run.path)

@@ -355,6 +355,31 @@ def test_a_run_that_was_killed_goes_on_and_ends_with_the_same_metrics(done, tmp_
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_after_a_full_memory_the_run_goes_on_with_gradient_checkpointing_as_its_error_advises(
+    tmp_path, monkeypatch, method
+):
+    run("ner", tmp_path / "whole", method=method)
+    recipe, calls = RECIPES["ner"], []
+
+    def too_much_at_the_end(*args):
+        calls.append(None)
+        if len(calls) == 6:  # one call measures the memory, then steps
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return recipe.loss(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setitem(RECIPES, "ner", replace(recipe, loss=too_much_at_the_end))
+        with pytest.raises(TrainingError, match="--resume goes on .* if you add gradient checkpointing"):
+            run("ner", tmp_path / "run", method=method)
+    said = []
+    plan = replace(PLAN, gradient_checkpointing=True)
+    run("ner", tmp_path / "run", method=method, resume=True, plan=plan, say=said.append)
+    assert any(line.startswith("resuming from step 4 of 6") for line in said)
+    one, other = weights(tmp_path / "whole" / "model"), weights(tmp_path / "run" / "model")
+    assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
+
+
 def test_a_finished_run_is_not_trained_again(done, tmp_path):
     metrics, folder = done("ner")
     said = []

@@ -170,8 +170,11 @@ def test_too_little_memory_is_one_clear_error_with_advice(tmp_path, error):
     def too_much(model, batch):
         raise error
 
-    with pytest.raises(TrainingError, match=r"memory is full; try batch size 2 with gradient accumulation 2 .*LoRA"):
+    advice = r"--resume .* if you add gradient checkpointing; .* batch size 2 and gradient accumulation 2 .*LoRA"
+    with pytest.raises(TrainingError, match=f"memory is full; {advice}"):
         trained(tmp_path / "run", loss=too_much)
+    with pytest.raises(TrainingError, match=r"checkpoint where there is more; .* fewer tokens to a batch"):
+        trained(tmp_path / "run", loss=too_much, gradient_checkpointing=True, batch_size=1)
 
 
 def test_other_errors_of_torch_are_not_taken_for_full_memory(tmp_path):
