@@ -1,0 +1,81 @@
+"""Draw docs/mask_effect.svg, the picture of the README, from the stored comparison. `--check`: is it still that?
+
+python scripts/draw_headline.py
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from labkit.bench.arms import REFERENCE
+from labkit.bench.stored import mask_effects
+from labkit.run_folder import write_whole
+from labkit.viz import effects_svg
+
+PICTURE = Path(__file__).resolve().parents[1] / "docs" / "mask_effect.svg"
+MODEL = "gemma3-270m"
+ARMS = {
+    "bidirectional": "mask removed",
+    "repeated": "mask kept, read twice",
+    "mntp:400": "removed, 400 MNTP steps first",
+}
+SETS = {  # condition: (how the picture calls it, the part of it that is drawn, or None for all)
+    "which-way-round/ner": ("Names, where what follows decides", "what follows decides"),
+    "wikigold/ner": ("Entities in an encyclopedia, Wikigold", None),
+    "field-notes/ner": ("Entities in short prose, Field Notes", None),
+    "wnut17/ner": ("Entities in posts, WNUT 17", None),
+    "xquad/question-first": ("Questions before their text, XQuAD", None),
+    "xquad/question-last": ("Questions after their text, XQuAD", None),
+    "field-notes/question-first": ("Questions before their text, Field Notes", None),
+}
+
+
+def drawn() -> str:
+    conditions = {each["name"]: each for each in mask_effects() if each["model"] == MODEL}
+    if strange := sorted(conditions.keys() - SETS.keys()):
+        sys.exit(f"{', '.join(strange)}: measured, and without a name in SETS of {Path(__file__).name}")
+    rows = {
+        label: {
+            ARMS[name] + ("" if arm.get("learned", True) else " (not learned)"): tuple(
+                arm["difference"][key] for key in ("mean", "low", "high")
+            )
+            for name, arm in arms.items()
+            if name in ARMS and "difference" in arm
+        }
+        for condition in SETS
+        if condition in conditions
+        for label, arms in _groups(conditions[condition])
+    }
+    return str(effects_svg(rows, unit="points of F1"))
+
+
+def _groups(condition: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(label, arms) of one condition: where its training set was cut, also with the fewest examples."""
+    label, part = SETS[condition["name"]]
+    if part is not None:
+        half = next(each for each in condition["parts"] if each["name"] == part)
+        yield f"{label} (n = {half['n']:,})", half["arms"]
+        return
+    sizes = sorted(condition.get("sizes", ()), key=lambda each: each["size"])
+    if len(sizes) > 1:
+        yield f"{label}: {sizes[0]['size']:,} examples to learn from", sizes[0]["arms"]
+    arms = {each["name"]: each for each in condition["arms"]}
+    failed = "" if arms[REFERENCE].get("learned", True) else f" ({REFERENCE}: not learned)"
+    yield f"{label}: {condition['n_train']:,} examples to learn from{failed}", arms
+
+
+def main() -> None:
+    if sys.argv[1:] == ["--check"]:
+        if PICTURE.read_text(encoding="utf-8") != drawn():
+            sys.exit(f"{PICTURE.name} is not of the stored results: python scripts/{Path(__file__).name} draws it anew")
+        return
+    if sys.argv[1:]:
+        sys.exit(__doc__)
+    write_whole(PICTURE, drawn())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""The README's picture: it is of the stored comparison, and a set without a name for it is not left out in silence."""
+
+from __future__ import annotations
+
+import pytest
+
+from labkit.bench.stored import mask_effects
+from scripts import draw_headline
+
+
+def test_the_picture_is_of_the_stored_results_and_in_the_readme():
+    assert draw_headline.PICTURE.read_text(encoding="utf-8") == draw_headline.drawn(), "scripts/draw_headline.py"
+    readme = draw_headline.PICTURE.parents[1] / "README.md"
+    assert f"](docs/{draw_headline.PICTURE.name})" in readme.read_text(encoding="utf-8")
+
+
+def test_every_difference_of_its_arms_is_drawn():
+    drawn = draw_headline.drawn()
+    for condition in mask_effects():
+        if condition["model"] != draw_headline.MODEL or draw_headline.SETS[condition["name"]][1]:
+            continue
+        for arm in condition["arms"]:
+            if arm["name"] in draw_headline.ARMS and "difference" in arm:
+                low, high = (f"{arm['difference'][end]:.1f}".replace("-", "\N{MINUS SIGN}") for end in ("low", "high"))
+                assert f"[{low}, {high}]" in drawn, (condition["name"], arm["name"])
+
+
+def test_a_set_that_was_measured_and_has_no_name_is_an_error(monkeypatch):
+    monkeypatch.setattr(draw_headline, "SETS", {"wikigold/ner": ("Entities", None)})
+    with pytest.raises(SystemExit, match=r"field-notes/ner.*: measured, and without a name in SETS"):
+        draw_headline.drawn()
