@@ -39,7 +39,7 @@ def drawn() -> str:
         sys.exit(f"{', '.join(strange)}: measured, and without a name in SETS of {Path(__file__).name}")
     rows = {
         label: {
-            ARMS[name] + ("" if arm.get("learned", True) else " (not learned)"): tuple(
+            ARMS[name] + ("" if arm.get("learned", True) else ", unlearned"): tuple(
                 arm["difference"][key] for key in ("mean", "low", "high")
             )
             for name, arm in arms.items()
@@ -63,7 +63,7 @@ def _groups(condition: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     if len(sizes) > 1:
         yield f"{label}: {sizes[0]['size']:,} examples to learn from", sizes[0]["arms"]
     arms = {each["name"]: each for each in condition["arms"]}
-    failed = "" if arms[REFERENCE].get("learned", True) else f" ({REFERENCE}: not learned)"
+    failed = "" if arms[REFERENCE].get("learned", True) else f" ({REFERENCE}: unlearned)"
     yield f"{label}: {condition['n_train']:,} examples to learn from{failed}", arms
 
 
