@@ -69,7 +69,7 @@ class RunFolder:
             raise TrainingError(
                 f"{run.path} holds a run already: --resume goes on with it, or give another --output-dir"
             )
-        was, now = _flat(begun), _flat(json.loads(json.dumps(config, default=str)))  # as it reads back
+        was, now = _flat(begun), _flat(_read_back(config))
         free = {key for key in now if key.rpartition(".")[2] in COSTS_ONLY}
         if changed := sorted(key for key in {**was, **now}.keys() - free if was.get(key) != now.get(key)):
             differences = "; ".join(f"{key} was {was.get(key)!r}, now {now.get(key)!r}" for key in changed)
@@ -185,7 +185,7 @@ class RunFolder:
         try:
             for left in self.path.glob(WRITING + "*"):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
-            if read_json(self.path / "config.json") != json.loads(json.dumps(config, default=str)):
+            if read_json(self.path / "config.json") != _read_back(config):
                 self.write_json("config.json", config)
         except OSError as error:
             raise TrainingError(f"{self.path} cannot be written to: {error.strerror or error}") from error
@@ -254,6 +254,11 @@ def sha256(path: Path) -> str:
 def sha256_of_files(paths: Iterable[Path]) -> dict[str, str]:
     """File name -> sha256."""
     return {path.name: sha256(path) for path in paths}
+
+
+def _read_back(config: dict) -> dict:
+    """As its file gives it back: a tuple is a list there, a path text."""
+    return json.loads(json.dumps(config, default=str))
 
 
 def _flat(tree: dict, above: str = "") -> dict[str, Any]:

@@ -350,7 +350,7 @@ def _too_little_memory_explained(settings: Settings) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not memory.is_out_of_memory(error):
             raise
-        on = "where there is more" if settings.gradient_checkpointing else "if you add gradient checkpointing"
+        on = "where there is more" if settings.gradient_checkpointing else "with gradient checkpointing"
         cures = ["fewer tokens to a batch, if rows are packed"]
         if settings.batch_size > 1:
             half, twice = settings.batch_size // 2, settings.gradient_accumulation * 2

@@ -25,6 +25,12 @@ def test_every_difference_of_its_arms_is_drawn():
                 assert f"[{low}, {high}]" in drawn, (condition["name"], arm["name"])
 
 
+def test_a_set_that_was_measured_twice_is_an_error(monkeypatch):
+    monkeypatch.setattr(draw_headline, "mask_effects", lambda: mask_effects() * 2)
+    with pytest.raises(SystemExit, match="measured twice with gemma3-270m and lora"):
+        draw_headline.drawn()
+
+
 def test_a_set_that_was_measured_and_has_no_name_is_an_error(monkeypatch):
     monkeypatch.setattr(draw_headline, "SETS", {"wikigold/ner": ("Entities", None)})
     with pytest.raises(SystemExit, match=r"field-notes/ner.*: measured, and without a name in SETS"):

@@ -370,7 +370,7 @@ def test_after_a_full_memory_the_run_goes_on_with_gradient_checkpointing_as_its_
 
     with monkeypatch.context() as patched:
         patched.setitem(RECIPES, "ner", replace(recipe, loss=too_much_at_the_end))
-        with pytest.raises(TrainingError, match="--resume goes on .* if you add gradient checkpointing"):
+        with pytest.raises(TrainingError, match="--resume goes on .* with gradient checkpointing"):
             run("ner", tmp_path / "run", method=method)
     said = []
     plan = replace(PLAN, gradient_checkpointing=True)

@@ -170,7 +170,7 @@ def test_too_little_memory_is_one_clear_error_with_advice(tmp_path, error):
     def too_much(model, batch):
         raise error
 
-    advice = r"--resume .* if you add gradient checkpointing; .* batch size 2 and gradient accumulation 2 .*LoRA"
+    advice = r"--resume .* with gradient checkpointing; .* batch size 2 and gradient accumulation 2 .*LoRA"
     with pytest.raises(TrainingError, match=f"memory is full; {advice}"):
         trained(tmp_path / "run", loss=too_much)
     with pytest.raises(TrainingError, match=r"checkpoint where there is more; .* fewer tokens to a batch"):
