@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from labkit.cli_train import Accumulation, BatchSize, MaxSteps, OutputDir, Resume, Seed, train_app
+from labkit.cli_train import Accumulation, BatchSize, Checkpointing, MaxSteps, OutputDir, Resume, Seed, train_app
 from labkit.console import Json, print_json
 from labkit.errors import DataError
 
@@ -80,10 +80,7 @@ PLAN: dict[str, tuple[Any, Any]] = {
         Annotated[int | None, typer.Option(help="Stop after so many evaluations without a gain; 0 = never.", min=0)],
         None,
     ),
-    "gradient_checkpointing": (
-        Annotated[bool, typer.Option("--gradient-checkpointing", help="Less memory, about a third slower.")],
-        False,
-    ),
+    "gradient_checkpointing": (Checkpointing, False),
     "dtype": (Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")], None),
     "seed": (Seed, 0),
     "report_to": (

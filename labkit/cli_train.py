@@ -15,6 +15,7 @@ OutputDir = Annotated[str, typer.Option(help="The run's folder; it must not hold
 MaxSteps = Annotated[int | None, typer.Option(help="Optimiser steps.", min=1)]
 BatchSize = Annotated[int | None, typer.Option(help="Rows per device and pass.", min=1)]
 Accumulation = Annotated[int, typer.Option(help="Passes per optimiser step.", min=1)]
+Checkpointing = Annotated[bool, typer.Option("--gradient-checkpointing", help="Less memory, about a third slower.")]
 LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
 Warmup = Annotated[float, typer.Option(help="Share of the steps in which the rate rises.", min=0, max=0.99)]
 TrainDtype = Annotated[str, typer.Option(help="auto (by the GPU and the model), float32, bfloat16 or float16.")]
@@ -30,6 +31,7 @@ def pretrain(
     max_steps: MaxSteps = 2000,
     batch_size: BatchSize = 8,
     gradient_accumulation: Accumulation = 1,
+    gradient_checkpointing: Checkpointing = False,
     learning_rate: LearningRate = 1e-3,
     warmup: Warmup = 0.05,
     vocab_size: Annotated[int, typer.Option(help="Tokens of the byte-level BPE.")] = 4096,
@@ -62,7 +64,7 @@ def pretrain(
         settings=Settings(
             max_steps=max_steps, batch_size=batch_size, gradient_accumulation=gradient_accumulation,
             learning_rate=learning_rate, warmup=warmup, dtype=dtype, seed=seed, evaluate_every=evaluate_every,
-            save_every=save_every, report_to=report_to,
+            save_every=save_every, report_to=report_to, gradient_checkpointing=gradient_checkpointing,
         ),
         held_out=held_out,
         repeats=repeats,
@@ -95,6 +97,7 @@ def train_lm(
     max_steps: MaxSteps = None,
     batch_size: BatchSize = None,
     gradient_accumulation: Accumulation = 1,
+    gradient_checkpointing: Checkpointing = False,
     learning_rate: LearningRate = 5e-4,
     warmup: Warmup = 0.05,
     max_length: Annotated[int | None, typer.Option(help="Tokens per row.", min=2)] = None,
@@ -135,6 +138,7 @@ def train_lm(
         settings=Settings(
             max_steps=max_steps or sizes.max_steps, batch_size=batch_size, gradient_accumulation=gradient_accumulation,
             learning_rate=learning_rate, warmup=warmup, weight_decay=0.01, dtype=dtype, seed=seed, report_to=report_to,
+            gradient_checkpointing=gradient_checkpointing,
         ),
         eval_texts=eval_texts,
         max_length=max_length,
