@@ -1,4 +1,4 @@
-"""`labkit train qa|ner|classify|embed` and `labkit predict`, as a user types them."""
+"""`labkit train`, `labkit pretrain` and `labkit predict`, as a user types them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import Trainer
 
 from labkit.datasets import embedded, sources
 from labkit.errors import DataError
@@ -38,6 +41,45 @@ def test_with_the_embedded_data_a_task_needs_nothing_but_a_folder(labkit_command
     }[task]
     code, out, err = labkit_command("predict", task, "--model", tmp_path / "run", *fields)
     assert code == 0 and keys[task] in json.loads(out)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["pretrain", "{text}", "--vocab-size", "300", "--context", "32", "--width", "64", "--layers", "2"],
+        ["train", "lm", "--objective", "mlm", "--model", "tiny-gpt2", "--train-file", "{text}", "--max-length", "32"],
+    ],
+    ids=["pretrain", "train lm"],
+)
+def test_after_a_full_memory_a_run_on_text_goes_on_with_the_option_that_its_error_names(
+    labkit_command, tmp_path, monkeypatch, command
+):
+    text = tmp_path / "tale.txt"
+    text.write_text("The ferry left at noon, as the tide was low; the harbour master had gone home.\n" * 60)
+    typed = [part.format(text=text) for part in command] + ["--max-steps", "4", "--batch-size", "2"]
+    step, checkpointed = Trainer.training_step, []
+
+    def full_at_the_third(trainer, model, *rest):
+        if trainer.state.global_step == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return step(trainer, model, *rest)
+
+    def watched(trainer, model, *rest):
+        checkpointed.append(model.is_gradient_checkpointing)
+        return step(trainer, model, *rest)
+
+    folder = tmp_path / "run"
+    monkeypatch.setattr(Trainer, "training_step", full_at_the_third)
+    code, _, err = labkit_command(*typed, "--output-dir", folder)
+    assert code == 2 and "memory is full; --resume goes on" in err and "with gradient checkpointing" in err, err
+    monkeypatch.setattr(Trainer, "training_step", watched)
+    code, _, err = labkit_command(*typed, "--output-dir", folder, "--resume", "--gradient-checkpointing")
+    assert code == 0, err
+    assert "resuming from step 2 of 4" in err and checkpointed == [True, True]
+    whole = tmp_path / "whole"
+    assert labkit_command(*typed, "--output-dir", whole)[0] == 0 and checkpointed[2:] == [False] * 4
+    one, other = (load_file(run / "model" / "model.safetensors") for run in (whole, folder))
+    assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
 
 
 def test_files_of_ones_own_through_training_folds_and_prediction(labkit_command, tmp_path):
