@@ -90,44 +90,44 @@ def pretrain(
     ids = encode_all(tokenizer, [train_part for train_part, _ in parts])
     if len(ids) <= shape.context:  # before anything is written
         raise DataError(f"the text has {len(ids):,} tokens to train on, and one row takes {shape.context:,}: add text")
-    run = RunFolder.open(output_dir, config, resume=resume)
-    if not (run.path / "tokenizer").is_dir():
-        run.write_folder("tokenizer", tokenizer.save_pretrained)
-    held = {document.name: part for document, (_, part) in zip(documents, parts, strict=True) if part.strip()}
-    n_eval = sum(len(text.encode()) for text in held.values())
-    say(f"{len(documents)} text(s): {len(ids):,} tokens to train on, {n_eval:,} bytes held out")
-    model = new_model(shape, settings.seed)
-    say(f"GPT-2 of {model.num_parameters() / 1e6:.1f} M parameters, {settings.max_steps:,} steps")
+    with RunFolder.alone(output_dir, config, resume=resume) as run:
+        if not (run.path / "tokenizer").is_dir():
+            run.write_folder("tokenizer", tokenizer.save_pretrained)
+        held = {document.name: part for document, (_, part) in zip(documents, parts, strict=True) if part.strip()}
+        n_eval = sum(len(text.encode()) for text in held.values())
+        say(f"{len(documents)} text(s): {len(ids):,} tokens to train on, {n_eval:,} bytes held out")
+        model = new_model(shape, settings.seed)
+        say(f"GPT-2 of {model.num_parameters() / 1e6:.1f} M parameters, {settings.max_steps:,} steps")
 
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        say("  " + sample(model, tokenizer, seed=settings.seed))
-        return {"val_loss": validation_loss(model, tokenizer, held.values(), rows=32)} if held else {}
+        def evaluate(model: nn.Module) -> dict[str, float]:
+            say("  " + sample(model, tokenizer, seed=settings.seed))
+            return {"val_loss": validation_loss(model, tokenizer, held.values(), rows=32)} if held else {}
 
-    rows = settings.max_steps * settings.rows_per_step * process_count()
-    curriculum = Curriculum(rows, shape.context, first_length, repeats)
-    outcome = train(
-        model,
-        row_maker(ids, curriculum, settings.seed),
-        collate=in_pieces(Collator("next", pad_id=tokenizer.pad_token_id, seed=settings.seed), curriculum),
-        loss=lambda model, batch: loss(model, batch, "next"),
-        settings=settings,
-        run=run,
-        evaluate=evaluate,
-        say=say,
-    )
-    save_model(model, tokenizer, run)
-    run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
-    with evaluating(model):
-        scores = {name: bits_per_byte(model, tokenizer, text) for name, text in held.items()}
-    metrics = outcome | {
-        "bits_per_byte": scores,
-        "steps": settings.max_steps,
-        "n_train": len(ids),
-        "n_eval": n_eval,
-        "parameters": model.num_parameters(),
-    }
-    run.write_json("metrics.json", metrics)
-    return metrics
+        rows = settings.max_steps * settings.rows_per_step * process_count()
+        curriculum = Curriculum(rows, shape.context, first_length, repeats)
+        outcome = train(
+            model,
+            row_maker(ids, curriculum, settings.seed),
+            collate=in_pieces(Collator("next", pad_id=tokenizer.pad_token_id, seed=settings.seed), curriculum),
+            loss=lambda model, batch: loss(model, batch, "next"),
+            settings=settings,
+            run=run,
+            evaluate=evaluate,
+            say=say,
+        )
+        save_model(model, tokenizer, run)
+        run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
+        with evaluating(model):
+            scores = {name: bits_per_byte(model, tokenizer, text) for name, text in held.items()}
+        metrics = outcome | {
+            "bits_per_byte": scores,
+            "steps": settings.max_steps,
+            "n_train": len(ids),
+            "n_eval": n_eval,
+            "parameters": model.num_parameters(),
+        }
+        run.write_json("metrics.json", metrics)
+        return metrics
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int, context: int) -> Any:

@@ -7,7 +7,8 @@
     model/               the trained model, as transformers saves it
 
 A checkpoint without a seal was being written when the run was killed; it is passed over and removed. So is whatever
-begins with `.writing-`. Where several processes train together (`accelerate launch`, torchrun), the first one writes.
+begins with `.writing-`. While one command is at work on a run, a second one is refused (`.lock`). Where several
+processes train together (`accelerate launch`, torchrun), the first one writes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,14 +30,27 @@ from labkit.errors import TrainingError
 LONGEST_WAIT = timedelta(hours=12)  # of one process for another
 SEAL = "sealed.json"
 WRITING = ".writing-"  # how the names of half-written files and folders begin
+LOCK = ".lock"
 COSTS_ONLY = ("gradient_checkpointing",)  # changes what a run takes, not what it computes
 
 
 class RunFolder:
-    """One run's folder. `RunFolder.open` is the way in."""
+    """One run's folder. `RunFolder.alone` is the way in."""
 
     def __init__(self, path: Path):
         self.path = path
+
+    @classmethod
+    @contextmanager
+    def alone(cls, path: str | Path, config: dict, *, resume: bool) -> Iterator[RunFolder]:
+        """The run that `open` gives, for this process, or those that train together, alone while the block lasts.
+
+        Raises:
+            TrainingError: another process is at work in the folder, and what `open` raises. Nothing in it is touched.
+        """
+        run = cls.check(path, config, resume=resume)
+        with held(run.path) if is_first_process() else nullcontext():
+            yield cls.open(path, config, resume=resume)
 
     @classmethod
     def open(cls, path: str | Path, config: dict, *, resume: bool) -> RunFolder:
@@ -60,7 +74,7 @@ class RunFolder:
             raise TrainingError(f"{run.path} is a file; give --output-dir a folder")
         begun = read_json(run.path / "config.json")
         if begun is None:
-            if run.path.is_dir() and any(not file.name.startswith(WRITING) for file in run.path.iterdir()):
+            if run.path.is_dir() and any(not file.name.startswith((WRITING, LOCK)) for file in run.path.iterdir()):
                 raise TrainingError(
                     f"{run.path} is not empty and holds no run of labkit; give --output-dir a new folder"
                 )
@@ -197,6 +211,37 @@ class RunFolder:
         }
         sealed = sorted(((f, seal) for f, seal in seals.items() if seal is not None), key=lambda each: each[1]["step"])
         return sealed, [folder for folder, seal in seals.items() if seal is None]
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """The folder, made where it is missing, for this process alone; a process that is killed lets go of it.
+
+    Not on the rare file system that cannot lock a file: there whoever comes second is let in, too.
+
+    Raises:
+        TrainingError: another process is at work in it, or it cannot be written to.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise TrainingError(
+            f"another process is at work in {folder}; wait for it, or end it. If there is none, delete {lock.lock_file}"
+        ) from None
+    except NotImplementedError:  # the file system cannot
+        pass
+    except OSError as error:
+        raise TrainingError(f"{folder} cannot be written to: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows removes no file that is open
+            (folder / LOCK).unlink()
+        lock.release()
 
 
 @contextmanager

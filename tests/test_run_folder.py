@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -158,6 +160,53 @@ def test_what_a_killed_run_left_half_written_is_gone_after_a_resume(run):
     (left / "new" / "model.safetensors").write_bytes(b"half")
     RunFolder.open(run.path, CONFIG, resume=True)
     assert list(contents(run.path)) == ["config.json"]
+
+
+# -- one command at a time ---------------------------------------------------------------------------------------------
+
+
+def test_a_second_command_at_the_same_run_is_refused_and_touches_nothing(tmp_path):
+    where = tmp_path / "run"
+    with RunFolder.alone(where, CONFIG, resume=False) as run:
+        checkpoint(run, 10, sealed=False)  # being written
+        (run.path / ".writing-model-x1").mkdir()
+        before = contents(where)
+        for resume, complaint in ((True, "another process is at work in .*run; wait for it"), (False, "holds a run")):
+            with pytest.raises(TrainingError, match=complaint), RunFolder.alone(where, CONFIG, resume=resume):
+                raise AssertionError("let in")
+        assert contents(where) == before
+    with RunFolder.alone(where, CONFIG, resume=True) as run:  # the first one is done
+        assert not (run.path / ".writing-model-x1").exists()
+    assert contents(where).keys() == {"config.json", *(name for name in before if name.startswith("checkpoints"))}
+
+
+def test_a_run_that_failed_or_was_killed_is_held_no_longer(tmp_path):
+    with pytest.raises(KeyboardInterrupt), RunFolder.alone(tmp_path / "run", CONFIG, resume=False):
+        raise KeyboardInterrupt
+    program = (
+        "import json, sys, time\nfrom labkit.run_folder import RunFolder\n"
+        "with RunFolder.alone(sys.argv[1], json.loads(sys.argv[2]), resume=True):\n"
+        "    print('in', flush=True)\n    time.sleep(60)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "run"), json.dumps(CONFIG)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout.readline() == "in\n"
+            with pytest.raises(TrainingError, match="another process"):
+                RunFolder.alone(tmp_path / "run", CONFIG, resume=True).__enter__()
+        finally:
+            other.kill()
+    with RunFolder.alone(tmp_path / "run", CONFIG, resume=True) as run:
+        assert read_json(run.path / "config.json") == CONFIG
+
+
+def test_a_file_system_without_locks_lets_a_run_be_made(tmp_path, monkeypatch):
+    def acquire(*args, **kwargs):
+        raise NotImplementedError("no flock")
+
+    monkeypatch.setattr("filelock.FileLock.acquire", acquire)
+    with RunFolder.alone(tmp_path / "run", CONFIG, resume=False) as run:
+        assert contents(run.path).keys() == {"config.json"}
 
 
 def fails(*args, **kwargs):

@@ -105,18 +105,18 @@ def cost(
     machine = describe()
     config = {"command": "bench cost", **axes, "method": method, "mask": mask, "steps": steps, "device": device}
     same = {name: machine[name] for name in ("cpu", "gpus", "torch_threads", "versions")}
-    run = RunFolder.open(output_dir, config | {"machine": same}, resume=resume)
-    done = [_unless_for_memory(read_json(_file(run, number))) for number in range(len(rows))]
-    initial = sum(row is not None for row in done)
-    with tqdm(total=len(rows), initial=initial, unit="row", disable=None) as bar:  # None: on a terminal only
-        for number, row in enumerate(rows):
-            if done[number] is None:
-                bar.set_postfix_str(row.name)
-                done[number] = _in_its_own_process(row)
-                write_whole(_file(run, number), json.dumps(done[number], indent=1) + "\n")
-                tqdm.write(f"{row.name}: {cost_report.in_words(done[number])}", file=sys.stderr)
-                bar.update()
-    return _finish(run, config, machine, done)
+    with RunFolder.alone(output_dir, config | {"machine": same}, resume=resume) as run:
+        done = [_unless_for_memory(read_json(_file(run, number))) for number in range(len(rows))]
+        initial = sum(row is not None for row in done)
+        with tqdm(total=len(rows), initial=initial, unit="row", disable=None) as bar:  # None: on a terminal only
+            for number, row in enumerate(rows):
+                if done[number] is None:
+                    bar.set_postfix_str(row.name)
+                    done[number] = _in_its_own_process(row)
+                    write_whole(_file(run, number), json.dumps(done[number], indent=1) + "\n")
+                    tqdm.write(f"{row.name}: {cost_report.in_words(done[number])}", file=sys.stderr)
+                    bar.update()
+        return _finish(run, config, machine, done)
 
 
 def grid(

@@ -22,7 +22,7 @@ from typing import Any
 
 from labkit.bench.conditions import Condition
 from labkit.errors import TrainingError
-from labkit.run_folder import WRITING, read_json, write_whole
+from labkit.run_folder import LOCK, WRITING, held, read_json, write_whole
 
 NO_NUMBER = "its score on dev is no number"
 GROWING = ("arms", "seeds", "sizes")  # what a study may be given more of
@@ -49,24 +49,18 @@ def claimed(folder: str | Path, *, resume: bool) -> Iterator[tuple[Path, dict[st
     Raises:
         TrainingError: it holds something else, or a study that is not to be gone on with, or another process is at it.
     """
-    from filelock import FileLock, Timeout
-
     path = Path(folder).expanduser().absolute()
     if path.is_file():
         raise TrainingError(f"{path} is a file; give --output-dir a folder")
     _begun(path, resume)  # before anything is written there
-    path.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(path / ".lock", timeout=0):
-            yield path, _begun(path, resume)
-    except Timeout:
-        raise TrainingError(f"another process is at work in {path}") from None
+    with held(path):
+        yield path, _begun(path, resume)
 
 
 def _begun(path: Path, resume: bool) -> dict[str, Any] | None:
     """study.json, None where there is none yet. TrainingError if the folder is not to be written to."""
     begun = read_json(path / "study.json")
-    if begun is None and path.is_dir() and any(not each.name.startswith((".lock", WRITING)) for each in path.iterdir()):
+    if begun is None and path.is_dir() and any(not each.name.startswith((LOCK, WRITING)) for each in path.iterdir()):
         raise TrainingError(f"{path} is not empty and holds no study; give --output-dir a new folder")
     if begun is not None and not resume:
         raise TrainingError(f"{path} holds a study already: --resume goes on with it, or give another --output-dir")

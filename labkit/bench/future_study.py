@@ -200,26 +200,26 @@ def _run(study: Study, arm: Arm, seed: int, texts: Texts, path: Path) -> dict[st
     settings = Settings(**asdict(study.settings) | {"seed": seed})
     config = {"command": "bench future-attention", "arm": arm.name, "settings": asdict(settings)}
     config |= {"weight": study.weight, "loss_layers": study.loss_layers}
-    run = RunFolder.open(where, config, resume=where.exists())
-    make_row = row_maker(texts.train, Curriculum(study.steps * study.batch_size, study.context + 1), seed)
-    batch = _batch([{"ids": make_row(row)} for row in range(study.batch_size)])
-    flops = flops_per_token(arm, model, batch)
-    carrier = _Carrier(model)
-    outcome = train(
-        carrier, make_row, collate=_batch, loss=lambda carrier, batch: carrier(arm, batch), settings=settings,
-        run=run, evaluate=lambda carrier: _measured(carrier.gpt, texts), say=lambda text: None,
-    )  # fmt: skip
-    run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
-    nats = token_losses(model.eval(), texts.rows)
-    run.write_json("losses.json", {"rows": nats.mean(1).tolist(), "positions": nats.mean(0).tolist()})
-    metrics = outcome | _measured(model, texts) | {
-        "val_loss": float(nats.mean()), "parameters": sum(p.numel() for p in model.parameters()),
-        "flops_per_token": flops, "tokens": study.steps * study.batch_size * study.context,
-        "data_order": bytes(carrier.read.tolist()).hex(),
-    }  # fmt: skip
-    run.write_json("metrics.json", metrics)
-    shutil.rmtree(run.checkpoints, ignore_errors=True)
-    return metrics
+    with RunFolder.alone(where, config, resume=where.exists()) as run:
+        make_row = row_maker(texts.train, Curriculum(study.steps * study.batch_size, study.context + 1), seed)
+        batch = _batch([{"ids": make_row(row)} for row in range(study.batch_size)])
+        flops = flops_per_token(arm, model, batch)
+        carrier = _Carrier(model)
+        outcome = train(
+            carrier, make_row, collate=_batch, loss=lambda carrier, batch: carrier(arm, batch), settings=settings,
+            run=run, evaluate=lambda carrier: _measured(carrier.gpt, texts), say=lambda text: None,
+        )  # fmt: skip
+        run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
+        nats = token_losses(model.eval(), texts.rows)
+        run.write_json("losses.json", {"rows": nats.mean(1).tolist(), "positions": nats.mean(0).tolist()})
+        metrics = outcome | _measured(model, texts) | {
+            "val_loss": float(nats.mean()), "parameters": sum(p.numel() for p in model.parameters()),
+            "flops_per_token": flops, "tokens": study.steps * study.batch_size * study.context,
+            "data_order": bytes(carrier.read.tolist()).hex(),
+        }  # fmt: skip
+        run.write_json("metrics.json", metrics)
+        shutil.rmtree(run.checkpoints, ignore_errors=True)
+        return metrics
 
 
 def _batch(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:

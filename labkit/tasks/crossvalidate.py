@@ -47,23 +47,25 @@ def crossvalidate(
     parts = folds(examples, k, plan.seed)
     config = {"command": f"train {task} --folds", "folds": k, "plan": asdict(plan), "examples": digest(examples)}
     config |= {"model": str(model), "choices": {name: str(value) for name, value in choices.items()}}
-    run = RunFolder.open(output_dir, config, resume=resume)
-    if run.metrics is not None:
-        say(f"{run.path} is finished: {k} folds")
-        return run.metrics
-    scored = []
-    for number, part in enumerate(parts, 1):
-        say(f"fold {number} of {k}: {len(part):,} examples are scored, {len(examples) - len(part):,} trained on")
-        rest = [each for other in parts if other is not part for each in other]
-        folder = run.path / f"fold-{number}"
-        found = finetune(task, model, rest, folder, test=part, plan=plan, resume=folder.exists(), say=say, **choices)
-        scored.append(numbers(found["test"]))
-    shared = [name for name in scored[0] if all(name in each for each in scored)]
-    summary = {name: _mean([each[name] for each in scored]) for name in shared}
-    metrics = {"task": task, "folds": k, "n": len(examples), "n_per_fold": [len(part) for part in parts]}
-    metrics |= {"seed": plan.seed, "scores": summary}
-    run.write_json("metrics.json", metrics)
-    return metrics
+    with RunFolder.alone(output_dir, config, resume=resume) as run:
+        if run.metrics is not None:
+            say(f"{run.path} is finished: {k} folds")
+            return run.metrics
+        scored = []
+        for number, part in enumerate(parts, 1):
+            say(f"fold {number} of {k}: {len(part):,} examples are scored, {len(examples) - len(part):,} trained on")
+            rest = [each for other in parts if other is not part for each in other]
+            folder = run.path / f"fold-{number}"
+            found = finetune(
+                task, model, rest, folder, test=part, plan=plan, resume=folder.exists(), say=say, **choices
+            )
+            scored.append(numbers(found["test"]))
+        shared = [name for name in scored[0] if all(name in each for each in scored)]
+        summary = {name: _mean([each[name] for each in scored]) for name in shared}
+        metrics = {"task": task, "folds": k, "n": len(examples), "n_per_fold": [len(part) for part in parts]}
+        metrics |= {"seed": plan.seed, "scores": summary}
+        run.write_json("metrics.json", metrics)
+        return metrics
 
 
 def _mean(values: list[float]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -135,70 +136,72 @@ def finetune(
     settings = plan.settings(count, metric, dtype=chosen.dtype, tf32=chosen.tf32, processes=processes)
     require(settings)
     seen = {"window": window, "layers": layers, "readings": readings, "packing": packs}
-    with in_force(lm.model, mask, **seen) as measured:
-        trained = adapters.trained_part(lm.model, method, rank=rank, dtype=chosen.dtype, seed=plan.seed)
-        start_of_adapters = adapters.start_sha256(trained) if method == "lora" else None
-        some, all_ = adapters.trainable(trained)
-        say(
-            f"{task}: {len(train_examples):,} examples in {len(rows):,} rows, {settings.max_steps:,} steps; "
-            f"{mask} mask (measured); {some / 1e6:,.1f} of {all_ / 1e6:,.1f} M parameters are trained"
-        )
+    with ExitStack() as until_the_end:
+        with in_force(lm.model, mask, **seen) as measured:
+            trained = adapters.trained_part(lm.model, method, rank=rank, dtype=chosen.dtype, seed=plan.seed)
+            start_of_adapters = adapters.start_sha256(trained) if method == "lora" else None
+            some, all_ = adapters.trainable(trained)
+            say(
+                f"{task}: {len(train_examples):,} examples in {len(rows):,} rows, {settings.max_steps:,} steps; "
+                f"{mask} mask (measured); {some / 1e6:,.1f} of {all_ / 1e6:,.1f} M parameters are trained"
+            )
 
-        longest = sorted(range(len(rows)), key=lambda row: -lengths[row])[: min(2, plan.batch_size)]
-        collate = recipe.collator(pad_id(lm.tokenizer))
-        trial = collate([{"row": row, "ids": rows[row]} for row in longest])
-        share = plan.batch_size / len(longest)
-        if plan.batch_tokens:
-            share = max(1.0, plan.batch_tokens / sum(lengths[row] for row in longest))
-        need = measured_need(
-            trained, recipe.loss, trial, share=share, dtype=chosen.dtype,
-            gradient_checkpointing=plan.gradient_checkpointing, tokens=plan.batch_tokens,
-        )  # fmt: skip
-        say(require_room(need, trained, plan))
+            longest = sorted(range(len(rows)), key=lambda row: -lengths[row])[: min(2, plan.batch_size)]
+            collate = recipe.collator(pad_id(lm.tokenizer))
+            trial = collate([{"row": row, "ids": rows[row]} for row in longest])
+            share = plan.batch_size / len(longest)
+            if plan.batch_tokens:
+                share = max(1.0, plan.batch_tokens / sum(lengths[row] for row in longest))
+            need = measured_need(
+                trained, recipe.loss, trial, share=share, dtype=chosen.dtype,
+                gradient_checkpointing=plan.gradient_checkpointing, tokens=plan.batch_tokens,
+            )  # fmt: skip
+            say(require_room(need, trained, plan))
 
-        run = RunFolder.open(output_dir, config, resume=resume)
+            run = until_the_end.enter_context(RunFolder.alone(output_dir, config, resume=resume))
 
-        def measure(model: Any, examples: Sequence[Any], options: Options) -> tuple[dict[str, Any], list[Any]]:
-            return recipe.measure(model, lm.tokenizer, examples, labels, options, plan.eval_batch_size)
+            def measure(model: Any, examples: Sequence[Any], options: Options) -> tuple[dict[str, Any], list[Any]]:
+                return recipe.measure(model, lm.tokenizer, examples, labels, options, plan.eval_batch_size)
 
-        outcome = train(
-            trained,
-            lambda k: [rows[each] for each in items(k)],
-            collate=_of_items(collate),
-            loss=recipe.loss,
-            settings=settings,
-            run=run,
-            evaluate=lambda model: numbers(measure(model, dev, options)[0]),
-            say=say,
-        )
-        run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
-        taken = settings.max_steps * settings.rows_per_step * processes
-        metrics = {
-            "task": task, "metric": metric, "labels": list(labels), "mask": measured, "method": method,
-            "packing": packs, "head_start": start_of_head, "adapters_start": start_of_adapters,
-            "data_order": digest([each for k in range(taken) for each in items(k)]),
-        }  # fmt: skip
-        if is_first_process():
-            with evaluating(trained) as best:
-                scored, options = _scored(recipe, lambda *each: measure(best, *each), options, dev, test, run)
-            metrics |= scored | {"baselines": _baselines(recipe, train_examples, dev, test)}
-            metrics["beats_baselines"] = beats_baselines(metrics, say)
-            if (cone := metrics["dev"].get("anisotropy", 0.0)) > NARROW:
-                say(
-                    f"unrelated texts have a mean cosine of {cone:.2f}: the vectors collapse; try a lower learning rate"
-                )
-            setattr(lm.model.config, TASK, {"task": task, "options": asdict(options)})
-            if method == "lora" and keep_model:
-                marks = MARKS if options.prompt == "evidence" else ()
-                facts = {"base": str(model), "task": getattr(lm.model.config, TASK), "marks": marks}
-                run.write_folder("adapter", lambda folder: save_adapter(trained, folder, **facts))
-    counts = {"n_train": len(train_examples), "n_dev": len(dev), "n_test": len(test), "n_rows": len(rows)}
-    metrics |= outcome | counts | {"dtype": chosen.dtype, "trained_parameters": some, "parameters": all_}
-    if keep_model:
-        lm.model = adapters.whole(trained, method)
-        task_card.save(lm, run, metrics, config)
-    run.write_json("metrics.json", metrics)
-    return metrics
+            outcome = train(
+                trained,
+                lambda k: [rows[each] for each in items(k)],
+                collate=_of_items(collate),
+                loss=recipe.loss,
+                settings=settings,
+                run=run,
+                evaluate=lambda model: numbers(measure(model, dev, options)[0]),
+                say=say,
+            )
+            run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
+            taken = settings.max_steps * settings.rows_per_step * processes
+            metrics = {
+                "task": task, "metric": metric, "labels": list(labels), "mask": measured, "method": method,
+                "packing": packs, "head_start": start_of_head, "adapters_start": start_of_adapters,
+                "data_order": digest([each for k in range(taken) for each in items(k)]),
+            }  # fmt: skip
+            if is_first_process():
+                with evaluating(trained) as best:
+                    scored, options = _scored(recipe, lambda *each: measure(best, *each), options, dev, test, run)
+                metrics |= scored | {"baselines": _baselines(recipe, train_examples, dev, test)}
+                metrics["beats_baselines"] = beats_baselines(metrics, say)
+                if (cone := metrics["dev"].get("anisotropy", 0.0)) > NARROW:
+                    say(
+                        f"unrelated texts have a mean cosine of {cone:.2f}: the vectors collapse; "
+                        "try a lower learning rate"
+                    )
+                setattr(lm.model.config, TASK, {"task": task, "options": asdict(options)})
+                if method == "lora" and keep_model:
+                    marks = MARKS if options.prompt == "evidence" else ()
+                    facts = {"base": str(model), "task": getattr(lm.model.config, TASK), "marks": marks}
+                    run.write_folder("adapter", lambda folder: save_adapter(trained, folder, **facts))
+        counts = {"n_train": len(train_examples), "n_dev": len(dev), "n_test": len(test), "n_rows": len(rows)}
+        metrics |= outcome | counts | {"dtype": chosen.dtype, "trained_parameters": some, "parameters": all_}
+        if keep_model:
+            lm.model = adapters.whole(trained, method)
+            task_card.save(lm, run, metrics, config)
+        run.write_json("metrics.json", metrics)
+        return metrics
 
 
 def beats_baselines(metrics: dict[str, Any], say: Callable[[str], None]) -> bool | None:

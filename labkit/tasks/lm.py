@@ -135,26 +135,27 @@ def train_lm(
     if goal.attention == "bidirectional":
         labkit.to_bidirectional(lm.model, window=window, layers=chosen)
     trained = with_lora(lm.model, settings.seed) if lora else lm.model
-    run = RunFolder.open(output_dir, config, resume=resume)  # nothing is written before all input has been checked
-    if held:
-        say(f"as it is: {_shown(before)}")
-        if goal.attention == "bidirectional":
-            say(f"unmasked: {_shown(measure(lm.model, 'unmasked'))}")
-    outcome = train(
-        trained,
-        shuffled(rows, settings.seed),
-        collate=collate,
-        loss=lambda model, batch: loss(model, batch, objective),
-        settings=settings,
-        run=run,
-        evaluate=(lambda model: measure(model, "after")) if held else None,
-        say=say,
-    )
-    save_model(trained.merge_and_unload() if lora else trained, lm.tokenizer, run)
-    run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
-    metrics = outcome | {"scores": scores, "steps": settings.max_steps, "n_train": len(rows), "n_eval": len(held)}
-    run.write_json("metrics.json", metrics)
-    return metrics
+    # nothing is written before all input has been checked
+    with RunFolder.alone(output_dir, config, resume=resume) as run:
+        if held:
+            say(f"as it is: {_shown(before)}")
+            if goal.attention == "bidirectional":
+                say(f"unmasked: {_shown(measure(lm.model, 'unmasked'))}")
+        outcome = train(
+            trained,
+            shuffled(rows, settings.seed),
+            collate=collate,
+            loss=lambda model, batch: loss(model, batch, objective),
+            settings=settings,
+            run=run,
+            evaluate=(lambda model: measure(model, "after")) if held else None,
+            say=say,
+        )
+        save_model(trained.merge_and_unload() if lora else trained, lm.tokenizer, run)
+        run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
+        metrics = outcome | {"scores": scores, "steps": settings.max_steps, "n_train": len(rows), "n_eval": len(held)}
+        run.write_json("metrics.json", metrics)
+        return metrics
 
 
 def steps_of(model: Any, texts: Sequence[str], max_length: int, rows_per_step: int, epochs: float) -> int:
