@@ -81,8 +81,8 @@ def find_decoder(model: nn.Module) -> Decoder:
                 return stack
             found.append(stack)
     causal = [d for d in found if getattr(d.attentions[0], "is_causal", False)]
-    if len(causal) == 1:
-        return causal[0]
+    if len(found) == 1 or (len(causal) == 1 and text_config is not None):
+        return found[0] if len(found) == 1 else causal[0]
     raise UnsupportedModelError(
         f"{type(model).__name__} holds no decoder that labkit knows: expected a transformers decoder, that is a "
         "module with a config and a list of layers (`layers` or `h`), each with a self-attention that has `is_causal`"
@@ -117,8 +117,17 @@ def argument_position(forward, name: str) -> int | None:
 
 
 def _text_config(model: nn.Module):
-    config = getattr(model, "config", None)
+    """The text config of the model, or of the only model inside a wrapper that has none (`DataParallel`); else None."""
+    inside = _with_config(model)
+    config = inside[0].config if len(inside) == 1 else None
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+
+
+def _with_config(module: nn.Module) -> list[nn.Module]:
+    """The outermost modules that have a config."""
+    if hasattr(module, "config"):
+        return [module]
+    return [each for child in module.children() for each in _with_config(child)]
 
 
 def _decoder_layers(module: nn.Module) -> tuple[nn.Module, ...] | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.anatomy import SLIDING, Decoder, find_decoder
-from labkit.errors import ConversionError, UnsupportedModelError
+from labkit.errors import AuditError, ConversionError, UnsupportedModelError
 from labkit.layer_masks import masked, shrunken_windows
 from labkit.masks import causal
 from labkit.packing import packed, why_not
@@ -41,7 +41,8 @@ class Subject:
     @property
     def tolerance(self) -> float:
         """Relative difference of two outputs that counts as rounding: 0.1 %, or 5 % for 16-bit weights."""
-        return 5e-2 if next(self.model.parameters()).element_size() < 4 else 1e-3
+        some = next(self.model.parameters(), None)
+        return 5e-2 if some is not None and some.element_size() < 4 else 1e-3
 
     def ids(self, batch: int = 1, n: int = TOKENS) -> Tensor:
         return self.runner.tokens(batch, n, self.seed)
@@ -61,7 +62,10 @@ def all_of_them(subject: Subject, reference: nn.Module | None, problems: list, n
         word_order(subject, problems)
     if subject.decoder:
         entry(subject, problems)
-        cache(subject, problems)
+        if subject.runner.takes("use_cache"):
+            cache(subject, problems)
+        else:
+            notes.append("the model takes no use_cache, so it was measured without a cache")
         backends(subject, problems, notes)
         train_mode(subject, problems)
     return layers
@@ -75,7 +79,7 @@ def windows(subject: Subject, reference: nn.Module | None, problems: list, notes
     reach, shrink = _measured_reach(decoder, subject.runner, subject.max_tokens, subject.seed)
     if shrink:
         notes.append(f"windows were measured shrunk by {shrink} tokens, so as not to run a sequence longer than them")
-    wanted = _declared_reach(decoder)
+    wanted = _declared_reach(decoder, causal=subject.verdict == "causal")
     findings = _window_findings(subject.layers, reach, wanted)
     if reference is not None and getattr(decoder.config, MARK, None) is None and not findings:
         theirs = find_decoder(reference)
@@ -111,11 +115,12 @@ def _measured_reach(decoder: Decoder, runner: Runner, max_tokens: int, seed: int
     return reach, shrink
 
 
-def _declared_reach(decoder: Decoder) -> int | None:
+def _declared_reach(decoder: Decoder, causal: bool) -> int | None:
     """Tokens a local layer should see to a side: as the conversion declared it, else as the config's window says."""
     mark = getattr(decoder.config, MARK, None)
     if mark is None:
-        return decoder.config.sliding_window - 1
+        both_sides = None if causal else getattr(decoder.config, "local_attention", None)  # as ModernBERT says it
+        return decoder.config.sliding_window - 1 if both_sides is None else both_sides // 2
     window, choice = mark["sliding_window"], mark["window"]
     return {"keep": window - 1, "halve": window // 2, "global": None}[choice]
 
@@ -270,10 +275,13 @@ def backends(subject: Subject, problems: list[Problem], notes: list[str]) -> Non
     for other in ("eager", "sdpa"):
         if other == here:
             continue
+        if other == "sdpa" and not getattr(subject.decoder.stack, "_supports_sdpa", True):
+            notes.append(f"{type(subject.decoder.stack).__name__} has no attention backend 'sdpa'")
+            continue
         try:
             config._attn_implementation = other
             theirs, finite_there = _all_cells(subject), _is_finite(subject)
-        except (ValueError, NotImplementedError, ConversionError) as error:
+        except (ValueError, NotImplementedError, ConversionError, AuditError) as error:
             notes.append(f"the attention backend {other!r} does not run this model ({str(error).splitlines()[0]})")
             continue
         finally:

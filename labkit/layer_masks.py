@@ -113,7 +113,10 @@ class LayerMasks:
         if index in self.converted:
             return self.converted[index] if index in self.always or packed else None
         flash = backend_of(self.stack.config) == "flash"  # takes no mask; its kernel keeps texts apart by position_ids
-        return self._causal(index) if self.isolating and packed and not flash else None
+        apart = (
+            self.isolating or self.converted
+        )  # transformers keeps texts apart by itself only where nothing is cached
+        return self._causal(index) if apart and packed and not flash else None
 
     def _causal(self, index: int) -> Mask:
         """The mask of a layer that was never converted: causal, within its window if it is a local one."""

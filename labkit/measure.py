@@ -18,7 +18,7 @@ from labkit import checks
 from labkit.anatomy import Decoder, attention_modules, decoder_or_none
 from labkit.errors import MaskAssertionError
 from labkit.masks import Mask, from_dense, recognise
-from labkit.probe import AttentionCall, Runner, attention_influence, evaluating, recorded_calls, token_influence
+from labkit.probe import Runner, attention_influence, evaluating, recorded_calls, token_influence
 from labkit.report import AuditReport, LayerReport, Problem, Scenario
 
 __all__ = ["AuditReport", "assert_bidirectional", "assert_causal", "audit"]
@@ -26,6 +26,7 @@ __all__ = ["AuditReport", "assert_bidirectional", "assert_causal", "audit"]
 QUICK_TOKENS, FULL_TOKENS, PADS = 6, 12, 3
 # Problems that leave the verdict standing: they concern inputs that not everybody uses.
 TOLERATED = ("packing-leak", "left-padding-position-shift")
+DECISIVE = ("nan-rows", "influence-outside-attention", "influence-missing")  # what the layers say is not what happens
 
 
 def audit(
@@ -62,13 +63,14 @@ def audit(
         layers = _layer_reports(decoder, modules, views)
         whole = {kind: view.scenario for kind, view in views.items()}
         problems = _mask_problems(layers, views)
-        notes = [] if layers else ["no attention modules were found, so the model was measured only as a whole"]
+        which = "modules could be measured by themselves" if views["unpadded"].unmeasured else "modules were found"
+        notes = [] if layers else [f"no attention {which}, so the model was measured only as a whole"]
         if len(views) == 1:
-            notes.append("the model takes no attention_mask, so padding was not measured")
+            notes.append("the model takes no attention_mask, or ignores it, so padding was not measured")
         verdict = _overall(
             [v for layer in layers for v in layer.scenarios.values()] or [s.verdict for s in whole.values()]
         )
-        if any(p.kind in ("nan-rows", "influence-outside-attention") for p in problems):
+        if any(p.kind in DECISIVE for p in problems):
             verdict = "other"
         subject = checks.Subject(model, decoder, runner, layers, verdict, max_tokens, seed)
         if reference is not None:
@@ -82,7 +84,7 @@ def audit(
     return AuditReport(
         model=type(model).__name__,
         backend=decoder.backend if decoder else None,
-        dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
+        dtype=next((str(p.dtype).removeprefix("torch.") for p in model.parameters()), "no weights"),
         verdict=verdict,
         layers=layers,
         whole=whole,
@@ -123,6 +125,8 @@ class _View:
     real: Tensor  # (seq,) bool
     cells: list[Tensor]
     scenario: Scenario
+    modules: tuple[int, ...] = ()  # of which attention module each of `cells` is
+    unmeasured: tuple[int, ...] = ()  # attention modules that ran, and could not be measured by themselves
 
     def real_cells(self, layer: int) -> Tensor:
         return self.cells[layer][self.real][:, self.real]
@@ -148,9 +152,10 @@ def _view_batch(runner, modules, real: Tensor, kinds: list[str], quick: bool, se
     batch, n = real.shape
     ids = runner.tokens(batch, n, seed)
     mask = None if bool(real.all()) else real
-    with recorded_calls(modules) as calls:
+    with recorded_calls(modules, every=True) as made:
         base = runner.run(ids, mask)
-    calls = [call for call in calls if _is_measurable(call, batch, n)]
+    calls = [call for call in made if call.can_be_replayed(batch, n)]
+    unmeasured = tuple(sorted({call.index for call in made} - {call.index for call in calls}))
     edges = sorted({0, int(real.sum(1).min()) - 1, n - 1})  # first, last real one of the shortest row, last
     columns, draws = (edges, 1) if quick else (list(range(n)), 2)
     # (batch, n, columns)
@@ -171,20 +176,15 @@ def _view_batch(runner, modules, real: Tensor, kinds: list[str], quick: bool, se
             pad_leak=bool(seen[row][here][:, pads].any()),
             nan=not bool(base[row].isfinite().all()),
         )
-        views[kind] = _View(here, layer_cells, scenario)
+        views[kind] = _View(here, layer_cells, scenario, tuple(call.index for call in calls), unmeasured)
     return views
-
-
-def _is_measurable(call: AttentionCall, batch: int, n: int) -> bool:
-    first = call.args[0] if call.args else call.kwargs.get("hidden_states")
-    return isinstance(first, Tensor) and first.ndim == 3 and first.shape[:2] == (batch, n)
 
 
 def _layer_reports(decoder: Decoder | None, modules: Sequence[nn.Module], views: dict[str, _View]) -> list[LayerReport]:
     plain = views["unpadded"]
     reports = []
-    for i, cells in enumerate(plain.cells):
-        name = decoder.names[i] if decoder else type(modules[i]).__name__
+    for i, (module, cells) in enumerate(zip(plain.modules, plain.cells, strict=True)):
+        name = decoder.names[module] if decoder else type(modules[module]).__name__
         verdicts = {kind: mask_verdict(view.real_cells(i)) for kind, view in views.items() if i < len(view.cells)}
         mask = recognise(cells)
         mask = from_dense(cells) if mask is None else mask
@@ -266,6 +266,16 @@ def _mask_problems(layers: list[LayerReport], views: dict[str, _View]) -> list[P
                 text = f"{int(extra.sum())} pairs of tokens influence each other ({kind}) past every attention mask"
                 problems.append(Problem("influence-outside-attention", text))
                 break
+            ahead = torch.arange(len(allowed))[:, None] < torch.tensor(s.columns)[None, :]
+            if bool((allowed[:, list(s.columns)] & ahead).any()) and not bool((s.influence & ahead).any()):
+                text = f"no token influences an earlier one ({kind}), though the attention layers by themselves let it"
+                problems.append(Problem("influence-missing", text))
+                break
+    plain = views["unpadded"]
+    if plain.unmeasured and plain.scenario.verdict != "causal":  # a model that is causal as a whole is so in all layers
+        n, of = len(plain.unmeasured), len({*plain.modules, *plain.unmeasured})
+        text = f"{n} of {of} attention modules could not be measured by themselves, and may see less than the others"
+        problems.append(Problem("attention-unmeasured", text, plain.unmeasured))
     return problems
 
 

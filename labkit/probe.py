@@ -15,6 +15,9 @@ two raises the score of key j in each head.
 
 from __future__ import annotations
 
+import copy
+import inspect
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,51 +26,93 @@ import torch
 from torch import Tensor, nn
 
 from labkit.anatomy import Decoder
-from labkit.errors import AuditError
+from labkit.errors import AuditError, LabkitError
 
 STRENGTH = 64.0  # size of a perturbation, in typical sizes of a hidden state
 NOISE_FACTOR = 8.0
+REPRODUCED = 0.01  # of the largest output: by how much a replay of the same may differ
+KEY_OR_VALUE = re.compile(r"(k|v|keys?|values?)(_states?|_value_states|_tensors?)?|memory|encoder_hidden_states")
+APART = "batched_mm"  # how transformers calls a computation of experts in which no token changes another's rounding
+GATHERED = 2e9  # bytes: the most that the weights of experts may take, once for each token
 
 
 @dataclass
 class AttentionCall:
-    """One call of one attention module, as its layer made it: replayable with other hidden states."""
+    """One call of one attention module, as its layer made it: replayable with other hidden states.
+
+    What a call may change, such as a cache of keys and values, is kept as it was before, and each replay has its own.
+    """
 
     module: nn.Module
     args: tuple
     kwargs: dict
     output: Tensor | None = None  # what it gave, (batch, seq, dim)
+    index: int = 0  # of the module among those that were watched
+
+    @classmethod
+    def before(cls, module: nn.Module, args: tuple, kwargs: dict, index: int) -> AttentionCall:
+        """The call that is about to be made."""
+        return cls(module, tuple(map(_own, args)), {name: _own(value) for name, value in kwargs.items()}, index=index)
 
     @property
-    def hidden(self) -> Tensor:
+    def hidden(self) -> Tensor | None:
         """What the module was given, (batch, seq, dim)."""
-        return self.args[0] if self.args else self.kwargs["hidden_states"]
+        if self.args or "hidden_states" in self.kwargs:
+            return self.args[0] if self.args else self.kwargs["hidden_states"]
+        return next((v for v in self.kwargs.values() if isinstance(v, Tensor) and v.ndim == 3), None)
 
     def replay(self, hidden: Tensor) -> Tensor:
-        """The module's output, (batch, seq, dim), for these hidden states and everything else as it was."""
-        if self.args:
-            out = self.module(hidden, *self.args[1:], **self.kwargs)
-        else:
-            out = self.module(**{**self.kwargs, "hidden_states": hidden})
-        return first_tensor(out)
+        """The module's output, (batch, seq, dim), for these hidden states and everything else as it was.
+
+        A module that was given the same states several times, as query, key and value, gets the new ones as often.
+        """
+        given = self.hidden
+        args = [hidden if value is given else _own(value) for value in self.args]
+        kwargs = {name: hidden if value is given else _own(value) for name, value in self.kwargs.items()}
+        return first_tensor(self.module(*args, **kwargs))
+
+    @torch.no_grad()
+    def can_be_replayed(self, batch: int, n: int) -> bool:
+        """Whether states (batch, n, dim) are what it reads, and what it gave comes of them again.
+
+        Not if its keys or values come from elsewhere, or the mask is not among its arguments but gone by now.
+        """
+        shapes = [
+            tuple(x.shape[:2]) if isinstance(x, Tensor) and x.ndim == 3 else None for x in (self.hidden, self.output)
+        ]
+        if shapes != [(batch, n)] * 2 or any(value is not self.hidden for value in self._keys_and_values()):
+            return False
+        gap = _difference(self.replay(self.hidden), self.output).max()
+        return float(gap) <= REPRODUCED * float(self.output.float().abs().nan_to_num(0.0).max())
+
+    def _keys_and_values(self) -> list[Tensor]:
+        try:
+            given = inspect.signature(self.module.forward).bind_partial(*self.args, **self.kwargs).arguments
+        except (TypeError, ValueError):
+            return []
+        return [value for name, value in given.items() if KEY_OR_VALUE.fullmatch(name) and isinstance(value, Tensor)]
 
 
 @contextmanager
-def recorded_calls(modules: Sequence[nn.Module]) -> Iterator[list[AttentionCall]]:
-    """Collect the first call of each module; in order of `modules` once the block has run a forward pass."""
-    calls: dict[int, AttentionCall] = {}
+def recorded_calls(modules: Sequence[nn.Module], every: bool = False) -> Iterator[list[AttentionCall]]:
+    """Collect the first call of each module; in order of `modules` once the block has run a forward pass.
+
+    With `every` all calls of a module that is used several times, one after the other.
+    """
+    calls: list[list[AttentionCall]] = [[] for _ in modules]
     collected: list[AttentionCall] = []
 
     def before(index: int):
         def hook(module, args, kwargs):
-            calls.setdefault(index, AttentionCall(module, tuple(args), dict(kwargs)))
+            if every or not calls[index]:
+                calls[index].append(AttentionCall.before(module, args, kwargs, index))
 
         return hook
 
     def after(index: int):
         def hook(module, args, output):
-            if calls[index].output is None:
-                calls[index].output = first_tensor(output)
+            if calls[index][-1].output is None:
+                calls[index][-1].output = first_tensor(output)
 
         return hook
 
@@ -77,7 +122,7 @@ def recorded_calls(modules: Sequence[nn.Module]) -> Iterator[list[AttentionCall]
             stack.callback(handle.remove)
             stack.callback(module.register_forward_hook(after(i)).remove)
         yield collected
-    collected.extend(calls[i] for i in sorted(calls))
+    collected.extend(call for made in calls for call in made)
 
 
 @contextmanager
@@ -98,7 +143,9 @@ def without_mlps(decoder: Decoder) -> Iterator[None]:
     skipped = []
     for layer in decoder.layers:
         mlp = getattr(layer, "mlp", None)
-        if isinstance(mlp, nn.Module) and type(mlp).__name__.endswith("MLP") and "forward" not in vars(mlp):
+        if not isinstance(mlp, nn.Module) or hasattr(mlp, "experts"):  # those may give more than the states
+            continue
+        if type(mlp).__name__.endswith("MLP") and "forward" not in vars(mlp):
             mlp.forward = _as_it_came
             skipped.append(mlp)
     try:
@@ -175,9 +222,8 @@ class Runner:
     """
 
     def __init__(self, model: nn.Module, decoder: Decoder | None, vocab_size: int | None = None):
-        import inspect
-
         self.model, self.decoder = model, decoder
+        self.tried: dict[str, bool] = {}
         parameters = inspect.signature(model.forward).parameters
         self.takes_anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         self.parameters = set(parameters)
@@ -189,11 +235,27 @@ class Runner:
             )
         self.vocab_size = vocab_size or embedding.num_embeddings
         tensor = next(iter(model.parameters()), None)
-        self.device = embedding.weight.device if embedding is not None else tensor.device
+        known = embedding.weight if embedding is not None else tensor
+        self.device = torch.device("cpu") if known is None else known.device
 
     def takes(self, name: str) -> bool:
-        """Whether the model can be called with this argument."""
-        return name in self.parameters or (self.takes_anything and self.decoder is not None)
+        """Whether the model can be called with this argument: "attention_mask", "position_ids" or "use_cache".
+
+        One that takes any keyword and is no decoder that we know is tried: it may hand the argument on, or ignore it.
+        """
+        if name in self.parameters or (self.takes_anything and self.decoder is not None):
+            return True
+        if self.takes_anything and name != "use_cache" and name not in self.tried:
+            ids = self.tokens(1, 4)
+            value = (
+                torch.tensor([[True, True, True, False]]) if name == "attention_mask" else torch.tensor([[0, 1, 0, 1]])
+            )
+            more = {"real": value} if name == "attention_mask" else {name: value}
+            try:
+                self.tried[name] = not torch.equal(self.run(ids, **more), self.run(ids))
+            except AuditError:
+                self.tried[name] = False
+        return self.tried.get(name, False)
 
     @torch.no_grad()
     def run(self, ids: Tensor, real: Tensor | None = None, **more) -> Tensor:
@@ -202,19 +264,28 @@ class Runner:
         if real is not None:
             kwargs["attention_mask"] = real.long().to(self.device)
         kwargs |= {k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in more.items()}
-        if self.decoder is not None:
+        if "use_cache" in self.parameters or (self.takes_anything and self.decoder is not None):
             kwargs.setdefault("use_cache", False)
-            if "logits_to_keep" in self.parameters:
-                kwargs["logits_to_keep"] = 1
-        elif "input_ids" not in self.parameters:
-            return self._checked(self.model(kwargs.pop("input_ids"), **kwargs), ids)
+        if self.decoder is not None and "logits_to_keep" in self.parameters:
+            kwargs["logits_to_keep"] = 1
+        by_name = self.decoder is not None or self.takes_anything or "input_ids" in self.parameters
+        first = () if by_name else (kwargs.pop("input_ids"),)
         seen: list = []
-        hook = self.decoder.stack.register_forward_hook(lambda m, a, out: seen.append(out)) if self.decoder else None
-        try:
-            out = self.model(**kwargs)
-        finally:
-            if hook is not None:
-                hook.remove()
+        with ExitStack() as stack:
+            if self.decoder is not None:
+                hook = self.decoder.stack.register_forward_hook(lambda m, a, out: seen.append(out))
+                stack.callback(hook.remove)
+            stack.enter_context(_told_apart(self.model, ids.numel(), kwargs.get("use_cache", False)))
+            try:
+                out = self.model(*first, **kwargs)
+            except (LabkitError, torch.OutOfMemoryError, NotImplementedError):
+                raise
+            except Exception as error:
+                said = " ".join(str(error).split())[:200]
+                raise AuditError(
+                    f"{type(self.model).__name__} could not be called on token ids of shape {tuple(ids.shape)}"
+                    f"{''.join(f', {name}' for name in kwargs if name != 'input_ids')}: {type(error).__name__}: {said}"
+                ) from error
         return self._checked(seen[-1] if seen else out, ids)
 
     def _checked(self, out, ids: Tensor) -> Tensor:
@@ -246,6 +317,8 @@ def token_influence(
 ) -> Tensor:
     """Which outputs of the model each of the input positions `columns` influences: bool (batch, seq, len(columns)).
 
+    The others are never the token itself, however small the vocabulary.
+
     `draws` other tokens are put at each position, so that one chance agreement does not hide a connection. `base` is
     `run(ids)` if it is known already.
     """
@@ -256,9 +329,49 @@ def token_influence(
     for c, j in enumerate(columns):
         for step in range(1, draws + 1):
             changed = ids.clone()
-            changed[:, j] = (changed[:, j] + step * 7) % vocab_size
+            changed[:, j] = (changed[:, j] + 1 + (step * 7 - 1) % max(1, vocab_size - 1)) % vocab_size
             found[:, :, c] |= _difference(run(changed), base) > NOISE_FACTOR * noise
     return found.cpu()
+
+
+@contextmanager
+def _told_apart(model: nn.Module, tokens: int, use_cache: bool) -> Iterator[None]:
+    """For the block no token can be heard by another but through the model's own connections.
+
+    No part of the model keeps keys and values, unless asked to. And where experts are chosen token by token, each token
+    is computed with its own copy of their weights: taken together, as they are otherwise, the tokens of one expert
+    change each other's rounding, which is no influence. (Not where these copies would take more than `GATHERED` bytes.)
+    """
+    configs = {id(c): c for m in model.modules() if hasattr(c := getattr(m, "config", None), "__dict__")}.values()
+    with ExitStack() as stack:
+        for config in configs:
+            if not use_cache and getattr(config, "use_cache", False) is True:
+                stack.callback(setattr, config, "use_cache", True)
+                config.use_cache = False
+            way = getattr(config, "_experts_implementation", None)
+            if way not in (None, APART) and tokens * _bytes_of_experts(model, config) <= GATHERED:
+                stack.callback(setattr, config, "_experts_implementation", way)
+                config._experts_implementation = APART
+        yield
+
+
+def _bytes_of_experts(model: nn.Module, config) -> int:
+    """What the weights of one token's experts take, in the layer where they take the most."""
+    chosen = max(
+        getattr(config, name, 0) or 0 for name in ("num_experts_per_tok", "num_experts_per_token", "top_k", "moe_topk")
+    )
+    each = [
+        sum(p.numel() * p.element_size() // len(p) for p in m.parameters(recurse=False) if p.ndim == 3)
+        for m in model.modules()
+        if "Experts" in type(m).__name__
+    ]
+    return max(1, chosen) * max(each, default=0)
+
+
+def _own(value):
+    """A copy of what a call may change, a cache or a list of states; anything else as it is."""
+    is_cache = any(each.__name__.endswith("Cache") for each in type(value).__mro__)
+    return copy.deepcopy(value) if is_cache or isinstance(value, list) else value
 
 
 def first_tensor(out) -> Tensor | None:

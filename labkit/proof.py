@@ -87,10 +87,18 @@ def _padded() -> _Batch:
 @torch.no_grad()
 def _calls(decoder: Decoder, real: Tensor) -> list[AttentionCall]:
     device = next(decoder.stack.parameters()).device
-    ids = torch.arange(8, 8 + TOKENS, device=device).expand(real.shape[0], TOKENS)  # any ids but the special ones
+    vocabulary = decoder.stack.get_input_embeddings().num_embeddings
+    ids = torch.arange(8, 8 + TOKENS, device=device).expand(real.shape[0], TOKENS) % vocabulary  # not the special ones
     mask = None if bool(real.all()) else real.long().to(device)
-    with without_mlps(decoder), recorded_calls(decoder.attentions) as calls:
-        decoder.stack(input_ids=ids, attention_mask=mask, use_cache=False)
+    try:
+        with without_mlps(decoder), recorded_calls(decoder.attentions) as calls:
+            decoder.stack(input_ids=ids, attention_mask=mask, use_cache=False)
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        said = " ".join(str(error).split())[:200]
+        raise ConversionError(
+            f"{type(decoder.stack).__name__} (attention backend {decoder.backend!r}) could not be run to measure its "
+            f"masks: {type(error).__name__}: {said}. The model was put back as it was."
+        ) from error
     if len(calls) != len(decoder.layers):
         raise ConversionError(
             f"only {len(calls)} of {len(decoder.layers)} attention modules ran: the others cannot be measured"
