@@ -7,7 +7,9 @@ and put together to one signature per command.
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -157,7 +159,14 @@ def _train(task: str, given: dict[str, Any]) -> None:
     output_dir, resume = given["output_dir"], given["resume"]
     if given["folds"]:
         found = crossvalidate(
-            task, model, train + dev + test, output_dir, k=given["folds"], plan=plan, resume=resume, **choices
+            task,
+            model,
+            _together(train=train, dev=dev, test=test),
+            output_dir,
+            k=given["folds"],
+            plan=plan,
+            resume=resume,
+            **choices,
         )
     else:
         found = finetune(task, model, train, output_dir, dev=dev, test=test, plan=plan, resume=resume, **choices)
@@ -167,6 +176,16 @@ def _train(task: str, given: dict[str, Any]) -> None:
         _print_folds(found)
     else:
         _print_run(output_dir, found)
+
+
+def _together(**sides: list[Any]) -> list[Any]:
+    """The examples of all sides. Where two have one id, as rows that are only numbered have, it tells the side."""
+    ids = Counter(each.id for side in sides.values() for each in side)
+    return [
+        each if ids[each.id] == 1 else replace(each, id=f"{name}-{each.id}")
+        for name, side in sides.items()
+        for each in side
+    ]
 
 
 def _print_run(output_dir: str, metrics: dict[str, Any]) -> None:

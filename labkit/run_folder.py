@@ -112,7 +112,17 @@ class RunFolder:
     def write_json(self, name: str, value: Any) -> None:
         """Write `name` whole or not at all."""
         if is_first_process():
-            write_whole(self.path / name, json.dumps(value, indent=1, default=str) + "\n")
+            self.write_text(name, _as_json(value))
+
+    def write_text(self, name: str, content: str) -> None:
+        """The same with text. TrainingError if it cannot be written, on a full disk for one."""
+        try:
+            write_whole(self.path / name, content)
+        except OSError as error:
+            why = error.strerror or error
+            raise TrainingError(
+                f"{self.path / name} could not be written: {why}; mend that, then --resume ({self.last_whole()})"
+            ) from error
 
     def write_folder(self, name: str, fill: Callable[[Path], Any]) -> Path:
         """The folder `name`, filled by `fill(folder)` beside its place and moved there once it is whole."""
@@ -200,7 +210,7 @@ class RunFolder:
             for left in self.path.glob(WRITING + "*"):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
             if read_json(self.path / "config.json") != _read_back(config):
-                self.write_json("config.json", config)
+                write_whole(self.path / "config.json", _as_json(config))
         except OSError as error:
             raise TrainingError(f"{self.path} cannot be written to: {error.strerror or error}") from error
 
@@ -217,7 +227,8 @@ class RunFolder:
 def held(folder: Path) -> Iterator[None]:
     """The folder, made where it is missing, for this process alone; a process that is killed lets go of it.
 
-    Not on the rare file system that cannot lock a file: there whoever comes second is let in, too.
+    On the rare file system that cannot lock a file it depends on filelock: newer versions leave a file that says who is
+    at work, and that has to be deleted by hand after a kill; older ones let a second process in.
 
     Raises:
         TrainingError: another process is at work in it, or it cannot be written to.
@@ -299,6 +310,10 @@ def sha256(path: Path) -> str:
 def sha256_of_files(paths: Iterable[Path]) -> dict[str, str]:
     """File name -> sha256."""
     return {path.name: sha256(path) for path in paths}
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, indent=1, default=str) + "\n"
 
 
 def _read_back(config: dict) -> dict:

@@ -69,6 +69,10 @@ class Settings:
                 raise TrainingError(f"{name.replace('_', ' ')} is {getattr(self, name)} steps; it must be 0 or more")
         if not self.learning_rate > 0 or not 0 <= self.warmup < 1:
             raise TrainingError(f"learning rate {self.learning_rate} must be positive, warm-up {self.warmup} in [0, 1)")
+        if not 0 <= self.seed < 2**32:
+            raise TrainingError(f"the seed is {self.seed}; give a number from 0 to {2**32 - 1}")
+        if not self.weight_decay >= 0:
+            raise TrainingError(f"the weight decay is {self.weight_decay}; it must be 0 or more")
         for name, known in (("dtype", ("auto", *DTYPES)), ("schedule", SCHEDULES)):
             if getattr(self, name) not in known:
                 raise TrainingError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(known)}")

@@ -56,6 +56,37 @@ def test_a_condition_that_two_reports_hold_counts_once(tmp_path):
     assert len(found["conditions"]) == 2 and len(found["curves"]) == 1  # of both: they learned alike
 
 
+def test_a_condition_that_two_folders_hold_is_refused_unless_their_settings_differ(tmp_path):
+    folder, other = (made_up(tmp_path / name, CHANCES, seeds=2, n=20) for name in "st")
+    with pytest.raises(TrainingError, match=r"invented/classify \(none, full\) is in two of these folders"):
+        report([folder, other])
+    study = json.loads((other / "study.json").read_text())
+    study["study"]["rank"] = 4
+    (other / "study.json").write_text(json.dumps(study))
+    assert len(report([folder, other])["conditions"]) == 2
+
+
+def test_of_triples_that_were_cut_the_sentences_that_are_there_count(tmp_path):
+    folder = made_up(tmp_path / "s", CHANCES, seeds=2, n=5)
+    places = [
+        ("after-0-PER", "0"),
+        ("after-1-LOC", "0"),
+        ("after-2-ORG", "0"),
+        ("after-3-PER", "1"),
+        ("before-0-PER", "2"),
+    ]
+    kinds = {"there": {"PER": 1}, "found": {"PER": 1}, "said": {"PER": 1}}
+    lines = [{"id": id, "group": group} | kinds for id, group in places]
+    study = json.loads((folder / "study.json").read_text())
+    study["conditions"][0]["task"] = "ner"
+    (folder / "study.json").write_text(json.dumps(study))
+    for file in folder.glob("runs/*/*/*/*/judged.test.jsonl"):
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    halves = report([folder])["conditions"][0]["diagnostic"]["causal"]
+    assert halves["after"] == {"right": [4, 4], "of": 4, "ceiling": 2, "triples_over": 2}
+    assert halves["before"]["of"] == 1
+
+
 def test_what_one_model_has_not_run_is_not_done_because_another_has(tmp_path):
     begun = made_up(tmp_path / "begun", CHANCES, seeds=2, n=20)
     shutil.rmtree(begun / "runs" / "invented--classify" / "bidirectional")

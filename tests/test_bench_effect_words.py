@@ -158,3 +158,44 @@ def test_a_model_that_is_over_its_baseline_on_a_few_texts_alone_has_not_learned(
     assert gap["baseline"] == "majority" and gap["mean"] == pytest.approx(5.0) and gap["low"] < 0 < gap["high"]
     assert not arms["causal"]["learned"] and "baselines' answers were not kept" not in found["words"][-1]
     assert report([folder])["conditions"] == report([written(found, tmp_path / "out")[1]])["conditions"]
+
+
+def test_a_model_has_learned_if_it_is_over_each_baseline_and_not_only_over_the_best_on_average(tmp_path):
+    """The baseline that is better on average answers the very texts that the model does, the other one others."""
+    folder = made_up(tmp_path / "s", {"causal": 50.0, "bidirectional": 50.0}, n=40)
+    right = {"run": range(20, 40), "near": range(20, 34), "far": range(13)}
+    lines = {
+        name: [{"id": str(n), "group": "", "correct": int(n in which)} for n in range(40)]
+        for name, which in right.items()
+    }
+    for file in folder.glob("runs/*/*/*/*/judged.test.jsonl"):
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines["run"]))
+    file = folders.baselines_file(folder, "invented/classify", None)
+    folders.write_json(file, {name: lines[name] for name in ("near", "far")})
+    with_baseline(folder, 14 / 40)
+    causal = report([folder])["conditions"][0]["arms"][0]
+    assert causal["over_baseline"]["baseline"] == "far" and causal["over_baseline"]["low"] < 0
+    assert not causal["learned"]
+    folders.write_json(file, {"near": lines["near"]})
+    assert report([folder])["conditions"][0]["arms"][0]["learned"]
+
+
+def test_runs_that_share_no_seed_are_not_said_to_be_missing(tmp_path):
+    folder = made_up(tmp_path / "s", {"causal": 50.0, "bidirectional": 60.0, "repeated": 60.0}, seeds=4)
+    for name, seeds in (("causal", (0, 1)), ("bidirectional", (2, 3)), ("repeated", (2, 3))):
+        for seed in seeds:
+            (folders.run_folder(folder, "invented/classify", name, None, seed) / "metrics.json").unlink()
+    words = " ".join(report([folder])["words"])
+    assert "no finished run" not in words
+    assert "bidirectional has no run to compare: none on all examples with a seed that the other arm has, too" in (
+        " ".join(report([made_up(tmp_path / "t", {"causal": 50.0})])["words"])
+    )
+
+
+def test_a_set_without_an_interval_is_neither_counted_nor_among_the_differences(tmp_path):
+    found = report([made_up(tmp_path / "s", {"causal": 50.0, "bidirectional": 80.0})])
+    alone = report([made_up(tmp_path / "one", {"causal": 50.0, "bidirectional": 80.0}, seeds=1)])["conditions"][0]
+    made = found["conditions"][0] | {"name": "ways/ner", "diagnostic": {}}
+    words = effect_words.paragraphs({**found, "conditions": [alone | {"name": "one/classify"}, made]})
+    assert "beat the causal one in 1 of 1 conditions" in words[0] and "none of 0" not in " ".join(words)
+    assert "1 differences" in words[-1] or "1 difference" in words[-1]

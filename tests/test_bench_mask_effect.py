@@ -14,6 +14,7 @@ from labkit.bench.effect_report import report, written
 from labkit.bench.mask_effect import Study, run_study
 from labkit.bench.paired import counted
 from labkit.datasets.embedded import read
+from labkit.datasets.examples import Sentence
 from labkit.errors import DataError, DivergedError, LabkitError, ModelError, TrainingError
 from labkit.tasks.plans import Plan
 from labkit.tasks.recipes import RECIPES, by_name
@@ -311,7 +312,21 @@ def test_rows_that_are_too_long_to_be_read_twice_are_an_error_before_anything_is
     with pytest.raises(DataError, match=r"repeated:3: the longest row of .* give --max-length 342, which is") as it:
         run_study(study, [found], tmp_path / "s", say=quiet)
     assert "384 tokens, which makes 1,150 in 3 readings, and tiny-gpt2 has 1,024 positions" in str(it.value)
+    (found,) = conditions(["ner:which-way-round"], max_train=6, max_eval=4)
+    words = ["tide"] * 1500
+    long = Sentence.of_words("long", words, ["O"] * len(words))
+    study = replace(STUDY, arms=("causal", "bidirectional"), max_length=2000)
+    with pytest.raises(DataError, match=r"^the longest row of .* has 2,000 tokens, and tiny-gpt2 has 1,024 positions"):
+        run_study(study, [replace(found, dev=[long])], tmp_path / "s", say=quiet)
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"), [({"method": "loar"}, "method is 'loar'"), ({"rank": 0}, "rank is 0")]
+)
+def test_a_mistyped_study_is_refused_before_it_has_a_folder(changes, complaint):
+    with pytest.raises(DataError, match=complaint):
+        replace(STUDY, **changes)
 
 
 def test_what_is_no_training_is_said_and_the_parent_keeps_no_model_on_a_gpu(tmp_path, monkeypatch):

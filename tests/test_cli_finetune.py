@@ -82,6 +82,35 @@ def test_after_a_full_memory_a_run_on_text_goes_on_with_the_option_that_its_erro
     assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
 
 
+def test_folds_over_files_whose_rows_are_only_numbered(labkit_command, tmp_path):
+    files = []
+    for side, count in (("train", 8), ("dev", 6), ("test", 6)):
+        rows = [
+            {"question": f"Who {k}?", "context": f"The {side} {k} of Tohmi", "answers": [{"text": side, "start": 4}]}
+            for k in range(count)
+        ]
+        (tmp_path / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        files += [f"--{side}-file", tmp_path / f"{side}.jsonl"]
+    small = ["--model", "tiny-gpt2", "--max-steps", "1", "--max-length", "64", "--doc-stride", "16"]
+    code, out, err = labkit_command("train", "qa", *files, *small, "--folds", "2", "--output-dir", tmp_path / "run")
+    assert code == 0, err
+    assert "2 folds, n = 20" in out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        (["--epochs", "inf"], "epochs are infinite"),
+        (["--seed", "-1"], "seed is -1"),
+        (["--weight-decay", "-1"], "decay"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused_at_once(labkit_command, tmp_path, wrong, complaint):
+    code, _, err = labkit_command("train", "classify", "--model", "tiny-gpt2", "--output-dir", tmp_path / "run", *wrong)
+    assert code == 2 and complaint in err and "Traceback" not in err
+    assert not (tmp_path / "run").exists()
+
+
 def test_files_of_ones_own_through_training_folds_and_prediction(labkit_command, tmp_path):
     rows = [
         {"text": f"it {'pours' if k % 2 else 'shines'} on day {k}", "label": "wet" if k % 2 else "dry"}

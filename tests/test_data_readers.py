@@ -89,6 +89,7 @@ def test_articles_without_a_title_are_groups_all_the_same(tmp_path):
         (squad({"question": "Where?", "answers": []}), "is not SQuAD.*'id' is missing"),
         (squad({"id": "q1", "question": "Where?"}), "is not SQuAD.*'answers' is missing"),
         (squad(qa(question=None)), "question 'q1': None stands where text was expected"),
+        (squad(qa(is_impossible="false")), "question 'q1': is_impossible is 'false'; expected true or false"),
         (squad(qa(), context=["Paris"]), "question 'q1': .* stands where text was expected"),
         (squad(qa(start=15)), "question 'q1': the answer 'the Seine' is not at 15, .*it is at 14"),
         (squad(qa(start=-9)), "question 'q1': the answer 'the Seine' is not at -9"),
@@ -235,6 +236,17 @@ def test_columns_by_tabs_and_by_spaces_with_documents_comments_and_hashtags(tmp_
             assert found[0].tags == ("B-PER", "O") and found[2].tags == ("B-LOC", "O", "O")
             assert [found[0].text[a:b] for a, b in found[0].spans] == ["Ann", "smiles"]
             assert len({each.id for each in found}) == 3
+
+
+def test_spaces_around_the_cells_of_a_column_file_are_no_part_of_them(tmp_path):
+    found = read("ner", put(tmp_path, "a.txt", "Ann\tB-PER \nGray \tI-PER\n"))
+    assert (found[0].words, found[0].tags) == (("Ann", "Gray"), ("B-PER", "I-PER"))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_group_may_be_called_0(tmp_path, task):
+    rows = [GOOD[task] | {"id": f"x{n}", "document_id": k} for n, k in enumerate((0, 0, 1))]
+    assert [each.group for each in read(task, put(tmp_path, "a.jsonl", lines(*rows)))] == ["0", "0", "1"]
 
 
 def test_comments_name_documents_as_conll_u_has_them(tmp_path):
@@ -468,12 +480,16 @@ GOOD["embed"] = {"first": "a", "second": "b"}
         ("qa", QUESTION | {"answers": ["the Seine"]}, "is not of the form for qa"),
         ("qa", QUESTION | {"answers": {"text": ["a", "b"], "answer_start": [1]}}, "has 2 answers and 1 starts"),
         ("qa", QUESTION | {"answers": {"text": ["a"]}}, "is not of the form for qa: 'answer_start'"),
+        ("qa", QUESTION | {"answers": [{"text": " ", "start": 3}]}, "the answer ' ', which is no text"),
         ("qa", {"question": "q", "context": "c"}, "has neither answers nor answer"),
         ("qa", QUESTION | {"context": " \n"}, "as its context, where text was expected"),
         ("qa", {"context": "c", "answers": []}, "has no question (fields: context, answers)"),
         ("ner", {"words": ["a", "b"], "tags": ["O"]}, "has 2 words and 1 tags"),
         ("ner", {"words": ["a"], "tags": ["PER"]}, "has the tag 'PER'"),
         ("ner", {"words": ["a"], "tags": [3]}, "has the tag '3'"),
+        ("ner", {"words": [], "tags": []}, "has no words"),
+        ("classify", {"text": "t", "label": ["x", "y"]}, "has the label ['x', 'y']; expected a text or a number"),
+        ("classify", {"text": "t", "label": float("nan")}, "has the label nan; expected a text or a number"),
         ("ner", {"words": "ab", "tags": ["O", "O"]}, "has neither words and tags, nor text and entities"),
         ("ner", {"words": [None], "tags": ["O"]}, "has the word None, which is no text"),
         ("ner", {"text": "Ann"}, "has neither words and tags, nor text and entities"),

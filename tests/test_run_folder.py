@@ -219,7 +219,7 @@ def test_json_is_written_whole_or_not_at_all(run, monkeypatch, failing):
     before = contents(run.path)
     monkeypatch.setattr(run_folder.os, failing, fails)
     for name in ("metrics.json", "trainer_state.json"):
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(TrainingError, match=f"{name} could not be written: No space left.*--resume"):
             run.write_json(name, {"seconds": 2})
     assert contents(run.path) == before
 

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import labkit
-from labkit import precision
+from labkit import precision, run_folder
 from labkit.adapter_folders import TASK
 from labkit.datasets import embedded
-from labkit.datasets.examples import Pair
+from labkit.datasets.examples import Labelled, Pair, Sentence
 from labkit.datasets.sources import sides
 from labkit.errors import DataError, HeadError, TrainingError
 from labkit.heads import head_in
@@ -378,6 +378,88 @@ def test_after_a_full_memory_the_run_goes_on_with_gradient_checkpointing_as_its_
     assert any(line.startswith("resuming from step 4 of 6") for line in said)
     one, other = weights(tmp_path / "whole" / "model"), weights(tmp_path / "run" / "model")
     assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
+
+
+def refused_before_training(tmp_path, monkeypatch, task, train, dev, test, complaint, **changes):
+    monkeypatch.setattr("labkit.tasks.finetune.train", lambda *args, **kwargs: pytest.fail("it was trained"))
+    where, options = tmp_path / "run", changes.pop("options", OPTIONS[task])
+    with pytest.raises(DataError, match=complaint):
+        finetune(task, "tiny-gpt2", train, where, dev=dev, test=test, plan=PLAN, options=options, say=lambda text: None)
+    assert not where.exists()
+
+
+def test_pairs_that_no_score_can_be_made_of_are_refused_before_the_training(tmp_path, monkeypatch):
+    scored = [Pair(str(k), f"the tide {k}", f"a boat {k}", k / 12) for k in range(12)]
+    unscored = [replace(each, id=f"u{each.id}", score=None) for each in scored]
+    alike = [replace(each, id=f"s{each.id}", score=1.0) for each in scored]
+    given = ("embed", scored[:8], scored[8:])
+    refused_before_training(tmp_path, monkeypatch, *given, unscored, "one has pairs with scores and the other")
+    refused_before_training(tmp_path, monkeypatch, *given, alike, "nothing to correlate")
+
+
+def test_examples_that_could_not_be_scored_are_refused_before_the_training(tmp_path, monkeypatch):
+    train, dev, test = (examples("qa", side, 4) for side in ("train", "dev", "test"))
+    blank = replace(test[0], question=" ")
+    refused_before_training(tmp_path, monkeypatch, "qa", train, dev, [blank], "the question of .* is empty")
+    half = replace(test[0], question="who \ud83d?")
+    refused_before_training(tmp_path, monkeypatch, "qa", train, dev, [half], "half of a surrogate pair")
+
+
+@pytest.mark.parametrize("task", ["ner", "classify"])
+def test_a_row_with_more_tokens_than_the_model_has_positions_is_refused_before_the_training(
+    tmp_path, monkeypatch, task
+):
+    train, dev, test = (examples(task, side, 4) for side in ("train", "dev", "test"))
+    if task == "ner":
+        words = ["tide"] * 3000
+        long = Sentence.of_words("long", words, ["O"] * len(words))
+    else:
+        long = Labelled("long", "tide " * 3000, test[0].label)
+    options = replace(OPTIONS[task], max_length=2000)
+    complaint = r"the longest row has 2,000 tokens, and tiny-gpt2 has [\d,]+ positions; give --max-length \d+$"
+    refused_before_training(tmp_path, monkeypatch, task, train, dev, [*test, long], complaint, options=options)
+
+
+def test_texts_without_a_word_are_trained_on_and_have_one_baseline_less(tmp_path):
+    faces = [Labelled(str(k), "\U0001f600" if k % 2 else "\U0001f641", "glad" if k % 2 else "sad") for k in range(24)]
+    said = []
+    plan = replace(PLAN, max_steps=2)
+    found = finetune(
+        "classify", "tiny-gpt2", faces[:16], tmp_path / "run", dev=faces[16:20], test=faces[20:], plan=plan,
+        options=OPTIONS["classify"], say=said.append,
+    )  # fmt: skip
+    assert found["baselines"] == {"dev": {"majority": 0.5}, "test": {"majority": 0.5}}
+    assert "the training texts hold no word, so there is no bag of words to compare with" in said
+
+
+def test_a_file_that_cannot_be_written_is_one_error_and_the_run_goes_on(tmp_path, monkeypatch):
+    write = run_folder.write_whole
+
+    def full(path, content):
+        if path.name == "predictions.dev.jsonl":
+            raise OSError(28, "No space left on device")
+        write(path, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_folder, "write_whole", full)
+        with pytest.raises(
+            TrainingError, match=r"predictions\.dev\.jsonl could not be written: No space left.*--resume"
+        ):
+            run("ner", tmp_path / "run")
+    assert run("ner", tmp_path / "run", resume=True)["steps"] == PLAN.max_steps
+
+
+def test_a_run_that_another_command_finished_meanwhile_is_given_back(done, tmp_path, monkeypatch):
+    metrics, folder = done("ner")
+    check, asked = RunFolder.check.__func__, []
+
+    def before_the_other_was_done(cls, *args, **kwargs):
+        asked.append(check(cls, *args, **kwargs))
+        return RunFolder(tmp_path / "nothing here") if len(asked) == 1 else asked[-1]
+
+    monkeypatch.setattr(RunFolder, "check", classmethod(before_the_other_was_done))
+    monkeypatch.setattr("labkit.tasks.finetune.train", lambda *args, **kwargs: pytest.fail("it was trained"))
+    assert run("ner", folder, resume=True) == json.loads(json.dumps(metrics))
 
 
 def test_a_finished_run_is_not_trained_again(done, tmp_path):

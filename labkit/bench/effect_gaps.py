@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from labkit.bench.arms import REFERENCE
 
 TO_BASELINE = "as far as a baseline that needs no model"
+NOTHING = "has no run to compare: none on all examples with a seed that the other arm has, too"
 BINS = ("helps", "harms", "fell", "open", "unlearned")
 
 
@@ -98,7 +99,7 @@ def halves(condition: dict[str, Any], arm: str) -> list[tuple[str, dict]]:
 def sorted_out(told: Sequence[Told], helps: str = "helps", harms: str = "harms") -> str:
     """helps in 1 of 3 (a: +3.0 [1.0, 5.0]), harms in 1 (...), shows no clear difference in 1 (...)"""
     if not told:
-        return "has no finished run"
+        return NOTHING
     said = []
     words = (helps, harms, f"falls {TO_BASELINE}", "shows no clear difference", "is not shown to have learned the task")
     for name, word in zip(BINS, words, strict=True):

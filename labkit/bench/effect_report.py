@@ -52,13 +52,16 @@ def report(paths: Sequence[str | Path]) -> dict[str, Any]:
     for those that a folder given here holds too. The words are made anew, of everything together.
 
     Raises:
-        TrainingError: no study and no report, or none that has a finished run of the reference arm.
+        TrainingError: no study and no report, none that has a finished run of the reference arm, or two folders that
+            hold the same condition.
     """
     files = [path for path in paths if Path(path).suffix == ".json" and not Path(path).expanduser().is_dir()]
     studies = [path for path in paths if path not in files]
     each = [one for path in studies for one in measured(path)]
+    conditions = [_condition(one) for one in each]
+    _require_one_of_each(conditions)
     here: dict[str, Any] = {
-        "conditions": [_condition(one) for one in each],
+        "conditions": conditions,
         "curves": [curve for one in each for curve in curves(one)],
         "unfinished": [one for path in studies for one in unfinished(path)],
     }
@@ -86,6 +89,19 @@ def _together(here: dict[str, Any], earlier: Sequence[dict[str, Any]]) -> dict[s
         gone = replaced | {_of(each) for each in here["unfinished"]}
         found["unfinished"] += [each for each in one["unfinished"] if not any(_may_be(each, of) for of in gone)]
     return {part: [*found[part], *here[part]] for part in here}
+
+
+def _require_one_of_each(conditions: Sequence[dict[str, Any]]) -> None:
+    """TrainingError if two studies hold one condition: it would be counted twice, and which of them is meant?"""
+    seen: dict[tuple, list[dict[str, Any]]] = {}
+    for each in conditions:
+        same = seen.setdefault(_identity(each), [])
+        if any(each.get("settings") == other.get("settings") for other in same):
+            raise TrainingError(
+                f"{each['name']} ({each['model']}, {each['method']}) is in two of these folders; name one, or give the "
+                "studies' reports as JSON files, of which the first counts"
+            )
+        same.append(each)
 
 
 def _of(each: dict[str, Any]) -> tuple[str, str, str]:
@@ -262,11 +278,11 @@ def _diagnostic(one: Measured) -> dict[str, Any]:
             by_seed, over = [], 0
             for lines in cell.judged.values():
                 right: dict[str, int] = defaultdict(int)
-                for line in lines:
-                    if line["id"].startswith(half):
-                        right[line["group"]] += bool(line["found"])
+                asked = [line for line in lines if line["id"].startswith(half)]
+                for line in asked:
+                    right[line["group"]] += bool(line["found"])
                 by_seed.append(sum(right.values()))
                 over += sum(count > 1 for count in right.values())
-            halves[half] = {"right": by_seed, "of": 3 * len(right), "ceiling": len(right), "triples_over": over}
+            halves[half] = {"right": by_seed, "of": len(asked), "ceiling": len(right), "triples_over": over}
         found[name] = halves
     return found

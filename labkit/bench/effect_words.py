@@ -8,6 +8,7 @@ from typing import Any
 
 from labkit.bench.arms import ADAPTED, REFERENCE, arm
 from labkit.bench.effect_gaps import (
+    NOTHING,
     Told,
     counted,
     differences,
@@ -39,7 +40,8 @@ def _in_short(conditions: Sequence[dict]) -> list[str]:
     And one each, where there is something to tell, of filling gaps first, of few examples, and of the set that was
     made for it.
     """
-    if all(each.gap["low"] is None for each in differences(conditions, "bidirectional")):
+    conditions = [each for each in conditions if _has_interval(each)]
+    if not conditions:
         return []
     made, text = ([each for each in conditions if _was_made_for_it(each) is is_made] for is_made in (True, False))
     models = sorted({each["model"] for each in conditions})
@@ -57,6 +59,11 @@ def _in_short(conditions: Sequence[dict]) -> list[str]:
         apart = "on Which way round, word by word, where what follows decides half of it by design, a model"
         told.append(f"**Counted apart, as it was made for it:** {apart} {' '.join(inside).strip()}")
     return told
+
+
+def _has_interval(condition: dict[str, Any]) -> bool:
+    """Whether the difference of the unmasked model is known with its interval."""
+    return any(each.gap["low"] is not None for each in differences([condition], "bidirectional"))
 
 
 def _compared(conditions: Sequence[dict], things: str) -> str:
@@ -143,7 +150,7 @@ def unit(conditions: Sequence[dict[str, Any]]) -> str:
 def _removed(conditions: Sequence[dict]) -> str:
     gaps = differences(conditions, "bidirectional")
     if not gaps:
-        return "**Removing the mask** was not measured: the arm bidirectional has no finished run."
+        return f"**Removing the mask** was not measured: the arm bidirectional {NOTHING}."
     text = f"**Removing the mask, and nothing else,** {sorted_out(gaps)}."
     for each in conditions:
         if both := halves(each, "bidirectional"):

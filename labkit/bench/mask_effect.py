@@ -31,10 +31,11 @@ from labkit.bench.jobs import side_by_side
 from labkit.errors import DataError, DivergedError, LabkitError
 from labkit.export import choose_layers
 from labkit.run_folder import read_json
+from labkit.tasks.adapters import METHODS
 from labkit.tasks.finetune import finetune
 from labkit.tasks.lm import train_lm
 from labkit.tasks.plans import Plan
-from labkit.tasks.recipes import Options, by_name
+from labkit.tasks.recipes import Options, by_name, require_positions
 from labkit.training_settings import Settings
 
 NOT_TUNED = "its learning rate is not chosen: some of the grid failed (tuning/, above); --resume tries them again"
@@ -83,6 +84,10 @@ class Study:
             raise DataError("the sizes leave out the whole training set, on which the rates are chosen; add all")
         if small := [size for size in self.sizes if size is not None and size < 1]:
             raise DataError(f"a training set of {small[0]} examples was asked for; give 1 or more, or all")
+        if self.method not in METHODS:
+            raise DataError(f"the method is {self.method!r}; choose one of {', '.join(METHODS)}")
+        if self.rank < 1:
+            raise DataError(f"the rank is {self.rank}; it must be at least 1")
         if TUNING_SEED in self.seeds:
             raise DataError(f"the seed {TUNING_SEED} is that of the tuning; take others")
         if wrong := [seed for seed in self.seeds if not 0 <= seed < 2**32]:
@@ -216,22 +221,13 @@ def _require_layers(study: Study, lm: Any) -> None:
 def _require_positions(study: Study, conditions: Sequence[Condition], lm: Any) -> None:
     """DataError if a row, read as often as an arm reads it, is longer than the model has positions."""
     most = max(arms(study.arms), key=lambda each: each.readings)
-    places = getattr(lm.model.config.get_text_config(), "max_position_embeddings", None)
-    for condition in conditions if most.readings > 1 and places else ():
+    who, more = (f"{most.name}: ", ", which is for all arms, or leave out the arm") if most.readings > 1 else ("", "")
+    for condition in conditions:
         recipe = by_name(condition.task)
         options = Options(**condition.options, **_lengths(study, condition)).filled(recipe)
-        if options.max_length * most.readings <= places:
-            continue
         examples = [*condition.train, *condition.dev, *condition.test]  # of the last their lengths alone
-        rows = recipe.features(lm.tokenizer, examples, recipe.labels(examples), options, lambda text: None)
-        longest = max(map(recipe.length_of, rows))
-        once = int(rows[0].ids[0]) == lm.tokenizer.bos_token_id  # a row's beginning is not repeated
-        if (total := (longest - once) * most.readings + once) > places:
-            raise DataError(
-                f"{most.name}: the longest row of {condition.name} has {longest:,} tokens, which makes {total:,} in "
-                f"{most.readings} readings, and {study.model} has {places:,} positions; give --max-length "
-                f"{(places - once) // most.readings + once}, which is for all arms, or leave out the arm"
-            )
+        of = f" of {condition.name}"
+        require_positions(recipe, lm, examples, options, most.readings, who=who, of=of, more=more)
 
 
 def _tuning(study: Study, conditions: Sequence[Condition], path: Path) -> Iterator[Run]:

@@ -201,6 +201,15 @@ def _check_scheme(given: Sequence[Sequence[str]], ids: Sequence[str], warnings: 
                 warnings.add("an entity begins with I- and was read as beginning with B-", where)
 
 
+def require_characters(task: str, examples: Sequence[Any]) -> None:
+    """DataError if a text holds half of a surrogate pair, which no tokenizer takes and no file."""
+    for each in examples:
+        if any(_SURROGATES.search(text) for text in (*_texts(task, each), *_labels(task, each))):
+            raise DataError(
+                f"{each.id!r} holds half of a surrogate pair, which is no character (labkit data check finds all)"
+            )
+
+
 def _check_characters(task: str, examples: Sequence[Any], faults: Findings, warnings: Findings) -> None:
     for each in examples:
         texts = (*_texts(task, each), *_labels(task, each))

@@ -66,7 +66,7 @@ def columns(path: str | Path) -> list[tuple[str, list[str], list[str]]]:
                 document = comment[2]
         else:
             cells = line.split("\t") if "\t" in line else line.split(" ")
-            cells = [cell for cell in cells if cell]
+            cells = [cell.strip(" ") for cell in cells if cell.strip(" ")]
             if len(cells) < 2:
                 raise fault(path, number, f"has one column ({line.strip()!r}); expected a word and its tag")
             try:

@@ -50,7 +50,7 @@ def question(row: dict[str, Any], number: int) -> Question:
     elif isinstance(given, str):  # as a table has it: one answer, or an empty cell
         given = [{"text": given, "start": row.get("answer_start", row.get("start", ""))}] if given else []
     for answer in given:
-        if not isinstance(text := answer["text"], str):
+        if not isinstance(text := answer["text"], str) or not text.strip():
             raise ValueError(f"has the answer {text!r}, which is no text")
         start = answer.get("start", answer.get("answer_start"))
         answers.append(Answer(text, _place(text, start, context)))
@@ -59,7 +59,7 @@ def question(row: dict[str, Any], number: int) -> Question:
         text_in(row, "question"),
         context,
         tuple(dict.fromkeys(answers)),
-        str(field(row, "group") or ""),
+        _group(row),
     )
 
 
@@ -79,7 +79,7 @@ def _located(context: str, evidence: Any) -> list[dict[str, Any]]:
 
 
 def sentence(row: dict[str, Any], number: int) -> Sentence:
-    id, group = _id(row, number), str(field(row, "group") or "")
+    id, group = _id(row, number), _group(row)
     if isinstance(entities := row.get("entities"), list):
         text = text_in(row, "text")
         found = [Entity(_whole(e["start"], "start"), _whole(e["end"], "end"), str(e["label"])) for e in entities]
@@ -93,6 +93,8 @@ def sentence(row: dict[str, Any], number: int) -> Sentence:
         raise ValueError("has neither words and tags, nor text and entities")
     if len(words) != len(tags):
         raise ValueError(f"has {len(words)} words and {len(tags)} tags")
+    if not words:
+        raise ValueError("has no words")
     if not_text := [word for word in words if not isinstance(word, str)]:
         raise ValueError(f"has the word {not_text[0]!r}, which is no text")
     return Sentence.of_words(id, list(words), [str(t) for t in tags], group)
@@ -102,7 +104,9 @@ def labelled(row: dict[str, Any], number: int) -> Labelled:
     label = field(row, "label")
     if label is None or label == "":
         raise ValueError("has no label")
-    return Labelled(_id(row, number), text_in(row, "text"), str(label), str(field(row, "group") or ""))
+    if not isinstance(label, (str, int, float)) or label != label:  # the last: no number
+        raise ValueError(f"has the label {label!r}; expected a text or a number")
+    return Labelled(_id(row, number), text_in(row, "text"), str(label), _group(row))
 
 
 def pair(row: dict[str, Any], number: int) -> Pair:
@@ -113,7 +117,7 @@ def pair(row: dict[str, Any], number: int) -> Pair:
         number_given = math.nan
     if number_given is not None and not math.isfinite(number_given):
         raise ValueError(f"has the score {score!r}, which is no number")
-    group = str(field(row, "group") or "")
+    group = _group(row)
     return Pair(_id(row, number), text_in(row, "first"), text_in(row, "second"), number_given, group)
 
 
@@ -138,6 +142,11 @@ def text_in(row: dict[str, Any], name: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"has {value!r} as its {name}, where text was expected")
     return value
+
+
+def _group(row: dict[str, Any]) -> str:
+    given = field(row, "group")
+    return "" if given is None else str(given)
 
 
 def _id(row: dict[str, Any], number: int) -> str:

@@ -66,7 +66,9 @@ def _question(qa: Any, context: Any, group: str, path: str | Path) -> Question:
     for text in (qa["question"], context):
         if not isinstance(text, str):
             raise DataError(f"{where}: {text!r} stands where text was expected")
-    impossible = bool(qa.get("is_impossible", False))
+    impossible = qa.get("is_impossible", False)
+    if impossible not in (None, True, False):
+        raise DataError(f"{where}: is_impossible is {impossible!r}; expected true or false")
     listed = [] if impossible else [(answer["text"], answer["answer_start"]) for answer in qa["answers"]]
     for text, start in listed:
         if not isinstance(text, str) or not isinstance(start, int):

@@ -23,17 +23,18 @@ from typing import Any
 from labkit.adapter_folders import TASK
 from labkit.adapter_folders import save as save_adapter
 from labkit.datasets import splits
+from labkit.datasets.checks import require_characters
 from labkit.datasets.evidence import MARKS
 from labkit.errors import DataError, TrainingError
 from labkit.packing import why_not
-from labkit.run_folder import RunFolder, is_first_process, process_count, write_whole
+from labkit.run_folder import RunFolder, is_first_process, process_count
 from labkit.tasks import adapters, task_card
 from labkit.tasks.in_force import in_force, require_mask
 from labkit.tasks.lm import pad_id
 from labkit.tasks.needs import measured_need, require_room
 from labkit.tasks.order import trained_order
 from labkit.tasks.plans import Plan
-from labkit.tasks.recipes import Options, Recipe, by_name
+from labkit.tasks.recipes import Options, Recipe, by_name, require_positions
 from labkit.tasks.special_tokens import add_tokens
 from labkit.training import evaluating, require, train
 from labkit.training_settings import computing_in
@@ -100,6 +101,7 @@ def finetune(
     require_mask(mask, layers, readings, kept=keep_model)
     if not train_examples:
         raise DataError("there are no training examples")
+    require_characters(task, [*train_examples, *dev, *test])
     config = {
         "command": f"train {task}", "model": str(model), "mask": mask, "window": window, "layers": layers,
         "readings": readings, "packing": packing, "keep_model": keep_model, "method": method, "rank": rank,
@@ -120,6 +122,17 @@ def finetune(
     rows = recipe.features(lm.tokenizer, train_examples, labels, options, say)
     chosen = computing_in(lm.model.config.get_text_config().model_type, plan.dtype, say, finished.begun_in)
     metric = recipe.metric(dev, options)
+    if test and task == "embed" and recipe.metric(test, options) != metric:
+        raise DataError(
+            "of dev and test one has pairs with scores and the other pairs without: they cannot be compared"
+        )
+    require_positions(recipe, lm, [*train_examples, *dev, *test], options, readings)
+    recipe.features(
+        lm.tokenizer, [*dev, *test], recipe.labels([*train_examples, *dev, *test]), options, lambda text: None
+    )
+    baselines = _baselines(
+        recipe, train_examples, dev, test, say
+    )  # what no score can be made of is told before training
     processes = process_count()
     lengths = [recipe.length_of(row) for row in rows]
     packs = packing and packable(lm.model, say)
@@ -159,6 +172,8 @@ def finetune(
             say(require_room(need, trained, plan))
 
             run = until_the_end.enter_context(RunFolder.alone(output_dir, config, resume=resume))
+            if run.metrics is not None:  # another command has finished it since
+                return run.metrics
 
             def measure(model: Any, examples: Sequence[Any], options: Options) -> tuple[dict[str, Any], list[Any]]:
                 return recipe.measure(model, lm.tokenizer, examples, labels, options, plan.eval_batch_size)
@@ -183,7 +198,7 @@ def finetune(
             if is_first_process():
                 with evaluating(trained) as best:
                     scored, options = _scored(recipe, lambda *each: measure(best, *each), options, dev, test, run)
-                metrics |= scored | {"baselines": _baselines(recipe, train_examples, dev, test)}
+                metrics |= scored | {"baselines": baselines}
                 metrics["beats_baselines"] = beats_baselines(metrics, say)
                 if (cone := metrics["dev"].get("anisotropy", 0.0)) > NARROW:
                     say(
@@ -246,14 +261,14 @@ def write_predictions(
     run: RunFolder, name: str, recipe: Recipe, examples: Sequence[Any], predictions: Sequence[Any]
 ) -> None:
     """`predictions.<name>.jsonl`, and `judged.<name>.jsonl` where the task can: one line per example."""
-    write_lines(run.path / f"predictions.{name}.jsonl", (recipe.record(each) for each in predictions))
+    run.write_text(f"predictions.{name}.jsonl", lines(recipe.record(each) for each in predictions))
     if recipe.judge is not None:
-        write_lines(run.path / f"judged.{name}.jsonl", recipe.judge(examples, predictions))
+        run.write_text(f"judged.{name}.jsonl", lines(recipe.judge(examples, predictions)))
 
 
-def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """JSONL, whole or not at all."""
-    write_whole(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+def lines(rows: Iterable[dict[str, Any]]) -> str:
+    """As JSONL."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def numbers(scores: dict[str, Any]) -> dict[str, float]:
@@ -297,8 +312,13 @@ def _of_items(collate: Callable[[list], dict[str, Any]]) -> Callable[[list], dic
     return lambda items: collate([{"row": item["row"], "ids": row} for item in items for row in item["ids"]])
 
 
-def _baselines(recipe: Recipe, train: Sequence[Any], dev: Sequence[Any], test: Sequence[Any]) -> dict[str, Any]:
-    return {name: recipe.baselines(train, examples) for name, examples in (("dev", dev), ("test", test)) if examples}
+def _baselines(
+    recipe: Recipe, train: Sequence[Any], dev: Sequence[Any], test: Sequence[Any], say: Callable[[str], None]
+) -> dict[str, Any]:
+    found = {name: recipe.baselines(train, examples) for name, examples in (("dev", dev), ("test", test)) if examples}
+    if recipe.name == "classify" and any("bag_of_words" not in each for each in found.values()):
+        say("the training texts hold no word, so there is no bag of words to compare with")
+    return found
 
 
 def _model(

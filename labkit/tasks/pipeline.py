@@ -8,6 +8,7 @@ predict_file(pipe, "texts.jsonl", "entities.jsonl")     the same for files
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,10 @@ def predict_file(pipe: Pipeline, source: str | Path, target: str | Path | None) 
     from tqdm import tqdm
 
     source = Path(source).expanduser()
+    if target is not None:
+        there = next(folder for folder in Path(target).expanduser().absolute().parents if folder.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            raise DataError(f"{target} cannot be written: {there} is no folder that can be written to")
     if target is not None and (Path(target).expanduser().is_dir() or Path(target).resolve() == source.resolve()):
         raise DataError(f"{target} is a folder, or the input itself; give --output a file of its own")
     rows = []
@@ -143,5 +148,8 @@ def predict_file(pipe: Pipeline, source: str | Path, target: str | Path | None) 
     if target is None:
         print("".join(lines), end="")
     else:
-        write_whole(Path(target).expanduser(), "".join(lines))
+        try:
+            write_whole(Path(target).expanduser(), "".join(lines))
+        except OSError as error:
+            raise DataError(f"{target} could not be written: {error.strerror or error}") from error
     return len(lines)

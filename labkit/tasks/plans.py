@@ -48,6 +48,14 @@ class Plan:
     seed: int = 0
     report_to: str = "none"
 
+    def __post_init__(self) -> None:
+        """TrainingError for what no number of rows can make sense of, before a model is loaded."""
+        if math.isinf(self.epochs):
+            raise TrainingError("epochs are infinite; give a number, or max steps")
+        Settings(
+            1, learning_rate=self.learning_rate, warmup=self.warmup, weight_decay=self.weight_decay, seed=self.seed
+        )
+
     def settings(self, rows: int, metric: str, *, dtype: str, tf32: bool, processes: int = 1) -> Settings:
         """The settings of a run on `rows` rows: steps of the whole run, and the precision that was chosen.
 

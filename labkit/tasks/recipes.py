@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
@@ -98,6 +99,36 @@ class Recipe:
         if self.head_task in ("sequence-classification", "embedding"):
             changes = {"pooling": options.pooling} | changes
         return Head(self.head_task, labels=labels, **changes)
+
+
+def require_positions(
+    recipe: Recipe,
+    lm: Any,
+    examples: Sequence[Any],
+    options: Options,
+    readings: int = 1,
+    *,
+    who: str = "",
+    of: str = "",
+    more: str = "",
+) -> None:
+    """DataError if a row, read `readings` times, is longer than the model has positions.
+
+    who, of, more: what the message begins with, whose row it is, and what it ends with.
+    """
+    places = getattr(lm.model.config.get_text_config(), "max_position_embeddings", None)
+    if not places or options.max_length * readings <= places:
+        return
+    rows = recipe.features(lm.tokenizer, examples, recipe.labels(examples), options, lambda text: None)
+    longest, first = max(map(recipe.length_of, rows)), rows[0]
+    ids = first.ids if hasattr(first, "ids") else first.sides[0]
+    once = int(ids[0]) == lm.tokenizer.bos_token_id  # a row's beginning is not repeated
+    if (total := (longest - once) * readings + once) > places:
+        again = f", which makes {total:,} in {readings} readings" if readings > 1 else ""
+        raise DataError(
+            f"{who}the longest row{of} has {longest:,} tokens{again}, and {lm.name} has {places:,} positions; give "
+            f"--max-length {(places - once) // readings + once}{more}"
+        )
 
 
 def by_name(name: str) -> Recipe:
@@ -255,18 +286,24 @@ def _classify_measure(model, tokenizer, examples, labels, options, batch_size):
 
 
 def _classify_baselines(train: Sequence[Any], examples: Sequence[Any]) -> dict[str, float]:
-    """Accuracies: always the commonest class; a logistic regression on the words."""
-    words = classify.scores(examples, classify.bag_of_words(train, examples))["accuracy"]
-    return {"majority": classify.majority_baseline(train, examples), "bag_of_words": words}
+    """Accuracies: always the commonest class; a logistic regression on the words, where there are any."""
+    words = _bag_of_words(train, examples)
+    scores = {} if words is None else {"bag_of_words": classify.scores(examples, words)["accuracy"]}
+    return {"majority": classify.majority_baseline(train, examples), **scores}
+
+
+def _bag_of_words(train: Sequence[Any], examples: Sequence[Any]) -> list[Any] | None:
+    """None where the training texts hold no word (emoji alone, say)."""
+    return classify.bag_of_words(train, examples) if any(re.search(r"\w", each.text) for each in train) else None
 
 
 def _classify_baseline_lines(train: Sequence[Any], examples: Sequence[Any]) -> dict[str, list[dict[str, Any]]]:
     most = classify.most_frequent_label(train)
     said = {
         "majority": [classify.Classified(each.id, most, 1.0, {most: 1.0}) for each in examples],
-        "bag_of_words": classify.bag_of_words(train, examples),
+        "bag_of_words": _bag_of_words(train, examples),
     }
-    return {name: classify.judged(examples, each) for name, each in said.items()}
+    return {name: classify.judged(examples, each) for name, each in said.items() if each is not None}
 
 
 def _embed_features(tokenizer, pairs, labels, options, say):
