@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from labkit.bench.arms import DEFAULT as ARMS
 from labkit.cli_bench import parts, whole_numbers
 from labkit.cli_train import BatchSize, MaxSteps, OutputDir, Resume
 from labkit.console import Json, print_json
-from labkit.errors import DataError
+from labkit.errors import DataError, TrainingError
 from labkit.tasks.qa_frames import ORDERS
 
 DATA = ("ner:field-notes", "ner:which-way-round")
@@ -79,7 +80,17 @@ def mask_effect(
     )  # fmt: skip
     found = conditions(data or DATA, orders=parts(orders), max_train=max_train, max_eval=max_eval)
     failures = run_study(study, found, output_dir, resume=resume, jobs=jobs)
-    show(report([output_dir]), Path(output_dir), as_json, written)
+    try:
+        made = report([output_dir])
+    except TrainingError:
+        if not failures:
+            raise
+        print(
+            f"labkit: {len(failures)} runs failed, so there is no report yet; --resume tries them again",
+            file=sys.stderr,
+        )
+    else:
+        show(made, Path(output_dir), as_json, written)
     raise typer.Exit(1 if failures else 0)
 
 

@@ -311,3 +311,36 @@ def test_every_arm_has_its_place_in_the_words(tmp_path, name):
 def test_a_seed_that_numpy_does_not_take_is_refused_at_once():
     with pytest.raises(DataError, match="the seed -1 cannot be used"):
         Study("tiny-gpt2", seeds=(-1,))
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ('{"conditions": [{}], "curves": [], "unfinished": []}', "it holds a condition without name, model"),
+        ('{"conditions": [3], "curves": [], "unfinished": []}', "it holds a condition that is none"),
+        ('{"conditions": []}', "it has no conditions, curves, unfinished"),
+    ],
+)
+def test_a_file_that_is_no_report_is_named(tmp_path, content, complaint):
+    (tmp_path / "r.json").write_text(content)
+    with pytest.raises(TrainingError, match=f"r.json is no report of labkit bench report: {complaint}"):
+        report([tmp_path / "r.json"])
+
+
+def test_a_report_goes_into_no_file_and_leaves_no_curve_of_an_earlier_one(tmp_path):
+    found = report([made_up(tmp_path / "s", CHANCES, seeds=2, n=20)])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrainingError, match="cannot be written to"):
+        written(found, tmp_path / "file" / "out")
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("report-curve-7.svg", "report-curve-of-mine.svg"):
+        (out / name).write_text("")
+    written(found, out)
+    assert not (out / "report-curve-7.svg").exists() and (out / "report-curve-of-mine.svg").exists()
+
+
+def test_orders_that_are_none_are_refused():
+    for orders in ((), ("question-frist",)):
+        with pytest.raises(DataError, match="the orders are"):
+            conditions(["ner:which-way-round"], orders=orders)

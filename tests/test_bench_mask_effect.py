@@ -746,3 +746,16 @@ def test_a_decoder_is_no_encoder(tmp_path):
     study = replace(STUDY, arms=("causal", "encoder:tiny-llama"), learning_rates=(1e-3,), seeds=(0,))
     (failure,) = run_study(study, [diagnostic()], tmp_path / "s", say=quiet).values()
     assert "the mask was to be encoder, and the one measured is causal" in failure
+
+
+def test_where_every_run_failed_the_exit_code_says_so_and_not_that_the_study_is_wrong(
+    tmp_path, monkeypatch, labkit_command
+):
+    def failing(*arguments, **options):
+        raise TrainingError("the memory is full")
+
+    monkeypatch.setattr(mask_effect, "finetune", failing)
+    typed = ["--data", "ner:which-way-round", "--model", "tiny-gpt2", "--arms", "causal,bidirectional", "--seeds", "0"]
+    typed += ["--learning-rates", "1e-3", "--max-train", "6", "--max-eval", "3", "--output-dir", tmp_path / "s"]
+    code, _, err = labkit_command("bench", "mask-effect", *typed)
+    assert code == 1 and "the memory is full" in err and "2 runs failed, so there is no report yet; --resume" in err

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.datasets.examples import Labelled
+from labkit.datasets.sources import sides
 from labkit.datasets.splits import folds, group_of, held_out
 from labkit.errors import DataError
 
@@ -73,3 +74,9 @@ def test_what_cannot_be_divided_is_said():
         folds(examples([""] * 10), 1, 0)
     with pytest.raises(DataError, match="share to hold out is 1.0"):
         held_out(examples([""] * 10), 1.0, 0)
+
+
+def test_runs_of_several_seeds_are_judged_on_the_same_examples():
+    one, other = (sides("ner", max_train=9, max_eval=7, seed=seed) for seed in (0, 3))
+    assert one[1:] == other[1:] and [len(side) for side in other] == [9, 7, 7]
+    assert one[0] != other[0]

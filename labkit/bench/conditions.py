@@ -72,6 +72,8 @@ def conditions(
     Raises:
         DataError: a source that cannot be read, a missing side, two of one name, a task that cannot be compared.
     """
+    if not orders or any(order not in ORDERS for order in orders):
+        raise DataError(f"the orders are {', '.join(orders) or 'none'}; choose of {', '.join(ORDERS)}")
     found = []
     for source in sources:
         given, _, rest = source.partition("=") if "=" in source.split(":")[0] else ("", "", source)

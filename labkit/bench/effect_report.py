@@ -8,6 +8,7 @@ All scores are in points, from 0 to 100.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -140,7 +141,12 @@ def written(found: dict[str, Any], folder: Path, name: str = "report") -> list[P
     from labkit.viz.saving import save
 
     folder = folder.expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainingError(f"{folder} cannot be written to: {error.strerror or error}") from error
+    if not os.access(folder, os.W_OK):
+        raise TrainingError(f"{folder} cannot be written to")
     forest, unit = differences(found["conditions"]), effect_words.unit(found["conditions"])
     figures = {f"{name}.svg": effects_svg(forest, unit, marks=(5.0, 10.0))} if forest else {}
     for number, curve in enumerate(found["curves"], 1):
@@ -150,6 +156,9 @@ def written(found: dict[str, Any], folder: Path, name: str = "report") -> list[P
     series = [file for file in figures if file != f"{name}.svg"]
     write_whole(folder / f"{name}.md", effect_tables.markdown(found, f"{name}.svg" if forest else None, series))
     folders.write_json(folder / f"{name}.json", found)
+    for old in folder.glob(f"{name}-curve-*.svg"):  # of an earlier report with more curves
+        if old.name not in figures and re.fullmatch(r"\d+", old.stem.removeprefix(f"{name}-curve-")):
+            old.unlink()
     return [folder / f"{name}.md", folder / f"{name}.json", *(folder / file for file in figures)]
 
 

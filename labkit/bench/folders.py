@@ -100,6 +100,24 @@ def read_report(file: str | Path) -> dict[str, Any]:
     parts = ("conditions", "curves", "unfinished")
     if not (isinstance(found, dict) and all(isinstance(found.get(part), list) for part in parts)):
         raise TrainingError(f"{path} is no report of labkit bench report: it has no {', '.join(parts)}")
+    needed = (
+        "name",
+        "model",
+        "method",
+        "task",
+        "metric",
+        "budget",
+        "n_train",
+        "n_dev",
+        "n_test",
+        "arms",
+        "baselines",
+        "pairs",
+    )
+    for each in found["conditions"]:
+        if not isinstance(each, dict) or (missing := [key for key in needed if key not in each]):
+            what = f"without {', '.join(missing)}" if isinstance(each, dict) else "that is none"
+            raise TrainingError(f"{path} is no report of labkit bench report: it holds a condition {what}")
     return found
 
 

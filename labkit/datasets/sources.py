@@ -33,7 +33,8 @@ def sides(
     Args:
         data: an embedded data set, a hub name, or a folder laid out like one, instead of files; without either, the
             embedded data of the task.
-        max_train, max_eval: at most so many examples, drawn with `seed`.
+        max_train, max_eval: at most so many examples; those of train are drawn with `seed`, those of dev and test are
+            the same for all seeds, so that runs of several seeds are judged on the same.
 
     Raises:
         DataError: files and a name at once, no training side, or whatever is wrong in them.
@@ -48,7 +49,8 @@ def sides(
     else:
         found = _named(task, data or DEFAULTS[task])
     limits = (max_train, max_eval, max_eval)
-    return tuple(drawn(examples, limit, seed) for examples, limit in zip(found, limits, strict=True))
+    seeds = (seed, 0, 0)
+    return tuple(drawn(examples, *each) for examples, *each in zip(found, limits, seeds, strict=True))
 
 
 def _named(task: str, name: str) -> list[list[Any]]:

@@ -47,10 +47,11 @@ def crossvalidate(
     parts = folds(examples, k, plan.seed)
     config = {"command": f"train {task} --folds", "folds": k, "plan": asdict(plan), "examples": digest(examples)}
     config |= {"model": str(model), "choices": {name: str(value) for name, value in choices.items()}}
+    finished = RunFolder.check(output_dir, config, resume=resume)  # it may be where nothing can be written any more
+    if finished.metrics is not None:
+        say(f"{finished.path} is finished: {k} folds")
+        return finished.metrics
     with RunFolder.alone(output_dir, config, resume=resume) as run:
-        if run.metrics is not None:
-            say(f"{run.path} is finished: {k} folds")
-            return run.metrics
         scored = []
         for number, part in enumerate(parts, 1):
             say(f"fold {number} of {k}: {len(part):,} examples are scored, {len(examples) - len(part):,} trained on")
