@@ -5,23 +5,26 @@ Each check takes the `Subject`, measures, and appends what is wrong to `problems
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from labkit import memory
 from labkit.anatomy import SLIDING, Decoder, find_decoder
 from labkit.errors import AuditError, ConversionError, UnsupportedModelError
 from labkit.layer_masks import masked, shrunken_windows
 from labkit.masks import causal
 from labkit.packing import packed, why_not
-from labkit.probe import Runner, attention_influence, first_tensor, recorded_calls, token_influence
+from labkit.probe import Runner, attention_influence, by_head, first_tensor, in_float32, recorded_calls, token_influence
 from labkit.report import LayerReport, Problem
 
 MARK = "labkit_attention"  # where a conversion is recorded in the config (labkit.convert)
 TOKENS = 12
+SHORT = (torch.float16, torch.bfloat16)
+ROOM = 0.8  # share of the free memory that weights in float32 may take for a moment
 MARGIN = 8  # tokens run beyond a window in order to see where it ends
 SMALL_WINDOW = 8  # what a window too long to run past is shrunk to
 
@@ -54,21 +57,46 @@ def all_of_them(subject: Subject, reference: nn.Module | None, problems: list, n
     layers = windows(subject, reference, problems, notes) if subject.decoder else subject.layers
     padding_is_right = not kinds & {"padding-flips-mask", "nan-rows", "pad-leak"}
     if subject.runner.takes("attention_mask") and padding_is_right:
-        batch_and_positions(subject, problems)
+        problems += _confirmed(subject, notes, batch_and_positions)
     packing(subject, problems, notes)
     if padding_is_right:  # else it is told already that a text alone and a padded batch differ
-        packed_batch(subject, problems, notes)
+        problems += _confirmed(subject, notes, lambda subject, found: packed_batch(subject, found, notes))
     if subject.verdict == "bidirectional":
         word_order(subject, problems)
     if subject.decoder:
-        entry(subject, problems)
+        heads(subject, problems, notes)
+        problems += _confirmed(subject, notes, entry)
         if subject.runner.takes("use_cache"):
-            cache(subject, problems)
+            problems += _confirmed(subject, notes, cache)
         else:
             notes.append("the model takes no use_cache, so it was measured without a cache")
         backends(subject, problems, notes)
         train_mode(subject, problems)
     return layers
+
+
+def _confirmed(subject: Subject, notes: list[str], check: Callable[[Subject, list[Problem]], None]) -> list[Problem]:
+    """What the check finds; of a model with 16-bit weights, what it finds in float32, too, as far as there is memory.
+
+    Some models blow the rounding of 16 bits up to a fifth of their states, and that says nothing of their mask.
+    """
+    found: list[Problem] = []
+    check(subject, found)
+    halves = [p for p in (*subject.model.parameters(), *subject.model.buffers()) if p.dtype in SHORT]
+    if not found or not halves:
+        return found
+    dtype = str(halves[0].dtype).removeprefix("torch.")
+    flash = subject.decoder is not None and subject.decoder.backend == "flash"  # which has no float32
+    if flash or 4 * sum(p.numel() for p in halves) > ROOM * memory.available_bytes(str(halves[0].device)):
+        why = "which flash attention does not have" if flash else "for want of memory"
+        notes.append(f"differences were found in {dtype}, and not confirmed in float32, {why}")
+        return found
+    confirmed: list[Problem] = []
+    with in_float32(subject.model, *SHORT):
+        check(subject, confirmed)
+    if gone := {p.kind for p in found} - {p.kind for p in confirmed}:
+        notes.append(f"{', '.join(sorted(gone))} in {dtype} is rounding: it is not there in float32")
+    return confirmed
 
 
 def windows(subject: Subject, reference: nn.Module | None, problems: list, notes: list) -> list[LayerReport]:
@@ -244,6 +272,31 @@ def word_order(subject: Subject, problems: list[Problem]) -> None:
     if gap < subject.tolerance / 10:
         text = f"two tokens changed places, and the states of the others moved by {gap:.2g}: word order is ignored"
         problems.append(Problem("blind-to-word-order", text))
+
+
+def heads(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
+    """In a layer that sees ahead every head must; one that does not has a mask of its own, which the others hide."""
+    with recorded_calls(subject.decoder.attentions) as calls:
+        subject.runner.run(subject.ids())
+    if len(calls) != len(subject.layers):
+        return
+    columns, blind, unknown = [TOKENS // 2, TOKENS - 1], {}, []
+    ahead = (torch.arange(TOKENS)[:, None] < torch.tensor(columns))[:, None]  # (seq, 1, columns)
+    for layer, call in zip(subject.layers, calls, strict=True):
+        count = getattr(call.module, "num_heads", None) or subject.decoder.config.num_attention_heads
+        if layer.verdict != "bidirectional":
+            continue
+        if (outcome := by_head(call, count)) is None:
+            unknown.append(layer.index)
+            continue
+        sees = (attention_influence(call, columns, 2, subject.seed, outcome)[0] & ahead).any(0).any(-1)  # (heads,)
+        if not bool(sees.all()):
+            blind[layer.index] = f"{int((~sees).sum())} of {count} heads of layer {layer.index}"
+    if unknown:
+        notes.append(f"heads were not told apart in {len(unknown)} layers: their output projection is not known")
+    if blind:
+        text = f"{', '.join(blind.values())} see no later token, while the others do"
+        problems.append(Problem("heads-differ", text, tuple(blind)))
 
 
 def entry(subject: Subject, problems: list[Problem]) -> None:

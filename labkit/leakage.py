@@ -161,7 +161,7 @@ class _Subject:
 
     def measure_masks(self) -> None:
         """Fill `levers` and `finite`."""
-        with _in_float32(self.model):
+        with probe.in_float32(self.model, torch.float16):
             for i, call in self.calls().items():
                 if lever := _lever(call):
                     self.levers[i] = lever
@@ -255,7 +255,10 @@ def _under_stress(subject: _Subject) -> list[Leak]:
         cause = "no `scaling`, and the size of the input does not set theirs"
         subject.notes.append(f"{layer_list(dead)}: scores cannot be raised ({cause}); a finite mask would go unseen")
     n, levers = subject.ids.size(1), {subject.attentions[i]: lever for i, lever in subject.levers.items()}
-    with _in_float32(subject.model), probe.without_mlps(subject.decoder) if subject.decoder else nullcontext():
+    with (
+        probe.in_float32(subject.model, torch.float16),
+        probe.without_mlps(subject.decoder) if subject.decoder else nullcontext(),
+    ):
         for factor in STRESS if levers else ():
             with _scores_times(factor, levers):
                 try:
@@ -387,16 +390,3 @@ def _left_as_it_was(model: nn.Module, device: torch.device) -> Iterator[None]:
             module.training = mode
         for module, name, buffer, content in kept:
             module._buffers[name] = buffer.copy_(content)
-
-
-@contextmanager
-def _in_float32(model: nn.Module) -> Iterator[None]:
-    """Compute in float32 where the model is in float16, whose own largest number (65504) would be a finite mask."""
-    kept = [(t, t.data) for t in (*model.parameters(), *model.buffers()) if t.dtype == torch.float16]
-    try:
-        for tensor, data in kept:
-            tensor.data = data.float()
-        yield
-    finally:
-        for tensor, data in kept:
-            tensor.data = data

@@ -33,6 +33,14 @@ NOISE_FACTOR = 8.0
 REPRODUCED = 0.01  # of the largest output: by how much a replay of the same may differ
 KEY_OR_VALUE = re.compile(r"(k|v|keys?|values?)(_states?|_value_states|_tensors?)?|memory|encoder_hidden_states")
 APART = "batched_mm"  # how transformers calls a computation of experts in which no token changes another's rounding
+PROJECTIONS = (
+    "o_proj",
+    "c_proj",
+    "out_proj",
+    "dense",
+    "wo",
+    "Wo",
+)  # from the heads to the output of an attention module
 GATHERED = 2e9  # bytes: the most that the weights of experts may take, once for each token
 
 
@@ -138,6 +146,19 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def in_float32(model: nn.Module, *instead_of: torch.dtype) -> Iterator[None]:
+    """For the block the model computes in float32 where its weights are of these types; the weights are kept beside."""
+    kept = [(tensor, tensor.data) for tensor in (*model.parameters(), *model.buffers()) if tensor.dtype in instead_of]
+    try:
+        for tensor, data in kept:
+            tensor.data = data.float()
+        yield
+    finally:
+        for tensor, data in kept:
+            tensor.data = data
+
+
+@contextmanager
 def without_mlps(decoder: Decoder) -> Iterator[None]:
     """Skip the feed-forward blocks: attention measured in isolation does not depend on them, and they cost the most."""
     skipped = []
@@ -175,12 +196,21 @@ def attention_influence_by_row(call: AttentionCall, columns: Sequence[int], seed
 
 
 @torch.no_grad()
-def attention_influence(call: AttentionCall, columns: Sequence[int], draws: int = 2, seed: int = 0) -> Tensor:
+def attention_influence(
+    call: AttentionCall,
+    columns: Sequence[int],
+    draws: int = 2,
+    seed: int = 0,
+    outcome: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
     """Which output of this attention module each of the input positions `columns` influences.
 
     Returns bool (batch, seq, len(columns)): [b, i, c] = position columns[c] of row b influences output i of row b.
-    `draws` = number of perturbations per column; every second one is the negative of the one before.
+    `draws` = number of perturbations per column; every second one is the negative of the one before. `outcome`: what is
+    looked at in place of the module's output, (batch, seq, ..., dim) for hidden states; such as `by_head`, and then the
+    result is (batch, seq, ..., len(columns)).
     """
+    outcome = outcome or call.replay
     shape = call.hidden.shape
     generator = torch.Generator().manual_seed(seed)
     size = call.hidden.float().pow(2).mean().sqrt().nan_to_num(1.0).clamp(min=1e-3)
@@ -189,17 +219,42 @@ def attention_influence(call: AttentionCall, columns: Sequence[int], draws: int 
         return (torch.randn(*dims, generator=generator).to(size) * size).to(call.hidden)
 
     base_hidden = random(*shape)
-    base, again = call.replay(base_hidden), call.replay(base_hidden)
+    base, again = outcome(base_hidden), outcome(base_hidden)
     noise = _difference(base, again)
-    found = torch.zeros(shape[0], shape[1], len(columns), dtype=torch.bool, device=base.device)
+    found = torch.zeros(*noise.shape, len(columns), dtype=torch.bool, device=base.device)
     for c, j in enumerate(columns):
         for draw in range(draws):
             if draw % 2 == 0:
                 vector = _strength(call.hidden.dtype) * random(shape[0], shape[2])
             hidden = base_hidden.clone()
             hidden[:, j] = -vector if draw % 2 else vector
-            found[:, :, c] |= _difference(call.replay(hidden), base) > NOISE_FACTOR * noise
+            found[..., c] |= _difference(outcome(hidden), base) > NOISE_FACTOR * noise
     return found.cpu()
+
+
+@torch.no_grad()
+def by_head(call: AttentionCall, heads: int) -> Callable[[Tensor], Tensor] | None:
+    """(batch, seq, heads, dim) of this call for other hidden states: what goes into the output projection.
+
+    None where no such projection is known, or it is not given the heads side by side.
+    """
+    projection = next((p for name in PROJECTIONS if isinstance(p := getattr(call.module, name, None), nn.Module)), None)
+    if projection is None:
+        return None
+
+    def given(hidden: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        handle = projection.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        try:
+            call.replay(hidden)
+        finally:
+            handle.remove()
+        return seen[-1]
+
+    first = given(call.hidden)
+    if first.shape[:2] != call.hidden.shape[:2] or first.ndim != 3 or first.shape[-1] % heads:
+        return None
+    return lambda hidden: given(hidden).unflatten(-1, (heads, -1))
 
 
 def _strength(dtype: torch.dtype) -> float:
@@ -207,7 +262,10 @@ def _strength(dtype: torch.dtype) -> float:
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:
-    """Largest difference per position, (batch, seq); NaN against NaN is none, NaN against a number is infinite."""
+    """Largest difference over the last dimension, (batch, seq, ...).
+
+    NaN against NaN is none, NaN against a number is infinite.
+    """
     gap = (a.float() - b.float()).abs().amax(-1)
     one_sided = a.isnan().any(-1) ^ b.isnan().any(-1)
     return gap.nan_to_num(0.0, posinf=torch.inf).masked_fill(one_sided, torch.inf)

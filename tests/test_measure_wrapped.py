@@ -321,3 +321,41 @@ def test_a_mask_argument_that_is_swallowed_is_not_measured(tiny):
     assert any("takes no attention_mask, or ignores it" in note for note in report.notes)
     with labkit.masked(tiny("tiny-llama").model, masks.prefix(3)) as model:
         assert labkit.audit(Anything(model.base_model), quick=True).verdict == "other"
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama", "tiny-gemma3"])
+def test_heads_that_keep_a_causal_mask_are_told_however_open_the_others_are(tiny, name):
+    model = tiny(name, attn="eager").model
+    labkit.to_bidirectional(model)
+    assert labkit.assert_bidirectional(model).problem_kinds() <= {"left-padding-position-shift"}
+    heads = model.config.num_attention_heads
+
+    def some_shut(module, args, kwargs):
+        hidden = args[0] if args else kwargs["hidden_states"]
+        n = hidden.shape[1]
+        shut = torch.full((n, n), torch.finfo(hidden.dtype).min).triu(1)
+        mask = kwargs["attention_mask"]
+        mask = torch.zeros(hidden.shape[0], 1, n, n) if mask is None else mask
+        mask = mask.expand(-1, heads, -1, -1).clone()
+        mask[:, 1:] = torch.minimum(mask[:, 1:], shut)
+        return args, {**kwargs, "attention_mask": mask}
+
+    first = next(module for module in model.modules() if type(module).__name__.endswith("Attention"))
+    first.register_forward_pre_hook(some_shut, with_kwargs=True)
+    with pytest.raises(MaskAssertionError, match=rf"{heads - 1} of {heads} heads of layer 0 see no later token"):
+        labkit.assert_bidirectional(model)
+
+
+def test_a_difference_that_is_rounding_is_found_out_in_float32(tiny, monkeypatch):
+    """A rotary angle is rounded differently where a text begins later, behind its pads."""
+    monkeypatch.setattr("labkit.checks.Subject.tolerance", property(lambda subject: 1e-4))  # as if it were blown up
+    shift = "left-padding-position-shift"
+    model = tiny("tiny-llama").model.bfloat16()
+    report = labkit.audit(model)
+    assert shift not in report.problem_kinds() and model.dtype == torch.bfloat16
+    assert f"{shift} in bfloat16 is rounding: it is not there in float32" in report.notes
+    assert shift in labkit.audit(tiny("tiny-gpt2").model.bfloat16()).problem_kinds()  # there it is true
+    monkeypatch.setattr("labkit.memory.available_bytes", lambda device: 100)
+    report = labkit.audit(model)
+    assert shift in report.problem_kinds()
+    assert any("not confirmed in float32, for want of memory" in note for note in report.notes)
