@@ -33,14 +33,8 @@ NOISE_FACTOR = 8.0
 REPRODUCED = 0.01  # of the largest output: by how much a replay of the same may differ
 KEY_OR_VALUE = re.compile(r"(k|v|keys?|values?)(_states?|_value_states|_tensors?)?|memory|encoder_hidden_states")
 APART = "batched_mm"  # how transformers calls a computation of experts in which no token changes another's rounding
-PROJECTIONS = (
-    "o_proj",
-    "c_proj",
-    "out_proj",
-    "dense",
-    "wo",
-    "Wo",
-)  # from the heads to the output of an attention module
+# the names of the projection from the heads to the output of an attention module
+PROJECTIONS = ("o_proj", "c_proj", "out_proj", "dense", "wo", "Wo")
 GATHERED = 2e9  # bytes: the most that the weights of experts may take, once for each token
 
 
@@ -54,17 +48,20 @@ class AttentionCall:
     module: nn.Module
     args: tuple
     kwargs: dict
-    output: Tensor | None = None  # what it gave, (batch, seq, dim)
+    output: Tensor | None = None  # what it gave, (batch, seq, dim); a copy, as `hidden`
     index: int = 0  # of the module among those that were watched
+    hidden: Tensor | None = None  # what it was given, (batch, seq, dim), before anybody added to it in place
 
     @classmethod
     def before(cls, module: nn.Module, args: tuple, kwargs: dict, index: int) -> AttentionCall:
         """The call that is about to be made."""
-        return cls(module, tuple(map(_own, args)), {name: _own(value) for name, value in kwargs.items()}, index=index)
+        kwargs = {name: _own(value) for name, value in kwargs.items()}
+        call = cls(module, tuple(map(_own, args)), kwargs, index=index)
+        call.hidden = _copy(call._given)
+        return call
 
     @property
-    def hidden(self) -> Tensor | None:
-        """What the module was given, (batch, seq, dim)."""
+    def _given(self) -> Tensor | None:
         if self.args or "hidden_states" in self.kwargs:
             return self.args[0] if self.args else self.kwargs["hidden_states"]
         return next((v for v in self.kwargs.values() if isinstance(v, Tensor) and v.ndim == 3), None)
@@ -74,7 +71,7 @@ class AttentionCall:
 
         A module that was given the same states several times, as query, key and value, gets the new ones as often.
         """
-        given = self.hidden
+        given = self._given
         args = [hidden if value is given else _own(value) for value in self.args]
         kwargs = {name: hidden if value is given else _own(value) for name, value in self.kwargs.items()}
         return first_tensor(self.module(*args, **kwargs))
@@ -88,7 +85,7 @@ class AttentionCall:
         shapes = [
             tuple(x.shape[:2]) if isinstance(x, Tensor) and x.ndim == 3 else None for x in (self.hidden, self.output)
         ]
-        if shapes != [(batch, n)] * 2 or any(value is not self.hidden for value in self._keys_and_values()):
+        if shapes != [(batch, n)] * 2 or any(value is not self._given for value in self._keys_and_values()):
             return False
         gap = _difference(self.replay(self.hidden), self.output).max()
         return float(gap) <= REPRODUCED * float(self.output.float().abs().nan_to_num(0.0).max())
@@ -120,7 +117,7 @@ def recorded_calls(modules: Sequence[nn.Module], every: bool = False) -> Iterato
     def after(index: int):
         def hook(module, args, output):
             if calls[index][-1].output is None:
-                calls[index][-1].output = first_tensor(output)
+                calls[index][-1].output = _copy(first_tensor(output))
 
         return hook
 
@@ -336,7 +333,7 @@ class Runner:
             stack.enter_context(_told_apart(self.model, ids.numel(), kwargs.get("use_cache", False)))
             try:
                 out = self.model(*first, **kwargs)
-            except (LabkitError, torch.OutOfMemoryError, NotImplementedError):
+            except (LabkitError, torch.OutOfMemoryError):
                 raise
             except Exception as error:
                 said = " ".join(str(error).split())[:200]
@@ -375,10 +372,8 @@ def token_influence(
 ) -> Tensor:
     """Which outputs of the model each of the input positions `columns` influences: bool (batch, seq, len(columns)).
 
-    The others are never the token itself, however small the vocabulary.
-
-    `draws` other tokens are put at each position, so that one chance agreement does not hide a connection. `base` is
-    `run(ids)` if it is known already.
+    `draws` other tokens are put at each position (never the token itself, however small the vocabulary), so that one
+    chance agreement does not hide a connection. `base` is `run(ids)` if it is known already.
     """
     again = run(ids)
     base = run(ids) if base is None else base
@@ -424,6 +419,10 @@ def _bytes_of_experts(model: nn.Module, config) -> int:
         if "Experts" in type(m).__name__
     ]
     return max(1, chosen) * max(each, default=0)
+
+
+def _copy(value):
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _own(value):

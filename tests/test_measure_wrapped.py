@@ -168,6 +168,19 @@ def test_attention_that_cannot_be_measured_is_told_and_passes_for_nothing():
         labkit.assert_bidirectional(model)
 
 
+def test_states_that_are_added_to_in_place_are_measured_as_they_were_given():
+    class InPlace(HomeMade):
+        def through(self, x, mask):
+            for attention in self.attentions:
+                x += attention(x, mask)
+                more = attention(x, mask)
+                more += x
+            return more
+
+    report = labkit.assert_bidirectional(InPlace([SelfAttention(), SelfAttention()]))
+    assert len(report.layers) == 4 and "attention-unmeasured" not in report.problem_kinds()
+
+
 def test_each_call_of_a_shared_layer_counts():
     class Shared(HomeMade):
         def through(self, x, mask):
