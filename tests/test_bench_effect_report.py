@@ -63,7 +63,10 @@ def test_a_condition_that_two_folders_hold_is_refused_unless_their_settings_diff
     study = json.loads((other / "study.json").read_text())
     study["study"]["rank"] = 4
     (other / "study.json").write_text(json.dumps(study))
-    assert len(report([folder, other])["conditions"]) == 2
+    found = report([folder, other])
+    assert len(found["conditions"]) == 2 and "invented/classify (none, full), rank 4 " in " ".join(found["words"])
+    kept_one = kept(tmp_path / "r.json", report([folder]))
+    assert len(report([kept_one, other])["conditions"]) == 2 and len(report([kept_one, folder])["conditions"]) == 1
 
 
 def test_of_triples_that_were_cut_the_sentences_that_are_there_count(tmp_path):

@@ -78,11 +78,11 @@ def _together(here: dict[str, Any], earlier: Sequence[dict[str, Any]]) -> dict[s
 
     Conditions are the same if their data, model and budget are; arms and seeds may have come to one of them.
     """
-    known = {_identity(each) for each in here["conditions"]}
+    known = list(here["conditions"])
     found: dict[str, list] = {"conditions": [], "curves": [], "unfinished": []}
     for one in earlier:
-        new = [each for each in one["conditions"] if _identity(each) not in known]
-        known |= {_identity(each) for each in new}
+        new = [each for each in one["conditions"] if not any(_is_same(each, other) for other in known)]
+        known += new
         replaced = {_of(each) for each in one["conditions"]} - {_of(each) for each in new}
         found["conditions"] += [_as_now(each) for each in new]
         drawn = [_drawn_now(each, new) for each in one["curves"] if _of(each) not in replaced]
@@ -94,15 +94,12 @@ def _together(here: dict[str, Any], earlier: Sequence[dict[str, Any]]) -> dict[s
 
 def _require_one_of_each(conditions: Sequence[dict[str, Any]]) -> None:
     """TrainingError if two studies hold one condition: it would be counted twice, and which of them is meant?"""
-    seen: dict[tuple, list[dict[str, Any]]] = {}
-    for each in conditions:
-        same = seen.setdefault(_identity(each), [])
-        if any(each.get("settings") == other.get("settings") for other in same):
+    for number, each in enumerate(conditions):
+        if any(_is_same(each, other) for other in conditions[:number]):
             raise TrainingError(
                 f"{each['name']} ({each['model']}, {each['method']}) is in two of these folders; name one, or give the "
                 "studies' reports as JSON files, of which the first counts"
             )
-        same.append(each)
 
 
 def _of(each: dict[str, Any]) -> tuple[str, str, str]:
@@ -119,6 +116,12 @@ def _identity(condition: dict[str, Any]) -> tuple:
     """What makes it another condition, as far as every report has held it."""
     counts = (condition[key] for key in ("n_train", "n_dev", "n_test"))
     return *_of(condition), *counts, tuple(sorted(condition["budget"].items(), key=repr))
+
+
+def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether these are one condition: by its identity, and by the settings that both reports have written down."""
+    mine, theirs = one.get("settings", {}), other.get("settings", {})
+    return _identity(one) == _identity(other) and all(mine[key] == theirs[key] for key in mine.keys() & theirs.keys())
 
 
 def _as_now(condition: dict[str, Any]) -> dict[str, Any]:

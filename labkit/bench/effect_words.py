@@ -135,10 +135,22 @@ def _did(told: Sequence[Told], things: str = "") -> str:
 def _named_apart(conditions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The conditions, with the model in the name of those that several models or methods have learned."""
     count = Counter(each["name"] for each in conditions)
-    return [
+    found = [
         each | {"name": f"{each['name']} ({each['model']}, {each['method']})"} if count[each["name"]] > 1 else each
         for each in conditions
     ]
+    alike: dict[str, list[dict[str, Any]]] = {}
+    for each in found:
+        alike.setdefault(each["name"], []).append({**each["budget"], **each.get("settings", {})})
+    return [each | {"name": each["name"] + _what_differs(each, alike[each["name"]])} for each in found]
+
+
+def _what_differs(condition: dict[str, Any], all_settings: Sequence[dict[str, Any]]) -> str:
+    """, rank 4: the settings in which the conditions of one name differ, as this one has them."""
+    keys = dict.fromkeys(key for settings in all_settings for key in settings)
+    mine = {**condition["budget"], **condition.get("settings", {})}
+    differing = [key for key in keys if len({repr(settings.get(key)) for settings in all_settings}) > 1]
+    return "".join(f", {key.replace('_', ' ')} {mine.get(key)}" for key in differing)
 
 
 def unit(conditions: Sequence[dict[str, Any]]) -> str:
