@@ -282,6 +282,8 @@ class Runner:
         parameters = inspect.signature(model.forward).parameters
         self.takes_anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         self.parameters = set(parameters)
+        placed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        self.by_name = "input_ids" in parameters or not any(p.kind in placed for p in parameters.values())
         inside = decoder.stack if decoder is not None else model  # a multimodal model has other embeddings, too
         embedding = next((m for m in inside.modules() if isinstance(m, nn.Embedding)), None)
         if vocab_size is None and embedding is None:
@@ -302,9 +304,10 @@ class Runner:
             return True
         if self.takes_anything and name != "use_cache" and name not in self.tried:
             ids = self.tokens(1, 4)
-            value = (
-                torch.tensor([[True, True, True, False]]) if name == "attention_mask" else torch.tensor([[0, 1, 0, 1]])
-            )
+            hidden_first = torch.tensor(
+                [[False, True, True, True]]
+            )  # a last one would change nothing under a causal mask
+            value = hidden_first if name == "attention_mask" else torch.tensor([[0, 1, 0, 1]])
             more = {"real": value} if name == "attention_mask" else {name: value}
             try:
                 self.tried[name] = not torch.equal(self.run(ids, **more), self.run(ids))
@@ -323,8 +326,7 @@ class Runner:
             kwargs.setdefault("use_cache", False)
         if self.decoder is not None and "logits_to_keep" in self.parameters:
             kwargs["logits_to_keep"] = 1
-        by_name = self.decoder is not None or self.takes_anything or "input_ids" in self.parameters
-        first = () if by_name else (kwargs.pop("input_ids"),)
+        first = () if self.by_name else (kwargs.pop("input_ids"),)
         seen: list = []
         with ExitStack() as stack:
             if self.decoder is not None:

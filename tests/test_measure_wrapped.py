@@ -44,7 +44,17 @@ class Pooling(OnlyMask):  # the cache is left on, and the first output is none p
         return {"sentence_embedding": states.mean(1), "token_embeddings": states}
 
 
-WRAPPERS = (OnlyMask, Anything, Pooling, nn.DataParallel)
+class OtherNames(OnlyMask):
+    def forward(self, x, attention_mask=None, **more):
+        return self.inner(x, attention_mask=attention_mask, **more)
+
+
+class Keywords(OnlyMask):
+    def forward(self, **kwargs):
+        return self.inner(**kwargs)
+
+
+WRAPPERS = (OnlyMask, Anything, OtherNames, Keywords, Pooling, nn.DataParallel)
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -313,6 +323,17 @@ def test_what_a_model_raises_is_one_clear_error():
     with pytest.raises(AuditError, match=r"could not be called on token ids of shape \(1, 12\).*IndexError"):
         labkit.audit(short)
     assert labkit.audit(short, quick=True).verdict == "causal"
+
+
+def test_the_first_argument_may_have_any_name_beside_keywords_of_any():
+    class Named(HomeMade):
+        def forward(self, tokens, **options):
+            return super().forward(tokens, options.get("attention_mask"))
+
+        def through(self, x, mask):
+            return x + self.attentions[0](x, mask.tril())
+
+    assert labkit.assert_causal(Named([SelfAttention()])).whole.keys() > {"beside padding"}
 
 
 def test_a_model_without_weights_or_with_few_words_is_measured():
