@@ -10,13 +10,13 @@ carried along: whoever gets the folder needs it too, under its own licence.
 from __future__ import annotations
 
 import json
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import HeadError, MissingPackageError, ModelError
+from labkit.errors import HeadError, ModelError
 from labkit.heads import Head, head_in
+from labkit.peft_library import peft_for
 
 RECORD = "labkit_adapter.json"
 TASK = "labkit_task"  # in the config: what `labkit.pipeline` needs to know
@@ -68,21 +68,16 @@ def read(folder: Path, *, attn: str | None, dtype: Any, device: str, task: str |
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{folder / RECORD} is damaged ({error!r}); restore it, or train the adapter again") from error
     _require_same(head, task, folder)
-    try:
-        from peft import PeftModel
-    except ImportError:
-        raise MissingPackageError('an adapter needs peft: pip install "labkit-bidirectional[train]"') from None
-    lm = labkit.load(base, attn=attn, dtype=dtype, device=device, task=head)
-    add_tokens(lm.model, lm.tokenizer, marks)
-    if conversion:
-        labkit.to_bidirectional(lm.model, **conversion)
-    try:
-        with warnings.catch_warnings():  # peft asks transformers in a way that is deprecated there
-            warnings.simplefilter("ignore", FutureWarning)
-            adapted = PeftModel.from_pretrained(lm.model, str(folder))
-    except (OSError, ValueError, RuntimeError) as error:
-        first = str(error).strip().partition("\n")[0]
-        raise ModelError(f"the adapter in {folder} does not fit {base}: {first}") from error
+    with peft_for("an adapter needs") as peft:
+        lm = labkit.load(base, attn=attn, dtype=dtype, device=device, task=head)
+        add_tokens(lm.model, lm.tokenizer, marks)
+        if conversion:
+            labkit.to_bidirectional(lm.model, **conversion)
+        try:
+            adapted = peft.PeftModel.from_pretrained(lm.model, str(folder))
+        except (OSError, ValueError, RuntimeError) as error:
+            first = str(error).strip().partition("\n")[0]
+            raise ModelError(f"the adapter in {folder} does not fit {base}: {first}") from error
     lm.model = adapted.merge_and_unload().requires_grad_(True).eval()  # peft had frozen what it adapted
     setattr(lm.model.config, TASK, options)
     lm.source = f"{lm.source.split('; its head is new')[0].rstrip('.')}; with the adapter {folder.name}."

@@ -16,7 +16,6 @@ import json
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from labkit.bench.flops import flops_per_token, matmul_rate, wait
 from labkit.bench.jobs import end_with
 from labkit.bench.machine import spread
 from labkit.errors import LabkitError, NotEnoughMemoryError
+from labkit.peft_library import peft_for
 
 WARM_UP = 2  # steps of each arm that are not counted
 LABELS = tuple("ABCDEFGHI")  # as many as CoNLL-2003 has
@@ -175,20 +175,15 @@ class PlainTokenClassifier(nn.Module):
 
 
 def _plain_lora(backbone: nn.Module) -> nn.Module:
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError:
-        raise LabkitError('LoRA needs peft: pip install "labkit-bidirectional[train]"') from None
     from transformers.pytorch_utils import Conv1D
 
     matrices = {name: m for name, m in backbone.named_modules() if isinstance(m, nn.Linear | Conv1D)}
     transposed = any(isinstance(m, Conv1D) for m in matrices.values())
-    settings = LoraConfig(
-        r=RANK, lora_alpha=2 * RANK, lora_dropout=0.0, target_modules=list(matrices), fan_in_fan_out=transposed
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        return get_peft_model(backbone, settings)
+    with peft_for("LoRA needs") as peft:
+        settings = peft.LoraConfig(
+            r=RANK, lora_alpha=2 * RANK, lora_dropout=0.0, target_modules=list(matrices), fan_in_fan_out=transposed
+        )
+        return peft.get_peft_model(backbone, settings)
 
 
 class _Arm:

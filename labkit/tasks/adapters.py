@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,8 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 from labkit.anatomy import decoder_or_none
-from labkit.errors import MissingPackageError, TrainingError
+from labkit.errors import TrainingError
+from labkit.peft_library import peft_for
 from labkit.training import random_state_kept
 
 METHODS = ("full", "lora", "frozen")
@@ -40,19 +40,14 @@ def trained_part(model: Any, method: str, *, rank: int = 16, dtype: str = "float
             raise TrainingError("frozen: this head has no weights of its own, so there is nothing to train; take lora")
         model.backbone.requires_grad_(False)
         return model
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError:
-        raise MissingPackageError('LoRA needs peft: pip install "labkit-bidirectional[train]"') from None
     matrices = _matrices(model)
     transposed = any(isinstance(model.get_submodule(name), Conv1D) for name in matrices)  # as GPT-2 stores its own
-    settings = LoraConfig(
-        r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=matrices, modules_to_save=own,
-        fan_in_fan_out=transposed,
-    )  # fmt: skip
-    with random_state_kept(seed), warnings.catch_warnings():  # peft asks transformers in a way that is deprecated there
-        warnings.simplefilter("ignore", FutureWarning)
-        adapted = get_peft_model(model, settings)
+    with peft_for("LoRA needs") as peft, random_state_kept(seed):
+        settings = peft.LoraConfig(
+            r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=matrices, modules_to_save=own,
+            fan_in_fan_out=transposed,
+        )  # fmt: skip
+        adapted = peft.get_peft_model(model, settings)
     # or peft saves the embeddings whole where marks were added, whose rows are not trained and can be made again
     adapted.save_pretrained = partial(adapted.save_pretrained, save_embedding_layers=False)
     return adapted

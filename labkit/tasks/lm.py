@@ -19,10 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from labkit.errors import DataError, ObjectiveError
 from labkit.export import choose_layers
 from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
+from labkit.peft_library import peft_for
 from labkit.run_folder import RunFolder, is_first_process, process_count
 from labkit.tasks.order import shuffled_order
 from labkit.training import Settings, evaluating, random_state_kept, require, save_model, train
@@ -332,11 +334,12 @@ def _require_embeddings(lm: Any) -> None:
 
 def with_lora(model: Any, seed: int) -> Any:
     """Low-rank adapters on every matrix of the layers (Hu et al. 2021), which start from `seed`; the rest is frozen."""
-    from peft import LoraConfig, get_peft_model
-
-    settings = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", lora_dropout=0.0)
-    with random_state_kept(seed):
-        return get_peft_model(model, settings)
+    transposed = any(isinstance(module, Conv1D) for module in model.modules())  # as GPT-2 stores its matrices
+    with peft_for("LoRA needs") as peft, random_state_kept(seed):
+        settings = peft.LoraConfig(
+            r=16, lora_alpha=32, target_modules="all-linear", lora_dropout=0.0, fan_in_fan_out=transposed
+        )
+        return peft.get_peft_model(model, settings)
 
 
 def pad_id(tokenizer: Any) -> int:
