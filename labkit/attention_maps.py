@@ -26,7 +26,7 @@ from labkit.convert import conversion_of
 from labkit.errors import MaskError, UnsupportedModelError
 from labkit.layer_masks import ATTRIBUTE, masked
 from labkit.masks import Mask, bidirectional, causal, sliding_window
-from labkit.probe import Runner, evaluating
+from labkit.running import Runner, evaluating
 from labkit.viz.tokens import clean, visible
 
 __all__ = ["AttentionMaps", "attention_maps", "explore_attention"]

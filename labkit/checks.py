@@ -18,8 +18,9 @@ from labkit.errors import AuditError, ConversionError, UnsupportedModelError
 from labkit.layer_masks import masked, shrunken_windows
 from labkit.masks import causal
 from labkit.packing import packed, why_not
-from labkit.probe import Runner, attention_influence, by_head, first_tensor, in_float32, recorded_calls, token_influence
+from labkit.probe import attention_influence, by_head, recorded_calls, token_influence
 from labkit.report import LayerReport, Problem
+from labkit.running import Runner, first_tensor, in_float32
 
 MARK = "labkit_attention"  # where a conversion is recorded in the config (labkit.convert)
 TOKENS = 12

@@ -30,7 +30,7 @@ from labkit.convert import to_bidirectional
 from labkit.errors import ConversionError, LeakageError, UnsupportedModelError
 from labkit.gpt import GPT
 from labkit.objectives import generator
-from labkit.probe import evaluating, first_tensor
+from labkit.running import evaluating, first_tensor
 from labkit.viz.intervals import student_t
 
 AS_BUILT, UNMASKED = "as built", "unmasked"
@@ -237,7 +237,7 @@ class _Plan:
             torch.manual_seed(seed)  # dropout
             for step in range(self.steps + 1):
                 if step in self.measured_at:
-                    with evaluating(model), torch.no_grad():
+                    with evaluating(model):
                         curve.append(float(next_token_loss(logits_of(model, held_out), held_out)))
                 if step == self.steps:
                     break
@@ -340,7 +340,7 @@ def _require_fit(model: nn.Module, source: _RandomTokens | _Text) -> None:
     ids = source.rows(1, 0, MEASURING).to(_device(model))
     ids[0, 0] = top
     try:
-        with evaluating(model), torch.no_grad():
+        with evaluating(model):
             shape = tuple(logits_of(model, ids).shape)
     except (TypeError, ValueError, IndexError, RuntimeError, AttributeError) as error:
         raise LeakageError(f"{name} cannot be called on {length} token ids of up to {top}: {error}") from error

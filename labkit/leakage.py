@@ -18,13 +18,14 @@ from dataclasses import asdict, dataclass, field
 import torch
 from torch import Tensor, nn
 
-from labkit import probe
+from labkit import probe, running
 from labkit.anatomy import attention_modules, decoder_or_none
 from labkit.errors import AuditError, LeakageError
 from labkit.leak_training import LeakMeter, context_of, leak_meter
 from labkit.measure import composed, layer_list
-from labkit.probe import AttentionCall, Runner
+from labkit.probe import AttentionCall
 from labkit.progress import transformers_errors_only
+from labkit.running import Runner
 
 __all__ = ["Leak", "LeakMeter", "LeakReport", "find_leaks", "leak_meter"]
 
@@ -161,7 +162,7 @@ class _Subject:
 
     def measure_masks(self) -> None:
         """Fill `levers` and `finite`."""
-        with probe.in_float32(self.model, torch.float16):
+        with running.in_float32(self.model, torch.float16):
             for i, call in self.calls().items():
                 if lever := _lever(call):
                     self.levers[i] = lever
@@ -256,8 +257,8 @@ def _under_stress(subject: _Subject) -> list[Leak]:
         subject.notes.append(f"{layer_list(dead)}: scores cannot be raised ({cause}); a finite mask would go unseen")
     n, levers = subject.ids.size(1), {subject.attentions[i]: lever for i, lever in subject.levers.items()}
     with (
-        probe.in_float32(subject.model, torch.float16),
-        probe.without_mlps(subject.decoder) if subject.decoder else nullcontext(),
+        running.in_float32(subject.model, torch.float16),
+        running.without_mlps(subject.decoder) if subject.decoder else nullcontext(),
     ):
         for factor in STRESS if levers else ():
             with _scores_times(factor, levers):

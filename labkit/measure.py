@@ -18,8 +18,9 @@ from labkit import checks
 from labkit.anatomy import Decoder, attention_modules, decoder_or_none
 from labkit.errors import MaskAssertionError
 from labkit.masks import Mask, from_dense, recognise
-from labkit.probe import Runner, attention_influence, evaluating, recorded_calls, token_influence
+from labkit.probe import attention_influence, recorded_calls, token_influence
 from labkit.report import AuditReport, LayerReport, Problem, Scenario
+from labkit.running import Runner, evaluating
 
 __all__ = ["AuditReport", "assert_bidirectional", "assert_causal", "audit"]
 

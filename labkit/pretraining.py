@@ -22,7 +22,8 @@ from labkit.errors import DataError, TrainingError
 from labkit.objectives import Collator, loss
 from labkit.pretraining_rows import Curriculum, in_pieces, row_maker
 from labkit.run_folder import RunFolder, is_first_process, process_count
-from labkit.training import Settings, evaluating, random_state_kept, require, save_model, train
+from labkit.running import evaluating
+from labkit.training import Settings, random_state_kept, require, save_model, train
 
 END, PAD, MASK = "<|endoftext|>", "<pad>", "<mask>"  # ids 0, 1, 2; <mask> waits for a later training
 

@@ -15,14 +15,8 @@ from torch import Tensor
 from labkit.anatomy import Decoder
 from labkit.errors import ConversionError
 from labkit.masks import Mask
-from labkit.probe import (
-    AttentionCall,
-    attention_influence,
-    attention_influence_by_row,
-    evaluating,
-    recorded_calls,
-    without_mlps,
-)
+from labkit.probe import AttentionCall, attention_influence, attention_influence_by_row, recorded_calls
+from labkit.running import evaluating, without_mlps
 
 TOKENS = 5
 WINDOW = 3  # the shrunken window: W-1 = 2 tokens on either side when kept, W//2 = 1 when halved

@@ -25,6 +25,7 @@ from labkit import memory
 from labkit.errors import DivergedError, TrainingError
 from labkit.progress import bars_on_terminals_only, transformers_errors_only
 from labkit.run_folder import RunFolder, first_process_first
+from labkit.running import evaluating
 from labkit.training_settings import DTYPES, MIXED, Settings, require, settled
 
 __all__ = ["Rows", "Settings", "evaluating", "peak_memory", "random_state_kept", "require", "save_model", "train"]
@@ -377,18 +378,6 @@ def _require_numbers(what: str, numbers: Iterable[Tensor], step: int, settings: 
             raise DivergedError(
                 f"{what} no number any more (NaN or infinite) at step {step}: {rate}{instead} ({run.last_whole()})"
             )
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """`model` in eval mode and without gradients, put back as it was on exit."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield model
-    finally:
-        model.train(training)
 
 
 @contextmanager

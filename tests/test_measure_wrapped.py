@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForCausalLM
 
 import labkit
-from labkit import masks, probe
+from labkit import masks, running
 from labkit.errors import AuditError, MaskAssertionError
 from labkit.leakage import find_leaks
 
@@ -266,9 +266,9 @@ def test_experts_too_large_to_be_copied_for_each_token_are_left_alone(monkeypatc
     model, ways = made(transformers.MixtralConfig(**EXPERTS)), set()
     model.register_forward_pre_hook(lambda module, _: ways.add(module.config._experts_implementation))
     labkit.audit(model, quick=True)
-    monkeypatch.setattr(probe, "GATHERED", 1e3)
+    monkeypatch.setattr(running, "GATHERED", 1e3)
     labkit.audit(model, quick=True)
-    assert ways == {probe.APART, model.config._experts_implementation}
+    assert ways == {running.APART, model.config._experts_implementation}
 
 
 def test_experts_that_give_more_than_states_do_not_stop_a_conversion():

@@ -13,7 +13,7 @@ from labkit.errors import ConversionError
 from labkit.heads import Head
 from labkit.layer_masks import LayerMasks
 from labkit.packing import arrange, packed, why_not
-from labkit.probe import Runner
+from labkit.running import Runner
 
 LENGTHS = (20, 3, 7, 11, 1, 14)  # some longer than the window of 8 tokens that the tiny Gemmas have
 MODELS = [

@@ -37,7 +37,8 @@ from labkit.pretraining import (
     validation_loss,
 )
 from labkit.run_folder import SEAL, read_json
-from labkit.training import Settings, evaluating
+from labkit.running import evaluating
+from labkit.training import Settings
 
 pytestmark = pytest.mark.end_to_end
 
@@ -133,7 +134,7 @@ def test_transformers_and_labkit_load_the_model_and_read_text_as_it_was_trained_
         assert tokenizer.decode(ids) == content
         assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.mask_token_id) == (0, 1, 2)
     batch = torch.tensor([ids[:32]])
-    with evaluating(finished.model) as model, torch.no_grad():
+    with evaluating(finished.model) as model:
         expected = model(batch).logits
         torch.testing.assert_close(
             AutoModelForCausalLM.from_pretrained(finished.folder / "model")(batch).logits, expected

@@ -23,7 +23,8 @@ from labkit.errors import DivergedError, LabkitError, MissingPackageError, Train
 from labkit.objectives import Collator, generator, loss
 from labkit.pretraining import Shape, new_model
 from labkit.run_folder import SEAL, RunFolder, read_json
-from labkit.training import Settings, evaluating, train
+from labkit.running import evaluating
+from labkit.training import Settings, train
 from labkit.training_settings import settled
 
 pytestmark = pytest.mark.end_to_end

@@ -20,7 +20,7 @@ from labkit.fusion.layout import Prompts, Weights, prompts, token_ids
 from labkit.fusion.methods import Method, method_named
 from labkit.fusion.reference import ReferenceEngine
 from labkit.models import Loaded
-from labkit.probe import evaluating
+from labkit.running import evaluating
 
 ENGINES = {
     "fast": "segments read as one batch, keys and values joined once, ordinary decoding over them",

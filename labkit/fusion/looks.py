@@ -27,7 +27,7 @@ from labkit.fusion.layout import Prompts, prompts, token_ids
 from labkit.fusion.methods import METHODS, Method, method_named
 from labkit.fusion.reference import ReferenceEngine, RowState, attention_backend
 from labkit.models import Loaded
-from labkit.probe import evaluating
+from labkit.running import evaluating
 from labkit.viz.fusion_figures import fusion_figure
 from labkit.viz.tokens import visible
 
@@ -196,7 +196,7 @@ def _read(
     The first reads prefix and paraphrases, so that the weights of the second, (heads, cue and answer, keys), are few.
     """
     require_room(lm.model, prompt, 1, len(tokens))
-    with evaluating(lm.model), attention_backend(lm.model, "eager"), torch.no_grad():
+    with evaluating(lm.model), attention_backend(lm.model, "eager"):
         engine = ReferenceEngine(lm.model, prompt, rendering="dense")
         row = RowState(prompt.rows[0], prompt, cached=True)
         lm.model(**engine.inputs_of(row, []))

@@ -26,7 +26,7 @@ from labkit.fusion.layout import Prompts, prompts, token_ids
 from labkit.fusion.methods import method_named
 from labkit.measure import audit
 from labkit.models import Loaded
-from labkit.probe import evaluating
+from labkit.running import evaluating
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}  # of the largest logit
 HALF = 1e-1  # in half precision, where sums in another order differ by some hundredths
@@ -100,7 +100,7 @@ def prove(
     if find_decoder(lm.model).backend == "eager":  # its softmax is in single precision, whatever the model's is
         limit = max(limit, TOLERANCE[torch.float32])
     before, masks = _state(lm.model), _measured(lm.model)
-    with evaluating(lm.model), torch.no_grad():
+    with evaluating(lm.model):
         plain = bench.plain(ids[0])
         proofs = _agreeing(bench, ids, limit) + _isolation(bench, ids) + _reading(bench, ids, limit)
         name = bench.engine([ids[0]]).name

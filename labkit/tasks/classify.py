@@ -25,8 +25,8 @@ from labkit.anatomy import decoder_or_none
 from labkit.datasets.examples import Labelled
 from labkit.errors import DataError, MissingPackageError
 from labkit.heads import head_in
+from labkit.running import evaluating
 from labkit.tasks.lm import pad_id
-from labkit.training import evaluating
 
 
 @dataclass(frozen=True)

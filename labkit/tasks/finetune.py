@@ -28,6 +28,7 @@ from labkit.datasets.evidence import MARKS
 from labkit.errors import DataError, TrainingError
 from labkit.packing import why_not
 from labkit.run_folder import RunFolder, is_first_process, process_count
+from labkit.running import evaluating
 from labkit.tasks import adapters, task_card
 from labkit.tasks.in_force import in_force, require_mask
 from labkit.tasks.lm import pad_id
@@ -36,7 +37,7 @@ from labkit.tasks.order import trained_order
 from labkit.tasks.plans import Plan
 from labkit.tasks.recipes import Options, Recipe, by_name, require_positions
 from labkit.tasks.special_tokens import add_tokens
-from labkit.training import evaluating, require, train
+from labkit.training import require, train
 from labkit.training_settings import computing_in
 
 NARROW = 0.9  # mean cosine of unrelated texts, from which on nearest neighbours say little

@@ -26,8 +26,9 @@ from labkit.export import choose_layers
 from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
 from labkit.peft_library import peft_for
 from labkit.run_folder import RunFolder, is_first_process, process_count
+from labkit.running import evaluating
 from labkit.tasks.order import shuffled_order
-from labkit.training import Settings, evaluating, random_state_kept, require, save_model, train
+from labkit.training import Settings, random_state_kept, require, save_model, train
 from labkit.training_settings import settled
 
 READS = ("same", "before")  # where the logits of a hidden token are: at its own position, or at the one before it
@@ -292,7 +293,7 @@ def reads_of(objective: str) -> str:
 
 def _measured(model, tokenizer, rows: list[Tensor], collate: Collator, objective: str, name: str) -> dict[str, float]:
     """The scores of one state of the model. Before training it is read as a decoder: from the position before."""
-    with evaluating(model), torch.no_grad():
+    with evaluating(model):
         batches = [collate([{"row": -1 - i, "ids": row} for i, row in part]) for part in _parts(rows, 8)]
         on_device = [{key: value.to(model.device) for key, value in batch.items()} for batch in batches]
         counts = [int((batch["targets"] != -100).sum()) for batch in batches]

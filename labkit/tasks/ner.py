@@ -26,8 +26,8 @@ from labkit.datasets.tags import parts, to_bio
 from labkit.datasets.words import entities_in
 from labkit.errors import DataError, MissingPackageError
 from labkit.heads import IGNORED, head_in
+from labkit.running import evaluating
 from labkit.tasks.lm import pad_id
-from labkit.training import evaluating
 
 LABEL_ON = ("last", "first")  # which of a word's tokens its label stands on
 

@@ -25,9 +25,9 @@ from labkit.datasets.examples import Question
 from labkit.datasets.squad import require_spans
 from labkit.errors import DataError, HeadError
 from labkit.models import Loaded
+from labkit.running import evaluating
 from labkit.tasks.lm import pad_id
 from labkit.tasks.qa_frames import Frame, frame
-from labkit.training import evaluating
 
 
 @dataclass(frozen=True)

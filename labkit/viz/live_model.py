@@ -27,15 +27,8 @@ from labkit.layer_masks import masked
 from labkit.masks import Mask, recognise, self_for_empty_rows
 from labkit.measure import composed, layer_list, mask_verdict
 from labkit.objectives import logits_at
-from labkit.probe import (
-    AttentionCall,
-    Runner,
-    attention_influence,
-    attention_influence_by_row,
-    evaluating,
-    recorded_calls,
-    without_mlps,
-)
+from labkit.probe import AttentionCall, attention_influence, attention_influence_by_row, recorded_calls
+from labkit.running import Runner, evaluating, without_mlps
 from labkit.viz.mask_state import MOST_TOKENS, checked_tokens
 from labkit.viz.tokens import quoted
 
