@@ -609,8 +609,10 @@ def test_files_in_and_out(done, tmp_path):
     pipe = pipeline(done("classify")[1])
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"text": "It rained."}\n{"id": "b", "text": "The bank has failed.", "other": 1}\n')
-    assert predict_file(pipe, source, target) == 2
-    assert [json.loads(line)["id"] for line in target.read_text().splitlines()] == ["1", "b"]
+    with source.open("a") as more:
+        more.write('{"id": null, "text": "No id."}\n{"id": 0, "text": "An id."}\n')
+    assert predict_file(pipe, source, target) == 4
+    assert [json.loads(line)["id"] for line in target.read_text().splitlines()] == ["1", "b", "3", "0"]
     before = target.read_text()
     source.write_text('{"text": "It rained."}\n{"text": ""}\n')
     with pytest.raises(DataError, match=r"in.jsonl.*line 2.*text is ''; classify needs text"):

@@ -68,7 +68,7 @@ class Pipeline:
             if not isinstance(row.get(name), str) or not row[name].strip():
                 shown = "is missing" if name not in row else f"is {row[name]!r}"
                 raise DataError(f"input {number}: {name} {shown}; {self.task} needs {' and '.join(needed)}, as text")
-        id = str(row.get("id", number))
+        id = str(number if row.get("id") is None else row["id"])
         if self.task == "qa":
             return Question(id, row["question"], row["context"])
         if self.task == "ner":
@@ -136,7 +136,7 @@ def predict_file(pipe: Pipeline, source: str | Path, target: str | Path | None) 
             pipe._example(row, line)
         except DataError as error:
             raise fault(source, line, str(error).partition(": ")[2]) from error
-        rows.append({"id": line} | row)
+        rows.append(row if row.get("id") is not None else row | {"id": line})
     if not rows:
         raise DataError(f"{source} holds no line")
     lines: list[str] = []
