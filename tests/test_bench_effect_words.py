@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import pytest
 
@@ -62,6 +63,17 @@ def test_adaptation_is_counted_once_a_condition_and_set_against_reading_twice(tm
     )
     assert filled.startswith(f"{begins} of 1 (by 1")
     assert "; set against reading twice, it was better in none of 1, was worse in none, made no clear" in filled
+
+
+def test_two_objectives_are_compared_with_each_other_after_as_many_steps(tmp_path):
+    chances = {"causal": 60.0, "bidirectional": 50.0, "repeated": 62.0, "mntp:20": 55.0, "mlm:20": 75.0, "mlm:40": 70.0}
+    found = report([made_up(tmp_path / "s", chances, seeds=5, n=200)])
+    pairs = {(pair["one"], pair["other"]): pair["difference"] for pair in found["conditions"][0]["pairs"]}
+    assert {other for one, other in pairs if one == "mlm:20"} == {"mntp:20", "repeated", "bidirectional"}
+    assert {other for one, other in pairs if one == "mlm:40"} == {"repeated", "bidirectional"}
+    assert pairs["mlm:20", "mntp:20"]["low"] > 5.0  # planted: 20 points
+    (after,) = re.findall(r"\*\*After 20 steps of MLM\*\*[^*]*", "\n".join(found["words"]))
+    assert "; against as many steps of MNTP it is better in 1 of 1 (invented/classify +" in after
 
 
 def test_what_an_adaptation_gives_beyond_the_mask_alone_is_told_beside_its_control(tmp_path):

@@ -14,8 +14,10 @@ PAIRS = (
     ("mntp", "next"),
     ("mlm", "next"),
     ("mntp", "repeated"),
+    ("mlm", "repeated"),
     ("mntp", "bidirectional"),
     ("mlm", "bidirectional"),
+    ("mlm", "mntp"),
 )
 UNADAPTED = ("repeated", "bidirectional")  # these are compared with an adaptation of any number of steps
 

@@ -252,6 +252,8 @@ def _adapted(conditions: Sequence[dict]) -> str:
             told_apart = sorted_out(against, "is better", "is worse")
             text += f"; against the causal model with as many steps of next-token prediction it {told_apart}"
             text += _beyond(conditions, name)
+        if other := pairs_of(conditions, name, f"mntp:{steps}"):
+            text += f"; against as many steps of MNTP it {sorted_out(other, 'is better', 'is worse')}"
         if repaired := pairs_of(conditions, name, "bidirectional"):
             told_apart = sorted_out(repaired, "is better", "is worse")
             text += f"; against the unmasked model without these steps it {told_apart}"
