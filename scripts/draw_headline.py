@@ -17,7 +17,6 @@ MODEL, METHOD = "gemma3-270m", "lora"
 ARMS = {
     "bidirectional": "mask removed",
     "repeated": "mask kept, read twice",
-    "mntp:400": "removed, 400 MNTP steps first",
 }
 SETS = {  # condition: (how the picture calls it, the part of it that is drawn, or None for all)
     "which-way-round/ner": ("Names, where what follows decides", "what follows decides"),
@@ -39,17 +38,25 @@ def drawn() -> str:
         sys.exit(f"{', '.join(strange)}: measured, and without a name in SETS of {Path(__file__).name}")
     rows = {
         label: {
-            ARMS[name] + ("" if arm.get("learned", True) else ", unlearned"): tuple(
+            each + ("" if arm.get("learned", True) else ", unlearned"): tuple(
                 arm["difference"][key] for key in ("mean", "low", "high")
             )
             for name, arm in arms.items()
-            if name in ARMS and "difference" in arm
+            if (each := _called(name, arms)) and "difference" in arm
         }
         for condition in SETS
         if condition in conditions
         for label, arms in _groups(conditions[condition])
     }
     return str(effects_svg(rows, unit="points of F1"))
+
+
+def _called(name: str, arms: dict[str, Any]) -> str:
+    """How the picture calls an arm, "" if it is not drawn; of several numbers of MNTP steps before it, the most."""
+    steps = [int(each.removeprefix("mntp:")) for each in arms if each.startswith("mntp:")]
+    if steps and name == f"mntp:{max(steps)}":
+        return f"removed + {max(steps)} MNTP"
+    return ARMS.get(name, "")
 
 
 def _groups(condition: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
