@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from labkit.bench.arms import REFERENCE
+from labkit.bench.effect_across import steps_of
 from labkit.bench.stored import mask_effects
 from labkit.run_folder import write_whole
 from labkit.viz import effects_svg
@@ -31,22 +32,21 @@ SETS = {  # condition: (how the picture calls it, the part of it that is drawn, 
 
 def drawn() -> str:
     found = [each for each in mask_effects() if (each["model"], each["method"]) == (MODEL, METHOD)]
-    conditions = {each["name"]: each for each in found}
-    if len(conditions) < len(found):
-        sys.exit(f"a set was measured twice with {MODEL} and {METHOD}: say which of the two the picture draws")
-    if strange := sorted(conditions.keys() - SETS.keys()):
+    by_steps = {(each["name"], steps_of(each)): each for each in found}
+    if len(by_steps) < len(found):
+        sys.exit(f"a set was measured twice with {MODEL}, {METHOD} and as many steps: which of the two is to be drawn?")
+    if strange := sorted({name for name, _ in by_steps} - SETS.keys()):
         sys.exit(f"{', '.join(strange)}: measured, and without a name in SETS of {Path(__file__).name}")
     rows = {
         label: {
             each + ("" if arm.get("learned", True) else ", unlearned"): tuple(
                 arm["difference"][key] for key in ("mean", "low", "high")
             )
-            for name, arm in arms.items()
-            if (each := _called(name, arms)) and "difference" in arm
+            for arm_name, arm in arms.items()
+            if (each := _called(arm_name, arms)) and "difference" in arm
         }
-        for condition in SETS
-        if condition in conditions
-        for label, arms in _groups(conditions[condition])
+        for name in SETS
+        for label, arms in _groups([by_steps[key] for key in sorted(by_steps) if key[0] == name])
     }
     return str(effects_svg(rows, unit="points of F1"))
 
@@ -59,7 +59,14 @@ def _called(name: str, arms: dict[str, Any]) -> str:
     return ARMS.get(name, "")
 
 
-def _groups(condition: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _groups(conditions: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(label, arms) of a set, with its steps where it was learned for several numbers of them."""
+    for each in conditions:
+        for label, arms in _sized(each):
+            yield (f"{label}, {steps_of(each):,.0f} steps" if len(conditions) > 1 else label), arms
+
+
+def _sized(condition: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(label, arms) of one condition: where its training set was cut, also with the fewest examples."""
     label, part = SETS[condition["name"]]
     if part is not None:

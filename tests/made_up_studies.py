@@ -8,12 +8,17 @@ from labkit.bench import folders
 
 
 def made_up(
-    folder: Path, chances: dict[str, float], seeds=5, n=400, smaller: dict[int, dict[str, float]] | None = None
+    folder: Path,
+    chances: dict[str, float],
+    seeds=5,
+    n=400,
+    smaller: dict[int, dict[str, float]] | None = None,
+    max_steps: int | None = None,
 ):
     """A study whose runs are right with these chances, in points; `smaller`: the same for fewer training examples."""
     by_size = {**(smaller or {}), None: chances}
     facts = {"name": "invented/classify", "task": "classify", "n_train": 10, "n_dev": 10, "n_test": n}
-    plan = {"epochs": 1, "max_steps": None, "batch_size": 8, "gradient_accumulation": 1, "dtype": "float32"}
+    plan = {"epochs": 1, "max_steps": max_steps, "batch_size": 8, "gradient_accumulation": 1, "dtype": "float32"}
     study = {
         "model": "none", "method": "full", "learning_rates": [1e-3], "arms": list(chances), "sizes": list(by_size),
         "seeds": list(range(seeds)), "plan": plan,
@@ -30,8 +35,8 @@ def made_up(
             lines = [{"id": str(i), "group": "", "correct": int(rng.random() < chance / 100)} for i in range(n)]
             (run / "judged.test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
             metrics = {
-                "metric": "accuracy", "baselines": {}, "mask": {"measured": "causal"}, "seconds": 1.0, "steps": 5,
-                "data_order": str(seed), "head_start": str(seed), "n_rows": 10,
+                "metric": "accuracy", "baselines": {}, "mask": {"measured": "causal"}, "seconds": 1.0,
+                "data_order": str(seed), "head_start": str(seed), "n_rows": 10, "steps": max_steps or 5,
             }  # fmt: skip
             (run / "metrics.json").write_text(json.dumps(metrics))
             history = [{"step": step, "accuracy": chance / 100} for step in (3, 5)]

@@ -30,7 +30,7 @@ def invented(name=NAME, n_train=10):
 def with_budget(folder, **plan):
     """The report of the study in `folder`, as if its budget had been another."""
     found = json.loads(json.dumps(report([folder])))
-    for each in found["conditions"]:
+    for each in found["conditions"] + found["curves"]:
         each["budget"] |= plan
     return found
 
@@ -53,7 +53,7 @@ def test_a_condition_that_two_reports_hold_counts_once(tmp_path):
     one = kept(tmp_path / "r1.json", with_budget(folder, max_steps=7))
     both = kept(tmp_path / "r2.json", json.loads(json.dumps(report([one, folder]))))
     found = report([one, both])
-    assert len(found["conditions"]) == 2 and len(found["curves"]) == 1  # of both: they learned alike
+    assert len(found["conditions"]) == 2 and len(found["curves"]) == 2
 
 
 def test_a_condition_that_two_folders_hold_is_refused_unless_their_settings_differ(tmp_path):
@@ -64,7 +64,7 @@ def test_a_condition_that_two_folders_hold_is_refused_unless_their_settings_diff
     study["study"]["rank"] = 4
     (other / "study.json").write_text(json.dumps(study))
     found = report([folder, other])
-    assert len(found["conditions"]) == 2 and "invented/classify (none, full), rank 4 " in " ".join(found["words"])
+    assert len(found["conditions"]) == 2 and "invented/classify, rank 4 " in " ".join(found["words"])
     kept_one = kept(tmp_path / "r.json", report([folder]))
     assert len(report([kept_one, other])["conditions"]) == 2 and len(report([kept_one, folder])["conditions"]) == 1
 

@@ -442,32 +442,6 @@ def test_an_adaptation_that_replaces_examples_is_seen_where_there_are_few(tmp_pa
     assert "Pairs with 5: mntp:20 less bidirectional: +" in page and "Pairs with 10" not in page
 
 
-def asked(order: str, scores: dict[str, list[float]], **budget: object) -> dict:
-    """A condition of a report, as far as the orders are made of it."""
-    plan = {"epochs": 1, "max_steps": 9, "batch_size": 8, "gradient_accumulation": 1, "dtype": "float32"} | budget
-    arms = [
-        {"name": name, "seeds": list(range(len(each))), "scores": each, "mean": sum(each) / len(each)}
-        for name, each in scores.items()
-    ]
-    name = {"name": f"invented/{order}", "task": "qa", "model": "none", "method": "full", "n_train": 10}
-    return {**name, "budget": plan, "arms": arms}
-
-
-def test_both_orders_of_a_question_are_crossed_seed_by_seed():
-    from labkit.bench.effect_series import orders
-
-    first = asked("question-first", {"causal": [50.0, 52.0, 51.0], "bidirectional": [40.0, 41.0, 42.0]})
-    last = asked("question-last", {"causal": [20.0, 22.5, 20.5], "repeated": [50.0, 50.0, 50.0]})
-    (found,) = orders([first, last])
-    assert list(found["arms"]) == ["causal"]
-    causal = found["arms"]["causal"]
-    assert causal["first"] == 51.0 and causal["last"] == 21.0 and causal["difference"]["mean"] == -30.0
-    half = 4.302653 * 0.5 / 3**0.5  # Student's t of two degrees of freedom; the gaps are -30, -29.5 and -30.5
-    assert causal["difference"]["high"] - causal["difference"]["low"] == pytest.approx(2 * half, rel=1e-4)
-    assert orders([first, asked("question-last", {"causal": [1.0]}, max_steps=8)]) == []  # another budget
-    assert orders([first]) == []
-
-
 def test_a_planted_gain_is_reported_as_one_and_a_planted_null_is_not(tmp_path):
     chances = {"causal": 60.0, "bidirectional": 72.0, "repeated": 60.0, "mntp:10": 45.0, "next:10": 60.0}
     found = report([made_up(tmp_path / "s", chances)])

@@ -162,8 +162,8 @@ def values_at(data: Any, path: str) -> list[Any]:
     """What stands at `key > key[selector] > ...`: one value, or one for each item that a selector with `*` finds.
 
     `[2]` is a place, `[name=fuse, paraphrases=5]` the one item with these fields, `[fuse]` the one with a field of
-    that value, `[target~mixed]` the one whose field contains it, `[*, reason=None]` all such items. Raises LookupError
-    where there is none, or several without a `*`.
+    that value, `[budget.max_steps=600]` the one with a field of a field, `[target~mixed]` the one whose field contains
+    it, `[*, reason=None]` all such items. Raises LookupError where there is none, or several without a `*`.
     """
     found = [data]
     for step in path.split(" > "):
@@ -198,7 +198,9 @@ def _picked(items: Any, pick: str) -> list[Any]:
 def _fits(item: dict, key: str | None, how: str | None, value: str) -> bool:
     if key is None:
         return value in [str(each) for each in item.values() if not isinstance(each, dict | list)]
-    return value in str(item.get(key)) if how == "~" else str(item.get(key)) == value
+    for name in key.split("."):
+        item = item.get(name) if isinstance(item, dict) else None
+    return value in str(item) if how == "~" else str(item) == value
 
 
 def numbers_in(data: Any) -> Iterator[float]:

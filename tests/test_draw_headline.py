@@ -27,8 +27,18 @@ def test_every_difference_of_its_arms_is_drawn():
 
 def test_a_set_that_was_measured_twice_is_an_error(monkeypatch):
     monkeypatch.setattr(draw_headline, "mask_effects", lambda: mask_effects() * 2)
-    with pytest.raises(SystemExit, match="measured twice with gemma3-270m and lora"):
+    with pytest.raises(SystemExit, match="measured twice with gemma3-270m, lora and as many steps"):
         draw_headline.drawn()
+
+
+def test_a_set_that_was_also_learned_for_longer_is_drawn_with_the_steps_of_both(monkeypatch):
+    stored = mask_effects()
+    once = next(each for each in stored if (each["name"], each["model"]) == ("wikigold/ner", draw_headline.MODEL))
+    longer = once | {"arms": [one | {"steps": 1600} for one in once["arms"]]}
+    monkeypatch.setattr(draw_headline, "mask_effects", lambda: [longer, *stored])
+    drawn = draw_headline.drawn()
+    label = "Wikigold: 1,006 examples to learn from"
+    assert drawn.index(f"{label}, 200 steps") < drawn.index(f"{label}, 1,600 steps")
 
 
 def test_a_set_that_was_measured_and_has_no_name_is_an_error(monkeypatch):

@@ -17,6 +17,9 @@ from labkit.bench.paired import Counted, Estimate, counted, difference
 from labkit.errors import TrainingError
 from labkit.run_folder import read_json
 
+BUDGET = ("epochs", "max_steps", "batch_size", "gradient_accumulation", "dtype")
+SETTINGS = ("rank", "attn", "window", "max_length", "adaptation_rate", "adaptation_batch", "adaptation_length")
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -66,6 +69,13 @@ class Measured:
     @property
     def reference(self) -> Cell:
         return self.cells[REFERENCE]
+
+    @property
+    def made_with(self) -> dict[str, dict[str, Any]]:
+        """{"budget", "settings"}, which reports hold: what makes it another condition with the same data and model."""
+        plan = self.study["plan"]
+        settings = {key: self.study.get(key) for key in SETTINGS} | {"evaluate_every": plan.get("evaluate_every")}
+        return {"budget": {key: plan[key] for key in BUDGET}, "settings": settings}
 
 
 def measured(folder: str | Path) -> list[Measured]:

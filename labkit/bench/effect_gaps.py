@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from labkit.bench.arms import REFERENCE
+from labkit.bench.effect_across import is_alike, steps_of
 
 TO_BASELINE = "as far as a baseline that needs no model"
 NOTHING = "has no run to compare: none on all examples with a seed that the other arm has, too"
@@ -111,9 +112,9 @@ def sorted_out(told: Sequence[Told], helps: str = "helps", harms: str = "harms")
 
 def counted(told: Sequence[Told], things: str = "", helped: str = "helped", harmed: str = "harmed") -> str:
     """helped in 1 of 8 conditions (by 5.9 points), harmed in 2 (by 8.1 to 12.6 points), made no clear difference in 3,
-    and was not shown to have learned the task in 2; of those with an interval.
+    and was not shown to have learned the task in 2; of those with an interval, and of several budgets the longest.
     """
-    told = [each for each in told if each.gap["low"] is not None]
+    told = longest([each for each in told if each.gap["low"] is not None])
     said = []
     words = (
         helped,
@@ -129,6 +130,15 @@ def counted(told: Sequence[Told], things: str = "", helped: str = "helped", harm
         by = f" (by {_between(sizes)} points)" if sizes and name not in ("open", "unlearned") else ""
         said.append(f"{word} in {len(sizes) or 'none'}{'' if said else f' of {len(told)}{things}'}{by}")
     return ", ".join(said)
+
+
+def longest(told: Sequence[Told]) -> list[Told]:
+    """Without those of a set that the same model has also learned for longer: they would count twice."""
+
+    def is_shorter(one: dict[str, Any], other: dict[str, Any]) -> bool:
+        return is_alike(one, other) and steps_of(one) < steps_of(other)
+
+    return [each for each in told if not any(is_shorter(each.condition, other.condition) for other in told)]
 
 
 def _between(sizes: Sequence[float]) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 
 from labkit.bench import effect_tables, effect_words, folders
 from labkit.bench.arms import REFERENCE
+from labkit.bench.effect_across import budgets, curve_over_steps, orders
 from labkit.bench.effect_data import (
     Cell,
     Measured,
@@ -32,8 +33,9 @@ from labkit.bench.effect_data import (
     unfinished,
 )
 from labkit.bench.effect_gaps import has_learned
+from labkit.bench.effect_names import of, settings_apart
 from labkit.bench.effect_pairs import pairs
-from labkit.bench.effect_series import curves, is_drawn, orders, over_adaptation, picture, sizes, titled
+from labkit.bench.effect_series import curves, is_drawn, over_adaptation, picture, sizes, titled
 from labkit.bench.paired import Counted, mean
 from labkit.bench.stored import differences
 from labkit.errors import TrainingError
@@ -41,13 +43,12 @@ from labkit.run_folder import write_whole
 
 DIAGNOSTIC = re.compile(r"(after|before)-\d+-[A-Z]+")  # the ids of Which way round
 HALVES = {"after": "what follows decides", "before": "what precedes decides"}
-SETTINGS = ("rank", "attn", "window", "max_length", "adaptation_rate", "adaptation_batch", "adaptation_length")
 
 
 def report(paths: Sequence[str | Path]) -> dict[str, Any]:
     """Everything that is known of the studies in these folders, as plain values; unfinished ones too.
 
-    {"conditions": [...], "curves": [...], "unfinished": [...], "orders": [...], "words": [...]}, all plain values.
+    {"conditions": [...], "curves": [...], "unfinished": [...], "orders": [...], "budgets": [...], "words": [...]}.
 
     A path may also be the JSON file of an earlier report, made elsewhere: its conditions come first, as they stand, but
     for those that a folder given here holds too. The words are made anew, of everything together.
@@ -69,7 +70,8 @@ def report(paths: Sequence[str | Path]) -> dict[str, Any]:
     found = _together(here, [folders.read_report(path) for path in files])
     if not found["conditions"]:
         raise TrainingError(f"{', '.join(map(str, paths))}: no run of the arm {REFERENCE} has been scored on test yet")
-    found["orders"] = orders(found["conditions"])
+    found |= {"orders": orders(found["conditions"]), "budgets": budgets(found["conditions"])}
+    found["curves"] = _titled(found)
     return found | {"words": effect_words.paragraphs(found)}
 
 
@@ -83,12 +85,12 @@ def _together(here: dict[str, Any], earlier: Sequence[dict[str, Any]]) -> dict[s
     for one in earlier:
         new = [each for each in one["conditions"] if not any(_is_same(each, other) for other in known)]
         known += new
-        replaced = {_of(each) for each in one["conditions"]} - {_of(each) for each in new}
         found["conditions"] += [_as_now(each) for each in new]
-        drawn = [_drawn_now(each, new) for each in one["curves"] if _of(each) not in replaced]
+        drawn = [_drawn_now(curve, each) for curve in one["curves"] if (each := _condition_of(curve, new))]
         found["curves"] += [each for each in drawn if is_drawn(each) and each not in found["curves"]]
-        gone = replaced | {_of(each) for each in here["unfinished"]}
-        found["unfinished"] += [each for each in one["unfinished"] if not any(_may_be(each, of) for of in gone)]
+        gone = {of(each) for each in one["conditions"]} - {of(each) for each in new}
+        gone |= {of(each) for each in here["unfinished"]}
+        found["unfinished"] += [each for each in one["unfinished"] if not any(_may_be(each, other) for other in gone)]
     return {part: [*found[part], *here[part]] for part in here}
 
 
@@ -102,26 +104,33 @@ def _require_one_of_each(conditions: Sequence[dict[str, Any]]) -> None:
             )
 
 
-def _of(each: dict[str, Any]) -> tuple[str, str, str]:
-    """Which condition it is by name and model, or which a curve belongs to."""
-    return each["condition"] if "condition" in each else each["name"], each["model"], each["method"]
-
-
-def _may_be(entry: dict[str, Any], of: tuple[str, str, str]) -> bool:
+def _may_be(entry: dict[str, Any], other: tuple[str, str, str]) -> bool:
     """Whether this is said of that condition; reports once gave its name alone."""
-    return (entry["name"], entry.get("model", of[1]), entry.get("method", of[2])) == of
+    return (entry["name"], entry.get("model", other[1]), entry.get("method", other[2])) == other
 
 
 def _identity(condition: dict[str, Any]) -> tuple:
     """What makes it another condition, as far as every report has held it."""
     counts = (condition[key] for key in ("n_train", "n_dev", "n_test"))
-    return *_of(condition), *counts, tuple(sorted(condition["budget"].items(), key=repr))
+    return *of(condition), *counts, tuple(sorted(condition["budget"].items(), key=repr))
 
 
 def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether these are one condition: by its identity, and by the settings that both reports have written down."""
-    mine, theirs = one.get("settings", {}), other.get("settings", {})
-    return _identity(one) == _identity(other) and all(mine[key] == theirs[key] for key in mine.keys() & theirs.keys())
+    return _identity(one) == _identity(other) and _agree(one, other)
+
+
+def _agree(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether what both have written down of their budget and settings is the same."""
+    mine, theirs = ({**each.get("budget", {}), **each.get("settings", {})} for each in (one, other))
+    return all(mine[key] == theirs[key] for key in mine.keys() & theirs.keys())
+
+
+def _condition_of(curve: dict[str, Any], conditions: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The condition that a curve is of; None if it is not among these, or if the curve is of several."""
+    if curve["kind"] == "budget":
+        return None
+    return next((each for each in conditions if of(each) == of(curve) and _agree(each, curve)), None)
 
 
 def _as_now(condition: dict[str, Any]) -> dict[str, Any]:
@@ -130,12 +139,21 @@ def _as_now(condition: dict[str, Any]) -> dict[str, Any]:
     return condition | {"arms": arms}
 
 
-def _drawn_now(curve: dict[str, Any], conditions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A curve of an earlier report with its title, and one over the steps of adaptation with the causal model in it."""
-    for each in conditions:
-        if curve["kind"] == "adaptation" and "size" not in curve and _of(each) == _of(curve):
-            curve = curve | {"lines": over_adaptation({arm["name"]: arm["scores"] for arm in each["arms"]})}
-    return titled(curve)
+def _drawn_now(curve: dict[str, Any], each: dict[str, Any]) -> dict[str, Any]:
+    """A curve of an earlier report, of this condition, with what that was made with; and one over the steps of
+    adaptation with the causal model in it.
+    """
+    if curve["kind"] == "adaptation" and "size" not in curve:
+        curve = curve | {"lines": over_adaptation({arm["name"]: arm["scores"] for arm in each["arms"]})}
+    return curve | {"budget": each["budget"], "settings": each.get("settings", {})}
+
+
+def _titled(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """All curves with their titles, which tell them apart; those over the steps of the task come last."""
+    conditions = found["conditions"]
+    apart = dict(zip(map(id, conditions), settings_apart(conditions), strict=True))
+    drawn = [titled(curve, apart.get(id(_condition_of(curve, conditions)), "")) for curve in found["curves"]]
+    return drawn + [titled(curve_over_steps(each)) for each in found["budgets"]]
 
 
 def written(found: dict[str, Any], folder: Path, name: str = "report") -> list[Path]:
@@ -173,8 +191,7 @@ def _condition(one: Measured) -> dict[str, Any]:
     found = {
         "name": one.name, "task": facts["task"], "metric": "accuracy" if facts["task"] == "classify" else "f1",
         "model": one.study["model"], "method": one.study["method"], "learning_rates": one.study["learning_rates"],
-        "budget": {key: plan[key] for key in ("epochs", "max_steps", "batch_size", "gradient_accumulation", "dtype")},
-        "settings": {key: one.study.get(key) for key in SETTINGS} | {"evaluate_every": plan.get("evaluate_every")},
+        **one.made_with,
         "n_train": facts["n_train"], "n_dev": facts["n_dev"], "n_test": facts["n_test"],
         "groups": int(one.reference.counted().groups.max()) + 1,
         "passes": some["steps"] * plan["batch_size"] * plan["gradient_accumulation"] / some["n_rows"],

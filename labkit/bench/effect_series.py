@@ -1,12 +1,10 @@
-"""What a report tells along a quantity: training steps, steps before the task, layers, training examples; and by the
-order of question and context.
-"""
+"""What a report tells of a condition along a quantity: training steps, steps of adaptation, layers, examples."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from statistics import fmean, median, stdev
+from statistics import median
 from typing import Any
 
 from labkit.bench.arms import REFERENCE, arm
@@ -21,28 +19,31 @@ from labkit.bench.effect_data import (
 )
 from labkit.bench.effect_gaps import has_learned
 from labkit.bench.effect_pairs import pairs
-from labkit.bench.paired import LEVEL, contrast, mean
-from labkit.viz.intervals import student_t
+from labkit.bench.paired import contrast, mean
 
 OF_ARMS = ("mean", "low", "high", "n_seeds", "n", "over_baseline", "learned", "difference")
 TITLES = {
     "learning": "learning curves", "adaptation": "how many steps of adaptation", "size": "how many training examples",
-    "layers": "how many layers are unmasked",
+    "layers": "how many layers are unmasked", "budget": "how many steps of the task",
 }  # fmt: skip
 
 
-def titled(curve: dict[str, Any]) -> dict[str, Any]:
-    """The curve with its title, which names the task, the model and what it runs along."""
+def titled(curve: dict[str, Any], apart: str = "") -> dict[str, Any]:
+    """The curve with its title: the task, the model, what tells it `apart` from others of these, and what it runs
+    along.
+    """
     fewer = f" ({curve['size']:,} examples)" if "size" in curve else ""
-    return curve | {"title": f"{curve['condition']}, {curve['model']}: {TITLES[curve['kind']]}{fewer}"}
+    return curve | {"title": f"{curve['condition']}, {curve['model']}{apart}: {TITLES[curve['kind']]}{fewer}"}
 
 
 def curves(one: Measured) -> list[dict[str, Any]]:
-    """Scores over the steps of training, and where arms or sizes form a series, over that; none of one point."""
+    """Scores over the steps of training, and where arms or sizes form a series, over that; none of one point, and none
+    with its title, which depends on what else there is.
+    """
     metric = "accuracy" if one.facts["task"] == "classify" else "F1"
     common = {
         "condition": one.name, "model": one.study["model"], "method": one.study["method"], "y": f"test {metric}",
-        "log_x": False,
+        "log_x": False, **one.made_with,
     }  # fmt: skip
     scores = {name: _scores(cell) for name, cell in one.cells.items()}
     learning = {"kind": "learning", "x": "steps", "lines": _learning(one)}
@@ -70,7 +71,7 @@ def curves(one: Measured) -> list[dict[str, Any]]:
             f"from {side}" if side != "middle" else "in the middle": sorted(ends + p) for side, p in shares.items()
         }
         found.append(common | {"kind": "layers", "x": "share of the layers", "lines": lines})
-    return [titled(curve) for curve in found if is_drawn(curve)]
+    return [curve for curve in found if is_drawn(curve)]
 
 
 def is_drawn(curve: dict[str, Any]) -> bool:
@@ -184,40 +185,3 @@ def _with_this_many(one: Measured, cells: dict[str, Cell]) -> dict[str, dict[str
         gap = estimate_in_points(contrast(four, together=len(grown)))
         found[name]["growth"] = gap | {"together": len(grown)}
     return found
-
-
-def orders(conditions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Where both orders of question and context were asked, arm by arm: the score with the question last less first.
-
-    [{"name", "model", "method", "arms": {arm: {"first", "last", "difference"}}}, ...]. Made of what reports hold, the
-    scores of the seeds, so the intervals are for other seeds on these very texts.
-    """
-    by_order: dict[str, dict[tuple, dict]] = {"question-first": {}, "question-last": {}}
-    for each in conditions:
-        name, _, order = each["name"].partition("/")
-        if each["task"] == "qa" and order in by_order:
-            key = (name, each["model"], each["method"], each["n_train"], *_steps(each))
-            by_order[order].setdefault(key, each)
-    found = []
-    for key, last in by_order["question-last"].items():
-        if first := by_order["question-first"].get(key):
-            arms = [{one["name"]: one for one in each["arms"]} for each in (first, last)]
-            shared = {name: _crossed(arms[0][name], arms[1][name]) for name in arms[1] if name in arms[0]}
-            found.append({"name": key[0], "model": key[1], "method": key[2], "arms": shared})
-    return found
-
-
-def _steps(condition: dict[str, Any]) -> tuple[Any, ...]:
-    """The budget, as far as every report holds it."""
-    keys = ("epochs", "max_steps", "batch_size", "gradient_accumulation", "dtype")
-    return tuple(condition["budget"][key] for key in keys)
-
-
-def _crossed(first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
-    scores = [dict(zip(each["seeds"], each["scores"], strict=True)) for each in (first, last)]
-    gaps = [scores[1][seed] - scores[0][seed] for seed in scores[0] if seed in scores[1]]
-    gap: dict[str, Any] = {"mean": fmean(gaps) if gaps else last["mean"] - first["mean"], "low": None, "high": None}
-    if len(gaps) > 1:
-        half = student_t(len(gaps) - 1, LEVEL) * stdev(gaps) / len(gaps) ** 0.5
-        gap |= {"low": gap["mean"] - half, "high": gap["mean"] + half}
-    return {"first": first["mean"], "last": last["mean"], "difference": gap | {"n_seeds": len(gaps)}}

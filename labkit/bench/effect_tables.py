@@ -7,6 +7,7 @@ from typing import Any
 
 from labkit.bench.arms import ADAPTED, REFERENCE, arm
 from labkit.bench.effect_gaps import points, verdict
+from labkit.bench.effect_names import settings_apart
 
 HEADER = (
     "Scores are test F1 in points (accuracy where it says so): mean over the seeds with Student's 95 % interval, "
@@ -29,8 +30,8 @@ def markdown(found: dict[str, Any], figure: str | None, curves: Sequence[str]) -
     parts += [f"{text}\n" for text in words]
     parts += [f"![all differences]({figure})", ""] if figure else []
     parts += [HEADER, ""]
-    for each in found["conditions"]:
-        parts += [f"## {each['name']}: {each['model']}, {each['method']}", "", _setting(each), "", *_table(each)]
+    for each, apart in zip(found["conditions"], settings_apart(found["conditions"]), strict=True):
+        parts += [f"## {each['name']}: {each['model']}, {each['method']}{apart}", "", _setting(each), "", *_table(each)]
         if each["pairs"]:
             parts += ["", f"Pairs: {_listed(each['pairs'])}."]
         parts += ["", *_parts(each), ""] if each["parts"] else [""]
@@ -46,9 +47,9 @@ def _summary(conditions: Sequence[dict[str, Any]]) -> list[str]:
         f"| | {REFERENCE} | mask removed | mask kept, read twice | mask removed after filling gaps |",
         "|---|---:|---:|---:|---:|",
     ]
-    for each in conditions:
+    for each, apart in zip(conditions, settings_apart(conditions), strict=True):
         arms = {one["name"]: one for one in each["arms"]}
-        lines.append(_summary_line(f"{each['name']}, {each['model']}, {each['method']}", arms))
+        lines.append(_summary_line(f"{each['name']}, {each['model']}, {each['method']}{apart}", arms))
         for part in each["parts"]:
             if part["name"].endswith(" decides"):
                 marked = {name: one | {"learned": arms[name]["learned"]} for name, one in part["arms"].items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,23 +12,26 @@ from labkit.bench.effect_gaps import (
     counted,
     differences,
     halves,
+    longest,
     pairs_of,
     points,
     sorted_out,
     verdict,
 )  # fmt: skip
 from labkit.bench.effect_limits import still_learning, unknown
+from labkit.bench.effect_names import named_apart
 from labkit.bench.effect_series_words import along
 
+ARMS_IN_SHORT = ("bidirectional", "repeated")
 CLAIM = 5.0  # points: "bidirectional attention gives +5 to 10 %", found in many READMEs, and without a source
 
 
 def paragraphs(found: dict[str, Any]) -> list[str]:
     """When the mask helps and by how much, what the controls say, what is not known; from the numbers alone."""
-    conditions = _named_apart(found["conditions"])
+    conditions = named_apart(found["conditions"])
     told = [*_in_short(conditions), _removed(conditions), *_unlearned(conditions), *_uneven(conditions)]
     told += [text for text in (_repeated(conditions), _adapted(conditions), _others(conditions)) if text]
-    told += along(conditions, found.get("orders", ()))
+    told += along(conditions, found.get("orders", ()), found.get("budgets", ()))
     told += [text for text in (_diagnostic(conditions), _claim(conditions)) if text]
     return [*told, unknown(conditions, found["curves"]), *_unfinished(found.get("unfinished", ()))]
 
@@ -49,7 +51,10 @@ def _in_short(conditions: Sequence[dict]) -> list[str]:
         f"This is of {' and '.join(models)} alone{still_learning(conditions)}: whether it holds for other models, and "
         "for longer training, is not known."
     )
-    told = [f"**In short.** A model {_compared(text or made, ' conditions')} {bounds}"]
+    once = ""
+    if any(len(longest(gaps)) < len(gaps) for name in ARMS_IN_SHORT if (gaps := differences(text or made, name))):
+        once = "Of a set that was learned for shorter and for longer, the longest counts. "
+    told = [f"**In short.** A model {_compared(text or made, ' conditions')} {once}{bounds}"]
     if filled := _filled(text or made):
         told.append(f"**Filling gaps first, in short.** {filled}")
     if few := [line for each in conditions if (line := _with_few(each))]:
@@ -130,27 +135,6 @@ def _with_few(condition: dict[str, Any]) -> str:
 
 def _did(told: Sequence[Told], things: str = "") -> str:
     return counted(told, things, "beat the causal one", "lost to it")
-
-
-def _named_apart(conditions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The conditions, with the model in the name of those that several models or methods have learned."""
-    count = Counter(each["name"] for each in conditions)
-    found = [
-        each | {"name": f"{each['name']} ({each['model']}, {each['method']})"} if count[each["name"]] > 1 else each
-        for each in conditions
-    ]
-    alike: dict[str, list[dict[str, Any]]] = {}
-    for each in found:
-        alike.setdefault(each["name"], []).append({**each["budget"], **each.get("settings", {})})
-    return [each | {"name": each["name"] + _what_differs(each, alike[each["name"]])} for each in found]
-
-
-def _what_differs(condition: dict[str, Any], all_settings: Sequence[dict[str, Any]]) -> str:
-    """, rank 4: the settings in which the conditions of one name differ, as this one has them."""
-    keys = dict.fromkeys(key for settings in all_settings for key in settings)
-    mine = {**condition["budget"], **condition.get("settings", {})}
-    differing = [key for key in keys if len({repr(settings.get(key)) for settings in all_settings}) > 1]
-    return "".join(f", {key.replace('_', ' ')} {mine.get(key)}" for key in differing)
 
 
 def unit(conditions: Sequence[dict[str, Any]]) -> str:
@@ -316,7 +300,7 @@ def _claim(conditions: Sequence[dict]) -> str:
     text = [each for each in conditions if not _was_made_for_it(each)]
     known = [each for each in text if _both_learned(each)]
     left_out = [each["name"] for each in text if not _both_learned(each)]
-    gaps = [each.gap for each in differences(known, "bidirectional") if each.gap["low"] is not None]
+    gaps = [each.gap for each in longest(differences(known, "bidirectional")) if each.gap["low"] is not None]
     if not gaps:
         return ""
     below, above = sum(gap["high"] < CLAIM for gap in gaps), sum(gap["low"] >= CLAIM for gap in gaps)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.bench.arms import REFERENCE
+from labkit.bench.effect_names import settings_apart
 from labkit.errors import DataError
 from labkit.resources import folder
 
@@ -27,7 +28,7 @@ def mask_effects(task: str | None = None) -> list[dict[str, Any]]:
 
 
 def effect_curves(*kinds: str) -> list[dict[str, Any]]:
-    """The curves of all stored comparisons: "learning", "adaptation", "layers", "size"; of these kinds, or of all.
+    """The curves of all stored comparisons: "learning", "adaptation", "layers", "size", "budget"; of these, or all.
 
     `labkit.bench.effect_series.picture` draws one.
     """
@@ -45,11 +46,12 @@ def differences(conditions: Sequence[dict[str, Any]]) -> dict[str, dict[str, tup
     ]
     rows: dict[str, dict[str, tuple]] = {}
     seen: Counter[str] = Counter()
-    for each in conditions:
+    for each, apart in zip(conditions, settings_apart(conditions), strict=True):
         label = f"{each['name']} (n = {each['n_test']:,})"
         label += "".join(
             f", {key}" for key, of in zip((each["model"], each.get("method")), named, strict=True) if len(of) > 1
         )
+        label += apart
         label += "".join(
             f", {REFERENCE} unlearned"
             for one in each["arms"]
@@ -82,9 +84,9 @@ def effect_lines(conditions: Sequence[dict[str, Any]]) -> list[str]:
     from labkit.bench.effect_gaps import points
 
     told = []
-    for each in conditions:
+    for each, apart in zip(conditions, settings_apart(conditions), strict=True):
         baseline = f", best baseline {max(each['baselines'].values()):.1f}" if each["baselines"] else ""
-        told.append(f"{each['name']}, {each['model']}, n = {each['n_test']:,}{baseline}")
+        told.append(f"{each['name']}, {each['model']}{apart}, n = {each['n_test']:,}{baseline}")
         for one in each["arms"]:
             seeds = f"{one['n_seeds']} seed" + ("" if one["n_seeds"] == 1 else "s")
             mark = "" if one["learned"] else "   not shown to be better than a baseline"

@@ -1,0 +1,141 @@
+"""What a report tells across its conditions: by the order of question and context, and over the steps of the task.
+
+Made of what reports hold, the scores of the seeds, so that studies of several machines go together; its intervals are
+for other seeds on these very texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from labkit.bench.arms import REFERENCE
+from labkit.bench.effect_data import BUDGET
+from labkit.bench.effect_names import of
+from labkit.bench.paired import LEVEL
+from labkit.viz.intervals import student_t
+
+LONGER = ("max_steps", "epochs", "evaluate_every")  # what may differ where a set is learned for longer
+
+
+def orders(conditions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Where both orders of question and context were asked, arm by arm: the score with the question last less first.
+
+    [{"name", "model", "method", "arms": {arm: {"first", "last", "difference"}}}, ...]
+    """
+    by_order: dict[str, dict[tuple, dict]] = {"question-first": {}, "question-last": {}}
+    for each in conditions:
+        name, _, order = each["name"].partition("/")
+        if each["task"] == "qa" and order in by_order:
+            key = (name, each["model"], each["method"], each["n_train"], *(each["budget"][key] for key in BUDGET))
+            by_order[order].setdefault(key, each)
+    found = []
+    for key, last in by_order["question-last"].items():
+        if first := by_order["question-first"].get(key):
+            arms = [_by_name(each) for each in (first, last)]
+            shared = {name: _crossed(arms[0][name], arms[1][name]) for name in arms[1] if name in arms[0]}
+            found.append({"name": key[0], "model": key[1], "method": key[2], "arms": shared})
+    return found
+
+
+def budgets(conditions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Where a model has learned a set several times, which differ by nothing but how long: arm by arm, shortest first.
+
+    [{"name", "model", "method", "metric", "arms": {arm: {"at": [{"steps", "passes", "scores", "mean", "learned",
+    "difference"}, ...], "rise", "growth"}}}, ...]: `rise` is the arm's own score with the most steps less that with the
+    fewest, `growth` the same of its difference to the reference. An arm with one budget is left out.
+    """
+    found = []
+    for together in _longer_and_longer(conditions):
+        names = dict.fromkeys(one["name"] for each in together for one in each["arms"])
+        arms = {name: _over_steps(name, together) for name in names}
+        arms = {name: one for name, one in arms.items() if len(one["at"]) > 1}
+        if REFERENCE in arms:
+            name, model, method = of(together[0])
+            metric = together[0]["metric"]
+            found.append({"name": name, "model": model, "method": method, "metric": metric, "arms": arms})
+    return found
+
+
+def curve_over_steps(budget: dict[str, Any]) -> dict[str, Any]:
+    """One of `budgets` as a curve of a report: the test scores of the seeds over the steps of the task."""
+    metric = "F1" if budget["metric"] == "f1" else budget["metric"]
+    lines = {name: [(at["steps"], at["scores"]) for at in arm["at"]] for name, arm in budget["arms"].items()}
+    where = {"condition": budget["name"], "model": budget["model"], "method": budget["method"]}
+    return where | {"kind": "budget", "x": "steps of the task", "y": f"test {metric}", "log_x": False, "lines": lines}
+
+
+def _longer_and_longer(conditions: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The conditions that differ by how long was learned alone, those of one set together and the shortest first."""
+    found: list[list[dict[str, Any]]] = []
+    for each in conditions:
+        if group := next((group for group in found if is_alike(each, group[0])), None):
+            group.append(each)
+        else:
+            found.append([each])
+    return [sorted(group, key=steps_of) for group in found if len({steps_of(each) for each in group}) > 1]
+
+
+def is_alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether the two differ by nothing but how long was learned, as far as both reports have written it down."""
+    sizes = ("n_train", "n_dev", "n_test")
+    if of(one) != of(other) or any(one[key] != other[key] for key in sizes):
+        return False
+    mine, theirs = ({**each["budget"], **each.get("settings", {})} for each in (one, other))
+    return all(mine[key] == theirs[key] for key in (mine.keys() & theirs.keys()) - set(LONGER))
+
+
+def steps_of(condition: dict[str, Any]) -> float | int:
+    """The training steps that the reference took at most, of its seeds the median; 0 where a report has not kept it."""
+    return _by_name(condition).get(REFERENCE, {}).get("steps", 0)
+
+
+def _over_steps(name: str, together: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    at, scores, gaps = [], [], []
+    for each in together:
+        arms = _by_name(each)
+        if name in arms:
+            one = arms[name]
+            keys = ("scores", "mean", "learned", "difference")
+            at.append({"steps": steps_of(each), "passes": each["passes"]} | {k: one[k] for k in keys if k in one})
+            scores.append(_by_seed(one))
+            gaps.append(_less(scores[-1], _by_seed(arms[REFERENCE])))
+    found: dict[str, Any] = {"at": at}
+    if len(at) > 1 and (rise := _less(scores[-1], scores[0])):
+        found["rise"] = _over_seeds(list(rise.values()))
+    if len(at) > 1 and name != REFERENCE and (growth := _less(gaps[-1], gaps[0])):
+        found["growth"] = _over_seeds(list(growth.values()))
+    return found
+
+
+def _crossed(first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
+    gaps = _less(_by_seed(last), _by_seed(first))
+    gap = _over_seeds(list(gaps.values())) if gaps else _unknown(last["mean"] - first["mean"])
+    return {"first": first["mean"], "last": last["mean"], "difference": gap}
+
+
+def _by_name(condition: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {one["name"]: one for one in condition["arms"]}
+
+
+def _by_seed(one: dict[str, Any]) -> dict[int, float]:
+    return dict(zip(one["seeds"], one["scores"], strict=True))
+
+
+def _less(one: Mapping[int, float], other: Mapping[int, float]) -> dict[int, float]:
+    """The differences by seed, of the seeds that both have."""
+    return {seed: one[seed] - other[seed] for seed in one if seed in other}
+
+
+def _over_seeds(gaps: Sequence[float]) -> dict[str, Any]:
+    """Their mean with Student's interval; without one where there is one seed."""
+    gap = _unknown(fmean(gaps)) | {"n_seeds": len(gaps)}
+    if len(gaps) > 1:
+        half = student_t(len(gaps) - 1, LEVEL) * stdev(gaps) / len(gaps) ** 0.5
+        gap |= {"low": gap["mean"] - half, "high": gap["mean"] + half}
+    return gap
+
+
+def _unknown(mean: float) -> dict[str, Any]:
+    return {"mean": mean, "low": None, "high": None, "n_seeds": 0}
