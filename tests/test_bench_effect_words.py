@@ -73,7 +73,7 @@ def test_two_objectives_are_compared_with_each_other_after_as_many_steps(tmp_pat
     assert {other for one, other in pairs if one == "mlm:40"} == {"repeated", "bidirectional"}
     assert pairs["mlm:20", "mntp:20"]["low"] > 5.0  # planted: 20 points
     (after,) = re.findall(r"\*\*After 20 steps of MLM\*\*[^*]*", "\n".join(found["words"]))
-    assert "; against as many steps of MNTP it is better in 1 of 1 (invented/classify +" in after
+    assert "\n- against as many steps of MNTP it is better in 1 of 1 (invented/classify +" in after
 
 
 def test_what_an_adaptation_gives_beyond_the_mask_alone_is_told_beside_its_control(tmp_path):
@@ -85,7 +85,7 @@ def test_what_an_adaptation_gives_beyond_the_mask_alone_is_told_beside_its_contr
     assert pair["beyond"]["mean"] + means["bidirectional"] - means["causal"] == pytest.approx(
         pair["difference"]["mean"]
     )
-    assert f", of which invented/classify {beyond:+.1f} [" in "\n".join(found["words"])
+    assert f"add to the causal one): invented/classify {beyond:+.1f} [" in "\n".join(found["words"])
     without = {name: chance for name, chance in ADAPTED.items() if name != "bidirectional"}
     (pair,) = [
         p for p in report([made_up(tmp_path / "t", without)])["conditions"][0]["pairs"] if p["other"] == "next:20"
@@ -99,7 +99,7 @@ def test_numbers_of_steps_with_other_numbers_of_seeds_turn_no_sign(tmp_path):
         run = folders.run_folder(folder, "invented/classify", "mntp:50", None, seed)
         (run / "metrics.json").unlink()
     words = "\n".join(report([folder])["words"])
-    assert "of 5, 3, 5 seeds, so it is not said from which number of steps on it is better." in words
+    assert "of 5, 3, 5 seeds, so it is not said from which number of steps on it is better" in words
     assert "from 400 on" not in words
     assert (
         "Seeds differ in number on invented/classify (5 for causal, bidirectional, mntp:400 and 3 for mntp:50)" in words

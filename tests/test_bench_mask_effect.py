@@ -499,7 +499,8 @@ def test_an_arm_that_has_not_learned_is_named_and_its_condition_rules_no_claim_o
         file.write_text(file.read_text().replace('"baselines": {}', '"baselines": {"test": {"majority": 0.6}}'))
     found = report([folder])
     told = "\n".join(found["words"])
-    assert "**Not shown to be better than what needs no model:** bidirectional on invented/classify (" in told
+    assert "**Not shown to be better than what needs no model:**" in told
+    assert "\n- bidirectional on invented/classify (" in told
     assert "The common claim" not in told and "**Not learned:**" not in told
     table = written(found, tmp_path / "out")[0].read_text()
     assert [line.split(" | ")[0][2:] for line in table.splitlines() if " † |" in line] == ["bidirectional"]

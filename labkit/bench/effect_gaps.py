@@ -110,6 +110,11 @@ def sorted_out(told: Sequence[Told], helps: str = "helps", harms: str = "harms")
     return ", ".join(said)
 
 
+def bullets(lead: str, told: Sequence[str]) -> str:
+    """A paragraph and a list in Markdown: what is told of several things is looked up, and not read through."""
+    return "\n".join([lead, "", *(f"- {each}" for each in told)]) if told else lead
+
+
 def counted(told: Sequence[Told], things: str = "", helped: str = "helped", harmed: str = "harmed") -> str:
     """helped in 1 of 8 conditions (by 5.9 points), harmed in 2 (by 8.1 to 12.6 points), made no clear difference in 3,
     and was not shown to have learned the task in 2; of those with an interval, and of several budgets the longest.

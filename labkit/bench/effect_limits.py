@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from labkit.bench.arms import arm
-from labkit.bench.effect_gaps import halves, verdict, verdict_together
+from labkit.bench.effect_gaps import bullets, halves, verdict, verdict_together
 
 FEW = 3  # seeds: Student's t of two degrees of freedom, whose tails are long
 KINDS = {"mlm": "adaptation by MLM", "mntp": "adaptation by MNTP", "encoder": "a model that was made bidirectional"}
@@ -35,21 +35,23 @@ def unknown(conditions: Sequence[dict], curves: Sequence[dict]) -> str:
     smaller = [int(size["steps"]) for each in conditions for size in each.get("sizes", ())]
     steps = sorted({*smaller, *(int(one["steps"]) for _, one in arms)})
     passes = sorted({round(each["passes"], 1) for each in conditions})
-    text = (
+    lead = (
         f"**Not known:** other models than {', '.join(models)}; larger budgets than {_range(steps)} steps, which are "
         f"{_range(passes)} passes over the training rows; more than {_range(seeds)} seeds; other training sets, splits "
         "and draws of these data."
     )
+    told = []
     if missing := _not_measured(conditions, curves):
-        text += f" Not measured here at all: {', '.join(missing)}."
+        told.append(f"Not measured here at all: {', '.join(missing)}.")
     last, several = _best_was_last(conditions)
     if several:
-        text += (
-            f" In {last} of {several} runs with several evaluations (all training examples) the best on dev was the "
+        told.append(
+            f"In {last} of {several} runs with several evaluations (all training examples) the best on dev was the "
             "last: where that is most, differences are of how fast a task is learned, and not of how well it can be."
         )
-    text += _of_seeds(conditions) + _of_rates(conditions) + _of_adaptations(conditions)
-    return text + _by_chance(conditions) + _older_intervals(conditions) + _older_baselines(conditions)
+    told += [_of_seeds(conditions), *_of_rates(conditions), _of_adaptations(conditions), _by_chance(conditions)]
+    told += [_older_intervals(conditions), _older_baselines(conditions)]
+    return bullets(lead, [each for each in told if each])
 
 
 def _of_seeds(conditions: Sequence[dict]) -> str:
@@ -65,7 +67,7 @@ def _of_seeds(conditions: Sequence[dict]) -> str:
     if not told:
         return ""
     return (
-        f" Seeds differ in number on {'; '.join(told)}: where more were run because the first had left a sign open, "
+        f"Seeds differ in number on {'; '.join(told)}: where more were run because the first had left a sign open, "
         "intervals are a little too narrow."
     )
 
@@ -80,10 +82,10 @@ def _of_adaptations(conditions: Sequence[dict]) -> str:
     if not rates:
         return ""
     told = " and ".join(f"{rate:g}" for rate in sorted(rates))
-    return f" Before the task (mntp, mlm, next) one learning rate was used, {told}, untuned."
+    return f"Before the task (mntp, mlm, next) one learning rate was used, {told}, untuned."
 
 
-def _of_rates(conditions: Sequence[dict]) -> str:
+def _of_rates(conditions: Sequence[dict]) -> list[str]:
     two = [each for each in conditions if 1 < len(each["learning_rates"]) < 3]
     few = {each["name"]: ", ".join(_at_upper_end(each)) for each in two}
     edge = [
@@ -94,13 +96,13 @@ def _of_rates(conditions: Sequence[dict]) -> str:
         if one["edge"]
     ]
     named = [name + (f" (the larger was the better for {arms})" if arms else "") for name, arms in few.items()]
-    text = f" Only two rates were tried on {', '.join(named)}: each arm's is at an end." if few else ""
+    told = [f"Only two rates were tried on {', '.join(named)}: each arm's is at an end."] if few else []
     if edge:
-        text += (
-            f" The best rate is at an end of the grid for {'; '.join(edge)}: with a wider grid these may be better. "
+        told.append(
+            f"The best rate is at an end of the grid for {'; '.join(edge)}: with a wider grid these may be better. "
             "Every rate was tried with one seed."
         )
-    return text
+    return told
 
 
 def _at_upper_end(condition: dict[str, Any]) -> list[str]:
@@ -129,7 +131,7 @@ def _by_chance(conditions: Sequence[dict]) -> str:
     if unknown := len(clear) - len(corrected):
         more += f" For {unknown} of the {len(clear)} that is not known: their runs were not kept."
     return (
-        f" Of {len(told)} differences that are told here, {len(clear)} leave out zero, each by itself; "
+        f"Of {len(told)} differences that are told here, {len(clear)} leave out zero, each by itself; "
         f"{0.05 * len(told):.1f} would on average if nothing differed. Those of one condition share their causal runs "
         f"and their test set. {len(barely)} of the {len(clear)} no longer leave it out where all of a kind are taken "
         "together (Bonferroni; the kinds: a condition's differences to causal, its pairs, what is beyond the mask "
@@ -148,13 +150,13 @@ def _older_intervals(conditions: Sequence[dict]) -> str:
     """Of conditions that come from earlier reports, whose runs may be gone."""
     older = [each["name"] for each in conditions if "intervals" not in each]
     near = [each["name"] for each in conditions if each.get("intervals") == NEARLY]
-    text = f" The intervals of {', '.join(older)} are not widened for few groups." if older else ""
+    told = [f"The intervals of {', '.join(older)} are not widened for few groups."] if older else []
     if near:
-        text += (
-            f" The runs of {', '.join(near)} were not kept: their intervals were widened for few groups by the two "
+        told.append(
+            f"The runs of {', '.join(near)} were not kept: their intervals were widened for few groups by the two "
             "half-widths alone."
         )
-    return text
+    return " ".join(told)
 
 
 def _older_baselines(conditions: Sequence[dict]) -> str:
@@ -163,7 +165,7 @@ def _older_baselines(conditions: Sequence[dict]) -> str:
     if not older:
         return ""
     return (
-        f" On {', '.join(older)} the baselines' answers were not kept: there an arm has learned if its interval over "
+        f"On {', '.join(older)} the baselines' answers were not kept: there an arm has learned if its interval over "
         "the seeds is above the baseline's score on these texts, which on others would be another."
     )
 

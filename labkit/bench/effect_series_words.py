@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from labkit.bench.arms import ADAPTED, OBJECTIVES, REFERENCE, arm
-from labkit.bench.effect_gaps import points, verdict
+from labkit.bench.effect_gaps import bullets, points, verdict
 
 RISES = {"rise": "the score", "growth": "the difference"}
 
@@ -45,10 +45,11 @@ def _sizes(conditions: Sequence[dict]) -> str:
     sized = [name for each in conditions for size in each.get("sizes", ()) for name in size["arms"]]
     adapted = any(name.partition(":")[0] in OBJECTIVES for name in sized)
     unlabelled = "; an adaptation reads the texts of all, without labels" if adapted else ""
-    return (
+    return bullets(
         "**Over the number of training examples** (difference to causal, each with as many; the rates are those of the "
         f"full set; fewer examples are fewer steps too, and the same examples for every seed{unlabelled}; † causal has "
-        f"not learned): {'. '.join(told)}."
+        "not learned):",
+        told,
     )
 
 
@@ -68,9 +69,10 @@ def _steps(conditions: Sequence[dict]) -> str:
                 told.append(f"{where}, {objective.upper()}: {_one_series(objective, arms, pairs)}")
     if not told:
         return ""
-    return (
+    return bullets(
         "**Over the steps of adaptation** (difference to causal without any; in brackets behind it, to the unmasked "
-        f"model without these steps; † it has not learned the task): {'. '.join(told)}."
+        "model without these steps; † it has not learned the task):",
+        told,
     )
 
 
@@ -135,40 +137,40 @@ def _budgets(found: Sequence[dict[str, Any]]) -> str:
     """What learning for longer changes, wherever a set was learned for several numbers of steps."""
     told = []
     for each in found:
-        arms = "; ".join(_for_longer(name, one) for name, one in each["arms"].items())
-        told.append(f"{each['name']}, {each['model']}: {arms}")
+        told += [_for_longer(f"{name} on {each['name']}, {each['model']}", one) for name, one in each["arms"].items()]
     if not told:
         return ""
-    return (
+    return bullets(
         "**Over the steps of the task** (each a study of its own, its rates chosen anew; in brackets to causal after "
         "as many; by how much a score or a difference moves is for other seeds on these very texts; † it has not "
-        f"learned the task): {'. '.join(told)}."
+        "learned the task):",
+        told,
     )
 
 
 def _for_longer(name: str, one: dict[str, Any]) -> str:
-    """causal 48.2 after 200 steps (1.1 passes), 65.0 after 600 (3.4): the score moves by +16.8 [...]"""
+    """causal on a: 48.2 after 200 steps, 1.1 passes; 65.0 after 600 steps, 3.2 passes; it moves by +16.8 [...]"""
     at = []
     for each in one["at"]:
         text = f"{each['mean']:.1f}" + ("" if each["learned"] else " †")
         text += f" ({points(each['difference'])})" if "difference" in each else ""
         at.append(f"{text} after {each['steps']:,.0f} steps, {each['passes']:.1f} passes")
     moves = [f"{what} moves by {points(one[key])}" for key, what in RISES.items() if key in one]
-    return f"{name} " + ", ".join(at) + (f": {', '.join(moves)}" if moves else "")
+    return f"{name}: {'; '.join([*at, *moves])}"
 
 
 def _orders(found: Sequence[dict[str, Any]]) -> str:
     told = []
     for each in found:
-        arms = [
-            f"{name} {one['first']:.1f} with the question first, {one['last']:.1f} with the question last "
-            f"({points(one['difference'])})"
+        told += [
+            f"{name} on {each['name']}, {each['model']}: {one['first']:.1f} with the question first, {one['last']:.1f} "
+            f"with the question last ({points(one['difference'])})"
             for name, one in each["arms"].items()
         ]
-        told.append(f"{each['name']}, {each['model']}: {'; '.join(arms)}")
     if not told:
         return ""
-    return (
+    return bullets(
         "**Where the question stands** (a causal model cannot know in the context what is asked after it; intervals "
-        f"for other seeds on these very texts): {'. '.join(told)}."
+        "for other seeds on these very texts):",
+        told,
     )

@@ -9,6 +9,7 @@ from labkit.bench.arms import ADAPTED, REFERENCE, arm
 from labkit.bench.effect_gaps import (
     NOTHING,
     Told,
+    bullets,
     counted,
     differences,
     halves,
@@ -30,7 +31,7 @@ def paragraphs(found: dict[str, Any]) -> list[str]:
     """When the mask helps and by how much, what the controls say, what is not known; from the numbers alone."""
     conditions = named_apart(found["conditions"])
     told = [*_in_short(conditions), _removed(conditions), *_unlearned(conditions), *_uneven(conditions)]
-    told += [text for text in (_repeated(conditions), _adapted(conditions), _others(conditions)) if text]
+    told += [text for text in (_repeated(conditions), *_adapted(conditions), _others(conditions)) if text]
     told += along(conditions, found.get("orders", ()), found.get("budgets", ()))
     told += [text for text in (_diagnostic(conditions), _claim(conditions)) if text]
     return [*told, unknown(conditions, found["curves"]), *_unfinished(found.get("unfinished", ()))]
@@ -179,11 +180,11 @@ def _unlearned(conditions: Sequence[dict]) -> list[str]:
         if not one["learned"]
     ]
     if below:
-        told.append(
-            f"**Not shown to be better than what needs no model:** {'; '.join(below)}. These have not learned the task "
-            "at this budget: their gap says that they did not get started, and not what the mask is worth to a model "
-            "that has."
+        lead = (
+            "**Not shown to be better than what needs no model:** these have not learned the task at this budget, and "
+            "their gap says that they did not get started, not what the mask is worth to a model that has."
         )
+        told.append(bullets(lead, below))
     return told
 
 
@@ -225,27 +226,29 @@ def _repeated(conditions: Sequence[dict]) -> str:
     return text
 
 
-def _adapted(conditions: Sequence[dict]) -> str:
+def _adapted(conditions: Sequence[dict]) -> list[str]:
+    """A paragraph for each objective and number of steps, with what it is set against below it."""
     names = {one["name"] for each in conditions for one in each["arms"] if one["name"].startswith(("mntp:", "mlm:"))}
     told = []
     for name in sorted(names, key=lambda each: (each.partition(":")[0], int(each.partition(":")[2]))):
         objective, _, steps = name.partition(":")
-        text = f"**After {steps} steps of {objective.upper()}** the unmasked model "
-        text += sorted_out(differences(conditions, name))
-        if against := pairs_of(conditions, name, f"next:{steps}"):
-            told_apart = sorted_out(against, "is better", "is worse")
-            text += f"; against the causal model with as many steps of next-token prediction it {told_apart}"
-            text += _beyond(conditions, name)
-        if other := pairs_of(conditions, name, f"mntp:{steps}"):
-            text += f"; against as many steps of MNTP it {sorted_out(other, 'is better', 'is worse')}"
-        if repaired := pairs_of(conditions, name, "bidirectional"):
-            told_apart = sorted_out(repaired, "is better", "is worse")
-            text += f"; against the unmasked model without these steps it {told_apart}"
-        told.append(text + ".")
-    return " ".join(told)
+        lead = f"**After {steps} steps of {objective.upper()}** the unmasked model "
+        against = {
+            "the causal model with as many steps of next-token prediction": f"next:{steps}",
+            "as many steps of MNTP": f"mntp:{steps}",
+            "the unmasked model without these steps": "bidirectional",
+        }
+        items = [
+            f"against {what} it {sorted_out(gaps, 'is better', 'is worse')}"
+            for what, other in against.items()
+            if (gaps := pairs_of(conditions, name, other))
+        ]
+        items += _beyond(conditions, name)
+        told.append(bullets(f"{lead}{sorted_out(differences(conditions, name))}.", items))
+    return told
 
 
-def _beyond(conditions: Sequence[dict], name: str) -> str:
+def _beyond(conditions: Sequence[dict], name: str) -> list[str]:
     """How much of the difference to the control is not that of the mask alone."""
     told = [
         f"{each['name']} {points(pair['beyond'])}"
@@ -253,13 +256,8 @@ def _beyond(conditions: Sequence[dict], name: str) -> str:
         for pair in each["pairs"]
         if pair["one"] == name and "beyond" in pair
     ]
-    if not told:
-        return ""
-    is_ = "is" if len(told) == 1 else "are"
-    return (
-        f", of which {'; '.join(told)} {is_} beyond the mask alone (what the steps add to the unmasked model, less "
-        "what the control's add to the causal one)"
-    )
+    what = "what the steps add to the unmasked model, less what the control's add to the causal one"
+    return [f"beyond the mask alone ({what}): {'; '.join(told)}"] if told else []
 
 
 def _others(conditions: Sequence[dict]) -> str:
@@ -269,20 +267,21 @@ def _others(conditions: Sequence[dict]) -> str:
         for name in names
         if name not in (REFERENCE, "bidirectional", "repeated") and name.partition(":")[0] not in ADAPTED
     ]
-    return f"**Other arms.** {'; '.join(told)}." if told else ""
+    return bullets("**Other arms.**", told) if told else ""
 
 
 def _diagnostic(conditions: Sequence[dict]) -> str:
     those = [each for each in conditions if "diagnostic" in each]
     told = []
     for each in those:
-        by_arm = [_over_the_ceiling(name, halves["after"]) for name, halves in each["diagnostic"].items()]
-        told.append((f"{each['name']}: " if len(those) > 1 else "") + "; ".join(by_arm))
+        of = f" on {each['name']}" if len(those) > 1 else ""
+        told += [_over_the_ceiling(f"{name}{of}", halves["after"]) for name, halves in each["diagnostic"].items()]
     if not told:
         return ""
-    return (
+    return bullets(
         "**Sanity check** (Which way round, the names that only what follows can tell; a model that has not seen it is "
-        f"right on one of three at most), right by seed: {'. '.join(told)}."
+        "right on one of three at most), right by seed:",
+        told,
     )
 
 
