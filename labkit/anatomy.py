@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from labkit.errors import UnsupportedModelError
@@ -53,6 +54,13 @@ class Decoder:
     def family(self) -> str:
         """The model type as transformers names it ("gpt2", "gemma3_text", "llama", ...)."""
         return self.config.model_type
+
+    def deaf_layers(self) -> frozenset[int]:
+        """Those that keep an `is_causal` which they are given from their attention (StableLM, Nemotron); tried out."""
+        kinds = [(type(layer), type(attention)) for layer, attention in zip(self.layers, self.attentions, strict=True)]
+        examples = dict(zip(kinds, zip(self.layers, self.attentions, strict=True), strict=True))
+        deaf = {kind for kind, (layer, attention) in examples.items() if not _flag_arrives(layer, attention)}
+        return frozenset(i for i, kind in enumerate(kinds) if kind in deaf)
 
     @property
     def has_learned_positions(self) -> bool:
@@ -128,6 +136,44 @@ def _with_config(module: nn.Module) -> list[nn.Module]:
     if hasattr(module, "config"):
         return [module]
     return [each for child in module.children() for each in _with_config(child)]
+
+
+def _flag_arrives(layer: nn.Module, attention: nn.Module) -> bool:
+    """Whether `is_causal`, given to a decoder layer, arrives at its attention.
+
+    Tried on one token, up to the attention, which is not run. What cannot be tried counts as no: a mask that is written
+    out is right for every layer.
+    """
+    some = next((each for each in layer.parameters() if each.is_floating_point()), None)
+    config = getattr(attention, "config", None)
+    if some is None or config is None:
+        return False
+
+    def caught(module: nn.Module, args: tuple, kwargs: dict):
+        raise _Arrived("is_causal" in kwargs)
+
+    parameters = inspect.signature(type(layer).forward).parameters.values()
+    needed = [
+        each.name for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+    ]
+    handle = attention.register_forward_pre_hook(caught, with_kwargs=True)
+    try:
+        with torch.no_grad():
+            hidden = torch.zeros(1, 1, config.hidden_size, dtype=some.dtype, device=some.device)
+            type(layer).forward(
+                layer, hidden, **dict.fromkeys(needed[2:]), is_causal=False
+            )  # after self, hidden states
+    except _Arrived as arrived:
+        return bool(arrived.args[0])
+    except Exception:  # a layer that wants more than its hidden states
+        return False
+    finally:
+        handle.remove()
+    return False
+
+
+class _Arrived(Exception):
+    """The attention of a layer was called; the argument: whether the flag was given to it."""
 
 
 def _decoder_layers(module: nn.Module) -> tuple[nn.Module, ...] | None:

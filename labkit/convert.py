@@ -42,7 +42,8 @@ def to_bidirectional(model: nn.Module, *, window: str = "keep", layers=None) -> 
             "keep": W-1 tokens on either side. "halve": W//2 on either side, as EmbeddingGemma was trained
             (transformers, `Gemma3TextConfig.use_bidirectional_attention`). "global": everything.
         layers: indices of the layers to convert, or None for all. The others stay causal; plain transformers cannot
-            express that, so a saved folder needs `labkit.load`.
+            express that, so a saved folder needs `labkit.load`; so do families whose layers keep the switch from their
+            attention (StableLM, Nemotron), which are given their masks written out.
 
     Raises:
         ConversionError: a wrong argument, or the measured mask is not the intended one. The model is then as it was.
@@ -112,8 +113,9 @@ def _put_in_force(model: nn.Module, decoder: Decoder) -> None:
     layer_masks.positions_from_mask = decoder.has_learned_positions
     if mark["layers"] is None:
         config.is_causal = False
-        if getattr(config, "use_bidirectional_attention", None):
-            config.use_bidirectional_attention = False  # one switch in force, not two that add up
+        layer_masks.always = layer_masks.deaf
+        if switch := getattr(config, "use_bidirectional_attention", None):  # one switch in force, not two that add up
+            config.use_bidirectional_attention = False if switch is True else None  # in Gemma 4 it is a word, or None
     else:
         layer_masks.always = frozenset(mark["layers"])
     _set_windows(decoder, mark["sliding_window"])

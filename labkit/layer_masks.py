@@ -75,6 +75,7 @@ class LayerMasks:
         self.overrides: list[dict[int, Mask]] = []
         self.converted: dict[int, Mask] = {}  # the mask that each converted layer is meant to have
         self.always: frozenset[int] = frozenset()  # converted layers that transformers itself cannot give their mask
+        self.deaf = decoder.deaf_layers()  # a flag does not reach their attention: their mask is always written out
         self.window_of_backend = None  # has .apply(): sets the window as the backend in use counts it
         self.isolating = False  # layers that are not converted are given their mask of packed texts, too
         self.positions_from_mask = False  # learned positions of a converted model are counted from the first real token
@@ -169,8 +170,13 @@ class LayerMasks:
                 raise ConversionError(
                     f"flash attention takes no mask, so {mask} cannot be put in force: load the model with attn='sdpa'"
                 )
+            if index in self.deaf:
+                raise ConversionError(
+                    f"the layers of {self.decoder.family} do not tell flash attention what they are: load "
+                    "the model with attn='sdpa' or attn='eager'"
+                )
             return args, {**kwargs, "is_causal": False}  # its padding and packing reach the kernel as they are
-        rendered = _render(mask, call, index, hidden, backend)
+        rendered = _render(mask, call, index, hidden, backend, by_flag=index not in self.deaf)
         kwargs = {**kwargs, "is_causal": False}
         if self._mask_at is not None and self._mask_at < len(args):
             return (*args[: self._mask_at], rendered, *args[self._mask_at + 1 :]), kwargs
@@ -192,12 +198,12 @@ class LayerMasks:
         return call
 
 
-def _render(mask: Mask, call: _Call, index: int, hidden: Tensor, backend: str):
-    """The mask as this backend takes it: None (all open), bool (sdpa), float (eager) or BlockMask (flex)."""
+def _render(mask: Mask, call: _Call, index: int, hidden: Tensor, backend: str, by_flag: bool):
+    """The mask as this backend takes it: bool (sdpa), float (eager), BlockMask (flex); None if a flag opens all."""
     q_len = hidden.shape[1]
     past, kv_len = _cache_lengths(call.cache, index, q_len)
     open_to_all = mask == bidirectional() and call.real is None and call.documents is None and past == 0
-    if open_to_all and kv_len == q_len and backend != "eager":
+    if by_flag and open_to_all and kv_len == q_len and backend != "eager":
         return None
     key = (mask, q_len, past, kv_len, hidden.dtype, backend)
     if key not in call.built and call.one_by_one:

@@ -87,7 +87,9 @@ def _calls(decoder: Decoder, real: Tensor) -> list[AttentionCall]:
     try:
         with without_mlps(decoder), recorded_calls(decoder.attentions) as calls:
             decoder.stack(input_ids=ids, attention_mask=mask, use_cache=False)
-    except (TypeError, ValueError, AttributeError, IndexError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         said = " ".join(str(error).split())[:200]
         raise ConversionError(
             f"{type(decoder.stack).__name__} (attention backend {decoder.backend!r}) could not be run to measure its "

@@ -1,0 +1,170 @@
+"""Which causal language models of transformers labkit converts: docs/families.md, by python scripts/list_families.py
+
+Every family behind `AutoModelForCausalLM` is built small, with random weights, on eager and on sdpa attention, and
+converted, which measures the mask of every layer, with and without padding; then back, to the same logits bit for bit.
+About two minutes.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: E402
+
+import labkit  # noqa: E402
+from labkit.errors import ConversionError, UnsupportedModelError  # noqa: E402
+from labkit.run_folder import write_whole  # noqa: E402
+
+PAGE = ROOT / "docs" / "families.md"
+BACKENDS = ("eager", "sdpa")
+LARGEST = 10_000_000  # parameters
+CONVERTS, WITHOUT, UNKNOWN, UNBUILT = "converts", "is not offered", "no decoder", "not built"
+
+PLAIN = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 101, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+EXPERTS = {
+    "num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
+    "n_routed_experts": 2, "top_k_experts": 1,
+}  # fmt: skip
+OLDER = {
+    "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "num_layers": 2, "num_heads": 4, "ffn_dim": 64,
+    "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64, "rotary_dim": 4,
+    "n_inner": 64,
+}  # fmt: skip
+LATENT = {
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "kv_lora_rank": 16, "q_lora_rank": 16,
+    "qk_head_dim": 16, "num_key_value_heads": 4, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+LOCAL = {
+    "vocab_size_per_layer_input": 101, "hidden_size_per_layer_input": 8, "sliding_window": 8, "head_dim": 8,
+    "layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 8, "num_kv_shared_layers": 0,
+}  # fmt: skip
+TRIED = [  # names of sizes differ between families; the first set that builds a small model which runs is taken
+    {**PLAIN, **EXPERTS, **OLDER, "head_dim": 8}, {**PLAIN, **EXPERTS, **OLDER}, PLAIN, {**PLAIN, **EXPERTS, **LATENT},
+    {**PLAIN, **LOCAL}, {**OLDER, "vocab_size": 101},
+]  # fmt: skip
+
+
+def outcome(family: str, backend: str) -> str:
+    """CONVERTS, WITHOUT, UNKNOWN, UNBUILT, or why labkit refuses it."""
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]
+    model_class = getattr(transformers, name if isinstance(name, str) else name[0])
+    if backend == "sdpa" and not getattr(model_class, "_supports_sdpa", False):
+        return WITHOUT
+    model = _small(model_class, CONFIG_MAPPING[family], backend)
+    if model is None:
+        return UNBUILT
+    try:
+        before = _logits(model)
+        labkit.to_bidirectional(model)
+        labkit.to_causal(model)
+    except UnsupportedModelError:
+        return UNKNOWN
+    except ConversionError as error:
+        return " ".join(str(error).split()).removesuffix(" The model was put back as it was.")
+    if not torch.equal(before, _logits(model)):
+        return "its logits are others once it is causal again"
+    return CONVERTS
+
+
+def _small(model_class: Any, config_class: Any, backend: str) -> Any:
+    for sizes in TRIED:
+        try:
+            config = config_class(**sizes)
+            with torch.device("meta"):
+                empty = model_class._from_config(config)
+            if sum(each.numel() for each in empty.parameters()) > LARGEST:
+                continue
+            torch.manual_seed(0)
+            model = model_class._from_config(config, attn_implementation=backend).eval()
+            _logits(model)
+        except Exception:  # whatever a family has against sizes that are not its own
+            continue
+        return model
+    return None
+
+
+def _logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.arange(3, 12)[None]).logits
+
+
+def page(outcomes: Mapping[str, Mapping[str, str]]) -> str:
+    """The page, of {family: {backend: outcome}}."""
+    by: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for family, found in outcomes.items():
+        kinds = tuple(found[backend] for backend in BACKENDS)
+        by[kinds].append(family)
+    sdpa = [family for family, found in outcomes.items() if found["sdpa"] == CONVERTS]
+    eager = [family for family, found in outcomes.items() if found["eager"] == CONVERTS]
+    refused = [
+        (family, backend, found[backend])
+        for family, found in outcomes.items()
+        for backend in BACKENDS
+        if found[backend] not in (CONVERTS, WITHOUT, UNKNOWN, UNBUILT)
+    ]
+    lines = [
+        "# Which families labkit converts", "",
+        f"Of the {len(outcomes)} families of causal language models in transformers {transformers.__version__}, labkit "
+        f"converts {len(eager)} on eager and {len(sdpa)} on sdpa attention.",
+        "Each was built small, with random weights, and converted: the mask of every layer was measured on texts of a",
+        "few tokens, with and without padding, and had to be the one that was meant; then converted back, to the same",
+        "logits bit for bit. Only attention is converted: what a hybrid reads from left to right besides stays so,",
+        "and a family that picks some keys of a long text picks them still. `python scripts/list_families.py` writes",
+        "this page, and `make test-all` holds it against the code.", "",
+        f"**On both:** {_named(by[CONVERTS, CONVERTS])}.", "",
+        f"**On eager, where sdpa is not offered:** {_named(by[CONVERTS, WITHOUT])}.", "",
+        "**Refused,** by what was measured; the model is then as it was:", "",
+        "| family | backend | why |", "|---|---|---|",
+        *(f"| {family} | {backend} | {why} |" for family, backend, why in refused), "",
+        "**Without a decoder as labkit knows it** (encoders told to be causal, recurrent and older models):",
+        f"{_named(_all_of(outcomes, UNKNOWN))}.", "",
+        "**Not tried,** as none of the sizes that are tried builds a small model of theirs that runs:",
+        f"{_named(_all_of(outcomes, UNBUILT))}.",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _all_of(outcomes: Mapping[str, Mapping[str, str]], kind: str) -> list[str]:
+    return [family for family, found in outcomes.items() if kind in found.values() and CONVERTS not in found.values()]
+
+
+def _named(families: list[str]) -> str:
+    return ", ".join(f"`{each}`" for each in sorted(families)) or "none"
+
+
+def all_outcomes() -> dict[str, dict[str, str]]:
+    families = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    found = {}
+    for number, family in enumerate(families, 1):
+        print(f"\r{number} of {len(families)}: {family:30}", end="", file=sys.stderr)
+        found[family] = {backend: outcome(family, backend) for backend in BACKENDS}
+    print(file=sys.stderr)
+    return found
+
+
+def main() -> None:
+    if sys.argv[1:]:
+        sys.exit(__doc__)
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    write_whole(PAGE, page(all_outcomes()))
+    print(f"{PAGE.relative_to(ROOT)} written")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Families beside those of the tour: some that need more than the switch, and the page that lists them all."""
+
+import pytest
+import torch
+import transformers
+
+import labkit
+from labkit import masks
+from labkit.anatomy import find_decoder
+from labkit.errors import ConversionError
+from scripts import list_families
+from tests.perturbation import layer_cells, window_cells
+
+N, W = 12, 8
+IDS = torch.arange(40, 40 + N)[None]
+DEAF = ("StableLm", "Nemotron")  # their layers keep `is_causal` from their attention
+GEMMA4 = ("Gemma4", "Gemma4Unified")
+SIZES = {
+    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "initializer_range": 0.2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+LOCAL = {
+    "head_dim": 16, "global_head_dim": 16, "sliding_window": W, "vocab_size_per_layer_input": 300,
+    "hidden_size_per_layer_input": 8, "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+
+
+def small(family, attn):
+    config_class = getattr(transformers, f"{family}TextConfig" if family in GEMMA4 else f"{family}Config", None)
+    if config_class is None:
+        pytest.skip(f"this transformers has no {family}")
+    config = config_class(**SIZES, **(LOCAL if family in GEMMA4 else {}))
+    torch.manual_seed(0)
+    return getattr(transformers, f"{family}ForCausalLM")._from_config(config, attn_implementation=attn).eval()
+
+
+def logits(model, ids=IDS, **inputs):
+    with torch.no_grad():
+        return model(ids, **inputs).logits
+
+
+def padded():
+    real = torch.ones(3, N, dtype=torch.bool)
+    real[1, -4:], real[2, :3] = False, False
+    return real
+
+
+@pytest.mark.parametrize("attn", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", DEAF)
+@pytest.mark.parametrize("layers", [None, [1]])
+def test_layers_that_keep_the_flag_to_themselves_are_given_their_mask(family, attn, layers):
+    model = small(family, attn)
+    before = logits(model)
+    labkit.to_bidirectional(model, layers=layers)
+    open_, real = layer_cells(model, N)[:, 0], padded()
+    assert open_[1].all() and torch.equal(
+        open_[0], torch.ones(N, N).bool() if layers is None else masks.causal().dense(N)
+    )
+    for row, cells in zip(real, layer_cells(model, N, real)[1], strict=True):
+        assert cells[row][:, row].all() and not cells[row][:, ~row].any()
+    labkit.to_causal(model)
+    assert torch.equal(logits(model), before)
+
+
+@pytest.mark.parametrize("family", DEAF)
+def test_a_mask_that_opens_all_reaches_them_for_a_while(family):
+    model = small(family, "sdpa")
+    with labkit.masked(model, masks.bidirectional()):
+        assert layer_cells(model, N).all()
+    assert torch.equal(layer_cells(model, N)[0, 0], masks.causal().dense(N))
+
+
+def test_their_texts_of_one_row_stay_apart_and_their_folder_is_read_back(tmp_path):
+    model = labkit.to_bidirectional(small("StableLm", "sdpa"))
+    positions = torch.cat([torch.arange(5), torch.arange(N - 5)])[None]
+    together = logits(model, position_ids=positions, use_cache=False)
+    torch.testing.assert_close(together[:, :5], logits(model, IDS[:, :5]), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(together[:, 5:], logits(model, IDS[:, 5:]), atol=2e-5, rtol=1e-4)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa").eval()
+    torch.testing.assert_close(logits(labkit.convert.restore(again)), logits(model))
+
+
+def test_flash_attention_which_takes_no_mask_is_refused_for_them(monkeypatch):
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    model = labkit.to_bidirectional(small("StableLm", "sdpa"))
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "flash_attention_2", lambda *_, **__: None)
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ConversionError, match="the layers of stablelm do not tell flash attention"):
+        logits(model)
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama", "tiny-gemma", "tiny-gemma2", "tiny-gemma3"])
+def test_the_families_of_the_tour_hand_the_flag_on_and_need_no_written_mask(tiny, name):
+    assert find_decoder(tiny(name).model).deaf_layers() == frozenset()
+
+
+def test_a_layer_that_cannot_be_tried_is_given_its_mask(tiny, monkeypatch):
+    model = tiny("tiny-llama", "sdpa").model
+    forward = type(model.model.layers[0]).forward
+
+    def more(self, hidden_states, attention_mask=None, position_embeddings=None, **others):
+        position_embeddings[0].shape  # noqa: B018  (wants more than its hidden states)
+        return forward(self, hidden_states, attention_mask, position_embeddings=position_embeddings, **others)
+
+    monkeypatch.setattr(type(model.model.layers[0]), "forward", more)
+    assert find_decoder(model).deaf_layers() == {0, 1}
+    with labkit.masked(model, masks.bidirectional()):
+        assert layer_cells(model, N).all()
+
+
+@pytest.mark.parametrize("attn", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", GEMMA4)
+@pytest.mark.parametrize(("window", "reach"), [("keep", W - 1), ("halve", W // 2), ("global", None)])
+@pytest.mark.parametrize("layers", [None, [0]])
+def test_gemma_4_has_the_declared_window_padded_or_not(family, attn, window, reach, layers):
+    model = small(family, attn)
+    before, asked = logits(model), model.config.get_text_config().use_bidirectional_attention
+    labkit.to_bidirectional(model, window=window, layers=layers)
+    local, full = layer_cells(model, N)[:, 0]
+    assert torch.equal(local, window_cells(N, reach, reach)) and bool(full.all()) is (layers is None)
+    real = padded()
+    for row, cells in zip(real, layer_cells(model, N, real)[0], strict=True):
+        assert torch.equal(cells[row][:, row], window_cells(int(row.sum()), reach, reach))
+    labkit.to_causal(model)
+    assert torch.equal(logits(model), before)
+    assert model.config.get_text_config().use_bidirectional_attention == asked
+
+
+@pytest.mark.slow
+def test_the_page_of_families_is_what_is_measured():
+    page = list_families.PAGE.read_text(encoding="utf-8")
+    if f"in transformers {transformers.__version__}, " not in page:
+        pytest.skip(f"the page is of another transformers than {transformers.__version__}")
+    assert list_families.page(list_families.all_outcomes()) == page, "python scripts/list_families.py"
