@@ -141,13 +141,13 @@ def _with_config(module: nn.Module) -> list[nn.Module]:
 def _flag_arrives(layer: nn.Module, attention: nn.Module) -> bool:
     """Whether `is_causal`, given to a decoder layer, arrives at its attention.
 
-    Tried on one token, up to the attention, which is not run. What cannot be tried counts as no: a mask that is written
-    out is right for every layer.
+    Tried on one token, up to the attention, which is not run. Where it cannot be tried, it counts as arriving, as it
+    does in nearly all families; what is in force then is for the proof of a conversion to find out.
     """
     some = next((each for each in layer.parameters() if each.is_floating_point()), None)
     config = getattr(attention, "config", None)
     if some is None or config is None:
-        return False
+        return True
 
     def caught(module: nn.Module, args: tuple, kwargs: dict):
         raise _Arrived("is_causal" in kwargs)
@@ -166,10 +166,10 @@ def _flag_arrives(layer: nn.Module, attention: nn.Module) -> bool:
     except _Arrived as arrived:
         return bool(arrived.args[0])
     except Exception:  # a layer that wants more than its hidden states
-        return False
+        return True
     finally:
         handle.remove()
-    return False
+    return True
 
 
 class _Arrived(Exception):

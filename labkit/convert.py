@@ -113,7 +113,7 @@ def _put_in_force(model: nn.Module, decoder: Decoder) -> None:
     layer_masks.positions_from_mask = decoder.has_learned_positions
     if mark["layers"] is None:
         config.is_causal = False
-        layer_masks.always = layer_masks.deaf
+        layer_masks.where_none = layer_masks.deaf
         if switch := getattr(config, "use_bidirectional_attention", None):  # one switch in force, not two that add up
             config.use_bidirectional_attention = False if switch is True else None  # in Gemma 4 it is a word, or None
     else:
@@ -134,7 +134,7 @@ def _undo(model: nn.Module, decoder: Decoder) -> None:
     _set_windows(decoder, mark["sliding_window"])
     layer_masks = getattr(decoder.stack, ATTRIBUTE, None)
     if layer_masks is not None:
-        layer_masks.converted, layer_masks.always = {}, frozenset()
+        layer_masks.converted, layer_masks.always, layer_masks.where_none = {}, frozenset(), frozenset()
         layer_masks.positions_from_mask, layer_masks.window_of_backend = False, None
         layer_masks.remove_if_idle()
     for module in _generators(model):

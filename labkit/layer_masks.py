@@ -75,7 +75,10 @@ class LayerMasks:
         self.overrides: list[dict[int, Mask]] = []
         self.converted: dict[int, Mask] = {}  # the mask that each converted layer is meant to have
         self.always: frozenset[int] = frozenset()  # converted layers that transformers itself cannot give their mask
-        self.deaf = decoder.deaf_layers()  # a flag does not reach their attention: their mask is always written out
+        self.deaf = decoder.deaf_layers()  # a flag does not reach their attention: their mask is written out
+        self.where_none: frozenset[int] = (
+            frozenset()
+        )  # converted layers that are given theirs where they come with none
         self.window_of_backend = None  # has .apply(): sets the window as the backend in use counts it
         self.isolating = False  # layers that are not converted are given their mask of packed texts, too
         self.positions_from_mask = False  # learned positions of a converted model are counted from the first real token
@@ -112,7 +115,8 @@ class LayerMasks:
                 return override[index]
         packed = self.call is not None and self.call.documents is not None
         if index in self.converted:
-            return self.converted[index] if index in self.always or packed else None
+            own = index in self.always or index in self.where_none
+            return self.converted[index] if own or packed else None
         flash = backend_of(self.stack.config) == "flash"  # takes no mask; its kernel keeps texts apart by position_ids
         apart = (
             self.isolating or self.converted
@@ -176,11 +180,20 @@ class LayerMasks:
                     "the model with attn='sdpa' or attn='eager'"
                 )
             return args, {**kwargs, "is_causal": False}  # its padding and packing reach the kernel as they are
+        at = self._mask_at
+        given = args[at] if at is not None and at < len(args) else kwargs.get("attention_mask")
+        if given is not None and self._is_good_enough(index, call):
+            return None
         rendered = _render(mask, call, index, hidden, backend, by_flag=index not in self.deaf)
         kwargs = {**kwargs, "is_causal": False}
         if self._mask_at is not None and self._mask_at < len(args):
             return (*args[: self._mask_at], rendered, *args[self._mask_at + 1 :]), kwargs
         return args, {**kwargs, "attention_mask": rendered}
+
+    def _is_good_enough(self, index: int, call: _Call) -> bool:
+        """Whether the mask that transformers built is this layer's: it may hold a bias, too (ALiBi in Falcon)."""
+        told = any(index in override for override in self.overrides)
+        return index in self.where_none and index not in self.always and call.documents is None and not told
 
     def _call_of(self, layer: nn.Module, hidden: Tensor) -> _Call | None:
         """The forward pass that this layer call belongs to; under gradient checkpointing maybe not the latest one."""

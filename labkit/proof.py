@@ -87,7 +87,7 @@ def _calls(decoder: Decoder, real: Tensor) -> list[AttentionCall]:
     try:
         with without_mlps(decoder), recorded_calls(decoder.attentions) as calls:
             decoder.stack(input_ids=ids, attention_mask=mask, use_cache=False)
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, ConversionError):
         raise
     except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         said = " ".join(str(error).split())[:200]

@@ -96,18 +96,21 @@ def test_the_families_of_the_tour_hand_the_flag_on_and_need_no_written_mask(tiny
     assert find_decoder(tiny(name).model).deaf_layers() == frozenset()
 
 
-def test_a_layer_that_cannot_be_tried_is_given_its_mask(tiny, monkeypatch):
-    model = tiny("tiny-llama", "sdpa").model
-    forward = type(model.model.layers[0]).forward
-
-    def more(self, hidden_states, attention_mask=None, position_embeddings=None, **others):
-        position_embeddings[0].shape  # noqa: B018  (wants more than its hidden states)
-        return forward(self, hidden_states, attention_mask, position_embeddings=position_embeddings, **others)
-
-    monkeypatch.setattr(type(model.model.layers[0]), "forward", more)
-    assert find_decoder(model).deaf_layers() == {0, 1}
-    with labkit.masked(model, masks.bidirectional()):
-        assert layer_cells(model, N).all()
+@pytest.mark.parametrize("alibi", [False, True])
+def test_a_bias_that_comes_in_the_mask_stays_in_it(alibi):
+    """Falcon's layers keep the flag too, but are always handed a mask, with the distances of ALiBi in it."""
+    config = transformers.FalconConfig(
+        vocab_size=300, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, alibi=alibi, initializer_range=0.2,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.FalconForCausalLM._from_config(config, attn_implementation="sdpa").eval()
+    model.config.is_causal = False
+    by_transformers = logits(model)
+    model.config.is_causal = True
+    labkit.to_bidirectional(model)
+    torch.testing.assert_close(logits(model), by_transformers, atol=2e-5, rtol=1e-4)
+    assert (logits(model, IDS.flip(1)).flip(1) - logits(model)).abs().max() > 0.01  # it knows the order of its words
 
 
 @pytest.mark.parametrize("attn", ["eager", "sdpa"])
