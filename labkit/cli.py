@@ -198,13 +198,15 @@ def convert(
     chosen = export.choose_layers(layers, lm.model.config.get_text_config().num_hidden_layers)
     to_bidirectional(lm.model, window=window, layers=chosen)
     folder = export.export(lm, output_dir, window=window, layers=chosen)
+    for_all = export.is_for_all(lm.model, chosen)
     if as_json:
         done = {"folder": str(folder), "name": name, "window": window, "layers": chosen or "all"}
-        print_json(done | {"plain_transformers": chosen is None, "licence": lm.licence})
+        print_json(done | {"plain_transformers": for_all, "licence": lm.licence})
     else:
         print(f"{folder}: {name}, bidirectional in {'all layers' if chosen is None else f'layers {chosen}'}")
-        if chosen is not None:
-            print("plain transformers cannot express this choice of layers; load the folder with labkit.load")
+        if not for_all:
+            what = "this choice of layers" if chosen is not None else "the masks of this family"
+            print(f"plain transformers cannot express {what}; load the folder with labkit.load")
 
 
 @app.command()

@@ -99,8 +99,15 @@ def describe(lm: Any, *, window: str, layers: list[int] | None) -> str:
         source=lm.source.replace(lm.name, name),
         licence=licence_name(lm),
         texts=f" ({texts} in this folder)" if texts else "",
-        loading=_SUBSET if layers is not None else _UNIFORM,
+        loading=_SUBSET if layers is not None else _UNIFORM if is_for_all(lm.model, layers) else _DEAF,
     )
+
+
+def is_for_all(model: Any, layers: list[int] | None) -> bool:
+    """Whether plain transformers gives a converted model its mask: in all layers, and none keeps the switch."""
+    from labkit.anatomy import find_decoder
+
+    return layers is None and not find_decoder(model).deaf_layers()
 
 
 def _write(lm: Any, folder: Path, window: str, layers: list[int] | None) -> None:
@@ -181,6 +188,14 @@ Plain transformers (5.3 or newer) loads it, and it is then bidirectional, becaus
 Two things to know about plain transformers here (`labkit.load` takes care of both):
 - under flash attention a window reaches one token less far than under the other backends;
 - several documents packed into one row (restarted `position_ids`, no mask) see each other once it is bidirectional."""
+
+_DEAF = """\
+Plain transformers loads the folder, but the layers of this family keep its switch from their attention:
+**without labkit this model may be causal**, under sdpa wherever no row is padded. Load it with
+
+    labkit.load("THIS_FOLDER")
+
+which puts the conversion that is recorded in `config.json` (`labkit_attention`) in force again."""
 
 _SUBSET = """\
 Plain transformers loads the folder but cannot express a mask for some layers only: **without labkit this model is

@@ -89,7 +89,8 @@ def why_not(model: nn.Module) -> str | None:
     mark = getattr(config, MARK, None)
     if mark is not None and not hasattr(decoder.stack, LAYER_MASKS):
         return "its conversion is recorded, but not in force: load it with labkit.load, or call labkit.convert.restore"
-    opened = getattr(config, "is_causal", True) is False or getattr(config, "use_bidirectional_attention", None)
+    switch = getattr(config, "use_bidirectional_attention", None)  # in Gemma 4 a word, of which "vision" is of images
+    opened = getattr(config, "is_causal", True) is False or switch in (True, "all")
     if opened and mark is None:
         return "its causal mask was removed by other means than labkit.to_bidirectional, so its mask is not known"
     return None

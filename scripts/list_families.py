@@ -121,7 +121,9 @@ def page(outcomes: Mapping[str, Mapping[str, str]]) -> str:
         "# Which families labkit converts", "",
         f"Of the {len(outcomes)} families of causal language models in transformers {transformers.__version__}, labkit "
         f"converts {len(eager)} on eager and {len(sdpa)} on sdpa attention.",
-        "Each was built small, with random weights, and converted: the mask of every layer was measured on texts of a",
+        "The models are small, with random weights and few settings (those of LFM2 have attention in every layer here,",
+        "which its real ones have not, and those are refused). Each was converted in all layers, its windows kept: the",
+        "mask of every layer was measured on texts of a",
         "few tokens, with and without padding, and had to be the one that was meant; then converted back, to the same",
         "logits bit for bit. Only attention is converted: what a hybrid reads from left to right besides stays so,",
         "and a family that picks some keys of a long text picks them still. `python scripts/list_families.py` writes",

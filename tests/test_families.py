@@ -1,5 +1,7 @@
 """Families beside those of the tour: some that need more than the switch, and the page that lists them all."""
 
+import json
+
 import pytest
 import torch
 import transformers
@@ -79,6 +81,13 @@ def test_their_texts_of_one_row_stay_apart_and_their_folder_is_read_back(tmp_pat
     model.save_pretrained(tmp_path)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa").eval()
     torch.testing.assert_close(logits(labkit.convert.restore(again)), logits(model))
+
+
+def test_the_card_of_their_folder_says_who_can_load_it(labkit_command, tmp_path):
+    small("StableLm", "sdpa").save_pretrained(tmp_path / "model")
+    code, text, _ = labkit_command("convert", tmp_path / "model", "--output-dir", tmp_path / "out", "--json")
+    assert code == 0 and json.loads(text)["plain_transformers"] is False
+    assert "**without labkit this model may be causal**" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_flash_attention_which_takes_no_mask_is_refused_for_them(monkeypatch):
