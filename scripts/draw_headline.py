@@ -62,23 +62,23 @@ def _called(name: str, arms: dict[str, Any]) -> str:
 def _groups(conditions: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(label, arms) of a set, with its steps where it was learned for several numbers of them."""
     for each in conditions:
-        for label, arms in _sized(each):
-            yield (f"{label}, {steps_of(each):,.0f} steps" if len(conditions) > 1 else label), arms
+        for label, steps, arms in _sized(each):
+            failed = "" if arms[REFERENCE].get("learned", True) else f" ({REFERENCE}: unlearned)"
+            yield label + (f", {steps:,.0f} steps" if len(conditions) > 1 else "") + failed, arms
 
 
-def _sized(condition: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(label, arms) of one condition: where its training set was cut, also with the fewest examples."""
+def _sized(condition: dict[str, Any]) -> Iterator[tuple[str, float, dict[str, Any]]]:
+    """(label, steps, arms) of one condition: where its training set was cut, also with the fewest examples."""
     label, part = SETS[condition["name"]]
     if part is not None:
         half = next(each for each in condition["parts"] if each["name"] == part)
-        yield f"{label} (n = {half['n']:,})", half["arms"]
+        yield f"{label} (n = {half['n']:,})", steps_of(condition), half["arms"]
         return
     sizes = sorted(condition.get("sizes", ()), key=lambda each: each["size"])
     if len(sizes) > 1:
-        yield f"{label}: {sizes[0]['size']:,} examples to learn from", sizes[0]["arms"]
+        yield f"{label}: {sizes[0]['size']:,} examples to learn from", sizes[0]["steps"], sizes[0]["arms"]
     arms = {each["name"]: each for each in condition["arms"]}
-    failed = "" if arms[REFERENCE].get("learned", True) else f" ({REFERENCE}: unlearned)"
-    yield f"{label}: {condition['n_train']:,} examples to learn from{failed}", arms
+    yield f"{label}: {condition['n_train']:,} examples to learn from", steps_of(condition), arms
 
 
 def main() -> None:

@@ -5,8 +5,11 @@ import json
 import pytest
 
 from labkit.bench.effect_across import budgets, orders
+from labkit.bench.effect_gaps import Told, longest
+from labkit.bench.effect_names import HARMLESS, methods_apart, settings_apart
 from labkit.bench.effect_report import report, written
 from labkit.bench.effect_series import picture
+from labkit.bench.effect_series_words import along
 from labkit.bench.stored import differences, effect_lines
 from tests.made_up_studies import made_up
 
@@ -89,7 +92,7 @@ def test_in_short_the_longest_counts_of_an_arm_and_the_set_counts_once(found):
     opening = found["words"][0]
     assert "beat the causal one in none of 1 conditions, lost to it in none, made no clear difference in 1." in opening
     assert "read the input twice beat the causal one in none of 1, lost to it in none, made no clear" in opening
-    assert "Of a set that was learned for shorter and for longer, the longest counts." in opening
+    assert "Of a set that was learned for shorter and for longer, the longest of each arm counts." in opening
     removed = next(text for text in found["words"] if text.startswith("**Removing the mask, and nothing else,**"))
     assert "harms in 1 of 2 (invented/classify, at most 200 steps" in removed
     claim = next(text for text in found["words"] if text.startswith("**The common claim"))
@@ -116,3 +119,64 @@ def test_what_differs_by_more_than_its_length_is_no_series(found):
     assert budgets([short, long | {"method": "lora"}]) == budgets([short]) == []
     never = [each | {"arms": [one for one in each["arms"] if one["name"] != "causal"]} for each in (short, long)]
     assert budgets(never) == []
+
+
+def test_series_of_one_set_by_two_methods_or_ranks_are_told_apart(found):
+    short, long = sorted(found["conditions"], key=lambda each: each["budget"]["max_steps"])
+    ranked = [each | {"settings": each["settings"] | {"rank": 4}} for each in (short, long)]
+    others = [each | {"method": "lora"} for each in (short, long)]
+    series = budgets([short, *ranked, long, *others])
+    assert len(series) == 3 and methods_apart(series) == [", full, rank None", ", full, rank 4", ", lora, rank None"]
+    said = along([], [], series)[0]
+    assert "causal on invented/classify, none, full, rank 4: " in said
+    arms = [one | {"steps": 20} for one in short["arms"]]
+    old = short | {"settings": {}, "budget": short["budget"] | {"max_steps": 20}, "arms": arms}  # has not said its rank
+    assert budgets([short, old, ranked[0]]) == budgets([short, old]) and len(budgets([ranked[0], old])) == 1
+    assert settings_apart([old, *ranked]) == [", at most 20 steps", ", at most 200 steps", ", at most 1,600 steps"]
+
+
+def test_orders_of_the_question_are_crossed_within_one_budget_and_rank():
+    first = asked("question-first", {"causal": [50.0]})
+    last = asked("question-last", {"causal": [20.0]})
+    longer = [asked(order, {"causal": [60.0]}, max_steps=90) for order in ("question-first", "question-last")]
+    crossed = orders([first, *longer, last | {"settings": {"rank": 4, HARMLESS: 3}}])
+    assert [each["arms"]["causal"]["first"] for each in crossed] == [60.0, 50.0]
+    assert methods_apart(crossed) == [", at most 90 steps", ", at most 9 steps"]
+    assert "causal on invented, none, at most 9 steps: 50.0 with the question first" in along([], crossed, [])[0]
+    assert orders([first | {"settings": {"rank": 8}}, last | {"settings": {"rank": 4}}]) == []
+
+
+def test_how_often_dev_was_asked_is_named_where_nothing_else_tells_two_apart(found):
+    short, long = sorted(found["conditions"], key=lambda each: each["budget"]["max_steps"])
+    often = short | {"settings": short["settings"] | {HARMLESS: 7}}
+    assert settings_apart([short, often, long]) == [
+        f", at most 200 steps, evaluate every {short['settings'][HARMLESS]}",
+        ", at most 200 steps, evaluate every 7",
+        ", at most 1,600 steps",
+    ]
+    one, other = ({"name": "invented/classify", **each} for each in ({}, {"model": "none", "method": "full"}))
+    assert settings_apart([one, other]) == ["", ""]  # older reports gave the name alone
+
+
+def test_of_what_was_learned_as_long_twice_one_counts_and_other_arms_count_too(found):
+    short, long = sorted(found["conditions"], key=lambda each: each["budget"]["max_steps"])
+    often = short | {"settings": short["settings"] | {HARMLESS: 7}}
+    gaps = [Told(each, {"mean": 1.0}, arm=arm) for each in (short, often) for arm in ("mntp:50", "mlm:50")]
+    more = Told(long, {"mean": 2.0}, arm="mlm:200")
+    assert longest(gaps) == gaps[:2] and longest([*gaps, more]) == [gaps[0], more]
+
+
+@pytest.mark.end_to_end
+def test_what_is_unfinished_of_one_budget_stays_beside_that_of_another(studies, tmp_path):
+    whole = report(studies[:1])
+    note = {"name": "invented/classify", "model": "none", "method": "full", "done": 1, "planned": 2, "without": []}
+    of_short = note | {key: whole["conditions"][0][key] for key in ("budget", "settings")}
+    of_long = of_short | {"budget": of_short["budget"] | {"max_steps": 1600}}
+    earlier = tmp_path / "report.json"
+    earlier.write_text(json.dumps(whole | {"unfinished": [of_short, of_long, note]}))
+    found = report([earlier, studies[0]])
+    assert [each["budget"]["max_steps"] for each in found["unfinished"]] == [1600]  # measured here; so may be the third
+    half = report([earlier])
+    assert (
+        "at most 200 steps, 1 of 2 runs; " in half["words"][-1] and "at most 1,600 steps, 1 of 2" in half["words"][-1]
+    )

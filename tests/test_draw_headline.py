@@ -7,6 +7,8 @@ import pytest
 from labkit.bench.stored import mask_effects
 from scripts import draw_headline
 
+CUT = "field-notes/ner"  # measured with fewer examples, too
+
 
 def test_the_picture_is_of_the_stored_results_and_in_the_readme():
     assert draw_headline.PICTURE.read_text(encoding="utf-8") == draw_headline.drawn(), "scripts/draw_headline.py"
@@ -33,12 +35,15 @@ def test_a_set_that_was_measured_twice_is_an_error(monkeypatch):
 
 def test_a_set_that_was_also_learned_for_longer_is_drawn_with_the_steps_of_both(monkeypatch):
     stored = mask_effects()
-    once = next(each for each in stored if (each["name"], each["model"]) == ("wikigold/ner", draw_headline.MODEL))
-    longer = once | {"arms": [one | {"steps": 1600} for one in once["arms"]]}
-    monkeypatch.setattr(draw_headline, "mask_effects", lambda: [longer, *stored])
+    once = [each for each in stored if each["model"] == draw_headline.MODEL and each["name"] in ("wikigold/ner", CUT)]
+    longer = [each | {"arms": [one | {"steps": 1600} for one in each["arms"]]} for each in once]
+    monkeypatch.setattr(draw_headline, "mask_effects", lambda: [*longer, *stored])
     drawn = draw_headline.drawn()
     label = "Wikigold: 1,006 examples to learn from"
     assert drawn.index(f"{label}, 200 steps") < drawn.index(f"{label}, 1,600 steps")
+    fewest = next(each for each in once if each["name"] == CUT)["sizes"][0]
+    label = f"Field Notes: {fewest['size']} examples to learn from"
+    assert f"{label}, {fewest['steps']:.0f} steps" in drawn and f"{label}, 1,600 steps" not in drawn
 
 
 def test_a_set_that_was_measured_and_has_no_name_is_an_error(monkeypatch):

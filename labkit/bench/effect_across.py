@@ -11,40 +11,48 @@ from statistics import fmean, stdev
 from typing import Any
 
 from labkit.bench.arms import REFERENCE
-from labkit.bench.effect_data import BUDGET
-from labkit.bench.effect_names import of
+from labkit.bench.effect_names import HARMLESS, agree, of, shared
 from labkit.bench.paired import LEVEL
 from labkit.viz.intervals import student_t
 
-LONGER = ("max_steps", "epochs", "evaluate_every")  # what may differ where a set is learned for longer
+LONGER = ("max_steps", "epochs", HARMLESS)  # what may differ where a set is learned for longer
+FIRST, LAST = "/question-first", "/question-last"
 
 
 def orders(conditions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Where both orders of question and context were asked, arm by arm: the score with the question last less first.
 
-    [{"name", "model", "method", "arms": {arm: {"first", "last", "difference"}}}, ...]
+    [{"name", "model", "method", "settings", "arms": {arm: {"first", "last", "difference"}}}, ...]
     """
-    by_order: dict[str, dict[tuple, dict]] = {"question-first": {}, "question-last": {}}
-    for each in conditions:
-        name, _, order = each["name"].partition("/")
-        if each["task"] == "qa" and order in by_order:
-            key = (name, each["model"], each["method"], each["n_train"], *(each["budget"][key] for key in BUDGET))
-            by_order[order].setdefault(key, each)
+    asked = [each for each in conditions if each["task"] == "qa"]
     found = []
-    for key, last in by_order["question-last"].items():
-        if first := by_order["question-first"].get(key):
-            arms = [_by_name(each) for each in (first, last)]
-            shared = {name: _crossed(arms[0][name], arms[1][name]) for name in arms[1] if name in arms[0]}
-            found.append({"name": key[0], "model": key[1], "method": key[2], "arms": shared})
+    for last in asked:
+        name, model, method = of(last)
+        if not name.endswith(LAST):
+            continue
+        of_first = (name.removesuffix(LAST) + FIRST, model, method)
+        firsts = [each for each in asked if of(each) == of_first and _is_as_much(each, last)]
+        if firsts:
+            arms = [_by_name(each) for each in (firsts[0], last)]
+            crossed = {name: _crossed(arms[0][name], arms[1][name]) for name in arms[1] if name in arms[0]}
+            made_with = {"settings": shared([firsts[0], last])}
+            found.append(
+                {"name": name.removesuffix(LAST), "model": model, "method": method, **made_with, "arms": crossed}
+            )
     return found
+
+
+def _is_as_much(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether both were learned with as much, and with the same settings."""
+    return one["n_train"] == other["n_train"] and agree(one, other, but=(HARMLESS,))
 
 
 def budgets(conditions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Where a model has learned a set several times, which differ by nothing but how long: arm by arm, shortest first.
 
-    [{"name", "model", "method", "metric", "arms": {arm: {"at": [{"steps", "passes", "scores", "mean", "learned",
-    "difference"}, ...], "rise", "growth"}}}, ...]: `rise` is the arm's own score with the most steps less that with the
-    fewest, `growth` the same of its difference to the reference. An arm with one budget is left out.
+    [{"name", "model", "method", "settings", "metric", "arms": {arm: {"at": [{"steps", "passes", "scores", "mean",
+    "learned", "difference"}, ...], "rise", "growth"}}}, ...]: `rise` is the arm's own score with the most steps less
+    that with the fewest, `growth` the same of its difference to the reference. An arm with one budget is left out.
     """
     found = []
     for together in _longer_and_longer(conditions):
@@ -53,8 +61,8 @@ def budgets(conditions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         arms = {name: one for name, one in arms.items() if len(one["at"]) > 1}
         if REFERENCE in arms:
             name, model, method = of(together[0])
-            metric = together[0]["metric"]
-            found.append({"name": name, "model": model, "method": method, "metric": metric, "arms": arms})
+            made_with = {"settings": shared(together), "metric": together[0]["metric"]}
+            found.append({"name": name, "model": model, "method": method, **made_with, "arms": arms})
     return found
 
 
@@ -62,7 +70,7 @@ def curve_over_steps(budget: dict[str, Any]) -> dict[str, Any]:
     """One of `budgets` as a curve of a report: the test scores of the seeds over the steps of the task."""
     metric = "F1" if budget["metric"] == "f1" else budget["metric"]
     lines = {name: [(at["steps"], at["scores"]) for at in arm["at"]] for name, arm in budget["arms"].items()}
-    where = {"condition": budget["name"], "model": budget["model"], "method": budget["method"]}
+    where = {key: budget[key] for key in ("model", "method", "settings")} | {"condition": budget["name"]}
     return where | {"kind": "budget", "x": "steps of the task", "y": f"test {metric}", "log_x": False, "lines": lines}
 
 
@@ -70,7 +78,7 @@ def _longer_and_longer(conditions: Sequence[dict[str, Any]]) -> list[list[dict[s
     """The conditions that differ by how long was learned alone, those of one set together and the shortest first."""
     found: list[list[dict[str, Any]]] = []
     for each in conditions:
-        if group := next((group for group in found if is_alike(each, group[0])), None):
+        if group := next((group for group in found if all(is_alike(each, one) for one in group)), None):
             group.append(each)
         else:
             found.append([each])
@@ -80,10 +88,7 @@ def _longer_and_longer(conditions: Sequence[dict[str, Any]]) -> list[list[dict[s
 def is_alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether the two differ by nothing but how long was learned, as far as both reports have written it down."""
     sizes = ("n_train", "n_dev", "n_test")
-    if of(one) != of(other) or any(one[key] != other[key] for key in sizes):
-        return False
-    mine, theirs = ({**each["budget"], **each.get("settings", {})} for each in (one, other))
-    return all(mine[key] == theirs[key] for key in (mine.keys() & theirs.keys()) - set(LONGER))
+    return of(one) == of(other) and all(one[key] == other[key] for key in sizes) and agree(one, other, but=LONGER)
 
 
 def steps_of(condition: dict[str, Any]) -> float | int:

@@ -72,10 +72,14 @@ class Measured:
 
     @property
     def made_with(self) -> dict[str, dict[str, Any]]:
-        """{"budget", "settings"}, which reports hold: what makes it another condition with the same data and model."""
-        plan = self.study["plan"]
-        settings = {key: self.study.get(key) for key in SETTINGS} | {"evaluate_every": plan.get("evaluate_every")}
-        return {"budget": {key: plan[key] for key in BUDGET}, "settings": settings}
+        return made_with(self.study)
+
+
+def made_with(study: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """{"budget", "settings"}, which reports hold: what makes it another condition with the same data and model."""
+    plan = study["plan"]
+    settings = {key: study.get(key) for key in SETTINGS} | {"evaluate_every": plan.get("evaluate_every")}
+    return {"budget": {key: plan[key] for key in BUDGET}, "settings": settings}
 
 
 def measured(folder: str | Path) -> list[Measured]:
@@ -110,7 +114,8 @@ def _in_order(names: Sequence[str]) -> list[Arm]:
 
 
 def unfinished(folder: str | Path) -> list[dict[str, Any]]:
-    """What the study in `folder` was to run and has not: per condition {name, model, method, done, planned, without}.
+    """What the study in `folder` was to run and has not: per condition {name, model, method, budget, settings, done,
+    planned, without}.
 
     `without` lists the arms that have no finished run at all. Conditions of which all is done are left out.
     """
@@ -130,7 +135,7 @@ def unfinished(folder: str | Path) -> list[dict[str, Any]]:
         planned = len(study["arms"]) * len(sizes) * len(study["seeds"])
         if sum(done.values()) < planned:
             without = [name for name, runs in done.items() if not runs]
-            of = {"name": facts["name"], "model": study["model"], "method": study["method"]}
+            of = {"name": facts["name"], "model": study["model"], "method": study["method"], **made_with(study)}
             found.append(of | {"done": sum(done.values()), "planned": planned, "without": without})
     return found
 

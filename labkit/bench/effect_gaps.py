@@ -14,7 +14,7 @@ BINS = ("helps", "harms", "fell", "open", "unlearned")
 
 
 class Told(NamedTuple):
-    """A difference of a condition; `learned`, `other_learned`: whether the arm that is judged by it has learned the
+    """A difference of a condition; `learned`, `other_learned`: whether the `arm` that is judged by it has learned the
     task, and the one that it is set against.
     """
 
@@ -22,6 +22,7 @@ class Told(NamedTuple):
     gap: dict[str, Any]
     learned: bool = True
     other_learned: bool = True
+    arm: str = ""
 
     @property
     def bin(self) -> str:
@@ -68,7 +69,7 @@ def points(gap: Mapping[str, Any]) -> str:
 def differences(conditions: Sequence[dict], name: str) -> list[Told]:
     """Wherever the arm has a difference to the reference."""
     return [
-        Told(each, one["difference"], one["learned"], _learned(each)[REFERENCE])
+        Told(each, one["difference"], one["learned"], _learned(each)[REFERENCE], name)
         for each in conditions
         for one in each["arms"]
         if one["name"] == name and "difference" in one
@@ -83,7 +84,7 @@ def pairs_of(conditions: Sequence[dict], one: str, other: str) -> list[Told]:
         for pair in each["pairs"]:
             if one in (pair["one"], pair["one"].partition(":")[0]) and pair["other"] == other:
                 both = (learned.get(pair[side], True) for side in ("one", "other"))
-                found.append(Told(each, pair["difference"], *both))
+                found.append(Told(each, pair["difference"], *both, pair["one"]))
     return found
 
 
@@ -138,12 +139,19 @@ def counted(told: Sequence[Told], things: str = "", helped: str = "helped", harm
 
 
 def longest(told: Sequence[Told]) -> list[Told]:
-    """Without those of a set that the same model has also learned for longer: they would count twice."""
+    """Without those of a set of which this arm has also learned for longer, or as long and is told before: they would
+    count twice. An arm that was adapted is one, however many steps that took.
+    """
+    found: list[Told] = []
+    for each in sorted(told, key=lambda each: steps_of(each.condition), reverse=True):
+        if not any(_is_of_the_same_set(each, other) for other in found):
+            found.append(each)
+    return [each for each in told if any(each is other for other in found)]
 
-    def is_shorter(one: dict[str, Any], other: dict[str, Any]) -> bool:
-        return is_alike(one, other) and steps_of(one) < steps_of(other)
 
-    return [each for each in told if not any(is_shorter(each.condition, other.condition) for other in told)]
+def _is_of_the_same_set(one: Told, other: Told) -> bool:
+    arms = [each.arm.partition(":")[0] for each in (one, other)]
+    return arms[0] == arms[1] and one.condition is not other.condition and is_alike(one.condition, other.condition)
 
 
 def _between(sizes: Sequence[float]) -> str:

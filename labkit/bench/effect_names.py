@@ -1,9 +1,9 @@
-"""What the conditions of a comparison are called, so that no two of them are called the same."""
+"""What makes a condition of a comparison another one, and what each is called, so that no two are called the same."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 HARMLESS = "evaluate_every"  # differs where budgets do; it is named only where nothing else tells two apart
@@ -13,7 +13,24 @@ def of(each: dict[str, Any]) -> tuple[str, str, str]:
     """(name, model, method): which set was learned by what, or which of these a curve or an unfinished study is of."""
     if "set" in each:
         return each["set"]
-    return each["condition"] if "condition" in each else each["name"], each["model"], each.get("method", "")
+    return each["condition"] if "condition" in each else each["name"], each.get("model", ""), each.get("method", "")
+
+
+def settings(each: dict[str, Any]) -> dict[str, Any]:
+    """Its budget and its other settings, as far as its report has written them down."""
+    return {**each.get("budget", {}), **each.get("settings", {})}
+
+
+def agree(one: dict[str, Any], other: dict[str, Any], but: Collection[str] = ()) -> bool:
+    """Whether what both have written down of their budget and settings is the same, apart from these keys."""
+    mine, theirs = settings(one), settings(other)
+    return all(mine[key] == theirs[key] for key in (mine.keys() & theirs.keys()) - set(but))
+
+
+def shared(together: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What all of them have written down of their budget and settings, and have the same."""
+    first, *others = map(settings, together)
+    return {k: value for k, value in first.items() if all(k in each and each[k] == value for each in others)}
 
 
 def named_apart(conditions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -27,32 +44,48 @@ def named_apart(conditions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         name, *learner = of(each)
         learners[name].add(tuple(learner))
     found = []
-    for each, settings in zip(conditions, settings_apart(conditions), strict=True):
+    for each, apart in zip(conditions, settings_apart(conditions), strict=True):
         several = len(learners[each["name"]]) > 1
         learner = f" ({each['model']}, {each['method']})" if several else ""
-        found.append(each | {"name": f"{each['name']}{learner}{settings}", "set": of(each)})
+        found.append(each | {"name": f"{each['name']}{learner}{apart}", "set": of(each)})
     return found
 
 
 def settings_apart(conditions: Sequence[dict[str, Any]]) -> list[str]:
-    """ ", at most 600 steps, rank 4" of each: in which settings it differs from others of its set and model."""
-    alike: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
-    for each in conditions:
-        alike[of(each)].append(_settings(each))
-    return [_what_differs(_settings(each), alike[of(each)]) for each in conditions]
+    """ ", at most 600 steps, rank 4" of each: in which settings it differs from others of its set, model and method."""
+    return _apart([of(each) for each in conditions], [settings(each) for each in conditions])
 
 
-def _settings(condition: dict[str, Any]) -> dict[str, Any]:
-    return {**condition.get("budget", {}), **condition.get("settings", {})}
+def methods_apart(series: Sequence[dict[str, Any]]) -> list[str]:
+    """ ", lora, rank 4" of each: in its method and settings, it differs from others of its set and model."""
+    found = [of(each) for each in series]
+    made_with = [{"method": method, **settings(each)} for (*_, method), each in zip(found, series, strict=True)]
+    return _apart([(name, model) for name, model, _ in found], made_with)
 
 
-def _what_differs(mine: dict[str, Any], all_settings: Sequence[dict[str, Any]]) -> str:
-    keys = dict.fromkeys(key for settings in all_settings for key in settings)
-    differing = [key for key in keys if len({repr(settings.get(key)) for settings in all_settings}) > 1]
-    if len(differing) > 1 and HARMLESS in differing:
-        differing.remove(HARMLESS)
-    return "".join(f", {_told(key, mine.get(key))}" for key in differing)
+def _apart(groups: Sequence[Hashable], made_with: Sequence[dict[str, Any]]) -> list[str]:
+    together: dict[Hashable, list[dict[str, Any]]] = defaultdict(list)
+    for group, each in zip(groups, made_with, strict=True):
+        together[group].append(each)
+    return [_what_differs(each, together[group]) for group, each in zip(groups, made_with, strict=True)]
+
+
+def _what_differs(mine: dict[str, Any], together: Sequence[dict[str, Any]]) -> str:
+    keys = dict.fromkeys(key for each in together for key in each)
+    differing = [key for key in keys if len({repr(each[key]) for each in together if key in each}) > 1]
+    if HARMLESS in differing:
+        others = [key for key in differing if key != HARMLESS]
+        if sum(_told_of(each, others) == _told_of(mine, others) for each in together) == 1:
+            differing = others
+    return _told_of(mine, differing)
+
+
+def _told_of(mine: dict[str, Any], keys: Sequence[str]) -> str:
+    """What it has written down of these; what an older report has not, cannot be told."""
+    return "".join(f", {_told(key, mine[key])}" for key in keys if key in mine)
 
 
 def _told(key: str, value: Any) -> str:
+    if key == "method":
+        return value
     return f"at most {value:,} steps" if key == "max_steps" and value else f"{key.replace('_', ' ')} {value}"

@@ -33,7 +33,7 @@ from labkit.bench.effect_data import (
     unfinished,
 )
 from labkit.bench.effect_gaps import has_learned
-from labkit.bench.effect_names import of, settings_apart
+from labkit.bench.effect_names import agree, methods_apart, of
 from labkit.bench.effect_pairs import pairs
 from labkit.bench.effect_series import curves, is_drawn, over_adaptation, picture, sizes, titled
 from labkit.bench.paired import Counted, mean
@@ -88,8 +88,7 @@ def _together(here: dict[str, Any], earlier: Sequence[dict[str, Any]]) -> dict[s
         found["conditions"] += [_as_now(each) for each in new]
         drawn = [_drawn_now(curve, each) for curve in one["curves"] if (each := _condition_of(curve, new))]
         found["curves"] += [each for each in drawn if is_drawn(each) and each not in found["curves"]]
-        gone = {of(each) for each in one["conditions"]} - {of(each) for each in new}
-        gone |= {of(each) for each in here["unfinished"]}
+        gone = [each for each in one["conditions"] if each not in new] + here["unfinished"]
         found["unfinished"] += [each for each in one["unfinished"] if not any(_may_be(each, other) for other in gone)]
     return {part: [*found[part], *here[part]] for part in here}
 
@@ -104,9 +103,10 @@ def _require_one_of_each(conditions: Sequence[dict[str, Any]]) -> None:
             )
 
 
-def _may_be(entry: dict[str, Any], other: tuple[str, str, str]) -> bool:
-    """Whether this is said of that condition; reports once gave its name alone."""
-    return (entry["name"], entry.get("model", other[1]), entry.get("method", other[2])) == other
+def _may_be(entry: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether this is said of that condition; reports once gave its name alone, or did not say what it is made with."""
+    name, model, method = of(other)
+    return (entry["name"], entry.get("model", model), entry.get("method", method)) == of(other) and agree(entry, other)
 
 
 def _identity(condition: dict[str, Any]) -> tuple:
@@ -117,20 +117,14 @@ def _identity(condition: dict[str, Any]) -> tuple:
 
 def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether these are one condition: by its identity, and by the settings that both reports have written down."""
-    return _identity(one) == _identity(other) and _agree(one, other)
-
-
-def _agree(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether what both have written down of their budget and settings is the same."""
-    mine, theirs = ({**each.get("budget", {}), **each.get("settings", {})} for each in (one, other))
-    return all(mine[key] == theirs[key] for key in mine.keys() & theirs.keys())
+    return _identity(one) == _identity(other) and agree(one, other)
 
 
 def _condition_of(curve: dict[str, Any], conditions: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The condition that a curve is of; None if it is not among these, or if the curve is of several."""
     if curve["kind"] == "budget":
         return None
-    return next((each for each in conditions if of(each) == of(curve) and _agree(each, curve)), None)
+    return next((each for each in conditions if of(each) == of(curve) and agree(each, curve)), None)
 
 
 def _as_now(condition: dict[str, Any]) -> dict[str, Any]:
@@ -151,9 +145,10 @@ def _drawn_now(curve: dict[str, Any], each: dict[str, Any]) -> dict[str, Any]:
 def _titled(found: dict[str, Any]) -> list[dict[str, Any]]:
     """All curves with their titles, which tell them apart; those over the steps of the task come last."""
     conditions = found["conditions"]
-    apart = dict(zip(map(id, conditions), settings_apart(conditions), strict=True))
+    apart = dict(zip(map(id, conditions), methods_apart(conditions), strict=True))
     drawn = [titled(curve, apart.get(id(_condition_of(curve, conditions)), "")) for curve in found["curves"]]
-    return drawn + [titled(curve_over_steps(each)) for each in found["budgets"]]
+    last = zip(found["budgets"], methods_apart(found["budgets"]), strict=True)
+    return drawn + [titled(curve_over_steps(each), apart) for each, apart in last]
 
 
 def written(found: dict[str, Any], folder: Path, name: str = "report") -> list[Path]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from labkit.bench.arms import ADAPTED, OBJECTIVES, REFERENCE, arm
 from labkit.bench.effect_gaps import bullets, points, verdict
+from labkit.bench.effect_names import methods_apart
 
 RISES = {"rise": "the score", "growth": "the difference"}
 
@@ -136,8 +137,9 @@ def _since(steps: Sequence[int], holds: Sequence[bool]) -> int | None:
 def _budgets(found: Sequence[dict[str, Any]]) -> str:
     """What learning for longer changes, wherever a set was learned for several numbers of steps."""
     told = []
-    for each in found:
-        told += [_for_longer(f"{name} on {each['name']}, {each['model']}", one) for name, one in each["arms"].items()]
+    for each, apart in zip(found, methods_apart(found), strict=True):
+        where = f"{each['name']}, {each['model']}{apart}"
+        told += [_for_longer(f"{name} on {where}", one) for name, one in each["arms"].items()]
     if not told:
         return ""
     return bullets(
@@ -161,9 +163,10 @@ def _for_longer(name: str, one: dict[str, Any]) -> str:
 
 def _orders(found: Sequence[dict[str, Any]]) -> str:
     told = []
-    for each in found:
+    for each, apart in zip(found, methods_apart(found), strict=True):
+        where = f"{each['name']}, {each['model']}{apart}"
         told += [
-            f"{name} on {each['name']}, {each['model']}: {one['first']:.1f} with the question first, {one['last']:.1f} "
+            f"{name} on {where}: {one['first']:.1f} with the question first, {one['last']:.1f} "
             f"with the question last ({points(one['difference'])})"
             for name, one in each["arms"].items()
         ]

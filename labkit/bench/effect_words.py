@@ -20,7 +20,7 @@ from labkit.bench.effect_gaps import (
     verdict,
 )  # fmt: skip
 from labkit.bench.effect_limits import still_learning, unknown
-from labkit.bench.effect_names import named_apart
+from labkit.bench.effect_names import named_apart, settings_apart
 from labkit.bench.effect_series_words import along
 
 ARMS_IN_SHORT = ("bidirectional", "repeated")
@@ -48,13 +48,14 @@ def _in_short(conditions: Sequence[dict]) -> list[str]:
         return []
     made, text = ([each for each in conditions if _was_made_for_it(each) is is_made] for is_made in (True, False))
     models = sorted({each["model"] for each in conditions})
+    counting = [each.condition for each in longest(differences(conditions, "bidirectional"))]
     bounds = (
-        f"This is of {' and '.join(models)} alone{still_learning(conditions)}: whether it holds for other models, and "
+        f"This is of {' and '.join(models)} alone{still_learning(counting)}: whether it holds for other models, and "
         "for longer training, is not known."
     )
     once = ""
-    if any(len(longest(gaps)) < len(gaps) for name in ARMS_IN_SHORT if (gaps := differences(text or made, name))):
-        once = "Of a set that was learned for shorter and for longer, the longest counts. "
+    if any(len(longest(gaps)) < len(gaps) for name in ARMS_IN_SHORT if (gaps := differences(conditions, name))):
+        once = "Of a set that was learned for shorter and for longer, the longest of each arm counts. "
     told = [f"**In short.** A model {_compared(text or made, ' conditions')} {once}{bounds}"]
     if filled := _filled(text or made):
         told.append(f"**Filling gaps first, in short.** {filled}")
@@ -206,9 +207,9 @@ def _uneven(conditions: Sequence[dict]) -> list[str]:
 
 def _unfinished(found: Sequence[dict]) -> list[str]:
     told = []
-    for each in found:
+    for each, apart in zip(found, settings_apart(found), strict=True):
         model = f" ({each['model']}, {each['method']})" if "model" in each else ""
-        text = f"{each['name']}{model}, {each['done']} of {each['planned']} runs"
+        text = f"{each['name']}{model}{apart}, {each['done']} of {each['planned']} runs"
         if each["without"]:
             text += f" (none of {', '.join(each['without'])}"
             text += "; so nothing of it can be compared)" if REFERENCE in each["without"] else ")"
