@@ -152,17 +152,13 @@ def _flag_arrives(layer: nn.Module, attention: nn.Module) -> bool:
     def caught(module: nn.Module, args: tuple, kwargs: dict):
         raise _Arrived("is_causal" in kwargs)
 
-    parameters = inspect.signature(type(layer).forward).parameters.values()
-    needed = [
-        each.name for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
-    ]
+    _, _, *others = inspect.signature(type(layer).forward).parameters.values()  # self and the hidden states come first
+    needed = [each.name for each in others if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
     handle = attention.register_forward_pre_hook(caught, with_kwargs=True)
     try:
         with torch.no_grad():
             hidden = torch.zeros(1, 1, config.hidden_size, dtype=some.dtype, device=some.device)
-            type(layer).forward(
-                layer, hidden, **dict.fromkeys(needed[2:]), is_causal=False
-            )  # after self, hidden states
+            type(layer).forward(layer, hidden, **dict.fromkeys(needed), is_causal=False)
     except _Arrived as arrived:
         return bool(arrived.args[0])
     except Exception:  # a layer that wants more than its hidden states

@@ -41,8 +41,8 @@ def masked(model: nn.Module, mask) -> Iterator[nn.Module]:
     mask that opens them needs `past_key_values=DynamicCache()`, made without a config.
 
     Raises:
-        MaskError: not a mask, or not one per layer. ConversionError: a backend or an input that cannot carry a mask, or
-            a cache that has let go of keys which the mask opens.
+        MaskError: not a mask, or not one per layer. ConversionError: a backend, a model (Falcon with ALiBi) or an input
+            that cannot carry a mask, or a cache that has let go of keys which the mask opens.
     """
     decoder = find_decoder(model)
     chosen = _per_layer(mask, len(decoder.layers))
@@ -76,9 +76,7 @@ class LayerMasks:
         self.converted: dict[int, Mask] = {}  # the mask that each converted layer is meant to have
         self.always: frozenset[int] = frozenset()  # converted layers that transformers itself cannot give their mask
         self.deaf = decoder.deaf_layers()  # a flag does not reach their attention: their mask is written out
-        self.where_none: frozenset[int] = (
-            frozenset()
-        )  # converted layers that are given theirs where they come with none
+        self.where_none: frozenset[int] = frozenset()  # converted layers that get theirs where they come with none
         self.window_of_backend = None  # has .apply(): sets the window as the backend in use counts it
         self.isolating = False  # layers that are not converted are given their mask of packed texts, too
         self.positions_from_mask = False  # learned positions of a converted model are counted from the first real token
@@ -118,9 +116,7 @@ class LayerMasks:
             own = index in self.always or index in self.where_none
             return self.converted[index] if own or packed else None
         flash = backend_of(self.stack.config) == "flash"  # takes no mask; its kernel keeps texts apart by position_ids
-        apart = (
-            self.isolating or self.converted
-        )  # transformers keeps texts apart by itself only where nothing is cached
+        apart = self.isolating or self.converted  # transformers does so by itself only where nothing is cached
         return self._causal(index) if apart and packed and not flash else None
 
     def _causal(self, index: int) -> Mask:
@@ -184,7 +180,13 @@ class LayerMasks:
         given = args[at] if at is not None and at < len(args) else kwargs.get("attention_mask")
         if given is not None and self._is_good_enough(index, call):
             return None
-        rendered = _render(mask, call, index, hidden, backend, by_flag=index not in self.deaf)
+        if isinstance(given, Tensor) and getattr(self.stack.config, "alibi", False):
+            raise ConversionError(
+                f"{self.decoder.family} with ALiBi has the distances of its tokens in the mask that transformers "
+                f"builds: {mask} in its place would take them away"
+            )
+        by_flag = index not in self.deaf and (given is None or backend != "sdpa")  # some layers cannot go without one
+        rendered = _render(mask, call, index, hidden, backend, by_flag=by_flag)
         kwargs = {**kwargs, "is_causal": False}
         if self._mask_at is not None and self._mask_at < len(args):
             return (*args[: self._mask_at], rendered, *args[self._mask_at + 1 :]), kwargs

@@ -130,6 +130,8 @@ def page(outcomes: Mapping[str, Mapping[str, str]]) -> str:
         "this page, and `make test-all` holds it against the code.", "",
         f"**On both:** {_named(by[CONVERTS, CONVERTS])}.", "",
         f"**On eager, where sdpa is not offered:** {_named(by[CONVERTS, WITHOUT])}.", "",
+        f"**On eager, and refused on sdpa:** {_named(sorted(set(eager) - set(sdpa) - set(by[CONVERTS, WITHOUT])))}. "
+        f"**On sdpa, and refused on eager:** {_named(sorted(set(sdpa) - set(eager)))}.", "",
         "**Refused,** by what was measured; the model is then as it was:", "",
         "| family | backend | why |", "|---|---|---|",
         *(f"| {family} | {backend} | {why} |" for family, backend, why in refused), "",

@@ -105,21 +105,51 @@ def test_the_families_of_the_tour_hand_the_flag_on_and_need_no_written_mask(tiny
     assert find_decoder(tiny(name).model).deaf_layers() == frozenset()
 
 
-@pytest.mark.parametrize("alibi", [False, True])
-def test_a_bias_that_comes_in_the_mask_stays_in_it(alibi):
-    """Falcon's layers keep the flag too, but are always handed a mask, with the distances of ALiBi in it."""
+def falcon(*, alibi):
     config = transformers.FalconConfig(
         vocab_size=300, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, alibi=alibi, initializer_range=0.2,
         pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     torch.manual_seed(0)
-    model = transformers.FalconForCausalLM._from_config(config, attn_implementation="sdpa").eval()
+    return transformers.FalconForCausalLM._from_config(config, attn_implementation="sdpa").eval()
+
+
+@pytest.mark.parametrize("alibi", [False, True])
+def test_a_bias_that_comes_in_the_mask_stays_in_it(alibi):
+    """Falcon's layers keep the flag too, but are always handed a mask, with the distances of ALiBi in it."""
+    model = falcon(alibi=alibi)
     model.config.is_causal = False
     by_transformers = logits(model)
     model.config.is_causal = True
     labkit.to_bidirectional(model)
     torch.testing.assert_close(logits(model), by_transformers, atol=2e-5, rtol=1e-4)
     assert (logits(model, IDS.flip(1)).flip(1) - logits(model)).abs().max() > 0.01  # it knows the order of its words
+
+
+def test_a_mask_that_would_take_away_such_a_bias_is_refused_and_the_model_is_as_it_was():
+    model = falcon(alibi=True)
+    before = logits(model)
+    with pytest.raises(ConversionError, match="falcon with ALiBi has the distances"):  # noqa: SIM117
+        with labkit.masked(model, masks.prefix(3)):
+            logits(model)
+    with pytest.raises(ConversionError, match="falcon with ALiBi has the distances"):
+        labkit.to_bidirectional(model, layers=[1])
+    assert torch.equal(logits(model), before)
+    with labkit.masked(falcon(alibi=False), masks.bidirectional()) as other:  # its positions are rotated in
+        opened = logits(other)
+    torch.testing.assert_close(opened, logits(labkit.to_bidirectional(other)))
+
+
+def test_layers_that_cannot_go_without_a_mask_are_given_one_that_opens_all():
+    """DeepSeek V3.2 picks keys by an index into the mask."""
+    config_class = getattr(transformers, "DeepseekV32Config", None)
+    if config_class is None:
+        pytest.skip("this transformers has no DeepseekV32")
+    torch.manual_seed(0)
+    config = config_class(**{**list_families.PLAIN, **list_families.EXPERTS, **list_families.LATENT})
+    model = transformers.DeepseekV32ForCausalLM._from_config(config, attn_implementation="sdpa").eval()
+    with labkit.masked(model, masks.bidirectional()):
+        assert layer_cells(model, N).all()
 
 
 @pytest.mark.parametrize("attn", ["eager", "sdpa"])

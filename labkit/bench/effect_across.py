@@ -24,27 +24,25 @@ def orders(conditions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
     [{"name", "model", "method", "settings", "arms": {arm: {"first", "last", "difference"}}}, ...]
     """
-    asked = [each for each in conditions if each["task"] == "qa"]
     found = []
-    for last in asked:
-        name, model, method = of(last)
-        if not name.endswith(LAST):
-            continue
-        of_first = (name.removesuffix(LAST) + FIRST, model, method)
-        firsts = [each for each in asked if of(each) == of_first and _is_as_much(each, last)]
-        if firsts:
-            arms = [_by_name(each) for each in (firsts[0], last)]
-            crossed = {name: _crossed(arms[0][name], arms[1][name]) for name in arms[1] if name in arms[0]}
-            made_with = {"settings": shared([firsts[0], last])}
-            found.append(
-                {"name": name.removesuffix(LAST), "model": model, "method": method, **made_with, "arms": crossed}
-            )
+    for last in (each for each in conditions if each["name"].endswith(LAST)):
+        name, model, method = last["name"].removesuffix(LAST), last["model"], last["method"]
+        if first := _asked_first((name + FIRST, model, method), last, conditions):
+            arms = [_by_name(each) for each in (first, last)]
+            crossed = {arm: _crossed(arms[0][arm], arms[1][arm]) for arm in arms[1] if arm in arms[0]}
+            of_both = {"name": name, "model": model, "method": method, "settings": shared([first, last])}
+            found.append(of_both | {"arms": crossed})
     return found
 
 
-def _is_as_much(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether both were learned with as much, and with the same settings."""
-    return one["n_train"] == other["n_train"] and agree(one, other, but=(HARMLESS,))
+def _asked_first(
+    wanted: tuple[str, str, str], last: dict[str, Any], conditions: Sequence[dict[str, Any]]
+) -> dict[str, Any] | None:
+    """The condition that was learned with as much and with the same settings as this, and is asked first."""
+    for each in conditions:
+        if of(each) == wanted and each["n_train"] == last["n_train"] and agree(each, last, but=(HARMLESS,)):
+            return each
+    return None
 
 
 def budgets(conditions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
