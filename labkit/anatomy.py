@@ -14,6 +14,7 @@ from torch import nn
 from labkit.errors import UnsupportedModelError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+POSITION_TABLES = ("wpe", "embed_positions", "pos_encoding")  # what transformers calls them in GPT-2, OPT, CTRL
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,14 @@ class Decoder:
         return frozenset(i for i, kind in enumerate(kinds) if kind in deaf)
 
     @property
-    def has_learned_positions(self) -> bool:
-        """Whether position embeddings are looked up by absolute index (GPT-2), rather than rotated in (RoPE)."""
-        return hasattr(self.stack, "wpe")
+    def has_position_table(self) -> bool:
+        """Whether positions are looked up by absolute index (GPT-2, OPT, CTRL), rather than rotated in (RoPE)."""
+        return any(hasattr(self.stack, name) for name in POSITION_TABLES)
+
+    @property
+    def most_positions(self) -> int | None:
+        """How many positions the table has, as the config says it; None without a table: no text is too long then."""
+        return getattr(self.config, "max_position_embeddings", None) if self.has_position_table else None
 
 
 def find_decoder(model: nn.Module) -> Decoder:

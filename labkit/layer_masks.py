@@ -79,7 +79,7 @@ class LayerMasks:
         self.where_none: frozenset[int] = frozenset()  # converted layers that get theirs where they come with none
         self.window_of_backend = None  # has .apply(): sets the window as the backend in use counts it
         self.isolating = False  # layers that are not converted are given their mask of packed texts, too
-        self.positions_from_mask = False  # learned positions of a converted model are counted from the first real token
+        self.positions_from_mask = False  # a table's positions, converted, are counted from the first real token
         self.call: _Call | None = None
         noted = ("attention_mask", "position_ids", "past_key_values")
         self._stack_at = {name: argument_position(self.stack.forward, name) for name in noted}
@@ -89,6 +89,11 @@ class LayerMasks:
         for index, layer in enumerate(self.layers):
             hook = _BeforeLayer(self, index)
             self._handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
+
+    @property
+    def takes_positions(self) -> bool:
+        """Whether a call can say where its tokens stand; BART's decoder counts them by itself, pads and all."""
+        return self._stack_at["position_ids"] is not None
 
     @classmethod
     def on(cls, decoder: Decoder) -> LayerMasks:

@@ -30,6 +30,7 @@ PAGE = ROOT / "docs" / "families.md"
 BACKENDS = ("eager", "sdpa")
 LARGEST = 10_000_000  # parameters
 CONVERTS, WITHOUT, UNKNOWN, UNBUILT = "converts", "is not offered", "no decoder", "not built"
+PADDED_RIGHT = "converts, and is to be padded on the right"
 
 PLAIN = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -60,7 +61,7 @@ TRIED = [  # names of sizes differ between families; the first set that builds a
 
 
 def outcome(family: str, backend: str) -> str:
-    """CONVERTS, WITHOUT, UNKNOWN, UNBUILT, or why labkit refuses it."""
+    """CONVERTS, PADDED_RIGHT, WITHOUT, UNKNOWN, UNBUILT, or why labkit refuses it."""
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]
     model_class = getattr(transformers, name if isinstance(name, str) else name[0])
     if backend == "sdpa" and not getattr(model_class, "_supports_sdpa", False):
@@ -71,6 +72,7 @@ def outcome(family: str, backend: str) -> str:
     try:
         before = _logits(model)
         labkit.to_bidirectional(model)
+        moved = (_logits(model, pads=3) - _logits(model)).abs().max()
         labkit.to_causal(model)
     except UnsupportedModelError:
         return UNKNOWN
@@ -78,7 +80,7 @@ def outcome(family: str, backend: str) -> str:
         return " ".join(str(error).split()).removesuffix(" The model was put back as it was.")
     if not torch.equal(before, _logits(model)):
         return "its logits are others once it is causal again"
-    return CONVERTS
+    return CONVERTS if moved < 1e-3 else PADDED_RIGHT
 
 
 def _small(model_class: Any, config_class: Any, backend: str) -> Any:
@@ -98,13 +100,20 @@ def _small(model_class: Any, config_class: Any, backend: str) -> Any:
     return None
 
 
-def _logits(model: Any) -> torch.Tensor:
+def _logits(model: Any, pads: int = 0) -> torch.Tensor:
+    """Of nine tokens, with so many pads before them, which the mask hides."""
+    ids = torch.nn.functional.pad(torch.arange(3, 12)[None], (pads, 0))
     with torch.no_grad():
-        return model(torch.arange(3, 12)[None]).logits
+        return model(ids, **({"attention_mask": (ids > 0).long()} if pads else {})).logits[:, pads:]
 
 
 def page(outcomes: Mapping[str, Mapping[str, str]]) -> str:
     """The page, of {family: {backend: outcome}}."""
+    right = [family for family, found in outcomes.items() if PADDED_RIGHT in found.values()]
+    outcomes = {
+        family: {backend: CONVERTS if each == PADDED_RIGHT else each for backend, each in found.items()}
+        for family, found in outcomes.items()
+    }
     by: dict[tuple[str, str], list[str]] = defaultdict(list)
     for family, found in outcomes.items():
         kinds = tuple(found[backend] for backend in BACKENDS)
@@ -132,6 +141,8 @@ def page(outcomes: Mapping[str, Mapping[str, str]]) -> str:
         f"**On eager, where sdpa is not offered:** {_named(by[CONVERTS, WITHOUT])}.", "",
         f"**On eager, and refused on sdpa:** {_named(sorted(set(eager) - set(sdpa) - set(by[CONVERTS, WITHOUT])))}. "
         f"**On sdpa, and refused on eager:** {_named(sorted(set(sdpa) - set(eager)))}.", "",
+        f"**To be padded on the right:** {_named(right)}. They count their positions by themselves, pads on the left "
+        "included, also while they are causal, and a call cannot tell them better.", "",
         "**Refused,** by what was measured; the model is then as it was:", "",
         "| family | backend | why |", "|---|---|---|",
         *(f"| {family} | {backend} | {why} |" for family, backend, why in refused), "",

@@ -238,9 +238,9 @@ def _batch(row: Row, vocabulary: int) -> dict[str, Tensor]:
 def _require_positions(row: Row, model: Any) -> None:
     from labkit.anatomy import find_decoder
 
-    decoder = find_decoder(model)
-    if decoder.has_learned_positions and row.length > decoder.config.max_position_embeddings:
-        raise LabkitError(f"too long: {row.model} has {decoder.config.max_position_embeddings:,} positions")
+    limit = find_decoder(model).most_positions
+    if limit is not None and row.length > limit:
+        raise LabkitError(f"too long: {row.model} has {limit:,} positions")
 
 
 def _require_room(row: Row, model: nn.Module, batch: dict[str, Tensor]) -> None:

@@ -287,8 +287,7 @@ def _probabilities(output: Any) -> Float[Tensor, "batch labels"]:
 def _require_positions(model: Any, longest: int) -> None:
     """A model that looks its positions up in a table (GPT-2) ends with an index error beyond it; say so instead."""
     decoder = decoder_or_none(model)
-    if decoder is not None and decoder.has_learned_positions and longest > decoder.config.max_position_embeddings:
-        limit = decoder.config.max_position_embeddings
+    if decoder is not None and (limit := decoder.most_positions) is not None and longest > limit:
         raise DataError(
             f"a text has {longest:,} tokens, and the model has {limit:,} positions: set max_length to {limit}"
         )
