@@ -71,7 +71,8 @@ class Decoder:
     @property
     def most_positions(self) -> int | None:
         """How many positions the table has, as the config says it; None without a table: no text is too long then."""
-        return getattr(self.config, "max_position_embeddings", None) if self.has_position_table else None
+        said = [getattr(self.config, name, None) for name in ("max_position_embeddings", "max_target_positions")]
+        return next((each for each in said if each), None) if self.has_position_table else None
 
 
 def find_decoder(model: nn.Module) -> Decoder:

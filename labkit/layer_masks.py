@@ -190,12 +190,16 @@ class LayerMasks:
                 f"{self.decoder.family} with ALiBi has the distances of its tokens in the mask that transformers "
                 f"builds: {mask} in its place would take them away"
             )
-        by_flag = index not in self.deaf and (given is None or backend != "sdpa")  # some layers cannot go without one
+        by_flag = index not in self.deaf and (given is None or not self._may_need_one(index, backend))
         rendered = _render(mask, call, index, hidden, backend, by_flag=by_flag)
         kwargs = {**kwargs, "is_causal": False}
         if self._mask_at is not None and self._mask_at < len(args):
             return (*args[: self._mask_at], rendered, *args[self._mask_at + 1 :]), kwargs
         return args, {**kwargs, "attention_mask": rendered}
+
+    def _may_need_one(self, index: int, backend: str) -> bool:
+        """Whether a layer that came with a mask may need one to run (DeepSeek V3.2), and not for its window."""
+        return backend == "sdpa" and self.decoder.layer_types[index] != SLIDING
 
     def _is_good_enough(self, index: int, call: _Call) -> bool:
         """Whether the mask that transformers built is this layer's: it may hold a bias, too (ALiBi in Falcon)."""

@@ -37,18 +37,23 @@ def drawn() -> str:
         sys.exit(f"a set was measured twice with {MODEL}, {METHOD} and as many steps: which of the two is to be drawn?")
     if strange := sorted({name for name, _ in by_steps} - SETS.keys()):
         sys.exit(f"{', '.join(strange)}: measured, and without a name in SETS of {Path(__file__).name}")
-    rows = {
-        label: {
-            each + ("" if arm.get("learned", True) else ", unlearned"): tuple(
-                arm["difference"][key] for key in ("mean", "low", "high")
-            )
-            for arm_name, arm in arms.items()
-            if (each := _called(arm_name, arms)) and "difference" in arm
-        }
-        for name in SETS
-        for label, arms in _groups([by_steps[key] for key in sorted(by_steps) if key[0] == name])
-    }
+    rows: dict[str, dict[str, tuple]] = {}
+    for name in SETS:
+        for label, arms in _groups([by_steps[key] for key in sorted(by_steps) if key[0] == name]):
+            if label in rows:
+                sys.exit(f"{label}: measured twice; which of the two is to be drawn?")
+            rows[label] = _row(arms)
     return str(effects_svg(rows, unit="points of F1"))
+
+
+def _row(arms: dict[str, Any]) -> dict[str, tuple]:
+    return {
+        each + ("" if arm.get("learned", True) else ", unlearned"): tuple(
+            arm["difference"][key] for key in ("mean", "low", "high")
+        )
+        for arm_name, arm in arms.items()
+        if (each := _called(arm_name, arms)) and "difference" in arm
+    }
 
 
 def _called(name: str, arms: dict[str, Any]) -> str:

@@ -139,10 +139,10 @@ def page(outcomes: Mapping[str, Mapping[str, str]]) -> str:
         "this page, and `make test-all` holds it against the code.", "",
         f"**On both:** {_named(by[CONVERTS, CONVERTS])}.", "",
         f"**On eager, where sdpa is not offered:** {_named(by[CONVERTS, WITHOUT])}.", "",
-        f"**On eager, and refused on sdpa:** {_named(sorted(set(eager) - set(sdpa) - set(by[CONVERTS, WITHOUT])))}. "
-        f"**On sdpa, and refused on eager:** {_named(sorted(set(sdpa) - set(eager)))}.", "",
-        f"**To be padded on the right:** {_named(right)}. They count their positions by themselves, pads on the left "
-        "included, also while they are causal, and a call cannot tell them better.", "",
+        f"**On eager, and refused on sdpa:** {_named([each for each, _, _ in refused if each in eager])}. "
+        f"**On sdpa, and refused on eager:** {_named([each for each, _, _ in refused if each in sdpa])}.", "",
+        f"**To be padded on the right:** {_named(right)}. With pads on the left their states are others, as measured, "
+        "also while they are causal: they count their positions by themselves.", "",
         "**Refused,** by what was measured; the model is then as it was:", "",
         "| family | backend | why |", "|---|---|---|",
         *(f"| {family} | {backend} | {why} |" for family, backend, why in refused), "",

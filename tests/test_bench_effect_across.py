@@ -35,7 +35,8 @@ def asked(order: str, scores: dict[str, list[float]], **budget: object) -> dict:
         {"name": name, "seeds": list(range(len(each))), "scores": each, "mean": sum(each) / len(each)}
         for name, each in scores.items()
     ]
-    name = {"name": f"invented/{order}", "task": "qa", "model": "none", "method": "full", "n_train": 10}
+    name = {"name": f"invented/{order}", "task": "qa", "model": "none", "method": "lora"}
+    name |= {"n_train": 10, "n_dev": 5, "n_test": 5}
     return {**name, "budget": plan, "arms": arms}
 
 
@@ -115,7 +116,7 @@ def test_what_differs_by_more_than_its_length_is_no_series(found):
     assert len(budgets([short, long])) == 1
     assert budgets([short, long | {"n_train": 5}]) == []
     assert budgets([short, long | {"budget": long["budget"] | {"batch_size": 2}}]) == []
-    assert budgets([short, long | {"settings": long["settings"] | {"rank": 4}}]) == []
+    assert budgets([short, long | {"settings": long["settings"] | {"window": "halve"}}]) == []
     assert budgets([short, long | {"method": "lora"}]) == budgets([short]) == []
     never = [each | {"arms": [one for one in each["arms"] if one["name"] != "causal"]} for each in (short, long)]
     assert budgets(never) == []
@@ -123,16 +124,24 @@ def test_what_differs_by_more_than_its_length_is_no_series(found):
 
 def test_series_of_one_set_by_two_methods_or_ranks_are_told_apart(found):
     short, long = sorted(found["conditions"], key=lambda each: each["budget"]["max_steps"])
-    ranked = [each | {"settings": each["settings"] | {"rank": 4}} for each in (short, long)]
-    others = [each | {"method": "lora"} for each in (short, long)]
-    series = budgets([short, *ranked, long, *others])
-    assert len(series) == 3 and methods_apart(series) == [", full, rank None", ", full, rank 4", ", lora, rank None"]
+    by_rank = {
+        rank: [each | {"method": "lora", "settings": each["settings"] | {"rank": rank}} for each in (short, long)]
+        for rank in (4, 8)
+    }
+    ranked = by_rank[4]
+    series = budgets([short, *ranked, long, *by_rank[8]])
+    assert len(series) == 3 and methods_apart(series) == [", full", ", lora, rank 4", ", lora, rank 8"]
     said = along([], [], series)[0]
-    assert "causal on invented/classify, none, full, rank 4: " in said
+    assert "causal on invented/classify, none, lora, rank 4: " in said
+    full = short | {"settings": short["settings"] | {"rank": 8}}  # a rank that was not in use is none
+    assert len(budgets([full, long])) == 1 and settings_apart([full, long])[0] == ", at most 200 steps"
     arms = [one | {"steps": 20} for one in short["arms"]]
-    old = short | {"settings": {}, "budget": short["budget"] | {"max_steps": 20}, "arms": arms}  # has not said its rank
-    assert budgets([short, old, ranked[0]]) == budgets([short, old]) and len(budgets([ranked[0], old])) == 1
+    old = ranked[0] | {"settings": {}, "budget": short["budget"] | {"max_steps": 20}, "arms": arms}  # of unknown rank
+    of_either = [by_rank[8][0], old, ranked[0]]
+    assert budgets(of_either) == budgets(of_either[:2]) and len(budgets([ranked[0], old])) == 1
     assert settings_apart([old, *ranked]) == [", at most 20 steps", ", at most 200 steps", ", at most 1,600 steps"]
+    gaps = [Told(each, {"mean": 1.0, "low": 0.0}, arm="bidirectional") for each in (old, by_rank[8][0], ranked[0])]
+    assert longest(gaps) == gaps[1:]  # the old one is like either of two that are not alike
 
 
 def test_orders_of_the_question_are_crossed_within_one_budget_and_rank():
@@ -144,6 +153,19 @@ def test_orders_of_the_question_are_crossed_within_one_budget_and_rank():
     assert methods_apart(crossed) == [", at most 90 steps", ", at most 9 steps"]
     assert "causal on invented, none, at most 9 steps: 50.0 with the question first" in along([], crossed, [])[0]
     assert orders([first | {"settings": {"rank": 8}}, last | {"settings": {"rank": 4}}]) == []
+    assert orders([first | {"n_test": 4}, last]) == []
+
+
+def test_of_several_that_were_asked_first_the_one_that_says_most_is_crossed():
+    def asked_by(order, score, **settings):
+        return asked(order, {"causal": [score]}) | {"settings": settings}
+
+    firsts = [asked_by("question-first", 1.0), asked_by("question-first", 50.0, rank=8)]
+    firsts += [asked_by("question-first", mean, rank=4, **{HARMLESS: n}) for mean, n in ((90.0, 7), (91.0, 9))]
+    lasts = [asked_by("question-last", 20.0, rank=8), asked_by("question-last", 30.0, rank=4, **{HARMLESS: 9})]
+    crossed = orders([*firsts, *lasts])
+    assert [each["arms"]["causal"]["first"] for each in crossed] == [50.0, 91.0]
+    assert methods_apart(crossed) == [", rank 8", ", rank 4"]
 
 
 def test_how_often_dev_was_asked_is_named_where_nothing_else_tells_two_apart(found):
@@ -161,9 +183,11 @@ def test_how_often_dev_was_asked_is_named_where_nothing_else_tells_two_apart(fou
 def test_of_what_was_learned_as_long_twice_one_counts_and_other_arms_count_too(found):
     short, long = sorted(found["conditions"], key=lambda each: each["budget"]["max_steps"])
     often = short | {"settings": short["settings"] | {HARMLESS: 7}}
-    gaps = [Told(each, {"mean": 1.0}, arm=arm) for each in (short, often) for arm in ("mntp:50", "mlm:50")]
-    more = Told(long, {"mean": 2.0}, arm="mlm:200")
+    gap = {"mean": 1.0, "low": 0.5}
+    gaps = [Told(each, gap, arm=arm) for each in (short, often) for arm in ("mntp:50", "mlm:50")]
+    more = Told(long, gap, arm="mlm:200")
     assert longest(gaps) == gaps[:2] and longest([*gaps, more]) == [gaps[0], more]
+    assert longest([*gaps, Told(long, {"mean": 2.0, "low": None}, arm="mlm:200")]) == gaps[:2]
 
 
 @pytest.mark.end_to_end
@@ -176,7 +200,9 @@ def test_what_is_unfinished_of_one_budget_stays_beside_that_of_another(studies, 
     earlier.write_text(json.dumps(whole | {"unfinished": [of_short, of_long, note]}))
     found = report([earlier, studies[0]])
     assert [each["budget"]["max_steps"] for each in found["unfinished"]] == [1600]  # measured here; so may be the third
-    half = report([earlier])
+    assert "(none, full), at most 1,600 steps, 1 of 2 runs" in found["words"][-1]
+    half = report([earlier, earlier])
+    assert len(half["unfinished"]) == 3
     assert (
         "at most 200 steps, 1 of 2 runs; " in half["words"][-1] and "at most 1,600 steps, 1 of 2" in half["words"][-1]
     )

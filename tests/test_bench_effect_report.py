@@ -61,10 +61,10 @@ def test_a_condition_that_two_folders_hold_is_refused_unless_their_settings_diff
     with pytest.raises(TrainingError, match=r"invented/classify \(none, full\) is in two of these folders"):
         report([folder, other])
     study = json.loads((other / "study.json").read_text())
-    study["study"]["rank"] = 4
+    study["study"]["window"] = "halve"
     (other / "study.json").write_text(json.dumps(study))
     found = report([folder, other])
-    assert len(found["conditions"]) == 2 and "invented/classify, rank 4 " in " ".join(found["words"])
+    assert len(found["conditions"]) == 2 and "invented/classify, window halve " in " ".join(found["words"])
     kept_one = kept(tmp_path / "r.json", report([folder]))
     assert len(report([kept_one, other])["conditions"]) == 2 and len(report([kept_one, folder])["conditions"]) == 1
 

@@ -37,13 +37,18 @@ def test_a_set_that_was_also_learned_for_longer_is_drawn_with_the_steps_of_both(
     stored = mask_effects()
     once = [each for each in stored if each["model"] == draw_headline.MODEL and each["name"] in ("wikigold/ner", CUT)]
     longer = [each | {"arms": [one | {"steps": 1600} for one in each["arms"]]} for each in once]
+    longer = [each | {"sizes": [size | {"steps": 500} for size in each["sizes"]]} for each in longer]
     monkeypatch.setattr(draw_headline, "mask_effects", lambda: [*longer, *stored])
     drawn = draw_headline.drawn()
     label = "Wikigold: 1,006 examples to learn from"
     assert drawn.index(f"{label}, 200 steps") < drawn.index(f"{label}, 1,600 steps")
     fewest = next(each for each in once if each["name"] == CUT)["sizes"][0]
     label = f"Field Notes: {fewest['size']} examples to learn from"
-    assert f"{label}, {fewest['steps']:.0f} steps" in drawn and f"{label}, 1,600 steps" not in drawn
+    assert all(f"{label}, {steps:.0f} steps" in drawn for steps in (fewest["steps"], 500))
+    alike = [each | {"sizes": one["sizes"]} for each, one in zip(longer, once, strict=True)]
+    monkeypatch.setattr(draw_headline, "mask_effects", lambda: [*alike, *stored])
+    with pytest.raises(SystemExit, match="63 steps: measured twice"):
+        draw_headline.drawn()
 
 
 def test_a_set_that_was_measured_and_has_no_name_is_an_error(monkeypatch):

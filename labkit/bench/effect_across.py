@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from labkit.bench.arms import REFERENCE
-from labkit.bench.effect_names import HARMLESS, agree, of, shared
+from labkit.bench.effect_names import HARMLESS, agree, are_as_many, grouped, of, settings, shared
 from labkit.bench.paired import LEVEL
 from labkit.viz.intervals import student_t
 
@@ -30,7 +30,7 @@ def orders(conditions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if first := _asked_first((name + FIRST, model, method), last, conditions):
             arms = [_by_name(each) for each in (first, last)]
             crossed = {arm: _crossed(arms[0][arm], arms[1][arm]) for arm in arms[1] if arm in arms[0]}
-            of_both = {"name": name, "model": model, "method": method, "settings": shared([first, last])}
+            of_both = {"name": name, "model": model, "method": method, "settings": settings(last)}
             found.append(of_both | {"arms": crossed})
     return found
 
@@ -38,11 +38,13 @@ def orders(conditions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _asked_first(
     wanted: tuple[str, str, str], last: dict[str, Any], conditions: Sequence[dict[str, Any]]
 ) -> dict[str, Any] | None:
-    """The condition that was learned with as much and with the same settings as this, and is asked first."""
-    for each in conditions:
-        if of(each) == wanted and each["n_train"] == last["n_train"] and agree(each, last, but=(HARMLESS,)):
-            return each
-    return None
+    """The condition that was learned with as much and with the same settings, and is asked first: of several the one
+    that has most of them written down, and was evaluated as often.
+    """
+    fits = [each for each in conditions if of(each) == wanted and are_as_many(each, last)]
+    fits = [each for each in fits if agree(each, last, but=(HARMLESS,))]
+    known = settings(last).keys()
+    return max(fits, key=lambda each: (agree(each, last), len(known & settings(each).keys())), default=None)
 
 
 def budgets(conditions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -74,19 +76,13 @@ def curve_over_steps(budget: dict[str, Any]) -> dict[str, Any]:
 
 def _longer_and_longer(conditions: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """The conditions that differ by how long was learned alone, those of one set together and the shortest first."""
-    found: list[list[dict[str, Any]]] = []
-    for each in conditions:
-        if group := next((group for group in found if all(is_alike(each, one) for one in group)), None):
-            group.append(each)
-        else:
-            found.append([each])
+    found = grouped(conditions, is_alike)
     return [sorted(group, key=steps_of) for group in found if len({steps_of(each) for each in group}) > 1]
 
 
 def is_alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether the two differ by nothing but how long was learned, as far as both reports have written it down."""
-    sizes = ("n_train", "n_dev", "n_test")
-    return of(one) == of(other) and all(one[key] == other[key] for key in sizes) and agree(one, other, but=LONGER)
+    return of(one) == of(other) and are_as_many(one, other) and agree(one, other, but=LONGER)
 
 
 def steps_of(condition: dict[str, Any]) -> float | int:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from labkit.bench.arms import REFERENCE
 from labkit.bench.effect_across import is_alike, steps_of
+from labkit.bench.effect_names import grouped
 
 TO_BASELINE = "as far as a baseline that needs no model"
 NOTHING = "has no run to compare: none on all examples with a seed that the other arm has, too"
@@ -120,7 +121,7 @@ def counted(told: Sequence[Told], things: str = "", helped: str = "helped", harm
     """helped in 1 of 8 conditions (by 5.9 points), harmed in 2 (by 8.1 to 12.6 points), made no clear difference in 3,
     and was not shown to have learned the task in 2; of those with an interval, and of several budgets the longest.
     """
-    told = longest([each for each in told if each.gap["low"] is not None])
+    told = longest(told)
     said = []
     words = (
         helped,
@@ -139,19 +140,20 @@ def counted(told: Sequence[Told], things: str = "", helped: str = "helped", harm
 
 
 def longest(told: Sequence[Told]) -> list[Told]:
-    """Without those of a set of which this arm has also learned for longer, or as long and is told before: they would
-    count twice. An arm that was adapted is one, however many steps that took.
+    """Those with an interval; of a set that an arm has learned several times the one with the most steps alone, as it
+    would count twice. An arm that was adapted is one, however many steps that took.
     """
+    known = [each for each in told if each.gap["low"] is not None]
     found: list[Told] = []
-    for each in sorted(told, key=lambda each: steps_of(each.condition), reverse=True):
-        if not any(_is_of_the_same_set(each, other) for other in found):
-            found.append(each)
-    return [each for each in told if any(each is other for other in found)]
+    for group in grouped(known, _are_of_one_set):
+        counts = max(group, key=lambda each: steps_of(each.condition)).condition
+        found += [each for each in group if each.condition is counts]
+    return found
 
 
-def _is_of_the_same_set(one: Told, other: Told) -> bool:
+def _are_of_one_set(one: Told, other: Told) -> bool:
     arms = [each.arm.partition(":")[0] for each in (one, other)]
-    return arms[0] == arms[1] and one.condition is not other.condition and is_alike(one.condition, other.condition)
+    return arms[0] == arms[1] and is_alike(one.condition, other.condition)
 
 
 def _between(sizes: Sequence[float]) -> str:

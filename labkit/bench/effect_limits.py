@@ -16,15 +16,17 @@ SERIES = {"adaptation": "a curve over the steps of adaptation", "size": "a curve
 NEARLY = "widened by their half-widths"
 
 
-def still_learning(conditions: Sequence[dict]) -> str:
-    """In how many runs dev was at its best at the end, in half a sentence; empty where none had several evaluations."""
-    last, several = _best_was_last(conditions)
-    return f", and in {last} of {several} runs dev was at its best at the end" if several else ""
+def still_learning(arms: Sequence[dict]) -> str:
+    """In how many of their runs dev was at its best at the end, in half a sentence; empty where none had several
+    evaluations.
+    """
+    last, several = _best_was_last(arms)
+    return f", and in {last} of these {several} runs dev was at its best at the end" if several else ""
 
 
-def _best_was_last(conditions: Sequence[dict]) -> tuple[int, int]:
+def _best_was_last(arms: Sequence[dict]) -> tuple[int, int]:
     """In how many runs of the full sets the best evaluation was the last, of how many that had several."""
-    counts = [one["best_was_last"] for each in conditions for one in each["arms"] if "best_was_last" in one]
+    counts = [one["best_was_last"] for one in arms if "best_was_last" in one]
     return sum(last for last, _ in counts), sum(several for _, several in counts)
 
 
@@ -43,7 +45,7 @@ def unknown(conditions: Sequence[dict], curves: Sequence[dict]) -> str:
     told = []
     if missing := _not_measured(conditions, curves):
         told.append(f"Not measured here at all: {', '.join(missing)}.")
-    last, several = _best_was_last(conditions)
+    last, several = _best_was_last([one for _, one in arms])
     if several:
         told.append(
             f"In {last} of {several} runs with several evaluations (all training examples) the best on dev was the "

@@ -83,12 +83,12 @@ def _together(here: dict[str, Any], earlier: Sequence[dict[str, Any]]) -> dict[s
     known = list(here["conditions"])
     found: dict[str, list] = {"conditions": [], "curves": [], "unfinished": []}
     for one in earlier:
+        gone = [*known, *here["unfinished"], *found["unfinished"]]
         new = [each for each in one["conditions"] if not any(_is_same(each, other) for other in known)]
         known += new
         found["conditions"] += [_as_now(each) for each in new]
         drawn = [_drawn_now(curve, each) for curve in one["curves"] if (each := _condition_of(curve, new))]
         found["curves"] += [each for each in drawn if is_drawn(each) and each not in found["curves"]]
-        gone = [each for each in one["conditions"] if each not in new] + here["unfinished"]
         found["unfinished"] += [each for each in one["unfinished"] if not any(_may_be(each, other) for other in gone)]
     return {part: [*found[part], *here[part]] for part in here}
 

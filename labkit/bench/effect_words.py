@@ -20,7 +20,7 @@ from labkit.bench.effect_gaps import (
     verdict,
 )  # fmt: skip
 from labkit.bench.effect_limits import still_learning, unknown
-from labkit.bench.effect_names import named_apart, settings_apart
+from labkit.bench.effect_names import agree, named_apart, of, settings_apart
 from labkit.bench.effect_series_words import along
 
 ARMS_IN_SHORT = ("bidirectional", "repeated")
@@ -34,7 +34,7 @@ def paragraphs(found: dict[str, Any]) -> list[str]:
     told += [text for text in (_repeated(conditions), *_adapted(conditions), _others(conditions)) if text]
     told += along(conditions, found.get("orders", ()), found.get("budgets", ()))
     told += [text for text in (_diagnostic(conditions), _claim(conditions)) if text]
-    return [*told, unknown(conditions, found["curves"]), *_unfinished(found.get("unfinished", ()))]
+    return [*told, unknown(conditions, found["curves"]), *_unfinished(found.get("unfinished", ()), conditions)]
 
 
 def _in_short(conditions: Sequence[dict]) -> list[str]:
@@ -48,13 +48,14 @@ def _in_short(conditions: Sequence[dict]) -> list[str]:
         return []
     made, text = ([each for each in conditions if _was_made_for_it(each) is is_made] for is_made in (True, False))
     models = sorted({each["model"] for each in conditions})
-    counting = [each.condition for each in longest(differences(conditions, "bidirectional"))]
+    known = [each for name in ARMS_IN_SHORT for each in differences(conditions, name) if each.gap["low"] is not None]
+    counting = longest(known)
     bounds = (
-        f"This is of {' and '.join(models)} alone{still_learning(counting)}: whether it holds for other models, and "
-        "for longer training, is not known."
+        f"This is of {' and '.join(models)} alone{still_learning(_with_their_causal(counting))}: whether it holds for "
+        "other models, and for longer training, is not known."
     )
     once = ""
-    if any(len(longest(gaps)) < len(gaps) for name in ARMS_IN_SHORT if (gaps := differences(conditions, name))):
+    if len(counting) < len(known):
         once = "Of a set that was learned for shorter and for longer, the longest of each arm counts. "
     told = [f"**In short.** A model {_compared(text or made, ' conditions')} {once}{bounds}"]
     if filled := _filled(text or made):
@@ -66,6 +67,12 @@ def _in_short(conditions: Sequence[dict]) -> list[str]:
         apart = "on Which way round, word by word, where what follows decides half of it by design, a model"
         told.append(f"**Counted apart, as it was made for it:** {apart} {' '.join(inside).strip()}")
     return told
+
+
+def _with_their_causal(told: Sequence[Told]) -> list[dict[str, Any]]:
+    """The arms that these are of, and the causal ones that they are compared with, each once."""
+    wanted = {(id(each.condition), name): each.condition for each in told for name in (REFERENCE, each.arm)}
+    return [one for (_, name), each in wanted.items() for one in each["arms"] if one["name"] == name]
 
 
 def _has_interval(condition: dict[str, Any]) -> bool:
@@ -205,9 +212,10 @@ def _uneven(conditions: Sequence[dict]) -> list[str]:
     return [f"**A smaller grid than the others:** {'; '.join(failed)}."] if failed else []
 
 
-def _unfinished(found: Sequence[dict]) -> list[str]:
+def _unfinished(found: Sequence[dict], conditions: Sequence[dict]) -> list[str]:
     told = []
-    for each, apart in zip(found, settings_apart(found), strict=True):
+    others = [each for each in conditions if not any(of(each) == of(one) and agree(each, one) for one in found)]
+    for each, apart in zip(found, settings_apart([*found, *others]), strict=False):
         model = f" ({each['model']}, {each['method']})" if "model" in each else ""
         text = f"{each['name']}{model}{apart}, {each['done']} of {each['planned']} runs"
         if each["without"]:
@@ -300,7 +308,7 @@ def _claim(conditions: Sequence[dict]) -> str:
     text = [each for each in conditions if not _was_made_for_it(each)]
     known = [each for each in text if _both_learned(each)]
     left_out = [each["name"] for each in text if not _both_learned(each)]
-    gaps = [each.gap for each in longest(differences(known, "bidirectional")) if each.gap["low"] is not None]
+    gaps = [each.gap for each in longest(differences(known, "bidirectional"))]
     if not gaps:
         return ""
     below, above = sum(gap["high"] < CLAIM for gap in gaps), sum(gap["low"] >= CLAIM for gap in gaps)
