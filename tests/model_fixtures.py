@@ -95,12 +95,12 @@ def dead_network(tmp_path, monkeypatch) -> list[str]:
     return attempts
 
 
-def load_or_skip(name: str) -> Loaded:
+def load_or_skip(name: str, **wanted: str) -> Loaded:
     """The named model on the CPU; the test is skipped, saying how to get it, where its package is not installed."""
     import labkit
 
     try:
-        return labkit.load(name, device="cpu")
+        return labkit.load(name, device="cpu", **wanted)
     except labkit.errors.MissingPackageError as error:
         pytest.skip(str(error))
 

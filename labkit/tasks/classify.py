@@ -27,6 +27,7 @@ from labkit.errors import DataError, MissingPackageError
 from labkit.heads import head_in
 from labkit.running import evaluating
 from labkit.tasks.lm import pad_id
+from labkit.tasks.special_tokens import row_ends
 
 
 @dataclass(frozen=True)
@@ -221,8 +222,7 @@ def frame(tokenizer: Any, texts: Sequence[str], names: Sequence[str], max_length
     Raises:
         DataError: an empty text, called by its name, or no room for one token between bos and eos.
     """
-    first = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    last = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    first, last = row_ends(tokenizer)
     room = max_length - len(first) - len(last)
     if room < 1:
         raise DataError(f"max_length is {max_length}; a row needs {len(first + last) + 1} tokens at least")

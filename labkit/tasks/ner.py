@@ -28,6 +28,7 @@ from labkit.errors import DataError, MissingPackageError
 from labkit.heads import IGNORED, head_in
 from labkit.running import evaluating
 from labkit.tasks.lm import pad_id
+from labkit.tasks.special_tokens import row_ends
 
 LABEL_ON = ("last", "first")  # which of a word's tokens its label stands on
 
@@ -269,7 +270,7 @@ def _frame(tokenizer: Any, max_length: int, stride: int, label_on: str) -> tuple
         raise DataError(f"the label is on {label_on!r}; choose one of {', '.join(LABEL_ON)}")
     if not getattr(tokenizer, "is_fast", False):
         raise DataError(f"{type(tokenizer).__name__} gives no character offsets; take a fast tokenizer")
-    begin, end = ([] if i is None else [i] for i in (tokenizer.bos_token_id, tokenizer.eos_token_id))
+    begin, end = row_ends(tokenizer)
     room = max_length - len(begin) - len(end)
     if not 0 <= stride < room:
         raise DataError(f"the stride is {stride}; it must be 0 or more, and smaller than the {room} tokens in a row")

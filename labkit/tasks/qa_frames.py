@@ -1,11 +1,11 @@
 """What stands around question and context in a row: nothing but a line break, or the marks of a prompt.
 
-plain      [bos] question \\n context [eos]
+plain      [bos] question \\n context [eos]    (of an encoder [CLS] question [SEP] context [SEP])
 evidence   [bos] [INST] .. [/INST] [CRITERION] question [/CRITERION] [POST] context [/POST] [eos]
 
 and each with the two in the other order. The prompt's marks are tokens of their own once they have been added to the
 tokenizer (`labkit.tasks.special_tokens.add_tokens`); the last token of a row, which stands for "no answer", is the eos,
-or the last of the frame where the tokenizer has none.
+or the last of the frame where the tokenizer has none. [bos] and [eos] are [CLS] and [SEP] where it has those instead.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from labkit.datasets.evidence import INSTRUCTION, MARKS
 from labkit.errors import DataError
+from labkit.tasks.special_tokens import row_ends
 
 ORDERS = ("question-first", "question-last")
 PROMPTS = ("plain", "evidence")
@@ -49,11 +50,11 @@ def frame(tokenizer: Any, order: str, prompt: str) -> Frame:
     for name, value, known in (("order", order, ORDERS), ("prompt", prompt, PROMPTS)):
         if value not in known:
             raise DataError(f"{name} is {value!r}; choose one of {', '.join(known)}")
-    bos, eos = (() if id is None else (id,) for id in (tokenizer.bos_token_id, tokenizer.eos_token_id))
+    bos, eos = map(tuple, row_ends(tokenizer))
     if prompt == "plain":
-        separator = _ids(tokenizer, SEPARATOR)
+        separator = _ids(tokenizer, SEPARATOR) or eos  # an encoder's reads no line break: [SEP] stands between
         if not separator:
-            raise DataError("the tokenizer has no token for a line break, which stands between question and context")
+            raise DataError("the tokenizer has no token for a line break, nor an end, to stand before the context")
         return Frame(bos, separator, eos or separator, order == "question-first")
     vocabulary = tokenizer.get_vocab()
     if missing := [mark for mark in MARKS if mark not in vocabulary]:

