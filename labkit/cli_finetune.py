@@ -36,7 +36,10 @@ DATA: dict[str, tuple[Any, Any]] = {
 }
 MODEL: dict[str, tuple[Any, Any]] = {
     "model": (Annotated[str, typer.Option(help="A registered name, a hub id or a local folder.")], "gpt2-mini"),
-    "mask": (Annotated[str, typer.Option(help="bidirectional, or causal as the model is.")], "bidirectional"),
+    "mask": (
+        Annotated[str, typer.Option(help="bidirectional; causal, as a decoder comes; encoder, as an encoder does.")],
+        "bidirectional",
+    ),
     "window": (Annotated[str, typer.Option(help="Local layers, once unmasked: keep, halve or global.")], "keep"),
     "layers": (
         Annotated[str, typer.Option(help="Layers to unmask: all, middle-third, below-1/3, above-2/3, or 0,1,2.")],

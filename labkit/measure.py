@@ -66,6 +66,8 @@ def audit(
         problems = _mask_problems(layers, views)
         which = "modules could be measured by themselves" if views["unpadded"].unmeasured else "modules were found"
         notes = [] if layers else [f"no attention {which}, so the model was measured only as a whole"]
+        if runner.pooled:
+            notes.append("its output is one per text, so the states of its body were measured")
         if len(views) == 1:
             notes.append("the model takes no attention_mask, or ignores it, so padding was not measured")
         verdict = _overall(

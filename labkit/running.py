@@ -25,11 +25,14 @@ class Runner:
 
     Works on a transformers model (its last hidden state is read, so a large head costs nothing) and on any other module
     that maps `input_ids` and, if it takes one, `attention_mask` to a tensor, or a structure holding one, of shape
-    (batch, seq, ...).
+    (batch, seq, ...). Of a transformers model that gives one output per text, the states of its body are read;
+    `pooled` then says so.
     """
 
     def __init__(self, model: nn.Module, decoder: Decoder | None, vocab_size: int | None = None):
         self.model, self.decoder = model, decoder
+        self.body = decoder.stack if decoder is not None else _body(model)
+        self.pooled = False
         self.tried: dict[str, bool] = {}
         parameters = inspect.signature(model.forward).parameters
         self.takes_anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -81,8 +84,8 @@ class Runner:
         first = () if self.by_name else (kwargs.pop("input_ids"),)
         seen: list = []
         with ExitStack() as stack:
-            if self.decoder is not None:
-                hook = self.decoder.stack.register_forward_hook(lambda m, a, out: seen.append(out))
+            if self.body is not self.model or self.decoder is not None:
+                hook = self.body.register_forward_hook(lambda m, a, out: seen.append(out))
                 stack.callback(hook.remove)
             stack.enter_context(_told_apart(self.model, ids.numel(), kwargs.get("use_cache", False)))
             try:
@@ -95,7 +98,10 @@ class Runner:
                     f"{type(self.model).__name__} could not be called on token ids of shape {tuple(ids.shape)}"
                     f"{''.join(f', {name}' for name in kwargs if name != 'input_ids')}: {type(error).__name__}: {said}"
                 ) from error
-        return self._checked(seen[-1] if seen else out, ids)
+        if seen and self.decoder is None:  # classes of a text may be as many as its tokens: two axes are not enough
+            own = first_tensor(out)
+            self.pooled = own is None or own.ndim < 3 or own.shape[:2] != ids.shape
+        return self._checked(seen[-1] if seen and (self.pooled or self.decoder is not None) else out, ids)
 
     def _checked(self, out, ids: Tensor) -> Tensor:
         states = first_tensor(out)
@@ -114,6 +120,13 @@ class Runner:
         span = min(self.vocab_size - low, 50_000)
         drawn = torch.randperm(span, generator=generator)[:n] if span >= n else torch.arange(n) % span
         return (drawn + low).expand(batch, n).clone()
+
+
+def _body(model: nn.Module) -> nn.Module:
+    """What transformers calls the base model, through its heads and adapters; the model itself where there is none."""
+    while isinstance(inner := getattr(model, "base_model", None), nn.Module) and inner is not model:
+        model = inner
+    return model
 
 
 @contextmanager

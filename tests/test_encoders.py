@@ -8,15 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel, BertTokenizer
+from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
 
 import labkit
 from labkit.datasets.examples import Answer, Labelled, Question, Sentence
 from labkit.datasets.words import words_of
-from labkit.errors import DataError, MissingPackageError, ModelError, UnsupportedModelError
+from labkit.errors import DataError, MissingPackageError, ModelError, TrainingError, UnsupportedModelError
 from labkit.heads import Head
+from labkit.measure import QUICK_TOKENS
 from labkit.model_registry import REGISTRY, FolderPackage
 from labkit.tasks import classify, ner, qa
+from labkit.tasks.finetune import finetune
+from labkit.tasks.plans import Plan
 from labkit.tasks.special_tokens import row_ends
 
 WORDS = "who lives in paris gurk does not . ? a".split()
@@ -106,6 +109,68 @@ def test_without_a_line_break_and_without_an_end_no_question_can_be_asked(wordpi
     bare.sep_token = None
     with pytest.raises(DataError, match="no token for a line break, nor an end"):
         qa.windows(bare, [question()])
+
+
+# -- measured and trained ----------------------------------------------------------------------------------------------
+
+
+def pooled(causal: bool) -> BertForSequenceClassification:
+    """With as many classes as the quick audit has tokens: their logits have the shape of one output per position."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = BertConfig(vocab_size=50, num_labels=QUICK_TOKENS, is_decoder=causal, initializer_range=0.3, **sizes)
+    return BertForSequenceClassification(config).eval()
+
+
+@pytest.mark.parametrize(("causal", "verdict"), [(True, "causal"), (False, "bidirectional")])
+@pytest.mark.parametrize("quick", [True, False])
+def test_of_a_model_with_one_output_per_text_the_states_of_its_body_are_measured(causal, verdict, quick):
+    report = labkit.audit(pooled(causal), quick=quick)
+    assert report.verdict == verdict and report.whole["unpadded"].verdict == verdict
+    assert report.whole["unpadded"].influence[-1, -1], "the last token is seen at its own place, if nowhere else"
+    assert "its output is one per text, so the states of its body were measured" in report.notes
+
+
+def test_also_beneath_an_adapter():
+    from peft import LoraConfig, get_peft_model
+
+    adapted = get_peft_model(pooled(causal=True), LoraConfig(r=2, target_modules=["query", "value"]))
+    whole = labkit.audit(adapted, quick=True).whole["unpadded"]
+    assert whole.verdict == "causal" and whole.influence[-1, -1]
+
+
+def examples_of(task: str, n: int) -> list:
+    if task == "qa":
+        return [replace(question(), id=f"{n}-{i}") for i in range(4)]
+    if task == "classify":
+        return [Labelled(f"{n}-{i}", ("does ?", "not .")[i % 2], ("no", "yes")[i % 2]) for i in range(4)]
+    spans = words_of(CONTEXT)
+    words, tags = tuple(CONTEXT[a:b] for a, b in spans), ("B-PER", *["O"] * (len(spans) - 1))
+    return [Sentence(f"{n}-{i}", CONTEXT, words, tuple(spans), tags) for i in range(4)]
+
+
+@pytest.mark.parametrize("task", ["qa", "ner", "classify"])
+def test_an_encoder_is_trained_on_every_task_kept_and_used(packaged, task, tmp_path):
+    sides = [examples_of(task, n) for n in range(3)]
+    plan = Plan(epochs=40.0, batch_size=4, gradient_accumulation=1, learning_rate=1e-2, evaluate_every=40)
+    metrics = finetune(
+        task, "small-bert", sides[0], tmp_path / "run", dev=sides[1], test=sides[2], plan=plan, mask="encoder",
+        packing=True, say=lambda text: None,
+    )  # fmt: skip
+    assert metrics["mask"]["measured"] == "bidirectional"
+    pipe = labkit.pipeline(tmp_path / "run" / "model", device="cpu")
+    if task == "qa":
+        assert pipe(question=ASKED, context=CONTEXT)["text"] == "gurk"
+    elif task == "ner":
+        assert [each["text"] for each in pipe(CONTEXT)["entities"]] == ["gurk"]
+    else:
+        assert [pipe(text)["label"] for text in ("does ?", "not .")] == ["no", "yes"]
+
+
+def test_an_encoder_has_no_mask_to_remove(packaged, tmp_path):
+    with pytest.raises(TrainingError, match="BertForTokens is no decoder.*trained with the mask 'encoder'"):
+        finetune("ner", "small-bert", examples_of("ner", 0), tmp_path / "run", dev=examples_of("ner", 1))
+    assert not (tmp_path / "run").exists()
 
 
 # -- from a package ----------------------------------------------------------------------------------------------------

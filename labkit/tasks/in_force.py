@@ -1,4 +1,4 @@
-"""What a decoder sees while a task is trained on it: its mask, how often it reads its input, and the proof of both.
+"""What a model sees while a task is trained on it: its mask, how often it reads its input, and the proof of both.
 
 bidirectional    the causal mask removed, in all layers or some
 causal           the model as it is
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from labkit.anatomy import SLIDING, backend_of, find_decoder
+from labkit.anatomy import SLIDING, backend_of, decoder_or_none, find_decoder
 from labkit.errors import TrainingError
 from labkit.export import choose_layers
 from labkit.layer_masks import masked
@@ -50,6 +50,11 @@ def put_mask_in_force(model: Any, mask: str, window: str = "keep", layers: str =
     import labkit
 
     chosen = choose_layers(layers, model.config.get_text_config().num_hidden_layers)
+    if mask == "bidirectional" and decoder_or_none(model) is None:
+        raise TrainingError(
+            f"{type(model).__name__} is no decoder, so it has no mask to remove; an encoder, bidirectional "
+            "as it comes, is trained with the mask 'encoder'"
+        )
     with _as_its_kernel_computes(model):
         if mask == "bidirectional":
             labkit.to_bidirectional(model, window=window, layers=chosen)
