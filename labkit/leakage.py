@@ -25,7 +25,7 @@ from labkit.leak_training import LeakMeter, context_of, leak_meter
 from labkit.measure import composed, layer_list
 from labkit.probe import AttentionCall
 from labkit.progress import transformers_errors_only
-from labkit.running import Runner
+from labkit.running import BODY_MEASURED, Runner
 
 __all__ = ["Leak", "LeakMeter", "LeakReport", "find_leaks", "leak_meter"]
 
@@ -109,6 +109,8 @@ def find_leaks(model: nn.Module, *, tokens: int = TOKENS, vocab_size: int | None
             leaks = subject.leaks_in(subject.influence(), "train-mode", "only in train mode: ")
             model.eval()
         leaks += _misplaced_labels(subject)
+    if subject.runner.pooled:
+        subject.notes.append(BODY_MEASURED)
     if not subject.attentions:
         subject.notes.append("no attention modules were found: layers were not told apart, and scores not raised")
     return LeakReport(type(model).__name__, leaks, influence, subject.notes)

@@ -20,7 +20,7 @@ from labkit.errors import MaskAssertionError
 from labkit.masks import Mask, from_dense, recognise
 from labkit.probe import attention_influence, recorded_calls, token_influence
 from labkit.report import AuditReport, LayerReport, Problem, Scenario
-from labkit.running import Runner, evaluating
+from labkit.running import BODY_MEASURED, Runner, evaluating
 
 __all__ = ["AuditReport", "assert_bidirectional", "assert_causal", "audit"]
 
@@ -67,7 +67,7 @@ def audit(
         which = "modules could be measured by themselves" if views["unpadded"].unmeasured else "modules were found"
         notes = [] if layers else [f"no attention {which}, so the model was measured only as a whole"]
         if runner.pooled:
-            notes.append("its output is one per text, so the states of its body were measured")
+            notes.append(BODY_MEASURED)
         if len(views) == 1:
             notes.append("the model takes no attention_mask, or ignores it, so padding was not measured")
         verdict = _overall(

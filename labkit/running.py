@@ -17,6 +17,7 @@ from labkit.anatomy import Decoder
 from labkit.errors import AuditError, LabkitError
 
 APART = "batched_mm"  # how transformers calls a computation of experts in which no token changes another's rounding
+BODY_MEASURED = "its output is one per text, so the states of its body were measured"
 GATHERED = 2e9  # bytes: the most that the weights of experts may take, once for each token
 
 

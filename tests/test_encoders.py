@@ -15,8 +15,10 @@ from labkit.datasets.examples import Answer, Labelled, Question, Sentence
 from labkit.datasets.words import words_of
 from labkit.errors import DataError, MissingPackageError, ModelError, TrainingError, UnsupportedModelError
 from labkit.heads import Head
+from labkit.leakage import find_leaks
 from labkit.measure import QUICK_TOKENS
 from labkit.model_registry import REGISTRY, FolderPackage
+from labkit.running import BODY_MEASURED
 from labkit.tasks import classify, ner, qa
 from labkit.tasks.finetune import finetune
 from labkit.tasks.plans import Plan
@@ -128,7 +130,14 @@ def test_of_a_model_with_one_output_per_text_the_states_of_its_body_are_measured
     report = labkit.audit(pooled(causal), quick=quick)
     assert report.verdict == verdict and report.whole["unpadded"].verdict == verdict
     assert report.whole["unpadded"].influence[-1, -1], "the last token is seen at its own place, if nowhere else"
-    assert "its output is one per text, so the states of its body were measured" in report.notes
+    assert BODY_MEASURED in report.notes
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_also_when_leaks_are_looked_for(causal):
+    found = find_leaks(pooled(causal), tokens=QUICK_TOKENS)
+    assert found.clean is causal and BODY_MEASURED in found.notes
+    assert bool(found.influence[0, -1] > 0) is not causal, "the first token, and the last one that is changed"
 
 
 def test_also_beneath_an_adapter():
