@@ -152,16 +152,14 @@ def audit(
     reference: Annotated[str | None, typer.Option(help="The original model: is the computation still its own?")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure, from behaviour alone, which mask is in force in every layer of a model.
+    """Measure, from behaviour alone, which mask is in force in every layer of a model; of an encoder, of its body.
 
     Example: labkit audit ./my-encoder --expect bidirectional
     """
     if expect not in (None, "causal", "bidirectional"):
         raise LabkitError(f"--expect is {expect!r}; give causal or bidirectional")
-    from labkit.models import load
-
-    model = load(name, attn=attn, dtype=dtype).model
-    original = load(reference, attn=attn, dtype=dtype).model if reference else None
+    model = _any_model(name, attn, dtype)
+    original = _any_model(reference, attn, dtype) if reference else None
     from labkit import measure
 
     with waiting(f"measuring {name}"):
@@ -170,6 +168,19 @@ def audit(
     if expect not in (None, report.verdict):
         print(f"labkit: {name} was expected to be {expect} and is {report.verdict}", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def _any_model(name: str, attn: str | None, dtype: str | None) -> Any:
+    """A language model, or the body of an encoder, which is said."""
+    from labkit.errors import EncoderError
+    from labkit.models import load
+
+    try:
+        return load(name, attn=attn, dtype=dtype).model
+    except EncoderError:
+        body = load(name, attn=attn, dtype=dtype, task="base").model
+        print(f"labkit: {name} is an encoder: its body, {type(body).__name__}, is measured", file=sys.stderr)
+        return body
 
 
 @app.command()

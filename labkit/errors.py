@@ -59,6 +59,10 @@ class UnsupportedModelError(ModelError, NotImplementedError):
     """The architecture is not a decoder that labkit knows how to convert."""
 
 
+class EncoderError(UnsupportedModelError):
+    """The model is an encoder, bidirectional as it comes: it can be measured and compared with, not converted."""
+
+
 class NotEnoughMemoryError(ModelError, MemoryError):
     """The weights, in the dtype asked for, would not fit into this machine's memory."""
 

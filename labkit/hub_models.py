@@ -10,7 +10,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.errors import GatedModelError, HubUnreachableError, ModelError, UnknownModelError, UnsupportedModelError
+from labkit.errors import (
+    EncoderError,
+    GatedModelError,
+    HubUnreachableError,
+    ModelError,
+    UnknownModelError,
+    UnsupportedModelError,
+)
 from labkit.heads import RECORD, TASKS, Head, head_in, model_class
 from labkit.progress import bars_on_terminals_only, transformers_errors_only
 
@@ -79,8 +86,8 @@ def cached_config(hub_ids: tuple[str, ...]) -> str | None:
     return next((each for each in hub_ids if isinstance(try_to_load_from_cache(each, "config.json"), str)), None)
 
 
-def read_config(folder: Path, name: str, with_head: bool = False) -> PreTrainedConfig:
-    """The configuration in `folder`, if it is that of a decoder, or, for a model `with_head`, of an encoder.
+def read_config(folder: Path, name: str, encoders: bool = False) -> PreTrainedConfig:
+    """The configuration in `folder`, if it is that of a decoder, or, where `encoders` are wanted too, of an encoder.
 
     Else UnsupportedModelError or ModelError.
     """
@@ -99,7 +106,7 @@ def read_config(folder: Path, name: str, with_head: bool = False) -> PreTrainedC
         raise UnsupportedModelError(
             f"the configuration of {name} is not one that this transformers can read: {first}"
         ) from error
-    _require_decoder(config, name, with_head or head_in(config) is not None)
+    _require_decoder(config, name, encoders or head_in(config) is not None)
     return config
 
 
@@ -165,7 +172,7 @@ def read_model(
         first = str(error).strip().partition("\n")[0]
         raise ModelError(f"{name} could not be loaded with attn={attn!r}: {first}") from error
     new = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
-    body = f"{model.base_model_prefix}."
+    body = "" if model.base_model is model else f"{model.base_model_prefix}."
     # the pooler of an encoder is not used, and many are saved without one
     if lost := [weight for weight in new if weight.startswith(body) and not weight.startswith(f"{body}pooler.")]:
         raise ModelError(
@@ -205,22 +212,21 @@ def read_tokenizer(folder: Path, name: str) -> tuple[Any, str]:
     return tokenizer, ""
 
 
-def _require_decoder(config: PreTrainedConfig, name: str, with_head: bool) -> None:
-    """An encoder may have a head of labkit, to be compared with; there is nothing to convert in it."""
+def _require_decoder(config: PreTrainedConfig, name: str, encoders: bool) -> None:
+    """An encoder may be measured, or have a head of labkit, to be compared with; there is nothing to convert in it."""
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
     kind = f"{name} is a {config.model_type} model"
     if config.is_encoder_decoder:
         raise UnsupportedModelError(f"{kind}, an encoder-decoder; labkit takes decoders such as GPT-2, Gemma or Llama")
     # BERT and its kin are also registered as causal models, for the decoder half of a translation model
-    if with_head and _concrete_class(AutoModel, config) is not None:
+    if encoders and _concrete_class(AutoModel, config) is not None:
         return
     masked = _concrete_class(AutoModelForMaskedLM, config) is not None and not getattr(config, "is_decoder", False)
     if masked or _concrete_class(AutoModelForCausalLM, config) is None:
-        cure = "; with a head it can be compared with one: task='token-classification'" if masked else ""
-        raise UnsupportedModelError(
-            f"{kind}, which is not a decoder; labkit takes decoders such as GPT-2, Gemma or Llama{cure}"
-        )
+        refused = EncoderError if masked else UnsupportedModelError
+        cure = "; to compare with one, load it with a head, or its body alone (task='base')" if masked else ""
+        raise refused(f"{kind}, which is not a decoder; labkit takes decoders such as GPT-2, Gemma or Llama{cure}")
 
 
 def _concrete_class(auto_class: Any, config: PreTrainedConfig) -> type | None:

@@ -60,7 +60,8 @@ def load(
     dtype: a torch dtype or its name. None means float32 for tiny models and gpt2-mini, else as stored: bfloat16 for
         Gemma and SmolLM2.
     device: "cpu", "cuda", "cuda:1"; None means the GPU if torch can use one, else the CPU.
-    task: None for a language model, or for what a folder was saved as; "base" for the model without a head;
+    task: None for a language model, or for what a folder was saved as; "base" for the model without a head, which may
+        be an encoder;
         "token-classification", "question-answering", "sequence-classification" or "embedding" for a head of labkit's,
         or a `labkit.heads.Head` that says more of it (labels, pooling, dropout, how it starts).
 
@@ -110,11 +111,11 @@ class _Wanted:
     task: str | Head | None
 
     @property
-    def has_head(self) -> bool:
-        """Whether a head of labkit was asked for."""
+    def may_be_encoder(self) -> bool:
+        """Whether it need not be a decoder: a head of labkit's was asked for, or the body alone."""
         from labkit.heads import TASKS, Head
 
-        return isinstance(self.task, Head) or self.task in TASKS
+        return isinstance(self.task, Head) or self.task in ("base", *TASKS)
 
 
 def _load_folder(
@@ -123,7 +124,7 @@ def _load_folder(
     """The model in `folder`, with its own tokenizer unless one is given."""
     from labkit import hub_models, memory
 
-    config = hub_models.read_config(folder, name, with_head=wanted.has_head)
+    config = hub_models.read_config(folder, name, encoders=wanted.may_be_encoder)
     kind, config = hub_models.class_for(config, wanted.task, name)
     attn, remarks = _choose_attention(kind, config, wanted.attn, name)
     hub_models.require_weights(folder, name)
@@ -168,7 +169,7 @@ def _load_from_hub(name: str, hub_ids: tuple[str, ...], licence: str | None, wan
     except HubUnreachableError as error:
         close = [each for each in closest_names(name) if each != name]
         raise HubUnreachableError(f"{error}; similar names: {', '.join(close)}" if close else str(error)) from error
-    config = hub_models.read_config(folder, name, with_head=wanted.has_head)
+    config = hub_models.read_config(folder, name, encoders=wanted.may_be_encoder)
     kind, config = hub_models.class_for(config, wanted.task, name)
     _choose_attention(kind, config, wanted.attn, name)
     parameters = memory.configured_parameters(config, kind)

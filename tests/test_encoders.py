@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
 
 import labkit
 from labkit.datasets.examples import Answer, Labelled, Question, Sentence
 from labkit.datasets.words import words_of
-from labkit.errors import DataError, MissingPackageError, ModelError, TrainingError, UnsupportedModelError
+from labkit.errors import DataError, EncoderError, MissingPackageError, ModelError, TrainingError
 from labkit.heads import Head
 from labkit.leakage import find_leaks
 from labkit.measure import QUICK_TOKENS
@@ -197,8 +199,28 @@ def test_a_packaged_encoder_loads_with_a_head_and_measures_bidirectional(package
 
 
 def test_without_a_head_it_is_said_how_an_encoder_can_be_had(packaged):
-    with pytest.raises(UnsupportedModelError, match="bert.*not a decoder.*with a head.*task='token-classification'"):
+    with pytest.raises(EncoderError, match="bert.*not a decoder.*load it with a head, or its body alone"):
         labkit.load("small-bert")
+    assert type(labkit.load("small-bert", task="base", device="cpu").model) is BertModel
+
+
+def test_a_body_that_lacks_a_weight_is_refused(packaged, tmp_path):
+    """Of a body alone, too: its weights are called without a prefix."""
+    shutil.copytree(packaged, tmp_path / "lacking")
+    weights = load_file(tmp_path / "lacking" / "model.safetensors")
+    del weights["encoder.layer.1.output.dense.weight"]
+    save_file(weights, tmp_path / "lacking" / "model.safetensors", metadata={"format": "pt"})
+    for task in ("base", "embedding"):
+        with pytest.raises(ModelError, match=r"lacks 1 weights of its model.*layer.1.output.dense.weight"):
+            labkit.load(tmp_path / "lacking", task=task, device="cpu")
+
+
+def test_the_shell_audits_an_encoder_and_says_so(packaged, labkit_command):
+    code, out, err = labkit_command("audit", packaged, "--quick", "--expect", "bidirectional")
+    assert code == 0 and "BertModel" in out and "BIDIRECTIONAL" in out
+    assert "is an encoder: its body, BertModel, is measured" in err
+    code, _, err = labkit_command("audit", packaged, "--quick", "--expect", "causal")
+    assert code == 1 and "was expected to be causal and is bidirectional" in err
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing"])
