@@ -76,6 +76,19 @@ def test_two_objectives_are_compared_with_each_other_after_as_many_steps(tmp_pat
     assert "\n- against as many steps of MNTP it is better in 1 of 1 (invented/classify +" in after
 
 
+def test_a_model_that_was_made_bidirectional_is_a_mark_that_the_others_are_set_against(tmp_path):
+    chances = {"causal": 60.0, "bidirectional": 50.0, "repeated": 78.0, "encoder:some-bert": 80.0}
+    found = report([made_up(tmp_path / "s", chances, seeds=5, n=400)])
+    pairs = {(pair["one"], pair["other"]): pair["difference"] for pair in found["conditions"][0]["pairs"]}
+    assert pairs["encoder:some-bert", "bidirectional"]["low"] > 15.0  # planted: 30 points
+    told = "\n".join(found["words"])
+    (paragraph,) = re.findall(r"\*\*A model that was made bidirectional, some-bert,\*\*[^*]*", told)
+    assert "no control for the mask. To the causal one it helps in 1 of 1 (invented/classify +" in paragraph
+    assert "\n- against the unmasked model it is better in 1 of 1 (invented/classify +" in paragraph
+    assert "\n- against the one that reads twice it shows no clear difference in 1 of 1" in paragraph
+    assert "**Other arms.**" not in told and "Not measured here at all: adaptation by MLM, adaptation by MNTP," in told
+
+
 def test_what_an_adaptation_gives_beyond_the_mask_alone_is_told_beside_its_control(tmp_path):
     found = report([made_up(tmp_path / "s", ADAPTED)])
     means = {one["name"]: one["mean"] for one in found["conditions"][0]["arms"]}

@@ -18,8 +18,10 @@ PAIRS = (
     ("mntp", "bidirectional"),
     ("mlm", "bidirectional"),
     ("mlm", "mntp"),
+    ("encoder", "bidirectional"),
+    ("encoder", "repeated"),
 )
-UNADAPTED = ("repeated", "bidirectional")  # these are compared with an adaptation of any number of steps
+UNADAPTED = ("repeated", "bidirectional")  # these are set against an adaptation of any number of steps, or an encoder
 
 
 def pairs(cells: Mapping[str, Cell]) -> list[dict[str, Any]]:

@@ -31,7 +31,8 @@ def paragraphs(found: dict[str, Any]) -> list[str]:
     """When the mask helps and by how much, what the controls say, what is not known; from the numbers alone."""
     conditions = named_apart(found["conditions"])
     told = [*_in_short(conditions), _removed(conditions), *_unlearned(conditions), *_uneven(conditions)]
-    told += [text for text in (_repeated(conditions), *_adapted(conditions), _others(conditions)) if text]
+    controls = (_repeated(conditions), *_adapted(conditions), *_encoders(conditions), _others(conditions))
+    told += [text for text in controls if text]
     told += along(conditions, found.get("orders", ()), found.get("budgets", ()))
     told += [text for text in (_diagnostic(conditions), _claim(conditions)) if text]
     return [*told, unknown(conditions, found["curves"]), *_unfinished(found.get("unfinished", ()), conditions)]
@@ -269,12 +270,38 @@ def _beyond(conditions: Sequence[dict], name: str) -> list[str]:
     return [f"beyond the mask alone ({what}): {'; '.join(told)}"] if told else []
 
 
+def _encoders(conditions: Sequence[dict]) -> list[str]:
+    """A paragraph for each model that was made bidirectional, with what it is set against below it."""
+    names = dict.fromkeys(one["name"] for each in conditions for one in each["arms"] if _is_encoder(one["name"]))
+    told = []
+    for name in names:
+        against = {"the unmasked model": "bidirectional", "the one that reads twice": "repeated"}
+        items = [
+            f"against {what} it {sorted_out(gaps, 'is better', 'is worse')}"
+            for what, other in against.items()
+            if (gaps := pairs_of(conditions, name, other))
+        ]
+        lead = (
+            f"**A model that was made bidirectional, {name.partition(':')[2]},** trained with the same rows, steps and "
+            "grid of rates. It has other weights, made from other texts, so it is a mark for how far there is to go, "
+            f"and no control for the mask. To the causal one it {sorted_out(differences(conditions, name))}."
+        )
+        told.append(bullets(lead, items))
+    return told
+
+
+def _is_encoder(name: str) -> bool:
+    return arm(name).mask == "encoder"
+
+
 def _others(conditions: Sequence[dict]) -> str:
     names = dict.fromkeys(one["name"] for each in conditions for one in each["arms"])
     told = [
         f"{name} {sorted_out(differences(conditions, name))}"
         for name in names
-        if name not in (REFERENCE, "bidirectional", "repeated") and name.partition(":")[0] not in ADAPTED
+        if name not in (REFERENCE, "bidirectional", "repeated")
+        and name.partition(":")[0] not in ADAPTED
+        and not _is_encoder(name)
     ]
     return bullets("**Other arms.**", told) if told else ""
 
