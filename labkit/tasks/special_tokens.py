@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 
 def row_ends(tokenizer: Any) -> tuple[list[int], list[int]]:
     """What a row begins and what it ends with: bos and eos, or [CLS] and [SEP] of an encoder; empty without either."""
@@ -20,6 +18,8 @@ def add_tokens(model: Any, tokenizer: Any, marks: Sequence[str]) -> int:
 
     A new row drawn at random can be far from all others (Hewitt 2021); the mean is where an unknown word would be.
     """
+    import torch  # here, as a row's ends need none of it, and the command line knows its options without
+
     new = tokenizer.add_tokens([mark for mark in marks if mark not in tokenizer.get_vocab()], special_tokens=True)
     table = model.get_input_embeddings()
     if len(tokenizer) > table.num_embeddings:
