@@ -83,7 +83,7 @@ def test_a_model_that_was_made_bidirectional_is_a_mark_that_the_others_are_set_a
     assert pairs["encoder:some-bert", "bidirectional"]["low"] > 15.0  # planted: 30 points
     told = "\n".join(found["words"])
     (paragraph,) = re.findall(r"\*\*A model that was made bidirectional, some-bert,\*\*[^*]*", told)
-    assert "no control for the mask. To the causal one it helps in 1 of 1 (invented/classify +" in paragraph
+    assert "no control for the mask. Against the causal one it is better in 1 of 1 (invented/classify +" in paragraph
     assert "\n- against the unmasked model it is better in 1 of 1 (invented/classify +" in paragraph
     assert "\n- against the one that reads twice it shows no clear difference in 1 of 1" in paragraph
     assert "**Other arms.**" not in told and "Not measured here at all: adaptation by MLM, adaptation by MNTP," in told

@@ -284,7 +284,8 @@ def _encoders(conditions: Sequence[dict]) -> list[str]:
         lead = (
             f"**A model that was made bidirectional, {name.partition(':')[2]},** trained with the same rows, steps and "
             "grid of rates. It has other weights, made from other texts, so it is a mark for how far there is to go, "
-            f"and no control for the mask. To the causal one it {sorted_out(differences(conditions, name))}."
+            f"and no control for the mask. Against the causal one it "
+            f"{sorted_out(differences(conditions, name), 'is better', 'is worse')}."
         )
         told.append(bullets(lead, items))
     return told
