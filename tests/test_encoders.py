@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
 
 import labkit
@@ -25,6 +26,7 @@ from labkit.tasks import classify, ner, qa
 from labkit.tasks.finetune import finetune
 from labkit.tasks.plans import Plan
 from labkit.tasks.special_tokens import row_ends
+from labkit.tiny_models import build_tiny_tokenizer
 
 WORDS = "who lives in paris gurk does not . ? a".split()
 CONTEXT, ASKED = "gurk lives in paris .", "who lives in paris ?"
@@ -90,6 +92,21 @@ def test_question_and_context_are_the_pair_that_the_tokenizer_makes(wordpiece, o
     assert list(window.ids) == wordpiece(*pair)["input_ids"]
 
 
+@pytest.mark.parametrize("ends", [True, False], ids=["bos and eos, too", "cls and sep alone"])
+@pytest.mark.parametrize("between", ["<eos>", "<eos> <eos>"], ids=["as ModernBERT", "as RoBERTa"])
+def test_also_of_a_tokenizer_that_knows_line_breaks(between, ends):
+    tokenizer = build_tiny_tokenizer()
+    special = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("<bos>", "<eos>")]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A <eos>", pair=f"<bos> $A {between} $B <eos>", special_tokens=special
+    )
+    tokenizer.cls_token, tokenizer.sep_token = "<bos>", "<eos>"
+    if not ends:
+        tokenizer.bos_token = tokenizer.eos_token = None
+    (window,) = qa.windows(tokenizer, [question()])
+    assert list(window.ids) == tokenizer(ASKED, CONTEXT)["input_ids"]
+
+
 @pytest.mark.parametrize("order", ["question-first", "question-last"])
 @pytest.mark.parametrize("answer", ["gurk", "paris", CONTEXT])
 def test_an_answer_comes_back_from_perfect_logits(wordpiece, order, answer):
@@ -108,10 +125,10 @@ def test_a_decoders_rows_keep_the_ends_that_they_had(name):
     assert row_ends(tokenizer) == tuple([] if each is None else [each] for each in ends)
 
 
-def test_without_a_line_break_and_without_an_end_no_question_can_be_asked(wordpiece):
+def test_without_a_line_break_and_without_a_separator_no_question_can_be_asked(wordpiece):
     bare = BertTokenizer(vocab=wordpiece.get_vocab())
     bare.sep_token = None
-    with pytest.raises(DataError, match="no token for a line break, nor an end"):
+    with pytest.raises(DataError, match="no token for a line break"):
         qa.windows(bare, [question()])
 
 

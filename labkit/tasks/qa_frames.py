@@ -1,6 +1,6 @@
 """What stands around question and context in a row: nothing but a line break, or the marks of a prompt.
 
-plain      [bos] question \\n context [eos]    (of an encoder [CLS] question [SEP] context [SEP])
+plain      [bos] question \\n context [eos]   (an encoder: as its tokenizer pairs, [CLS] question [SEP] context [SEP])
 evidence   [bos] [INST] .. [/INST] [CRITERION] question [/CRITERION] [POST] context [/POST] [eos]
 
 and each with the two in the other order. The prompt's marks are tokens of their own once they have been added to the
@@ -15,7 +15,7 @@ from typing import Any
 
 from labkit.datasets.evidence import INSTRUCTION, MARKS
 from labkit.errors import DataError
-from labkit.tasks.special_tokens import row_ends
+from labkit.tasks.special_tokens import between, row_ends
 
 ORDERS = ("question-first", "question-last")
 PROMPTS = ("plain", "evidence")
@@ -52,9 +52,9 @@ def frame(tokenizer: Any, order: str, prompt: str) -> Frame:
             raise DataError(f"{name} is {value!r}; choose one of {', '.join(known)}")
     bos, eos = map(tuple, row_ends(tokenizer))
     if prompt == "plain":
-        separator = _ids(tokenizer, SEPARATOR) or eos  # an encoder's reads no line break: [SEP] stands between
+        separator = tuple(between(tokenizer)) or _ids(tokenizer, SEPARATOR)
         if not separator:
-            raise DataError("the tokenizer has no token for a line break, nor an end, to stand before the context")
+            raise DataError("the tokenizer has no token for a line break, which stands between question and context")
         return Frame(bos, separator, eos or separator, order == "question-first")
     vocabulary = tokenizer.get_vocab()
     if missing := [mark for mark in MARKS if mark not in vocabulary]:

@@ -13,6 +13,14 @@ def row_ends(tokenizer: Any) -> tuple[list[int], list[int]]:
     return [] if begin is None else [begin], [] if end is None else [end]
 
 
+def between(tokenizer: Any) -> list[int]:
+    """What an encoder's tokenizer puts between two texts of a row: [SEP], RoBERTa's twice; empty of a decoder's."""
+    if tokenizer.cls_token_id is None or tokenizer.sep_token_id is None:
+        return []
+    around = 2  # one token before the first text, one after the last
+    return [tokenizer.sep_token_id] * (tokenizer.num_special_tokens_to_add(pair=True) - around)
+
+
 def add_tokens(model: Any, tokenizer: Any, marks: Sequence[str]) -> int:
     """Make each mark one token, and its embedding the mean of all; returns how many were new.
 
