@@ -73,6 +73,7 @@ class Mix:
             lm = labkit.load(options.model, task=head, dtype="float32" if method == "full" else options.dtype)
             labkit.to_bidirectional(lm.model)
             self.model = adapters.trained_part(lm.model, method, rank=16, dtype=options.dtype)
+        self.device = str(next(self.model.parameters()).device)
         for module in self.model.modules():
             if isinstance(module, torch.nn.Dropout):  # that of the attention weights, too
                 module.p = 0.0
@@ -111,17 +112,25 @@ class Mix:
         return full
 
     def batch(self, rows: list[int]) -> dict:
-        return self.collate([{"row": row, "ids": self.rows[row]} for row in rows])
+        batch = self.collate([{"row": row, "ids": self.rows[row]} for row in rows])
+        return {name: each.to(self.device) for name, each in batch.items()}
 
     def step(self, arm: str, batch: dict) -> tuple[float, float]:
         """Seconds of the model, forward and backward, and of AdamW."""
-        began = time.perf_counter()
+        began = self.now()
         with self.running(arm), self.autocast():
             self.recipe.loss(self.model, batch).backward()
-        between = time.perf_counter()
+        between = self.now()
         self.optimiser.step()
         self.optimiser.zero_grad()
-        return between - began, time.perf_counter() - between
+        return between - began, self.now() - between
+
+    def now(self) -> float:
+        """Seconds, once the GPU has done what it was given."""
+        from labkit.bench.flops import wait
+
+        wait(self.device)
+        return time.perf_counter()
 
     def running(self, arm: str):
         from labkit.packing import packed
@@ -131,7 +140,7 @@ class Mix:
     def autocast(self):
         """As the training does it (`labkit.training`)."""
         bfloat16 = self.options.dtype == "bfloat16"
-        return self.torch.autocast("cpu", self.torch.bfloat16, enabled=bfloat16)
+        return self.torch.autocast(self.device.partition(":")[0], self.torch.bfloat16, enabled=bfloat16)
 
     def slots_per_token(self, arm: str) -> float:
         """Of the rows of the first timed round."""

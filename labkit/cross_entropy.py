@@ -17,7 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 FEW = 2**20  # logits that may be in memory at once
-ROWS_ON_CPU, ROWS = 256, 4096  # else: rows at a time, of a size for a CPU's cache, and to keep a GPU busy
+ROWS_ON_CPU, ROWS = 256, 4096  # else: rows at a time, of a size for a CPU's cache, and to keep a GPU busy,
+MOST = 2**28  # as long as they make no more logits than these
 NOT_COUNTED = -100
 
 
@@ -27,8 +28,9 @@ def linear_cross_entropy(
     """`F.cross_entropy(hidden @ head.T, targets)`: the mean in nats; a target of -100 is not counted.
 
     Under autocast the products are computed in its dtype, all else in float32. It can be differentiated once.
+    Within `torch.compile` it is torch's own: torch 2.11 would compile this one to gradients of zero, without a word.
     """
-    if targets.numel() * len(head) <= FEW:
+    if targets.numel() * len(head) <= FEW or torch.compiler.is_compiling():
         return F.cross_entropy((hidden @ head.T).flatten(0, -2).float(), targets.flatten())
     return _LinearCrossEntropy.apply(hidden.flatten(0, -2), head, targets.flatten())
 
@@ -38,7 +40,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-        weight, rows = head.to(dtype), ROWS_ON_CPU if kind == "cpu" else ROWS
+        weight, rows = head.to(dtype), max(1, min(ROWS_ON_CPU if kind == "cpu" else ROWS, MOST // len(head)))
         exact = torch.promote_types(dtype, torch.float32)
         share = (targets != NOT_COUNTED).to(exact)
         share /= share.sum()  # of each row in the mean; nan where nothing is counted, as in torch

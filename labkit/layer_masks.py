@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import no_type_check
 
 import torch
 from torch import Tensor, nn
 
 from labkit.anatomy import SLIDING, Decoder, argument_position, backend_of, find_decoder
 from labkit.errors import ConversionError, MaskError
-from labkit.masks import Mask, bidirectional, causal, self_for_empty_rows, sliding_window
+from labkit.masks import Mask, bidirectional, block_mask_of, causal, self_for_empty_rows, sliding_window
 from labkit.text_by_text import TextMask
 
 ATTRIBUTE = "_labkit_layer_masks"  # where a layer stack keeps its LayerMasks
@@ -351,15 +350,7 @@ def _as_backend_mask(cells: Tensor, backend: str, dtype: torch.dtype):
     if backend == "sdpa":
         return cells[:, None]
     if backend == "flex_attention":
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        rows, q_len, kv_len = cells.shape
-
-        @no_type_check  # FlexAttention counts its parameters
-        def mask_mod(batch, head, query, key):
-            return cells[batch if rows > 1 else torch.zeros_like(batch), query, key]
-
-        return create_block_mask(mask_mod, B=rows, H=None, Q_LEN=q_len, KV_LEN=kv_len, device=cells.device)
+        return block_mask_of(cells)
     raise ConversionError(f"labkit does not know how the attention backend {backend!r} takes a mask: use eager or sdpa")
 
 

@@ -135,23 +135,8 @@ class Mask:
 
         A row without a key attends to itself, as in `additive`.
         """
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        q_len, kv_len = self._lengths(q_len, kv_len)
-        offset = kv_len - q_len
-        empty = ~self.dense(q_len, kv_len, device=device).any(-1)  # (q_len,) or (batch, q_len)
-        empty = empty if empty.ndim == 2 else empty[None]
-        per_row, has_empty = self.batch_size is not None, bool(empty.any())
-
-        @no_type_check
-        def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            row = batch if per_row else torch.zeros_like(batch)
-            allowed = self.predicate(row, query + offset, key, kv_len)
-            if has_empty:
-                allowed = allowed | (empty[row, query] & (query + offset == key))
-            return allowed
-
-        return create_block_mask(mask_mod, B=self.batch_size, H=None, Q_LEN=q_len, KV_LEN=kv_len, device=device)
+        cells = self_for_empty_rows(self.dense(q_len, kv_len, device=device))
+        return block_mask_of(cells if self.batch_size is not None else cells[None])
 
     def agrees_with(self, other: Mask, q_len: int, kv_len: int | None = None) -> bool:
         """Whether both masks allow the same cells at these lengths (a batched mask agrees if every row does)."""
@@ -192,6 +177,23 @@ def self_for_empty_rows(cells: Bool[Tensor, "*batch query key"]) -> Bool[Tensor,
     q_len, kv_len = cells.shape[-2:]
     itself = torch.eye(kv_len, dtype=torch.bool, device=cells.device)[kv_len - q_len :]  # (q_len, kv_len)
     return cells | (itself & ~cells.any(-1, keepdim=True))
+
+
+def block_mask_of(cells: Bool[Tensor, "rows query key"]) -> BlockMask:
+    """These cells for `torch.nn.attention.flex_attention`, broadcast over heads, and if it is one row over the batch.
+
+    A lookup of cells, not the mask's own predicate: a table of lengths or segments that the kernel would have to move
+    to the GPU cannot be compiled there.
+    """
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    rows, q_len, kv_len = cells.shape
+
+    @no_type_check  # FlexAttention counts its parameters
+    def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return cells[batch if rows > 1 else torch.zeros_like(batch), query, key]
+
+    return create_block_mask(mask_mod, B=rows, H=None, Q_LEN=q_len, KV_LEN=kv_len, device=cells.device)
 
 
 def causal() -> Mask:

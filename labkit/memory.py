@@ -27,9 +27,12 @@ def available_bytes(device: str = "cpu") -> int:
     if device.startswith("cuda"):
         import torch
 
-        at = torch.device(device)
+        at = torch.device(device).index
+        at = torch.cuda.current_device() if at is None else at
+        free, whole = torch.cuda.mem_get_info(at)
         kept = torch.cuda.memory_reserved(at) - torch.cuda.memory_allocated(at)  # by torch, for its next tensors
-        return torch.cuda.mem_get_info(at)[0] + kept
+        share = torch.cuda.get_per_process_memory_fraction(at)  # 1, or what this process may have beside others
+        return min(free + kept, int(share * whole) - torch.cuda.memory_allocated(at))
     import psutil
 
     free = psutil.virtual_memory().available
@@ -114,7 +117,13 @@ def _read_int(path: str) -> int | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether it says that there is too little memory: on a GPU torch has an error for it, on a CPU a bare one."""
+    """Whether it says that there is too little memory.
+
+    On a GPU torch has an error for it, but CUDA and its libraries, which allocate for themselves, have words alone, as
+    a CPU has.
+    """
     import torch
 
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(error)
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return any(words in str(error) for words in ("allocate memory", "out of memory", "ALLOC_FAILED"))

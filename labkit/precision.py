@@ -7,6 +7,8 @@ have no bfloat16 in hardware, and torch emulates it slowly without saying so.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -75,3 +77,30 @@ def here() -> tuple[int, int] | None:
 
 def _name(capability: tuple[int, int]) -> str:
     return f"a GPU of compute capability {capability[0]}.{capability[1]}"
+
+
+@contextmanager
+def kernels(tf32: bool) -> Iterator[None]:
+    """For the block: matrix products of float32 in TF32 if asked for, and no attention by cuDNN; then as before.
+
+    cuDNN's attention is torch's first choice on an H100. It builds a plan for every new shape of a batch, and with a
+    mask some of its gradients are NaN (pytorch issue 196678).
+    """
+    attention, products = torch.backends.cuda.cudnn_sdp_enabled(), _products() if tf32 else None
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        if products is not None:
+            torch.set_float32_matmul_precision("high")
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(attention)
+        if products is not None:
+            torch.set_float32_matmul_precision(products)
+
+
+def _products() -> str | None:
+    """torch's own setting; None where it was made by `torch.backends.fp32_precision`, which is left as it is."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None

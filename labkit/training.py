@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit import memory
+from labkit import memory, precision
 from labkit.errors import DivergedError, TrainingError
 from labkit.progress import bars_on_terminals_only, transformers_errors_only
 from labkit.run_folder import RunFolder, first_process_first
@@ -83,7 +83,7 @@ def train(
         torch.cuda.reset_peak_memory_stats()
     if compiles_attention(model):  # or what the proof of its mask compiled takes the places of what training needs
         torch.compiler.reset()
-    with random_state_kept(), bars_on_terminals_only(), _local_stores(run):
+    with random_state_kept(), bars_on_terminals_only(), _local_stores(run), precision.kernels(settings.tf32):
         arguments = _arguments(settings, run)
         if before.get("processes", arguments.world_size) != arguments.world_size:
             raise TrainingError(
@@ -160,7 +160,7 @@ def _arguments(settings: Settings, run: RunFolder) -> Any:
             "load_best_model_at_end": True,
             "restore_callback_states_from_checkpoint": True,  # of the patience
         }
-    memory = {"tf32": True} if settings.tf32 else {}
+    memory = {}
     if settings.gradient_checkpointing:
         named = {field.name for field in fields(TrainingArguments)}
         option = "activation_checkpointing" if "activation_checkpointing" in named else "gradient_checkpointing"

@@ -4,7 +4,11 @@ import json
 import os
 import socket
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("labkit", deadline=None)  # how long an example takes depends on what else runs
+hypothesis.settings.load_profile("labkit")
 
 pytest_plugins = ["tests.model_fixtures"]
 

@@ -1,6 +1,8 @@
 """Runs side by side: what each process is given, what comes back, and what is left when one of them dies."""
 
+import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +12,8 @@ import weakref
 import pytest
 import torch
 
-from labkit.bench import arms
+from labkit import memory
+from labkit.bench import arms, jobs
 from labkit.bench.jobs import side_by_side
 from labkit.errors import DataError, TrainingError
 
@@ -66,6 +69,75 @@ def test_a_run_that_failed_holds_nothing_while_the_next_one_works():
     assert [type(each.error) for each in ended] == [TrainingError, TrainingError, type(None)]
     assert str(ended[1].error).startswith("the memory is full (CUDA out of memory); --resume")
     assert ended[2].result == [None, None]
+
+
+def test_a_run_that_is_done_holds_nothing_either():
+    held = []
+
+    def work(item):
+        if item == "last":
+            return held[0]()
+        model = _Model()
+        model.itself = model  # as a Trainer has its callbacks, and they have it
+        held.append(weakref.ref(model))
+        return None
+
+    gc.disable()
+    try:
+        ended = list(side_by_side(work, ["first", "last"]))
+    finally:
+        gc.enable()
+    assert ended[1].result is None
+
+
+@pytest.mark.parametrize(
+    ("error", "is_one"),
+    [
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:128] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_a_full_gpu_is_known_by_whatever_library_says_it(error, is_one):
+    assert memory.is_out_of_memory(error) is is_one
+    runs = side_by_side(_raise, [error])
+    if is_one:
+        assert "the memory is full" in str(next(runs).error)
+    else:
+        with pytest.raises(RuntimeError, match=re.escape(str(error))):
+            next(runs)
+
+
+def _raise(error):
+    raise error
+
+
+@pytest.mark.parametrize(("n_gpus", "n_jobs", "share"), [(1, 2, 0.475), (2, 3, 0.475), (2, 2, None)])
+def test_processes_that_share_a_gpu_have_an_equal_part_of_its_memory(monkeypatch, n_gpus, n_jobs, share):
+    taken = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", taken.append)
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    monkeypatch.setattr(jobs, "_gpus", lambda: [str(number) for number in range(n_gpus)])
+    monkeypatch.setattr(jobs, "end_with", lambda parent: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    def begins_here(n_jobs, context, begin, arguments):
+        begin(*arguments)
+        raise _Begun
+
+    monkeypatch.setattr(jobs, "ProcessPoolExecutor", begins_here)
+    with pytest.raises(_Begun):
+        list(side_by_side(str, range(n_jobs), n_jobs))
+    assert taken == ([] if share is None else [share])
+
+
+class _Begun(Exception):
+    """What a process does first has been done."""
 
 
 @pytest.mark.end_to_end

@@ -94,6 +94,29 @@ def test_dense_additive_and_block_mask_agree_on_every_expression(mask, q_len):
     assert torch.equal(told[:, 0], batched(expected))
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [
+        masks.segments([0, 0, 1, 1, 1, 2, 2, 2]),
+        masks.padding([N, 3]) & masks.prefix([2, 4]),
+        masks.from_dense(torch.eye(N, dtype=torch.bool)) | masks.causal(),
+    ],
+    ids=["segments", "lengths", "painted"],
+)
+def test_nothing_is_moved_to_another_device_within_the_kernel(mask):
+    """Inductor cannot compile a mask that moves a table from the CPU to the GPU."""
+    block, sources = mask.block_mask(N), []
+
+    def read(graph, inputs):
+        sources.extend(part.code for part in graph.modules() if isinstance(part, torch.fx.GraphModule))
+        return graph.forward
+
+    states = torch.zeros(mask.batch_size or 1, 1, N, 16)
+    torch.compiler.reset()
+    torch.compile(flex_attention, backend=read)(states, states, states, block_mask=block)
+    assert len(sources) > 1 and not any(".to(" in source for source in sources)
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     "mask",

@@ -2,6 +2,7 @@
 
 import psutil
 import pytest
+import torch
 
 from labkit import memory
 
@@ -33,3 +34,13 @@ def test_the_files_are_those_of_both_versions_of_the_kernel():
     assert second[0] == "/sys/fs/cgroup/memory.max" and second[2:] == ("/sys/fs/cgroup/memory.stat", "inactive_file")
     assert first[0] == "/sys/fs/cgroup/memory/memory.limit_in_bytes"
     assert first[1] == "/sys/fs/cgroup/memory/memory.usage_in_bytes"
+
+
+@pytest.mark.parametrize(("share", "left"), [(1.0, 40 + 6), (0.25, 25 - 14), (0.6, 40 + 6)])
+def test_a_gpu_has_what_is_free_and_what_torch_keeps_within_the_share_of_this_process(monkeypatch, share, left):
+    cuda = torch.cuda
+    monkeypatch.setattr(cuda, "current_device", lambda: 3)
+    asked = {"mem_get_info": (40, 100), "memory_reserved": 20, "memory_allocated": 14}
+    for name, value in (asked | {"get_per_process_memory_fraction": share}).items():
+        monkeypatch.setattr(cuda, name, lambda at, value=value: value if at == 3 else None)
+    assert memory.available_bytes("cuda") == memory.available_bytes("cuda:3") == left

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from labkit.errors import TrainingError
-from labkit.precision import choose
+from labkit.precision import choose, kernels
 
 T4, V100, A100, H100 = (7, 5), (7, 0), (8, 0), (9, 0)
 
@@ -52,3 +53,28 @@ def test_what_is_asked_for_is_what_is_taken():
     assert choose("gpt2", A100, "float32").tf32
     assert choose("gpt2", None, "bfloat16").dtype == "bfloat16"
     assert not choose("gpt2", T4, "float32").tf32
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_kernels_are_set_for_the_block_and_as_before_after_it(tf32):
+    """cuDNN's attention is off in it: its gradients can be NaN under a mask."""
+
+    def found():
+        return torch.backends.cuda.cudnn_sdp_enabled(), torch.get_float32_matmul_precision()
+
+    before = found()
+    assert before == (True, "highest")
+    with pytest.raises(ZeroDivisionError), kernels(tf32):
+        assert found() == (False, "high" if tf32 else "highest")
+        raise ZeroDivisionError
+    assert found() == before
+
+
+def test_products_that_somebody_has_set_by_the_newer_name_stay_as_they_are(monkeypatch):
+    def mixed():
+        raise RuntimeError("PyTorch is checking whether allow_tf32_new is enabled")
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", mixed)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda to: pytest.fail("it was set"))
+    with kernels(True):
+        pass

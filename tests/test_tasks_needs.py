@@ -7,12 +7,16 @@ import os
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import labkit
-from labkit.tasks.needs import measured_need
+from labkit.errors import TrainingError
+from labkit.tasks import needs
+from labkit.tasks.needs import Need, measured_need, require_room
+from labkit.tasks.plans import Plan
 
 pytestmark = pytest.mark.end_to_end
 
@@ -139,3 +143,26 @@ def test_the_copies_of_the_weights_in_16_bits_do_not_grow_with_the_batch():
     assert many.activations == pytest.approx(4 * few.activations, rel=0.02)
     foretold = need(2, share=4.0)
     assert foretold.total == pytest.approx(many.total, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("device", "free", "said"),
+    [
+        ("cpu", 50, "are free"),
+        ("cpu", 35, None),
+        ("cuda:0", 50, "are free"),
+        ("cuda:0", 35, "are free: it may not fit"),
+        ("cuda:0", 20, None),
+    ],
+)
+def test_on_a_gpu_what_may_fit_is_tried(monkeypatch, device, free, said):
+    need = Need(weights=5, training=15, activations=10, base=0, batch_size=2, length=8, copies=2)
+    assert need.to_try("cpu") == need.total == 1.2 * 20 + 1.7 * 10 + 2 and need.to_try("cuda") == 5 + 15 + 10 + 2
+    model = torch.nn.Linear(1, 1)
+    monkeypatch.setattr(model, "parameters", lambda: iter([SimpleNamespace(device=device, requires_grad=True)]))
+    monkeypatch.setattr(needs.memory, "available_bytes", lambda at: free if at == device else None)
+    if said:
+        assert require_room(need, model, Plan()).endswith(said)
+    else:
+        with pytest.raises(TrainingError, match="try --batch-size"):
+            require_room(need, model, Plan())

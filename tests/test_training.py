@@ -151,6 +151,21 @@ def test_the_same_seed_trains_the_same_model_and_another_seed_another(plain, tmp
     assert losses(other) != losses(outcome)
 
 
+def test_tf32_and_the_kernels_of_a_training_are_its_own(tmp_path):
+    seen = set()
+
+    def kernels():
+        return torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
+
+    def loss(model, batch):
+        seen.add(kernels())
+        return next_token_loss(model, batch)
+
+    trained(tmp_path / "run", loss=loss, max_steps=1, tf32=True)
+    assert seen == {("high", False)} and kernels() == ("highest", True)
+    assert torch.backends.cuda.matmul.allow_tf32 is False  # and it can still be read
+
+
 def test_rows_are_asked_for_once_and_in_order(tmp_path):
     asked = []
 

@@ -27,6 +27,7 @@ from labkit.bench.flops import flops_per_token, matmul_rate, wait
 from labkit.bench.jobs import end_with
 from labkit.bench.machine import spread
 from labkit.errors import LabkitError, NotEnoughMemoryError
+from labkit.memory import is_out_of_memory
 from labkit.peft_library import peft_for
 
 WARM_UP = 2  # steps of each arm that are not counted
@@ -64,12 +65,11 @@ def measure(row: Row) -> dict[str, Any]:
         return {"reason": None} | _measured(row)
     except NotEnoughMemoryError as error:
         return {"reason": _one_line(f"{FOR_MEMORY[0]}: {error}")}
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        return {"reason": _one_line(f"{FOR_MEMORY[1]}: {error}")}
     except LabkitError as error:
         return {"reason": _one_line(error)}
     except Exception as error:  # of a backend or a kernel: whatever it is, it is this row's answer and not the others'
-        return {"reason": _one_line(f"{type(error).__name__}: {error}")}
+        what = FOR_MEMORY[1] if is_out_of_memory(error) else type(error).__name__
+        return {"reason": _one_line(f"{what}: {error}")}
 
 
 def _measured(row: Row) -> dict[str, Any]:
@@ -80,9 +80,15 @@ def _measured(row: Row) -> dict[str, Any]:
     ours, plain, backend = _both(row)
     config = ours.config.get_text_config()
     chosen = precision.choose(config.model_type, precision.here() if row.device != "cpu" else None, row.dtype)
-    if chosen.tf32:
-        torch.set_float32_matmul_precision("high")
     batch = _batch(row, config.vocab_size)
+    with precision.kernels(chosen.tf32):  # both arms, and the rate that they are held against
+        numbers = _in_turns(row, ours, plain, batch)
+    trained, parameters = adapters.trainable(ours)
+    facts = {"backend": backend, "parameters": parameters, "trained_parameters": trained, "tf32": chosen.tf32}
+    return facts | numbers
+
+
+def _in_turns(row: Row, ours: nn.Module, plain: nn.Module, batch: dict[str, Tensor]) -> dict[str, Any]:
     _require_room(row, ours, batch)
     gap = _gap(row, ours, plain, batch)
     optimizer = _adamw(ours)
@@ -96,9 +102,7 @@ def _measured(row: Row) -> dict[str, Any]:
         for name in sorted(arms, reverse=bool(step % 2)):
             seconds[name].append(arms[name].step(batch))
     rate = max(rate, matmul_rate(row.dtype, row.device))  # its best: the machine may have been busy once
-    trained, parameters = adapters.trainable(ours)
-    facts = {"backend": backend, "parameters": parameters, "trained_parameters": trained, "tf32": chosen.tf32}
-    return facts | _numbers(row, seconds, flops_per_token(ours, row.length, mask=row.mask), rate, peaks, gap)
+    return _numbers(row, seconds, flops_per_token(ours, row.length, mask=row.mask), rate, peaks, gap)
 
 
 def _numbers(
@@ -253,7 +257,7 @@ def _require_room(row: Row, model: nn.Module, batch: dict[str, Tensor]) -> None:
     need = measured_need(model, loss_of, trial, share=row.batch_size / rows, dtype=row.dtype)
     torch.compiler.reset()  # what flex attention compiled for the trial and for the proof of the mask
     free = memory.available_bytes(row.device) + need.weights + need.base  # the weights are there already
-    if need.total > free:
+    if need.to_try(row.device) > free:
         raise NotEnoughMemoryError(need.sentence(free))
 
 

@@ -7,6 +7,7 @@ for ended in side_by_side(train, runs, jobs=4):
 from __future__ import annotations
 
 import gc
+import math
 import multiprocessing
 import os
 import signal
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 from labkit.errors import DataError, LabkitError, TrainingError
 
 VISIBLE, THREADS = "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"
+GPU_FOR_TENSORS = 0.95  # of a GPU's memory that processes divide among them; CUDA itself takes some for each
 WATCHED_EVERY = 1.0  # seconds: how soon a process notices that the study's own is gone
 
 
@@ -52,11 +54,12 @@ def side_by_side(work: Callable[[Any], Any], items: Sequence[Any], jobs: int = 1
         return
     jobs = min(jobs, len(items))
     context = multiprocessing.get_context("spawn")  # a forked process could not use CUDA, nor torch's threads
-    turns = context.SimpleQueue()
+    gpus, turns = _gpus(), context.SimpleQueue()
     for number in range(jobs):
         turns.put(number)
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    pool = ProcessPoolExecutor(jobs, context, _begin, (turns, threads, _gpus(), os.getpid()))
+    sharing = math.ceil(jobs / len(gpus)) if gpus else 0
+    pool = ProcessPoolExecutor(jobs, context, _begin, (turns, threads, gpus, sharing, os.getpid()))
     try:
         of = {pool.submit(_timed, work, item): item for item in items}
         for future in as_completed(of):
@@ -71,6 +74,7 @@ def side_by_side(work: Callable[[Any], Any], items: Sequence[Any], jobs: int = 1
 
 
 def _timed(work: Callable[[Any], Any], item: Any) -> tuple[Any, LabkitError | None, float]:
+    _free()  # a Trainer refers to itself: what the last run held goes only with this
     began = time.perf_counter()
     try:
         result, error = work(item), None
@@ -90,10 +94,14 @@ def _timed(work: Callable[[Any], Any], item: Any) -> tuple[Any, LabkitError | No
 def _freed(error: Any) -> Any:
     """The error without the frames that it was raised through, which hold the model of the run that failed."""
     error.__cause__ = error.__context__ = error.__traceback__ = None
+    _free()
+    return error
+
+
+def _free() -> None:
     gc.collect()
     if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    return error
 
 
 def _gpus() -> list[str]:
@@ -105,11 +113,19 @@ def _gpus() -> list[str]:
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
-def _begin(turns: Any, threads: int, gpus: Sequence[str], parent: int) -> None:
-    """What a process does first: takes its GPU and its share of the cores, and leaves Ctrl-C to the study's own."""
+def _begin(turns: Any, threads: int, gpus: Sequence[str], sharing: int, parent: int) -> None:
+    """What a process does first: takes its GPU, which `sharing` of them have together, and its share of the cores.
+
+    It leaves Ctrl-C to the study's own process.
+    """
     number = turns.get()
     if gpus:
         os.environ[VISIBLE] = gpus[number % len(gpus)]
+    if sharing > 1:
+        import torch
+
+        if torch.cuda.is_available():  # or each of them would see room that the others have not taken yet
+            torch.cuda.set_per_process_memory_fraction(GPU_FOR_TENSORS / sharing)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with(parent)
     if THREADS not in os.environ:

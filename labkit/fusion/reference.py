@@ -19,7 +19,7 @@ from labkit.errors import FusionError
 from labkit.fusion.engine import additive, averaged, fusable_decoder, handed_over, in_float, rows_of, states_changed
 from labkit.fusion.fast import BACKENDS
 from labkit.fusion.layout import Prompts, Row
-from labkit.masks import Mask
+from labkit.masks import Mask, block_mask_of
 
 FLEX = "labkit_fusion_flex"  # the name under which transformers finds `_attention`
 
@@ -174,23 +174,17 @@ class RowState:
 
 def block_mask(mask: Mask, end: int, positions: Tensor, bias: Tensor, window: int | None, q_len: int):
     """`mask`, windows in positions, and weights, for FlexAttention: a BlockMask that carries its score_mod."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
     total = len(positions)
     before = total - q_len  # what the cache holds
-
-    @no_type_check  # FlexAttention counts its parameters
-    def mask_mod(batch, head, query, key):
-        allowed = mask.predicate(batch, query + before, key, total)
-        if window is not None:
-            allowed = allowed & (positions[query + before] - positions[key] < window)
-        return allowed
+    cells = mask.dense(q_len, total, device=positions.device)
+    if window is not None:
+        cells &= positions[before:, None] - positions < window
 
     @no_type_check
     def score_mod(score, batch, head, query, key):
         return score + torch.where(query + before >= end, bias[key], 0.0)
 
-    made = create_block_mask(mask_mod, B=None, H=None, Q_LEN=q_len, KV_LEN=total, device=positions.device)
+    made = block_mask_of(cells[None])
     made.labkit_score_mod = score_mod
     made.ndim = 4  # GPT-2 asks the mask it is given
     return made

@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from labkit import precision
 from labkit.adapter_folders import TASK
 from labkit.adapter_folders import save as save_adapter
 from labkit.datasets import splits
@@ -151,6 +152,7 @@ def finetune(
     require(settings)
     seen = {"window": window, "layers": layers, "readings": readings, "packing": packs}
     with ExitStack() as until_the_end:
+        until_the_end.enter_context(precision.kernels(chosen.tf32))
         with in_force(lm.model, mask, **seen) as measured:
             trained = adapters.trained_part(lm.model, method, rank=rank, dtype=chosen.dtype, seed=plan.seed)
             start_of_adapters = adapters.start_sha256(trained) if method == "lora" else None

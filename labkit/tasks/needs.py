@@ -43,6 +43,15 @@ class Need:
         kept = OPTIMISER * (self.weights + self.training) + BACKWARD * self.activations
         return int(self.base + kept + self.copies)
 
+    def to_try(self, device: str) -> int:
+        """What has to be there for the training to be tried: the total, or on a GPU all but its short-lived copies.
+
+        They were measured on a CPU, where a process that takes too much is killed. A GPU that is full is an error that
+        a run can be gone on from, so there what may fit is tried.
+        """
+        lasting = self.base + self.weights + self.training + self.activations + self.copies
+        return lasting if device.startswith("cuda") else self.total
+
     def sentence(self, free: int) -> str:
         """needs about 11.0 GB at batch 8 x 512, 15.2 GB are free"""
         batch = f"{self.batch_size} x {self.length}" if self.tokens is None else f"{self.tokens:,} tokens"
@@ -135,11 +144,11 @@ def require_room(need: Need, model: nn.Module, plan: Plan) -> str:
 
     The model is in memory already, so its weights do not count against what is free.
     """
-    there = need.weights + need.base
-    free = memory.available_bytes(str(next(model.parameters()).device)) + there
+    device, there = str(next(model.parameters()).device), need.weights + need.base
+    free = memory.available_bytes(device) + there
     sentence = need.sentence(free)
-    if need.total <= free:
-        return sentence
+    if need.to_try(device) <= free:
+        return sentence if need.total <= free else f"{sentence}: it may not fit"
     cures = []
     if plan.batch_tokens:
         cures.append(f"--batch-tokens {plan.batch_tokens // 2}")
