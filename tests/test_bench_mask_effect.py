@@ -139,6 +139,17 @@ def test_an_adaptation_that_an_earlier_version_made_is_taken_as_it_is(tmp_path):
     assert run_study(study, [diagnostic()], tmp_path / "s", resume=True, say=quiet) == {}
 
 
+def test_an_adapted_model_that_was_not_kept_is_made_again(tmp_path):
+    """Of a study that `scripts/keep_study.py` has packed; to it a size is added."""
+    study = replace(STUDY, arms=("causal", "mntp:2"), learning_rates=(1e-3,), seeds=(0,))
+    run_study(study, [diagnostic()], tmp_path / "s", say=quiet)
+    (folder,) = (tmp_path / "s").glob("adapted/*/*/*")
+    weights = (folder / "model" / "model.safetensors").read_bytes()
+    shutil.rmtree(folder / "model")
+    assert run_study(replace(study, sizes=(6, None)), [diagnostic()], tmp_path / "s", resume=True, say=quiet) == {}
+    assert (folder / "model" / "model.safetensors").read_bytes() == weights
+
+
 def test_no_model_and_no_checkpoint_is_left_of_a_run(done):
     folder, _ = done
     assert not [path for path in (folder / "runs").rglob("*") if path.name in ("model", "checkpoints")]

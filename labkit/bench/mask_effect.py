@@ -297,7 +297,8 @@ def _lengths(study: Study, condition: Condition) -> dict[str, int]:
 def _adapted(study: Study, path: Path, run: Run) -> Path:
     """The model that has been trained on the condition's training texts, without their labels, before the task.
 
-    Several runs begin with the same one; the first of them makes it.
+    Several runs begin with the same one; the first of them makes it. So does the first that is added to a study that
+    was kept without its models.
     """
     arm = run.arm
     folder = folders.adapted_folder(path, run.condition.task, run.condition.name, arm.name, run.seed)
@@ -310,6 +311,8 @@ def _adapted(study: Study, path: Path, run: Run) -> Path:
         evaluate_every=every, save_every=every,
     )  # fmt: skip
     with folders.alone(path, folder.relative_to(path)):
+        if (folder / "metrics.json").exists() and not (folder / "model").exists():
+            shutil.rmtree(folder)
         train_lm(
             study.model,
             texts_of(run.condition),
