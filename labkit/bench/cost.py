@@ -45,7 +45,7 @@ DEFAULTS: dict[str, dict[str, tuple]] = {
         "attn": ("sdpa", "eager"),
     },
     "cuda": {
-        "models": ("random:gemma-2-2b", "random:gemma-2-9b"), "batch_sizes": (8,), "lengths": (512, 1024),
+        "models": ("random:gemma-2-2b", "random:gemma-2-9b"), "batch_sizes": (4, 8), "lengths": (512, 1024),
         "dtypes": ("bfloat16",), "attn": ("flex_attention", "eager"),  # Gemma 2 caps its scores, which sdpa cannot do
     },
 }  # fmt: skip
