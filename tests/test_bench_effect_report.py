@@ -142,6 +142,7 @@ def test_a_size_that_the_training_set_does_not_have_is_left_out(tmp_path):
             replace(study, sizes=(size, None))
 
 
+@pytest.mark.end_to_end
 def test_pairs_and_smaller_sizes_are_corrected_for_their_number_too(tmp_path):
     chances = {"causal": 60.0, "bidirectional": 66.5, "repeated": 60.0}
     chances |= {f"{kind}:{steps}": 60.0 for kind in ("mntp", "next") for steps in (50, 100, 200)}
@@ -178,6 +179,7 @@ def test_pairs_and_smaller_sizes_are_corrected_for_their_number_too(tmp_path):
     assert gone and f"For {gone} of the {len(alone)} that is not known: their runs were not kept." in older
 
 
+@pytest.mark.end_to_end
 def test_few_seeds_are_said_to_be_why_nothing_holds_in_company(tmp_path):
     chances = {"causal": 60.0, "bidirectional": 75.0} | {f"unmask:{n}": 60.0 for n in range(8)}
     found = report([made_up(tmp_path / "s", chances, seeds=3, n=200)])
@@ -234,6 +236,7 @@ def test_only_a_rate_that_diverged_makes_the_grid_of_an_arm_smaller(tmp_path, di
     assert left == ([] if diverged else ["bidirectional"] * 2)  # the one that is done is not done again
 
 
+@pytest.mark.end_to_end
 def test_a_run_that_found_no_memory_while_tuning_keeps_its_arm_for_the_next_time(tmp_path, monkeypatch):
     tried = []
 

@@ -55,6 +55,7 @@ def test_lines_of_questions_have_the_official_scores_as_their_means():
     assert all((line["position"] is None) == (not line["answerable"]) for line in lines)
 
 
+@pytest.mark.end_to_end
 def test_a_planted_effect_is_found_with_its_size():
     rng = np.random.default_rng(3)
     hard = rng.random(600) * 0.6
@@ -63,6 +64,7 @@ def test_a_planted_effect_is_found_with_its_size():
     assert found.mean == pytest.approx(0.2, abs=0.05)
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize(
     ("seeds", "groups", "size", "own", "most"),
     [(5, 120, 1, 0.0, 15), (3, 30, 4, 0.0, 15), (3, 12, 25, 0.3, 15), (5, 36, 3, 0.3, 15), (5, 4, 50, 0.3, 15)],
@@ -111,6 +113,7 @@ def test_an_interval_for_several_at_once_is_wider():
     assert 1.2 < (among.high_together - among.low_together) / (alone.high - alone.low) < 2.2
 
 
+@pytest.mark.end_to_end
 def test_an_interval_does_not_hang_on_the_draws():
     rng = np.random.default_rng(9)
     one, other = (runs(np.full(300, chance), seeds=3, rng=rng, shift=0.05) for chance in (0.6, 0.5))
@@ -133,6 +136,7 @@ def test_of_texts_that_are_all_alike_an_interval_is_students():
     )
 
 
+@pytest.mark.end_to_end
 def test_a_difference_of_differences_is_found_where_there_is_one():
     rng = np.random.default_rng(8)
     low, high, higher = (runs(np.full(300, chance), rng=rng) for chance in (0.4, 0.5, 0.8))

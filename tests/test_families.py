@@ -13,6 +13,8 @@ from labkit.errors import ConversionError
 from scripts import list_families
 from tests.perturbation import layer_cells, window_cells
 
+pytestmark = pytest.mark.matrix
+
 N, W = 12, 8
 IDS = torch.arange(40, 40 + N)[None]
 DEAF = ("StableLm", "Nemotron")  # their layers keep `is_causal` from their attention

@@ -12,6 +12,8 @@ from labkit import masks, running
 from labkit.errors import AuditError, MaskAssertionError
 from labkit.leakage import find_leaks
 
+pytestmark = pytest.mark.matrix
+
 SMALL = {
     "vocab_size": 200, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2, "pad_token_id": 0,
