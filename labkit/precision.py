@@ -86,20 +86,26 @@ def kernels(tf32: bool) -> Iterator[None]:
     cuDNN's attention is torch's first choice on an H100. It builds a plan for every new shape of a batch, and with a
     mask some of its gradients are NaN (pytorch issue 196678).
     """
-    attention, products = torch.backends.cuda.cudnn_sdp_enabled(), _products() if tf32 else None
+    attention = torch.backends.cuda.cudnn_sdp_enabled()
+    matmuls = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    products, before = _products() if tf32 else None, [each.fp32_precision for each in matmuls]
     try:
         torch.backends.cuda.enable_cudnn_sdp(False)
         if products is not None:
             torch.set_float32_matmul_precision("high")
+        elif tf32:
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
         yield
     finally:
         torch.backends.cuda.enable_cudnn_sdp(attention)
         if products is not None:
             torch.set_float32_matmul_precision(products)
+        for each, value in zip(matmuls, before, strict=True):  # the older name leaves another value here
+            each.fp32_precision = value
 
 
 def _products() -> str | None:
-    """torch's own setting; None where it was made by `torch.backends.fp32_precision`, which is left as it is."""
+    """The setting by its older name; None where it was made by the newer, `fp32_precision`, which alone may go on."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:

@@ -15,6 +15,7 @@ from torch import Tensor
 from labkit.anatomy import Decoder
 from labkit.errors import ConversionError
 from labkit.masks import Mask
+from labkit.memory import is_out_of_memory
 from labkit.probe import AttentionCall, attention_influence, attention_influence_by_row, recorded_calls
 from labkit.running import evaluating, without_mlps
 
@@ -87,9 +88,11 @@ def _calls(decoder: Decoder, real: Tensor) -> list[AttentionCall]:
     try:
         with without_mlps(decoder), recorded_calls(decoder.attentions) as calls:
             decoder.stack(input_ids=ids, attention_mask=mask, use_cache=False)
-    except (torch.OutOfMemoryError, ConversionError):
+    except ConversionError:
         raise
     except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         said = " ".join(str(error).split())[:200]
         raise ConversionError(
             f"{type(decoder.stack).__name__} (attention backend {decoder.backend!r}) could not be run to measure its "

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from labkit.anatomy import Decoder
 from labkit.errors import AuditError, LabkitError
+from labkit.memory import is_out_of_memory
 
 APART = "batched_mm"  # how transformers calls a computation of experts in which no token changes another's rounding
 BODY_MEASURED = "its output is one per text, so the states of its body were measured"
@@ -91,9 +92,11 @@ class Runner:
             stack.enter_context(_told_apart(self.model, ids.numel(), kwargs.get("use_cache", False)))
             try:
                 out = self.model(*first, **kwargs)
-            except (LabkitError, torch.OutOfMemoryError):
+            except LabkitError:
                 raise
             except Exception as error:
+                if is_out_of_memory(error):
+                    raise
                 said = " ".join(str(error).split())[:200]
                 raise AuditError(
                     f"{type(self.model).__name__} could not be called on token ids of shape {tuple(ids.shape)}"

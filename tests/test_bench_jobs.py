@@ -125,6 +125,7 @@ def test_processes_that_share_a_gpu_have_an_equal_part_of_its_memory(monkeypatch
     monkeypatch.setattr(jobs, "end_with", lambda parent: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv(jobs.SHARE, "")
 
     def begins_here(n_jobs, context, begin, arguments):
         begin(*arguments)
@@ -133,7 +134,8 @@ def test_processes_that_share_a_gpu_have_an_equal_part_of_its_memory(monkeypatch
     monkeypatch.setattr(jobs, "ProcessPoolExecutor", begins_here)
     with pytest.raises(_Begun):
         list(side_by_side(str, range(n_jobs), n_jobs))
-    assert taken == ([] if share is None else [share])
+    assert not taken  # within a run, where a full GPU ends that run alone
+    assert jobs._timed(str, 1)[0] == "1" and taken == ([] if share is None else [share])
 
 
 class _Begun(Exception):

@@ -58,23 +58,30 @@ def test_what_is_asked_for_is_what_is_taken():
 @pytest.mark.parametrize("tf32", [True, False])
 def test_kernels_are_set_for_the_block_and_as_before_after_it(tf32):
     """cuDNN's attention is off in it: its gradients can be NaN under a mask."""
-
-    def found():
-        return torch.backends.cuda.cudnn_sdp_enabled(), torch.get_float32_matmul_precision()
-
     before = found()
-    assert before == (True, "highest")
+    assert before == (True, "highest", "none", "none")
     with pytest.raises(ZeroDivisionError), kernels(tf32):
-        assert found() == (False, "high" if tf32 else "highest")
+        assert found()[:2] == (False, "high" if tf32 else "highest")
         raise ZeroDivisionError
     assert found() == before
 
 
-def test_products_that_somebody_has_set_by_the_newer_name_stay_as_they_are(monkeypatch):
+def found():
+    backends = torch.backends
+    products = torch.get_float32_matmul_precision()
+    return (
+        backends.cuda.cudnn_sdp_enabled(),
+        products,
+        *(of.matmul.fp32_precision for of in (backends.cuda, backends.mkldnn)),
+    )
+
+
+def test_where_somebody_has_set_products_by_the_newer_name_it_is_used(monkeypatch):
     def mixed():
-        raise RuntimeError("PyTorch is checking whether allow_tf32_new is enabled")
+        raise RuntimeError("mix of the legacy and new APIs")
 
     monkeypatch.setattr(torch, "get_float32_matmul_precision", mixed)
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda to: pytest.fail("it was set"))
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda to: pytest.fail("set by the older name"))
     with kernels(True):
-        pass
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    assert torch.backends.cuda.matmul.fp32_precision == "none"

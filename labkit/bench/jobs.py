@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from labkit.errors import DataError, LabkitError, TrainingError
 
-VISIBLE, THREADS = "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"
+VISIBLE, THREADS, SHARE = "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "LABKIT_SHARE_OF_GPU"
 GPU_FOR_TENSORS = 0.95  # of a GPU's memory that processes divide among them; CUDA itself takes some for each
 WATCHED_EVERY = 1.0  # seconds: how soon a process notices that the study's own is gone
 
@@ -77,6 +77,7 @@ def _timed(work: Callable[[Any], Any], item: Any) -> tuple[Any, LabkitError | No
     _free()  # a Trainer refers to itself: what the last run held goes only with this
     began = time.perf_counter()
     try:
+        _take_share()
         result, error = work(item), None
     except LabkitError as raised:
         result, error = None, _freed(raised)
@@ -89,6 +90,15 @@ def _timed(work: Callable[[Any], Any], item: Any) -> tuple[Any, LabkitError | No
         told = f"the memory is full ({why}); --resume tries it again, with fewer at a time"
         result, error = None, TrainingError(told)
     return result, error, time.perf_counter() - began
+
+
+def _take_share() -> None:
+    """Of a GPU that others use, too; or each of them would see room that the others have not taken yet."""
+    if share := os.environ.get(SHARE):
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.set_per_process_memory_fraction(float(share))
 
 
 def _freed(error: Any) -> Any:
@@ -114,20 +124,17 @@ def _gpus() -> list[str]:
 
 
 def _begin(turns: Any, threads: int, gpus: Sequence[str], sharing: int, parent: int) -> None:
-    """What a process does first: takes its GPU, which `sharing` of them have together, and its share of the cores.
+    """What a process does first: takes its GPU, which at most `sharing` have together, and its share of the cores.
 
     It leaves Ctrl-C to the study's own process.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with(parent)
     number = turns.get()
     if gpus:
         os.environ[VISIBLE] = gpus[number % len(gpus)]
     if sharing > 1:
-        import torch
-
-        if torch.cuda.is_available():  # or each of them would see room that the others have not taken yet
-            torch.cuda.set_per_process_memory_fraction(GPU_FOR_TENSORS / sharing)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with(parent)
+        os.environ[SHARE] = str(GPU_FOR_TENSORS / sharing)
     if THREADS not in os.environ:
         import torch
 

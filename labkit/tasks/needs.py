@@ -15,10 +15,8 @@ from labkit.run_folder import process_count
 from labkit.tasks.plans import Plan
 from labkit.training import random_state_kept
 
-BASE = {
-    "cpu": 0.5 * memory.GB,
-    "cuda": 0.8 * memory.GB,
-}  # torch itself, by what it is built for
+# torch itself, by what it is built for
+BASE = {"cpu": 0.5 * memory.GB, "cuda": 0.8 * memory.GB}
 OPTIMISER = 1.2  # short-lived copies in the optimiser's step, as a share of weights, gradients and moments
 BACKWARD = 1.7  # and in the backward pass, of the activations; both measured on a CPU, gpt2-mini and gemma3-270m
 
@@ -110,7 +108,7 @@ def measured_need(
         activations = 2 * activations // config.num_hidden_layers + states
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    base = int(BASE["cpu" if torch.version.cuda is None else "cuda"])
+    base = int(BASE["cuda" if torch.version.cuda or torch.version.hip else "cpu"])
     rows, length = batch["input_ids"].shape
     return Need(
         weights,
