@@ -35,8 +35,8 @@ class Profile:
 PROFILES = {
     p.name: p
     for p in (
-        Profile("ci", "bfloat16", 20, 4, 64, (0, 1), 64, "2 cores, no GPU: every notebook within 90 s"),
-        # float32: laptop CPUs without bf16 instructions emulate it, slower than float32
+        # float32: a CPU without AMX takes 1.5 times as long in bfloat16, and emulates it where it has no bf16 at all
+        Profile("ci", "float32", 20, 4, 64, (0, 1), 64, "2 cores, no GPU: every notebook within 90 s"),
         Profile("laptop", "float32", 200, 8, 128, (0, 1, 2), 500, "a CPU, minutes per lesson"),
         # float32: Colab's T4 has no bf16, and Gemma overflows in fp16
         Profile("colab", "float32", 500, 16, 256, (0, 1, 2), 2_000, "one small GPU that may be taken away"),

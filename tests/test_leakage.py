@@ -325,7 +325,7 @@ def test_a_model_without_attention_is_measured_as_a_whole(both_ways):
 
 
 @pytest.mark.gemma
-@pytest.mark.parametrize("name", ["gemma", "smollm"])
+@pytest.mark.parametrize("name", ["gemma", pytest.param("smollm", marks=pytest.mark.slow)])
 def test_a_real_model_is_clean_until_its_mask_is_opened(request, name):
     model = request.getfixturevalue(name).model
     assert find_leaks(model).clean

@@ -55,7 +55,7 @@ _STEPS = """
     ("batch_size", "length", "checkpointing", "dtype"),
     [
         (24, 384, False, "float32"),
-        (24, 384, True, "float32"),
+        pytest.param(24, 384, True, "float32", marks=pytest.mark.slow),
         (4, 64, False, "float32"),
         (24, 384, False, "bfloat16"),
         (200, 16, False, "bfloat16"),  # the copies of the weights are there once, and not for every two rows
