@@ -42,6 +42,19 @@ def test_where_neither_has_learned_nothing_has_fallen(tmp_path):
     assert "fell" not in opening and "was not shown to have learned the task in 1." in opening
 
 
+def test_what_is_better_than_a_causal_model_that_has_not_learned_is_said_to_be(tmp_path):
+    chances = {"causal": 45.0, "bidirectional": 44.0, "repeated": 80.0}
+    words = report([with_baseline(made_up(tmp_path / "s", chances), 0.5)])["words"]
+    said = re.compile(
+        r"beat the causal one in 1 of 1 \(by \S+ points; in 1 of them from one that has not learned the task\)"
+    )
+    assert said.search(words[0])
+    (control,) = [text for text in words if text.startswith("**The control")]
+    assert re.search(r"It helps in 1 of 1 \(invented/classify \+\S+ \[.*?\], to one that has not learned\)", control)
+    sound = report([with_baseline(made_up(tmp_path / "t", {**chances, "causal": 60.0}), 0.5)])["words"]
+    assert "not learned the task)" not in sound[0] and not any("to one that has" in text for text in sound)
+
+
 def test_a_set_that_was_made_for_it_is_told_apart_from_ordinary_text(tmp_path):
     found = report([made_up(tmp_path / "s", {"causal": 50.0, "bidirectional": 80.0, "repeated": 80.0})])
     made = copy.deepcopy(found["conditions"][0]) | {"name": "ways/ner", "diagnostic": {}}

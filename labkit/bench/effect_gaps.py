@@ -32,6 +32,11 @@ class Told(NamedTuple):
             return verdict(self.gap)
         return "fell" if self.other_learned and verdict(self.gap) == "harms" else "unlearned"
 
+    @property
+    def beat_a_beginner(self) -> bool:
+        """Whether it helps beside one that is not shown to have learned the task, so that much of it is that."""
+        return self.bin == "helps" and not self.other_learned
+
 
 def has_learned(estimate: Mapping[str, Any], baselines: Mapping[str, float | int]) -> bool:
     """Whether a score is shown to be over every baseline that needs no model.
@@ -107,7 +112,10 @@ def sorted_out(told: Sequence[Told], helps: str = "helps", harms: str = "harms")
     words = (helps, harms, f"falls {TO_BASELINE}", "shows no clear difference", "is not shown to have learned the task")
     for name, word in zip(BINS, words, strict=True):
         if those := [each for each in told if each.bin == name]:
-            listed = "; ".join(f"{each.condition['name']} {points(each.gap)}" for each in those)
+            listed = "; ".join(
+                f"{each.condition['name']} {points(each.gap)}{', to one that has not learned' * each.beat_a_beginner}"
+                for each in those
+            )
             said.append(f"{word} in {len(those)}{'' if said else f' of {len(told)}'} ({listed})")
     return ", ".join(said)
 
@@ -134,7 +142,9 @@ def counted(told: Sequence[Told], things: str = "", helped: str = "helped", harm
         sizes = sorted(abs(each.gap["mean"]) for each in told if each.bin == name)
         if name in ("fell", "open", "unlearned") and not sizes:
             continue
-        by = f" (by {_between(sizes)} points)" if sizes and name not in ("open", "unlearned") else ""
+        beginners = sum(each.beat_a_beginner for each in told if each.bin == name)
+        over = f"; in {beginners} of them from one that has not learned the task" if beginners else ""
+        by = f" (by {_between(sizes)} points{over})" if sizes and name not in ("open", "unlearned") else ""
         said.append(f"{word} in {len(sizes) or 'none'}{'' if said else f' of {len(told)}{things}'}{by}")
     return ", ".join(said)
 
