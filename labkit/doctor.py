@@ -8,15 +8,21 @@ import os
 import platform
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labkit.errors import LabkitError
 
+if TYPE_CHECKING:
+    import torch
+
 PYTHONS = ("3.11", "3.13")  # oldest and newest that are tested
 OLDEST = {"torch": "2.11", "transformers": "5.3"}  # as in pyproject.toml
+EMULATED = 3  # times float32: with AVX512 alone bfloat16 takes up to twice as long, emulated 4 times and more
 GB = 10**9
 
 
@@ -40,7 +46,7 @@ def diagnose() -> list[Finding]:
     """All findings, in the order in which to cure them. Changes nothing, needs no network, takes seconds."""
     findings = [_python()]
     findings += [_package(name, oldest) for name, oldest in OLDEST.items()]
-    findings += [_gpu(), _memory(), _profile(), _cache()]
+    findings += [_gpu(), _processor(), _memory(), _profile(), _cache()]
     findings += [*_models(), *_widgets()]
     findings.append(_optional("nbval", "notebooks cannot be run as tests", "pip install nbval"))
     return findings
@@ -100,11 +106,42 @@ def _gpu() -> Finding:
     return Finding("gpu", "ok", "none; everything in the lab also runs on the CPU")
 
 
+def _processor() -> Finding:
+    """Without bfloat16 in hardware torch emulates it, and a real model, stored in it, takes several times as long."""
+    cores = f"{os.cpu_count()} cores"
+    if _version("torch") is None:
+        return Finding("processor", "ok", cores)
+    import torch
+
+    slower = _linear_seconds(torch.bfloat16) / _linear_seconds(torch.float32)
+    if slower > EMULATED:
+        detail = f"{cores}; bfloat16 takes {slower:.0f} times as long as float32 (measured)"
+        return Finding("processor", "warn", detail, "on the CPU, load models with dtype='float32'")
+    return Finding("processor", "ok", cores)
+
+
+def _linear_seconds(dtype: torch.dtype, side: int = 512, tries: int = 5) -> float:
+    """The least that a linear layer of `side` x `side` takes for `side` rows, on one core: others may be busy."""
+    import torch
+
+    rows, weight = (torch.ones(side, side, dtype=dtype) for _ in range(2))
+    threads, taken = torch.get_num_threads(), []
+    torch.set_num_threads(1)
+    try:
+        for _ in range(tries + 1):  # the first also sets up the library
+            start = time.perf_counter()
+            torch.nn.functional.linear(rows, weight)
+            taken.append(time.perf_counter() - start)
+    finally:
+        torch.set_num_threads(threads)
+    return min(taken)
+
+
 def _memory() -> Finding:
     from labkit.memory import available_bytes
 
     free = available_bytes()
-    detail = f"{free / GB:.1f} GB free, {os.cpu_count()} cores"
+    detail = f"{free / GB:.1f} GB free"
     if free < 2 * GB:
         return Finding(
             "memory", "warn", f"{detail}; real models need 2 GB", "close other programs, or use the tiny models"

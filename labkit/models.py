@@ -58,7 +58,7 @@ def load(
     attn: "eager", "sdpa", "flex_attention", "flash_attention_2" or "flash_attention_3". None means "sdpa", or "eager"
         for a family that loses its softcap in sdpa (Gemma 2), and `source` says so.
     dtype: a torch dtype or its name. None means float32 for tiny models and gpt2-mini, else as stored: bfloat16 for
-        Gemma and SmolLM2.
+        Gemma and SmolLM2. A processor that has no bfloat16 is several times as fast in float32 (`labkit doctor` says).
     device: "cpu", "cuda", "cuda:1"; None means the GPU if torch can use one, else the CPU.
     task: None for a language model, or for what a folder was saved as; "base" for the model without a head, which may
         be an encoder;

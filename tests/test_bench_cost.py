@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -132,6 +133,19 @@ def test_matmul_rate_is_the_arithmetic_of_a_product_over_the_seconds_of_the_fast
     clock = iter([0.0, 1.0, 2.0, 2.0, 2.0, 2.5, 2.5, 2.5, 5.5, 6.0])  # three products, of 1, 0.5 and 3 seconds
     monkeypatch.setattr(flops.time, "perf_counter", lambda: next(clock))
     assert flops.matmul_rate("float32", "cpu", seconds=4.0) == 2 * 64**3 / 0.5
+
+
+@pytest.mark.parametrize(("rate", "side"), [(2e6, 32), (1.2e6, 16), (1e3, 8)])
+def test_matmul_rate_takes_a_smaller_product_where_a_large_one_would_take_minutes(monkeypatch, rate, side):
+    """As in bfloat16 on a processor that has none: a product of side n takes 2 n ** 3 / rate seconds here."""
+    monkeypatch.setitem(flops.SIDES, "cpu", 32)
+    monkeypatch.setattr(flops, "SMALLEST_SIDE", 8)
+    asked = []
+    monkeypatch.setattr(flops, "_seconds", lambda a, b, device: asked.append(len(a)) or 2 * len(a) ** 3 / rate)
+    clock = itertools.count()
+    monkeypatch.setattr(flops.time, "perf_counter", lambda: next(clock))
+    assert flops.matmul_rate("float32", "cpu", seconds=0.05) == pytest.approx(rate)
+    assert asked[-1] == side
 
 
 @pytest.mark.parametrize(

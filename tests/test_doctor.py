@@ -184,3 +184,21 @@ def test_a_gpu_that_only_emulates_bfloat16_is_said_to_have_none(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
     found = doctor._gpu()
     assert found.status == "warn" and found.detail.endswith("without bfloat16")
+
+
+@pytest.mark.parametrize(("slower", "status"), [(0.5, "ok"), (2.0, "ok"), (6.0, "warn")])
+def test_a_processor_that_emulates_bfloat16_is_said_to_be_slow_in_it(monkeypatch, slower, status):
+    import torch
+
+    monkeypatch.setattr(doctor, "_linear_seconds", lambda dtype: 0.01 * (slower if dtype == torch.bfloat16 else 1))
+    found = doctor._processor()
+    assert found.status == status
+    assert ("bfloat16 takes 6 times as long" in found.detail) == ("float32" in found.cure) == (status == "warn")
+
+
+def test_a_linear_layer_takes_time_on_this_processor():
+    import torch
+
+    before = torch.get_num_threads()
+    assert 0 < doctor._linear_seconds(torch.float32, side=32, tries=2) < 1
+    assert torch.get_num_threads() == before

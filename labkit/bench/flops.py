@@ -16,6 +16,7 @@ from labkit.errors import LabkitError
 
 TRAINED, FROZEN, SCORES = 6, 4, 12
 SIDES = {"cpu": 2048, "cuda": 8192}  # of the square matrices
+SMALLEST_SIDE = 256
 
 
 def flops_per_token(model: Any, length: int, *, mask: str) -> float:
@@ -46,19 +47,37 @@ def flops_per_token(model: Any, length: int, *, mask: str) -> float:
 
 
 def matmul_rate(dtype: str, device: str, seconds: float = 1.0) -> float:
-    """FLOPs per second of a large square matrix product in `dtype`: the best of as many as fit into `seconds`."""
-    side = SIDES["cuda" if device.startswith("cuda") else "cpu"]
-    kind = getattr(torch, dtype)
-    a, b = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
-    a @ b  # the first one also sets up the library
-    wait(device)
+    """FLOPs per second of a large square matrix product in `dtype`: the best of as many as fit into `seconds`.
+
+    Large is a side of `SIDES`; where one such product would take longer than `seconds` (bfloat16 on a processor that
+    has none), the largest power of two below it that does not, and 256 at least.
+    """
+    largest = SIDES["cuda" if device.startswith("cuda") else "cpu"]
+    side = min(SMALLEST_SIDE, largest)
+    a, b = _squares(side, dtype, device)
+    while side < largest and 8 * _seconds(a, b, device) <= seconds:
+        side *= 2
+        a, b = _squares(side, dtype, device)
     best, began = float("inf"), time.perf_counter()
     while best == float("inf") or time.perf_counter() - began < seconds:
-        start = time.perf_counter()
-        a @ b
-        wait(device)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, _seconds(a, b, device))
     return 2 * side**3 / best
+
+
+def _squares(side: int, dtype: str, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two random square matrices that have been multiplied once, as the first product also sets up the library."""
+    a, b = (torch.randn(side, side, device=device).to(getattr(torch, dtype)) for _ in range(2))
+    a @ b
+    wait(device)
+    return a, b
+
+
+def _seconds(a: torch.Tensor, b: torch.Tensor, device: str) -> float:
+    """What one product takes."""
+    start = time.perf_counter()
+    a @ b
+    wait(device)
+    return time.perf_counter() - start
 
 
 def wait(device: str) -> None:
