@@ -186,10 +186,13 @@ def test_a_gpu_that_only_emulates_bfloat16_is_said_to_have_none(monkeypatch):
     assert found.status == "warn" and found.detail.endswith("without bfloat16")
 
 
-@pytest.mark.parametrize(("slower", "status"), [(0.5, "ok"), (2.0, "ok"), (6.0, "warn")])
-def test_a_processor_that_emulates_bfloat16_is_said_to_be_slow_in_it(monkeypatch, slower, status):
+@pytest.mark.parametrize(
+    ("slower", "gpu", "status"), [(0.5, False, "ok"), (2.0, False, "ok"), (6.0, False, "warn"), (6.0, True, "ok")]
+)
+def test_a_processor_that_emulates_bfloat16_is_said_to_be_slow_in_it(monkeypatch, slower, gpu, status):
     import torch
 
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(doctor, "_linear_seconds", lambda dtype: 0.01 * (slower if dtype == torch.bfloat16 else 1))
     found = doctor._processor()
     assert found.status == status
