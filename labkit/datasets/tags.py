@@ -7,6 +7,7 @@ here called BIO), Ratinov and Roth 2009 (BILOU, which is BIOES by other letters)
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from labkit.datasets.examples import NO_TAG
 
@@ -76,6 +77,7 @@ def tags_of(entities: Iterable[tuple[int, int, str]], length: int) -> list[str]:
     return tags
 
 
+@lru_cache(maxsize=1024)  # asked for every word of a set, and a set has few tags
 def parts(tag: str) -> tuple[str, str]:
     """("B", "PER") of "B-PER"; ("O", "") of "O". Raises ValueError for anything else."""
     letter, dash, kind = tag.partition("-")

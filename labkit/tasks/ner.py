@@ -388,7 +388,7 @@ def _comparable(sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]
         if len({len(each.words), len(each.tags), len(tags)}) != 1:
             counts = f"{len(each.words)} words, {len(each.tags)} tags of its own and {len(tags)} predicted"
             raise DataError(f"the sentence {each.id} has {counts}; there must be one of each per word")
-        for tag in (*each.tags, *tags):
+        for tag in dict.fromkeys((*each.tags, *tags)):
             _kind(tag, each.id)
         if to_bio(each.tags, "BIO") != list(each.tags):
             raise DataError(f"the sentence {each.id} has an entity that begins with I, which is not BIO")
