@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,14 @@ class Cell:
     baselines: dict[str, list[dict[str, Any]]]
 
     def counted(self, kind: str | None = None) -> Counted:
-        """The runs, ready to be compared."""
-        return counted(self.judged, self.task, kind)
+        """The runs, ready to be compared; of one entity kind, or all."""
+        if kind not in self._counted:
+            self._counted[kind] = counted(self.judged, self.task, kind)
+        return self._counted[kind]
+
+    @cached_property
+    def _counted(self) -> dict[str | None, Counted]:
+        return {}
 
 
 @dataclass(frozen=True)
