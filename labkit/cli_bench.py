@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
@@ -85,6 +86,6 @@ def parts(text: str) -> list[str]:
 def whole_numbers(option: str, text: str) -> list[int]:
     """128,512 as [128, 512]. Raises TrainingError, naming the option, for anything else."""
     given = parts(text)
-    if wrong := [part for part in given if not part.lstrip("-").isdecimal()]:
+    if wrong := [part for part in given if not re.fullmatch(r"-?\d+", part, re.ASCII)]:
         raise TrainingError(f"{option} is {text!r}, and {wrong[0]!r} is no whole number; give numbers such as 128,512")
     return [int(part) for part in given]

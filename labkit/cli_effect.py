@@ -82,11 +82,11 @@ def mask_effect(
     failures = run_study(study, found, output_dir, resume=resume, jobs=jobs)
     try:
         made = report([output_dir])
-    except TrainingError:
+    except TrainingError as error:
         if not failures:
             raise
         print(
-            f"labkit: {len(failures)} runs failed, so there is no report yet; --resume tries them again",
+            f"labkit: {len(failures)} runs failed, and there is no report yet ({error}); --resume tries them again",
             file=sys.stderr,
         )
     else:

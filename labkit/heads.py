@@ -155,11 +155,18 @@ class _WithHead:
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.backbone.set_input_embeddings(value)
 
-    def start_head(self) -> list[str]:
-        """Start the head, and the pooling if it learns, anew; returns the names of their weights."""
+    def start_head(self, dtype: torch.dtype | None = None) -> list[str]:
+        """Start the head, and the pooling if it learns, anew; returns the names of their weights.
+
+        They are drawn on the CPU, so that one seed gives one head whatever the card, and in `dtype`, which they keep;
+        None: in the one they have.
+        """
         for child in self._own().values():
+            device = next((weight.device for weight in child.parameters()), None)
+            child.to(device="cpu", dtype=dtype)
             for module in child.modules():
                 self._init_weights(module)
+            child.to(device=device)
         return sorted(
             f"{name}.{weight}" for name, child in self._own().items() for weight, _ in child.named_parameters()
         )

@@ -263,7 +263,8 @@ def _trainer_class() -> type:
             if self.args.should_save:
                 facts = {"seconds": self.seconds, "tokens": self.tokens, "processes": self.args.world_size}
                 facts |= {"dtype": self.settings.dtype, "stopped": self.control.should_training_stop}
-                self.run.seal(self.state.global_step, **facts)
+                with self.run.full_disk_explained(self.checkpoint(self.state.global_step)):
+                    self.run.seal(self.state.global_step, **facts)
                 best = self.checkpoint(self.state.best_global_step) if self.settings.metric is not None else None
                 self.run.remove_checkpoints_but(self.settings.keep, best)
 

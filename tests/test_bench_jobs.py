@@ -1,5 +1,6 @@
 """Runs side by side: what each process is given, what comes back, and what is left when one of them dies."""
 
+import errno
 import gc
 import os
 import re
@@ -44,6 +45,17 @@ def test_less_than_one_job_is_refused():
 def test_an_error_that_is_not_labkits_stops_the_study(jobs):
     with pytest.raises(ValueError, match="invalid literal"):
         list(side_by_side(int, ["1", "one", "2"], jobs))
+
+
+def _on_a_full_disk(item):
+    raise OSError(errno.ENOSPC if item == "full" else errno.EACCES, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_ends_one_run_and_another_fault_of_it_the_study():
+    first, second = side_by_side(_on_a_full_disk, ["full", "full"])
+    assert "the disk is full" in str(first.error) and "--resume" in str(second.error)
+    with pytest.raises(OSError):
+        list(side_by_side(_on_a_full_disk, ["other"]))
 
 
 class _Model:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file as read_safetensors
 
 from labkit.bench import mask_effect
 from labkit.bench.arms import arm, arms
@@ -13,6 +14,7 @@ from labkit.bench.conditions import Condition, conditions
 from labkit.bench.effect_report import report, written
 from labkit.bench.mask_effect import Study, run_study
 from labkit.bench.paired import counted
+from labkit.cli_bench import whole_numbers
 from labkit.datasets.embedded import read
 from labkit.datasets.examples import Sentence
 from labkit.errors import DataError, DivergedError, LabkitError, ModelError, TrainingError
@@ -148,6 +150,45 @@ def test_an_adapted_model_that_was_not_kept_is_made_again(tmp_path):
     shutil.rmtree(folder / "model")
     assert run_study(replace(study, sizes=(6, None)), [diagnostic()], tmp_path / "s", resume=True, say=quiet) == {}
     assert (folder / "model" / "model.safetensors").read_bytes() == weights
+
+
+@pytest.fixture(scope="module")
+def in_sixteen_bits(tmp_path_factory):
+    """A tiny model that is stored in bfloat16, which is trained in float32 on a CPU."""
+    import labkit
+
+    folder, lm = tmp_path_factory.mktemp("hub") / "small", labkit.load("tiny-gemma3")
+    lm.model.to(torch.bfloat16).save_pretrained(folder)
+    lm.tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("method", ["lora", "frozen"])
+def test_an_adapted_model_gets_the_head_of_the_others_whatever_it_is_stored_in(in_sixteen_bits, method, tmp_path):
+    study = replace(
+        STUDY, model=in_sixteen_bits, arms=("causal", "next:2"), learning_rates=(1e-3,), seeds=(0,), method=method
+    )
+    assert run_study(study, [diagnostic()], tmp_path / "s", say=quiet) == {}
+    stored = read_safetensors(next((tmp_path / "s").glob("adapted/**/model.safetensors")))
+    assert {each.dtype for each in stored.values()} == {torch.float32}  # or this would show nothing
+    found = [json.loads(file.read_text()) for file in (tmp_path / "s").glob("runs/*/*/*/*/metrics.json")]
+    assert len({each["head_start"] for each in found}) == 1 and len(found) == 2
+    assert [one["name"] for one in report([tmp_path / "s"])["conditions"][0]["arms"]] == ["causal", "next:2"]
+
+
+@pytest.mark.parametrize("written", ["its place in the study", "the whole path"])
+def test_a_study_that_was_moved_goes_on_with_a_run_of_an_adapted_model(written, tmp_path):
+    study = replace(STUDY, arms=("causal", "mntp:2"), learning_rates=(1e-3,), seeds=(0,))
+    run_study(study, [diagnostic()], tmp_path / "s", say=quiet)
+    (run,) = (tmp_path / "s").glob("runs/*/mntp-2/*/seed-0")
+    (run / "metrics.json").unlink()
+    config = json.loads((run / "config.json").read_text())
+    assert config["model"] == "adapted/ner--which-way-round/mntp-2/seed-0/model"
+    if written == "the whole path":  # by an earlier version
+        (run / "config.json").write_text(json.dumps(config | {"model": str(tmp_path / "s" / config["model"])}))
+    (tmp_path / "s").rename(tmp_path / "elsewhere")
+    assert run_study(study, [diagnostic()], tmp_path / "elsewhere", resume=True, say=quiet) == {}
+    assert (tmp_path / "elsewhere" / run.relative_to(tmp_path / "s") / "metrics.json").exists()
 
 
 def test_no_model_and_no_checkpoint_is_left_of_a_run(done):
@@ -338,6 +379,22 @@ def test_rows_that_are_too_long_to_be_read_twice_are_an_error_before_anything_is
 def test_a_mistyped_study_is_refused_before_it_has_a_folder(changes, complaint):
     with pytest.raises(DataError, match=complaint):
         replace(STUDY, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"plan": replace(PLAN, dtype="bf16")}, "bf16"),
+        ({"plan": replace(PLAN, dtype="float16")}, "float16 needs a GPU"),
+        ({"plan": replace(PLAN, epochs=0.0)}, "epochs are 0"),
+        ({"arms": ("causal", "encoder:minilm-l66")}, "no model is called 'minilm-l66'"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU float16 can be asked for")
+def test_what_no_run_could_be_is_an_error_before_anything_is_written(changes, complaint, tmp_path):
+    with pytest.raises(LabkitError, match=complaint):
+        run_study(replace(STUDY, **changes), [diagnostic()], tmp_path / "s", say=quiet)
+    assert not (tmp_path / "s").exists()
 
 
 def test_what_is_no_training_is_said_and_the_parent_keeps_no_model_on_a_gpu(tmp_path, monkeypatch):
@@ -560,6 +617,21 @@ def test_arms_that_saw_other_rows_are_not_compared(tmp_path):
     file.write_text(whole.replace('"head_start": "1"', '"head_start": "other"'))
     with pytest.raises(TrainingError, match="seed 1: bidirectional and causal did not begin with the same weights"):
         report([folder])
+    causal = next(folder.glob("runs/*/causal/*/seed-1/metrics.json"))
+    for path, dtype in ((causal, "float32"), (file, "bfloat16")):
+        path.write_text(json.dumps(json.loads(whole) | {"dtype": dtype}))
+    with pytest.raises(TrainingError, match=r"did not compute in the same numbers.* delete those in runs/invented--cl"):
+        report([folder])
+
+
+def test_a_group_may_have_a_line_separator_in_its_name(tmp_path):
+    folder = made_up(tmp_path / "s", {"causal": 50.0, "bidirectional": 50.0}, seeds=2)
+    before = report([folder])["conditions"][0]["arms"]
+    for file in folder.glob("runs/*/*/*/*/judged.test.jsonl"):
+        lines = [json.loads(line) for line in file.read_text().split("\n") if line]
+        named = [line | {"group": f"one\u2028{line['id']}"} for line in lines]
+        file.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in named), encoding="utf-8")
+    assert report([folder])["conditions"][0]["arms"] == before
 
 
 def test_a_folder_without_a_finished_run_has_no_report(tmp_path):
@@ -705,6 +777,13 @@ def test_data_that_cannot_be_compared_on_are_refused(sources, message):
         conditions(sources)
 
 
+@pytest.mark.parametrize("text", ["--3", "1.5", "²", "-"])
+def test_what_is_no_whole_number_is_refused(text):
+    assert whole_numbers("--seeds", "4, -3") == [4, -3]
+    with pytest.raises(TrainingError, match=f"--seeds is '{text}', and '{text}' is no whole number"):
+        whole_numbers("--seeds", text)
+
+
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
     """A tiny BERT in a folder as a hub lays it out, with a tokenizer; without a pooler, as many are."""
@@ -744,4 +823,5 @@ def test_where_every_run_failed_the_exit_code_says_so_and_not_that_the_study_is_
     typed = ["--data", "ner:which-way-round", "--model", "tiny-gpt2", "--arms", "causal,bidirectional", "--seeds", "0"]
     typed += ["--learning-rates", "1e-3", "--max-train", "6", "--max-eval", "3", "--output-dir", tmp_path / "s"]
     code, _, err = labkit_command("bench", "mask-effect", *typed)
-    assert code == 1 and "the memory is full" in err and "2 runs failed, so there is no report yet; --resume" in err
+    assert code == 1 and "the memory is full" in err and "--resume tries them again" in err
+    assert "2 runs failed, and there is no report yet (" in err and "no run of the arm causal has been scored" in err

@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from labkit.bench.paired import Counted, contrast, counted, difference, mean
+from labkit.bench.paired import Counted, contrast, counted, difference, mean, where_counted
 from labkit.datasets.embedded import read
 from labkit.datasets.tags import to_bio
 from labkit.errors import DataError
 from labkit.tasks import ner, ner_counts, qa, qa_scores
+from labkit.viz.intervals import student_t
 
 
 def runs(chances, seeds=5, examples=300, group=1, rng=None, shift=0.0):
@@ -111,6 +112,39 @@ def test_an_interval_for_several_at_once_is_wider():
     assert (alone.low_together, alone.high_together) == (alone.low, alone.high)
     assert (among.low, among.high) == (alone.low, alone.high)
     assert 1.2 < (among.high_together - among.low_together) / (alone.high - alone.low) < 2.2
+
+
+@pytest.mark.parametrize(("groups", "together"), [(12, 10), (25, 13)])
+def test_an_interval_for_several_at_once_is_as_sure_as_it_says_where_groups_are_few(groups, together):
+    """As many texts that differ by a normal chance as there are groups: then the right interval is Student's."""
+    gaps, seeds = np.random.default_rng(8).normal(0, 0.1, groups), 4
+    one, other = (
+        Counted(tuple(range(seeds)), np.tile(each, (seeds, 1)), np.ones((seeds, groups)), np.arange(groups), ids)
+        for ids in [tuple(map(str, range(groups)))]
+        for each in (gaps, gaps * 0)
+    )
+    found = difference(one, other, together=together)
+    error = gaps.std(ddof=1) / groups**0.5
+    for low, high, level in (("low", "high", 0.95), ("low_together", "high_together", 1 - 0.05 / together)):
+        half = (getattr(found, high) - getattr(found, low)) / 2
+        assert half == pytest.approx(student_t(groups - 1, level) * error, rel=0.06), level
+
+
+def test_a_kind_is_measured_by_the_texts_in_which_it_stands():
+    rng = np.random.default_rng(10)
+    below = np.zeros((3, 60))
+    below[:, :12] = 1.0  # of groups 0 to 3; the rest of them hold none
+    one, other = (
+        Counted((0, 1, 2), below * (rng.random((3, 60)) < 0.5), below, np.arange(60) // 4, tuple(map(str, range(60))))
+        for _ in range(2)
+    )
+    found = where_counted([one, other])
+    assert [len(each.ids) for each in found] == [12, 12] and set(found[0].groups) == {0, 1, 2}
+    assert found[0].scores == pytest.approx(one.scores) and difference(*found).mean == difference(one, other).mean
+    half, all_ = (each.high - each.low for each in (difference(*found), difference(one, other)))
+    assert half > 1.3 * all_  # Student's t of 3 groups, and not of 15
+    below[:, 12] = 1.0
+    assert [len(each.ids) for each in where_counted([one, replace(other, below=below)])] == [16, 16]
 
 
 @pytest.mark.end_to_end

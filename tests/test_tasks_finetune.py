@@ -25,6 +25,7 @@ from labkit.errors import DataError, HeadError, TrainingError
 from labkit.heads import head_in
 from labkit.run_folder import RunFolder, read_json
 from labkit.tasks import finetune as finetune_module
+from labkit.tasks.adapters import trained_part
 from labkit.tasks.crossvalidate import crossvalidate
 from labkit.tasks.finetune import beats_baselines, finetune, numbers, require_apart
 from labkit.tasks.in_force import put_mask_in_force
@@ -248,6 +249,16 @@ def test_a_mask_is_proved_in_16_bits_where_the_kernel_knows_no_others(monkeypatc
     model.config._attn_implementation = "flash_attention_2"
     assert put_mask_in_force(model, "causal")["measured"] == "causal"
     assert put_mask_in_force(model, "bidirectional")["measured"] == "bidirectional"
+
+
+def test_weights_in_sixteen_bits_leave_the_frequencies_of_rope_as_they_are():
+    lm = labkit.load("tiny-gemma3", task="question-answering", dtype="float32")
+    before = {name: each.clone() for name, each in lm.model.named_buffers()}
+    trained = trained_part(lm.model, "frozen", dtype="bfloat16")
+    after = dict(trained.named_buffers())
+    assert any("inv_freq" in name for name in before) and trained.backbone.dtype == torch.bfloat16
+    assert all(after[name].dtype == each.dtype and torch.equal(after[name], each) for name, each in before.items())
+    assert trained.head.weight.dtype == torch.float32
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "frozen"])
@@ -650,6 +661,9 @@ def test_sides_from_files_that_number_their_documents_are_not_taken_for_one(tmp_
     named = [[replace(each, group="the Dispatch") for each in side] for side in read]
     with pytest.raises(DataError, match="1 groups are in train and in dev too, 'group the Dispatch'"):
         require_apart(*named)
+    with pytest.raises(DataError, match="dev and test are the same 3 examples"):
+        require_apart(read[0], read[1], list(read[1]))
+    assert require_apart(read[0], read[1], []) is None
 
 
 # -- packed rows, and the controls of comparisons ----------------------------------------------------------------------

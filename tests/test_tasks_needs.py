@@ -15,7 +15,7 @@ import torch
 import labkit
 from labkit.errors import TrainingError
 from labkit.tasks import needs
-from labkit.tasks.needs import Need, measured_need, require_room
+from labkit.tasks.needs import Need, measured_need, require_room, room_for
 from labkit.tasks.plans import Plan
 
 pytestmark = pytest.mark.end_to_end
@@ -144,6 +144,25 @@ def test_the_copies_of_the_weights_in_16_bits_do_not_grow_with_the_batch():
     assert many.activations == pytest.approx(4 * few.activations, rel=0.02)
     foretold = need(2, share=4.0)
     assert foretold.total == pytest.approx(many.total, rel=0.01)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_trial_that_does_not_fit_is_one_clear_error_or_tried_where_the_training_needs_less(checkpointing):
+    def full(model, batch):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 12 GiB")
+
+    model, trial = torch.nn.Linear(1, 1), {"input_ids": torch.zeros(2, 8, dtype=torch.long)}
+
+    def said():
+        return room_for(model, full, trial, Plan(gradient_checkpointing=checkpointing), share=1.0, dtype="float32")
+
+    if checkpointing:
+        assert said() == (
+            "the memory is full with the forward pass of 2 x 8, so what this training needs is not known; it is tried"
+        )
+    else:
+        with pytest.raises(TrainingError, match=r"forward pass of 2 x 8; try --batch-size 2 .* --gradient-checkpointi"):
+            said()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from transformers import Trainer
 
 from labkit.errors import MissingPackageError, TrainingError
 from labkit.run_folder import RunFolder
@@ -140,12 +141,18 @@ def test_gradient_checkpointing_changes_nothing_but_the_memory(tmp_path):
     assert losses(outcome) == pytest.approx(losses(plain), abs=1e-5)
 
 
-@pytest.mark.parametrize("part", ["save_model", "_save_optimizer_and_scheduler", "_save_rng_state"])
-def test_a_full_disk_is_one_clear_error_and_the_run_goes_on_when_there_is_room(tmp_path, monkeypatch, part):
-    from transformers import Trainer
-
+@pytest.mark.parametrize(
+    ("of", "part"),
+    [
+        (Trainer, "save_model"),
+        (Trainer, "_save_optimizer_and_scheduler"),
+        (Trainer, "_save_rng_state"),
+        (RunFolder, "seal"),
+    ],
+)
+def test_a_full_disk_is_one_clear_error_and_the_run_goes_on_when_there_is_room(tmp_path, monkeypatch, of, part):
     expected, model = trained(tmp_path / "whole", save_every=4)
-    calls, write = [], getattr(Trainer, part)
+    calls, write = [], getattr(of, part)
 
     def no_room_at_the_second(self, folder, *rest, **options):
         calls.append(folder)
@@ -155,7 +162,7 @@ def test_a_full_disk_is_one_clear_error_and_the_run_goes_on_when_there_is_room(t
         return write(self, folder, *rest, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, part, no_room_at_the_second)
+        patched.setattr(of, part, no_room_at_the_second)
         with pytest.raises(
             TrainingError, match=r"the disk is full .*--resume \(the last whole checkpoint is of step 4\)"
         ):

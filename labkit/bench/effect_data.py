@@ -171,7 +171,8 @@ def _cell(path: Path, study: dict, facts: dict, one: Arm, size: int | None, froz
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        # not splitlines(): a name may hold a line separator of Unicode, which JSON leaves as it is
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
     except (OSError, ValueError) as error:
         raise TrainingError(f"{path} could not be read ({error}); delete its run's folder and --resume") from error
 
@@ -182,6 +183,7 @@ def _require_same_start(cells: Sequence[Cell], name: str) -> None:
         ("data_order", "did not see the same rows in the same order"),
         ("head_start", "did not begin with the same weights of the head"),
         ("adapters_start", "did not begin with the same adapters"),
+        ("dtype", "did not compute in the same numbers"),
     ):
         found: dict[tuple, dict[str, str]] = {}
         for cell in cells:
@@ -193,7 +195,8 @@ def _require_same_start(cells: Sequence[Cell], name: str) -> None:
         for (seed, _), by_arm in found.items():
             if len(set(by_arm.values())) > 1:
                 raise TrainingError(
-                    f"{name}, seed {seed}: {' and '.join(sorted(by_arm))} {what}, so their difference means nothing"
+                    f"{name}, seed {seed}: {' and '.join(sorted(by_arm))} {what}, so their difference means nothing; "
+                    f"where some were run on another machine, delete those in runs/{folders.slug(name)} and --resume"
                 )
 
 

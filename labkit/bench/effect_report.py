@@ -36,7 +36,7 @@ from labkit.bench.effect_gaps import has_learned
 from labkit.bench.effect_names import agree, methods_apart, of
 from labkit.bench.effect_pairs import pairs
 from labkit.bench.effect_series import curves, is_drawn, over_adaptation, picture, sizes, titled
-from labkit.bench.paired import Counted, mean
+from labkit.bench.paired import Counted, mean, where_counted
 from labkit.bench.stored import differences
 from labkit.errors import TrainingError
 from labkit.run_folder import write_whole
@@ -285,7 +285,7 @@ def _part(name: str, n: int, runs: dict[str, Counted], *, together: int | None =
     for each, counts in runs.items():
         found[each] = {"mean": 100.0 * float(counts.scores.mean())}
         if each != REFERENCE and set(counts.seeds) & set(reference.seeds):
-            found[each]["difference"] = gap_in_points(counts, reference, together=together)
+            found[each]["difference"] = gap_in_points(*where_counted([counts, reference]), together=together)
     return {"name": name, "n": n, "arms": found}
 
 

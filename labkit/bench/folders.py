@@ -166,8 +166,13 @@ def write_failures(path: Path, failures: dict[str, str]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all."""
-    write_whole(path, json.dumps(value, indent=1) + "\n")
+    """Whole or not at all. TrainingError if it cannot be written, on a full disk for one."""
+    try:
+        write_whole(path, json.dumps(value, indent=1) + "\n")
+    except OSError as error:
+        raise TrainingError(
+            f"{path} could not be written: {error.strerror or error}; mend that, then --resume"
+        ) from error
 
 
 def sizes(wanted: Sequence[int | None], n_train: int) -> list[int | None]:

@@ -66,6 +66,7 @@ def written(found: dict[str, Any], folder: Path, name: str = "report") -> list[P
     from labkit.viz.effects import effect_curves_svg, effects_svg
     from labkit.viz.saving import save
 
+    folder = folder.expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     figures: dict[str, Any] = {}
     forests: dict[bool, str] = {}

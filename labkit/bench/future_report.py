@@ -67,6 +67,7 @@ def written(found: dict[str, Any], folder: Path, name: str = "report") -> list[P
     from labkit.viz.effects import effect_curves_svg, effects_svg
     from labkit.viz.saving import save
 
+    folder = folder.expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     forest = differences(found["conditions"])
     figures = {}

@@ -6,6 +6,7 @@ for ended in side_by_side(train, runs, jobs=4):
 
 from __future__ import annotations
 
+import errno
 import gc
 import math
 import multiprocessing
@@ -19,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
 
+from labkit.bench.machine import cores
 from labkit.errors import DataError, LabkitError, TrainingError
 
 VISIBLE, THREADS, SHARE = "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "LABKIT_SHARE_OF_GPU"
@@ -57,7 +59,7 @@ def side_by_side(work: Callable[[Any], Any], items: Sequence[Any], jobs: int = 1
     gpus, turns = _gpus(), context.SimpleQueue()
     for number in range(jobs):
         turns.put(number)
-    threads = max(1, (os.cpu_count() or 1) // jobs)
+    threads = max(1, cores() // jobs)
     sharing = math.ceil(jobs / len(gpus)) if gpus else 0
     pool = ProcessPoolExecutor(jobs, context, _begin, (turns, threads, gpus, sharing, os.getpid()))
     try:
@@ -81,6 +83,10 @@ def _timed(work: Callable[[Any], Any], item: Any) -> tuple[Any, LabkitError | No
         result, error = work(item), None
     except LabkitError as raised:
         result, error = None, _freed(raised)
+    except OSError as raised:
+        if raised.errno not in (errno.ENOSPC, getattr(errno, "EDQUOT", None)):
+            raise
+        result, error = None, TrainingError(f"the disk is full ({_freed(raised)}); make room, then --resume")
     except (RuntimeError, MemoryError) as raised:
         from labkit.memory import is_out_of_memory
 

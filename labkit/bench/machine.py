@@ -22,7 +22,7 @@ def describe() -> dict[str, Any]:
     )
     return {
         "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "torch_threads": torch.get_num_threads(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "gpus": gpus,
@@ -31,6 +31,11 @@ def describe() -> dict[str, Any]:
         "versions": {name: metadata.version(name) for name in ("torch", "transformers", "tokenizers", "safetensors")}
         | {"labkit": labkit.__version__},
     }
+
+
+def cores() -> int:
+    """Those that this process may use, which on a shared machine are not all there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def spread(values: list[float]) -> dict[str, Any]:

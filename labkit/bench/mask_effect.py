@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from labkit import precision
 from labkit.bench import folders
 from labkit.bench.arms import DEFAULT, Arm, arms
 from labkit.bench.conditions import Condition
@@ -36,7 +37,7 @@ from labkit.tasks.finetune import finetune
 from labkit.tasks.lm import train_lm
 from labkit.tasks.plans import Plan
 from labkit.tasks.recipes import Options, by_name, require_positions
-from labkit.training_settings import Settings
+from labkit.training_settings import Settings, require
 
 NOT_TUNED = "its learning rate is not chosen: some of the grid failed (tuning/, above); --resume tries them again"
 TUNING_SEED = 1000  # none of those that are reported
@@ -155,16 +156,21 @@ def run_study(
 
     _require_folders_apart(study, conditions)
     lm = labkit.load(study.model, attn=study.attn, device="cpu")  # a wrong name is an error now, not one of every run
+    for each in arms(study.arms):
+        if each.model is not None:
+            labkit.load(each.model, task="base", attn=study.attn, device="cpu")
+    _require_plan(study, lm)
     _require_layers(study, lm)
     _require_positions(study, conditions, lm)
     for condition in conditions:
         if large := [size for size in study.sizes if size is not None and size >= len(condition.train)]:
             named = ", ".join(map(str, large))
             say(f"{condition.name} has {len(condition.train):,} training examples: no run with {named}")
+    stored = str(lm.model.dtype).removeprefix("torch.")
     del lm
     with folders.opened(folder, study, conditions, resume=resume) as path:
         progress = _Progress(path, study.plan, say)
-        train = partial(_train, study, path)
+        train = partial(_train, study, path, stored)
         tuning = list(_tuning(study, conditions, path))
         reported = list(_reported(study, conditions))
         progress.plan([*tuning, *reported])
@@ -212,6 +218,13 @@ def _require_folders_apart(study: Study, conditions: Sequence[Condition]) -> Non
                 raise DataError(f"{other!r} and {name!r} would share a folder; give one of them another name")
 
 
+def _require_plan(study: Study, lm: Any) -> None:
+    """TrainingError for a budget that no run could have, and for numbers that this machine cannot compute in."""
+    family = lm.model.config.get_text_config().model_type
+    chosen = precision.choose(family, precision.here(), study.plan.dtype)
+    require(study.plan.settings(1, "f1", dtype=chosen.dtype, tf32=False))
+
+
 def _require_layers(study: Study, lm: Any) -> None:
     """LabkitError if an arm unmasks layers that the model does not have."""
     for each in arms(study.arms):
@@ -251,17 +264,21 @@ def _reported(study: Study, conditions: Sequence[Condition]) -> Iterator[Run]:
                     yield Run(condition, arm, seed, size)
 
 
-def _train(study: Study, path: Path, run: Run) -> dict[str, Any]:
-    """One run, from its adaptation to its scores. Its checkpoints are of no use once it is done."""
+def _train(study: Study, path: Path, stored: str, run: Run) -> dict[str, Any]:
+    """One run, from its adaptation to its scores. Its checkpoints are of no use once it is done.
+
+    `stored`: the dtype that the study's model is stored in, which an adapted one may not be.
+    """
     with folders.alone(path, run.folder):
-        return _finetuned(study, path, run)
+        return _finetuned(study, path, stored, run)
 
 
-def _finetuned(study: Study, path: Path, run: Run) -> dict[str, Any]:
-    start = run.arm.model or study.model
+def _finetuned(study: Study, path: Path, stored: str, run: Run) -> dict[str, Any]:
+    start, adapted = run.arm.model or study.model, {}
+    folder = path / run.folder
     if run.arm.objective:
         start = str(_adapted(study, path, run))
-    folder = path / run.folder
+        adapted = {"known_as": _known_as(Path(start), path, folder), "head_dtype": stored}
     metrics = finetune(
         run.condition.task,
         start,
@@ -280,9 +297,20 @@ def _finetuned(study: Study, path: Path, run: Run) -> dict[str, Any]:
         resume=folder.exists(),
         say=lambda text: None,
         **run.arm.seeing,
+        **adapted,
     )
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return metrics
+
+
+def _known_as(adapted: Path, path: Path, run: Path) -> str:
+    """What a run calls the adapted model that it begins with: its place in the study, which may be moved.
+
+    Earlier versions wrote down the whole path; a run that was begun so keeps it.
+    """
+    place = adapted.relative_to(path).as_posix()
+    begun = (read_json(run / "config.json") or {}).get("model", "")
+    return begun if begun.replace("\\", "/").endswith(f"/{place}") else place
 
 
 def _lengths(study: Study, condition: Condition) -> dict[str, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ DRAWS = 100_000  # of the texts; an end of an interval then moves by less than a
 LARGEST = 2 * 10**8  # numbers in all draws: of more than 2,000 groups there are fewer draws
 BLOCK = 5000  # draws at a time, for memory
 LEVEL = 0.95
-NORMAL = 1.959964  # of the normal distribution at that level
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,16 @@ class Estimate:
     def differs(self) -> bool:
         """Whether the interval leaves out zero."""
         return self.low is not None and (self.low > 0 or self.high < 0)
+
+
+def where_counted(arms: Sequence[Counted]) -> list[Counted]:
+    """The arms on the examples of those groups in which at least one of them has something that counts.
+
+    A kind of entity that stands in few texts is measured by as few groups, and not by all that could hold it.
+    """
+    groups = arms[0].groups
+    there = np.isin(groups, groups[np.any([each.below.any(0) for each in arms], axis=0)])
+    return [each.only(there) for each in arms]
 
 
 def counted(judged: dict[int, list[dict[str, Any]]], task: str, kind: str | None = None) -> Counted:
@@ -151,11 +161,16 @@ def contrast(
     gaps = np.concatenate(
         [_weighted(block.astype(float), per_arm) for block in _drawn(groups, draws, seed)]
     )  # (draws,)
-    gaps = gap + (gaps - gap) * expansion(groups)
     by_seed = float(observed.std(ddof=1)) / len(shared) ** 0.5
-    tail = (1 - LEVEL) / 2
-    low, high, *all_ = _ends(gaps, by_seed, len(shared) - 1, [tail, 1 - tail, tail / together, 1 - tail / together])
-    of_texts = float(np.ptp(np.quantile(gaps, [tail, 1 - tail]))) / 2
+
+    def interval(level: float) -> tuple[np.ndarray, list[float]]:
+        """The draws, widened for it, and its ends."""
+        wider, tail = gap + (gaps - gap) * expansion(groups, level), (1 - level) / 2
+        return wider, _ends(wider, by_seed, len(shared) - 1, [tail, 1 - tail])
+
+    wider, (low, high) = interval(LEVEL)
+    all_ = [low, high] if together == 1 else interval(1 - (1 - LEVEL) / together)[1]
+    of_texts = float(np.ptp(np.quantile(wider, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))) / 2
     of_seeds = student_t(len(shared) - 1, LEVEL) * by_seed
     return Estimate(gap, low, high, len(shared), n, of_texts, of_seeds, *all_)
 
@@ -194,9 +209,12 @@ def _drawn(groups: int, draws: int, seed: int) -> tuple[np.ndarray, ...]:
     return tuple(rng.multinomial(groups, whole, size=size).astype(np.min_scalar_type(groups)) for size in sizes)
 
 
-def expansion(groups: int) -> float:
-    """By how much a bootstrap over so few groups is too narrow: n for n - 1, and the normal distribution for t."""
-    return (groups / (groups - 1)) ** 0.5 * student_t(groups - 1, LEVEL) / NORMAL
+def expansion(groups: int, level: float = LEVEL) -> float:
+    """By how much an interval of a bootstrap over so few groups is too narrow: n for n - 1, and the normal for t.
+
+    The tails of t are the heavier the further out one looks: an interval for many differences at once needs more.
+    """
+    return (groups / (groups - 1)) ** 0.5 * student_t(groups - 1, level) / NormalDist().inv_cdf((1 + level) / 2)
 
 
 def _weighted(drawn: np.ndarray, per_arm: Sequence[tuple[float | int, np.ndarray, np.ndarray]]) -> np.ndarray:

@@ -32,7 +32,7 @@ def trained_part(model: Any, method: str, *, rank: int = 16, dtype: str = "float
     own = [name for name, child in model.named_children() if child is not model.backbone and list(child.parameters())]
     if method == "full":
         return model
-    model.backbone.to(getattr(torch, dtype))
+    weights_to(model.backbone, getattr(torch, dtype))
     for name in own:
         getattr(model, name).to(torch.float32)
     if method == "frozen":
@@ -51,6 +51,13 @@ def trained_part(model: Any, method: str, *, rank: int = 16, dtype: str = "float
     # or peft saves the embeddings whole where marks were added, whose rows are not trained and can be made again
     adapted.save_pretrained = partial(adapted.save_pretrained, save_embedding_layers=False)
     return adapted
+
+
+def weights_to(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """The weights in `dtype`; `model.to(dtype)` would round the buffers, too, such as the frequencies of RoPE."""
+    for weight in model.parameters():
+        if weight.is_floating_point():
+            weight.data = weight.data.to(dtype)
 
 
 def whole(model: Any, method: str) -> Any:

@@ -33,7 +33,7 @@ from labkit.running import evaluating
 from labkit.tasks import adapters, task_card
 from labkit.tasks.in_force import in_force, require_mask
 from labkit.tasks.lm import pad_id
-from labkit.tasks.needs import measured_need, require_room
+from labkit.tasks.needs import room_for
 from labkit.tasks.order import trained_order
 from labkit.tasks.plans import Plan
 from labkit.tasks.recipes import Options, Recipe, by_name, require_positions
@@ -65,6 +65,8 @@ def finetune(
     attn: str | None = None,
     packing: bool = False,
     keep_model: bool = True,
+    known_as: str | None = None,
+    head_dtype: str | None = None,
     resume: bool = False,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> dict[str, Any]:
@@ -85,6 +87,9 @@ def finetune(
             batched together, as without it.
         keep_model: False leaves no `model/` behind, for runs of which only the scores are wanted; the controls can
             only be run so.
+        known_as: what the run's config.json calls the model, in place of a path that may change.
+        head_dtype: in which a new head is drawn; None: in that of the model. With "full" it is float32 in any case. For
+            twins that begin with models stored in different ones.
 
     The folder: `model/` with a card, with LoRA also `adapter/` (`labkit.adapter_folders`), predictions.dev.jsonl and
     predictions.test.jsonl, judged.dev.jsonl and judged.test.jsonl (what is right, example by example), metrics.json,
@@ -105,7 +110,7 @@ def finetune(
         raise DataError("there are no training examples")
     require_characters(task, [*train_examples, *dev, *test])
     config = {
-        "command": f"train {task}", "model": str(model), "mask": mask, "window": window, "layers": layers,
+        "command": f"train {task}", "model": known_as or str(model), "mask": mask, "window": window, "layers": layers,
         "readings": readings, "packing": packing, "keep_model": keep_model, "method": method, "rank": rank,
         "head": head or {}, "attn": attn, "plan": asdict(plan),
         "options": asdict(options), "train": digest(train_examples), "dev": digest(dev), "test": digest(test),
@@ -119,7 +124,7 @@ def finetune(
         say(f"no dev set: {len(dev):,} examples are held out, {len(train_examples):,} are trained on")
     require_apart(train_examples, dev, test)
 
-    lm, labels = _model(recipe, model, train_examples, options, head or {}, method, plan, attn)
+    lm, labels = _model(recipe, model, train_examples, options, head or {}, method, plan, attn, head_dtype)
     start_of_head = lm.model.head_sha256() if hasattr(lm.model, "head_sha256") else None  # an encoder's own has none
     rows = recipe.features(lm.tokenizer, train_examples, labels, options, say)
     chosen = computing_in(lm.model.config.get_text_config().model_type, plan.dtype, say, finished.begun_in)
@@ -168,11 +173,7 @@ def finetune(
             share = plan.batch_size / len(longest)
             if plan.batch_tokens:
                 share = max(1.0, plan.batch_tokens / sum(lengths[row] for row in longest))
-            need = measured_need(
-                trained, recipe.loss, trial, share=share, dtype=chosen.dtype,
-                gradient_checkpointing=plan.gradient_checkpointing, tokens=plan.batch_tokens,
-            )  # fmt: skip
-            say(require_room(need, trained, plan))
+            say(room_for(trained, recipe.loss, trial, plan, share=share, dtype=chosen.dtype))
 
             run = until_the_end.enter_context(RunFolder.alone(output_dir, config, resume=resume))
             if run.metrics is not None:  # another command has finished it since
@@ -250,8 +251,14 @@ def packable(model: Any, say: Callable[[str], None]) -> bool:
 
 
 def require_apart(train_examples: Sequence[Any], dev: Sequence[Any], test: Sequence[Any]) -> None:
-    """Raise DataError if a group stands on two sides: then the scores would be of what was learned by heart."""
+    """Raise DataError if a group stands on two sides: then the scores would be of what was learned by heart.
+
+    So if two sides are one: examples without names have no groups to tell it by.
+    """
     sides = {"train": train_examples, "dev": dev, "test": test}
+    for first, second in (("train", "dev"), ("train", "test"), ("dev", "test")):
+        if sides[first] and list(sides[first]) == list(sides[second]):
+            raise DataError(f"{first} and {second} are the same {len(sides[first]):,} examples")
     groups = {
         name: {splits.group_of(each) for each in examples if splits.has_name(each)} for name, examples in sides.items()
     }
@@ -333,6 +340,7 @@ def _model(
     method: str,
     plan: Plan,
     attn: str | None,
+    head_dtype: str | None,
 ) -> tuple[Any, Sequence[str]]:
     """The model with the task's head on it, and the labels in the order of its logits; seeded by the plan."""
     import torch
@@ -347,7 +355,7 @@ def _model(
         lm = labkit.load(model, task=recipe.head(labels, options, **head), attn=attn, dtype=dtype)
         if getattr(lm.model, "head_is_new", False):  # whatever was drawn on the way: twins begin alike
             torch.manual_seed(plan.seed)
-            lm.model.start_head()
+            lm.model.start_head(getattr(torch, head_dtype) if head_dtype and method != "full" else None)
         if options.prompt == "evidence":
             add_tokens(lm.model, lm.tokenizer, MARKS)
     return lm, labels

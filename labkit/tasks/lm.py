@@ -27,6 +27,7 @@ from labkit.objectives import Collator, by_name, corruption_for, generator, logi
 from labkit.peft_library import peft_for
 from labkit.run_folder import RunFolder, is_first_process, process_count
 from labkit.running import evaluating
+from labkit.tasks.adapters import weights_to
 from labkit.tasks.order import shuffled_order
 from labkit.training import Settings, random_state_kept, require, save_model, train
 from labkit.training_settings import settled
@@ -116,7 +117,7 @@ def train_lm(
     lm = labkit.load(model, attn=attn, dtype=stored if lora else "float32")
     settings = settled(settings, lm.model, say, begun=finished.begun_in)
     if lora:
-        lm.model.to(getattr(torch, settings.dtype))
+        weights_to(lm.model, getattr(torch, settings.dtype))
     if goal.hides_tokens:
         ensure_mask_token(lm.model, lm.tokenizer)
     _require_embeddings(lm)

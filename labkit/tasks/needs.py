@@ -140,6 +140,32 @@ def _copies_of(model: nn.Module) -> Callable[[Tensor], bool]:
     return is_copy
 
 
+def room_for(
+    model: nn.Module, loss: Callable[..., Tensor], trial: dict[str, Tensor], plan: Plan, *, share: float, dtype: str
+) -> str:
+    """What this training needs and what there is, in a sentence; `trial`, `share`, `dtype` as for `measured_need`.
+
+    Raises:
+        TrainingError: with advice, if it will not fit, or if not even the trial does. A training that computes its
+            activations anew needs less than the trial, which keeps them: where that is too much it is tried untold.
+    """
+    try:
+        need = measured_need(
+            model, loss, trial, share=share, dtype=dtype,
+            gradient_checkpointing=plan.gradient_checkpointing, tokens=plan.batch_tokens,
+        )  # fmt: skip
+    except (RuntimeError, MemoryError) as error:
+        if not memory.is_out_of_memory(error):
+            raise
+        rows, length = trial["input_ids"].shape
+        found = f"the memory is full with the forward pass of {rows} x {length}"
+        if not plan.gradient_checkpointing:
+            raise TrainingError(f"{found}; try {_cures(plan, model)}") from error
+    else:
+        return require_room(need, model, plan)
+    return f"{found}, so what this training needs is not known; it is tried"
+
+
 def require_room(need: Need, model: nn.Module, plan: Plan) -> str:
     """The sentence that says what is needed and what there is; TrainingError with advice if it will not fit.
 
@@ -150,6 +176,10 @@ def require_room(need: Need, model: nn.Module, plan: Plan) -> str:
     sentence = need.sentence(free)
     if need.to_try(device) <= free:
         return sentence if need.total <= free else f"{sentence}: it may not fit"
+    raise TrainingError(f"this training {sentence}; try {_cures(plan, model)}")
+
+
+def _cures(plan: Plan, model: nn.Module) -> str:
     cures = []
     if plan.batch_tokens:
         cures.append(f"--batch-tokens {plan.batch_tokens // 2}")
@@ -158,4 +188,4 @@ def require_room(need: Need, model: nn.Module, plan: Plan) -> str:
     cures += [] if plan.gradient_checkpointing else ["--gradient-checkpointing"]
     full = all(parameter.requires_grad for parameter in model.parameters())
     cures += ["a smaller --max-length"] + (["--method lora"] if full else [])
-    raise TrainingError(f"this training {sentence}; try {', '.join(cures)}")
+    return ", ".join(cures)
