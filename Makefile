@@ -60,7 +60,7 @@ test-browser: setup ## figures, widgets, pages and Jupyter in a real browser; in
 
 test-all: setup ## everything, the slow matrix and the browser tests included
 	@echo "labkit: running all tests and the notebooks"
-	@$(CLEARED) $(QUIET) $(PYTEST) $(PARALLEL) $(NBVAL) -m "" $(NOTEBOOKS) tests
+	@$(CLEARED) $(QUIET) $(PYTEST) $(PARALLEL) $(NBVAL) --jaxtyping-packages=labkit,beartype.beartype -m "" $(NOTEBOOKS) tests
 
 lint: setup ## ruff: rules and format, notebooks too; and the rules for committed notebooks
 	@$(VENV_PYTHON) -m ruff check .

@@ -20,33 +20,34 @@ def layers_of(model):
 def layer_cells(model, n, real=None, **inputs):
     """Bool (layers, batch, n, n): does disturbing the input of layer l at j change what its *attention* puts out at i?
 
-    The whole model runs once per layer and position; only that layer's attention input is disturbed.
+    The whole model runs once per layer, on every row as it is and with each of its positions disturbed, up and down;
+    only that layer's attention input is disturbed.
     """
-    batch = 1 if real is None else real.shape[0]
-    ids = torch.arange(40, 40 + n).expand(batch, n)
-    mask = {} if real is None else {"attention_mask": real.long()}
+    batch, times = 1 if real is None else real.shape[0], 1 + 2 * n
+    ids = torch.arange(40, 40 + n).expand(times * batch, n)
+    mask = {} if real is None else {"attention_mask": real.long().repeat(times, 1)}
     found = []
     for layer in layers_of(model):
         attention = layer.attn if hasattr(layer, "attn") else layer.self_attn
-        outputs = [_attention_output(model, attention, None, ids, mask | inputs)]
-        for j in range(n):
-            for sign in (1, -1):
-                outputs.append(_attention_output(model, attention, (j, sign), ids, mask | inputs))
-        base, rest = outputs[0], torch.stack(outputs[1:]).view(n, 2, *outputs[0].shape)
+        base, *rest = _attention_output(model, attention, batch, ids, mask | inputs).unflatten(0, (times, batch))
+        rest = torch.stack(rest).unflatten(0, (n, 2))  # (j, sign, batch, i, dim)
         found.append(((rest - base).abs().amax(-1) > 0).any(1).permute(1, 2, 0))  # (batch, i, j)
     return torch.stack(found)
 
 
-def _attention_output(model, attention, disturbed, ids, inputs):
+def _attention_output(model, attention, batch, ids, inputs):
+    """(times * batch, n, dim): first of the rows as they are, then with position 0 disturbed up and down, and so on."""
     seen = []
 
     def before(module, args, kwargs):
-        hidden = (args[0] if args else kwargs["hidden_states"]).clone()
+        hidden = args[0] if args else kwargs["hidden_states"]
         generator = torch.Generator().manual_seed(5)
-        hidden = torch.randn(hidden.shape, generator=generator, dtype=hidden.dtype)
-        if disturbed is not None:
-            j, sign = disturbed
-            hidden[:, j] = sign * 30 * torch.randn(hidden.shape[-1], generator=generator, dtype=hidden.dtype)
+        rows = torch.randn((batch, *hidden.shape[1:]), generator=generator, dtype=hidden.dtype)
+        noise = 30 * torch.randn(hidden.shape[-1], generator=generator, dtype=hidden.dtype)
+        each = rows.repeat(len(hidden) // batch, 1, 1).unflatten(0, (-1, batch))
+        for j in range(hidden.shape[1]):
+            each[1 + 2 * j, :, j], each[2 + 2 * j, :, j] = noise, -noise
+        hidden = each.flatten(0, 1)
         return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
 
     def after(module, args, output):

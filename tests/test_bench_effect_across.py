@@ -13,6 +13,8 @@ from labkit.bench.effect_series_words import along
 from labkit.bench.stored import differences, effect_lines
 from tests.made_up_studies import made_up
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 SHORT = {"causal": 60.0, "bidirectional": 20.0, "repeated": 62.0}
 LONG = {"causal": 70.0, "bidirectional": 69.0}
 

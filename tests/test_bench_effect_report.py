@@ -18,6 +18,8 @@ from labkit.cli_effect import _arms
 from labkit.errors import DataError, TrainingError
 from tests.made_up_studies import made_up
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 NAME = "invented/classify"
 CHANCES = {"causal": 60.0, "bidirectional": 70.0}
 

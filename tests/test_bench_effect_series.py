@@ -8,7 +8,7 @@ from labkit.bench.effect_report import report
 from labkit.bench.effect_series import picture
 from tests.made_up_studies import made_up
 
-pytestmark = pytest.mark.end_to_end
+pytestmark = [pytest.mark.end_to_end, pytest.mark.usefixtures("few_draws")]
 TURNS = {"causal": 50.0, "bidirectional": 30.0, "mntp:50": 50.0, "mntp:400": 70.0}
 NEVER = {"causal": 50.0, "bidirectional": 20.0, "mntp:50": 22.0, "mntp:400": 20.0}
 

@@ -11,7 +11,7 @@ from labkit.bench.effect_gaps import points
 from labkit.bench.effect_report import report, written
 from tests.made_up_studies import made_up
 
-pytestmark = pytest.mark.end_to_end
+pytestmark = [pytest.mark.end_to_end, pytest.mark.usefixtures("few_draws")]
 ADAPTED = {"causal": 50.0, "bidirectional": 60.0, "repeated": 70.0, "mntp:10": 68.0, "mntp:20": 72.0, "next:20": 50.0}
 
 

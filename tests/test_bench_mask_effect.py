@@ -22,7 +22,7 @@ from labkit.tasks.plans import Plan
 from labkit.tasks.recipes import RECIPES, by_name
 from tests.made_up_studies import made_up
 
-pytestmark = pytest.mark.end_to_end
+pytestmark = [pytest.mark.end_to_end, pytest.mark.usefixtures("few_draws")]
 
 ARMS = ("causal", "bidirectional", "repeated", "right-to-left", "mntp:2", "unmask:below-1/2")
 PLAN = Plan(batch_size=4, gradient_accumulation=1, max_steps=2, patience=0)

@@ -140,7 +140,7 @@ def test_proofs_need_two_paraphrases():
 
 
 @pytest.mark.gemma
-@pytest.mark.parametrize("name", ["smollm2-135m", "gemma3-270m"])
+@pytest.mark.parametrize("name", ["smollm2-135m", pytest.param("gemma3-270m", marks=pytest.mark.slow)])  # notebook 11
 def test_all_proofs_hold_on_real_models_in_single_precision(name):
     found = prove(labkit.load(name, dtype="float32", device="cpu"))
     assert found.holds, str(found)

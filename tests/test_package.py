@@ -4,6 +4,7 @@ import inspect
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -71,7 +72,18 @@ def test_unknown_name_is_an_attribute_error_that_helps(wrong, hint):
 
 def test_shapes_in_annotations_are_checked_while_the_tests_run():
     """The pytest option --jaxtyping-packages is what makes annotated shapes more than comments."""
-    from labkit.profile import by_name
+    import torch
 
-    with pytest.raises(Exception, match="by_name"):
-        by_name(3)
+    from labkit.cross_entropy import linear_cross_entropy
+
+    with pytest.raises(Exception, match="checking the parameters of labkit.cross_entropy"):
+        linear_cross_entropy(torch.zeros(3), torch.zeros(5, 3), torch.zeros(3, 2, dtype=torch.long))
+
+
+def test_every_module_with_annotated_shapes_is_checked(pytestconfig):
+    named, _, checker = pytestconfig.getoption("--jaxtyping-packages").rpartition(",")
+    folder = Path(labkit.__file__).parent
+    files = [file for file in folder.rglob("*.py") if "from jaxtyping import" in file.read_text(encoding="utf-8")]
+    shaped = {".".join(("labkit", *file.relative_to(folder).with_suffix("").parts)) for file in files}
+    assert len(shaped) > 10 and checker == "beartype.beartype"
+    assert named == "labkit" or set(named.split(",")) == shaped

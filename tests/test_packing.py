@@ -113,9 +113,9 @@ def test_each_text_has_the_states_it_has_alone_and_sees_no_other(tiny, name, att
 @pytest.mark.matrix
 @pytest.mark.parametrize("mode", ["causal", "bidirectional"])
 def test_under_flex_attention_each_text_has_the_states_it_has_alone(tiny, mode):
-    model = converted(tiny("tiny-gemma3", "flex_attention").model, mode)
     ids, mask = padded_batch()
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # the proof of the conversion, too
+        model = converted(tiny("tiny-gemma3", "flex_attention").model, mode)
         alone = [states(model, ids[text : text + 1, mask[text].bool()])[0] for text in range(len(ids))]
         with packed(model, 24):
             got = states(model, ids, mask)

@@ -117,7 +117,7 @@ def mean(arm: Counted) -> Estimate:
     return Estimate(float(values.mean()), float(values.mean() - half), float(values.mean() + half), len(values), n)
 
 
-def difference(one: Counted, other: Counted, *, together: int = 1, draws: int = DRAWS, seed: int = 0) -> Estimate:
+def difference(one: Counted, other: Counted, *, together: int = 1, draws: int | None = None, seed: int = 0) -> Estimate:
     """Mean score of `one` minus that of `other`, over the seeds that both have; paired by seed and by example.
 
     The interval is for new runs, and for new test texts of this kind; the training set, the split and the learning
@@ -127,6 +127,7 @@ def difference(one: Counted, other: Counted, *, together: int = 1, draws: int = 
     2015, doi:10.1080/00031305.2015.1089789). The runs enter by Student's t of the gaps of the single seeds. What is
     chance in a single answer enters both ways, so where that is most of it the interval is too wide. With one seed, or
     one group, there is no interval. `together`: how many differences like this one the wider interval is to hold for.
+    `draws`: of the bootstrap, `DRAWS` where none are given.
 
     Raises:
         DataError: no seed in common, or other examples.
@@ -135,7 +136,7 @@ def difference(one: Counted, other: Counted, *, together: int = 1, draws: int = 
 
 
 def contrast(
-    terms: Sequence[tuple[float | int, Counted]], *, together: int = 1, draws: int = DRAWS, seed: int = 0
+    terms: Sequence[tuple[float | int, Counted]], *, together: int = 1, draws: int | None = None, seed: int = 0
 ) -> Estimate:
     """A weighted sum of mean scores on one test set, with the interval of `difference`.
 
@@ -157,7 +158,7 @@ def contrast(
     n, groups = len(arms[0].ids), per_arm[0][1].shape[1]
     if len(shared) < 2 or groups < 2:
         return Estimate(gap, None, None, len(shared), n)
-    draws = min(draws, LARGEST // groups)
+    draws = min(DRAWS if draws is None else draws, LARGEST // groups)
     gaps = np.concatenate(
         [_weighted(block.astype(float), per_arm) for block in _drawn(groups, draws, seed)]
     )  # (draws,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from labkit.errors import MaskError
 
 
+@lru_cache(maxsize=1024)
 def student_t(degrees: int, certainty: float = 0.95) -> float:
     """The t within which Student's distribution lies with this certainty, such as 4.303 for 2 degrees and 0.95.
 

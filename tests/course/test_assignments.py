@@ -37,10 +37,28 @@ def solved(name, key):
     return space
 
 
+# The influence that audits of other answers use; the solution's reads one sentence at a time, which takes most of their
+# time. (The audit of the solution itself keeps it.)
+AT_ONCE = """
+def influence(model, ids):
+    n, vocabulary = ids.shape[1], model.config.vocab_size
+    rows, seen = ids.repeat(3, 1), torch.zeros(n, n, dtype=torch.bool)
+    with torch.no_grad():
+        before = model(input_ids=rows).logits
+        for j in range(n):
+            changed = rows.clone()
+            changed[:, j] = (ids[0, j] + torch.tensor([1, 7, 29])) % vocabulary
+            seen[:, j] = (model(input_ids=changed).logits != before).any(-1).any(0)
+    return seen
+"""
+
+
 def outcome(name, source=None, variant=VARIANTS["public"], hidden=True):
     of = name.partition("_")[0]
     exercise = assignment(of).exercises[name]
     space = dict(solved(of, variant.key))
+    if name == "a2_audit" and source is not None:
+        exec(AT_ONCE, space)
     if source is not None:  # in a copy of the solution's names, which its functions go on using
         exec(compile(source.strip(), f"<answer to {name}>", "exec"), space)
     return judged(exercise, LocalAnswer(exercise.answer, space.get(exercise.answer), of, 30.0), variant, hidden=hidden)
@@ -64,11 +82,11 @@ def test_the_solution_has_full_marks_in_every_variant(exercise, variant):
     assert found.status == "right" and found.points == found.out_of, str(found)
 
 
+@pytest.mark.parametrize("variant", ["public", pytest.param("private", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("exercise", "i"), RIGHT)
-def test_another_right_answer_passes(exercise, i):
-    for variant in (VARIANTS["public"], VARIANTS["private"]):
-        found = outcome(exercise, answers(exercise[:2]).RIGHT[exercise][i], variant)
-        assert found.status == "right", str(found)
+def test_another_right_answer_passes(exercise, i, variant):
+    found = outcome(exercise, answers(exercise[:2]).RIGHT[exercise][i], VARIANTS[variant])
+    assert found.status == "right", str(found)
 
 
 @pytest.mark.parametrize("variant", ["public", pytest.param("private", marks=pytest.mark.slow)])
