@@ -19,7 +19,7 @@ def old_and_exact(tmp_path, monkeypatch):
     folder = made_up(tmp_path / "s", {"causal": 50.0, "bidirectional": 65.0, "repeated": 60.0}, n=12)
     exact = report([folder])
     with monkeypatch.context() as before:
-        before.setattr(paired, "expansion", lambda groups: 1.0)
+        before.setattr(paired, "expansion", lambda groups, level: 1.0)
         old = report([folder])
     return json.loads(json.dumps(old)), json.loads(json.dumps(exact))
 
