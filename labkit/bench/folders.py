@@ -170,9 +170,7 @@ def write_json(path: Path, value: Any) -> None:
     try:
         write_whole(path, json.dumps(value, indent=1) + "\n")
     except OSError as error:
-        raise TrainingError(
-            f"{path} could not be written: {error.strerror or error}; mend that, then --resume"
-        ) from error
+        raise TrainingError(f"{path} could not be written: {error.strerror or error}; mend that, then again") from error
 
 
 def sizes(wanted: Sequence[int | None], n_train: int) -> list[int | None]:
