@@ -147,7 +147,7 @@ def room_for(
 
     Raises:
         TrainingError: with advice, if it will not fit, or if not even the trial does. A training that computes its
-            activations anew needs less than the trial, which keeps them: where that is too much it is tried all the same.
+            activations anew needs less than the trial, which keeps them: where that is too much it is still tried.
     """
     try:
         need = measured_need(
