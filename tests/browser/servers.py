@@ -116,12 +116,29 @@ class Notebook:
     """A notebook that is open in a page of Jupyter, run cell by cell as somebody would who presses Shift+Enter."""
 
     def __init__(self, page, server: Jupyter, name: str):
-        self.page = page
+        self.page, self.address = page, server.page_of(name)
         page.set_default_timeout(PATIENCE)
-        page.goto(server.page_of(name), wait_until="load")
-        page.wait_for_selector(".jp-Notebook .jp-Cell")
-        page.wait_for_function(KERNEL_READY)
-        page.failures.clear()  # what Jupyter complains of before any cell has been run is not ours
+        self.open()
+
+    def open(self) -> None:
+        self.page.goto(self.address, wait_until="load")
+        self.page.wait_for_selector(".jp-Notebook .jp-Cell")
+        self.page.wait_for_function(KERNEL_READY)
+        self.page.failures.clear()  # what Jupyter complains of before any cell has been run is not ours
+
+    def wait_for_saved(self, widget) -> None:
+        """Wait for a widget of the file; open it again where JupyterLab asked for the widget before it had read it.
+
+        JupyterLab's widget manager restores from the kernel and from the file at once: if the kernel is first, the
+        widget stays "model not found" (https://github.com/jupyter-widgets/ipywidgets/issues/3823).
+        """
+        lost = self.page.get_by_text("Error displaying widget: model not found")
+        for _ in range(5):
+            widget.or_(lost).first.wait_for()
+            if not lost.count():
+                return
+            self.open()
+        widget.wait_for()
 
     def cell(self, index: int):
         return self.page.locator(".jp-Notebook .jp-CodeCell").nth(index)

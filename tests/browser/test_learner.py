@@ -105,8 +105,9 @@ def test_in_jupyterlab_a_saved_box_that_no_python_hears_says_so(open_page, tmp_p
     nbformat.write(saved, tmp_path / "notebooks" / "00_start_here.ipynb")
     with jupyter("lab", tmp_path) as lab:
         page = open_page(1280, 1000)
-        Notebook(page, lab, "00_start_here.ipynb")
-        page.get_by_label("Who notices now?").fill("Nobody.")
+        prediction = page.get_by_label("Who notices now?")
+        Notebook(page, lab, "00_start_here.ipynb").wait_for_saved(prediction)
+        prediction.fill("Nobody.")
         page.keyboard.press("Tab")
         note = page.locator(".labkit-note", has_text="Not kept")
         note.wait_for()
