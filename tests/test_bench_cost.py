@@ -235,7 +235,7 @@ def test_run_leaves_a_table_and_a_picture_that_agree_with_the_json(labkit_comman
 def test_killed_run_goes_on_with_the_next_row_and_measures_none_twice(tmp_path):
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "labkit", "bench", "cost", "--output-dir", str(folder)]
-    command += [*GRID[:-4], "--attn", "sdpa,eager", "--steps", "2"]
+    command += ["--models", "tiny-gpt2", *GRID[2:-4], "--attn", "sdpa,eager", "--steps", "2"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     first = subprocess.Popen(command, start_new_session=True, **quiet)
     row, second = folder / "rows" / "000.json", folder / "rows" / "001.json"
@@ -250,9 +250,7 @@ def test_killed_run_goes_on_with_the_next_row_and_measures_none_twice(tmp_path):
     assert (row.read_bytes(), row.stat().st_mtime_ns) == was
     rows = json.loads((folder / "cost.json").read_text())["rows"]
     assert rows[0] == json.loads(was[0])
-    asked = [(name, backend) for name in ("tiny-gpt2", "tiny-gemma2") for backend in ("sdpa", "eager")]
-    assert [(each["model"], each["attn"]) for each in rows] == asked
-    assert [each["reason"] is None for each in rows] == [True, True, False, True]
+    assert [(each["attn"], each["reason"]) for each in rows] == [("sdpa", None), ("eager", None)]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
