@@ -13,7 +13,6 @@ FEW = 3  # seeds: Student's t of two degrees of freedom, whose tails are long
 KINDS = {"mlm": "adaptation by MLM", "mntp": "adaptation by MNTP", "encoder": "a model that was made bidirectional"}
 TASKS = {"qa": "questions", "ner": "entities", "classify": "sentences"}
 SERIES = {"adaptation": "a curve over the steps of adaptation", "size": "a curve over the size of the training set"}
-NEARLY = "widened by their half-widths"
 
 
 def still_learning(arms: Sequence[dict]) -> str:
@@ -151,14 +150,7 @@ def _widening(gap: dict[str, Any]) -> float:
 def _older_intervals(conditions: Sequence[dict]) -> str:
     """Of conditions that come from earlier reports, whose runs may be gone."""
     older = [each["name"] for each in conditions if "intervals" not in each]
-    near = [each["name"] for each in conditions if each.get("intervals") == NEARLY]
-    told = [f"The intervals of {', '.join(older)} are not widened for few groups."] if older else []
-    if near:
-        told.append(
-            f"The runs of {', '.join(near)} were not kept: their intervals were widened for few groups by the two "
-            "half-widths alone."
-        )
-    return " ".join(told)
+    return f"The intervals of {', '.join(older)} are not widened for few groups." if older else ""
 
 
 def _older_baselines(conditions: Sequence[dict]) -> str:
