@@ -598,6 +598,11 @@ def test_the_two_halves_of_which_way_round_are_told_apart(done):
     assert halves["what precedes decides"]["n"] == condition["diagnostic"]["causal"]["before"]["of"]
     told = " ".join(report([done[0]])["words"])
     assert "which-way-round/ner is two sets in one: where what follows decides it" in told
+    of_halves = [gap for half in halves.values() for one in half["arms"].values() if (gap := one.get("difference"))]
+    gaps = [one["difference"] for one in condition["arms"] if "difference" in one]
+    gaps += [pair[kind] for pair in condition["pairs"] for kind in ("difference", "beyond") if kind in pair]
+    counted = [gap for gap in (*gaps, *of_halves) if gap["low"] is not None]
+    assert len(of_halves) > len(halves) and f"Of {len(counted)} differences that are told here, " in told  # of all arms
 
 
 def test_what_could_have_been_asked_and_was_not_is_said(done, tmp_path):

@@ -118,7 +118,7 @@ def _by_chance(conditions: Sequence[dict]) -> str:
     of_sizes = [one for size in smaller for one in size["arms"].values()]
     told += [one[key] for one in of_sizes for key in ("difference", "growth") if key in one]
     told += [pair["beyond"] for each in [*conditions, *smaller] for pair in each.get("pairs", ()) if "beyond" in pair]
-    told += [gap for each in conditions for _, gap in halves(each, "bidirectional")]
+    told += [gap for each in conditions for one in each["arms"] for _, gap in halves(each, one["name"])]
     told = [gap for gap in told if gap["low"] is not None]
     clear = [gap for gap in told if verdict(gap) != "open"]
     corrected = [gap for gap in clear if "together" in gap]

@@ -16,10 +16,10 @@ HEADER = (
     "seeds, so for new seeds **and** new test texts, with this training set, this split and these rates; 'of "
     "texts, seeds' is half the width that it had if only the one or the other were new. 'Dev by rate': the score "
     "on dev of every learning rate, tried once with another seed, before the test set was read; the best one was "
-    "taken. † not shown to be better than a baseline that needs no model (by such a difference too; where its "
-    "answers were not kept, by the interval over the seeds). Same labelled rows and steps for all arms, not the "
-    "same compute: a repeated input is twice as long, an adaptation comes before. Differences by part are in bold "
-    "where they leave out zero by themselves; there are many of them, and they are not corrected for that."
+    "taken. † not shown to be better than a baseline that needs no model (by such a difference too). Same labelled "
+    "rows and steps for all arms, not the same compute: a repeated input is twice as long, an adaptation comes "
+    "before. Differences by part are in bold where they leave out zero by themselves; there are many of them, and "
+    "they are not corrected for that."
 )
 
 
