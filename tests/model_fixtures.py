@@ -89,7 +89,7 @@ def small_card(small_gguf, own_cache, monkeypatch) -> ModelCard:
 @pytest.fixture
 def dead_network(tmp_path, monkeypatch) -> list[str]:
     """A machine without a network that does not know it: every connection fails, and is noted in the list."""
-    import huggingface_hub
+    import huggingface_hub.constants  # a name of huggingface_hub only once it has been imported
 
     attempts: list[str] = []
 

@@ -6,7 +6,7 @@ import json
 import shutil
 
 import httpx
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 import torch
 from huggingface_hub import errors

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("no_network")
 @pytest.fixture(autouse=True)
 def not_told_that_it_is_offline(monkeypatch):
     """Without HF_HUB_OFFLINE, so that the libraries would reach out if they were asked to."""
-    import huggingface_hub
+    import huggingface_hub.constants  # a name of huggingface_hub only once it has been imported
 
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
