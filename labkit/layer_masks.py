@@ -145,8 +145,8 @@ class LayerMasks:
         kind, window = self.decoder.layer_types[index], getattr(self.stack.config, "sliding_window", None)
         if kind not in (FULL, SLIDING) or opened_otherwise(self.stack.config):
             raise ConversionError(
-                f"packed documents (restarting position_ids) cannot be kept apart in layer {index} ({kind}): labkit does "
-                "not know its mask. Give each document its own row, or convert the whole model with to_bidirectional"
+                f"packed documents (restarting position_ids) cannot be kept apart in layer {index} ({kind}): labkit "
+                "does not know its mask. Give each document its own row, or convert the model with to_bidirectional"
             )
         return sliding_window(window) if kind == SLIDING and window is not None else causal()
 
@@ -177,16 +177,28 @@ class LayerMasks:
             kwargs = {**kwargs, "position_ids": (real.long().cumsum(-1) - 1).clamp(min=0)}
         real = None if real is None or (not _is_compiling() and bool(real.all())) else real
         documents = _documents(positions, real)
-        if documents is not None and cache is not None:
-            raise ConversionError(
-                "position_ids restart within a row (packed documents) and past_key_values is given: labkit cannot keep "
-                "packed documents apart in a cache. Leave out past_key_values, or give each document its own row"
-            )
+        if documents is not None:
+            self._require_separable(cache)
         alone = self.isolating and documents is not None and real is None and one_by_one(stack.config, documents)
         self.call = _Call(real=real, documents=documents, cache=cache, one_by_one=alone)
         packed = documents is not None
         self.call.masks = {i: m for i in range(len(self.layers)) if (m := self.wanted(i, packed)) is not None}
         return args, kwargs
+
+    def _require_separable(self, cache) -> None:
+        """Raise if masks cannot keep the packed documents of this call apart."""
+        mixing = sorted({kind for kind in self.decoder.layer_types if not kind.endswith("attention")})
+        if cache is None and not mixing:
+            return
+        why = (
+            "past_key_values is given"
+            if cache is not None
+            else f"layers of type {mixing[0]!r} mix tokens by other means"
+        )
+        raise ConversionError(
+            f"position_ids restart within a row (packed documents), and {why}: masks cannot keep the documents apart. "
+            f"Give each document its own row{', or leave out past_key_values' if cache is not None else ''}"
+        )
 
     def _after_stack(self, *_) -> None:
         self.call = None  # its masks can be large
