@@ -79,6 +79,7 @@ def test_the_embedded_data_are_in_order_as_a_users_own():
     ("task", "name", "content", "fault"),
     [
         ("classify", "a.jsonl", '{"text": "a"}\n', "line 1: has no label"),
+        ("classify", "a.csv", "text,label\n", "holds no example"),
         ("ner", "a.conll", "Ann B-PER\nBo\n", "line 2: has one column"),
         ("qa", "a.json", "{}", "is not SQuAD"),
         ("embed", "a.csv", "first,second\na\n", "line 2: has 1 cells"),
@@ -149,13 +150,6 @@ def test_a_fault_is_named_with_its_examples(tmp_path, task, more, fault):
     report = found(tmp_path, task, *more)
     assert fault in report.faults and len(report.faults) == 1
     assert report.n == len(CLEAN[task]) + len(more) and not report.ok
-
-
-def test_blank_questions_are_faults_where_the_form_lets_them_through(tmp_path):
-    asked = [{"id": "x", "question": " ", "answers": [{"text": "the Seine", "answer_start": 14}]}]
-    content = {"data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": asked}]}]}
-    report = check_file("qa", put(tmp_path, "a.json", json.dumps(content)))
-    assert report.faults == ("the question or the context is blank: x",)
 
 
 @pytest.mark.parametrize(
@@ -301,9 +295,9 @@ def test_json_holds_the_reports(tmp_path, data_check):
     code, out, err = data_check(path, bad, "--task", "ner", "--json")
     assert (code, err) == (1, "")
     first, second = json.loads(out)
-    expected = {"task": "ner", "n": 2, "counts": COUNTS["ner"], "faults": [], "warnings": [], "ok": True}
+    expected = {"task": "ner", "n": 2, "counts": COUNTS["ner"], "faults": [], "warnings": [], "notes": [], "ok": True}
     assert first == {"path": str(path)} | expected
-    assert second["faults"] == [f"{bad}, line 1: has neither words and tags, nor text and entities"]
+    assert len(second["faults"]) == 1 and f"{bad}, line 1: " in second["faults"][0]
     assert second["ok"] is False
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit.datasets.examples import Labelled, Pair, Question, Sentence
-from labkit.datasets.readers import TASKS, read, tags_as_given
+from labkit.datasets.files import Reading
+from labkit.datasets.readers import TASKS, scan
 from labkit.datasets.splits import has_name
 from labkit.datasets.tags import entities_of, scheme_of, to_bio
 from labkit.errors import DataError
@@ -31,7 +32,9 @@ _REPLACED, _SURROGATES = "\ufffd", re.compile(r"[\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class Report:
-    """What a check of one file found. `counts` is per label, per kind of entity, or of what a question can be."""
+    """What a check of one file found. `n` examples can be read; `counts` is per label, per kind of entity, or of what a
+    question can be. `notes` say how the file was read.
+    """
 
     path: str
     task: str
@@ -39,6 +42,7 @@ class Report:
     counts: dict[str, int]
     faults: tuple[str, ...]
     warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -53,12 +57,11 @@ def check_file(task: str, path: str | Path, others: Sequence[str | Path] = ()) -
     return check_files(task, [*others, path])[-1]
 
 
-def check_files(task: str, paths: Sequence[str | Path]) -> list[Report]:
+def check_files(task: str, paths: Sequence[str | Path], tag_column: int | None = None) -> list[Report]:
     """What is wrong with each file, and with them as the splits of one data set.
 
     A group, or a text (but for case and white space), that stands in two files is a fault of the later one; a text of
-    fewer than 20 characters is a warning. A file that cannot be read has that as its fault, and is compared with no
-    other.
+    fewer than 20 characters is a warning. A row that cannot be read is a fault, and the others are checked.
 
     Raises:
         DataError: an unknown task, a path that is no file, or one given twice.
@@ -76,19 +79,22 @@ def check_files(task: str, paths: Sequence[str | Path]) -> list[Report]:
     readable: list[tuple[Path, list[Any]]] = []
     for path in paths:
         try:
-            examples = read(task, path)
+            reading = scan(task, path, tag_column)
         except DataError as error:
-            reports.append(Report(str(path), task, 0, {}, (str(error),), ()))
-            continue
-        faults, warnings = Findings(), Findings()
-        counts = _CHECKS[task](examples, faults, warnings)
+            reading = Reading(str(path), faults=[str(error)])
+        examples, faults, warnings = reading.examples, Findings(), Findings()
+        if not examples and not reading.faults:
+            reading.faults.append(f"{path} holds no example")
+        counts = _CHECKS[task](examples, faults, warnings) if examples else {}
         _check_characters(task, examples, faults, warnings)
         if task == "ner":
-            _check_scheme(tags_as_given(path), [each.id for each in examples], warnings)
+            _check_scheme(reading.tags, [sentence.id for sentence in examples], warnings)
         for other, earlier in readable:
             _check_leakage(task, examples, earlier, other, faults, warnings)
         readable.append((path, examples))
-        reports.append(Report(str(path), task, len(examples), counts, faults.lines(), warnings.lines()))
+        unread = tuple(map(printable, reading.faults))
+        notes = tuple(map(printable, filter(None, [reading.layout, *reading.notes])))
+        reports.append(Report(str(path), task, len(examples), counts, unread + faults.lines(), warnings.lines(), notes))
     return reports
 
 
@@ -117,8 +123,6 @@ def printable(text: str) -> str:
 def _check_questions(questions: Sequence[Question], faults: Findings, warnings: Findings) -> dict[str, int]:
     asked: dict[tuple[str, str], str] = {}
     for each in questions:
-        if not each.question.strip() or not each.context.strip():
-            faults.add("the question or the context is blank", each.id)
         for answer in each.answers:
             if answer.text != answer.text.strip():
                 faults.add("an answer has white space around it", f"{each.id} ({answer.text!r})")
@@ -138,6 +142,8 @@ def _check_sentences(sentences: Sequence[Sentence], faults: Findings, warnings: 
     for each in sentences:
         if not each.words or not all(word.strip() for word in each.words):
             faults.add("there is no word, or a blank one", each.id)
+        if spaced := [word for word in each.words if re.search(r"\s", word)]:
+            warnings.add("a word contains white space; columns are separated by tabs", f"{each.id} ({spaced[0]!r})")
         first = seen.setdefault(" ".join(each.words), each)
         if first is not each and first.tags != each.tags:
             faults.add("the same words have other tags before", f"{each.id} (as {first.id}: {_short(each.text)!r})")
