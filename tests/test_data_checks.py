@@ -95,6 +95,24 @@ def test_a_file_that_cannot_be_read_has_that_as_its_fault(tmp_path, task, name, 
     assert message.startswith(str(path)) and fault in message
 
 
+def test_the_rows_that_can_be_read_are_checked_beside_those_that_cannot(tmp_path):
+    good = CLEAN["classify"]
+    report = check_file("classify", rows(tmp_path, "a.jsonl", good[0], {"text": "a"}, *good, {"label": "good"}))
+    assert report.n == 3 and report.counts == {"good": 2, "poor": 1}
+    assert [fault.partition("line ")[2][:1] for fault in report.faults] == ["2", "5", ""]
+    assert report.faults[2].startswith("the text stands there before: 3 (as 1)")
+
+
+def test_notes_say_which_columns_were_read(tmp_path):
+    path = put(tmp_path, "a.conll", "# by hand\n1 Ann NNP B-PER\n2 saw VBD O\n")
+    report = check_file("ner", path)
+    assert report.ok and report.n == 1
+    assert [re.findall(r"\d+", note) for note in report.notes] == [["2", "4", "4"], ["1"], ["1", "1"]]
+    nested = put(tmp_path, "b.conll", "Uni B-ORG O\nWien I-ORG B-LOC\n")
+    assert not check_file("ner", nested).ok
+    assert [check_files("ner", [nested], tag_column=n)[0].counts for n in (2, 3)] == [{"ORG": 1}, {"LOC": 1}]
+
+
 def test_one_file_that_cannot_be_read_leaves_the_others_compared(tmp_path):
     first, bad = rows(tmp_path, "a.jsonl", *CLEAN["classify"]), put(tmp_path, "b.jsonl", "{}\n")
     last = rows(tmp_path, "c.jsonl", *CLEAN["classify"])
@@ -299,6 +317,23 @@ def test_json_holds_the_reports(tmp_path, data_check):
     assert first == {"path": str(path)} | expected
     assert len(second["faults"]) == 1 and f"{bad}, line 1: " in second["faults"][0]
     assert second["ok"] is False
+
+
+def test_many_faults_are_cut_on_the_screen_and_whole_as_json(tmp_path, data_check):
+    path = rows(tmp_path, "a.jsonl", *[{"text": f"text {i}"} for i in range(30)], *CLEAN["classify"])
+    code, out, err = data_check(path, "--task", "classify")
+    assert (code, err) == (1, "")
+    assert out.count("has no label") == 20 and "fault: and 10 more" in out
+    code, out, _ = data_check(path, "--task", "classify", "--json")
+    assert code == 1 and len(json.loads(out)[0]["faults"]) == 30 and json.loads(out)[0]["n"] == 2
+
+
+def test_the_tag_column_is_an_option(tmp_path, data_check):
+    path = put(tmp_path, "a.conll", "1 Uni B-ORG O\n2 Wien I-ORG B-LOC\n")
+    assert "--tag-column" in data_check(path, "--task", "ner")[1]
+    code, out, err = data_check(path, "--task", "ner", "--tag-column", "3")
+    assert (code, err) == (0, "") and f"{path}: ORG 1\nnote: " in out
+    assert data_check("--tag-column", "3")[0] == 2
 
 
 def test_the_findings_of_awkward_text_can_be_printed(tmp_path, data_check):

@@ -48,7 +48,7 @@ def scan(path: str | Path, tag_column: int | None = None) -> Reading:
     if layout.word:
         reading.notes.append("column 1 numbers the words and is skipped")
     if comments:
-        reading.notes.append(f"{len(comments):,} comments are skipped: lines that begin with #, as line {comments[0]}")
+        reading.notes.append(f"comment lines that were skipped: {len(comments):,}, the first is line {comments[0]}")
     if layout.width > 2:
         reading.layout = f"column {layout.word + 1} of {layout.width} is the word, column {layout.tag + 1} its tag"
         if layout.tag != layout.width - 1 and tag_column is None:
