@@ -18,7 +18,7 @@ _DOCUMENT = "-DOCSTART-"
 _PART = re.compile(r"\d+[-.]\d+")  # of CoNLL-U: "3-4" is divided by the lines 3 and 4, "8.1" is not in the text
 _CHUNKS = set("NP VP PP ADVP ADJP SBAR PRT CONJP INTJ LST UCP NC VC PC".split())  # of CoNLL-2000 and German texts
 
-Line = tuple[int, list[str] | Fault]  # (line number, its columns)
+Line = tuple[int, list[str]]  # (line number, its columns; a Fault alone where it cannot be read)
 
 
 def read_conll(path: str | Path, *, scheme: str | None = None, tag_column: int | None = None) -> list[Sentence]:
@@ -42,28 +42,29 @@ def read_conll(path: str | Path, *, scheme: str | None = None, tag_column: int |
 
 def scan(path: str | Path, tag_column: int | None = None) -> Reading:
     """The sentences with their tags as the file has them, and the faults of the lines that cannot be read."""
-    sentences, comments = _sentences(list(lines_of(path)))
-    layout = _Layout(path, [lines for _, lines in sentences], tag_column)
-    reading = collect(path, _records(Path(path).stem, sentences, layout), lambda sentence, id: sentence)
-    if layout.word:
+    sentences, comments = _sentences(path)
+    word, tag, width = _layout(path, [lines for _, lines in sentences], tag_column)
+    records = _records(Path(path).stem, sentences, word, tag, width)
+    reading = collect(path, records, lambda sentence, id: sentence)
+    if word:
         reading.notes.append("column 1 numbers the words and is skipped")
     if comments:
         reading.notes.append(f"comment lines that were skipped: {len(comments):,}, the first is line {comments[0]}")
-    if layout.width > 2:
-        reading.layout = f"column {layout.word + 1} of {layout.width} is the word, column {layout.tag + 1} its tag"
-        if layout.tag != layout.width - 1 and tag_column is None:
+    if width > 2:
+        reading.layout = f"column {word + 1} of {width} is the word, column {tag + 1} its tag"
+        if tag != width - 1 and tag_column is None:
             reading.notes.append(reading.layout)
     return reading
 
 
-def _sentences(lines: list[tuple[int, str]]) -> tuple[list[tuple[str, list[Line]]], list[int]]:
+def _sentences(path: str | Path) -> tuple[list[tuple[str, list[Line]]], list[int]]:
     """(document, lines) of each sentence, and the numbers of the lines that are comments without a key."""
-    cut = [(number, line, line if isinstance(line, Fault) else _columns(line)) for number, line in lines]
-    widths = {len(cells) for _, line, cells in cut if not isinstance(cells, Fault) and line[:1] != "#"} - {0, 1}
+    lines = [(n, line, [line] if isinstance(line, Fault) else _columns(line)) for n, line in lines_of(path)]
+    widths = {len(cells) for _, line, cells in lines if not line.startswith("#")} - {0, 1}
     sentences: list[tuple[str, list[Line]]] = []
     comments: list[int] = []
     document, documents, between = "", 0, True
-    for number, line, cells in cut:
+    for number, line, cells in lines:
         if not cells:
             between = True
         elif line.startswith(_DOCUMENT):
@@ -98,46 +99,41 @@ def _is_tag(cell: str) -> bool:
         return False
 
 
-class _Layout:
-    """Which columns of a file are read: `word` and `tag`, from 0, of `width`."""
+def _layout(path: str | Path, sentences: list[list[Line]], tag_column: int | None) -> tuple[int, int, int]:
+    """The column of the words and that of the tags, both counted from 0, and the number of columns of most lines."""
+    widths = Counter(len(cells) for lines in sentences for _, cells in lines)
+    width = widths.most_common(1)[0][0] if widths else 0
+    rows = [[(number, cells) for number, cells in lines if len(cells) == width] for lines in sentences]
+    word = int(width > 2 and _numbers_words(rows))
+    if tag_column is not None:
+        if not word + 1 < tag_column <= width:
+            raise DataError(f"{path}: the column of the tags is {tag_column}; choose one from {word + 2} to {width}")
+        return word, tag_column - 1, width
+    choices = _tag_columns(
+        [line for lines in rows for line in lines if not (word and _PART.fullmatch(line[1][0]))], word
+    )
+    if len(choices) > 1:
+        named = (f"column {column + 1} ({example})" for column, example in choices.items())
+        raise DataError(
+            f"{path} has tags in more than one column: {' and '.join(named)}; choose one by its number, such as "
+            f"--tag-column {max(choices) + 1}, in Python tag_column={max(choices) + 1}"
+        )
+    return word, next(iter(choices), width - 1), width
 
-    def __init__(self, path: str | Path, sentences: list[list[Line]], tag_column: int | None) -> None:
-        widths = Counter(len(cells) for lines in sentences for _, cells in lines if not isinstance(cells, Fault))
-        self.width = widths.most_common(1)[0][0] if widths else 0
-        rows = [
-            [(number, cells) for number, cells in lines if not isinstance(cells, Fault) and len(cells) == self.width]
-            for lines in sentences
-        ]
-        self.word = int(self.width > 2 and _numbers_words(rows))
-        lines = [line for sentence in rows for line in sentence if not (self.word and _PART.fullmatch(line[1][0]))]
-        self.tag = self.width - 1
-        if tag_column is not None:
-            if not self.word + 1 < tag_column <= self.width:
-                raise DataError(
-                    f"{path}: the column of the tags is {tag_column}; choose one from {self.word + 2} to {self.width}"
-                )
-            self.tag = tag_column - 1
-        elif len(choices := self._tag_columns(lines)) > 1:
-            named = (f"column {column + 1} ({example})" for column, example in choices.items())
-            raise DataError(
-                f"{path} has tags in more than one column: {' and '.join(named)}; choose one by its number, such as "
-                f"--tag-column {max(choices) + 1}, in Python tag_column={max(choices) + 1}"
-            )
-        elif choices:
-            (self.tag,) = choices
 
-    def _tag_columns(self, lines: list[Line]) -> dict[int, str]:
-        """The columns of entity tags, each with an example: not of chunks, nor of O alone unless it is the last."""
-        choices = {}
-        for column in range(self.word + 1, self.width):
-            tags = [(number, cells[column]) for number, cells in lines if _is_tag(cells[column])]
-            entities = [(number, tag) for number, tag in tags if tag != NO_TAG]
-            chunks = sum(parts(tag)[1] in _CHUNKS for _, tag in entities)
-            outside = not entities and column == self.width - 1 and choices
-            if 2 * len(tags) > len(lines) and (2 * chunks < len(entities) or outside):
-                number, tag = (entities or tags)[0]
-                choices[column] = f"{tag} in line {number}"
-        return choices
+def _tag_columns(lines: list[Line], word: int) -> dict[int, str]:
+    """The columns of entity tags, each with an example: not of chunks, nor of O alone unless it is the last."""
+    choices: dict[int, str] = {}
+    last = len(lines[0][1]) - 1 if lines else 0
+    for column in range(word + 1, last + 1):
+        tags = [(number, cells[column]) for number, cells in lines if _is_tag(cells[column])]
+        entities = [(number, tag) for number, tag in tags if tag != NO_TAG]
+        chunks = sum(parts(tag)[1] in _CHUNKS for _, tag in entities)
+        outside = not entities and column == last and choices
+        if 2 * len(tags) > len(lines) and (2 * chunks < len(entities) or outside):
+            number, tag = (entities or tags)[0]
+            choices[column] = f"{tag} in line {number}"
+    return choices
 
 
 def _numbers_words(sentences: list[list[Line]]) -> bool:
@@ -154,35 +150,34 @@ def _numbers_words(sentences: list[list[Line]]) -> bool:
     return 2 * counted > total
 
 
-def _records(stem: str, sentences: list[tuple[str, list[Line]]], layout: _Layout) -> Iterator[Record]:
-    plain = layout.word == 0 and layout.tag == layout.width - 1
+def _records(stem: str, sentences: list[tuple[str, list[Line]]], word: int, tag: int, usual: int) -> Iterator[Record]:
+    plain = word == 0 and tag == usual - 1
     for i, (document, lines) in enumerate(sentences):
         id, words, tags, faults = f"{stem}-{i}", [], [], []
         widths = {len(cells) for _, cells in lines}
-        width = widths.pop() if plain and len(widths) == 1 else layout.width
+        width = widths.pop() if plain and len(widths) == 1 < len(lines) else usual
         for number, cells in lines:
-            if layout.word and _PART.fullmatch(cells[0]):
+            if word and _PART.fullmatch(cells[0]):
                 continue
             try:
-                if isinstance(cells, Fault):
-                    raise ValueError(cells)
                 if len(cells) < 2:
-                    raise ValueError(f"has one column ({shown(cells[0])}); expected a word and its tag")
+                    one = f"has one column ({shown(cells[0])}); expected a word and its tag"
+                    raise ValueError(cells[0] if isinstance(cells[0], Fault) else one)
                 if len(cells) != width:
                     raise ValueError(f"has {len(cells)} columns, and the other lines have {width}")
-                if layout.word and not cells[0].isdecimal():
+                if word and not cells[0].isdecimal():
                     raise ValueError(f"has {shown(cells[0])} in column 1, which numbers the words in the other lines")
-                word, tag = cells[layout.word], cells[-1 if plain else layout.tag]
-                if not word:
-                    raise ValueError(f"column {layout.word + 1} is empty; expected a word")
-                if not _is_tag(tag):
-                    where = f" in column {layout.tag + 1}" if width > 2 else ""
-                    raise ValueError(f"has the tag {shown(tag)}{where}; {TAG_FORM}")
+                if not cells[word]:
+                    raise ValueError(f"column {word + 1} is empty; expected a word")
+                label = cells[-1 if plain else tag]
+                if not _is_tag(label):
+                    where = f" in column {tag + 1}" if width > 2 else ""
+                    raise ValueError(f"has the tag {shown(label)}{where}; {TAG_FORM}")
             except ValueError as error:
                 faults.append(Record(f"line {number}", id, Fault(error)))
             else:
-                words.append(word)
-                tags.append(tag)
+                words.append(cells[word])
+                tags.append(label)
         yield from faults
         if words and not faults:
             yield Record(f"line {lines[0][0]}", id, Sentence.of_words(id, words, tags, document or f"sentence {i}"))
