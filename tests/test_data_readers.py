@@ -656,6 +656,15 @@ def test_a_bad_row_hides_no_other(tmp_path, name):
     assert [each.text for each in kept] == [each.text for each in expected]
 
 
+def test_a_quote_that_is_not_closed_takes_no_other_row_with_it(tmp_path):
+    rows = [f"text {i},l" for i in range(9)] + ['"text 9","l"']
+    for at in (0, 5, 10):
+        content = "\n".join(["text,label", *rows[:at], '"open,l', *rows[at:]])
+        found = scan("classify", put(tmp_path, "a.csv", content))
+        assert [each.text for each in found.examples] == [f"text {i}" for i in range(10)]
+        assert len(found.faults) == 1 and f"line {at + 2}: is not CSV" in found.faults[0]
+
+
 def test_every_fault_of_a_squad_file_is_found(tmp_path):
     asked = [qa(f"q{i}", start=14 if i % 3 else i) for i in range(9)] + [None, qa("q1")]
     found = scan("qa", path := put(tmp_path, "dev.json", squad(*asked)))

@@ -93,6 +93,17 @@ def shown(value: Any, width: int = 60) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
+def path_of(source: str | Path) -> Path:
+    """The path that a user gave, ~ expanded; DataError if it cannot even be looked up."""
+    try:
+        path = Path(source).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as error:  # the name is too long, the user of ~user or the permission is missing
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{shown(str(source))} cannot be opened: {reason}") from error
+    return path
+
+
 def read_text(path: str | Path, errors: str = "strict") -> str:
     """The text of a UTF-8 file, without a byte order mark; DataError names the file, and the line that is not UTF-8."""
     path = Path(path).expanduser()
@@ -190,7 +201,7 @@ def csv_records(path: str | Path) -> Iterator[tuple[int, Any]]:
     """
     text = read_text(path, "surrogateescape")
     lines = io.StringIO(text, newline="").readlines()
-    named = re.fullmatch(r"(?i:sep)=(.)\r?\n?", lines[0])
+    named = re.fullmatch(r"(?i:sep)=([^\w\r\n\"])\r?\n?", lines[0])
     at = 1 if named else 0
     header = re.sub(r'"[^"]*"', "", lines[at]) if lines[at:] else ""
     usual = next((signs for signs in _SEPARATORS if any(sign in header for sign in signs)), ",")
@@ -208,23 +219,23 @@ def csv_records(path: str | Path) -> Iterator[tuple[int, Any]]:
         except csv.Error as error:
             if columns is None:
                 raise fault(path, first, f"is not a header of CSV ({error})") from error
-            if "unexpected end" not in str(error):
-                yield first, Fault(f"is not CSV ({error})")
-                continue
-            yield first, Fault("is not CSV (a quote is opened and never closed)")
-            at = first  # the cell has taken all lines to the end of the file: read them again
-            reader = csv.reader(iter(lines[at:]), **form)
+            closed = "unexpected end" not in str(error)
+            yield first, Fault(f"is not CSV ({error if closed else 'a quote is opened and never closed'})")
+            at = first  # a quote that is not closed takes the lines that follow into its cell: read them again
+            reader = csv.reader((lines[i] for i in range(at, len(lines))), **form)
             continue
         if not any(cell.strip() for cell in row):
             continue
         if columns is None:
             columns = row
+            if _NOT_UTF8.search("".join(columns)):
+                raise fault(path, first, "is not UTF-8; convert it")
             names = [name.strip().lower() for name in columns]
             if twice := [name for i, name in enumerate(names) if name and name in names[:i]]:
                 raise fault(path, first, f"has the column {twice[0]!r} twice")
         elif len(row) != len(columns):
             yield at + reader.line_num, Fault(f"has {len(row)} cells, and the header has {len(columns)}")
-        elif any(_NOT_UTF8.search(cell) for cell in row):
+        elif _NOT_UTF8.search("".join(row)):
             yield at + reader.line_num, Fault("is not UTF-8; convert it")
         else:
             yield at + reader.line_num, dict(zip(columns, row, strict=True))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.datasets import conll, embedded, hub, squad
-from labkit.datasets.files import Fault, Reading, Record, collect, csv_records, json_records, read_text, shown
+from labkit.datasets.files import Fault, Reading, Record, collect, csv_records, json_records, path_of, read_text
 from labkit.datasets.rows import MAKERS, NAMES, NEEDED
 from labkit.datasets.tags import in_bio
 from labkit.errors import DataError
@@ -66,18 +66,13 @@ def scan(task: str, source: str | Path, tag_column: int | None = None) -> Readin
     """
     if task not in MAKERS:
         raise DataError(f"the task is {task!r}; choose one of {', '.join(TASKS)}")
-    try:
-        path = Path(source).expanduser()
-        is_file = path.is_file()
-    except (OSError, RuntimeError, ValueError) as error:  # a name that is too long, an unknown user, a NUL
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"{shown(str(source))} cannot be opened: {reason}") from error
-    columns = task == "ner" and is_file and _is_columns(path)
+    path = path_of(source)
+    columns = task == "ner" and path.is_file() and _is_columns(path)
     if tag_column is not None and not columns:
         raise DataError(f"{source} is not a column file: leave the tag column out")
     if columns:
         reading = conll.scan(path, tag_column)
-    elif is_file:
+    elif path.is_file():
         reading = collect(path, _records(task, path), _maker(task))
     else:
         name, _, split = str(source).partition(":")
