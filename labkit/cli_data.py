@@ -70,7 +70,8 @@ def data_check(
 
 def _check_files(files: list[Path], task: str, tag_column: int | None, as_json: bool) -> None:
     """Check the files together, print, and exit."""
-    from labkit.datasets.checks import check_files, printable
+    from labkit.datasets.checks import check_files
+    from labkit.datasets.files import printable
 
     reports = check_files(task, files, tag_column)
     if as_json:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.datasets.examples import Labelled, Pair, Question, Sentence
-from labkit.datasets.files import Reading, path_of
+from labkit.datasets.files import Reading, path_of, printable
 from labkit.datasets.readers import TASKS, scan
 from labkit.datasets.splits import has_name
 from labkit.datasets.tags import entities_of, scheme_of, to_bio
@@ -113,11 +113,6 @@ class Findings:
             printable(f"{what}{_times(len(places))}: {', '.join(places[:SHOWN])}{', ...' if places[SHOWN:] else ''}")
             for what, places in self._places.items()
         )
-
-
-def printable(text: str) -> str:
-    """The text with escapes for control characters and for what cannot be encoded."""
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 # ---- one file --------------------------------------------------------------------------------------------------------

@@ -84,7 +84,12 @@ def collect(path: str | Path, records: Iterable[Record], make: Callable[[Any, st
 def fault(path: str | Path, where: int | str, what: str) -> DataError:
     """The error that names a file, a place in it (a number is a line) and what is wrong there."""
     place = f"line {where}" if isinstance(where, int) else where
-    return DataError(" ".join(f"{path}, {place}: {what}".splitlines()))
+    return DataError(printable(f"{path}, {place}: {what}"))
+
+
+def printable(text: str) -> str:
+    """The text with escapes for line ends, for other control characters, and for what cannot be encoded."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 def shown(value: Any, width: int = 60) -> str:
