@@ -306,6 +306,7 @@ def test_the_last_column_is_the_tag_beside_parts_of_speech_and_chunks(tmp_path, 
     assert found.tags == tuple(tags.split()) and found.words == tuple(re.findall(r"^\S+", content, re.M))
 
 
+@pytest.mark.filterwarnings("ignore:.*numbers the words")
 def test_tags_before_the_last_column_are_read_with_a_warning(tmp_path):
     path = put(tmp_path, "a.conll", "1\tEU\tB-ORG\tSpaceAfter=No\n2\tsays\tO\t_\n")
     with pytest.warns(UserWarning, match="column 2 of 4 is the word, column 3 its tag"):
@@ -385,6 +386,7 @@ def test_without_documents_each_sentence_is_its_own_group(tmp_path):
     assert [each.group for each in found] == ["sentence 0", "sentence 1"]
 
 
+@pytest.mark.filterwarnings("ignore:.*numbers the words")
 @pytest.mark.parametrize(
     ("content", "line", "words"),
     [
@@ -700,7 +702,7 @@ GOOD["embed"] = {"first": "a", "second": "b"}
         ("qa", {"context": "c", "answers": []}, "has no question (fields: context, answers)"),
         ("ner", {"words": ["a", "b"], "tags": ["O"]}, "has 2 words and 1 tags"),
         ("ner", {"words": ["a"], "tags": ["PER"]}, "has the tag 'PER'"),
-        ("ner", {"words": ["a"], "tags": [3]}, "has the tag '3'"),
+        ("ner", {"words": ["a"], "tags": [3]}, "has the tag 3; expected its name"),
         ("ner", {"words": [], "tags": []}, "has no words"),
         ("classify", {"text": "t", "label": ["x", "y"]}, "label is ['x', 'y']"),
         ("classify", {"text": "t", "label": float("nan")}, "label is nan"),

@@ -49,7 +49,7 @@ def accepted(reading: Reading, skip_bad_rows: bool = False) -> list[Any]:
         warnings.warn(f"{reading.path}: {note}", stacklevel=3)
     if skip_bad_rows and reading.faults and reading.examples:
         total = len(reading.examples) + reading.skipped
-        more = f" and {len(reading.faults) - 1:,} more faults" if len(reading.faults) > 1 else ""
+        more = f" (and {len(reading.faults) - 1:,} more)" if len(reading.faults) > 1 else ""
         what = f"{reading.skipped:,} of {total:,} rows are skipped: {reading.faults[0]}{more}"
         warnings.warn(f"{reading.path}: {what}", stacklevel=3)
         return reading.examples

@@ -151,8 +151,10 @@ def sentence(row: dict[str, Any], id: str) -> Sentence:
     for word, tag in zip(words, tags, strict=True):
         if not isinstance(word, str):
             raise ValueError(f"has the word {shown(word)}; expected a text")
-        parts(str(tag))  # a tag without a meaning is a ValueError
-    return Sentence.of_words(_id(row, id), words, [str(tag) for tag in tags], _group(row))
+        if not isinstance(tag, str):
+            raise ValueError(f"has the tag {shown(tag)}; expected its name, such as B-PER")
+        parts(tag)  # a tag without a meaning is a ValueError
+    return Sentence.of_words(_id(row, id), words, tags, _group(row))
 
 
 def _entities(given: Any, name: str) -> list[Entity]:
