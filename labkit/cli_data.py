@@ -11,6 +11,11 @@ from labkit.console import Json, print_json, print_table
 
 app = typer.Typer(help="The data sets that come with labkit.")
 
+SHOWN = 20  # faults of a file that are printed
+TagColumn = Annotated[
+    int | None, typer.Option(help="The column of the tags in a column file; the first is 1. By default the last.")
+]
+
 
 @app.command("list")
 def data_list(as_json: Json = False) -> None:
@@ -33,24 +38,24 @@ def _counted(records: int | None) -> str:
 
 
 @app.command("check")
-@app.command("check")
 def data_check(
     files: Annotated[
         list[Path] | None, typer.Argument(metavar="[FILE]...", help="Your own files, the splits of one data set.")
     ] = None,
     task: Annotated[str | None, typer.Option(help="What FILE is for: qa, ner, classify or embed.")] = None,
+    tag_column: TagColumn = None,
     as_json: Json = False,
 ) -> None:
     """Check labelled files of yours, or, without FILE, the data sets that come with labkit.
 
-    Yours: form, duplicates, contradictions, characters that cannot be seen, and what stands in two of the splits.
-    labkit's: that each has the form it should have and is the file of its card (sha256).
+    Yours: rows that cannot be read, duplicates, contradictions, invisible characters, and what is in two of the splits.
+    labkit's: that each has the right form and is the file of its card (sha256).
 
-    Exit code 1 if something is wrong.   Example: labkit data check train.json dev.json --task qa
+    Exit code 1 if there is a fault.   Example: labkit data check train.json dev.json --task qa
     """
     if files and task:
-        _check_files(files, task, as_json)
-    if files or task:
+        _check_files(files, task, tag_column, as_json)
+    if files or task or tag_column is not None:
         raise typer.BadParameter("FILE and --task go together: labkit data check train.json dev.json --task qa")
     from labkit.datasets.catalogue import CATALOGUE, check
 
@@ -63,18 +68,23 @@ def data_check(
     raise typer.Exit(1 if any(faults.values()) else 0)
 
 
-def _check_files(files: list[Path], task: str, as_json: bool) -> None:
+def _check_files(files: list[Path], task: str, tag_column: int | None, as_json: bool) -> None:
     """Check the files together, print, and exit."""
-    from labkit.datasets.checks import check_files, printable
+    from labkit.datasets.checks import check_files
+    from labkit.datasets.files import printable
 
-    reports = check_files(task, files)
+    reports = check_files(task, files, tag_column)
     if as_json:
         print_json([report.to_dict() for report in reports])
     else:
-        cells = [(r.path, f"{r.n:,}", str(len(r.faults)), str(len(r.warnings))) for r in reports]
+        cells = [(r.path, f"{r.n:,}", f"{len(r.faults):,}", f"{len(r.warnings):,}") for r in reports]
         print_table(("file", "examples", "faults", "warnings"), cells)
         for report in reports:
-            findings = [("fault", each) for each in report.faults] + [("warning", each) for each in report.warnings]
             counts = ", ".join(f"{printable(name)} {count:,}" for name, count in report.counts.items())
-            print("\n".join(["", f"{report.path}: {counts or 'nothing counted'}", *map(": ".join, findings)]))
+            print(f"\n{report.path}: {counts or 'nothing counted'}")
+            for kind, findings in (("note", report.notes), ("fault", report.faults), ("warning", report.warnings)):
+                for finding in findings[:SHOWN]:
+                    print(f"{kind}: {finding}")
+                if len(findings) > SHOWN:
+                    print(f"{kind}: and {len(findings) - SHOWN:,} more, which --json prints")
     raise typer.Exit(0 if all(report.ok for report in reports) else 1)

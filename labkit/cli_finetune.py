@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from labkit.cli_data import TagColumn
 from labkit.cli_train import Accumulation, BatchSize, Checkpointing, MaxSteps, OutputDir, Resume, Seed, train_app
 from labkit.console import Json, print_json
 from labkit.errors import DataError
@@ -31,6 +32,10 @@ DATA: dict[str, tuple[Any, Any]] = {
         None,
     ),
     "test_file": (Annotated[str | None, typer.Option(help="Scored once, at the end.")], None),
+    "skip_bad_rows": (
+        Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out the rows that cannot be read; count them.")],
+        False,
+    ),
     "max_train": (Annotated[int | None, typer.Option(help="At most so many training examples.", min=1)], None),
     "max_eval": (Annotated[int | None, typer.Option(help="At most so many to evaluate on, each time.", min=1)], None),
 }
@@ -148,7 +153,14 @@ def _train(task: str, given: dict[str, Any]) -> None:
     from labkit.tasks.recipes import Options
 
     model = given["model"]
-    train, dev, test = sides(task, **{name: given[name] for name in DATA}, seed=given["seed"])
+    skipped = {} if given["skip_bad_rows"] else None
+    train, dev, test = sides(
+        task,
+        **{name: given[name] for name in DATA if name != "skip_bad_rows"},
+        seed=given["seed"],
+        tag_column=given.get("tag_column"),
+        skipped=skipped,
+    )
     plan = preset(
         given["preset"] or default_preset(model),
         **{name: given[name] for name in PLAN if name != "preset"},
@@ -157,6 +169,7 @@ def _train(task: str, given: dict[str, Any]) -> None:
     choices = {name: given[name] for name in ("mask", "window", "layers", "method", "rank", "packing")} | {
         "attn": given["attn_implementation"],
         "head": {name: value for name, value in head.items() if value is not None},
+        "skipped": skipped,
         "options": Options(**{name: given[name] for name in TASKS[task]}),
     }
     output_dir, resume = given["output_dir"], given["resume"]
@@ -214,7 +227,8 @@ def _print_folds(metrics: dict[str, Any]) -> None:
 
 def _command(task: str) -> Callable[..., None]:
     """The function behind `labkit train TASK`, with the options of all and of the task as its signature."""
-    options = {"output_dir": (OutputDir, inspect.Parameter.empty)} | MODEL | DATA | PLAN | TASKS[task] | RUN
+    columns = {"tag_column": (TagColumn, None)} if task == "ner" else {}
+    options = {"output_dir": (OutputDir, inspect.Parameter.empty)} | MODEL | DATA | columns | PLAN | TASKS[task] | RUN
 
     def command(**given: Any) -> None:
         _train(task, given)

@@ -82,6 +82,30 @@ def test_after_a_full_memory_a_run_on_text_goes_on_with_the_option_that_its_erro
     assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
 
 
+def test_rows_that_cannot_be_read_stop_a_run_unless_they_are_left_out(labkit_command, tmp_path):
+    for side, sentences in (("train", 8), ("dev", 4)):
+        content = "".join(f"1 {side}{k} B-PER O\n2 sleeps O O\n\n" for k in range(sentences))
+        (tmp_path / f"{side}.conll").write_text(content + "1 Bo PER O\n\n1 Cy\n")
+    files = ["--train-file", tmp_path / "train.conll", "--dev-file", tmp_path / "dev.conll"]
+    typed = ["train", "ner", *files, "--model", "tiny-gpt2", "--max-steps", "1", "--max-length", "64"]
+    typed += ["--doc-stride", "16", "--output-dir", tmp_path / "run"]
+    code, _, err = labkit_command(*typed)
+    assert code == 2 and "--tag-column" in err
+    code, _, err = labkit_command(*typed, "--tag-column", "3")
+    assert code == 2 and "train.conll, line 25: " in err and "2 of 10 rows" in err and "--skip-bad-rows" in err
+    assert not (tmp_path / "run").exists()
+    code, out, err = labkit_command(*typed, "--tag-column", "3", "--skip-bad-rows", "--json")
+    assert code == 0, err
+    assert "train.conll: 2 of 10 rows are skipped" in err and "dev.conll: 2 of 6 rows are skipped" in err
+    metrics = json.loads(out)
+    assert (metrics["n_train"], metrics["n_dev"]) == (8, 4)
+    assert metrics["n_skipped"] == {"train": 2, "dev": 2} and metrics["labels"] == ["O", "B-PER", "I-PER"]
+    code, out, _ = labkit_command(
+        *typed[:-1], tmp_path / "folds", "--tag-column", "3", "--skip-bad-rows", "--folds", "2", "--json"
+    )
+    assert code == 0 and json.loads(out)["n_skipped"] == {"train": 2, "dev": 2}
+
+
 def test_folds_over_files_whose_rows_are_only_numbered(labkit_command, tmp_path):
     files = []
     for side, count in (("train", 8), ("dev", 6), ("test", 6)):

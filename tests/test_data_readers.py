@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from labkit.datasets.conll import read_conll, write_conll
 from labkit.datasets.examples import Answer, Entity, Labelled, Pair, Question, Sentence
 from labkit.datasets.files import write_whole
-from labkit.datasets.readers import TASKS, read
+from labkit.datasets.readers import TASKS, read, scan
 from labkit.datasets.squad import read_squad, write_squad
 from labkit.datasets.tags import entities_of, scheme_of, tags_of, to_bio
 from labkit.datasets.words import _JOINERS, entities_in, tags_over, words_of
@@ -77,29 +77,39 @@ def test_articles_without_a_title_are_groups_all_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ('{"data": [\n1,,]}', r"dev.json, line 2: is not JSON \(.*column 3"),
+        ('{"data": [\n1,,]}', r"is not JSON \(.*line 2, column 3"),
         ("[" * 100_000, "not JSON that can be read"),
         ('{"data": ' + "9" * 5000 + "}", "not JSON that can be read"),
-        ("[]", "is not SQuAD"),
-        ('{"version": "v2.0"}', "is not SQuAD.*'data' is missing"),
+        ("[]", "holds no example"),
+        ('"SQuAD"', "is not SQuAD"),
+        ('{"version": "v2.0"}', "is not SQuAD"),
         ('{"data": 5}', "is not SQuAD"),
-        ('{"data": ["a"]}', "is not SQuAD"),
-        ('{"data": []}', "holds no question"),
-        (squad(), "holds no question"),
-        (squad({"question": "Where?", "answers": []}), "is not SQuAD.*'id' is missing"),
-        (squad({"id": "q1", "question": "Where?"}), "is not SQuAD.*'answers' is missing"),
-        (squad(qa(question=None)), "question 'q1': None stands where text was expected"),
-        (squad(qa(is_impossible="false")), "question 'q1': is_impossible is 'false'; expected true or false"),
-        (squad(qa(), context=["Paris"]), "question 'q1': .* stands where text was expected"),
-        (squad(qa(start=15)), "question 'q1': the answer 'the Seine' is not at 15, .*it is at 14"),
-        (squad(qa(start=-9)), "question 'q1': the answer 'the Seine' is not at -9"),
-        (squad(qa(start=10_000)), "question 'q1': the answer 'the Seine' is not at 10000"),
-        (squad(qa(text="the Rhine")), "question 'q1': .*does not hold it at all"),
-        (squad(qa(text="")), "question 'q1': the answer ''"),
-        (squad(qa(start="14")), "question 'q1': .* is no text and its place"),
-        (squad(qa(text=14)), "question 'q1': .* is no text and its place"),
-        (squad(qa(answers=[], is_impossible=False)), "question 'q1': has no answer and is not marked"),
-        (squad(qa("a"), qa("b"), qa("a")), "question 'a': another question has this id"),
+        ('{"data": [], "data": []}', "key 'data' twice"),
+        ('{"data": ["a"]}', "row 1: holds 'a'"),
+        ('{"data": [{"paragraphs": null}]}', "article 1: .*paragraphs"),
+        ('{"data": [{"paragraphs": [null]}]}', "article 1, paragraph 1: .*qas"),
+        ('{"data": [{"paragraphs": [{"qas": [7]}]}]}', "article 1, paragraph 1, question 1: holds 7"),
+        ('{"data": []}', "holds no example"),
+        (squad(), "holds no example"),
+        (squad({"id": "q1", "question": "Where?"}), "question 'q1': has no answers"),
+        (squad(qa(answers=None)), "question 'q1': answers is None"),
+        (squad(qa(answers=5)), "question 'q1': answers is 5"),
+        (squad(qa(question=None)), "question 'q1': question is None"),
+        (squad(qa(is_impossible="no")), "question 'q1': is_impossible is 'no'; expected true or false"),
+        (squad(qa(is_impossible=True)), "question 'q1': is_impossible is true, but there is the answer.*the Seine"),
+        (squad(qa(answers=[], is_impossible=False)), "question 'q1': has no answer, but is_impossible is false"),
+        (squad(qa(), context=["Paris"]), r"question 'q1': context is \['Paris'\]"),
+        (squad(qa(start=15)), "question 'q1': answer_start is 15, but 'the Seine' is at 14"),
+        (squad(qa(start=-9)), "question 'q1': answer_start is -9, but 'the Seine' is at 14"),
+        (squad(qa(start=float("nan"))), "question 'q1': answer_start is nan"),
+        (squad(qa(text="the Rhine")), "question 'q1': the answer 'the Rhine' is not in the context"),
+        (squad(qa(text="")), r"question 'q1': answers\[0\].text is ''"),
+        (squad(qa(text=14)), r"question 'q1': answers\[0\].text is 14"),
+        (squad(qa(answers=["the Seine"])), r"question 'q1': answers\[0\] is 'the Seine'; expected an object"),
+        (squad(qa()).replace('"context":', '"context": "", "context":'), "paragraph 1: has the key 'context' twice"),
+        (squad(qa()).replace('"question":', '"question": "", "question":'), "'q1': has the key 'question' twice"),
+        (squad(qa()).replace('"text":', '"text": "x", "text":'), "question 'q1': has the key 'text' twice"),
+        (squad(qa("a"), qa("b"), qa("a")), "question 'a': has the id 'a', as question 'a' has"),
     ],
 )
 def test_a_bad_squad_file_is_named_with_the_question(tmp_path, content, words):
@@ -115,7 +125,8 @@ TEXTS = st.text(min_size=1, max_size=30).filter(str.strip)
 def asked(draw) -> tuple[str, str, list[tuple[int, int]], str]:
     context = draw(TEXTS)
     starts = draw(st.lists(st.integers(0, len(context) - 1), max_size=3, unique=True))
-    return draw(TEXTS), context, [(at, draw(st.integers(at + 1, len(context)))) for at in starts], draw(TEXTS)
+    spans = [(at, draw(st.integers(at + 1, len(context)))) for at in starts]
+    return draw(TEXTS), context, [(a, b) for a, b in spans if context[a:b].strip()], draw(TEXTS)
 
 
 @settings(max_examples=60, deadline=None)
@@ -127,6 +138,24 @@ def test_written_squad_is_read_back_the_same(tmp_path_factory, drawn):
     ]
     path = write_squad(tmp_path_factory.getbasetemp() / "written.json", questions)
     assert sorted(read_squad(path), key=lambda question: question.id) == questions
+
+
+def test_one_question_in_each_form_of_json(tmp_path):
+    row = {"id": "a", "title": "Rivers", "context": PARIS, "question": "Where is Paris?"}
+    lists, one = {"text": ["the Seine"], "answer_start": [14]}, {"text": "the Seine", "answer_start": 14}
+    forms = [squad(qa("a")), squad(qa("a", answers=lists)), json.dumps({"data": [row | {"answers": lists}]})]
+    forms += [json.dumps([row | {"answers": answers}]) for answers in (lists, [one], one)]
+    forms += [lines(row | {"answers": lists}, row | {"id": "b", "answers": {"text": [], "answer_start": []}})]
+    for form in forms:
+        found = read("qa", put(tmp_path, "dev.json", form))
+        assert found[0] == Question("a", "Where is Paris?", PARIS, (Answer("the Seine", 14),), "Rivers")
+    assert found[1].answers == () and read("qa", put(tmp_path, "dev.jsonl", forms[-1])) == found
+
+
+@pytest.mark.parametrize("answers", [{}, {"answers": None}, {"answers": []}])
+def test_marked_as_impossible_a_question_needs_no_answers(tmp_path, answers):
+    row = {"id": "a", "question": "Where?", "is_impossible": True} | answers
+    assert read("qa", put(tmp_path, "dev.json", squad(row)))[0].answers == ()
 
 
 # ---- columns and tag schemes -----------------------------------------------------------------------------------------
@@ -238,6 +267,103 @@ def test_columns_by_tabs_and_by_spaces_with_documents_comments_and_hashtags(tmp_
             assert len({each.id for each in found}) == 3
 
 
+@pytest.mark.filterwarnings("ignore:.*comment lines")
+@pytest.mark.parametrize(
+    "content",
+    [
+        "1\tUni\tB-ORG\n2\tWien\tI-ORG\n3\t3\tO\n\n1\tAnn\tB-PER\n",
+        "0 Uni NN B-ORG\n1 Wien NN I-ORG\n2 3 CD O\n\n0 Ann NE B-PER\n",
+        "1\tUni\tB-ORG\n2\tWien\tI-ORG\n3\t3\tO\n\n4\tAnn\tB-PER\n",  # goes on counting
+        "1\tUni\tB-ORG\n2\tWien\tI-ORG\n4\t3\tO\n\n1\tAnn\tB-PER\n",  # with a gap
+        "# sent_id = 1\n# a comment\n1-2\tUniWien\t_\t_\n1\tUni\tNN\tB-ORG\n2\tWien\tNN\tI-ORG\n2.1\tx\t_\t_\n"
+        "3\t3\tCD\tO\n\n1\tAnn\tNE\tB-PER\n",
+    ],
+)
+def test_a_column_that_numbers_the_words_is_skipped_with_a_warning(tmp_path, content):
+    with pytest.warns(UserWarning, match="column 1 numbers the words"):
+        found = read("ner", put(tmp_path, "a.conll", content))
+    assert [(each.words, each.tags) for each in found] == [
+        (("Uni", "Wien", "3"), ("B-ORG", "I-ORG", "O")),
+        (("Ann",), ("B-PER",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "tags"),
+    [
+        ("EU NNP B-NP B-ORG\nsays VBZ B-VP O\n", "B-ORG O"),  # CoNLL-2003
+        ("EU NNP I-NP I-ORG\nsays VBZ I-VP O\n", "B-ORG O"),  # as it was first published
+        ("EU EU NE I-NC I-ORG\nsagt sagen VVFIN I-VC O\n", "B-ORG O"),  # in German
+        ("EU NNP B-NP O\nsays VBZ B-VP O\n", "O O"),
+        ("EU NNP B-NP\nsays VBZ B-VP\n", "B-NP B-VP"),  # CoNLL-2000
+        ("EU\t\tB-ORG\nsays\tVBZ\tO\n", "B-ORG O"),
+        ("1999 CD O\n2000 CD O\n", "O O"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_the_last_column_is_the_tag_beside_parts_of_speech_and_chunks(tmp_path, content, tags):
+    (found,) = read("ner", put(tmp_path, "a.txt", content))
+    assert found.tags == tuple(tags.split()) and found.words == tuple(re.findall(r"^\S+", content, re.M))
+
+
+@pytest.mark.filterwarnings("ignore:.*numbers the words")
+def test_tags_before_the_last_column_are_read_with_a_warning(tmp_path):
+    path = put(tmp_path, "a.conll", "1\tEU\tB-ORG\tSpaceAfter=No\n2\tsays\tO\t_\n")
+    with pytest.warns(UserWarning, match="column 2 of 4 is the word, column 3 its tag"):
+        assert read("ner", path)[0].tags == ("B-ORG", "O")
+
+
+NESTED = "#\tdispatch.example [2005]\n1\tUni\tB-ORG\tO\n2\tWien\tI-ORG\tB-LOC\n3\tliegt\tO\tO\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "columns"),
+    [
+        (NESTED, (3, 4)),
+        (NESTED.replace("B-LOC", "O"), (3, 4)),
+        (NESTED.replace("I-ORG", "I_ORG"), (3, 4)),  # a slip in one of them
+        ("EU NNP B-NP B-ORG B-ORG\nsays VBZ B-VP O O\n", (4, 5)),  # true and predicted
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*(numbers the words|comment lines)")
+def test_two_columns_of_tags_are_an_error_until_one_is_chosen(tmp_path, content, columns):
+    path = put(tmp_path, "a.tsv", content)
+    message = refused("ner", path)
+    assert all(f"column {column} (" in message for column in columns) and "--tag-column" in message
+    if "_" not in content:
+        for column in columns:
+            rows = [line.split() for line in content.splitlines() if line[0] != "#"]
+            assert read("ner", path, tag_column=column)[0].tags == tuple(row[column - 1] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "column"),
+    [("a.conll", NESTED, 2), ("a.conll", NESTED, 5), ("a.conll", "Ann O\n", 1), ("a.jsonl", "{}", 2)],
+)
+def test_a_tag_column_that_a_file_has_not_is_refused(tmp_path, name, content, column):
+    with pytest.raises(DataError, match="tag"):
+        read("ner", put(tmp_path, name, content), tag_column=column)
+
+
+def test_comments_are_told_from_words_that_begin_with_a_hash(tmp_path):
+    content = "#begin document (a); part 000\n# of 3 words\nAnn NNP B-NP B-PER\n# NN I-NP O\n#tag NN I-NP B-X\n\n"
+    content += "# global.columns = FORM NER\n# NN B-NP O\nsays VBZ B-VP O\n\n#end document\n"
+    with pytest.warns(UserWarning, match="skipped: 4, the first is line 1"):
+        found = read("ner", put(tmp_path, "a.conll", content))
+    assert [each.words for each in found] == [("Ann", "#", "#tag"), ("#", "says")]
+    with pytest.warns(UserWarning, match="skipped: 1, "):
+        found = read("ner", put(tmp_path, "b.conll", "# the first\nAnn\tB-PER\n\n#\tO\n#tag\tO\n"))
+    assert [each.words for each in found] == [("Ann",), ("#", "#tag")]
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r\r\n", "\r"])
+def test_any_line_end_ends_a_line(tmp_path, ending):
+    found = read("ner", put(tmp_path, "a.conll", ending.join(["Ann B-PER\t", "met  O ", " \t", "Bo\tB-PER"])))
+    assert [(each.words, each.tags) for each in found] == [(("Ann", "met"), ("B-PER", "O")), (("Bo",), ("B-PER",))]
+    rows = ['{"text": "a", "label": "x"}', "", '{"text": "b", "label": "y"}']
+    assert len(read("classify", put(tmp_path, "a.jsonl", ending.join(rows)))) == 2
+
+
 def test_spaces_around_the_cells_of_a_column_file_are_no_part_of_them(tmp_path):
     found = read("ner", put(tmp_path, "a.txt", "Ann\tB-PER \nGray \tI-PER\n"))
     assert (found[0].words, found[0].tags) == (("Ann", "Gray"), ("B-PER", "I-PER"))
@@ -260,6 +386,7 @@ def test_without_documents_each_sentence_is_its_own_group(tmp_path):
     assert [each.group for each in found] == ["sentence 0", "sentence 1"]
 
 
+@pytest.mark.filterwarnings("ignore:.*numbers the words")
 @pytest.mark.parametrize(
     ("content", "line", "words"),
     [
@@ -270,6 +397,12 @@ def test_without_documents_each_sentence_is_its_own_group(tmp_path):
         ("Ann Q-PER\n", 1, "has the tag 'Q-PER'"),
         ("\ufeffAnn B_PER\r\n", 1, "has the tag 'B_PER'"),
         ("Ann 3\n", 1, "has the tag '3'"),
+        ("Ann NNP X\n", 1, "has the tag 'X' in column 3"),
+        ("New York B-LOC\nis O\nfar O\n", 1, "has 3 columns, and the other lines have 2"),
+        ("#photo B_X\nAnn O\n", 1, "has the tag 'B_X'"),
+        ("\tO\nAnn\tO\n", 1, "column 1 is empty"),
+        ("1 Ann O\n2 met O\nx Bo O\n", 3, "has 'x' in column 1, which numbers the words"),
+        (b"Ann B-PER\nJos\xe9 I-PER\n", 2, "is not UTF-8"),
     ],
 )
 def test_a_bad_column_line_is_named(tmp_path, content, line, words):
@@ -279,7 +412,7 @@ def test_a_bad_column_line_is_named(tmp_path, content, line, words):
 
 
 def test_a_column_file_of_documents_alone_holds_no_sentence(tmp_path):
-    assert "holds no sentence" in refused("ner", put(tmp_path, "a.conll", "-DOCSTART- O\n\n# id = 3\n"))
+    assert "holds no example" in refused("ner", put(tmp_path, "a.conll", "-DOCSTART- O\n\n# id = 3\n"))
 
 
 CELLS = st.text(min_size=1, max_size=8).filter(lambda s: not re.search(r"\s", s) and not s.startswith("-DOCSTART-"))
@@ -390,7 +523,7 @@ def test_a_decomposed_word_is_as_whole_as_a_composed_one(word):
     [
         ([(0, 3)], "'Par' at 0, which cuts through 'Paris'"),
         ([(0, 5), (0, 10)], "overlaps another"),
-        ([(5, 6)], "' ' at 5, in which there is no word"),
+        ([(5, 6)], "' ' at 5, which contains no word"),
         ([(-3, 2)], "from -3 to 2 in a text of 53 characters"),
         ([(44, 99)], "from 44 to 99 in a text of 53"),
         ([(5, 5)], "from 5 to 5"),
@@ -452,6 +585,7 @@ def test_a_cell_may_hold_lines_and_quotes(tmp_path):
             Sentence("s", "Ann's dog", ("Ann", "'s", "dog"), ((0, 3), (3, 5), (6, 9)), ("B-PER", "O", "O")),
         ),
         ("ner", {"words": ["a"], "labels": ["O"], "group": "g"}, Sentence.of_words("1", ["a"], ["O"], "g")),
+        ("classify", {" Text": "t", "LABEL ": " l "}, Labelled("1", "t", "l")),
         ("classify", {"content": "t", "class": 0}, Labelled("1", "t", "0")),
         ("embed", {"anchor": "a", "positive": "b"}, Pair("1", "a", "b")),
         ("embed", {"query": "a", "text_b": "b", "score": 4}, Pair("1", "a", "b", 4.0)),
@@ -462,6 +596,90 @@ def test_jsonl_under_the_names_that_files_have(tmp_path, task, row, expected):
     assert read(task, put(tmp_path, "a.jsonl", lines(row) + "\n \n")) == [expected]
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"entities": [{"start": 0, "end": 3, "label": "PER"}]},
+        {"entities": [{"id": 7, "start_offset": 0, "end_offset": 3, "label": "PER"}], "relations": []},  # doccano
+        {"entities": [[0, 3, "PER"]]},  # spaCy
+        {"label": [[0, 3, "PER"]]},  # doccano
+        {"labels": [[0, 3, " PER"]]},
+        {"tokens": [{"text": "Ann", "start": 0}], "spans": [{"start": 0, "end": 3, "label": "PER"}]},  # Prodigy
+    ],
+)
+def test_entities_in_the_forms_of_other_tools(tmp_path, row):
+    (found,) = read("ner", put(tmp_path, "a.jsonl", lines({"text": "Ann's dog"} | row)))
+    assert (found.words, found.tags) == (("Ann", "'s", "dog"), ("B-PER", "O", "O"))
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|", "^", "~", ":", " "])
+@pytest.mark.parametrize("first", ["", "sep={}\r\n"])
+def test_a_table_is_read_whatever_separates_its_cells(tmp_path, separator, first):
+    table = f'{first.format(separator)}Text{separator}LABEL\r\n"a, b; c"{separator}x\r\n{separator}\r\n'
+    (found,) = read("classify", put(tmp_path, "a.csv", "\ufeff" + table))
+    assert (found.text, found.label) == ("a, b; c", "x")
+
+
+def test_white_space_around_names_and_labels_of_a_table(tmp_path):
+    path = put(tmp_path, "a.csv", ' text , Label ,\ngood film, pos,\n"a, b", "neg",\n')
+    assert [(each.text, each.label) for each in read("classify", path)] == [("good film", "pos"), ("a, b", "neg")]
+
+
+# Each form of file: good rows, and bad rows with the place and the start of their fault.
+FORMS = {
+    "a.jsonl": ("classify", [f'{{"id": "{i}", "text": "t{i}", "label": "l"}}' for i in range(4)],
+                {"{bad": "is not JSON", "[1]": "holds [1]", "{}": "has no label", '{"label": 1}': "has no text",
+                 '{"id": "0", "text": "t", "label": "l"}': "has the id '0', as line "}),
+    "a.csv": ("classify", [f"{i},t{i},l" for i in range(4)],
+              {"x": "has 1 cells", '"a" b,c,d': "is not CSV", ",t,": "label is ''", '"a,b,c': "is not CSV"}),
+    "a.conll": ("ner", [f"w{i} B-X\nv{i} O\n" for i in range(4)],
+                {"x\n": "has one column", "x Y\n": "has the tag 'Y'", "x y O\ny O\nz O\n": "has 3 columns"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_bad_row_hides_no_other(tmp_path, name):
+    task, good, bad = FORMS[name]
+    rows = [row for pair in zip(good, list(bad)[:4], strict=False) for row in pair] + good[len(bad) :] + list(bad)[4:]
+    header = ["id,text,label"] if name == "a.csv" else []
+    starts = [sum(row.count("\n") + 1 for row in (header + rows)[: i + len(header)]) + 1 for i in range(len(rows))]
+    places = {row: f"line {start}: {bad[row]}" for row, start in zip(rows, starts, strict=True) if row in bad}
+    expected = read(task, put(tmp_path, name, "\n".join([*header, *good])))
+    path = put(tmp_path, name, "\n".join([*header, *rows]))
+    found = scan(task, path)
+    assert found.skipped == len(found.faults) == len(bad)
+    for place in places.values():
+        assert any(fault.startswith(f"{path}, {place}") for fault in found.faults), (place, found.faults)
+    message = refused(task, path)
+    assert message.startswith(found.faults[0]) and "--skip-bad-rows" in message
+    assert f"{len(bad)} of {len(rows)} rows cannot be read" in message
+    with pytest.warns(UserWarning, match=f"{len(bad)} of {len(rows)} rows are skipped: "):
+        kept = read(task, path, skip_bad_rows=True)
+    assert [each.text for each in kept] == [each.text for each in expected]
+
+
+def test_a_quote_that_is_not_closed_takes_no_other_row_with_it(tmp_path):
+    rows = [f"text {i},l" for i in range(9)] + ['"text 9","l"']
+    for at in (0, 5, 10):
+        content = "\n".join(["text,label", *rows[:at], '"open,l', *rows[at:]])
+        found = scan("classify", put(tmp_path, "a.csv", content))
+        assert [each.text for each in found.examples] == [f"text {i}" for i in range(10)]
+        assert len(found.faults) == 1 and f"line {at + 2}: is not CSV" in found.faults[0]
+
+
+def test_every_fault_of_a_squad_file_is_found(tmp_path):
+    asked = [qa(f"q{i}", start=14 if i % 3 else i) for i in range(9)] + [None, qa("q1")]
+    found = scan("qa", path := put(tmp_path, "dev.json", squad(*asked)))
+    assert [each.id for each in found.examples] == ["q1", "q2", "q4", "q5", "q7", "q8"]
+    places = ["question 'q0'", "question 'q3'", "question 'q6'", "article 1, paragraph 1, question 10", "question 'q1'"]
+    assert [fault.removeprefix(f"{path}, ").split(": ")[0] for fault in found.faults] == places
+
+
+def test_without_a_good_row_there_is_nothing_to_skip_to(tmp_path):
+    with pytest.raises(DataError, match="1 of 1 rows cannot be read"):
+        read("classify", put(tmp_path, "a.jsonl", "{}"), skip_bad_rows=True)
+
+
 GOOD = {"qa": QUESTION, "ner": {"words": ["a"], "tags": ["O"]}, "classify": {"text": "t", "label": "l"}}
 GOOD["embed"] = {"first": "a", "second": "b"}
 
@@ -469,43 +687,46 @@ GOOD["embed"] = {"first": "a", "second": "b"}
 @pytest.mark.parametrize(
     ("task", "row", "words"),
     [
-        ("qa", QUESTION | {"answers": [{"text": "the Seine", "start": 15}]}, "at 15, where 'he Seine.' stands"),
-        ("qa", QUESTION | {"answers": [{"text": "the Seine", "start": -1}]}, "at -1"),
-        ("qa", QUESTION | {"answers": [{"text": "Seine"}]}, "without its start, and the context holds it 2 times"),
-        ("qa", QUESTION | {"answers": [{"text": "Rhine"}]}, "holds it 0 times"),
-        ("qa", QUESTION | {"answers": [{"text": 5, "start": 1}]}, "the answer 5, which is no text"),
-        ("qa", QUESTION | {"answers": [{"text": "the Seine", "start": "x"}]}, "'x', which is no whole number"),
-        ("qa", QUESTION | {"answers": [{"text": "the Seine", "start": 14.5}]}, "14.5, which is no whole number"),
-        ("qa", QUESTION | {"answers": [{"text": "the Seine", "start": float("inf")}]}, "inf, which is no whole number"),
-        ("qa", QUESTION | {"answers": ["the Seine"]}, "is not of the form for qa"),
-        ("qa", QUESTION | {"answers": {"text": ["a", "b"], "answer_start": [1]}}, "has 2 answers and 1 starts"),
-        ("qa", QUESTION | {"answers": {"text": ["a"]}}, "is not of the form for qa: 'answer_start'"),
-        ("qa", QUESTION | {"answers": [{"text": " ", "start": 3}]}, "the answer ' ', which is no text"),
-        ("qa", {"question": "q", "context": "c"}, "has neither answers nor answer"),
-        ("qa", QUESTION | {"context": " \n"}, "as its context, where text was expected"),
+        ("qa", QUESTION | {"answers": [{"text": "the Seine", "start": 15}]}, "is 15, but 'the Seine' is at 14"),
+        ("qa", QUESTION | {"answers": [{"text": "Seine"}]}, "answer_start is missing, and the context holds 'Seine' 2"),
+        ("qa", QUESTION | {"answers": [{"text": "Rhine"}]}, "'Rhine' 0 times"),
+        ("qa", QUESTION | {"answers": [{"text": "the Seine", "start": "x"}]}, "answer_start is 'x'"),
+        ("qa", QUESTION | {"answers": [{"text": "the Seine", "start": 14.5}]}, "answer_start is 14.5"),
+        ("qa", QUESTION | {"answers": [{"text": "the Seine", "start": float("inf")}]}, "answer_start is inf"),
+        ("qa", QUESTION | {"answers": [{"text": "the Seine", "start": True}]}, "answer_start is True"),
+        ("qa", QUESTION | {"answers": {"text": ["a", "b"], "answer_start": [1]}}, "two lists of one length"),
+        ("qa", QUESTION | {"answers": {"text": ["a"]}}, "two lists of one length"),
+        ("qa", {"question": "q", "context": "c"}, "has no answers (fields: question, context)"),
+        ("qa", QUESTION | {"context": " \n"}, "context is ' \\n'"),
+        ("qa", QUESTION | {"id": ["q"]}, "id is ['q']"),
         ("qa", {"context": "c", "answers": []}, "has no question (fields: context, answers)"),
         ("ner", {"words": ["a", "b"], "tags": ["O"]}, "has 2 words and 1 tags"),
         ("ner", {"words": ["a"], "tags": ["PER"]}, "has the tag 'PER'"),
-        ("ner", {"words": ["a"], "tags": [3]}, "has the tag '3'"),
+        ("ner", {"words": ["a"], "tags": [3]}, "has the tag 3; expected its name"),
         ("ner", {"words": [], "tags": []}, "has no words"),
-        ("classify", {"text": "t", "label": ["x", "y"]}, "has the label ['x', 'y']; expected a text or a number"),
-        ("classify", {"text": "t", "label": float("nan")}, "has the label nan; expected a text or a number"),
+        ("classify", {"text": "t", "label": ["x", "y"]}, "label is ['x', 'y']"),
+        ("classify", {"text": "t", "label": float("nan")}, "label is nan"),
         ("ner", {"words": "ab", "tags": ["O", "O"]}, "has neither words and tags, nor text and entities"),
-        ("ner", {"words": [None], "tags": ["O"]}, "has the word None, which is no text"),
+        ("ner", {"words": [None], "tags": ["O"]}, "has the word None"),
         ("ner", {"text": "Ann"}, "has neither words and tags, nor text and entities"),
-        ("ner", {"text": "Ann", "entities": [{"start": 0, "end": "x", "label": "PER"}]}, "the end 'x', which"),
-        ("ner", {"text": "Ann", "entities": [{"start": 0, "end": 3}]}, "is not of the form for ner: 'label'"),
-        ("ner", {"text": "Ann", "entities": [{"start": 0, "end": 3, "label": ""}]}, "has the tag 'B-'"),
-        ("classify", {"text": "t"}, "has no label"),
-        ("classify", {"text": "t", "label": ""}, "has no label"),
+        ("ner", {"text": "Ann", "entities": [{"start": 0, "end": "x", "label": "PER"}]}, "entities[0]: the end is 'x'"),
+        ("ner", {"text": "Ann", "entities": [{"start": 0, "end": 3}]}, "entities[0]: the label is None"),
+        ("ner", {"text": "Ann", "entities": [{"start": 0, "end": 3, "label": ""}]}, "entities[0]: the label is ''"),
+        ("ner", {"text": "Ann", "entities": [[0, 3]]}, "entities[0] is [0, 3]; expected start, end and label"),
+        ("ner", {"text": "Ann", "entities": None}, "entities is None"),
+        ("ner", {"text": "Ann", "label": "PER"}, "label is 'PER'"),
+        ("classify", {"text": "t"}, "has no label (fields: text)"),
+        ("classify", {"text": "t", "label": None}, "label is None"),
+        ("classify", {"text": "t", "label": ""}, "label is ''"),
+        ("classify", {"text": "t", "Text": "u", "label": "l"}, "one name but for case and white space: text, Text"),
         ("classify", {"body": "t", "label": "l"}, "has no text (fields: body, label)"),
-        ("classify", {"text": ["t"], "label": "l"}, "has ['t'] as its text, where text was expected"),
+        ("classify", {"text": ["t"], "label": "l"}, "text is ['t']"),
         ("classify", {"a\nb": "t", "label": "l"}, "has no text"),
         ("embed", {"first": "a"}, "has no second"),
-        ("embed", {"first": "a", "second": "b", "score": "high"}, "the score 'high', which is no number"),
-        ("embed", {"first": "a", "second": "b", "score": float("nan")}, "the score nan, which is no number"),
-        ("embed", {"first": "a", "second": "b", "score": 10**400}, "which is no number"),
-        ("embed", [1, 2], "holds a list, not an object with fields"),
+        ("embed", {"first": "a", "second": "b", "score": "high"}, "score is 'high'"),
+        ("embed", {"first": "a", "second": "b", "score": float("nan")}, "score is nan"),
+        ("embed", {"first": "a", "second": "b", "score": 10**400}, "score is 1000"),
+        ("embed", [1, 2], "holds [1, 2]; expected an object"),
     ],
 )
 def test_a_bad_row_is_named_by_its_line(tmp_path, task, row, words):
@@ -525,8 +746,10 @@ def test_a_bad_row_is_named_by_its_line(tmp_path, task, row, words):
         ("", "is empty"),
         (" \n\n", "is empty"),
         ("\ufeff", "is empty"),
-        (b'{"text": "t", "label": "l"}\n{"text": "\xe9"}', "line 2: is not UTF-8 (byte 39 of the file)"),
-        ("{}".encode("utf-16"), "line 1: is not UTF-8"),
+        (b'{"text": "t", "label": "l"}\n{"text": "\xe9"}', "line 2: is not UTF-8"),
+        ("{}".encode("utf-16"), "line 1: is not UTF-8 but UTF-16"),
+        ('{"text": "t", "label": "a", "label": "b"}', "line 1: has the key 'label' twice"),
+        ('{"text": "t", "label": "a", "meta": [{"x": 1, "x": 2}]}', "line 1: has the key 'x' twice"),
     ],
 )
 def test_a_bad_jsonl_file_is_named(tmp_path, content, words):
@@ -542,7 +765,11 @@ def test_a_bad_jsonl_file_is_named(tmp_path, content, words):
         ('text,label\n"a\nb",x\n"c" d,y\n', "line 4: is not CSV"),
         ('text,label\n"a,x\n', "line 2: is not CSV"),
         ("text,label\n", "holds no example"),
-        ("text,label\na,\n", "line 2: has no label"),
+        ("text,label\na,\n", "line 2: label is ''"),
+        ("Review,Sentiment\na,x\n", "header has no text (called text, sentence, content); it has 'Review', 'S"),
+        ("text/label\na/x\n", "it has 'text/label'"),
+        ("text,Text ,label\na,b,x\n", "line 1: has the column 'text' twice"),
+        (b"text,label\n\xe4,x\n", "line 2: is not UTF-8"),
         ("text,text,label\na,b,x\n", "line 1: has the column 'text' twice"),
         ("id,text,label\n1,a,x\n1,b,x\n", "line 3: has the id '1', as line 2 has"),
     ],
@@ -560,8 +787,8 @@ def test_a_cell_may_be_as_long_as_a_text_is(tmp_path):
 @pytest.mark.parametrize(
     ("task", "name", "words"),
     [
-        ("qa", "a.xml", "ends in .xml; for qa give a file in .json (SQuAD), .jsonl or .csv"),
-        ("ner", "a.json", "ends in .json; for ner give a file in .conll (columns), .jsonl or .csv"),
+        ("qa", "a.xml", "ends in .xml; for qa give SQuAD as .json, rows as .json, .jsonl or .csv"),
+        ("ner", "a.md", "ends in .md; for ner give columns as .conll, rows as .json, .jsonl or .csv"),
         ("classify", "a", "ends in nothing"),
         ("qa", "a.conll", "ends in .conll"),
         ("speech", "a.jsonl", "the task is 'speech'; choose one of qa, ner, classify, embed"),
@@ -572,10 +799,13 @@ def test_a_foreign_form_or_task_is_refused(tmp_path, task, name, words):
 
 
 def test_a_missing_file_is_not_looked_for_on_the_hub(tmp_path, monkeypatch, no_network):
+    long = "a" * 300 + ".csv"
     put(tmp_path, "README.md", "---\nconfigs:\n- config_name: en\n---\n")
     monkeypatch.chdir(tmp_path)
     for name in (tmp_path / "none.jsonl", "none.jsonl", "deep/none.json:train", tmp_path / "none", "../none"):
         assert "does not exist" in refused("qa", name)
+    for name in (long, "~nobody-by-this-name/a.csv"):
+        assert "cannot be opened" in refused("qa", name)
     assert no_network == []
 
 
@@ -698,15 +928,15 @@ def test_entities_as_the_hub_has_them(hub, no_network, name, words, tags):
 
 def test_labels_as_the_hub_has_them(hub):
     assert read("classify", f"{hub}/reviews:train") == [Labelled("1", "fine", "good"), Labelled("2", "bad", "poor")]
-    assert "reviews:test, line 1: has no label" in refused("classify", f"{hub}/reviews:test")
+    assert "reviews:test, row 1: label is None" in refused("classify", f"{hub}/reviews:test")
 
 
 @pytest.mark.parametrize(
     ("task", "name", "words"),
     [
         ("ner", "wnut_17:dev", r"wnut_17 \(split dev\) could not be loaded: .*dev"),
-        ("qa", "wnut_17:train", r"wnut_17:train, line 1: has no context \(fields: id, tokens, ner_tags\)"),
-        ("embed", "squad:train", "squad:train, line 1: has no first"),
+        ("qa", "wnut_17:train", r"wnut_17:train, row 1: has no context \(fields: id, tokens, ner_tags\)"),
+        ("embed", "squad:train", "squad:train, row 1: has no first"),
         ("ner", "wikiann:train", "wikiann .split train. could not be loaded: .*en.*de"),
         ("ner", "wikiann/fr:train", "does not exist"),
     ],
@@ -716,7 +946,17 @@ def test_what_a_data_set_has_not_is_one_data_error(hub, task, name, words):
     assert re.search(words, message), message
 
 
-@pytest.mark.parametrize("name", ["no-such-data", "nobody/nothing:dev", "nobody/nothing/en:dev", "wikiann/en:dev"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "no-such-data",
+        "nobody/nothing:dev",
+        "nobody/nothing/en:dev",
+        "wikiann/en:dev",
+        "nobody/data-2.5-x",
+        "nobody/v1.0:dev",
+    ],
+)
 def test_a_name_that_cannot_be_reached_is_one_data_error(hub, monkeypatch, tmp_path, no_network, name):
     monkeypatch.chdir(tmp_path)
     message = refused("ner", name)

@@ -104,7 +104,7 @@ def test_table_holds_its_lists_as_json(tmp_path):
         (FRANCE | {"natural": []}, r"has \[\] as natural; write true or false"),
         (FRANCE, "has the id 'fr', as line 1 has"),
         ('{"id": "fr",', "is not JSON"),
-        ("[1]", "holds a list, not an object"),
+        ("[1]", "holds \\[1\\]; expected an object"),
     ],
 )
 def test_faulty_row_is_named_by_file_and_line(tmp_path, row, what):

@@ -153,7 +153,7 @@ class Slow:
     ({"questions": []}, "no question"),
     ({"questions": [asked(" \n", id="q7")]}, "context of 'q7' is empty"),
     ({"questions": [asked(MAT, question="", id="q7")]}, "question of 'q7' is empty"),
-    ({"questions": [Question("q7", "?", MAT, (Answer("cat", 3),))]}, "'q7': the answer 'cat' is not at 3"),
+    ({"questions": [Question("q7", "?", MAT, (Answer("cat", 3),))]}, "'q7': answer_start is 3, but 'cat' is at 4"),
     ({"questions": [asked(MAT, (3, 4), id="q7")]}, "'q7' has an answer of white space"),
     ({"order": "context-first"}, "question-last"),
     ({"doc_stride": 0}, "doc_stride is 0"),

@@ -1,8 +1,8 @@
-"""Is this labelled file fit to learn from, and to be judged by? `check_files("qa", ["train.json", "dev.json"])`.
+"""Check labelled files before training on them: `check_files("qa", ["train.json", "dev.json"])`.
 
-A fault makes a figure wrong: a line that cannot be read, contradictory labels, an example that stands in two splits. A
-warning names what is often a slip and may be meant: characters that cannot be seen, one label in twenty, a kind that
-occurs once. Each finding says how often, and shows two examples by their id.
+A fault makes a score wrong: a row that cannot be read, contradictory labels, an example that is in two splits. A
+warning names what is often a slip but may be meant: invisible characters, one label in twenty, a label that occurs
+once. Each finding shows how often it occurs and names two examples by their ids.
 """
 
 from __future__ import annotations
@@ -16,22 +16,25 @@ from pathlib import Path
 from typing import Any
 
 from labkit.datasets.examples import Labelled, Pair, Question, Sentence
-from labkit.datasets.readers import TASKS, read, tags_as_given
+from labkit.datasets.files import Reading, path_of, printable
+from labkit.datasets.readers import TASKS, scan
 from labkit.datasets.splits import has_name
 from labkit.datasets.tags import entities_of, scheme_of, to_bio
 from labkit.errors import DataError
 
 LONG = 100_000  # characters of a text
-UNEVEN = 20  # the commonest label is that many times as frequent as the rarest
-BY_CHANCE = 20  # a text of fewer characters ("Wednesday .", "Thanks!") recurs without having been copied
+UNEVEN = 20  # warn if the commonest label is that many times as frequent as the rarest
+BY_CHANCE = 20  # a text of fewer characters ("Wednesday .", "Thanks!") may be in two splits by chance
 SHOWN = 2  # examples of each finding
-_UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # control characters but tab and line ends
+_UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # control characters except tab and line ends
 _REPLACED, _SURROGATES = "\ufffd", re.compile(r"[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a check of one file found. `counts` is per label, per kind of entity, or of what a question can be."""
+    """The result of checking one file: `n` examples can be read, `counts` is per label or kind of question, and `notes`
+    say how the file was read.
+    """
 
     path: str
     task: str
@@ -39,6 +42,7 @@ class Report:
     counts: dict[str, int]
     faults: tuple[str, ...]
     warnings: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -49,66 +53,66 @@ class Report:
 
 
 def check_file(task: str, path: str | Path, others: Sequence[str | Path] = ()) -> Report:
-    """What is wrong with one file, and what of it stands in the `others` as well; raises as `check_files` does."""
+    """The report on one file, also compared with the `others`; raises as `check_files` does."""
     return check_files(task, [*others, path])[-1]
 
 
-def check_files(task: str, paths: Sequence[str | Path]) -> list[Report]:
-    """What is wrong with each file, and with them as the splits of one data set.
+def check_files(task: str, paths: Sequence[str | Path], tag_column: int | None = None) -> list[Report]:
+    """A report on each file, alone and together with the others as the splits of one data set.
 
-    A group, or a text (but for case and white space), that stands in two files is a fault of the later one; a text of
-    fewer than 20 characters is a warning. A file that cannot be read has that as its fault, and is compared with no
-    other.
+    A group or a text that is in two files (case and white space do not matter) is a fault of the later file; for a text
+    of fewer than 20 characters it is a warning. A row that cannot be read is a fault; the other rows are checked.
 
     Raises:
         DataError: an unknown task, a path that is no file, or one given twice.
     """
     if task not in TASKS:
         raise DataError(f"the task is {task!r}; choose one of {', '.join(TASKS)}")
-    paths = [Path(path).expanduser() for path in paths]
+    paths = [path_of(path) for path in paths]
     for i, path in enumerate(paths):
         if not path.is_file():
-            what = "a folder" if path.is_dir() else "not there"
-            raise DataError(f"{path} is {what}; give files of labelled examples")
-        if path.resolve() in {each.resolve() for each in paths[:i]}:
+            what = "is a folder" if path.is_dir() else "does not exist"
+            raise DataError(f"{path} {what}; give files of labelled examples")
+        if path.resolve() in {earlier.resolve() for earlier in paths[:i]}:
             raise DataError(f"{path} is given twice; give each split once")
     reports: list[Report] = []
     readable: list[tuple[Path, list[Any]]] = []
     for path in paths:
         try:
-            examples = read(task, path)
+            reading = scan(task, path, tag_column)
         except DataError as error:
-            reports.append(Report(str(path), task, 0, {}, (str(error),), ()))
-            continue
-        faults, warnings = Findings(), Findings()
-        counts = _CHECKS[task](examples, faults, warnings)
+            reading = Reading(str(path), faults=[str(error)])
+        examples, faults, warnings = reading.examples, Findings(), Findings()
+        if not examples and not reading.faults:
+            reading.faults.append(f"{path} holds no example")
+        counts = _CHECKS[task](examples, faults, warnings) if examples else {}
         _check_characters(task, examples, faults, warnings)
         if task == "ner":
-            _check_scheme(tags_as_given(path), [each.id for each in examples], warnings)
+            _check_scheme(reading.tags, [sentence.id for sentence in examples], warnings)
         for other, earlier in readable:
             _check_leakage(task, examples, earlier, other, faults, warnings)
         readable.append((path, examples))
-        reports.append(Report(str(path), task, len(examples), counts, faults.lines(), warnings.lines()))
+        unread = tuple(map(printable, reading.faults))
+        notes = tuple(map(printable, filter(None, [reading.layout, *reading.notes])))
+        reports.append(Report(str(path), task, len(examples), counts, unread + faults.lines(), warnings.lines(), notes))
     return reports
 
 
 class Findings:
-    """What was found, by kind: how often, and where."""
+    """Findings by kind, and where each occurs."""
 
     def __init__(self) -> None:
-        self._found: dict[str, list[str]] = defaultdict(list)
+        self._places: dict[str, list[str]] = defaultdict(list)
 
     def add(self, what: str, where: str) -> None:
-        self._found[what].append(where)
+        self._places[what].append(where)
 
     def lines(self) -> tuple[str, ...]:
         """One line per kind, such as "an answer has white space around it, 3 times: q7, q9, ..."."""
-        return tuple(printable(f"{what}{_times(len(where))}: {_some(where)}") for what, where in self._found.items())
-
-
-def printable(text: str) -> str:
-    """The text with an escape for each character that a terminal would obey, or could not be sent."""
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+        return tuple(
+            printable(f"{what}{_times(len(places))}: {', '.join(places[:SHOWN])}{', ...' if places[SHOWN:] else ''}")
+            for what, places in self._places.items()
+        )
 
 
 # ---- one file --------------------------------------------------------------------------------------------------------
@@ -116,56 +120,58 @@ def printable(text: str) -> str:
 
 def _check_questions(questions: Sequence[Question], faults: Findings, warnings: Findings) -> dict[str, int]:
     asked: dict[tuple[str, str], str] = {}
-    for each in questions:
-        if not each.question.strip() or not each.context.strip():
-            faults.add("the question or the context is blank", each.id)
-        for answer in each.answers:
+    for question in questions:
+        for answer in question.answers:
             if answer.text != answer.text.strip():
-                faults.add("an answer has white space around it", f"{each.id} ({answer.text!r})")
-            elif _cuts_a_word(each.context, answer.start) or _cuts_a_word(each.context, answer.end):
-                warnings.add("an answer begins or ends within a word", f"{each.id} ({answer.text!r})")
-        first = asked.setdefault((_loosely(each.question), each.context), each.id)
-        if first != each.id:
-            faults.add("the question was asked of this context before", f"{each.id} (as {first})")
-    unanswerable = sum(not each.answers for each in questions)
-    contexts = len({each.context for each in questions})
+                faults.add("an answer has white space around it", f"{question.id} ({answer.text!r})")
+            elif _cuts_a_word(question.context, answer.start) or _cuts_a_word(question.context, answer.end):
+                warnings.add("an answer begins or ends within a word", f"{question.id} ({answer.text!r})")
+        first = asked.setdefault((_loosely(question.question), question.context), question.id)
+        if first != question.id:
+            faults.add("the same question is asked twice about one context", f"{question.id} (as {first})")
+    unanswerable = sum(not question.answers for question in questions)
+    contexts = len({question.context for question in questions})
     return {"answerable": len(questions) - unanswerable, "unanswerable": unanswerable, "contexts": contexts}
 
 
 def _check_sentences(sentences: Sequence[Sentence], faults: Findings, warnings: Findings) -> dict[str, int]:
     seen: dict[str, Sentence] = {}
     places: dict[str, list[str]] = defaultdict(list)
-    for each in sentences:
-        if not each.words or not all(word.strip() for word in each.words):
-            faults.add("there is no word, or a blank one", each.id)
-        first = seen.setdefault(" ".join(each.words), each)
-        if first is not each and first.tags != each.tags:
-            faults.add("the same words have other tags before", f"{each.id} (as {first.id}: {_short(each.text)!r})")
-        elif first is not each:
-            warnings.add("the sentence stands there before", f"{each.id} (as {first.id}: {_short(each.text)!r})")
-        for start, end, kind in entities_of(each.tags):
-            entity = each.text[each.spans[start][0] : each.spans[end - 1][1]]
-            places[kind].append(f"{each.id} ({entity!r})")
+    for sentence in sentences:
+        if not sentence.words or not all(word.strip() for word in sentence.words):
+            faults.add("there is no word, or a blank one", sentence.id)
+        if spaced := [word for word in sentence.words if re.search(r"\s", word)]:
+            warnings.add("a word contains white space; columns are separated by tabs", f"{sentence.id} ({spaced[0]!r})")
+        first = seen.setdefault(" ".join(sentence.words), sentence)
+        if first is not sentence and first.tags != sentence.tags:
+            faults.add(
+                "the same words have different tags", f"{sentence.id} (as {first.id}: {_short(sentence.text)!r})"
+            )
+        elif first is not sentence:
+            warnings.add("the same sentence occurs twice", f"{sentence.id} (as {first.id}: {_short(sentence.text)!r})")
+        for start, end, kind in entities_of(sentence.tags):
+            entity = sentence.text[sentence.spans[start][0] : sentence.spans[end - 1][1]]
+            places[kind].append(f"{sentence.id} ({entity!r})")
             if len(entity) == 1:
-                warnings.add("an entity is one character", f"{each.id} ({entity!r}, {kind})")
+                warnings.add("an entity is one character", f"{sentence.id} ({entity!r}, {kind})")
     for kind, where in places.items():
         if len(where) == 1:
-            warnings.add(f"the kind {kind} has one entity only", where[0])
+            warnings.add(f"the label {kind} has only one entity", where[0])
     return dict(Counter({kind: len(where) for kind, where in places.items()}).most_common())
 
 
 def _check_labelled(examples: Sequence[Labelled], faults: Findings, warnings: Findings) -> dict[str, int]:
     seen: dict[str, Labelled] = {}
-    for each in examples:
-        first = seen.setdefault(_loosely(each.text), each)
-        if first is not each and first.label != each.label:
-            where = f"{each.id} {each.label!r} ({first.id} {first.label!r})"
-            faults.add("the same text has another label before", where)
-        elif first is not each:
-            faults.add("the text stands there before", f"{each.id} (as {first.id})")
-    counts = dict(Counter(each.label for each in examples).most_common())
+    for example in examples:
+        first = seen.setdefault(_loosely(example.text), example)
+        if first is not example and first.label != example.label:
+            where = f"{example.id} {example.label!r} ({first.id} {first.label!r})"
+            faults.add("the same text has different labels", where)
+        elif first is not example:
+            faults.add("the same text occurs twice", f"{example.id} (as {first.id})")
+    counts = dict(Counter(example.label for example in examples).most_common())
     if len(counts) == 1:
-        warnings.add("there is one label only", repr(next(iter(counts))))
+        warnings.add("there is only one label", repr(next(iter(counts))))
     elif max(counts.values()) >= UNEVEN * min(counts.values()):
         listed = ", ".join(f"{label!r} {count}" for label, count in counts.items())
         warnings.add(f"one label is {UNEVEN} times as frequent as another, or more", listed)
@@ -174,23 +180,23 @@ def _check_labelled(examples: Sequence[Labelled], faults: Findings, warnings: Fi
 
 def _check_pairs(pairs: Sequence[Pair], faults: Findings, warnings: Findings) -> dict[str, int]:
     seen: dict[frozenset[str], Pair] = {}
-    for each in pairs:
-        if len(both := _both(each)) == 1:
-            warnings.add("both texts are the same", each.id)
-        first = seen.setdefault(both, each)
-        if first is not each and first.score != each.score:
-            faults.add("the same pair has another score before", f"{each.id} {each.score} ({first.id} {first.score})")
-        elif first is not each:
-            faults.add("the pair stands there before", f"{each.id} (as {first.id})")
-    scored = sum(each.score is not None for each in pairs)
+    for pair in pairs:
+        if len(both := _both(pair)) == 1:
+            warnings.add("both texts are the same", pair.id)
+        first = seen.setdefault(both, pair)
+        if first is not pair and first.score != pair.score:
+            faults.add("the same pair has different scores", f"{pair.id} {pair.score} ({first.id} {first.score})")
+        elif first is not pair:
+            faults.add("the same pair occurs twice", f"{pair.id} (as {first.id})")
+    scored = sum(pair.score is not None for pair in pairs)
     if 0 < scored < len(pairs):
-        for each in (each for each in pairs if each.score is None):
-            warnings.add("there is no score, and others have one", each.id)
+        for pair in (pair for pair in pairs if pair.score is None):
+            warnings.add("the score is missing, but other pairs have one", pair.id)
     return {"scored": scored, "without a score": len(pairs) - scored}
 
 
 def _check_scheme(given: Sequence[Sequence[str]], ids: Sequence[str], warnings: Findings) -> None:
-    """Tags that are not BIO in a file that is: an entity that begins with I- was read as if it began with B-."""
+    """In a BIO file, warn of entities that begin with I-."""
     if scheme_of(given) != "BIO":
         return
     for tags, id in zip(given, ids, strict=True):
@@ -198,33 +204,33 @@ def _check_scheme(given: Sequence[Sequence[str]], ids: Sequence[str], warnings: 
             if was != now:
                 before = tags[i - 1] if i else "the beginning"
                 where = f"{id} ({was} after {before})"
-                warnings.add("an entity begins with I- and was read as beginning with B-", where)
+                warnings.add("an entity begins with I- and was read as if it began with B-", where)
 
 
 def require_characters(task: str, examples: Sequence[Any]) -> None:
-    """DataError if a text holds half of a surrogate pair, which no tokenizer takes and no file."""
-    for each in examples:
-        if any(_SURROGATES.search(text) for text in (*_texts(task, each), *_labels(task, each))):
+    """Raise DataError if a text holds half of a surrogate pair, which cannot be tokenized or written to a file."""
+    for example in examples:
+        if any(_SURROGATES.search(text) for text in (*_texts(task, example), *_labels(task, example))):
             raise DataError(
-                f"{each.id!r} holds half of a surrogate pair, which is no character (labkit data check finds all)"
+                f"{example.id!r} holds half of a surrogate pair, which is not a character; see labkit data check"
             )
 
 
 def _check_characters(task: str, examples: Sequence[Any], faults: Findings, warnings: Findings) -> None:
-    for each in examples:
-        texts = (*_texts(task, each), *_labels(task, each))
+    for example in examples:
+        texts = (*_texts(task, example), *_labels(task, example))
         if any(_SURROGATES.search(text) for text in texts):
-            faults.add("half of a surrogate pair, which is no character (\\ud800 to \\udfff)", each.id)
+            faults.add("half of a surrogate pair, which is not a character (\\ud800 to \\udfff)", example.id)
         for text in texts:
             if unseen := _UNSEEN.search(text):
-                warnings.add("there is a control character", f"{each.id} ({unseen[0]!r})")
+                warnings.add("there is a control character", f"{example.id} ({unseen[0]!r})")
             if (at := text.find(_REPLACED)) >= 0:
                 shown = repr(text[max(0, at - 10) : at + 10])
-                warnings.add("U+FFFD stands where a character was lost in decoding", f"{each.id} ({shown})")
+                warnings.add("U+FFFD replaces a character that was lost in decoding", f"{example.id} ({shown})")
             if not unicodedata.is_normalized("NFC", text):
-                warnings.add("the text is not in Unicode's normal form NFC", each.id)
+                warnings.add("the text is not in Unicode's normal form NFC", example.id)
             if len(text) > LONG:
-                warnings.add(f"the text is longer than {LONG:,} characters", f"{each.id} ({len(text):,})")
+                warnings.add(f"the text is longer than {LONG:,} characters", f"{example.id} ({len(text):,})")
 
 
 # ---- several files ---------------------------------------------------------------------------------------------------
@@ -233,33 +239,33 @@ def _check_characters(task: str, examples: Sequence[Any], faults: Findings, warn
 def _check_leakage(
     task: str, examples: Sequence[Any], earlier: Sequence[Any], other: Path, faults: Findings, warnings: Findings
 ) -> None:
-    """What of `examples` stands in the file `other` too."""
-    groups = {each.group for each in earlier if has_name(each)}
-    for group in dict.fromkeys(each.group for each in examples if each.group in groups):
-        faults.add(f"the group stands in {other} too", repr(group))
+    """Find what of `examples` is also in the file `other`."""
+    groups = {example.group for example in earlier if has_name(example)}
+    for group in dict.fromkeys(example.group for example in examples if example.group in groups):
+        faults.add(f"the group is also in {other}", repr(group))
     if task == "embed":
-        known = {_both(each) for each in earlier}
-        for both in dict.fromkeys(_both(each) for each in examples):
+        known = {_both(example) for example in earlier}
+        for both in dict.fromkeys(_both(example) for example in examples):
             if both in known:
-                faults.add(f"the pair stands in {other} too", " / ".join(repr(_short(text)) for text in sorted(both)))
-    known = {_loosely(text) for each in earlier for text in _texts(task, each)}
-    mine = {_loosely(text): text for each in examples for text in _texts(task, each)}
+                faults.add(f"the pair is also in {other}", " / ".join(repr(_short(text)) for text in sorted(both)))
+    known = {_loosely(text) for example in earlier for text in _texts(task, example)}
+    mine = {_loosely(text): text for example in examples for text in _texts(task, example)}
     what = {"qa": "context", "ner": "sentence"}.get(task, "text")
     for loosely, text in mine.items():
         if loosely in known:
             meant = task == "embed" or len(loosely) < BY_CHANCE  # two pairs may well share a query, or an answer
-            (warnings if meant else faults).add(f"the {what} stands in {other} too", repr(_short(text)))
+            (warnings if meant else faults).add(f"the {what} is also in {other}", repr(_short(text)))
 
 
 def _texts(task: str, example: Any) -> tuple[str, ...]:
-    """The texts by which two splits are compared."""
+    """The texts by which splits are compared."""
     if task == "embed":
         return example.first, example.second
     return (example.context if task == "qa" else example.text,)
 
 
 def _labels(task: str, example: Any) -> tuple[str, ...]:
-    """What else of an example is read: its question, or its labels."""
+    """The other texts of an example: its question, or its labels."""
     if task == "qa":
         return (example.question,)
     if task == "ner":
@@ -268,7 +274,7 @@ def _labels(task: str, example: Any) -> tuple[str, ...]:
 
 
 def _loosely(text: str) -> str:
-    """Without regard to case, white space and Unicode's form."""
+    """The text without differences of case, white space and Unicode form."""
     return " ".join(unicodedata.normalize("NFC", text).casefold().split())
 
 
@@ -282,10 +288,6 @@ def _cuts_a_word(text: str, at: int) -> bool:
 
 def _times(count: int) -> str:
     return {1: "", 2: ", twice"}.get(count, f", {count:,} times")
-
-
-def _some(where: Sequence[str]) -> str:
-    return ", ".join(where[:SHOWN]) + (", ..." if len(where) > SHOWN else "")
 
 
 def _short(text: str, width: int = 60) -> str:

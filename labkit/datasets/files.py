@@ -1,19 +1,115 @@
-"""Reading data files so that a fault is named by file and line, and writing them whole or not at all."""
+"""Read data files row by row, so that one bad row hides no other, and write files whole or not at all."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from labkit import run_folder
 from labkit.errors import DataError
 
+_LINE_END = re.compile(r"\r*\n|\r")  # Unix, Windows (also converted twice) and old Mac
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what "surrogateescape" makes of a byte that is not UTF-8
+_SEPARATORS = (",;\t|", "^~:", " ")  # of tables, the usual ones first
 
-def read_text(path: str | Path) -> str:
+
+class Fault(str):
+    """What is wrong with a row. It takes the place of a row that cannot be read."""
+
+
+class Record(NamedTuple):
+    """One row of a file: where it is ("line 3"), the id that it gets if it has none, and the row or its Fault."""
+
+    where: str
+    id: str
+    row: Any
+
+
+@dataclass
+class Reading:
+    """What one file holds.
+
+    Attributes:
+        examples: of the rows that can be read. skipped: how many cannot. faults: why, each with file and place.
+        notes: what is unusual in how the file was read. layout: which columns of a column file were read.
+        tags: of each sentence, in the file's own scheme.
+    """
+
+    path: str
+    examples: list[Any] = field(default_factory=list)
+    skipped: int = 0
+    faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    layout: str = ""
+    tags: list[tuple[str, ...]] = field(default_factory=list)
+
+    def all(self, what: str = "example", advice: str = "") -> list[Any]:
+        """The examples. DataError if there is none, or if a row cannot be read: the first fault, how many, `advice`."""
+        if self.faults:
+            count = f"{self.skipped:,} of {len(self.examples) + self.skipped:,} rows cannot be read"
+            raise DataError(f"{self.faults[0]} ({count}{advice if self.examples else ''})")
+        if not self.examples:
+            raise DataError(f"{self.path} holds no {what}")
+        return self.examples
+
+
+def collect(path: str | Path, records: Iterable[Record], make: Callable[[Any, str], Any]) -> Reading:
+    """`make(row, id)` of each record. What it raises as a ValueError, and an id that another row has, is a fault."""
+    reading = Reading(str(path))
+    place_of: dict[str, str] = {}
+    bad = set()
+    for where, id, row in records:
+        try:
+            if isinstance(row, Fault):
+                raise ValueError(row)
+            example = make(row, id)
+            if example.id in place_of:
+                raise ValueError(f"has the id {shown(example.id)}, as {place_of[example.id]} has; ids must differ")
+        except ValueError as error:
+            reading.faults.append(str(fault(path, where, str(error))))
+            bad.add(id)
+        else:
+            place_of[example.id] = where
+            reading.examples.append(example)
+    reading.skipped = len(bad)
+    return reading
+
+
+def fault(path: str | Path, where: int | str, what: str) -> DataError:
+    """The error that names a file, a place in it (a number is a line) and what is wrong there."""
+    place = f"line {where}" if isinstance(where, int) else where
+    return DataError(printable(f"{path}, {place}: {what}"))
+
+
+def printable(text: str) -> str:
+    """The text with escapes for line ends, for other control characters, and for what cannot be encoded."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
+def shown(value: Any, width: int = 60) -> str:
+    """A value as an error message shows it: cut if it is long."""
+    text = repr(value[: width + 1] if isinstance(value, str | list) else value)
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def path_of(source: str | Path) -> Path:
+    """The path that a user gave, ~ expanded; DataError if it cannot even be looked up."""
+    try:
+        path = Path(source).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as error:  # the name is too long, the user of ~user or the permission is missing
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{shown(str(source))} cannot be opened: {reason}") from error
+    return path
+
+
+def read_text(path: str | Path, errors: str = "strict") -> str:
     """The text of a UTF-8 file, without a byte order mark; DataError names the file, and the line that is not UTF-8."""
     path = Path(path).expanduser()
     if path.is_dir():
@@ -22,85 +118,132 @@ def read_text(path: str | Path) -> str:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} could not be read: {error.strerror or error}") from error
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise fault(path, 1, "is not UTF-8 but UTF-16; convert it")
     try:
-        text = content.decode("utf-8-sig")
+        text = content.decode("utf-8-sig", errors)
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise DataError(
-            f"{path}, line {line}: is not UTF-8 (byte {error.start + 1} of the file); convert it"
-        ) from error
+        raise fault(path, line, f"is not UTF-8 (byte {error.start + 1} of the file); convert it") from error
     if not text.strip():
         raise DataError(f"{path} is empty")
     return text
 
 
-def fault(path: str | Path, line: int, what: str) -> DataError:
-    """The one way a faulty line is named."""
-    return DataError(f"{path}, line {line}: {' '.join(what.splitlines())}")
+def lines_of(path: str | Path) -> Iterator[tuple[int, str]]:
+    """(line number, line) of a UTF-8 file. A line that is not UTF-8 is a Fault."""
+    for number, line in enumerate(_LINE_END.split(read_text(path, "surrogateescape")), 1):
+        yield number, Fault("is not UTF-8; convert it") if _NOT_UTF8.search(line) else line
 
 
-def each_made(
-    path: str | Path, rows: Iterable[tuple[int, Any]], make: Callable[[Any, int], Any], what: str, form: str
-) -> list[Any]:
-    """`make(row, line)` of each (line, row) of a file; what is made has an `id`, and no two have the same.
+def parse_json(text: str) -> Any:
+    """The value of a JSON text; a ValueError says what is wrong with it."""
+    try:
+        return json.loads(text, object_pairs_hook=_Object)
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if "\n" in text else ""
+        raise ValueError(f"is not JSON ({error.msg}, {line}column {error.colno})") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError("is not JSON that can be read: a number is too long, or brackets are too deep") from error
 
-    Raises:
-        DataError: what `make` raised as a ValueError in words, a row that is not of the `form`, or an id twice, with
-            file and line; or no row at all: "holds no `what`".
-    """
-    found: list[Any] = []
-    first_at: dict[str, int] = {}
-    for line, row in rows:
-        try:
-            one = make(row, line)
-        except ValueError as error:  # a DataError is one
-            raise fault(path, line, str(error)) from error
-        except (KeyError, TypeError, AttributeError) as error:
-            raise fault(path, line, f"is not of the form for {form}: {error}") from error
-        if one.id in first_at:
-            raise fault(path, line, f"has the id {one.id!r}, as line {first_at[one.id]} has; ids must differ")
-        first_at[one.id] = line
-        found.append(one)
-    if not found:
-        raise DataError(f"{path} holds no {what}")
-    return found
+
+class _Object(dict):
+    """A JSON object. `twice` is a key that the text has two times, of which a dict holds the last."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        keys = [key for key, _ in pairs]
+        self.twice = next((key for key in self if keys.count(key) > 1), None) if len(self) < len(keys) else None
+
+
+def object_or_fault(value: Any) -> Any:
+    """A row from `parse_json`, or the Fault that it is not an object, or has, at any depth, a key twice."""
+    if not isinstance(value, dict):
+        return Fault(f"holds {shown(value)}; expected an object with fields")
+    values = [value]
+    while values:
+        inner = values.pop()
+        if getattr(inner, "twice", None) is not None:
+            return Fault(f"has the key {shown(inner.twice)} twice in one object; take one out")
+        values += inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else []
+    return value
+
+
+def json_records(path: str | Path) -> Iterator[tuple[int, Any]]:
+    """(line number, object or Fault) of each line that is not empty."""
+    for number, line in lines_of(path):
+        if not isinstance(line, Fault):
+            if not line.strip():
+                continue
+            try:
+                line = object_or_fault(parse_json(line))
+            except ValueError as error:
+                line = Fault(error)
+        yield number, line
 
 
 def json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line number, object) of each line that is not empty."""
-    for number, line in enumerate(read_text(path).split("\n"), 1):  # only \n ends a line, whatever a text may hold
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise fault(path, number, f"is not JSON ({error.msg}, column {error.colno})") from error
-        except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in thousands
-            raise fault(path, number, f"is not JSON that can be read ({error})") from error
-        if not isinstance(row, dict):
-            raise fault(path, number, f"holds a {type(row).__name__}, not an object with fields")
-        yield number, row
+    """(line number, object) of each line that is not empty; DataError at the first that holds none."""
+    return _without_faults(path, json_records(path))
 
 
 def csv_rows(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line number, {column: cell}) of a CSV or TSV file with a header; the separator is seen from the header."""
-    text = read_text(path)
-    header = text.split("\n", 1)[0]
-    separator = max(",;\t", key=header.count)
+    """(line number, {column: cell}) of a CSV or TSV file; DataError at the first line that has another form."""
+    return _without_faults(path, csv_records(path))
+
+
+def _without_faults(path: str | Path, rows: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+    for number, row in rows:
+        if isinstance(row, Fault):
+            raise fault(path, number, row)
+        yield number, row
+
+
+def csv_records(path: str | Path) -> Iterator[tuple[int, Any]]:
+    """(line number, {column: cell} or Fault) of a table with a header.
+
+    The separator is the one that a first line "sep=;" names, as Excel writes it, or else the commonest in the header.
+    """
+    text = read_text(path, "surrogateescape")
+    lines = io.StringIO(text, newline="").readlines()
+    named = re.fullmatch(r"(?i:sep)=([^\w\r\n\"])\r?\n?", lines[0])
+    at = 1 if named else 0
+    header = re.sub(r'"[^"]*"', "", lines[at]) if lines[at:] else ""
+    usual = next((signs for signs in _SEPARATORS if any(sign in header for sign in signs)), ",")
+    separator = named[1] if named else max(usual, key=header.count)
+    form = {"delimiter": separator, "strict": True, "skipinitialspace": separator != " " and f"{separator} " in header}
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # else a cell of 131,072 characters is an error
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    try:
-        columns = next(reader)
-        if twice := [column for i, column in enumerate(columns) if column in columns[:i]]:
-            raise fault(path, 1, f"has the column {twice[0]!r} twice")
-        for row in reader:
-            if not row:
-                continue
-            if len(row) != len(columns):
-                raise fault(path, reader.line_num, f"has {len(row)} cells, and the header has {len(columns)}")
-            yield reader.line_num, dict(zip(columns, row, strict=True))
-    except csv.Error as error:
-        raise fault(path, reader.line_num, f"is not CSV ({error})") from error
+    reader = csv.reader(iter(lines[at:]), **form)
+    columns: list[str] | None = None
+    while True:
+        first = at + reader.line_num + 1
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if columns is None:
+                raise fault(path, first, f"is not a header of CSV ({error})") from error
+            closed = "unexpected end" not in str(error)
+            yield first, Fault(f"is not CSV ({error if closed else 'a quote is opened and never closed'})")
+            at = first  # a quote that is not closed takes the lines that follow into its cell: read them again
+            reader = csv.reader((lines[i] for i in range(at, len(lines))), **form)
+            continue
+        if not any(cell.strip() for cell in row):
+            continue
+        if columns is None:
+            columns = row
+            if _NOT_UTF8.search("".join(columns)):
+                raise fault(path, first, "is not UTF-8; convert it")
+            names = [name.strip().lower() for name in columns]
+            if twice := [name for i, name in enumerate(names) if name and name in names[:i]]:
+                raise fault(path, first, f"has the column {twice[0]!r} twice")
+        elif len(row) != len(columns):
+            yield at + reader.line_num, Fault(f"has {len(row)} cells, and the header has {len(columns)}")
+        elif _NOT_UTF8.search("".join(row)):
+            yield at + reader.line_num, Fault("is not UTF-8; convert it")
+        else:
+            yield at + reader.line_num, dict(zip(columns, row, strict=True))
 
 
 def write_whole(path: str | Path, text: str) -> Path:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from labkit.datasets.files import Record
 from labkit.errors import DataError, MissingPackageError
 
 KNOWN = {  # short name -> repository on the hub, where the short name alone no longer loads
@@ -23,22 +24,17 @@ KNOWN = {  # short name -> repository on the hub, where the short name alone no 
 REVISIONS = {"leondz/wnut_17": "refs/convert/parquet", "eriktks/conll2003": "refs/convert/parquet"}
 
 
-def read(task: str, name: str, split: str) -> list[Any]:
-    """The examples of one split of `name`, "owner/data" or "owner/data/configuration" or a folder, or
-    "folder/configuration" where the folder's README.md lists it.
+def records(name: str, split: str) -> Iterator[Record]:
+    """The rows of one split of `name`: "owner/data", "owner/data/configuration", a folder, or "folder/configuration"
+    where the folder's README.md lists it.
 
     Raises:
         MissingPackageError: `datasets` is not installed.
-        DataError: the data set cannot be reached, has no such split, or not the fields that the task needs.
+        DataError: the data set cannot be reached, or has no such split.
     """
-    from labkit.datasets import embedded
-    from labkit.datasets.readers import made
-
-    if name in embedded.NAMES:
-        return embedded.read(task, name, split)
     rows = _load(name, split)
-    kinds = _class_names(rows.features)
-    return made(task, enumerate(_named(rows, kinds), 1), f"{name}:{split}")
+    for number, row in enumerate(_named(rows, _class_names(rows.features)), 1):
+        yield Record(f"row {number}", str(number), row)
 
 
 def is_folder(name: str) -> bool:
@@ -50,7 +46,7 @@ def is_folder(name: str) -> bool:
 
 
 def split_names(name: str) -> list[str]:
-    """The splits of a hub data set or of a folder laid out like one; raises as `read` does."""
+    """The splits of a hub data set or of a folder laid out like one; raises as `records` does."""
     datasets = _package(name)
     place, configuration = _place_of(name)
     with _explained(place):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.datasets.files import each_made
+from labkit.datasets.files import Record, collect
 from labkit.errors import DataError
 
 BLANK = "____"  # stands in a statement where the answer belongs
@@ -53,21 +53,22 @@ class ParaphrasedQuestion:
 def questions_of(
     path: str | Path,
     rows: Iterable[tuple[int, Any]],
-    make: Callable[[dict[str, Any], int], ParaphrasedQuestion],
+    make: Callable[[dict[str, Any], str], ParaphrasedQuestion],
     unanswered: bool = False,
 ) -> list[ParaphrasedQuestion]:
-    """`make(row, line)` of each (line, row) of a file; errors as `labkit.datasets.files.each_made`.
+    """`make(row, id)` of each (line, row) of a file; what it raises as a ValueError is a DataError with file and line.
 
     A question without an answer is an error too, unless it may be `unanswered`.
     """
 
-    def checked(row: dict[str, Any], line: int) -> ParaphrasedQuestion:
-        question = make(row, line)
+    def checked(row: dict[str, Any], id: str) -> ParaphrasedQuestion:
+        question = make(row, id)
         if not question.answers and not unanswered:
             raise ValueError(f"question {question.id!r} has no answer; give at least one")
         return question
 
-    return each_made(path, rows, checked, "question", "paraphrases")
+    records = (Record(f"line {line}", str(line), row) for line, row in rows)
+    return collect(path, records, checked).all("question")
 
 
 def text_of(row: dict[str, Any], *names: str) -> str:
@@ -92,11 +93,11 @@ def texts_of(row: dict[str, Any], name: str) -> tuple[str, ...]:
     return tuple(each.strip() for each in value)
 
 
-def id_of(row: dict[str, Any], line: int, name: str = "id") -> str:
+def id_of(row: dict[str, Any], line: str, name: str = "id") -> str:
     """The id of a row, text or a whole number; where there is none, the number of its line."""
     given = row.get(name)
     if given is None or given == "":
-        return str(line)
+        return line
     if isinstance(given, bool) or not isinstance(given, str | int):
         raise ValueError(f"has {given!r} as its {name}, where text was expected")
     return str(given).strip()

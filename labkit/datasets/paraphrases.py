@@ -149,7 +149,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     raise DataError(f"{path} ends in {suffix or 'nothing'}; the file must be .jsonl, .csv or .json")
 
 
-def _own(row: dict[str, Any], line: int) -> ParaphrasedQuestion:
+def _own(row: dict[str, Any], line: str) -> ParaphrasedQuestion:
     """A row as the module's docstring says; a table has its lists as text, and empty cells for what is left out."""
     row = {name: value for name, value in row.items() if value not in ("", None)}
     row |= {name: list_in(row[name]) for name in ("paraphrases", "answers") if isinstance(row.get(name), str)}
@@ -161,7 +161,7 @@ def _own(row: dict[str, Any], line: int) -> ParaphrasedQuestion:
     return ParaphrasedQuestion(id, paraphrases, answers, relation, truth_of(row, "natural"))
 
 
-def _fact(row: dict[str, Any], line: int) -> ParaphrasedQuestion:
+def _fact(row: dict[str, Any], line: str) -> ParaphrasedQuestion:
     for name in ("id", "relation", "subject"):
         text_of(row, name)
     if row.get("split") not in SPLITS:

@@ -1,6 +1,6 @@
-"""One door to labelled data: `read("qa", "dev.json")`, whatever the form of the file, or a hub name.
+"""One function for labelled data: `read("qa", "dev.json")`, whatever the form of the file, or a hub name.
 
-.json             SQuAD 1.1 or 2.0 (questions)
+.json             SQuAD 1.1 or 2.0, or a list of rows
 .conll .txt .tsv .bio .iob ...   word and tag columns (entities)
 .jsonl .csv .tsv  rows with named fields (`labkit.datasets.rows`)
 squad_v2          a hub name, through `datasets`, in its parquet version; "squad_v2:validation" names the split, and
@@ -11,102 +11,131 @@ field-notes:dev   the embedded data, with their split
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from labkit.datasets.files import csv_rows, each_made, json_lines, read_text
-from labkit.datasets.rows import MAKERS, NAMES
-from labkit.datasets.tags import parts, scheme_of, to_bio
+from labkit.datasets import conll, embedded, hub, squad
+from labkit.datasets.files import Fault, Reading, Record, collect, csv_records, json_records, path_of, read_text
+from labkit.datasets.rows import MAKERS, NAMES, NEEDED
+from labkit.datasets.tags import in_bio
 from labkit.errors import DataError
 
 TASKS = tuple(MAKERS)
-COLUMNS = (".conll", ".bio", ".iob", ".iob2", ".txt", ".tsv", ".annotated", ".data")
+COLUMNS = (".conll", ".conllu", ".bio", ".iob", ".iob2", ".txt", ".tsv", ".annotated", ".data")
+_FILES = (*COLUMNS, ".json", ".jsonl", ".csv", ".parquet", ".xlsx", ".xml", ".zip", ".gz")  # never names on the hub
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*){0,2}")  # data, owner/data, owner/data/configuration
 
 
-def read(task: str, source: str | Path) -> list[Any]:
+def read(task: str, source: str | Path, *, tag_column: int | None = None, skip_bad_rows: bool = False) -> list[Any]:
     """The examples of one file, or of one split of an embedded or a hub data set.
 
     Args:
         task: "qa" (Question), "ner" (Sentence), "classify" (Labelled) or "embed" (Pair).
+        tag_column: of a column file, the number of the column that holds the tags; the first is 1.
+        skip_bad_rows: leave out the rows that cannot be read, with a warning that says how many.
 
     Raises:
-        DataError: no such file or data set, or a line that does not have the form; the message names file and line.
+        DataError: no such file or data set, or a row that does not have the form; the message names file and place, and
+            how many rows cannot be read.
+    """
+    return accepted(scan(task, source, tag_column), skip_bad_rows)
+
+
+def accepted(reading: Reading, skip_bad_rows: bool = False) -> list[Any]:
+    """The examples of a reading, as `read` gives them; its notes become warnings."""
+    for note in reading.notes:
+        warnings.warn(f"{reading.path}: {note}", stacklevel=3)
+    if skip_bad_rows and reading.faults and reading.examples:
+        total = len(reading.examples) + reading.skipped
+        more = f" (and {len(reading.faults) - 1:,} more)" if len(reading.faults) > 1 else ""
+        what = f"{reading.skipped:,} of {total:,} rows are skipped: {reading.faults[0]}{more}"
+        warnings.warn(f"{reading.path}: {what}", stacklevel=3)
+        return reading.examples
+    return reading.all(
+        advice="; labkit data check lists them, and --skip-bad-rows, in Python skip_bad_rows=True, leaves them out"
+    )
+
+
+def scan(task: str, source: str | Path, tag_column: int | None = None) -> Reading:
+    """The examples of a source and the faults of the rows that cannot be read.
+
+    Raises:
+        DataError: no such source, or one of which no row can be told, such as text that is not JSON.
     """
     if task not in MAKERS:
         raise DataError(f"the task is {task!r}; choose one of {', '.join(TASKS)}")
-    path = Path(source).expanduser()
-    if path.is_file():
-        return _read_file(task, path)
-    name, _, split = str(source).partition(":")
-    from labkit.datasets import hub
+    path = path_of(source)
+    columns = task == "ner" and path.is_file() and _is_columns(path)
+    if tag_column is not None and not columns:
+        raise DataError(f"{source} is not a column file: leave the tag column out")
+    if columns:
+        reading = conll.scan(path, tag_column)
+    elif path.is_file():
+        reading = collect(path, _records(task, path), _maker(task))
+    else:
+        name, _, split = str(source).partition(":")
+        is_name = _HUB_NAME.fullmatch(name) and Path(name).suffix.lower() not in _FILES
+        if not is_name and not hub.is_folder(name):
+            raise DataError(
+                f"{source} does not exist; give a file, or the name of a data set (squad_v2, wnut_17:train)"
+            )
+        split = split or "train"
+        if name in embedded.NAMES:
+            reading = Reading(f"{name}:{split}", embedded.read(task, name, split))
+        else:
+            reading = collect(f"{name}:{split}", hub.records(name, split), _maker(task))
+    if task == "ner":
+        reading.tags = [sentence.tags for sentence in reading.examples]
+        reading.examples = in_bio(reading.examples)
+    return reading
 
-    if hub.is_folder(name) or (_HUB_NAME.fullmatch(name) and not path.suffix):
-        return hub.read(task, name, split or "train")
-    raise DataError(f"{source} does not exist; give a file, or the name of a data set (squad_v2, wnut_17:train)")
+
+def _maker(task: str) -> Any:
+    """The function that makes an example of a row whose fields may be called "Text" or " text "."""
+
+    def make(row: dict[str, Any], id: str) -> Any:
+        fields = {str(name).strip().lower(): value for name, value in row.items()}
+        if len(fields) < len(row):
+            raise ValueError(f"has fields of one name but for case and white space: {', '.join(row)}")
+        return MAKERS[task](fields, id)
+
+    return make
 
 
-def _read_file(task: str, path: Path) -> list[Any]:
+def _records(task: str, path: Path) -> Iterator[Record]:
     suffix = path.suffix.lower()
-    if suffix == ".json" and task == "qa":
-        from labkit.datasets.squad import read_squad
+    if suffix == ".json":
+        yield from squad.records(path)
+    elif suffix == ".jsonl":
+        yield from (Record(f"line {line}", str(line), row) for line, row in json_records(path))
+    elif suffix in (".csv", ".tsv"):
+        header = None
+        for line, row in csv_records(path):
+            if header is None and not isinstance(row, Fault):
+                header = list(row)
+                _require_columns(task, header, path)
+            yield Record(f"line {line}", str(line), row)
+    else:
+        others = {"qa": "SQuAD as .json, ", "ner": "columns as .conll, "}.get(task, "")
+        raise DataError(f"{path} ends in {suffix or 'nothing'}; for {task} give {others}rows as .json, .jsonl or .csv")
 
-        return read_squad(path)
-    if task == "ner" and _is_columns(path):
-        from labkit.datasets.conll import read_conll
 
-        return read_conll(path)
-    return made(task, _rows(task, path), path)
-
-
-def tags_as_given(path: str | Path) -> list[Sequence[str]]:
-    """The tags of each sentence of a file as they stand there, before they are made BIO; raises as `read` does."""
-    path = Path(path).expanduser()
-    if _is_columns(path):
-        from labkit.datasets.conll import columns
-
-        return [tags for _, _, tags in columns(path)]
-    return [each.tags for each in as_given("ner", _rows("ner", path), path)]
+def _require_columns(task: str, header: list[str], path: Path) -> None:
+    fields = {name.strip().lower() for name in header}
+    for needed in NEEDED[task]:
+        if not fields & {*NAMES[needed]}:
+            known = ", ".join(NAMES[needed])
+            raise DataError(
+                f"{path}: the header has no {needed} (called {known}); it has {', '.join(map(repr, header))}"
+            )
 
 
 def _is_columns(path: Path) -> bool:
-    """Whether a file has word and tag columns; a .tsv may be a table with a header, which names both."""
+    """Whether a file has word and tag columns. A .tsv may also be a table with a header, which names both."""
     if path.suffix.lower() != ".tsv":
         return path.suffix.lower() in COLUMNS
-    header = read_text(path).split("\n", 1)[0].strip().split("\t")
-    return not (set(header) & {*NAMES["words"]} and set(header) & {*NAMES["tags"]})
-
-
-def _rows(task: str, path: Path) -> Any:
-    suffix = path.suffix.lower()
-    if suffix == ".jsonl":
-        return json_lines(path)
-    if suffix in (".csv", ".tsv"):
-        return csv_rows(path)
-    others = {"qa": ".json (SQuAD), ", "ner": ".conll (columns), "}.get(task, "")
-    raise DataError(f"{path} ends in {suffix or 'nothing'}; for {task} give a file in {others}.jsonl or .csv")
-
-
-def made(task: str, numbered: Any, path: Any) -> list[Any]:
-    """Examples from (line number, row) pairs, tags in BIO; a row without a meaning, or with the id of another, is named
-    by its line.
-    """
-    found = as_given(task, numbered, path)
-    if task != "ner":
-        return found
-    scheme = scheme_of(each.tags for each in found)
-    return [replace(each, tags=tuple(to_bio(each.tags, scheme))) for each in found]
-
-
-def as_given(task: str, numbered: Any, path: Any) -> list[Any]:
-    """As `made`, with the tags in the scheme that they came in."""
-
-    def one(row: Any, line: int) -> Any:
-        example = MAKERS[task](row, line)
-        for tag in example.tags if task == "ner" else ():
-            parts(tag)  # a tag without a meaning is a ValueError
-        return example
-
-    return each_made(path, numbered, one, "example", task)
+    header = read_text(path, "surrogateescape").split("\n", 1)[0]
+    names = {name.strip().lower() for name in header.split("\t")}
+    return not (names & {*NAMES["words"]} and names & {*NAMES["tags"]})

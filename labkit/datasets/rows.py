@@ -1,13 +1,15 @@
-"""Rows with named fields, from JSONL, CSV or a hub data set, made into examples: what each task needs, and other names.
+"""Rows with named fields, from JSON, JSONL, CSV or a hub data set, made into examples. Each task needs these fields:
 
-    evidence              criterion, post, evidence: a sentence as it was copied, found by `evidence.locate`, or null
-    question answering    question, context; answers: [{text, start}], or {"text": [...], "answer_start": [...]} as the
-                          hub's squad has them, or the columns answer and answer_start
-    named entities        words and tags; or text and entities: [{start, end, label}]
+    question answering    question, context, and answers: [{text, start}], {"text": [...], "answer_start": [...]} as in
+                          the hub's squad, or the columns answer and answer_start of a table; is_impossible is optional
+    evidence              criterion, post, evidence: a sentence copied from the post, or null
+    named entities        words and tags; or text and entities: {start, end, label}, {start_offset, end_offset, label}
+                          (doccano) or [start, end, label] (spaCy)
     classification        text and label
-    embedding             first and second, and perhaps score
+    embedding             first and second; score is optional
 
-A row that cannot be understood is a ValueError in words; whoever reads the file adds where it stands.
+`NAMES` lists other names of these fields. Letter case and white space around a name do not matter. A row that cannot be
+understood is a ValueError; the reader of the file adds file and place.
 """
 
 from __future__ import annotations
@@ -18,13 +20,18 @@ from typing import Any
 
 from labkit.datasets.evidence import locate
 from labkit.datasets.examples import Answer, Entity, Labelled, Pair, Question, Sentence
+from labkit.datasets.files import shown
+from labkit.datasets.tags import parts
 from labkit.datasets.words import tags_over, words_of
+from labkit.errors import DataError
 
-NAMES = {  # other names that files have for a field
+NAMES = {
     "question": ("question", "query", "criterion"),
     "context": ("context", "passage", "document", "post"),
+    "answers": ("answers", "answer", "evidence"),
     "words": ("words", "tokens"),
     "tags": ("tags", "ner_tags", "labels"),
+    "entities": ("entities", "spans", "label", "labels"),
     "text": ("text", "sentence", "content"),
     "label": ("label", "class", "category"),
     "first": ("first", "text_a", "sentence1", "anchor", "query"),
@@ -33,95 +40,162 @@ NAMES = {  # other names that files have for a field
     "group": ("group", "title", "document_id"),
     "id": ("id", "guid"),
 }
+NEEDED = {  # fields without which no row of a table has a meaning
+    "qa": ("question", "context", "answers"),
+    "ner": ("words", "tags"),
+    "classify": ("text", "label"),
+    "embed": ("first", "second"),
+}
 
 
-def question(row: dict[str, Any], number: int) -> Question:
-    context, answers = text_in(row, "context"), []
-    given = row.get("answers", row.get("answer"))
+def question(row: dict[str, Any], id: str) -> Question:
+    context = text_in(row, "context")
+    answers = []
+    for number, answer in enumerate(_answers(row, context)):
+        where = f"answers[{number}]"
+        if not isinstance(answer, dict):
+            raise ValueError(f"{where} is {shown(answer)}; expected an object with text and answer_start")
+        text, start = answer.get("text"), answer.get("start", answer.get("answer_start"))
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"{where}.text is {shown(text)}; expected a text")
+        if start is None or start == "":
+            if (count := context.count(text)) != 1:
+                raise ValueError(f"answer_start is missing, and the context holds {shown(text)} {count} times")
+            start = context.index(text)
+        answers.append(Answer(text, _whole(start, "answer_start")))
+        if wrong := misplaced(context, answers[-1]):
+            raise ValueError(wrong)
+    return Question(_id(row, id), text_in(row, "question"), context, tuple(dict.fromkeys(answers)), _group(row))
+
+
+def _answers(row: dict[str, Any], context: str) -> list[Any]:
+    """The answers of a row as a list; [] where the question is unanswerable."""
+    name = next((known for known in ("answers", "answer") if known in row), None)
+    given = row.get(name)
     if given is None and "evidence" in row:
         given = _located(context, row["evidence"])
-    if given is None:
-        raise ValueError("has neither answers nor answer; an unanswerable question has an empty list")
-    if isinstance(given, dict):  # as the hub's parquet files have them
-        texts, starts = given["text"], given["answer_start"]
-        if len(texts) != len(starts):
-            raise ValueError(f"has {len(texts)} answers and {len(starts)} starts")
-        given = [{"text": text, "start": start} for text, start in zip(texts, starts, strict=True)]
-    elif isinstance(given, str):  # as a table has it: one answer, or an empty cell
-        given = [{"text": given, "start": row.get("answer_start", row.get("start", ""))}] if given else []
-    for answer in given:
-        if not isinstance(text := answer["text"], str) or not text.strip():
-            raise ValueError(f"has the answer {text!r}, which is no text")
-        start = answer.get("start", answer.get("answer_start"))
-        answers.append(Answer(text, _place(text, start, context)))
-    return Question(
-        _id(row, number),
-        text_in(row, "question"),
-        context,
-        tuple(dict.fromkeys(answers)),
-        _group(row),
-    )
+    if isinstance(given, str):  # a cell of a table
+        given = [{"text": given, "start": row.get("answer_start", row.get("start"))}] if given.strip() else []
+    elif isinstance(given, dict):
+        texts, starts = given.get("text"), given.get("answer_start")
+        if isinstance(texts, str):
+            given = [given]
+        elif isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
+            given = [{"text": text, "start": start} for text, start in zip(texts, starts, strict=True)]
+        else:
+            raise ValueError(f"{name} is {shown(given)}; expected text and answer_start, two lists of one length")
+    impossible = row.get("is_impossible")
+    if isinstance(impossible, str):
+        impossible = {"": None, "true": True, "false": False}.get(impossible.strip().lower(), impossible)
+    if impossible not in (None, True, False):
+        raise ValueError(f"is_impossible is {shown(impossible)}; expected true or false")
+    if given is None and impossible:
+        return []
+    if name is None and given is None:
+        raise ValueError(f"has no answers (fields: {', '.join(row)}); an unanswerable question has an empty list")
+    if not isinstance(given, list):
+        raise ValueError(f"{name} is {shown(given)}; expected a list of answers, which is empty if there is none")
+    if impossible and given:
+        raise ValueError(f"is_impossible is true, but there is the answer {shown(given[0])}")
+    if impossible is False and not given:
+        raise ValueError("has no answer, but is_impossible is false")
+    return given
 
 
 def _located(context: str, evidence: Any) -> list[dict[str, Any]]:
-    """Where a sentence, copied out of the context by somebody, stands in it; [] for no evidence (null, "").
-
-    What is nowhere in the context is an error, not a row without evidence.
-    """
+    """Where a sentence copied from the context is in it; [] for no evidence (null, "")."""
     if evidence is None or evidence == "":
         return []
     if not isinstance(evidence, str):
-        raise ValueError(f"has the evidence {evidence!r}, which is no text")
+        raise ValueError(f"evidence is {shown(evidence)}; expected a text")
     place = locate(context, evidence)
     if place is None:
-        raise ValueError(f"has evidence that is nowhere in its text: {evidence!r}")
+        raise ValueError(f"has evidence that is nowhere in its text: {shown(evidence)}")
     return [{"text": context[place.start : place.end], "start": place.start}]
 
 
-def sentence(row: dict[str, Any], number: int) -> Sentence:
-    id, group = _id(row, number), _group(row)
-    if isinstance(entities := row.get("entities"), list):
-        text = text_in(row, "text")
-        found = [Entity(_whole(e["start"], "start"), _whole(e["end"], "end"), str(e["label"])) for e in entities]
-        words = words_of(text)
-        tags = tags_over(words, found, text)
-        return Sentence(id, text, tuple(text[a:b] for a, b in words), tuple(words), tuple(tags), group)
+def misplaced(context: str, answer: Answer) -> str:
+    """What is wrong with the place of an answer, or ""."""
+    if answer.text and answer.start >= 0 and context[answer.start : answer.end] == answer.text:
+        return ""
+    if not answer.text or answer.text not in context:
+        return f"the answer {shown(answer.text)} is not in the context"
+    places = (i for i in range(len(context)) if context.startswith(answer.text, i))
+    nearest = min(places, key=lambda i: abs(i - answer.start))
+    return f"answer_start is {answer.start}, but {shown(answer.text)} is at {nearest}"
+
+
+def require_spans(context: str, answers: Sequence[Answer], where: str) -> None:
+    """Raise DataError unless each answer is in the context at its start."""
+    for answer in answers:
+        if wrong := misplaced(context, answer):
+            raise DataError(f"{where}: {wrong}")
+
+
+def sentence(row: dict[str, Any], id: str) -> Sentence:
     words, tags = field(row, "words"), field(row, "tags")
+    if "entities" in row or ("text" in row and (words is None or tags is None) and field(row, "entities") is not None):
+        name = next(name for name in NAMES["entities"] if name in row)
+        text = text_in(row, "text")
+        spans = words_of(text)
+        tags = tags_over(spans, _entities(row[name], name), text)
+        return Sentence(_id(row, id), text, tuple(text[a:b] for a, b in spans), tuple(spans), tuple(tags), _group(row))
     if isinstance(words, str) and isinstance(tags, str):  # cells of a table
         words, tags = words.split(), tags.split()
-    if any(not isinstance(each, Sequence) or isinstance(each, str) for each in (words, tags)):
-        raise ValueError("has neither words and tags, nor text and entities")
+    if not isinstance(words, list) or not isinstance(tags, list):
+        raise ValueError(f"has neither words and tags, nor text and entities, as lists (fields: {', '.join(row)})")
     if len(words) != len(tags):
         raise ValueError(f"has {len(words)} words and {len(tags)} tags")
     if not words:
         raise ValueError("has no words")
-    if not_text := [word for word in words if not isinstance(word, str)]:
-        raise ValueError(f"has the word {not_text[0]!r}, which is no text")
-    return Sentence.of_words(id, list(words), [str(t) for t in tags], group)
+    for word, tag in zip(words, tags, strict=True):
+        if not isinstance(word, str):
+            raise ValueError(f"has the word {shown(word)}; expected a text")
+        if not isinstance(tag, str):
+            raise ValueError(f"has the tag {shown(tag)}; expected its name, such as B-PER")
+        parts(tag)  # a tag without a meaning is a ValueError
+    return Sentence.of_words(_id(row, id), words, tags, _group(row))
 
 
-def labelled(row: dict[str, Any], number: int) -> Labelled:
-    label = field(row, "label")
-    if label is None or label == "":
-        raise ValueError("has no label")
-    if not isinstance(label, (str, int, float)) or label != label:  # the last: no number
-        raise ValueError(f"has the label {label!r}; expected a text or a number")
-    return Labelled(_id(row, number), text_in(row, "text"), str(label), _group(row))
+def _entities(given: Any, name: str) -> list[Entity]:
+    if not isinstance(given, list):
+        raise ValueError(f"{name} is {shown(given)}; expected a list, which is empty for a text without entities")
+    entities = []
+    for number, entity in enumerate(given):
+        where = f"{name}[{number}]"
+        if isinstance(entity, dict):
+            start, end = (entity.get(side, entity.get(f"{side}_offset")) for side in ("start", "end"))
+            label = entity.get("label")
+        elif isinstance(entity, list) and len(entity) == 3:
+            start, end, label = entity
+        else:
+            raise ValueError(f"{where} is {shown(entity)}; expected start, end and label, as an object or a list")
+        if not isinstance(label, str) or not label.strip():
+            raise ValueError(f"{where}: the label is {shown(label)}; expected a text")
+        start, end = _whole(start, f"{where}: the start"), _whole(end, f"{where}: the end")
+        entities.append(Entity(start, end, label.strip()))
+    return entities
 
 
-def pair(row: dict[str, Any], number: int) -> Pair:
+def labelled(row: dict[str, Any], id: str) -> Labelled:
+    name, label = _named(row, "label")
+    if not isinstance(label, str | int | float) or label != label or not str(label).strip():  # NaN is not itself
+        raise ValueError(f"{name} is {shown(label)}; expected a text or a number")
+    return Labelled(_id(row, id), text_in(row, "text"), str(label).strip(), _group(row))
+
+
+def pair(row: dict[str, Any], id: str) -> Pair:
     score = field(row, "score")
     try:
-        number_given = None if score in (None, "") else float(score)
+        number = None if score in (None, "") else float(score)
     except (TypeError, ValueError, OverflowError):
-        number_given = math.nan
-    if number_given is not None and not math.isfinite(number_given):
-        raise ValueError(f"has the score {score!r}, which is no number")
-    group = _group(row)
-    return Pair(_id(row, number), text_in(row, "first"), text_in(row, "second"), number_given, group)
+        number = math.nan
+    if number is not None and not math.isfinite(number):
+        raise ValueError(f"score is {shown(score)}; expected a number")
+    return Pair(_id(row, id), text_in(row, "first"), text_in(row, "second"), number, _group(row))
 
 
-MAKERS: dict[str, Callable[[dict[str, Any], int], Any]] = {
+MAKERS: dict[str, Callable[[dict[str, Any], str], Any]] = {
     "qa": question,
     "ner": sentence,
     "classify": labelled,
@@ -131,17 +205,23 @@ MAKERS: dict[str, Callable[[dict[str, Any], int], Any]] = {
 
 def field(row: dict[str, Any], name: str) -> Any:
     """The value of a field under any of its names, or None."""
-    return next((row[each] for each in NAMES[name] if each in row), None)
+    return next((row[known] for known in NAMES[name] if known in row), None)
 
 
 def text_in(row: dict[str, Any], name: str) -> str:
     """A field that must be text with something in it."""
-    value = field(row, name)
-    if value is None:
-        raise ValueError(f"has no {name} (fields: {', '.join(map(str, row)) or 'none'})")
+    known, value = _named(row, name)
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"has {value!r} as its {name}, where text was expected")
+        raise ValueError(f"{known} is {shown(value)}; expected a text")
     return value
+
+
+def _named(row: dict[str, Any], name: str) -> tuple[str, Any]:
+    """The name under which a row has a field, and its value; ValueError if it has none."""
+    for known in NAMES[name]:
+        if known in row:
+            return known, row[known]
+    raise ValueError(f"has no {name} (fields: {', '.join(row) or 'none'})")
 
 
 def _group(row: dict[str, Any]) -> str:
@@ -149,22 +229,11 @@ def _group(row: dict[str, Any]) -> str:
     return "" if given is None else str(given)
 
 
-def _id(row: dict[str, Any], number: int) -> str:
+def _id(row: dict[str, Any], id: str) -> str:
     given = field(row, "id")
-    return str(number) if given in (None, "") else str(given)
-
-
-def _place(answer: str, start: Any, context: str) -> int:
-    """Where the answer stands; it is looked for only where the row does not say and there is one place."""
-    if start in (None, ""):
-        if (count := context.count(answer)) != 1:
-            raise ValueError(f"has the answer {answer!r} without its start, and the context holds it {count} times")
-        return context.index(answer)
-    start = _whole(start, "answer start")
-    if start < 0 or context[start : start + len(answer)] != answer or not answer:
-        stands = context[max(start, 0) : max(start, 0) + len(answer)]
-        raise ValueError(f"has the answer {answer!r} at {start}, where {stands!r} stands")
-    return start
+    if isinstance(given, list | dict):
+        raise ValueError(f"id is {shown(given)}; expected a text or a number")
+    return id if given in (None, "") else str(given)
 
 
 def _whole(value: Any, what: str) -> int:
@@ -173,6 +242,6 @@ def _whole(value: Any, what: str) -> int:
         whole = int(value)
     except (TypeError, ValueError, OverflowError):
         whole = None
-    if whole is None or isinstance(value, bool | float) and (isinstance(value, bool) or whole != value):
-        raise ValueError(f"has the {what} {value!r}, which is no whole number")
+    if whole is None or isinstance(value, bool) or isinstance(value, float) and whole != value:
+        raise ValueError(f"{what} is {shown(value)}; expected a whole number")
     return whole

@@ -27,6 +27,8 @@ def sides(
     max_train: int | None = None,
     max_eval: int | None = None,
     seed: int = 0,
+    tag_column: int | None = None,
+    skipped: dict[str, int] | None = None,
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """(train, dev, test) examples; dev and test are empty where there are none.
 
@@ -35,6 +37,8 @@ def sides(
             embedded data of the task.
         max_train, max_eval: at most so many examples; those of train are drawn with `seed`, those of dev and test are
             the same for all seeds, so that runs of several seeds are judged on the same.
+        tag_column: of column files, the number of the column that holds the tags.
+        skipped: rows that cannot be read are left out, with a warning, and counted here by side. None: they are errors.
 
     Raises:
         DataError: files and a name at once, no training side, or whatever is wrong in them.
@@ -45,21 +49,31 @@ def sides(
     if any(files):
         if not train_file:
             raise DataError("there is no training file beside the others; give --train-file")
-        found = [readers.read(task, each) if each else [] for each in files]
+        sources = files
     else:
-        found = _named(task, data or DEFAULTS[task])
-    limits = (max_train, max_eval, max_eval)
-    seeds = (seed, 0, 0)
-    return tuple(drawn(examples, *each) for examples, *each in zip(found, limits, seeds, strict=True))
+        sources = _named(data or DEFAULTS[task])
+    parts = []
+    for side, source, limit, part_seed in zip(
+        ("train", "dev", "test"), sources, (max_train, max_eval, max_eval), (seed, 0, 0), strict=True
+    ):
+        examples = []
+        if source:
+            reading = readers.scan(task, source, tag_column)
+            examples = readers.accepted(reading, skipped is not None)
+            if skipped is not None:
+                skipped[side] = reading.skipped
+        parts.append(drawn(examples, limit, part_seed))
+    return tuple(parts)
 
 
-def _named(task: str, name: str) -> list[list[Any]]:
+def _named(name: str) -> list[str | None]:
+    """The names of the three sides of a data set; None for a side that it does not have."""
     names = embedded.SPLITS if name in embedded.NAMES else hub.split_names(name)
     if "train" not in names:
         raise DataError(f"{name} has no split called train, only {', '.join(names)}; give files instead")
-    dev = next((each for each in DEV_NAMES if each in names), None)
-    wanted = ("train", dev, "test" if "test" in names else None)
-    return [readers.read(task, f"{name}:{split}") if split else [] for split in wanted]
+    dev = next((split for split in DEV_NAMES if split in names), None)
+    splits = ("train", dev, "test" if "test" in names else None)
+    return [f"{name}:{split}" if split else None for split in splits]
 
 
 def drawn(examples: list[Any], limit: int | None, seed: int) -> list[Any]:

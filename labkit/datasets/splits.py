@@ -56,7 +56,7 @@ def folds(examples: Sequence[Any], k: int, seed: int) -> list[list[Any]]:
         smallest = min(range(k), key=lambda part: sizes[part])
         part_of[name] = smallest
         sizes[smallest] += len(members)
-    return [[each for each in examples if part_of[group_of(each)] == part] for part in range(k)]
+    return [[example for example in examples if part_of[group_of(example)] == part] for part in range(k)]
 
 
 def group_of(example: Any) -> str:
@@ -71,8 +71,8 @@ def has_name(example: Any) -> bool:
 
 def _shuffled_groups(examples: Sequence[Any], seed: int) -> list[tuple[str, list[Any]]]:
     members: dict[str, list[Any]] = defaultdict(list)
-    for each in examples:
-        members[group_of(each)].append(each)
+    for example in examples:
+        members[group_of(example)].append(example)
     groups = sorted(members.items())
     random.Random(seed).shuffle(groups)
     return groups

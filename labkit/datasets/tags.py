@@ -7,11 +7,13 @@ here called BIO), Ratinov and Roth 2009 (BILOU, which is BIOES by other letters)
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
-from labkit.datasets.examples import NO_TAG
+from labkit.datasets.examples import NO_TAG, Sentence
 
 SCHEMES = ("BIO", "IOB1", "BIOES", "IO")
+TAG_FORM = "expected O, or B-, I-, E-, L-, S-, U- and a kind, as in B-PER"
 _SINGLE, _END = ("S", "U"), ("E", "L")
 
 
@@ -51,6 +53,12 @@ def to_bio(tags: Sequence[str], scheme: str) -> list[str]:
     return found
 
 
+def in_bio(sentences: Sequence[Sentence], scheme: str | None = None) -> list[Sentence]:
+    """The sentences of a whole file with their tags in BIO; a `scheme` of None is recognised from all tags."""
+    scheme = scheme or scheme_of(sentence.tags for sentence in sentences)
+    return [replace(sentence, tags=tuple(to_bio(sentence.tags, scheme))) for sentence in sentences]
+
+
 def entities_of(tags: Sequence[str]) -> list[tuple[int, int, str]]:
     """(first word, word after the last, kind) of each entity in BIO tags.
 
@@ -84,5 +92,5 @@ def parts(tag: str) -> tuple[str, str]:
     if tag == NO_TAG:
         return NO_TAG, ""
     if letter not in ("B", "I", *_SINGLE, *_END) or not dash or not kind:
-        raise ValueError(f"has the tag {tag!r}; expected O, or B-, I-, E-, L-, S-, U- and a kind, as in B-PER")
+        raise ValueError(f"has the tag {tag[:60]!r}; {TAG_FORM}")
     return letter, kind

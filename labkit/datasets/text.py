@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit.datasets.files import path_of
 from labkit.errors import DataError
 
 SUFFIXES = (".txt", ".md", ".text")
@@ -41,7 +42,7 @@ def read_documents(paths: Sequence[str | Path]) -> list[Document]:
     Raises:
         DataError: no such path, no text file in a folder, a file that is not UTF-8, or one without a word in it.
     """
-    found = [(base, file) for path in paths for base, file in _text_files(Path(path).expanduser())]
+    found = [(base, file) for path in paths for base, file in _text_files(path_of(path))]
     if not found:
         raise DataError("no text was given: name text files, or folders that hold some")
     files: dict[Path, tuple[Path, Path]] = {}
@@ -53,7 +54,7 @@ def read_documents(paths: Sequence[str | Path]) -> list[Document]:
 
 
 def _text_files(path: Path) -> list[tuple[Path, Path]]:
-    """(folder, file): each text file and the folder within which its name is its own."""
+    """(folder, file): each text file, and the folder that its name is relative to."""
     if path.is_file():
         return [(path.parent, path)]
     if not path.is_dir():

@@ -81,7 +81,7 @@ def _entry_after(text: str, at: int) -> int:
     return at
 
 
-def _question(row: dict[str, Any], line: int) -> ParaphrasedQuestion:
+def _question(row: dict[str, Any], line: str) -> ParaphrasedQuestion:
     asked = text_of(row, "qText", "question")
     id = id_of(row, line, next((name for name in ("qId", "id", "url") if name in row), "qId"))
     answers = tuple(dict.fromkeys(texts_of(row, "answers")))

@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Sequence
 
 from labkit.datasets.examples import NO_TAG, Entity
+from labkit.datasets.files import shown
 from labkit.datasets.tags import entities_of
 
 # A possessive 's stands alone, as the name before it may be an entity. Zero-width characters, variation selectors and
@@ -41,17 +42,17 @@ def tags_over(words: Sequence[tuple[int, int]], entities: Sequence[Entity], text
     """
     tags, owner = [NO_TAG] * len(words), [-1] * len(words)
     for number, entity in enumerate(sorted(entities, key=lambda e: e.start)):
-        shown = repr(text[entity.start : entity.end])
         if not 0 <= entity.start < entity.end <= len(text):
             raise ValueError(f"has an entity from {entity.start} to {entity.end} in a text of {len(text)} characters")
+        what = f"has the entity {shown(text[entity.start : entity.end])} at {entity.start}, which"
         inside = [i for i, (start, end) in enumerate(words) if start < entity.end and end > entity.start]
         if not inside:
-            raise ValueError(f"has the entity {shown} at {entity.start}, in which there is no word")
+            raise ValueError(f"{what} contains no word")
         if words[inside[0]][0] < entity.start or words[inside[-1]][1] > entity.end:
             whole = text[words[inside[0]][0] : words[inside[-1]][1]]
-            raise ValueError(f"has the entity {shown} at {entity.start}, which cuts through {whole!r}")
+            raise ValueError(f"{what} cuts through {shown(whole)}")
         if any(owner[i] >= 0 for i in inside):
-            raise ValueError(f"has the entity {shown} at {entity.start}, which overlaps another")
+            raise ValueError(f"{what} overlaps another")
         for i in inside:
             owner[i] = number
             tags[i] = f"{'B' if i == inside[0] else 'I'}-{entity.label}"

@@ -26,6 +26,7 @@ def crossvalidate(
     *,
     k: int = 5,
     plan: Plan | None = None,
+    skipped: dict[str, int] | None = None,
     resume: bool = False,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
     **choices: Any,
@@ -33,8 +34,8 @@ def crossvalidate(
     """Fine-tune `k` times, each time scored on another part; the parts are even, and no passage is in two of them.
 
     The checkpoint of a fold is chosen on a tenth held out of its training part, never on the part that is scored.
-    `choices` are those of `labkit.tasks.finetune.finetune`. Leaves fold-1/ to fold-k/, each a run folder, and
-    metrics.json: for every score its value per fold, the mean, and the half width of the 95 % interval (Student's t
+    `skipped` and `choices` are those of `labkit.tasks.finetune.finetune`. Leaves fold-1/ to fold-k/, each a run folder,
+    and metrics.json: for every score its value per fold, the mean, and the half width of the 95 % interval (Student's t
     over the folds, whose training parts overlap: it is a little too narrow, Bengio and Grandvalet 2004). Goes on after
     a kill with `resume`.
 
@@ -64,6 +65,7 @@ def crossvalidate(
         shared = [name for name in scored[0] if all(name in each for each in scored)]
         summary = {name: _mean([each[name] for each in scored]) for name in shared}
         metrics = {"task": task, "folds": k, "n": len(examples), "n_per_fold": [len(part) for part in parts]}
+        metrics |= {} if skipped is None else {"n_skipped": skipped}
         metrics |= {"seed": plan.seed, "scores": summary}
         run.write_json("metrics.json", metrics)
         return metrics

@@ -67,6 +67,7 @@ def finetune(
     keep_model: bool = True,
     known_as: str | None = None,
     head_dtype: str | None = None,
+    skipped: dict[str, int] | None = None,
     resume: bool = False,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> dict[str, Any]:
@@ -90,6 +91,7 @@ def finetune(
         known_as: what the run's config.json calls the model, in place of a path that may change.
         head_dtype: in which a new head is drawn; None: in that of the model. With "full" it is float32 in any case. For
             twins that begin with models stored in different ones.
+        skipped: how many rows of each side could not be read and were left out; the metrics record it.
 
     The folder: `model/` with a card, with LoRA also `adapter/` (`labkit.adapter_folders`), predictions.dev.jsonl and
     predictions.test.jsonl, judged.dev.jsonl and judged.test.jsonl (what is right, example by example), metrics.json,
@@ -215,6 +217,7 @@ def finetune(
                     facts = {"base": str(model), "task": getattr(lm.model.config, TASK), "marks": marks}
                     run.write_folder("adapter", lambda folder: save_adapter(trained, folder, **facts))
         counts = {"n_train": len(train_examples), "n_dev": len(dev), "n_test": len(test), "n_rows": len(rows)}
+        counts |= {} if skipped is None else {"n_skipped": skipped}
         metrics |= outcome | counts | {"dtype": chosen.dtype, "trained_parameters": some, "parameters": all_}
         if keep_model:
             lm.model = adapters.whole(trained, method)

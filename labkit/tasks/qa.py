@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.datasets.examples import Question
-from labkit.datasets.squad import require_spans
+from labkit.datasets.rows import require_spans
 from labkit.errors import DataError, HeadError
 from labkit.models import Loaded
 from labkit.running import evaluating
