@@ -330,15 +330,13 @@ class _Subject:
             self.unconfirmed = f"differences as small as rounding were not confirmed in float64: {error}"
             return changes
 
-    def calls(self, ids: Tensor) -> dict[int, _SeededCall]:
+    def calls(self, ids: Tensor) -> dict[int, AttentionCall]:
         """The calls of the attention modules that can be replayed with other hidden states, by layer."""
         with probe.recorded_calls(self.attentions) as calls:
             self.run(ids, self.real(1, ids.size(1)))
         if self.replayable is None:  # measured once, in eval mode: a replay has the dropout of another seed
             self.replayable = {call.index for call in calls if call.can_be_replayed(*ids.shape)}
-        return {
-            call.index: _SeededCall(**vars(call), seed=self.seed) for call in calls if call.index in self.replayable
-        }
+        return {call.index: call for call in calls if call.index in self.replayable}
 
     def measure_masks(self) -> None:
         """Fill `levers` and `finite`."""
@@ -384,19 +382,15 @@ class _Subject:
     def cells_by_layer(self, ids: Tensor, columns: Sequence[int]) -> dict[int, Tensor]:
         """Which query's output each key in `columns` influences, bool (query, column), layer by layer."""
         real = self.real(1, ids.size(1))[0][:, None]  # an output at a pad is of no consequence
-        calls = self.calls(ids).items()
-        return {i: probe.attention_influence(call, columns, 2, self.seed)[0] & real for i, call in calls}
+        cells = {}
+        for i, call in self.calls(ids).items():
+            handle = call.module.register_forward_pre_hook(self.same_dropout)
+            cells[i] = probe.attention_influence(call, columns, 2, self.seed)[0] & real
+            handle.remove()
+        return cells
 
-
-@dataclass
-class _SeededCall(AttentionCall):
-    """An attention call whose dropout is the same in every replay."""
-
-    seed: int = 0
-
-    def replay(self, hidden: Tensor) -> Tensor:
+    def same_dropout(self, *_) -> None:
         torch.manual_seed(self.seed)
-        return super().replay(hidden)
 
 
 def _relative(after: Tensor, before: Tensor, noise: Tensor | float = 0.0) -> Tensor:
