@@ -9,8 +9,9 @@ tokens and compares, in these ways:
 - each token of a short text, one by one;
 - all tokens from a random position on, `TRIES` times. A leak that shows in 3 % of such changes, as a router's can, is
   missed with probability 0.97^192 = 0.3 %;
-- texts of growing length, up to the model's context or until `BUDGET` is spent: leaks between blocks of 32 to 512
-  tokens, and code that only long texts reach. The report states the longest;
+- the ends of texts of growing length, up to the model's context or until `BUDGET` is spent: leaks between blocks of 32
+  to 512 tokens, and code that only long texts reach. Long texts are changed from four positions on, which reveal blocks
+  whose size is a power of two; for others set `tokens` to twice their size. The report states the longest text;
 - a batch, of which some rows are exchanged: the other rows must not change;
 - with an attention mask of ones, with right and with left padding, with pad tokens and no mask, with options that add
   outputs, in train mode;
@@ -47,8 +48,7 @@ __all__ = ["Leak", "LeakMeter", "LeakReport", "find_leaks", "leak_meter"]
 
 TOKENS = 16
 TRIES, BATCH = 192, 16  # random changes of several tokens, and how many texts run in one pass
-# Two multiples of powers of two follow one length whose last block is not full, because such blocks have code of their
-# own.
+# Every second length is not a multiple of a power of two, because a last block that is not full may have its own code.
 LENGTHS = (39, 64, 135, 256, 519, 1024)
 BUDGET = {"cpu": 2e11, "cuda": 2e13}  # tokens times weights (embeddings not counted) that longer texts may cost
 PADS = 3
@@ -279,16 +279,13 @@ class _Subject:
         before = self.run(ids + low, real)
         changes = []
         for turn, start in enumerate(range(0, len(cuts), rows), 1):
-            some = torch.tensor(cuts[start : start + rows])
-            some = nn.functional.pad(
-                some, (0, rows - len(some)), value=n
-            )  # rows of the last pass that stay as they are
+            cut = torch.full((rows, 1), n)  # in the last pass some rows may stay as they are
+            cut[: len(cuts) - start, 0] = torch.tensor(cuts[start : start + rows])
             moved = torch.randint(1, span, (rows, n), generator=rng)
-            here = torch.arange(n)
-            ids = torch.where(here < some[:, None], ids, (ids + moved) % span)
+            ids = torch.where(torch.arange(n) < cut, ids, (ids + moved) % span)
             still_real = self.real(rows, n, turn)
             after = self.run(ids + low, still_real)
-            earlier = (here < some[:, None]) & real & still_real
+            earlier = (torch.arange(n) < cut) & real & still_real
             if not bool(before[earlier].isfinite().all()):
                 raise AuditError("outputs are NaN or infinite")
             gap = _relative(after, before).masked_fill(~earlier, 0.0)
@@ -310,11 +307,11 @@ class _Subject:
         cells = {(position, cuts[at]): None for at, position in changes.nonzero().tolist()}
         columns = sorted({cuts[t], (cuts[t] + n) // 2, n - 1})
         layers = _that_depend_on_later(self.cells_by_layer(self.runner.tokens(1, n, self.seed), columns), columns)
-        text = (
-            f"{int(hits.sum())} of {len(cuts)} random changes of the last tokens of a text change an earlier position "
+        text = f"{int(hits.sum())} of {len(cuts)} random changes of the end of a text of {n} tokens change an earlier "
+        text += (
+            f"position (the largest effect: position {i} changes by {float(changes[t, i]):.2g} of its size when the "
         )
-        text += f"(texts of {n} tokens; the largest effect: position {i} changes by {float(changes[t, i]):.2g} of its "
-        text += f"size when the tokens from {cuts[t]} on change)" + (f", in {layer_list(layers)}" if layers else "")
+        text += f"tokens from {cuts[t]} on change)" + (f", in {layer_list(layers)}" if layers else "")
         return [Leak(self.way.kind, self.way.prefix + text, tuple(cells), layers)]
 
     def confirmed(self, changes: Tensor, measure: Callable[[], Tensor], limit: float | None = None) -> Tensor:
