@@ -226,13 +226,13 @@ def leakage(
     train: Annotated[
         bool, typer.Option("--train", help="Also train it, and an unmasked twin, on random tokens.")
     ] = False,
-    tokens: Annotated[int, typer.Option(help="Length of the text that is perturbed.", min=2)] = 16,
+    tokens: Annotated[int, typer.Option(help="Length of the text whose tokens are changed one by one.", min=2)] = 16,
     steps: Annotated[int, typer.Option(help="Training steps of --train.", min=1)] = 300,
     attn: Attn = None,
     dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
-    """Can any position of a causal model see a later token? Says which, by how much, in which layer.
+    """Does any position of a causal model depend on a later token? Prints which, by how much, in which layer.
 
     Exit code 1 on a leak.   Example: labkit leakage gpt2-mini --train
     """
@@ -240,7 +240,7 @@ def leakage(
     from labkit.models import load
 
     model = load(name, attn=attn, dtype=dtype).model
-    with waiting(f"perturbing {name}"):
+    with waiting(f"looking for leaks in {name}"):
         report = find_leaks(model, tokens=tokens)
     meter = leak_meter(model, LEAKAGE_VOCABULARY, steps=steps) if train else None
     if as_json:

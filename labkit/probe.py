@@ -30,6 +30,7 @@ from labkit.running import first_tensor
 STRENGTH = 64.0  # size of a perturbation, in typical sizes of a hidden state
 NOISE_FACTOR = 8.0
 REPRODUCED = 0.01  # of the largest output: by how much a replay of the same may differ
+HIDDEN = re.compile(r"hidden(_states?)?|x|h|inputs?|quer(y|ies)|q")
 KEY_OR_VALUE = re.compile(r"(k|v|keys?|values?)(_states?|_value_states|_tensors?)?|memory|encoder_hidden_states")
 # the names of the projection from the heads to the output of an attention module
 PROJECTIONS = ("o_proj", "c_proj", "out_proj", "dense", "wo", "Wo")
@@ -59,9 +60,16 @@ class AttentionCall:
 
     @property
     def _given(self) -> Tensor | None:
-        if self.args or "hidden_states" in self.kwargs:
-            return self.args[0] if self.args else self.kwargs["hidden_states"]
-        return next((v for v in self.kwargs.values() if isinstance(v, Tensor) and v.ndim == 3), None)
+        """The hidden states among the arguments: by their name, else the first of three dimensions."""
+        states = {k: v for k, v in self._named() if isinstance(v, Tensor) and v.ndim == 3 and v.is_floating_point()}
+        return next((states[name] for name in states if HIDDEN.fullmatch(name)), next(iter(states.values()), None))
+
+    def _named(self) -> list[tuple[str, object]]:
+        """All arguments with their names; those that `*args` collects have only a number."""
+        parameters = inspect.signature(self.module.forward).parameters.values()
+        names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        names += [str(i) for i in range(len(names), len(self.args))]
+        return [*zip(names, self.args, strict=False), *self.kwargs.items()]
 
     def replay(self, hidden: Tensor) -> Tensor:
         """The module's output, (batch, seq, dim), for these hidden states and everything else as it was.
@@ -88,11 +96,7 @@ class AttentionCall:
         return float(gap) <= REPRODUCED * float(self.output.float().abs().nan_to_num(0.0).max())
 
     def _keys_and_values(self) -> list[Tensor]:
-        try:
-            given = inspect.signature(self.module.forward).bind_partial(*self.args, **self.kwargs).arguments
-        except (TypeError, ValueError):
-            return []
-        return [value for name, value in given.items() if KEY_OR_VALUE.fullmatch(name) and isinstance(value, Tensor)]
+        return [value for name, value in self._named() if KEY_OR_VALUE.fullmatch(name) and isinstance(value, Tensor)]
 
 
 @contextmanager

@@ -154,6 +154,17 @@ class LaterLabels(UnshiftedLabels):
         return out
 
 
+class LabelsInTheInput(UnshiftedLabels):
+    """The labels are embedded and added to the input, as if they were known when the model is used."""
+
+    def forward(self, input_ids=None, labels=None, **kwargs):
+        if labels is None:
+            return GPT2LMHeadModel.forward(self, input_ids, **kwargs)
+        table = self.transformer.wte
+        embeds = table(input_ids) + table(labels.clamp(min=0)) * (labels >= 0)[..., None]
+        return GPT2LMHeadModel.forward(self, inputs_embeds=embeds, labels=labels, **kwargs)
+
+
 def unshifted_loss(logits, ids):
     """A training loop's loss that forgot the shift."""
     return F.cross_entropy(logits.flatten(0, 1), ids.flatten())
@@ -183,6 +194,202 @@ def unmask_layer(model: nn.Module, layer: int) -> nn.Module:
 
 def attentions_of(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__.endswith("Attention")]
+
+
+class WithFeature(GPT):
+    """A feature computed from all embeddings, (batch, seq, width), is added to them."""
+
+    def __init__(self, feature, **changes):
+        super().__init__(small_config(**changes))
+        self.feature = feature
+
+    def _embed(self, ids, past):
+        x = super()._embed(ids, past)
+        return x + self.feature(x)
+
+
+def block_means(x: torch.Tensor, size: int) -> torch.Tensor:
+    """(batch, seq, width): the mean of the block that a position is in, 0 in a last block that is not full."""
+    full = x.size(1) // size * size
+    means = x[:, :full].unflatten(1, (-1, size)).mean(2, keepdim=True).expand(-1, -1, size, -1).flatten(1, 2)
+    return F.pad(means, (0, 0, 0, x.size(1) - full))
+
+
+def first_of_the_next_block(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Only the last position of a block depends on a later token, the first of the next block."""
+    at_the_end = torch.arange(x.size(1)) % size == size - 1
+    return F.pad(x[:, 1:], (0, 0, 0, 1)) * at_the_end[:, None]
+
+
+def mean_of_the_rest(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Full blocks are right; the positions after them depend on all of those."""
+    full = x.size(1) // size * size
+    rest = x[:, full:]
+    return torch.cat([torch.zeros_like(x[:, :full]), rest.mean(1, keepdim=True).expand_as(rest)], dim=1)
+
+
+BLOCK_LEAKS = {
+    "own block, if it is full": block_means,
+    "next block, if it is full": lambda x, size: F.pad(block_means(x, size)[:, size:], (0, 0, 0, min(size, x.size(1)))),
+    "first token of the next block": first_of_the_next_block,
+    "last block, if it is not full": mean_of_the_rest,
+    "texts of whole blocks": lambda x, size: x.mean(1, keepdim=True) * (x.size(1) % size == 0),
+    "positions after the first block": lambda x, size: (
+        x[:, size:].sum(1, keepdim=True) * (torch.arange(x.size(1)) >= size)[:, None]
+    ),
+}
+
+
+class MaskArgument(GPT):
+    """Causal only if `is_causal(attention_mask)`: one of the ways through the code has lost the mask."""
+
+    def __init__(self, is_causal, **changes):
+        super().__init__(small_config(**changes))
+        self.is_causal = is_causal
+
+    def forward(self, ids, attention_mask=None):
+        causal = self.is_causal(self, attention_mask)
+        return super().forward(ids, masks.causal() if causal else masks.bidirectional())
+
+
+class PositionsFromTheEnd(GPT):
+    """Positions are counted from the last real token, so that the first position depends on how many follow."""
+
+    def forward(self, ids, attention_mask=None):
+        self.real = torch.ones_like(ids) if attention_mask is None else attention_mask
+        return super().forward(ids)
+
+    def _embed(self, ids, past):
+        return self.wte(ids) + self.wpe((self.real.sum(1, keepdim=True) - torch.arange(ids.size(1))).clamp(min=0))
+
+
+class ReturnsWeights(GPT):
+    """The way through the code that also returns the weights was written without the mask."""
+
+    def forward(self, ids, return_weights: bool = False):
+        if not return_weights:
+            return super().forward(ids)
+        return super().forward(ids, masks.bidirectional()), self.attentions(ids)
+
+
+class Remembers(GPT):
+    """What was computed in the last call is added to the embeddings of this one."""
+
+    last = 0.0
+
+    def _embed(self, ids, past):
+        x, last = super()._embed(ids, past), self.last
+        self.last = x.mean((0, 1))
+        return x + last
+
+
+class Routed(GPT):
+    """A GPT whose MLPs are routers, each with four linear experts."""
+
+    def __init__(self, router, **changes):
+        super().__init__(small_config(**changes))
+        for block in self.h:
+            block.mlp = router(self.config.width)
+
+
+class SequenceRouter(nn.Module):
+    """The mean of all states of a text selects one expert for the whole text."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.gate, self.experts = nn.Linear(width, 4), nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x):
+        chosen = self.gate(x.mean(1)).argmax(-1).tolist()
+        return torch.stack([self.experts[k](row) for k, row in zip(chosen, x, strict=True)])
+
+
+class ExpertChoice(SequenceRouter):
+    """Each expert takes the tokens with the highest scores of the text."""
+
+    def forward(self, x):
+        scores = self.gate(x).softmax(-1)
+        best = torch.zeros_like(scores).scatter(1, scores.topk(max(1, x.size(1) // 4), dim=1).indices, 1.0)
+        return sum(best[..., k, None] * expert(x) for k, expert in enumerate(self.experts))
+
+
+class CapacityByScore(SequenceRouter):
+    """Each token selects an expert; a full expert keeps the tokens with the highest scores, wherever they are."""
+
+    def forward(self, x):
+        scores, chosen = self.gate(x).softmax(-1).max(-1)
+        return sum(
+            ((chosen == k) & self.kept(chosen == k, scores))[..., None] * scores[..., None] * expert(x)
+            for k, expert in enumerate(self.experts)
+        )
+
+    def kept(self, mine, scores):
+        best = scores.masked_fill(~mine, -1.0).topk(max(1, mine.size(1) // 2), dim=1).indices
+        return torch.zeros_like(mine).scatter(1, best, True)
+
+
+class CapacityByPosition(CapacityByScore):
+    """Causal: a full expert keeps the tokens that come first."""
+
+    def kept(self, mine, scores):
+        return mine.cumsum(1) <= max(1, mine.size(1) // 2)
+
+
+class CapacityOfTheBatch(CapacityByScore):
+    """A full expert keeps the tokens that come first in the batch: rows depend on the rows above them."""
+
+    def kept(self, mine, scores):
+        return mine.flatten().cumsum(0).view_as(mine) <= 8
+
+
+class GatheredExperts(SequenceRouter):
+    """Causal: an expert computes only the tokens that selected it, so that its rounding depends on their number."""
+
+    def forward(self, x):
+        scores, chosen = self.gate(x).softmax(-1).max(-1)
+        out = torch.zeros_like(x)
+        for k, expert in enumerate(self.experts):
+            out[chosen == k] = expert(x[chosen == k])
+        return scores[..., None] * out
+
+
+class SoftmaxOverTheBatch(nn.Module):
+    """`softmax(0)` for `softmax(-1)`: attention weights are shared out among the rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.qkv = nn.Embedding(VOCABULARY, 16), nn.Linear(16, 48)
+
+    def forward(self, input_ids):
+        q, k, v = self.qkv(self.embed(input_ids)).chunk(3, -1)
+        future = torch.ones(input_ids.size(1), input_ids.size(1)).triu(1).bool()
+        return (q @ k.transpose(1, 2)).masked_fill(future, -torch.inf).softmax(0).nan_to_num() @ v
+
+
+class BatchFirstForgotten(nn.Module):
+    """The encoder takes (seq, batch, width) and is given (batch, seq, width): each column attends to itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 16)
+        self.encode = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32), 1)
+
+    def forward(self, input_ids):
+        return self.encode(self.embed(input_ids))
+
+
+def misalign_after_a_cache(model: nn.Module, change) -> nn.Module:
+    """Eager attention of a transformers model whose mask is `change(mask)` where there are more keys than queries."""
+
+    def hook(module, args, kwargs):
+        mask = kwargs["attention_mask"]
+        if mask is not None and mask.size(-1) > mask.size(-2):
+            kwargs = kwargs | {"attention_mask": change(mask)}
+        return args, kwargs
+
+    for attention in attentions_of(model):
+        attention.register_forward_pre_hook(hook, with_kwargs=True)
+    return model
 
 
 # -- honest ones -------------------------------------------------------------------------------------------------------
@@ -224,25 +431,35 @@ def honest_model(seed: int) -> nn.Module:
 
 
 class ByHand(nn.Module):
-    """Two layers of attention of one's own: `scores(q, k)`, a mask of -1e9 as many have it, and `weights(scores)`."""
+    """Two layers of attention of one's own: `scores(q, k)`, a finite mask as many have it, and `weights(scores)`.
+
+    `call(attention, x)` is how a layer calls its attention.
+    """
 
     class OwnAttention(nn.Module):
-        def __init__(self, scores, weights):
+        def __init__(self, scores, weights, mask):
             super().__init__()
-            self.qkv, self.scores, self.weights = nn.Linear(16, 48), scores, weights
+            self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+            self.scores, self.weights, self.mask = scores, weights, mask
 
-        def forward(self, x):
-            q, k, v = self.qkv(x).chunk(3, -1)
-            future = torch.ones(x.size(1), x.size(1)).triu(1).bool()
-            return self.weights(self.scores(q, k).masked_fill(future, -1e9)) @ v
+        def forward(self, query, key=None, value=None, bias=None):
+            q, k, v = self.q(query), self.k(query if key is None else key), self.v(query if value is None else value)
+            future = torch.ones(q.size(1), q.size(1)).triu(1).bool()
+            return self.weights(self.scores(q, k).masked_fill(future, self.mask)) @ v
 
-    def __init__(self, scores=lambda q, k: q @ k.transpose(1, 2) / 4, weights=lambda scores: scores.softmax(-1)):
+    def __init__(
+        self,
+        scores=lambda q, k: q @ k.transpose(1, 2) / 4,
+        weights=lambda scores: scores.softmax(-1),
+        mask=-1e9,
+        call=lambda attention, x: attention(x),
+    ):
         super().__init__()
-        self.embed = nn.Embedding(50, 16)
-        self.layers = nn.ModuleList(self.OwnAttention(scores, weights) for _ in range(2))
+        self.embed, self.call = nn.Embedding(50, 16), call
+        self.layers = nn.ModuleList(self.OwnAttention(scores, weights, mask) for _ in range(2))
 
     def forward(self, input_ids):
         x = self.embed(input_ids)
         for layer in self.layers:
-            x = x + layer(x)
+            x = x + self.call(layer, x)
         return x

@@ -7,11 +7,12 @@ import json
 
 import pytest
 import torch
+import transformers
 from torch import nn
-from transformers import AutoModelForTokenClassification, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, GPT2Config, GPT2LMHeadModel
 
 import labkit
-from labkit import masks
+from labkit import leakage, masks, running
 from labkit.errors import AuditError, LeakageError
 from labkit.gpt import GPT
 from labkit.leakage import find_leaks
@@ -49,7 +50,7 @@ def test_an_unmasked_gpt_sees_all_that_is_to_come(layers):
     leak = only_leak(planted.no_mask(layers=layers), "future-token")
     assert set(leak.cells) == FUTURE
     assert leak.layers == tuple(range(layers))
-    assert "15 of 16 positions see 1 to 15 tokens ahead (100% of what a causal mask hides" in leak.text
+    assert "15 of 16 positions depend on tokens 1 to 15 places later (100% of the pairs" in leak.text
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
@@ -88,7 +89,7 @@ def test_the_layer_of_a_transformers_model_that_leaks_is_named(tiny, name, layer
 def test_one_wrong_cell_of_a_mask_is_found_and_is_the_only_one():
     leak = only_leak(planted.one_cell(layers=1), "future-token")
     assert leak.cells == ((3, 5),)
-    assert "position 3 sees 2 token(s) ahead" in leak.text
+    assert "position 3 depends on tokens 2 places later" in leak.text
 
 
 def test_what_one_wrong_cell_brings_about_in_a_deeper_model_is_followed_through_it():
@@ -116,7 +117,7 @@ def test_a_leak_outside_the_attention_is_not_put_down_to_a_layer(leaky):
     leak = only_leak(leaky(planted.small_config()), "future-token")
     assert set(leak.cells) == FUTURE
     assert leak.layers == ()
-    assert "not in the attention: none of its 2 layers" in leak.text
+    assert "not in the attention" in leak.text
 
 
 def test_a_leak_that_one_exchange_of_a_token_would_not_show_is_found():
@@ -127,7 +128,7 @@ def test_a_leak_that_one_exchange_of_a_token_would_not_show_is_found():
 def test_batch_norm_over_the_positions_leaks_in_training_only():
     leak = only_leak(planted.BatchNormOverTime(planted.small_config()), "train-mode")
     assert leak.layers == ()
-    assert leak.text.startswith("only in train mode")
+    assert leak.text.startswith("in train mode: ")
     assert "not in the attention" in leak.text
 
 
@@ -143,6 +144,216 @@ def test_two_leaks_at_once_are_told_apart():
     assert [(leak.cells, leak.layers) for leak in report.leaks] == [(((3, 5),), (0,)), (((N - 2, N - 1),), ())]
     assert "not in the attention" not in report.leaks[0].text
     assert "not in the attention" in report.leaks[1].text
+
+
+# -- long texts, rare leaks, other rows and other calls ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [32, 64, 128, 256])
+@pytest.mark.parametrize("kind", planted.BLOCK_LEAKS)
+def test_a_leak_between_blocks_is_found_in_long_texts(kind, size):
+    feature = planted.BLOCK_LEAKS[kind]
+    model = planted.WithFeature(lambda x: feature(x, size), context=600, layers=1)
+    leak = only_leak(model, "future-token")
+    assert leak.layers == ()
+    assert all(i < j for i, j in leak.cells)
+
+
+@pytest.mark.parametrize("size", [17, 24, 30, 48, 60])
+def test_leaks_at_the_borders_of_blocks_of_any_size_are_found_in_small_models(size):
+    model = planted.WithFeature(lambda x: planted.first_of_the_next_block(x, size), context=64, layers=1)
+    only_leak(model, "future-token")
+
+
+def test_the_layer_that_leaks_in_long_texts_only_is_named():
+    cells = torch.ones(128, 128, dtype=torch.bool).tril()
+    cells[32:64, 32:64] = True
+    leak = only_leak(planted.OwnMask(planted.small_config(context=128), masks.from_dense(cells)), "future-token")
+    assert leak.layers == (0, 1)
+
+
+@pytest.mark.parametrize(("weights", "context", "longest"), [(1e6, 600, 600), (1e9, 600, 16), (1e8, 100, 100)])
+def test_the_longest_text_is_within_the_context_and_the_budget(monkeypatch, weights, context, longest):
+    model = GPT(planted.small_config(context=context))
+    own = sum(w.numel() for name, w in model.named_parameters() if "wte" not in name and "wpe" not in name)
+    monkeypatch.setitem(leakage.BUDGET, "cpu", leakage.BUDGET["cpu"] * own / weights)
+    report = find_leaks(model)
+    assert report.longest == longest
+    assert f"texts of up to {longest} tokens" in str(report)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("router", [planted.SequenceRouter, planted.ExpertChoice, planted.CapacityByScore])
+def test_routers_that_depend_on_the_whole_text_are_found(router, seed):
+    torch.manual_seed(seed)
+    assert "future-token" in {leak.kind for leak in find_leaks(planted.Routed(router)).leaks}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_leak_that_shows_in_three_of_a_hundred_changes_is_found(seed):
+    class OneTokenGivesItAway(planted.OwnMask):  # the last token: one of 61 is changed to 7, and one from it
+        def _embed(self, ids, past):
+            return super()._embed(ids, past) + (ids[:, -1:] == 20)[..., None] * self.wte.weight[20]
+
+    torch.manual_seed(seed)
+    model = OneTokenGivesItAway(planted.small_config(), masks.causal())
+    assert [leak.kind for leak in find_leaks(model, seed=seed).leaks] == ["future-token"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("router", [planted.CapacityByPosition, planted.GatheredExperts])
+@pytest.mark.parametrize("seed", range(3))
+def test_causal_routers_are_clean_although_their_rounding_depends_on_later_tokens(router, dtype, seed):
+    torch.manual_seed(seed)
+    report = find_leaks(planted.Routed(router).to(dtype), seed=seed)
+    assert report.clean, str(report)
+
+
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen3Moe"])
+def test_mixtures_of_experts_of_transformers_are_clean(family, monkeypatch):
+    monkeypatch.setattr(running, "GATHERED", 0)  # as if the experts were large: they gather their tokens
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    experts = {"num_local_experts": 4, "num_experts": 4, "moe_intermediate_size": 48, "num_experts_per_tok": 2}
+    config = getattr(transformers, f"{family}Config")(vocab_size=61, num_key_value_heads=2, **shape, **experts)
+    report = find_leaks(AutoModelForCausalLM.from_config(config))
+    assert report.clean, str(report)
+
+
+@pytest.mark.parametrize(
+    ("make", "kinds"),
+    [
+        (planted.SoftmaxOverTheBatch, ["batch"]),
+        (planted.BatchFirstForgotten, ["batch", "no-influence"]),
+        (lambda: planted.Routed(planted.CapacityOfTheBatch), ["batch"]),
+        (lambda: nn.Embedding(50, 8), ["no-influence"]),
+        (lambda: planted.Remembers(planted.small_config()), ["not-repeatable"]),
+    ],
+    ids=["softmax", "batch first", "capacity", "bigram", "memory"],
+)
+def test_what_an_output_depends_on_beside_its_text_is_reported(make, kinds):
+    assert [leak.kind for leak in find_leaks(make()).leaks] == kinds
+
+
+def test_a_model_whose_output_projections_are_zero_is_not_called_clean():
+    model = planted.no_mask()
+    for block in model.h:
+        nn.init.zeros_(block.attn.c_proj.weight)
+    assert only_leak(model, "no-influence")
+
+
+def test_a_model_that_takes_one_text_at_a_time_is_measured_all_the_same():
+    class OneRow(planted.OwnMask):
+        def forward(self, ids):
+            assert len(ids) == 1, "one row, please"
+            return super().forward(ids)
+
+    causal = find_leaks(OneRow(planted.small_config(), masks.causal()))
+    assert causal.clean
+    assert any("one row, please" in note for note in causal.notes)
+    torch.manual_seed(0)
+    assert not find_leaks(OneRow(planted.small_config(), masks.bidirectional())).clean
+
+
+# -- other ways of calling the model -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("is_causal", "kind", "words"),
+    [
+        (lambda model, mask: mask is None, "attention-mask", "an attention mask of ones"),
+        (lambda model, mask: mask is None or bool(mask.all()), "attention-mask", "right padding"),
+        (lambda model, mask: mask is None or bool(mask[:, 0].all()), "attention-mask", "left padding"),
+        (lambda model, mask: mask is None or not model.training, "train-mode", "an attention mask of ones"),
+        (lambda model, mask: not model.training, "train-mode", "in train mode:"),
+    ],
+)
+def test_a_mask_that_is_lost_on_one_way_through_the_code_is_found(is_causal, kind, words):
+    leak = only_leak(planted.MaskArgument(is_causal), kind)
+    assert words in leak.text
+    assert leak.layers == (0, 1)
+
+
+def test_positions_counted_from_the_end_of_a_padded_text_are_found():
+    only_leak(planted.PositionsFromTheEnd(planted.small_config()), "attention-mask")
+
+
+def test_a_mask_that_is_lost_where_the_text_has_pad_tokens_is_found():
+    class MaskFromTheTokens(GPT):
+        def forward(self, ids):
+            return super().forward(ids, masks.bidirectional() if bool((ids == 0).any()) else masks.causal())
+
+    assert "with pad tokens" in only_leak(MaskFromTheTokens(planted.small_config(vocab_size=99)), "attention-mask").text
+
+
+def test_an_option_that_drops_the_mask_is_found():
+    leak = only_leak(planted.ReturnsWeights(planted.small_config()), "option")
+    assert "return_weights=True" in leak.text
+    assert set(leak.cells) == FUTURE
+
+
+def test_falcon_loses_its_mask_with_output_attentions_in_the_versions_in_which_it_does():
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.2}
+    model = AutoModelForCausalLM.from_config(transformers.FalconConfig(vocab_size=61, **shape)).eval()
+    ids = torch.arange(10, 20)[None].repeat(2, 1)
+    ids[1, -1] = 50
+    with torch.no_grad():
+        states = model.transformer(ids, output_attentions=True).last_hidden_state
+    leaks = not torch.equal(states[0, :-1], states[1, :-1])
+    assert [leak.kind for leak in find_leaks(model).leaks] == ["option"] * leaks
+
+
+def test_train_mode_is_tried_beside_another_leak():
+    class Both(planted.HintOfTheNext, planted.MaskArgument):
+        pass
+
+    model = Both(lambda model, mask: not model.training)
+    assert [leak.kind for leak in find_leaks(model).leaks] == ["future-token", "train-mode"]
+
+
+def top_left(mask):
+    """The mask of q queries and k keys as if the queries were the first ones."""
+    return torch.zeros_like(mask).masked_fill(torch.ones(mask.shape[-2:]).triu(1).bool(), torch.finfo(mask.dtype).min)
+
+
+def only_tokens(mask):
+    return top_left(mask) if mask.size(-2) == 1 else mask
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama", "tiny-gemma3"])
+@pytest.mark.parametrize(
+    ("change", "ways"),
+    [
+        (top_left, ["in chunks", "token by token"]),
+        (torch.zeros_like, ["in chunks"]),
+        (only_tokens, ["token by token"]),
+    ],
+    ids=["top-left", "no mask", "top-left for one token"],
+)
+def test_a_mask_that_is_wrong_after_a_cache_is_found(tiny, name, change, ways):
+    report = find_leaks(planted.misalign_after_a_cache(tiny(name, "eager").model, change))
+    assert [leak.kind for leak in report.leaks] == ["cache"] * len(ways), str(report)
+    assert all(way in leak.text for way, leak in zip(ways, report.leaks, strict=True))
+
+
+CALLS = {
+    "positional": lambda attention, x: attention(x),
+    "keyword": lambda attention, x: attention(query=x),
+    "three keywords": lambda attention, x: attention(value=x, key=x, query=x),
+    "three positional": lambda attention, x: attention(x, x, x),
+    "mixed": lambda attention, x: attention(x, value=x, key=x),
+    "another tensor first": lambda attention, x: attention(bias=torch.zeros(1, x.size(1), 3), query=x),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize(("mask", "kind"), [(-1e9, None), (-10.0, "finite-mask"), (0.0, "future-token")])
+def test_how_attention_is_called_does_not_matter(call, mask, kind):
+    model = planted.ByHand(mask=mask, call=call)
+    report = find_leaks(model)
+    assert [(leak.kind, leak.layers) for leak in report.leaks] == ([(kind, (0, 1))] if kind else [])
+    assert [layer.verdict for layer in labkit.audit(model).layers] == [
+        "causal" if mask == -1e9 else "bidirectional"
+    ] * 2
 
 
 # -- a mask that is a number -------------------------------------------------------------------------------------------
@@ -207,17 +418,18 @@ def softmax_without_care(scores):
 @pytest.mark.parametrize(
     ("model", "notes"),
     [
-        (lambda: planted.ByHand(), []),
+        (lambda: planted.ByHand(mask=-torch.inf), []),
         (lambda: planted.ByHand(scores=scores_of_normed_queries), ["layers 0-1: scores cannot be raised"]),
-        (lambda: planted.ByHand(weights=softmax_without_care), ["times as large the outputs are no numbers"]),
+        (lambda: planted.ByHand(weights=softmax_without_care), ["times as large the outputs are NaN or infinite"]),
     ],
     ids=["plain", "normed queries", "overflowing softmax"],
 )
 def test_a_mask_that_could_not_be_put_under_stress_is_reported_as_such(model, notes):
     report = find_leaks(model())
     assert report.clean
-    assert len(report.notes) == len(notes)
-    assert all(expected in found for expected, found in zip(notes, report.notes, strict=True))
+    about_scores = [note for note in report.notes if "scores" in note]
+    assert len(about_scores) == len(notes)
+    assert all(expected in note for expected, note in zip(notes, about_scores, strict=True))
 
 
 # -- train mode and labels ---------------------------------------------------------------------------------------------
@@ -228,7 +440,7 @@ def test_a_dropout_path_without_the_mask_is_found_where_there_is_dropout(dropout
     leak = only_leak(planted.ForgetfulInTraining(planted.small_config(dropout=dropout)), "train-mode")
     assert set(leak.cells) == FUTURE
     assert leak.layers == (0, 1)
-    assert leak.text.startswith("only in train mode")
+    assert leak.text.startswith("in train mode: ")
 
 
 def test_a_dropout_path_that_is_never_taken_is_no_leak():
@@ -240,6 +452,7 @@ def test_a_dropout_path_that_is_never_taken_is_no_leak():
     [
         (planted.UnshiftedLabels, "labels-not-shifted", "with the token it was given, not with the next one"),
         (planted.LaterLabels, "labels-not-shifted", "with the token 1 place(s) before it"),
+        (planted.LabelsInTheInput, "labels-in-output", "the outputs depend on the labels"),
         (planted.TwiceShiftedLabels, "labels-misplaced", "with the token 2 place(s) after it"),
     ],
 )
@@ -247,6 +460,16 @@ def test_labels_in_the_wrong_place_are_found_by_the_loss_they_make(leaky, kind, 
     leak = only_leak(small_gpt2(leaky), kind)
     assert words in leak.text
     assert leak.layers == ()
+
+
+@pytest.mark.parametrize("leaks", [True, False])
+def test_targets_that_are_added_to_the_input_are_found(leaks):
+    class WithTargets(GPT):
+        def forward(self, ids, targets=None):
+            x = super().forward(ids)
+            return x if targets is None or not leaks else x + self.wte(targets) @ self.wte.weight.T
+
+    assert [leak.kind for leak in find_leaks(WithTargets(planted.small_config())).leaks] == ["labels-in-output"] * leaks
 
 
 def test_equal_logits_everywhere_are_no_misplaced_labels():
@@ -291,7 +514,6 @@ def test_labels_of_a_token_classifier_stand_where_they_should(tiny):
 def test_an_honest_model_of_any_shape_is_clean(seed, dtype):
     report = find_leaks(planted.honest_model(seed).to(dtype), seed=seed)
     assert report.clean, str(report)
-    assert report.notes == []
     assert not report.influence.triu(1).any()
     assert report.influence.diagonal().all()
 
@@ -301,7 +523,7 @@ def test_an_honest_model_of_any_shape_is_clean(seed, dtype):
 def test_float16_whose_own_smallest_number_is_a_finite_mask_is_clean(tiny, name):
     model = tiny(name, "eager").model if name.startswith("tiny") else planted.honest_model(50)
     report = find_leaks(model.half())
-    assert (report.leaks, report.notes) == ([], [])
+    assert report.clean, str(report)
     assert {p.dtype for p in model.parameters()} == {torch.float16}
 
 
@@ -373,7 +595,7 @@ def test_the_model_is_left_as_it_was(make):
 def test_a_context_shorter_than_the_text_is_respected():
     report = find_leaks(planted.no_mask(context=5))
     assert report.influence.shape == (5, 5)
-    assert "5 tokens perturbed one by one" in str(report)
+    assert "5 tokens changed one by one" in str(report)
 
 
 @pytest.mark.parametrize(("tokens", "vocabulary"), [(1, 61), (0, 61), (16, 1)])
@@ -391,8 +613,8 @@ def test_a_model_whose_outputs_are_no_numbers_is_not_called_clean():
 
 def test_the_report_prints_and_serialises():
     report = find_leaks(planted.one_cell(layers=1))
-    assert str(report).splitlines()[0] == "OwnMask: LEAKS, 16 tokens perturbed one by one"
+    assert str(report).startswith("OwnMask: LEAKS (16 tokens changed one by one, ")
     data = json.loads(report.to_json())
     assert (data["clean"], data["leaks"][0]["cells"], data["leaks"][0]["layers"]) == (False, [[3, 5]], [0])
     assert torch.allclose(torch.tensor(data["influence"]), report.influence)
-    assert str(find_leaks(GPT(planted.small_config()))) == "GPT: no leak, 16 tokens perturbed one by one"
+    assert (data["tries"], data["longest"]) == (report.tries, report.longest)
