@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import functools
 import operator
+import weakref
 from contextlib import nullcontext
 
 from torch import nn
@@ -33,6 +34,7 @@ MARK = "labkit_attention"  # the record of a conversion, in the text config
 WINDOWS = ("keep", "halve", "global")
 NO_WINDOW = 2**30  # a window no sequence reaches; the mask builder of a local layer needs a number
 _ABSENT = "absent"
+_BUILT: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()  # the models that were built in this process
 
 
 def to_bidirectional(model: nn.Module, *, window: str = "keep", layers=None) -> nn.Module:
@@ -60,16 +62,17 @@ def to_bidirectional(model: nn.Module, *, window: str = "keep", layers=None) -> 
     if window not in WINDOWS:
         raise ConversionError(f"window must be one of {', '.join(map(repr, WINDOWS))}, not {window!r}")
     earlier, before = conversion_of(model), _state(decoder)
-    if earlier is not None and (earlier["window"], earlier["layers"]) != (window, chosen):
-        to_causal(model)
-    if conversion_of(model) is None:
-        _own_configs(model)
-        _record(decoder, window, chosen)
     try:
+        if earlier is not None and (earlier["window"], earlier["layers"]) != (window, chosen):
+            to_causal(model)
+        if conversion_of(model) is None:
+            _own_configs(model, decoder)
+            _record(decoder, window, chosen)
         _put_in_force(model, decoder)
         _prove(decoder, "bidirectional")
     except BaseException as error:
-        _undo(model, decoder)
+        if conversion_of(model) is not None:
+            _undo(model, decoder)
         if earlier is not None:
             _record(decoder, earlier["window"], earlier["layers"])
             _put_in_force(model, decoder)
@@ -91,7 +94,7 @@ def to_causal(model: nn.Module) -> nn.Module:
     """
     decoder = find_decoder(model)
     if conversion_of(model) is not None:
-        _own_configs(model)
+        _own_configs(model, decoder)
         _undo(model, decoder)
     _prove(decoder, "causal")
     return model
@@ -111,13 +114,19 @@ def conversion_of(model: nn.Module) -> dict | None:
     return getattr(find_decoder(model).config, MARK, None)
 
 
-def _own_configs(model: nn.Module) -> None:
-    """Give the model copies of its configs, so that no model which shares them changes with it."""
+def _own_configs(model: nn.Module, decoder: Decoder) -> None:
+    """Give the model copies of its configs, so that no model which shares only these changes with it."""
     copies: dict = {}  # by the identity of the original: what was one config stays one
-    for module in model.modules():
+    for module in _modules_around(model, decoder):
         for name, value in list(vars(module).items()):
             if isinstance(value, PretrainedConfig):
                 setattr(module, name, copy.deepcopy(value, copies))
+
+
+def _modules_around(model: nn.Module, decoder: Decoder) -> set[nn.Module]:
+    """The modules of all models that hold this stack: `model` may be a part of one, or share the stack with one."""
+    holders = [each for each in list(_BUILT) if any(module is decoder.stack for module in each.modules())]
+    return {module for holder in (model, *holders) for module in holder.modules()}
 
 
 def _record(decoder: Decoder, window: str, chosen: list[int] | None) -> None:
@@ -146,7 +155,7 @@ def _put_in_force(model: nn.Module, decoder: Decoder) -> None:
     else:
         layer_masks.always = frozenset(mark["layers"])
     _set_windows(decoder, mark["sliding_window"])
-    for module in _generators(model):
+    for module in _generators(model, decoder):
         module.generate = functools.partial(_generate_if_allowed, module)
 
 
@@ -164,7 +173,7 @@ def _undo(model: nn.Module, decoder: Decoder) -> None:
         layer_masks.converted, layer_masks.always, layer_masks.where_none = {}, frozenset(), frozenset()
         layer_masks.positions_from_mask, layer_masks.window_of_backend = False, None
         layer_masks.remove_if_idle()
-    for module in _generators(model):
+    for module in _generators(model, decoder):
         vars(module).pop("generate", None)
 
 
@@ -276,10 +285,9 @@ def _checked_layers(layers, n: int) -> list[int] | None:
     return None if len(chosen) == n else chosen
 
 
-def _generators(model: nn.Module) -> list[nn.Module]:
-    return [
-        m for m in model.modules() if callable(getattr(type(m), "generate", None)) and hasattr(m, "generation_config")
-    ]
+def _generators(model: nn.Module, decoder: Decoder) -> list[nn.Module]:
+    modules = _modules_around(model, decoder)
+    return [m for m in modules if callable(getattr(type(m), "generate", None)) and hasattr(m, "generation_config")]
 
 
 def _generate_if_allowed(module: nn.Module, *args, allow_bidirectional: bool = False, **kwargs):
@@ -307,6 +315,7 @@ def _convert_when_built(post_init):
     @functools.wraps(post_init)
     def wrapped(model: PreTrainedModel) -> None:
         post_init(model)
+        _BUILT.add(model)
         if getattr(model.config.get_text_config(decoder=True), MARK, None) is None:
             return
         if (decoder := decoder_or_none(model)) is not None:

@@ -129,14 +129,20 @@ class LayerMasks:
         finally:
             self.overrides, self.contexts_apply = overrides, True
 
-    def wanted(self, index: int, packed: bool) -> Mask | None:
-        """The mask that has to be delivered to this layer in the current call; None = leave it alone."""
+    def wanted(self, index: int, packed: bool, from_outside: bool) -> Mask | None:
+        """The mask that has to be delivered to this layer in the current call; None = leave it alone.
+
+        Args:
+            from_outside: a multimodal model built the masks of this call. It may cut a causal window out of them
+                (Gemma 3 with token_type_ids), so local layers are given theirs.
+        """
         for override in reversed(self.overrides):
             if index in override:
                 return override[index]
         if index in self.converted:
             own = index in self.always or index in self.where_none
-            return self.converted[index] if own or packed else None
+            cut = from_outside and self.decoder.layer_types[index] == SLIDING
+            return self.converted[index] if own or packed or cut else None
         flash = backend_of(self.stack.config) == "flash"  # takes no mask; its kernel keeps texts apart by position_ids
         return self._causal(index) if packed and not flash else None
 
@@ -161,7 +167,8 @@ class LayerMasks:
             return kwargs.get(name, args[at] if at is not None and at < len(args) else None)
 
         attention_mask, positions, cache = given("attention_mask"), given("position_ids"), given("past_key_values")
-        if not _is_padding(attention_mask) and self._call_from_outside is not None:
+        from_outside = not _is_padding(attention_mask) and self._call_from_outside is not None
+        if from_outside:
             attention_mask = self._call_from_outside[1]  # from which a multimodal model built the masks of this call
         if not _is_padding(attention_mask):
             if self.overrides or self.always:
@@ -173,16 +180,17 @@ class LayerMasks:
             self.call = _Call(cache=cache)  # the caller's own masks say everything
             return args, kwargs
         real = None if attention_mask is None else attention_mask.bool()
-        if real is not None and self.positions_from_mask and positions is None and cache is None:
-            kwargs = {**kwargs, "position_ids": (real.long().cumsum(-1) - 1).clamp(min=0)}
+        if real is not None and self.positions_from_mask and positions is None:
+            past = 0 if cache is None else cache.get_seq_length()
+            kwargs = {**kwargs, "position_ids": (real.long().cumsum(-1) - 1).clamp(min=0)[:, past:]}
         real = None if real is None or (not _is_compiling() and bool(real.all())) else real
         documents = _documents(positions, real)
         if documents is not None:
             self._require_separable(cache)
         alone = self.isolating and documents is not None and real is None and one_by_one(stack.config, documents)
         self.call = _Call(real=real, documents=documents, cache=cache, one_by_one=alone)
-        packed = documents is not None
-        self.call.masks = {i: m for i in range(len(self.layers)) if (m := self.wanted(i, packed)) is not None}
+        wanted = {i: self.wanted(i, documents is not None, from_outside) for i in range(len(self.layers))}
+        self.call.masks = {i: mask for i, mask in wanted.items() if mask is not None}
         return args, kwargs
 
     def _require_separable(self, cache) -> None:
@@ -231,7 +239,7 @@ class LayerMasks:
                     f"the layers of {self.decoder.family} do not tell flash attention what they are: load "
                     "the model with attn='sdpa' or attn='eager'"
                 )
-            if call.documents is not None and (call.real is not None or len(hidden) > 1):
+            if call.documents is not None and (call.real is not None or hidden.shape[-3] > 1):
                 raise ConversionError(
                     "flash attention keeps packed documents (restarting position_ids) apart only in a batch of one row "
                     "without padding: lay the documents in one row and leave out attention_mask, or load the model "
@@ -281,7 +289,7 @@ class LayerMasks:
 
 def _render(mask: Mask, call: _Call, index: int, hidden: Tensor, backend: str, by_flag: bool):
     """The mask as this backend takes it: bool (sdpa), float (eager), BlockMask (flex); None if a flag opens all."""
-    q_len = hidden.shape[1]
+    q_len = hidden.shape[-2]  # (batch, q_len, dim); in Gemma 3n (copies, batch, q_len, dim)
     past, kv_len = _cache_lengths(call.cache, index, q_len)
     open_to_all = mask == bidirectional() and call.real is None and call.documents is None and past == 0
     if by_flag and open_to_all and kv_len == q_len and backend != "eager":
@@ -438,9 +446,13 @@ def _documents(positions: Tensor | None, real: Tensor | None) -> Tensor | None:
     """The packed document of each token, (batch, q_len), numbered from 0, if position_ids restart in a row; else None.
 
     A document goes on while the positions grow by one from token to token, pads counted or not. Padding starts none.
+    Qwen-VL counts time, height and width, (3, batch, q_len), maybe with the position in the text before them. In a row
+    with images those three stand still or jump, and a document starts where all of them are 0.
     """
-    if positions is None or positions.ndim != 2 or positions.shape[1] < 2:
+    if positions is None or positions.ndim not in (2, 3) or positions.shape[-1] < 2:
         return None
+    axes = positions if positions.ndim == 3 and len(positions) == 3 else None
+    positions = positions if positions.ndim == 2 else positions[0]
     q_len = positions.shape[1]
     real = torch.ones_like(positions, dtype=torch.bool) if real is None else real[:, -q_len:].to(positions.device)
     positions, real = torch.broadcast_tensors(positions, real)
@@ -448,7 +460,11 @@ def _documents(positions: Tensor | None, real: Tensor | None) -> Tensor | None:
     latest = torch.where(real, places, -1).cummax(-1).values  # place of the latest real token
     before = torch.nn.functional.pad(latest[:, :-1], (1, 0), value=-1)  # of the one before this token; -1 = none
     step = positions - positions.gather(-1, before.clamp(min=0))
-    starts = real & (before >= 0) & (step != 1) & (step != places - before)
+    restarts = (step != 1) & (step != places - before)
+    if axes is not None:
+        text_only = (axes == positions).all(dim=0).all(dim=-1, keepdim=True)  # (batch, 1)
+        restarts = torch.where(text_only, restarts, (axes == 0).all(dim=0))
+    starts = real & (before >= 0) & restarts
     return None if not _is_compiling() and not bool(starts.any()) else starts.long().cumsum(-1)
 
 

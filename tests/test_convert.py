@@ -525,3 +525,44 @@ def every_layer_local(name):
     )  # fmt: skip
     torch.manual_seed(0)
     return model_class(config).eval()
+
+
+def test_converting_a_part_converts_every_model_around_it(tmp_path):
+    model = transformers.LlamaForCausalLM(tiny_config("llama")).eval()
+    other_head = transformers.LlamaForCausalLM(model.config).eval()
+    other_head.model = model.model
+    labkit.to_bidirectional(model.model)
+    assert is_guarded(model) and is_guarded(other_head)
+    model.save_pretrained(tmp_path)
+    assert is_guarded(AutoModelForCausalLM.from_pretrained(tmp_path))
+    labkit.to_causal(other_head)
+    assert not is_guarded(model) and not is_guarded(other_head) and convert.conversion_of(model) is None
+
+
+def test_an_interrupted_change_of_choices_puts_the_earlier_conversion_back(tiny):
+    model = tiny("tiny-gemma3", "sdpa").model
+    before = logits(labkit.to_bidirectional(model, layers=[1]))
+
+    def interrupt(*_):
+        handle.remove()
+        raise KeyboardInterrupt
+
+    handle = model.model.layers[1].self_attn.register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        labkit.to_bidirectional(model, window="halve")
+    assert torch.equal(logits(model), before)
+
+
+def test_learned_positions_count_real_tokens_with_an_empty_cache_too(tiny):
+    model = labkit.to_bidirectional(tiny("tiny-gpt2", "sdpa").model)
+    padded = logits(
+        model, attention_mask=(torch.arange(N) >= 5).long()[None], past_key_values=transformers.DynamicCache()
+    )
+    torch.testing.assert_close(padded[:, 5:], logits(model, IDS[:, 5:]), rtol=1e-4, atol=1e-4)
+
+
+def test_token_type_ids_do_not_change_the_window_of_a_multimodal_gemma3():
+    model = labkit.to_bidirectional(multimodal_gemma3())
+    with torch.no_grad():
+        typed = model(input_ids=IDS % 64, token_type_ids=torch.zeros_like(IDS)).logits
+        torch.testing.assert_close(typed, model(input_ids=IDS % 64).logits, rtol=1e-4, atol=1e-4)

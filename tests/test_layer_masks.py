@@ -179,3 +179,13 @@ def test_flex_attention_carries_the_mask(tiny, name, mask):
     model = tiny(name, "flex_attention").model
     with labkit.masked(model, mask):
         assert all(torch.equal(layer[0], with_rule(mask, N)) for layer in layer_cells(model, N))
+
+
+def test_packed_documents_are_recognised_by_positions_on_three_axes():
+    from labkit.layer_masks import _documents
+
+    text = torch.tensor([[0, 1, 2, 0, 1, 2]])
+    assert _documents(text.expand(3, 1, -1), None).tolist() == [[0, 0, 0, 1, 1, 1]]
+    assert _documents(torch.stack([text, text, text, text]), None).tolist() == [[0, 0, 0, 1, 1, 1]]
+    image = torch.tensor([[[0, 1, 1, 1, 1, 3]], [[0, 1, 1, 2, 2, 3]], [[0, 1, 2, 1, 2, 3]]])  # 2 x 2 patches in a text
+    assert _documents(image, None) is None
