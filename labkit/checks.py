@@ -56,7 +56,7 @@ def all_of_them(subject: Subject, reference: nn.Module | None, problems: list, n
     """Run every check that the model allows; returns the layer reports with the measured reach filled in."""
     kinds = {p.kind for p in problems}
     layers = windows(subject, reference, problems, notes) if subject.decoder else subject.layers
-    padding_is_right = not kinds & {"padding-flips-mask", "nan-rows", "pad-leak"}
+    padding_is_right = not kinds & {"padding-flips-mask", "nan-rows", "pad-leak", "depends-on-batch"}
     if subject.runner.takes("attention_mask") and padding_is_right:
         problems += _confirmed(subject, notes, batch_and_positions)
     packing(subject, problems, notes)
@@ -105,15 +105,18 @@ def windows(subject: Subject, reference: nn.Module | None, problems: list, notes
     decoder = subject.decoder
     if SLIDING not in decoder.layer_types or not subject.layers:
         return subject.layers
-    reach, shrink = _measured_reach(decoder, subject.runner, subject.max_tokens, subject.seed)
+    wanted = _declared_reach(decoder, causal=subject.verdict == "causal")
+    for confirm in (False, True):  # derivatives on a long sequence are slow: only to confirm a finding
+        reach, shrink = _measured_reach(decoder, subject.runner, subject.max_tokens, subject.seed, confirm)
+        findings = _window_findings(subject.layers, reach, wanted)
+        if not findings:
+            break
     if shrink:
         notes.append(f"windows were measured shrunk by {shrink} tokens, so as not to run a sequence longer than them")
-    wanted = _declared_reach(decoder, causal=subject.verdict == "causal")
-    findings = _window_findings(subject.layers, reach, wanted)
     if reference is not None and getattr(decoder.config, MARK, None) is None and not findings:
         theirs = find_decoder(reference)
         if SLIDING in theirs.layer_types:
-            original, _ = _measured_reach(theirs, Runner(reference, theirs), subject.max_tokens, subject.seed)
+            original, _ = _measured_reach(theirs, Runner(reference, theirs), subject.max_tokens, subject.seed, True)
             changed = [i for i in reach if i in original and reach[i][0] != original[i][0]]
             if changed:
                 now, then = reach[changed[0]][0], original[changed[0]][0]
@@ -123,7 +126,7 @@ def windows(subject: Subject, reference: nn.Module | None, problems: list, notes
     return [replace(layer, reach=reach.get(layer.index)) for layer in subject.layers]
 
 
-def _measured_reach(decoder: Decoder, runner: Runner, max_tokens: int, seed: int) -> tuple[dict, int]:
+def _measured_reach(decoder: Decoder, runner: Runner, max_tokens: int, seed: int, confirm: bool) -> tuple[dict, int]:
     """({local layer: (left, right) tokens seen, None = no limit met}, tokens by which windows were shrunk for it)."""
     configured = decoder.config.sliding_window
     limit = min(max_tokens, getattr(decoder.config, "max_position_embeddings", max_tokens))
@@ -135,7 +138,7 @@ def _measured_reach(decoder: Decoder, runner: Runner, max_tokens: int, seed: int
     early, late = MARGIN // 2, n - 1 - MARGIN // 2
     reach = {}
     for i, call in zip(local, calls, strict=True):
-        seen = attention_influence(call, [early, late], 2, seed)[0]  # (n, 2)
+        seen = attention_influence(call, [early, late], 2, seed, confirm=confirm)[0]  # (n, 2)
         left = max(
             [int(q) - early for q in seen[:, 0].nonzero()], default=0
         )  # to the last query that sees an early key
@@ -398,7 +401,7 @@ def _all_cells(subject: Subject) -> list[Tensor]:
             subject.runner.run(subject.ids(3 if mask is not None else 1, n), mask)
         rows = real if mask is not None else torch.ones(1, n, dtype=torch.bool)
         inside = rows[:, :, None]  # what padded queries see is of no consequence
-        collected.append([attention_influence(call, range(n), 2, subject.seed) & inside for call in calls])
+        collected.append([attention_influence(call, range(n), 2, subject.seed, real=rows) & inside for call in calls])
     return [torch.cat(pair) for pair in zip(*collected, strict=True)]
 
 

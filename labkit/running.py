@@ -181,16 +181,21 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
 
 
 @contextmanager
-def in_float32(model: nn.Module, *instead_of: torch.dtype) -> Iterator[None]:
-    """For the block the model computes in float32 where its weights are of these types; the weights are kept beside."""
+def computing_in(dtype: torch.dtype, model: nn.Module, *instead_of: torch.dtype) -> Iterator[None]:
+    """For the block the weights of these types are of type `dtype`; afterwards they are the same tensors as before."""
     kept = [(tensor, tensor.data) for tensor in (*model.parameters(), *model.buffers()) if tensor.dtype in instead_of]
     try:
         for tensor, data in kept:
-            tensor.data = data.float()
+            tensor.data = data.to(dtype)
         yield
     finally:
         for tensor, data in kept:
             tensor.data = data
+
+
+def in_float32(model: nn.Module, *instead_of: torch.dtype):
+    """`computing_in` float32."""
+    return computing_in(torch.float32, model, *instead_of)
 
 
 @contextmanager
