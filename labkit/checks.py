@@ -5,6 +5,7 @@ Each check takes the `Subject`, measures, and appends what is wrong to `problems
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 from labkit import memory
 from labkit.anatomy import SLIDING, Decoder, find_decoder
 from labkit.errors import AuditError, ConversionError, UnsupportedModelError
+from labkit.layer_masks import ATTRIBUTE as LAYER_MASKS
 from labkit.layer_masks import masked, shrunken_windows
 from labkit.masks import causal
 from labkit.packing import packed, why_not
-from labkit.probe import attention_influence, by_head, recorded_calls, token_influence
+from labkit.probe import attention_influence, by_head, changed_outputs, recorded_calls
 from labkit.report import LayerReport, Problem
 from labkit.running import Runner, first_tensor, in_float32
 
@@ -216,23 +218,40 @@ def batch_and_positions(subject: Subject, problems: list[Problem]) -> None:
 
 
 def packing(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
-    """Two documents in one row, positions restarting, no mask: neither may influence the other."""
-    if not subject.runner.takes("position_ids"):
+    """Two documents in one row, positions restarting, with and without a 2-D mask: neither may influence the other.
+
+    transformers itself isolates them only where no mask is given, so for its own models a leak beside a mask is a note.
+    """
+    runner = subject.runner
+    if not runner.takes("position_ids"):
         notes.append("the model takes no position_ids, so packed documents were not measured")
         return
-    first = TOKENS // 2
-    positions = torch.cat([torch.arange(first), torch.arange(TOKENS - first)])[None]
-    seen = token_influence(
-        lambda x: subject.runner.run(x, position_ids=positions),
-        subject.ids(),
-        [1, first - 1, first, TOKENS - 2],
-        subject.runner.vocab_size,
-    )[0]
-    forward, backward = bool(seen[first:, :2].any()), bool(seen[:first, 2:].any())
-    if forward or backward:
-        which = "both ways" if forward and backward else "from the first to the second" if forward else "backwards"
-        text = f"documents packed into one row (restarting position_ids, no mask) leak into each other, {which}"
+    positions, second = torch.arange(TOKENS)[None] % (TOKENS // 2), torch.arange(TOKENS) >= TOKENS // 2
+    ones = torch.ones(1, TOKENS, dtype=torch.bool)
+    masks = {"no attention_mask": None}
+    if runner.takes("attention_mask"):
+        masks |= {"an attention_mask of ones": ones, "an attention_mask of trailing pads": ones.clone()}
+        masks["an attention_mask of trailing pads"][:, -2:] = False
+    leaks = {}
+    for title, real in masks.items():
+        run = functools.partial(runner.run, real=real, position_ids=positions)
+        counted = second | True if real is None else real[0]
+        try:
+            forward = changed_outputs(run, subject.ids(), ~second, runner.vocab_size)[0, second & counted].any()
+            backward = changed_outputs(run, subject.ids(), second & counted, runner.vocab_size)[0, ~second].any()
+        except (AuditError, ConversionError) as error:
+            notes.append(f"documents packed into one row with {title} were not measured: {error}")
+            continue
+        if forward or backward:
+            leaks[title] = "both ways" if forward and backward else "forwards" if forward else "backwards"
+    if not leaks:
+        return
+    where = ", ".join(f"{title} ({which})" for title, which in leaks.items())
+    text = f"documents packed into one row (restarting position_ids) leak into each other with {where}"
+    if "no attention_mask" in leaks or subject.decoder is None or hasattr(subject.decoder.stack, LAYER_MASKS):
         problems.append(Problem("packing-leak", text))
+    else:
+        notes.append(f"{text}; transformers isolates them only where no attention_mask is given")
 
 
 def packed_batch(subject: Subject, problems: list[Problem], notes: list[str]) -> None:

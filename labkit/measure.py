@@ -23,7 +23,6 @@ from labkit.probe import (
     doubtful_columns,
     embedding_influence,
     recorded_calls,
-    rows_influence_each_other,
     token_influence,
 )
 from labkit.report import AuditReport, LayerReport, Problem, Scenario
@@ -72,15 +71,9 @@ def audit(
         layers = _layer_reports(decoder, modules, views)
         whole = {kind: view.scenario for kind, view in views.items()}
         problems = _mask_problems(layers, views)
-        try:
-            if rows_influence_each_other(runner.run, runner.tokens(3, QUICK_TOKENS, seed), runner.vocab_size):
-                text = "other tokens in one row of a batch change the outputs of the other rows"
-                problems.append(Problem("depends-on-batch", text))
-            rows = []
-        except AuditError as error:
-            rows = [f"whether the rows of a batch influence each other was not measured: {error}"]
+        notes = _rows_of_a_batch(runner, views, seed, problems)
         which = "modules could be measured by themselves" if views["unpadded"].unmeasured else "modules were found"
-        notes = rows + ([] if layers else [f"no attention {which}, so the model was measured only as a whole"])
+        notes += [] if layers else [f"no attention {which}, so the model was measured only as a whole"]
         notes += _oracle_notes(views)
         if runner.pooled:
             notes.append(BODY_MEASURED)
@@ -144,6 +137,7 @@ class _View:
     real: Tensor  # (seq,) bool
     cells: list[Tensor]
     scenario: Scenario
+    rows: bool  # whether one row of the batch influences another
     oracles: tuple[str, ...]  # by what the cells of each layer were decided, and last those of `scenario`
     modules: tuple[int, ...] = ()  # of which attention module each of `cells` is
     unmeasured: tuple[int, ...] = ()  # attention modules that ran, and could not be measured by themselves
@@ -179,7 +173,7 @@ def _view_batch(runner, modules, real: Tensor, kinds: list[str], quick: bool, se
     edges = sorted({0, int(real.sum(1).min()) - 1, n - 1})  # first, last real one of the shortest row, last
     columns, draws = (edges, 1) if quick else (list(range(n)), 2)
     # (batch, n, columns)
-    seen = token_influence(lambda x: runner.run(x, mask), ids, columns, runner.vocab_size, draws, base)
+    seen, rows = token_influence(lambda x: runner.run(x, mask), ids, columns, runner.vocab_size, draws, base)
     oracle = "perturbations"
     if doubtful := doubtful_columns(seen, columns, real):
         oracle = embedding_influence(seen, lambda x: runner.run(x, mask), runner.model, ids, columns, doubtful)
@@ -200,7 +194,7 @@ def _view_batch(runner, modules, real: Tensor, kinds: list[str], quick: bool, se
             nan=not bool(base[row].isfinite().all()),
         )
         oracles = (*(call.oracle for call in calls), oracle)
-        views[kind] = _View(here, layer_cells, scenario, oracles, tuple(call.index for call in calls), unmeasured)
+        views[kind] = _View(here, layer_cells, scenario, rows, oracles, tuple(call.index for call in calls), unmeasured)
     return views
 
 
@@ -320,6 +314,20 @@ def _mask_problems(layers: list[LayerReport], views: dict[str, _View]) -> list[P
         text = f"{n} of {of} attention modules could not be measured by themselves, and may see less than the others"
         problems.append(Problem("attention-unmeasured", text, plain.unmeasured))
     return problems
+
+
+def _rows_of_a_batch(runner: Runner, views: dict[str, _View], seed: int, problems: list[Problem]) -> list[str]:
+    """Add a problem if one row of a batch influences another; returns a note if that cannot be measured."""
+    mixed = any(view.rows for view in views.values())
+    if len(views) == 1:  # of a single row
+        try:
+            mixed = token_influence(runner.run, runner.tokens(3, QUICK_TOKENS, seed), [], runner.vocab_size)[1]
+        except AuditError as error:
+            return [f"whether rows of a batch influence each other was not measured: {error}"]
+    if mixed:
+        text = "other tokens in one row of a batch change the outputs of the other rows"
+        problems.append(Problem("depends-on-batch", text))
+    return []
 
 
 def layer_list(indices: Sequence[int]) -> str:

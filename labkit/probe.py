@@ -15,8 +15,8 @@ two raises the score of key j in each head.
 **Sharp attention.** Where queries and keys are normalised and scores are large (Gemma 4), a softmax is nearly one-hot
 whatever the perturbation, and an open key can have a weight too small to change a bit. So if the changed cells are
 neither those of a causal mask nor all cells, the cells without a difference are decided by derivatives: forward-mode
-automatic differentiation in float64, at hidden states that are nearly alike at all positions, so that no weight is
-small unless its key is blocked. The derivative of a blocked key is exactly 0.
+automatic differentiation in float64, at hidden states that are nearly alike at all positions and with scores scaled
+down, so that no weight is small unless its key is blocked. The derivative of a blocked key is exactly 0.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from labkit.running import computing_in, first_tensor
 STRENGTH = 64.0  # size of a perturbation, in typical sizes of a hidden state
 NOISE_FACTOR = 8.0
 SPREAD = 0.1  # how far the nearly alike hidden states, at which derivatives are taken, lie apart
+FLAT = 1e-3  # factor on attention scores there
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 REPRODUCED = 0.01  # of the largest output: by how much a replay of the same may differ
 KEY_OR_VALUE = re.compile(r"(k|v|keys?|values?)(_states?|_value_states|_tensors?)?|memory|encoder_hidden_states")
@@ -201,7 +202,8 @@ def attention_influence(
                 return outcome(_in_float64(call), hidden.double())
 
         alike = random(1, 1, shape[2]) + SPREAD * random(*shape)
-        call.oracle = confirmed(found, columns, doubtful, alike, exactly, lambda hidden: outcome(call, hidden))
+        with _flat_scores(call.module):
+            call.oracle = confirmed(found, columns, doubtful, alike, exactly, lambda hidden: outcome(call, hidden))
     return found
 
 
@@ -237,30 +239,43 @@ def token_influence(
     vocab_size: int,
     draws: int = 2,
     base: Tensor | None = None,
-) -> Tensor:
+) -> tuple[Tensor, bool]:
     """Which outputs of the model each of the input positions `columns` influences: bool (batch, seq, len(columns)).
+
+    And whether other tokens in one row of the batch, the middle one, change the outputs of other rows.
 
     `draws` other tokens are put at each position (never the token itself, however small the vocabulary), so that one
     chance agreement does not hide a connection. `base` is `run(ids)` if it is known already.
     """
-    again = run(ids)
     base = run(ids) if base is None else base
-    noise = _difference(base, again)
+    middle, rows = torch.arange(len(ids)) == (len(ids) - 1) // 2, False
+    if len(ids) > 1:  # one row is changed in the run that shows the noise, so that it shows both
+        noise = _difference(run(exchanged(ids, middle[:, None], vocab_size)), base)
+        noise[middle.to(noise.device)] = 0.0
+        if bool(noise.any()):
+            gap, noise = noise, _difference(run(ids), base)
+            rows = bool((gap > NOISE_FACTOR * noise).any())
+    else:
+        noise = _difference(run(ids), base)
     found = torch.zeros(*ids.shape, len(columns), dtype=torch.bool, device=base.device)
     for c, j in enumerate(columns):
         for step in range(1, draws + 1):
-            changed = ids.clone()
-            changed[:, j] = (changed[:, j] + 1 + (step * 7 - 1) % max(1, vocab_size - 1)) % vocab_size
-            found[:, :, c] |= _difference(run(changed), base) > NOISE_FACTOR * noise
-    return found.cpu()
+            other = exchanged(ids, torch.arange(ids.shape[1]) == j, vocab_size, step)
+            found[:, :, c] |= _difference(run(other), base) > NOISE_FACTOR * noise
+    return found.cpu(), rows
 
 
-def rows_influence_each_other(run: Callable[[Tensor], Tensor], ids: Tensor, vocab_size: int) -> bool:
-    """Whether other tokens in the middle row of a batch of three change the outputs of the other two rows."""
-    base, changed = run(ids), ids.clone()
-    changed[1] = (changed[1] + 1 + 6 % max(1, vocab_size - 1)) % vocab_size
-    gap = _difference(run(changed), base)[::2]
-    return bool(gap.any()) and bool((gap > NOISE_FACTOR * _difference(run(ids), base)[::2]).any())
+def exchanged(ids: Tensor, which: Tensor, vocab_size: int, step: int = 1) -> Tensor:
+    """`ids` (batch, seq) with other tokens where `which`, bool of a shape that broadcasts; each step gives others."""
+    return torch.where(which.to(ids.device), (ids + 1 + (step * 7 - 1) % max(1, vocab_size - 1)) % vocab_size, ids)
+
+
+def changed_outputs(run: Callable[[Tensor], Tensor], ids: Tensor, which: Tensor, vocab_size: int) -> Tensor:
+    """The other outputs, bool (batch, seq), that change when the tokens `which`, bool (batch, seq), are exchanged."""
+    base = run(ids)
+    gap = _difference(run(exchanged(ids, which, vocab_size)), base).masked_fill(which.to(base.device), 0.0)
+    noise = _difference(run(ids), base) if bool(gap.any()) else 0.0
+    return (gap > NOISE_FACTOR * noise).cpu()
 
 
 def embedding_influence(
@@ -290,7 +305,7 @@ def embedding_influence(
         substitute = embeddings
         return run(ids)
 
-    with computing_in(torch.float32, model, torch.float16), ExitStack() as stack:
+    with computing_in(torch.float32, model, torch.float16), _flat_scores(model), ExitStack() as stack:
         for module in model.modules():
             if isinstance(module, nn.Embedding):
                 stack.callback(module.register_forward_hook(hook).remove)
@@ -300,7 +315,7 @@ def embedding_influence(
         generator, output = torch.Generator().manual_seed(0), outputs[0]
         alike = torch.randn(1, 1, output.shape[-1], generator=generator)
         alike = alike + SPREAD * torch.randn(output.shape, generator=generator)
-        alike = alike.to(output) * output.float().pow(2).mean().sqrt().to(output)
+        alike = 8.0 * alike.to(output) * output.float().pow(2).mean().sqrt().to(output)  # beside learned positions
         return confirmed(found, columns, doubtful, alike, outcome, outcome)
 
 
@@ -311,12 +326,11 @@ def doubtful_columns(found: Tensor, columns: Sequence[int], real: Tensor | None 
     padding, where `real` is False, do not count.
     """
     queries, keys = torch.arange(found.shape[1])[:, None], torch.tensor(columns)[None]
-    where = (queries != keys)[None]  # (1, seq, columns): a token influences its own output in any case
-    if real is not None:
-        where = where & real[:, :, None] & real[:, None, list(columns)]
+    real = torch.ones(found.shape[:2], dtype=torch.bool) if real is None else real
+    where = (real[:, :, None] & real[:, None, list(columns)])[:, :, None]  # (batch, seq, 1, columns)
     cells = found.flatten(2, -2) if found.ndim > 3 else found[:, :, None]  # (batch, seq, heads or 1, columns)
-    missing, present = (where[:, :, None] & ~cells).any(2), (where[:, :, None] & cells).any(2)
-    if not bool((missing & (queries > keys)).any()) and not bool((present & (queries < keys)).any()):
+    missing, present = (where & ~cells).any(2), (where & cells).any(2)
+    if not bool((missing & (queries >= keys)).any()) and not bool((present & (queries < keys)).any()):
         return []
     return missing.any(0).any(0).nonzero()[:, 0].tolist()
 
@@ -376,6 +390,19 @@ def _small_changes(outcome: Callable[[Tensor], Tensor], base: Tensor, columns: S
         changed[:, j] += SPREAD * base[:, j].roll(1, -1)
         moved.append((_difference(outcome(changed), before) > NOISE_FACTOR * noise).cpu())
     return torch.stack(moved, -1)
+
+
+@contextmanager
+def _flat_scores(model: nn.Module) -> Iterator[None]:
+    """For the block attention scores are nearly 0 in modules that keep a factor on them, as those of transformers."""
+    scaled = {m: m.scaling for m in model.modules() if isinstance(getattr(m, "scaling", None), float)}
+    try:
+        for module, scaling in scaled.items():
+            module.scaling = FLAT * scaling
+        yield
+    finally:
+        for module, scaling in scaled.items():
+            module.scaling = scaling
 
 
 def _in_float64(call: AttentionCall) -> AttentionCall:
