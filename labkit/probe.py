@@ -345,16 +345,17 @@ def confirmed(
 ) -> str:
     """Add to the `doubtful` columns of `found` what derivatives at the states `alike` (batch, seq, dim) show.
 
-    Of `exactly`, the output for other states. Where it has no derivatives, small changes of the input of `outcome` are
-    made instead. Returns which of the two decided, or "perturbations" if derivatives added nothing.
+    Of `exactly`, the output for other states. Small changes of the input of `outcome` are made as well: some kernels
+    have no derivatives, and flex attention on a CPU leaves them out without an error. Returns which of the two decided,
+    or "perturbations" if neither added anything; "small changes" wherever there are no derivatives at all.
     """
     asked = [columns[c] for c in doubtful]
-    moved, oracle = _derivatives(exactly, alike, asked), "derivatives"
-    if moved is None:
-        moved, oracle = _small_changes(outcome, alike, asked), "small changes"
-    added = moved & ~found[..., doubtful]
-    found[..., doubtful] |= added
-    return oracle if oracle == "small changes" or bool(added.any()) else "perturbations"
+    known, exact = found[..., doubtful], _derivatives(exactly, alike, asked)
+    moved = _small_changes(outcome, alike, asked)
+    found[..., doubtful] |= moved if exact is None else moved | exact
+    if exact is not None and bool((exact & ~known).any()):
+        return "derivatives"
+    return "small changes" if exact is None or bool((moved & ~known).any()) else "perturbations"
 
 
 def _derivatives(outcome: Callable[[Tensor], Tensor], base: Tensor, columns: Sequence[int]) -> Tensor | None:
