@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from labkit.attention_maps import explore_attention
     from labkit.convert import masked, to_bidirectional, to_causal
     from labkit.errors import ConversionError, LabkitError
+    from labkit.leakage import find_leaks
     from labkit.measure import AuditReport, assert_bidirectional, assert_causal, audit
     from labkit.models import Loaded, load
     from labkit.tasks.pipeline import pipeline
@@ -27,6 +28,7 @@ _HOME = {  # public name -> the module that defines it
     "assert_bidirectional": "measure",
     "assert_causal": "measure",
     "AuditReport": "measure",
+    "find_leaks": "leakage",
     "explore_attention": "attention_maps",
     "pipeline": "tasks.pipeline",
     "LabkitError": "errors",
@@ -57,6 +59,7 @@ __all__ = [
     "convert",
     "errors",
     "explore_attention",
+    "find_leaks",
     "load",
     "masked",
     "masks",

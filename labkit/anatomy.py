@@ -26,6 +26,7 @@ class Decoder:
         layers: its decoder layers, first to last.
         attentions: the self-attention module of each layer.
         names: the path of each attention module inside the model that was searched.
+        callers: the modules that hold the stack, outermost first (a language-model head, PEFT, a multimodal model).
         layer_types: "full_attention" or "sliding_attention", per layer.
     """
 
@@ -33,6 +34,7 @@ class Decoder:
     layers: tuple[nn.Module, ...]
     attentions: tuple[nn.Module, ...]
     names: tuple[str, ...]
+    callers: tuple[nn.Module, ...] = ()
 
     @property
     def config(self):
@@ -91,7 +93,9 @@ def find_decoder(model: nn.Module) -> Decoder:
         if all(attention is not None for attention in attentions):
             container = "layers" if hasattr(module, "layers") else "h"
             names = tuple(_join(path, container, i, name) for i, (name, _) in enumerate(attentions))
-            stack = Decoder(module, layers, tuple(attention for _, attention in attentions), names)
+            parts = path.split(".") if path else []
+            callers = tuple(model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts)))
+            stack = Decoder(module, layers, tuple(attention for _, attention in attentions), names, callers)
             if module.config is text_config:
                 return stack
             found.append(stack)

@@ -6,17 +6,22 @@ it. labkit adds what that switch leaves open: the exact window of local layers, 
 under left padding, a chosen subset of layers, and a proof.
 
 What is done is written into the text config as `labkit_attention`, so that `save_pretrained` and `labkit.load` keep it.
+A converted model has config objects of its own: another model built from the original config is not touched. And a
+model built from a config with such a record, in this process, is converted as soon as it is built.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import operator
+from contextlib import nullcontext
 
 from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
 
 from labkit import proof
-from labkit.anatomy import SLIDING, Decoder, backend_of, find_decoder
+from labkit.anatomy import SLIDING, Decoder, backend_of, decoder_or_none, find_decoder
 from labkit.errors import BidirectionalGenerationError, ConversionError
 from labkit.layer_masks import ATTRIBUTE, LayerMasks, layer_mask, masked
 from labkit.masks import Mask, causal
@@ -35,15 +40,16 @@ def to_bidirectional(model: nn.Module, *, window: str = "keep", layers=None) -> 
 
     Covers every decoder that transformers can switch (GPT-2, Gemma 1, 2 and 3, Llama and its relatives, ...), also in
     a task head, a multimodal model or a PEFT wrapper, on eager, sdpa, flex and flash attention. Calling it again with
-    the same choices changes nothing; with other choices it starts from the causal model.
+    the same choices changes nothing and proves the conversion again; with other choices it starts from the causal
+    model. `masked` and `packed` contexts are set aside for the proof.
 
     Args:
         window: what a local layer with a causal window of W tokens (itself and W-1 before) sees afterwards.
             "keep": W-1 tokens on either side. "halve": W//2 on either side, as EmbeddingGemma was trained
             (transformers, `Gemma3TextConfig.use_bidirectional_attention`). "global": everything.
-        layers: indices of the layers to convert, or None for all. The others stay causal; plain transformers cannot
-            express that, so a saved folder needs `labkit.load`; so do families whose layers keep the switch from their
-            attention (StableLM, Nemotron), which are given their masks written out.
+        layers: distinct indices of the layers to convert, or None for all. The others stay causal. Plain transformers
+            cannot express that, so a saved folder needs `labkit.load`. The same is true of StableLM and Nemotron:
+            they do not pass the switch on to their attention, so labkit passes them an explicit mask.
 
     Raises:
         ConversionError: a wrong argument, or the measured mask is not the intended one. The model is then as it was.
@@ -53,17 +59,24 @@ def to_bidirectional(model: nn.Module, *, window: str = "keep", layers=None) -> 
     chosen = _checked_layers(layers, len(decoder.layers))
     if window not in WINDOWS:
         raise ConversionError(f"window must be one of {', '.join(map(repr, WINDOWS))}, not {window!r}")
-    mark = conversion_of(model)
-    if mark is not None:
-        if (mark["window"], mark["layers"]) == (window, chosen) and hasattr(decoder.stack, ATTRIBUTE):
-            return model
+    earlier, before = conversion_of(model), _state(decoder)
+    if earlier is not None and (earlier["window"], earlier["layers"]) != (window, chosen):
         to_causal(model)
-    _record(decoder, window, chosen)
+    if conversion_of(model) is None:
+        _own_configs(model)
+        _record(decoder, window, chosen)
     try:
         _put_in_force(model, decoder)
         _prove(decoder, "bidirectional")
-    except BaseException:
+    except BaseException as error:
         _undo(model, decoder)
+        if earlier is not None:
+            _record(decoder, earlier["window"], earlier["layers"])
+            _put_in_force(model, decoder)
+        if isinstance(error, ConversionError):
+            restored = _state(decoder) == before
+            outcome = "The model was put back as it was." if restored else "Load the model again before you use it."
+            raise ConversionError(f"{error} {outcome}") from error
         raise
     return model
 
@@ -78,16 +91,16 @@ def to_causal(model: nn.Module) -> nn.Module:
     """
     decoder = find_decoder(model)
     if conversion_of(model) is not None:
+        _own_configs(model)
         _undo(model, decoder)
     _prove(decoder, "causal")
     return model
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Put the conversion that `model.config` records in force again, after `from_pretrained`; `labkit.load` does."""
+    """Prove that the conversion which `model.config` records is in force, after `from_pretrained`; `load` does so."""
     decoder = find_decoder(model)
-    mark = conversion_of(model)
-    if mark is not None and not hasattr(decoder.stack, ATTRIBUTE):
+    if conversion_of(model) is not None:
         _put_in_force(model, decoder)
         _prove(decoder, "bidirectional")
     return model
@@ -96,6 +109,15 @@ def restore(model: nn.Module) -> nn.Module:
 def conversion_of(model: nn.Module) -> dict | None:
     """What labkit did to this model: {"window", "layers", "sliding_window", "original"}, or None if nothing."""
     return getattr(find_decoder(model).config, MARK, None)
+
+
+def _own_configs(model: nn.Module) -> None:
+    """Give the model copies of its configs, so that no model which shares them changes with it."""
+    copies: dict = {}  # by the identity of the original: what was one config stays one
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, PretrainedConfig):
+                setattr(module, name, copy.deepcopy(value, copies))
 
 
 def _record(decoder: Decoder, window: str, chosen: list[int] | None) -> None:
@@ -109,6 +131,11 @@ def _record(decoder: Decoder, window: str, chosen: list[int] | None) -> None:
 def _put_in_force(model: nn.Module, decoder: Decoder) -> None:
     """Config, hooks, windows and the guard on generate(), from the record in the config."""
     config, mark = decoder.config, getattr(decoder.config, MARK)
+    if mark["layers"] is not None and max(mark["layers"]) >= len(decoder.layers):
+        raise ConversionError(
+            f"the config records a conversion of the layers {mark['layers']} ({MARK}), and the model has "
+            f"{len(decoder.layers)} layers: build it from a config of the causal model"
+        )
     layer_masks = LayerMasks.on(decoder)
     layer_masks.positions_from_mask = decoder.has_position_table and layer_masks.takes_positions
     if mark["layers"] is None:
@@ -174,9 +201,11 @@ def _prove(decoder: Decoder, what: str) -> None:
             return layer_mask(reach, types[i])
         return causal() if types[i] != SLIDING or shrunk is None else causal() & sliding(shrunk)
 
+    layer_masks = getattr(decoder.stack, ATTRIBUTE, None)
     try:
         _set_windows(decoder, shrunk)
-        proof.prove(decoder, [intended(i) for i in range(len(decoder.layers))], what)
+        with layer_masks.contexts_set_aside() if layer_masks else nullcontext():
+            proof.prove(decoder, [intended(i) for i in range(len(decoder.layers))], what)
     finally:
         _set_windows(decoder, sliding_window)
 
@@ -186,6 +215,12 @@ def _converted_layers(decoder: Decoder) -> frozenset[int]:
     if mark is None:
         return frozenset()
     return frozenset(range(len(decoder.layers)) if mark["layers"] is None else mark["layers"])
+
+
+def _state(decoder: Decoder) -> tuple[dict, dict]:
+    """All that a conversion changes: the config, and the layers that its hooks cover, with the mask of each."""
+    layer_masks = getattr(decoder.stack, ATTRIBUTE, None)
+    return decoder.config.to_dict(), dict(layer_masks.converted) if layer_masks else {}
 
 
 def _reach(sliding_window: int | None, window: str) -> int | None:
@@ -229,9 +264,15 @@ def _excluded_by_builder() -> int:
 def _checked_layers(layers, n: int) -> list[int] | None:
     if layers is None:
         return None
-    chosen = sorted({int(i) for i in layers})
-    if not chosen or chosen[0] < 0 or chosen[-1] >= n:
-        raise ConversionError(f"layers={layers!r}: expected indices from 0 to {n - 1}, at least one")
+    try:
+        given = list(layers)
+        chosen = sorted({operator.index(i) for i in given if not isinstance(i, bool)})
+    except TypeError:
+        given, chosen = [], []
+    if not chosen or len(chosen) != len(given) or chosen[0] < 0 or chosen[-1] >= n:
+        raise ConversionError(
+            f"layers={layers!r}: expected None for all layers, or at least one of the indices 0 to {n - 1}, each once"
+        )
     return None if len(chosen) == n else chosen
 
 
@@ -254,3 +295,24 @@ def _generate_if_allowed(module: nn.Module, *args, allow_bidirectional: bool = F
         )
     kwargs.setdefault("use_cache", False)
     return type(module).generate(module, *args, **kwargs)
+
+
+def _convert_when_built(post_init):
+    """`post_init`, which transformers calls at the end of each model's constructor, and then the recorded conversion.
+
+    A model built from a converted model's config would otherwise be half converted: its masks bidirectional, but its
+    packed documents not kept apart and its generate() not guarded.
+    """
+
+    @functools.wraps(post_init)
+    def wrapped(model: PreTrainedModel) -> None:
+        post_init(model)
+        if getattr(model.config.get_text_config(decoder=True), MARK, None) is None:
+            return
+        if (decoder := decoder_or_none(model)) is not None:
+            _put_in_force(model, decoder)
+
+    return wrapped
+
+
+PreTrainedModel.post_init = _convert_when_built(PreTrainedModel.post_init)

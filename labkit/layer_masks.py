@@ -6,6 +6,9 @@ gradient checkpointing recomputes with the mask of its own forward pass.
 
 Positions in a mask are positions in the **text**: pads are not counted, and each packed document starts at 0. So a
 `prefix(3)` opens the first three real tokens of each row, on whichever side the padding is.
+
+Packed documents are recognised by their `position_ids`, which restart, whether or not a 2-D padding mask comes with
+them. (transformers itself looks for packed documents only where no mask is given: pull request 46634.)
 """
 
 from __future__ import annotations
@@ -13,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from labkit.anatomy import SLIDING, Decoder, argument_position, backend_of, find_decoder
+from labkit.anatomy import FULL, SLIDING, Decoder, argument_position, backend_of, find_decoder
 from labkit.errors import ConversionError, MaskError
 from labkit.masks import Mask, bidirectional, block_mask_of, causal, self_for_empty_rows, sliding_window
 from labkit.text_by_text import TextMask
@@ -32,8 +36,8 @@ def masked(model: nn.Module, mask) -> Iterator[nn.Module]:
     Args:
         model: any model with a transformers decoder inside, on eager, sdpa or flex attention.
         mask: one Mask for every layer, or one per layer: a list (None = leave the layer as it is) or a dict by layer.
-            It replaces the layer's own mask, the window of a local layer included. Padding given with the batch
-            (a 2-D attention_mask) and packed documents (restarting position_ids) stay isolated on top of it.
+            It replaces the layer's own mask, the window of a local layer included. Padding (a 2-D attention_mask) and
+            packed documents (restarting position_ids), or both together, stay isolated on top of it, in every layer.
 
     Contexts nest; the innermost mask that speaks of a layer counts. With gradient checkpointing, call `backward`
     inside. With a KV cache, mind that transformers' default one keeps no keys of a local layer beyond its window; a
@@ -41,7 +45,8 @@ def masked(model: nn.Module, mask) -> Iterator[nn.Module]:
 
     Raises:
         MaskError: not a mask, or not one per layer. ConversionError: a backend, a model (Falcon with ALiBi) or an input
-            that cannot carry a mask, or a cache that has let go of keys which the mask opens.
+            that cannot carry a mask, packed documents with a cache, or a cache that has let go of keys which the mask
+            opens.
     """
     decoder = find_decoder(model)
     chosen = _per_layer(mask, len(decoder.layers))
@@ -79,7 +84,10 @@ class LayerMasks:
         self.window_of_backend = None  # has .apply(): sets the window as the backend in use counts it
         self.isolating = False  # layers that are not converted are given their mask of packed texts, too
         self.positions_from_mask = False  # a table's positions, converted, are counted from the first real token
+        self.contexts_apply = True  # False for the moment in which a conversion proves itself
         self.call: _Call | None = None
+        self._callers: list[nn.Module] = []  # models around the stack that are watched
+        self._call_from_outside: tuple[nn.Module, Any] | None = None  # the outermost of them, and the mask it was given
         noted = ("attention_mask", "position_ids", "past_key_values")
         self._stack_at = {name: argument_position(self.stack.forward, name) for name in noted}
         self._mask_at = argument_position(self.layers[0].forward, "attention_mask")
@@ -101,6 +109,8 @@ class LayerMasks:
         if existing is None:
             existing = cls(decoder)
             setattr(decoder.stack, ATTRIBUTE, existing)
+        for caller in decoder.callers:
+            existing._watch(caller)
         return existing
 
     def remove_if_idle(self) -> None:
@@ -110,24 +120,35 @@ class LayerMasks:
                 handle.remove()
             delattr(self.stack, ATTRIBUTE)
 
-    def wanted(self, index: int) -> Mask | None:
+    @contextmanager
+    def contexts_set_aside(self) -> Iterator[None]:
+        """For the block, `masked` and `packed` have no effect: what remains in force is the conversion."""
+        overrides, self.overrides, self.contexts_apply = self.overrides, [], False
+        try:
+            yield
+        finally:
+            self.overrides, self.contexts_apply = overrides, True
+
+    def wanted(self, index: int, packed: bool) -> Mask | None:
         """The mask that has to be delivered to this layer in the current call; None = leave it alone."""
         for override in reversed(self.overrides):
             if index in override:
                 return override[index]
-        packed = self.call is not None and self.call.documents is not None
         if index in self.converted:
             own = index in self.always or index in self.where_none
             return self.converted[index] if own or packed else None
         flash = backend_of(self.stack.config) == "flash"  # takes no mask; its kernel keeps texts apart by position_ids
-        apart = self.isolating or self.converted  # transformers does so by itself only where nothing is cached
-        return self._causal(index) if apart and packed and not flash else None
+        return self._causal(index) if packed and not flash else None
 
     def _causal(self, index: int) -> Mask:
         """The mask of a layer that was never converted: causal, within its window if it is a local one."""
-        window = getattr(self.stack.config, "sliding_window", None)
-        local = self.decoder.layer_types[index] == SLIDING and window is not None
-        return sliding_window(window) if local else causal()
+        kind, window = self.decoder.layer_types[index], getattr(self.stack.config, "sliding_window", None)
+        if kind not in (FULL, SLIDING) or opened_otherwise(self.stack.config):
+            raise ConversionError(
+                f"packed documents (restarting position_ids) cannot be kept apart in layer {index} ({kind}): labkit "
+                "does not know its mask. Give each document its own row, or convert the model with to_bidirectional"
+            )
+        return sliding_window(window) if kind == SLIDING and window is not None else causal()
 
     # -- the hooks ----------------------------------------------------------------------------------------------------
 
@@ -140,27 +161,58 @@ class LayerMasks:
             return kwargs.get(name, args[at] if at is not None and at < len(args) else None)
 
         attention_mask, positions, cache = given("attention_mask"), given("position_ids"), given("past_key_values")
-        if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
-            real = attention_mask.bool()
-            if self.positions_from_mask and positions is None and cache is None:
-                kwargs = {**kwargs, "position_ids": (real.long().cumsum(-1) - 1).clamp(min=0)}
-            real = None if not _is_compiling() and bool(real.all()) else real
-            self.call = _Call(real=real, cache=cache)
-        elif attention_mask is not None and (self.overrides or self.always):
-            given_as = "a dict of masks" if isinstance(attention_mask, dict) else f"{attention_mask.ndim} dimensions"
-            raise ConversionError(
-                f"labkit sets the mask of this model's layers, and the call brings masks of its own ({given_as}): "
-                "pass the 2-D padding mask of shape (batch, sequence), or none"
-            )
-        else:
-            self.call = _Call(documents=_documents(positions) if cache is None else None, cache=cache)
-        documents = self.call.documents
-        self.call.one_by_one = self.isolating and documents is not None and one_by_one(stack.config, documents)
-        self.call.masks = {i: m for i in range(len(self.layers)) if (m := self.wanted(i)) is not None}
+        if not _is_padding(attention_mask) and self._call_from_outside is not None:
+            attention_mask = self._call_from_outside[1]  # from which a multimodal model built the masks of this call
+        if not _is_padding(attention_mask):
+            if self.overrides or self.always:
+                what = "a dict of masks" if isinstance(attention_mask, dict) else f"{attention_mask.ndim} dimensions"
+                raise ConversionError(
+                    f"labkit sets the mask of this model's layers, and the call brings masks of its own ({what}): "
+                    "pass the 2-D padding mask of shape (batch, sequence), or none"
+                )
+            self.call = _Call(cache=cache)  # the caller's own masks say everything
+            return args, kwargs
+        real = None if attention_mask is None else attention_mask.bool()
+        if real is not None and self.positions_from_mask and positions is None and cache is None:
+            kwargs = {**kwargs, "position_ids": (real.long().cumsum(-1) - 1).clamp(min=0)}
+        real = None if real is None or (not _is_compiling() and bool(real.all())) else real
+        documents = _documents(positions, real)
+        if documents is not None:
+            self._require_separable(cache)
+        alone = self.isolating and documents is not None and real is None and one_by_one(stack.config, documents)
+        self.call = _Call(real=real, documents=documents, cache=cache, one_by_one=alone)
+        packed = documents is not None
+        self.call.masks = {i: m for i in range(len(self.layers)) if (m := self.wanted(i, packed)) is not None}
         return args, kwargs
+
+    def _require_separable(self, cache) -> None:
+        """Raise if masks cannot keep the packed documents of this call apart."""
+        mixing = sorted({kind for kind in self.decoder.layer_types if not kind.endswith("attention")})
+        if cache is None and not mixing:
+            return
+        why = (
+            "past_key_values is given"
+            if cache is not None
+            else f"layers of type {mixing[0]!r} mix tokens by other means"
+        )
+        raise ConversionError(
+            f"position_ids restart within a row (packed documents), and {why}: masks cannot keep the documents apart. "
+            f"Give each document its own row{', or leave out past_key_values' if cache is not None else ''}"
+        )
 
     def _after_stack(self, *_) -> None:
         self.call = None  # its masks can be large
+
+    def _watch(self, caller: nn.Module) -> None:
+        """Note the padding mask that a multimodal model is called with: it hands its stack masks of its own."""
+        at, config = argument_position(caller.forward, "attention_mask"), getattr(caller, "config", self.stack.config)
+        multimodal = config is not self.stack.config and not getattr(config, "is_encoder_decoder", False)
+        if at is None or not multimodal or any(caller is known for known in self._callers):
+            return
+        self._callers.append(caller)
+        hooks = _AroundCaller(self, at)
+        self._handles.append(caller.register_forward_pre_hook(hooks.before, with_kwargs=True))
+        self._handles.append(caller.register_forward_hook(hooks.after, always_call=True))
 
     def _before_layer(self, index: int, layer: nn.Module, args: tuple, kwargs: dict):
         hidden = args[0] if args else kwargs["hidden_states"]
@@ -179,7 +231,13 @@ class LayerMasks:
                     f"the layers of {self.decoder.family} do not tell flash attention what they are: load "
                     "the model with attn='sdpa' or attn='eager'"
                 )
-            return args, {**kwargs, "is_causal": False}  # its padding and packing reach the kernel as they are
+            if call.documents is not None and (call.real is not None or len(hidden) > 1):
+                raise ConversionError(
+                    "flash attention keeps packed documents (restarting position_ids) apart only in a batch of one row "
+                    "without padding: lay the documents in one row and leave out attention_mask, or load the model "
+                    "with attn='sdpa'"
+                )
+            return args, {**kwargs, "is_causal": False}  # its padding or packing reaches the kernel as it is
         at = self._mask_at
         given = args[at] if at is not None and at < len(args) else kwargs.get("attention_mask")
         if given is not None and self._is_good_enough(index, call):
@@ -243,6 +301,29 @@ def one_by_one(config, rows: Tensor) -> bool:
     return len(rows) == 1 and rows.device.type == "cpu" and backend_of(config) == "sdpa"
 
 
+def opened_otherwise(config) -> bool:
+    """Whether the causal mask was removed by a switch of the config; for models that labkit has not converted."""
+    switch = getattr(config, "use_bidirectional_attention", None)  # in Gemma 4 a word, of which "vision" is of images
+    return getattr(config, "is_causal", True) is False or switch in (True, "all")
+
+
+class _AroundCaller:
+    """The hooks of one model around the stack. A class, so that a hooked model can be copied and pickled."""
+
+    def __init__(self, layer_masks: LayerMasks, at: int):
+        self.layer_masks, self.at = layer_masks, at
+
+    def before(self, caller: nn.Module, args: tuple, kwargs: dict) -> None:
+        mask = kwargs.get("attention_mask", args[self.at] if self.at < len(args) else None)
+        if self.layer_masks._call_from_outside is None:  # the outermost caller was given what the user gave
+            self.layer_masks._call_from_outside = (caller, mask)
+
+    def after(self, caller: nn.Module, *_) -> None:
+        outside = self.layer_masks._call_from_outside
+        if outside is not None and outside[0] is caller:
+            self.layer_masks._call_from_outside = None
+
+
 class _BeforeLayer:
     """The hook of one layer. A class, not a closure, so that a hooked model can be copied and pickled."""
 
@@ -295,7 +376,7 @@ def _per_layer(mask, n: int) -> dict[int, Mask]:
     else:
         raise MaskError(f"expected a Mask, a list of one per layer or a dict by layer, not {type(mask).__name__}")
     for i, m in chosen.items():
-        if not isinstance(i, int) or not 0 <= i < n:
+        if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < n:
             raise MaskError(f"there is no layer {i!r}: the model has layers 0 to {n - 1}")
         if not isinstance(m, Mask):
             raise MaskError(f"layer {i}: expected a labkit Mask, not {type(m).__name__} (see masks.from_dense)")
@@ -309,19 +390,18 @@ def layer_mask(reach: int | None, layer_type: str) -> Mask:
 
 def _cells(mask: Mask, call: _Call, q_len: int, past: int, kv_len: int, device) -> Tensor:
     total = past + q_len
-    if call.documents is not None:  # packed: positions restart with each document, and no document sees another
-        documents = call.documents.to(device)
-        positions = _positions_within(documents)
-        cells = _at_positions(mask, positions, positions)
-        cells = cells & (documents[:, :, None] == documents[:, None, :])
-    elif call.real is not None:
-        real = call.real[:, :total].to(device)
+    real = None if call.real is None else call.real[:, :total].to(device)  # (batch, total)
+    if call.documents is not None:  # positions restart with each document, and no document sees another
+        documents = call.documents.to(device)  # (batch or 1, total): packed documents come without a cache
+        positions = _positions_within(documents, real)
+        cells = _at_positions(mask, positions, positions) & (documents[:, :, None] == documents[:, None, :])
+    elif real is not None:
         positions = (real.long().cumsum(-1) - 1).clamp(min=0)  # (batch, total)
-        cells = _at_positions(mask, positions[:, past:], positions) & real[:, None, :]
+        cells = _at_positions(mask, positions[:, past:], positions)
     else:
         cells = mask.dense(q_len, total, device=device)
         cells = cells if cells.ndim == 3 else cells[None]
-    cells = self_for_empty_rows(cells)
+    cells = self_for_empty_rows(cells if real is None else cells & real[:, None, :])
     if kv_len > total:  # a static cache: slots that are not filled yet
         return torch.nn.functional.pad(cells, (0, kv_len - total))
     dropped = total - kv_len  # the cache of a local layer lets go of the oldest keys
@@ -354,19 +434,33 @@ def _as_backend_mask(cells: Tensor, backend: str, dtype: torch.dtype):
     raise ConversionError(f"labkit does not know how the attention backend {backend!r} takes a mask: use eager or sdpa")
 
 
-def _documents(positions: Tensor | None) -> Tensor | None:
-    """Document number of each token if position_ids restart within a row (packed documents), else None."""
+def _documents(positions: Tensor | None, real: Tensor | None) -> Tensor | None:
+    """The packed document of each token, (batch, q_len), numbered from 0, if position_ids restart in a row; else None.
+
+    A document goes on while the positions grow by one from token to token, pads counted or not. Padding starts none.
+    """
     if positions is None or positions.ndim != 2 or positions.shape[1] < 2:
         return None
-    starts = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1
-    documents = starts.long().cumsum(-1)
-    return None if not _is_compiling() and not bool(starts.any()) else documents
+    q_len = positions.shape[1]
+    real = torch.ones_like(positions, dtype=torch.bool) if real is None else real[:, -q_len:].to(positions.device)
+    positions, real = torch.broadcast_tensors(positions, real)
+    places = torch.arange(q_len, device=positions.device)
+    latest = torch.where(real, places, -1).cummax(-1).values  # place of the latest real token
+    before = torch.nn.functional.pad(latest[:, :-1], (1, 0), value=-1)  # of the one before this token; -1 = none
+    step = positions - positions.gather(-1, before.clamp(min=0))
+    starts = real & (before >= 0) & (step != 1) & (step != places - before)
+    return None if not _is_compiling() and not bool(starts.any()) else starts.long().cumsum(-1)
 
 
-def _positions_within(documents: Tensor) -> Tensor:
-    index = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    first = torch.diff(documents, prepend=documents[:, :1] - 1, dim=-1) != 0
-    return index - torch.where(first, index, 0).cummax(-1).values
+def _positions_within(documents: Tensor, real: Tensor | None) -> Tensor:
+    """The position of each token within its document, (batch, q_len), pads not counted."""
+    counted = (torch.ones_like(documents) if real is None else real.long()).cumsum(-1) - 1
+    first = torch.diff(documents, prepend=documents[:, :1], dim=-1) != 0
+    return (counted - torch.where(first, counted, 0).cummax(-1).values).clamp(min=0)
+
+
+def _is_padding(mask) -> bool:
+    return mask is None or (isinstance(mask, Tensor) and mask.ndim == 2)
 
 
 def _cache_lengths(cache, index: int, q_len: int) -> tuple[int, int]:

@@ -88,7 +88,7 @@ class Mask:
     def __invert__(self) -> Mask:
         return Mask(
             name=f"~{_bracketed(self)}",
-            meaning=f"whatever it may not look at when it may look at ({self.meaning})",
+            meaning=f"every token except ({self.meaning})",
             predicate=lambda b, q, k, n: ~self.predicate(b, q, k, n),
             identity=("~", self.identity),
             batch_size=self.batch_size,
@@ -214,13 +214,13 @@ def sliding_window(w: int, causal: bool = True) -> Mask:
     if causal:
         return Mask(
             f"sliding_window({w})",
-            f"itself and the {_tokens(w - 1)} before it",
+            f"itself and the {_tokens(w - 1)} before it" if w > 1 else "itself alone",
             lambda b, q, k, n: (k <= q) & (q - k < w),
             ("sliding_window", w, True),
         )
     return Mask(
         f"sliding_window({w}, causal=False)",
-        f"itself and the {_tokens(w - 1)} on either side",
+        f"itself and the {_tokens(w - 1)} on either side" if w > 1 else "itself alone",
         lambda b, q, k, n: (q - k < w) & (k - q < w),
         ("sliding_window", w, False),
     )

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from labkit.anatomy import FULL, SLIDING, Decoder, backend_of, decoder_or_none, find_decoder
 from labkit.errors import ConversionError
 from labkit.layer_masks import ATTRIBUTE as LAYER_MASKS
-from labkit.layer_masks import LayerMasks, one_by_one
+from labkit.layer_masks import LayerMasks, one_by_one, opened_otherwise
 from labkit.text_by_text import TextMask
 
 ATTRIBUTE = "_labkit_packing"  # where a layer stack keeps its packing
@@ -89,9 +89,7 @@ def why_not(model: nn.Module) -> str | None:
     mark = getattr(config, MARK, None)
     if mark is not None and not hasattr(decoder.stack, LAYER_MASKS):
         return "its conversion is recorded, but not in force: load it with labkit.load, or call labkit.convert.restore"
-    switch = getattr(config, "use_bidirectional_attention", None)  # in Gemma 4 a word, of which "vision" is of images
-    opened = getattr(config, "is_causal", True) is False or switch in (True, "all")
-    if opened and mark is None:
+    if mark is None and opened_otherwise(config):
         return "its causal mask was removed by other means than labkit.to_bidirectional, so its mask is not known"
     return None
 
@@ -157,6 +155,8 @@ class _Packing:
             self.layer_masks.remove_if_idle()
 
     def _before(self, stack: nn.Module, args: tuple, kwargs: dict):
+        if not self.layer_masks.contexts_apply:
+            return args, kwargs
         given = dict(zip(self.names, args, strict=False)) | kwargs
         _require_plain(given, self.decoder)
         mask = given.get("attention_mask")

@@ -46,7 +46,7 @@ def prove(decoder: Decoder, intended: Sequence[Mask], what: str) -> None:
                 if wrong is not None:
                     raise ConversionError(
                         f"the model did not become {what}: {decoder.names[i]} (attention backend {decoder.backend!r}, "
-                        f"{batch.title}): {wrong}; intended was {intended[i]}. The model was put back as it was."
+                        f"{batch.title}): {wrong}; intended was {intended[i]}."
                     )
 
 
@@ -96,11 +96,11 @@ def _calls(decoder: Decoder, real: Tensor) -> list[AttentionCall]:
         said = " ".join(str(error).split())[:200]
         raise ConversionError(
             f"{type(decoder.stack).__name__} (attention backend {decoder.backend!r}) could not be run to measure its "
-            f"masks: {type(error).__name__}: {said}. The model was put back as it was."
+            f"masks: {type(error).__name__}: {said}."
         ) from error
     if len(calls) != len(decoder.layers):
         raise ConversionError(
-            f"only {len(calls)} of {len(decoder.layers)} attention modules ran: the others cannot be measured"
+            f"only {len(calls)} of {len(decoder.layers)} attention modules ran: the others cannot be measured."
         )
     return calls
 

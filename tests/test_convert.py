@@ -5,12 +5,14 @@ import pickle
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import labkit
 from labkit import convert
 from labkit.errors import BidirectionalGenerationError, ConversionError, UnsupportedModelError
+from labkit.packing import packed
 from tests.perturbation import layer_cells, window_cells
 
 CASES = [
@@ -184,16 +186,165 @@ def test_left_and_right_padding_give_the_states_of_the_unpadded_text(tiny, name,
     torch.testing.assert_close(got[1, pads:], expected, atol=2e-5, rtol=1e-4)
 
 
+def packed_row(pads):
+    """One row of two documents, 9 and 8 tokens, and its positions; `pads` more on the left or on the right."""
+    before = {"left": 3, "right": 0}.get(pads, 0)
+    row, positions = torch.full((1, N), 7), torch.ones(1, N, dtype=torch.long)
+    row[:, before : before + 17] = IDS[:, :17]
+    positions[:, before : before + 17] = torch.cat([torch.arange(9), torch.arange(8)])
+    if pads in (None, "ones"):
+        row, positions = row[:, :17], positions[:, :17]
+    real = torch.zeros(1, N, dtype=torch.long)
+    real[:, before : before + 17] = 1
+    mask = {None: None, "ones": torch.ones(1, 17, dtype=torch.long)}.get(pads, real)
+    return row, positions, mask, slice(before, before + 9), slice(before + 9, before + 17)
+
+
+def assert_documents_are_apart(model, pads, **tolerance):
+    row, positions, mask, first, second = packed_row(pads)
+    packed = logits(model, row, position_ids=positions, attention_mask=mask, use_cache=False)
+    tolerance = tolerance or {"atol": 2e-5, "rtol": 1e-4}
+    torch.testing.assert_close(packed[:, first], logits(model, IDS[:, :9]), **tolerance)
+    torch.testing.assert_close(packed[:, second], logits(model, IDS[:, 9:17]), **tolerance)
+
+
+@pytest.mark.parametrize("pads", [None, "ones", "right", "left"])
 @pytest.mark.parametrize(("name", "attn"), CASES)
 @pytest.mark.parametrize("layers", [None, [1]])
-def test_packed_documents_do_not_leak_into_each_other(tiny, name, attn, layers):
-    model = labkit.to_bidirectional(tiny(name, attn).model, layers=layers)
-    first, second = IDS[:, :11], IDS[:, 11:]
-    positions = torch.cat([torch.arange(11), torch.arange(N - 11)])[None]
-    with torch.no_grad():
-        packed = model(IDS, position_ids=positions, use_cache=False).logits
-    torch.testing.assert_close(packed[:, :11], logits(model, first), atol=2e-5, rtol=1e-4)
-    torch.testing.assert_close(packed[:, 11:], logits(model, second), atol=2e-5, rtol=1e-4)
+def test_packed_documents_do_not_leak_into_each_other_whatever_2d_mask_comes_with_them(tiny, name, attn, layers, pads):
+    assert_documents_are_apart(labkit.to_bidirectional(tiny(name, attn).model, layers=layers), pads)
+
+
+def test_rows_of_a_packed_batch_may_hold_different_documents(tiny):
+    model = labkit.to_bidirectional(tiny("tiny-gemma3").model)
+    positions = torch.stack([torch.cat([torch.arange(m), torch.arange(N - m)]) for m in (4, 13, N)])
+    ids, alone = IDS.expand(3, N), [logits(model, IDS[:, :m]) for m in (4, 13, N)]
+    packed = logits(model, ids, position_ids=positions, attention_mask=torch.ones(3, N), use_cache=False)
+    for row, m in enumerate((4, 13, N)):
+        torch.testing.assert_close(packed[row : row + 1, :m], alone[row], atol=2e-5, rtol=1e-4)
+
+
+def test_a_text_with_padding_is_not_taken_for_packed_documents(tiny):
+    """Its positions jump where the padding is: pads may be counted or not, and have any number of their own."""
+    model = labkit.to_bidirectional(tiny("tiny-llama").model)
+    text, pads = torch.nn.functional.pad(IDS, (3, 2)), torch.nn.functional.pad(torch.ones_like(IDS), (3, 2))
+    pads[0, 8] = 0  # a hole in the text
+    real = pads[0].bool()
+    for positions in ((pads.cumsum(-1) - 1).masked_fill(pads == 0, 1), torch.arange(N + 5)[None]):
+        got = logits(model, text, attention_mask=pads, position_ids=positions)
+        changed = text.clone()
+        changed[0, 3] = 60
+        moved = (logits(model, changed, attention_mask=pads, position_ids=positions) - got).abs().amax(-1)[0]
+        assert bool((moved[real] > 0).all()), "a token of the text does not reach all of it"
+
+
+def test_packed_documents_with_a_cache_are_refused(tiny):
+    from transformers import DynamicCache
+
+    model = labkit.to_bidirectional(tiny("tiny-llama").model)
+    row, positions, *_ = packed_row(None)
+    with pytest.raises(ConversionError, match="past_key_values"):
+        model(row, position_ids=positions, past_key_values=DynamicCache())
+
+
+@pytest.mark.parametrize(("rows", "masked"), [(2, False), (1, True)])
+def test_flash_attention_which_would_let_packed_documents_mix_is_refused(tiny, monkeypatch, rows, masked):
+    model = labkit.to_bidirectional(tiny("tiny-llama").model)
+    monkeypatch.setitem(
+        ALL_ATTENTION_FUNCTIONS._global_mapping, "flash_attention_2", lambda m, q, *_, **__: (q.transpose(1, 2), None)
+    )
+    model.config._attn_implementation = "flash_attention_2"
+    row, positions, mask, *_ = packed_row("right")
+    given = {"position_ids": positions.expand(rows, -1), "attention_mask": mask if masked else None}
+    with pytest.raises(ConversionError, match="one row without padding"):
+        logits(model, row.expand(rows, -1), use_cache=False, **given)
+
+
+def tiny_config(family):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    if family == "gpt2":
+        return transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2, n_positions=64)
+    sizes |= {"num_key_value_heads": 1, "intermediate_size": 64}
+    if family == "llama":
+        return transformers.LlamaConfig(**sizes)
+    local = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+    return transformers.Gemma3TextConfig(**sizes, head_dim=16, **local)
+
+
+def is_guarded(model):
+    try:
+        model.generate(IDS[:, :4] % 64, max_new_tokens=1, do_sample=False)
+    except BidirectionalGenerationError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma3"])
+@pytest.mark.parametrize("layers", [None, [1]])
+def test_converting_one_model_leaves_every_other_of_the_same_config_alone(family, layers):
+    config = tiny_config(family)
+    model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    first, second = model_class(config).eval(), model_class(config).eval()
+    assert first.config is second.config
+    before, cells = config.to_dict(), layer_cells(second, 8)
+    labkit.to_bidirectional(first, layers=layers)
+    third = model_class(config).eval()
+    assert config.to_dict() == before
+    for other in (second, third):
+        assert torch.equal(layer_cells(other, 8), cells) and not is_guarded(other)
+    labkit.to_causal(second)
+    assert layer_cells(first, 8)[1].all() and is_guarded(first)
+    labkit.to_bidirectional(second, window="halve")
+    labkit.to_causal(first)
+    assert torch.equal(layer_cells(first, 8), cells) and not is_guarded(first)
+    assert layer_cells(second, 8)[1].all() and is_guarded(second)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma3"])
+@pytest.mark.parametrize("layers", [None, [1]])
+def test_a_model_built_from_the_config_of_a_converted_one_is_converted_and_its_own(family, layers, tmp_path):
+    model = labkit.to_bidirectional(AutoModelForCausalLM.from_config(tiny_config(family)).eval(), layers=layers)
+    model.save_pretrained(tmp_path)
+    built = [
+        type(model)(model.config).eval(),
+        AutoModelForCausalLM.from_config(model.config).eval(),
+        AutoModelForCausalLM.from_pretrained(tmp_path),
+    ]
+    cells = layer_cells(model, 12)
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    ids = IDS[:, :12] % 64
+    for other in built:
+        assert torch.equal(layer_cells(other, 12), cells) and is_guarded(other)
+        packed = logits(other, ids, position_ids=positions, attention_mask=torch.ones(1, 12), use_cache=False)
+        torch.testing.assert_close(packed[:, :5], logits(other, ids[:, :5]), atol=2e-5, rtol=1e-4)
+        labkit.to_causal(other)
+        assert not layer_cells(other, 12).triu(1).any() and not is_guarded(other)
+    assert torch.equal(layer_cells(model, 12), cells) and is_guarded(model)
+
+
+def test_a_record_for_layers_that_the_model_does_not_have_is_refused():
+    model = labkit.to_bidirectional(AutoModelForCausalLM.from_config(tiny_config("llama")), layers=[1])
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = 1
+    with pytest.raises(ConversionError, match="1 layers"):
+        type(model)(config)
+
+
+@pytest.mark.parametrize("layers", [None, [0]])
+def test_a_conversion_inside_a_context_is_made_and_stays_when_the_context_ends(tiny, tmp_path, layers):
+    """Also of a model whose config says that it is converted, while no hook of the conversion is there."""
+    model = labkit.to_bidirectional(tiny("tiny-llama").model, layers=layers)
+    cells = layer_cells(model, N)
+    mark = copy.deepcopy(convert.conversion_of(model))
+    labkit.to_causal(model)
+    for recorded in (False, True):
+        if recorded:
+            setattr(model.config, convert.MARK, mark)
+        with labkit.masked(model, {1: labkit.masks.causal()}), packed(model):
+            labkit.to_bidirectional(model, layers=layers)
+            assert not layer_cells(model, N)[1].triu(1).any()
+        assert torch.equal(layer_cells(model, N), cells) and is_guarded(model)
+        labkit.to_causal(model)
 
 
 def test_a_lora_wrapped_model_converts_and_its_generate_is_guarded(tiny):
@@ -207,12 +358,29 @@ def test_a_lora_wrapped_model_converts_and_its_generate_is_guarded(tiny):
     assert wrapped.generate(input_ids=IDS, max_new_tokens=2).shape == (1, N + 2)
 
 
-def test_the_text_part_of_a_multimodal_gemma3_is_converted():
+@pytest.mark.parametrize("layers", [None, [0]])
+def test_the_text_part_of_a_multimodal_gemma3_is_converted_padded_and_packed_or_not(layers):
     model = multimodal_gemma3()
-    labkit.to_bidirectional(model)
+    causal = layer_cells(model, N)
+    labkit.to_bidirectional(model, layers=layers)
     cells = layer_cells(model, N)
     assert torch.equal(cells[0, 0], window_cells(N, W - 1, W - 1))
-    assert cells[1].all()
+    assert cells[1].all() if layers is None else torch.equal(cells[1], causal[1])
+    real = mixed_batch()
+    for row, padded in zip(real, layer_cells(model, N, real)[0], strict=True):
+        assert torch.equal(padded[row][:, row], window_cells(int(row.sum()), W - 1, W - 1))
+        assert not padded[row][:, ~row].any()
+    for pads in (None, "ones", "right", "left"):
+        assert_documents_are_apart(model, pads)
+
+
+def test_a_mask_reaches_the_text_part_of_a_multimodal_gemma3():
+    model = multimodal_gemma3()
+    real = mixed_batch()
+    with labkit.masked(model, {1: labkit.masks.prefix(3)}):
+        for row, cells in zip(real, layer_cells(model, N, real)[1], strict=True):
+            assert torch.equal(cells[row][:, row], labkit.masks.prefix(3).dense(int(row.sum())))
+            assert not cells[row][:, ~row].any()
 
 
 @pytest.mark.parametrize("name", ["mistral", "phi3"])
@@ -263,11 +431,28 @@ def test_a_model_on_which_the_switch_does_nothing_is_refused_by_layer_and_left_a
     assert model.generate(IDS, max_new_tokens=1).shape == (1, N + 1)
 
 
-def test_to_causal_refuses_a_model_that_was_made_bidirectional_by_hand(tiny):
+def test_to_causal_refuses_a_model_that_was_made_bidirectional_by_hand_and_claims_no_more(tiny):
     model = tiny("tiny-llama").model
     model.config.is_causal = False
-    with pytest.raises(ConversionError, match="did not become causal"):
+    with pytest.raises(ConversionError, match="did not become causal") as error:
         labkit.to_causal(model)
+    assert "put back" not in str(error.value)
+
+
+def test_a_failed_change_of_choices_puts_the_earlier_conversion_back(tiny, monkeypatch):
+    model = labkit.to_bidirectional(tiny("tiny-gemma3").model)
+    before = logits(model)
+    prove = convert.proof.prove
+
+    def fails_for_layer_0(decoder, intended, what):
+        prove(decoder, intended, what)
+        if what == "bidirectional":
+            raise ConversionError("planted.")
+
+    monkeypatch.setattr(convert.proof, "prove", fails_for_layer_0)
+    with pytest.raises(ConversionError, match=r"planted\. The model was put back as it was\."):
+        labkit.to_bidirectional(model, layers=[0])
+    assert torch.equal(logits(model), before) and is_guarded(model)
 
 
 @pytest.mark.parametrize(
@@ -277,6 +462,11 @@ def test_to_causal_refuses_a_model_that_was_made_bidirectional_by_hand(tiny):
         ({"layers": [2]}, "0 to 1"),
         ({"layers": []}, "at least one"),
         ({"layers": [-1]}, "0 to 1"),
+        ({"layers": 1}, "0 to 1"),
+        ({"layers": "all"}, "0 to 1"),
+        ({"layers": [0.9]}, "0 to 1"),
+        ({"layers": [True]}, "0 to 1"),
+        ({"layers": [1, 1]}, "each once"),
     ],
 )
 def test_wrong_arguments_are_refused(tiny, arguments, said):

@@ -194,3 +194,11 @@ def test_the_page_of_families_is_what_is_measured():
     if f"in transformers {transformers.__version__}, " not in page:
         pytest.skip(f"the page is of another transformers than {transformers.__version__}")
     assert list_families.page(list_families.all_outcomes()) == page, "python scripts/list_families.py"
+
+
+def test_packed_documents_in_a_hybrid_whose_state_runs_along_the_row_are_refused():
+    config = transformers.FalconH1Config(**SIZES, head_dim=16, mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16)
+    model = transformers.FalconH1ForCausalLM(config).eval()
+    positions = torch.cat([torch.arange(5), torch.arange(N - 5)])[None]
+    with labkit.masked(model, masks.bidirectional()), pytest.raises(ConversionError, match="mix tokens by other means"):
+        logits(model, position_ids=positions, use_cache=False)

@@ -65,10 +65,11 @@ function meaningOf(tree) {
   return {
     "&": ([a, b]) => `(${meaningOf(a)}) and (${meaningOf(b)})`,
     "|": ([a, b]) => `(${meaningOf(a)}) or (${meaningOf(b)})`,
-    "~": ([a]) => `whatever it may not look at when it may look at (${meaningOf(a)})`,
+    "~": ([a]) => `every token except (${meaningOf(a)})`,
     causal: () => own,
     bidirectional: () => "every token",
-    sliding_window: ([w, oneSided]) => `itself and the ${count(w - 1)} ${oneSided ? "before it" : "on either side"}`,
+    sliding_window: ([w, oneSided]) =>
+      w === 1 ? "itself alone" : `itself and the ${count(w - 1)} ${oneSided ? "before it" : "on either side"}`,
     prefix: ([number]) => `${Array.isArray(number) ? "the prefix of its row" : `the first ${count(number)}`}, ${own}`,
     hybrid: ([number]) =>
       Array.isArray(number)
