@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from labkit import memory
-from labkit.anatomy import SLIDING, Decoder, find_decoder
+from labkit.anatomy import SLIDING, Decoder, attention_modules, find_decoder
 from labkit.errors import AuditError, ConversionError, UnsupportedModelError
 from labkit.layer_masks import ATTRIBUTE as LAYER_MASKS
 from labkit.layer_masks import masked, shrunken_windows
@@ -26,6 +26,8 @@ from labkit.running import Runner, first_tensor, in_float32
 
 MARK = "labkit_attention"  # where a conversion is recorded in the config (labkit.convert)
 TOKENS = 12
+LONG = 66  # tokens, for a mask that changes with the length, such as one in blocks of 64
+HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")  # what modules call the number of theirs
 SHORT = (torch.float16, torch.bfloat16)
 ROOM = 0.8  # share of the free memory that weights in float32 may take for a moment
 MARGIN = 8  # tokens run beyond a window in order to see where it ends
@@ -66,8 +68,10 @@ def all_of_them(subject: Subject, reference: nn.Module | None, problems: list, n
         problems += _confirmed(subject, notes, lambda subject, found: packed_batch(subject, found, notes))
     if subject.verdict == "bidirectional":
         word_order(subject, problems)
+    heads(subject, problems, notes)
+    if subject.verdict in ("causal", "bidirectional"):
+        elsewhere(subject, problems, notes)
     if subject.decoder:
-        heads(subject, problems, notes)
         problems += _confirmed(subject, notes, entry)
         if subject.runner.takes("use_cache"):
             problems += _confirmed(subject, notes, cache)
@@ -299,27 +303,54 @@ def word_order(subject: Subject, problems: list[Problem]) -> None:
 
 def heads(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
     """In a layer that sees ahead every head must; one that does not has a mask of its own, which the others hide."""
-    with recorded_calls(subject.decoder.attentions) as calls:
+    decoder = subject.decoder
+    with recorded_calls(decoder.attentions if decoder else attention_modules(subject.model)) as calls:
         subject.runner.run(subject.ids())
     if len(calls) != len(subject.layers):
         return
     columns, blind, unknown = [TOKENS // 2, TOKENS - 1], {}, []
     ahead = (torch.arange(TOKENS)[:, None] < torch.tensor(columns))[:, None]  # (seq, 1, columns)
     for layer, call in zip(subject.layers, calls, strict=True):
-        count = getattr(call.module, "num_heads", None) or subject.decoder.config.num_attention_heads
         if layer.verdict != "bidirectional":
             continue
-        if (outcome := by_head(call, count)) is None:
+        counts = [count for name in HEADS if isinstance(count := getattr(call.module, name, None), int)]
+        count = next(iter(counts), decoder.config.num_attention_heads if decoder else None)
+        if count is None or (outcome := by_head(call, count)) is None:
             unknown.append(layer.index)
             continue
         sees = (attention_influence(call, columns, 2, subject.seed, outcome)[0] & ahead).any(0).any(-1)  # (heads,)
         if not bool(sees.all()):
             blind[layer.index] = f"{int((~sees).sum())} of {count} heads of layer {layer.index}"
     if unknown:
-        notes.append(f"heads were not told apart in {len(unknown)} layers: their output projection is not known")
+        what = "their number or their output projection is not known"
+        notes.append(f"heads were not told apart in {len(unknown)} layers: {what}")
     if blind:
         text = f"{', '.join(blind.values())} see no later token, while the others do"
         problems.append(Problem("heads-differ", text, tuple(blind)))
+
+
+def elsewhere(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
+    """Tokens must influence earlier ones if and only if the model is bidirectional, in a longer text, too.
+
+    And in train mode; of a decoder that we know, each layer is measured there (`train_mode`).
+    """
+    runner, modes = subject.runner, [("depends-on-length", LONG, nullcontext)]
+    if subject.decoder is None:
+        train = functools.partial(_training_without_dropout, subject.model)
+        modes.append(("train-eval-mismatch", TOKENS, train))
+    for kind, n, mode in modes:
+        late, where = torch.arange(n) >= n // 2, f"with {n} tokens" if n == LONG else "in train mode"
+        try:
+            with mode():
+                changed = changed_outputs(runner.run, subject.ids(1, n), late, runner.vocab_size)[0]
+        except AuditError as error:
+            notes.append(f"the model was not measured {where}: {error}")
+            continue
+        if bool(changed[~late].any()) != (subject.verdict == "bidirectional"):
+            text = (
+                f"{where}, tokens {'do not influence' if subject.verdict == 'bidirectional' else 'influence'} earlier"
+            )
+            problems.append(Problem(kind, f"{text} ones"))
 
 
 def entry(subject: Subject, problems: list[Problem]) -> None:
@@ -436,14 +467,12 @@ def _differing(a: list[Tensor], b: list[Tensor]) -> tuple[int, ...]:
 
 @contextmanager
 def _training_without_dropout(model: nn.Module) -> Iterator[None]:
-    changed = []
+    """For the block the model is in train mode; afterwards its running averages (BatchNorm) are what they were."""
+    changed, buffers = [], [(buffer, buffer.clone()) for buffer in model.buffers()]
     for module in model.modules():
         for name, value in list(vars(module).items()):
-            if (
-                isinstance(value, float)
-                and value
-                and ("dropout" in name or (name == "p" and isinstance(module, nn.Dropout)))
-            ):
+            is_dropout = "dropout" in name or (name == "p" and isinstance(module, nn.Dropout))
+            if isinstance(value, float) and value and is_dropout:
                 changed.append((module, name, value))
                 setattr(module, name, 0.0)
     model.train()
@@ -453,3 +482,5 @@ def _training_without_dropout(model: nn.Module) -> Iterator[None]:
         model.eval()
         for module, name, value in changed:
             setattr(module, name, value)
+        for buffer, content in buffers:
+            buffer.copy_(content)

@@ -270,6 +270,64 @@ def test_sharp_attention_without_derivatives_is_measured_by_small_changes_and_sa
     assert any("small changes decided" in note for note in report.notes)
 
 
+class Changing(nn.Module):
+    """Four heads in each of two layers; `cells(n, training)` is the mask, (n, n) or (4, n, n)."""
+
+    class OwnAttention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.n_head, self.qkv, self.c_proj = 4, nn.Linear(16, 48), nn.Linear(16, 16)
+
+        def forward(self, x, cells):
+            q, k, v = (t.unflatten(-1, (4, 4)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+            return self.c_proj(F.scaled_dot_product_attention(q, k, v, attn_mask=cells).transpose(1, 2).flatten(2))
+
+    def __init__(self, cells):
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(50, 16), nn.ModuleList(self.OwnAttention() for _ in range(2))
+        self.dropout, self.cells = nn.Dropout(0.1), cells
+
+    def forward(self, input_ids):
+        x, n = self.dropout(self.embed(input_ids)), input_ids.shape[1]
+        for layer in self.layers:
+            x = x + layer(x, self.cells(n, self.training))
+        return x
+
+
+def open_to(n, condition):
+    return torch.ones(n, n, dtype=torch.bool).tril(n if condition else 0)
+
+
+@pytest.mark.parametrize(
+    ("cells", "verdict", "kind"),
+    [
+        (lambda n, training: open_to(n, training), "causal", "train-eval-mismatch"),
+        (lambda n, training: open_to(n, not training), "bidirectional", "train-eval-mismatch"),
+        (lambda n, training: open_to(n, n > 64), "causal", "depends-on-length"),
+        (lambda n, training: open_to(n, n < 64), "bidirectional", "depends-on-length"),
+        (lambda n, training: torch.stack([open_to(n, head > 0) for head in range(4)]), "bidirectional", "heads-differ"),
+        (lambda n, training: open_to(n, False), "causal", None),
+        (lambda n, training: open_to(n, True), "bidirectional", None),
+    ],
+)
+def test_a_mask_that_is_another_in_train_mode_in_long_texts_or_in_some_heads_is_a_problem(cells, verdict, kind):
+    torch.manual_seed(0)
+    model = Changing(cells)
+    report = labkit.audit(model)
+    assert report.verdict == verdict
+    assert report.problem_kinds() - {"blind-to-word-order"} == ({kind} if kind else set())  # it has no positions
+
+
+def test_running_averages_of_train_mode_are_put_back():
+    torch.manual_seed(0)
+    model = Recurrent(False)
+    model.norm = nn.BatchNorm1d(16)
+    model.register_forward_hook(lambda module, args, out: module.norm(out.transpose(1, 2)).transpose(1, 2))
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    assert "train-eval-mismatch" in labkit.audit(model).problem_kinds()  # its averages are over all tokens there
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
 class Leaking(ByHand):
     """Causal attention, and a mean over the sequence that carries the future past every mask."""
 
