@@ -91,7 +91,9 @@ class Runner:
         if "use_cache" in self.parameters or (self.takes_anything and self.decoder is not None):
             kwargs.setdefault("use_cache", False)
         if self.decoder is not None and "logits_to_keep" in self.parameters:
-            kwargs["logits_to_keep"] = 1
+            # Gemma 4 with shared keys and values computes its last layers at these positions only.
+            if not getattr(self.decoder.config, "num_kv_shared_layers", 0):
+                kwargs["logits_to_keep"] = 1
         if self.targets:
             kwargs[self.targets] = torch.zeros_like(kwargs["input_ids"])  # the same for all texts: it connects nothing
         first = () if self.by_name else (kwargs.pop("input_ids"),)
