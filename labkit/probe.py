@@ -24,6 +24,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+from collections import UserDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -84,7 +85,22 @@ class AttentionCall:
         given = self._given
         args = [hidden if value is given else _own(value) for value in self.args]
         kwargs = {name: hidden if value is given else _own(value) for name, value in self.kwargs.items()}
+        kwargs |= {name: self._moved(v, hidden) for name, v in kwargs.items() if isinstance(v, UserDict)}
         return first_tensor(self.module(*args, **kwargs))
+
+    def _moved(self, shared: UserDict, hidden: Tensor) -> UserDict:
+        """The keys and values that another layer shares with this one (Gemma 3n and 4), for other hidden states.
+
+        They are moved with the hidden states, at random, as if they came from these: only their positions matter.
+        """
+        generator, change = torch.Generator().manual_seed(0), hidden - self.hidden  # (batch, seq, dim)
+
+        def moved(states: Tensor) -> Tensor:  # (batch, heads, seq, head_dim)
+            _, heads, _, dim = states.shape
+            weight = torch.randn(change.shape[-1], heads * dim, generator=generator) / change.shape[-1] ** 0.5
+            return states + (change @ weight.to(change)).unflatten(-1, (heads, dim)).transpose(1, 2)
+
+        return type(shared)({kind: tuple(map(moved, states)) for kind, states in shared.items()})
 
     @torch.no_grad()
     def can_be_replayed(self, batch: int, n: int) -> bool:
@@ -437,5 +453,7 @@ def _copy(value):
 
 def _own(value):
     """A copy of what a call may change, a cache or a list of states; anything else as it is."""
+    if isinstance(value, UserDict):  # a layer puts other tensors into it, and changes none
+        return copy.copy(value)
     is_cache = any(each.__name__.endswith("Cache") for each in type(value).__mro__)
     return copy.deepcopy(value) if is_cache or isinstance(value, list) else value
