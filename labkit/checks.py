@@ -239,7 +239,7 @@ def packing(subject: Subject, problems: list[Problem], notes: list[str]) -> None
     leaks = {}
     for title, real in masks.items():
         run = functools.partial(runner.run, real=real, position_ids=positions)
-        counted = second | True if real is None else real[0]
+        counted = ones[0] if real is None else real[0]
         try:
             forward = changed_outputs(run, subject.ids(), ~second, runner.vocab_size)[0, second & counted].any()
             backward = changed_outputs(run, subject.ids(), second & counted, runner.vocab_size)[0, ~second].any()
@@ -334,23 +334,23 @@ def elsewhere(subject: Subject, problems: list[Problem], notes: list[str]) -> No
 
     And in train mode; of a decoder that we know, each layer is measured there (`train_mode`).
     """
-    runner, modes = subject.runner, [("depends-on-length", LONG, nullcontext)]
+    runner, bidirectional = subject.runner, subject.verdict == "bidirectional"
+    tables = [m.num_embeddings for m in subject.model.modules() if isinstance(m, nn.Embedding)]  # some of positions
+    longest = min(LONG, subject.max_tokens, *(size for size in tables if TOKENS < size != runner.vocab_size))
+    modes = [("depends-on-length", longest, f"with {longest} tokens", nullcontext())]
     if subject.decoder is None:
-        train = functools.partial(_training_without_dropout, subject.model)
-        modes.append(("train-eval-mismatch", TOKENS, train))
-    for kind, n, mode in modes:
-        late, where = torch.arange(n) >= n // 2, f"with {n} tokens" if n == LONG else "in train mode"
+        modes.append(("train-eval-mismatch", TOKENS, "in train mode", _training_without_dropout(subject.model)))
+    for kind, n, where, mode in modes:
+        late = torch.arange(n) >= n // 2
         try:
-            with mode():
+            with mode:
                 changed = changed_outputs(runner.run, subject.ids(1, n), late, runner.vocab_size)[0]
         except AuditError as error:
             notes.append(f"the model was not measured {where}: {error}")
             continue
-        if bool(changed[~late].any()) != (subject.verdict == "bidirectional"):
-            text = (
-                f"{where}, tokens {'do not influence' if subject.verdict == 'bidirectional' else 'influence'} earlier"
-            )
-            problems.append(Problem(kind, f"{text} ones"))
+        if bool(changed[~late].any()) != bidirectional:
+            influence = "do not influence" if bidirectional else "influence"
+            problems.append(Problem(kind, f"{where}, tokens {influence} earlier ones"))
 
 
 def entry(subject: Subject, problems: list[Problem]) -> None:

@@ -321,7 +321,11 @@ def embedding_influence(
         substitute = embeddings
         return run(ids)
 
-    with computing_in(torch.float32, model, torch.float16), _flat_scores(model), ExitStack() as stack:
+    def exactly(embeddings: Tensor) -> Tensor:
+        with computing_in(torch.float32, model, torch.float16):  # the smallest weights are 0 in float16
+            return outcome(embeddings.float() if embeddings.dtype == torch.float16 else embeddings)
+
+    with _flat_scores(model), ExitStack() as stack:
         for module in model.modules():
             if isinstance(module, nn.Embedding):
                 stack.callback(module.register_forward_hook(hook).remove)
@@ -332,7 +336,7 @@ def embedding_influence(
         alike = torch.randn(1, 1, output.shape[-1], generator=generator)
         alike = alike + SPREAD * torch.randn(output.shape, generator=generator)
         alike = 8.0 * alike.to(output) * output.float().pow(2).mean().sqrt().to(output)  # beside learned positions
-        return confirmed(found, columns, doubtful, alike, outcome, outcome)
+        return confirmed(found, columns, doubtful, alike, exactly, outcome)
 
 
 def doubtful_columns(found: Tensor, columns: Sequence[int], real: Tensor | None = None) -> list[int]:
