@@ -5,25 +5,29 @@ Each check takes the `Subject`, measures, and appends what is wrong to `problems
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from labkit import memory
-from labkit.anatomy import SLIDING, Decoder, find_decoder
+from labkit.anatomy import SLIDING, Decoder, attention_modules, find_decoder
 from labkit.errors import AuditError, ConversionError, UnsupportedModelError
+from labkit.layer_masks import ATTRIBUTE as LAYER_MASKS
 from labkit.layer_masks import masked, shrunken_windows
 from labkit.masks import causal
 from labkit.packing import packed, why_not
-from labkit.probe import attention_influence, by_head, recorded_calls, token_influence
+from labkit.probe import attention_influence, by_head, changed_outputs, recorded_calls
 from labkit.report import LayerReport, Problem
 from labkit.running import Runner, first_tensor, in_float32
 
 MARK = "labkit_attention"  # where a conversion is recorded in the config (labkit.convert)
 TOKENS = 12
+LONG = 66  # tokens, for a mask that changes with the length, such as one in blocks of 64
+HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")  # what modules call the number of theirs
 SHORT = (torch.float16, torch.bfloat16)
 ROOM = 0.8  # share of the free memory that weights in float32 may take for a moment
 MARGIN = 8  # tokens run beyond a window in order to see where it ends
@@ -56,7 +60,7 @@ def all_of_them(subject: Subject, reference: nn.Module | None, problems: list, n
     """Run every check that the model allows; returns the layer reports with the measured reach filled in."""
     kinds = {p.kind for p in problems}
     layers = windows(subject, reference, problems, notes) if subject.decoder else subject.layers
-    padding_is_right = not kinds & {"padding-flips-mask", "nan-rows", "pad-leak"}
+    padding_is_right = not kinds & {"padding-flips-mask", "nan-rows", "pad-leak", "depends-on-batch"}
     if subject.runner.takes("attention_mask") and padding_is_right:
         problems += _confirmed(subject, notes, batch_and_positions)
     packing(subject, problems, notes)
@@ -64,8 +68,10 @@ def all_of_them(subject: Subject, reference: nn.Module | None, problems: list, n
         problems += _confirmed(subject, notes, lambda subject, found: packed_batch(subject, found, notes))
     if subject.verdict == "bidirectional":
         word_order(subject, problems)
+    heads(subject, problems, notes)
+    if subject.verdict in ("causal", "bidirectional"):
+        elsewhere(subject, problems, notes)
     if subject.decoder:
-        heads(subject, problems, notes)
         problems += _confirmed(subject, notes, entry)
         if subject.runner.takes("use_cache"):
             problems += _confirmed(subject, notes, cache)
@@ -105,15 +111,18 @@ def windows(subject: Subject, reference: nn.Module | None, problems: list, notes
     decoder = subject.decoder
     if SLIDING not in decoder.layer_types or not subject.layers:
         return subject.layers
-    reach, shrink = _measured_reach(decoder, subject.runner, subject.max_tokens, subject.seed)
+    wanted = _declared_reach(decoder, causal=subject.verdict == "causal")
+    for confirm in (False, True):  # derivatives on a long sequence are slow: only to confirm a finding
+        reach, shrink = _measured_reach(decoder, subject.runner, subject.max_tokens, subject.seed, confirm)
+        findings = _window_findings(subject.layers, reach, wanted)
+        if not findings:
+            break
     if shrink:
         notes.append(f"windows were measured shrunk by {shrink} tokens, so as not to run a sequence longer than them")
-    wanted = _declared_reach(decoder, causal=subject.verdict == "causal")
-    findings = _window_findings(subject.layers, reach, wanted)
     if reference is not None and getattr(decoder.config, MARK, None) is None and not findings:
         theirs = find_decoder(reference)
         if SLIDING in theirs.layer_types:
-            original, _ = _measured_reach(theirs, Runner(reference, theirs), subject.max_tokens, subject.seed)
+            original, _ = _measured_reach(theirs, Runner(reference, theirs), subject.max_tokens, subject.seed, True)
             changed = [i for i in reach if i in original and reach[i][0] != original[i][0]]
             if changed:
                 now, then = reach[changed[0]][0], original[changed[0]][0]
@@ -123,7 +132,7 @@ def windows(subject: Subject, reference: nn.Module | None, problems: list, notes
     return [replace(layer, reach=reach.get(layer.index)) for layer in subject.layers]
 
 
-def _measured_reach(decoder: Decoder, runner: Runner, max_tokens: int, seed: int) -> tuple[dict, int]:
+def _measured_reach(decoder: Decoder, runner: Runner, max_tokens: int, seed: int, confirm: bool) -> tuple[dict, int]:
     """({local layer: (left, right) tokens seen, None = no limit met}, tokens by which windows were shrunk for it)."""
     configured = decoder.config.sliding_window
     limit = min(max_tokens, getattr(decoder.config, "max_position_embeddings", max_tokens))
@@ -135,7 +144,7 @@ def _measured_reach(decoder: Decoder, runner: Runner, max_tokens: int, seed: int
     early, late = MARGIN // 2, n - 1 - MARGIN // 2
     reach = {}
     for i, call in zip(local, calls, strict=True):
-        seen = attention_influence(call, [early, late], 2, seed)[0]  # (n, 2)
+        seen = attention_influence(call, [early, late], 2, seed, confirm=confirm)[0]  # (n, 2)
         left = max(
             [int(q) - early for q in seen[:, 0].nonzero()], default=0
         )  # to the last query that sees an early key
@@ -213,23 +222,40 @@ def batch_and_positions(subject: Subject, problems: list[Problem]) -> None:
 
 
 def packing(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
-    """Two documents in one row, positions restarting, no mask: neither may influence the other."""
-    if not subject.runner.takes("position_ids"):
+    """Two documents in one row, positions restarting, with and without a 2-D mask: neither may influence the other.
+
+    transformers itself isolates them only where no mask is given, so for its own models a leak beside a mask is a note.
+    """
+    runner = subject.runner
+    if not runner.takes("position_ids"):
         notes.append("the model takes no position_ids, so packed documents were not measured")
         return
-    first = TOKENS // 2
-    positions = torch.cat([torch.arange(first), torch.arange(TOKENS - first)])[None]
-    seen = token_influence(
-        lambda x: subject.runner.run(x, position_ids=positions),
-        subject.ids(),
-        [1, first - 1, first, TOKENS - 2],
-        subject.runner.vocab_size,
-    )[0]
-    forward, backward = bool(seen[first:, :2].any()), bool(seen[:first, 2:].any())
-    if forward or backward:
-        which = "both ways" if forward and backward else "from the first to the second" if forward else "backwards"
-        text = f"documents packed into one row (restarting position_ids, no mask) leak into each other, {which}"
+    positions, second = torch.arange(TOKENS)[None] % (TOKENS // 2), torch.arange(TOKENS) >= TOKENS // 2
+    ones = torch.ones(1, TOKENS, dtype=torch.bool)
+    masks = {"no attention_mask": None}
+    if runner.takes("attention_mask"):
+        masks |= {"an attention_mask of ones": ones, "an attention_mask of trailing pads": ones.clone()}
+        masks["an attention_mask of trailing pads"][:, -2:] = False
+    leaks = {}
+    for title, real in masks.items():
+        run = functools.partial(runner.run, real=real, position_ids=positions)
+        counted = ones[0] if real is None else real[0]
+        try:
+            forward = changed_outputs(run, subject.ids(), ~second, runner.vocab_size)[0, second & counted].any()
+            backward = changed_outputs(run, subject.ids(), second & counted, runner.vocab_size)[0, ~second].any()
+        except (AuditError, ConversionError) as error:
+            notes.append(f"documents packed into one row with {title} were not measured: {error}")
+            continue
+        if forward or backward:
+            leaks[title] = "both ways" if forward and backward else "forwards" if forward else "backwards"
+    if not leaks:
+        return
+    where = ", ".join(f"{title} ({which})" for title, which in leaks.items())
+    text = f"documents packed into one row (restarting position_ids) leak into each other with {where}"
+    if "no attention_mask" in leaks or subject.decoder is None or hasattr(subject.decoder.stack, LAYER_MASKS):
         problems.append(Problem("packing-leak", text))
+    else:
+        notes.append(f"{text}; transformers isolates them only where no attention_mask is given")
 
 
 def packed_batch(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
@@ -277,27 +303,54 @@ def word_order(subject: Subject, problems: list[Problem]) -> None:
 
 def heads(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
     """In a layer that sees ahead every head must; one that does not has a mask of its own, which the others hide."""
-    with recorded_calls(subject.decoder.attentions) as calls:
+    decoder = subject.decoder
+    with recorded_calls(decoder.attentions if decoder else attention_modules(subject.model)) as calls:
         subject.runner.run(subject.ids())
     if len(calls) != len(subject.layers):
         return
     columns, blind, unknown = [TOKENS // 2, TOKENS - 1], {}, []
     ahead = (torch.arange(TOKENS)[:, None] < torch.tensor(columns))[:, None]  # (seq, 1, columns)
     for layer, call in zip(subject.layers, calls, strict=True):
-        count = getattr(call.module, "num_heads", None) or subject.decoder.config.num_attention_heads
         if layer.verdict != "bidirectional":
             continue
-        if (outcome := by_head(call, count)) is None:
+        counts = [count for name in HEADS if isinstance(count := getattr(call.module, name, None), int)]
+        count = next(iter(counts), decoder.config.num_attention_heads if decoder else None)
+        if count is None or (outcome := by_head(call, count)) is None:
             unknown.append(layer.index)
             continue
         sees = (attention_influence(call, columns, 2, subject.seed, outcome)[0] & ahead).any(0).any(-1)  # (heads,)
         if not bool(sees.all()):
             blind[layer.index] = f"{int((~sees).sum())} of {count} heads of layer {layer.index}"
     if unknown:
-        notes.append(f"heads were not told apart in {len(unknown)} layers: their output projection is not known")
+        what = "their number or their output projection is not known"
+        notes.append(f"heads were not told apart in {len(unknown)} layers: {what}")
     if blind:
         text = f"{', '.join(blind.values())} see no later token, while the others do"
         problems.append(Problem("heads-differ", text, tuple(blind)))
+
+
+def elsewhere(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
+    """Tokens must influence earlier ones if and only if the model is bidirectional, in a longer text, too.
+
+    And in train mode; of a decoder that we know, each layer is measured there (`train_mode`).
+    """
+    runner, bidirectional = subject.runner, subject.verdict == "bidirectional"
+    tables = [m.num_embeddings for m in subject.model.modules() if isinstance(m, nn.Embedding)]  # some of positions
+    longest = min(LONG, subject.max_tokens, *(size for size in tables if TOKENS < size != runner.vocab_size))
+    modes = [("depends-on-length", longest, f"with {longest} tokens", nullcontext())]
+    if subject.decoder is None:
+        modes.append(("train-eval-mismatch", TOKENS, "in train mode", _training_without_dropout(subject.model)))
+    for kind, n, where, mode in modes:
+        late = torch.arange(n) >= n // 2
+        try:
+            with mode:
+                changed = changed_outputs(runner.run, subject.ids(1, n), late, runner.vocab_size)[0]
+        except AuditError as error:
+            notes.append(f"the model was not measured {where}: {error}")
+            continue
+        if bool(changed[~late].any()) != bidirectional:
+            influence = "do not influence" if bidirectional else "influence"
+            problems.append(Problem(kind, f"{where}, tokens {influence} earlier ones"))
 
 
 def entry(subject: Subject, problems: list[Problem]) -> None:
@@ -398,7 +451,7 @@ def _all_cells(subject: Subject) -> list[Tensor]:
             subject.runner.run(subject.ids(3 if mask is not None else 1, n), mask)
         rows = real if mask is not None else torch.ones(1, n, dtype=torch.bool)
         inside = rows[:, :, None]  # what padded queries see is of no consequence
-        collected.append([attention_influence(call, range(n), 2, subject.seed) & inside for call in calls])
+        collected.append([attention_influence(call, range(n), 2, subject.seed, real=rows) & inside for call in calls])
     return [torch.cat(pair) for pair in zip(*collected, strict=True)]
 
 
@@ -414,14 +467,12 @@ def _differing(a: list[Tensor], b: list[Tensor]) -> tuple[int, ...]:
 
 @contextmanager
 def _training_without_dropout(model: nn.Module) -> Iterator[None]:
-    changed = []
+    """For the block the model is in train mode; afterwards its running averages (BatchNorm) are what they were."""
+    changed, buffers = [], [(buffer, buffer.clone()) for buffer in model.buffers()]
     for module in model.modules():
         for name, value in list(vars(module).items()):
-            if (
-                isinstance(value, float)
-                and value
-                and ("dropout" in name or (name == "p" and isinstance(module, nn.Dropout)))
-            ):
+            is_dropout = "dropout" in name or (name == "p" and isinstance(module, nn.Dropout))
+            if isinstance(value, float) and value and is_dropout:
                 changed.append((module, name, value))
                 setattr(module, name, 0.0)
     model.train()
@@ -431,3 +482,5 @@ def _training_without_dropout(model: nn.Module) -> Iterator[None]:
         model.eval()
         for module, name, value in changed:
             setattr(module, name, value)
+        for buffer, content in buffers:
+            buffer.copy_(content)

@@ -25,7 +25,6 @@ a FlexAttention `BlockMask` (`block_mask`) and text (`ascii`). Three rules hold 
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -361,16 +360,11 @@ def from_dense(array) -> Mask:
 
 def recognise(cells: Bool[Tensor, "n n"]) -> Mask | None:
     """The simplest named mask with exactly these cells, or None. The way back from a measured mask to an expression."""
-    return _named_masks(cells.shape[-1]).get(cells.cpu().numpy().tobytes())
-
-
-@functools.cache
-def _named_masks(n: int) -> dict[bytes, Mask]:
-    """Every named mask of this size by its cells; of several with the same cells, the simplest."""
-    candidates = [make(i) for i in range(n - 1, 0, -1) for make in (hybrid, prefix)]
-    candidates += [sliding_window(w, causal=c) for w in range(n - 1, 0, -1) for c in (False, True)]
-    candidates += [causal(), bidirectional()]  # the later one wins
-    return {m.dense(n).numpy().tobytes(): m for m in candidates}
+    n, cells = cells.shape[-1], cells.cpu()
+    first, last = max(1, int(cells[0].sum())), max(1, int(cells[-1].sum()))  # keys that these queries see
+    candidates = [bidirectional(), causal(), sliding_window(last), sliding_window(first, causal=False)]
+    candidates += [prefix(first), hybrid(n - int(cells.all(-1).sum()))]
+    return next((mask for mask in candidates if torch.equal(mask.dense(n), cells)), None)
 
 
 def _length_or_lengths(value, what: str) -> tuple[int | tuple[int, ...], str]:

@@ -16,9 +16,15 @@ from torch import Tensor, nn
 
 from labkit import checks
 from labkit.anatomy import Decoder, attention_modules, decoder_or_none
-from labkit.errors import MaskAssertionError
+from labkit.errors import AuditError, MaskAssertionError
 from labkit.masks import Mask, from_dense, recognise
-from labkit.probe import attention_influence, recorded_calls, token_influence
+from labkit.probe import (
+    attention_influence,
+    doubtful_columns,
+    embedding_influence,
+    recorded_calls,
+    token_influence,
+)
 from labkit.report import AuditReport, LayerReport, Problem, Scenario
 from labkit.running import BODY_MEASURED, Runner, evaluating
 
@@ -27,7 +33,8 @@ __all__ = ["AuditReport", "assert_bidirectional", "assert_causal", "audit"]
 QUICK_TOKENS, FULL_TOKENS, PADS = 6, 12, 3
 # Problems that leave the verdict standing: they concern inputs that not everybody uses.
 TOLERATED = ("packing-leak", "left-padding-position-shift")
-DECISIVE = ("nan-rows", "influence-outside-attention", "influence-missing")  # what the layers say is not what happens
+# The layers by themselves do not show what the model does.
+DECISIVE = ("nan-rows", "no-influence", "influence-outside-attention", "influence-missing")
 
 
 def audit(
@@ -64,8 +71,10 @@ def audit(
         layers = _layer_reports(decoder, modules, views)
         whole = {kind: view.scenario for kind, view in views.items()}
         problems = _mask_problems(layers, views)
+        notes = _rows_of_a_batch(runner, views, seed, problems)
         which = "modules could be measured by themselves" if views["unpadded"].unmeasured else "modules were found"
-        notes = [] if layers else [f"no attention {which}, so the model was measured only as a whole"]
+        notes += [] if layers else [f"no attention {which}, so the model was measured only as a whole"]
+        notes += _oracle_notes(views)
         if runner.pooled:
             notes.append(BODY_MEASURED)
         if len(views) == 1:
@@ -128,6 +137,8 @@ class _View:
     real: Tensor  # (seq,) bool
     cells: list[Tensor]
     scenario: Scenario
+    rows: bool  # whether one row of the batch influences another
+    oracles: tuple[str, ...]  # by what the cells of each layer were decided, and last those of `scenario`
     modules: tuple[int, ...] = ()  # of which attention module each of `cells` is
     unmeasured: tuple[int, ...] = ()  # attention modules that ran, and could not be measured by themselves
 
@@ -162,8 +173,11 @@ def _view_batch(runner, modules, real: Tensor, kinds: list[str], quick: bool, se
     edges = sorted({0, int(real.sum(1).min()) - 1, n - 1})  # first, last real one of the shortest row, last
     columns, draws = (edges, 1) if quick else (list(range(n)), 2)
     # (batch, n, columns)
-    seen = token_influence(lambda x: runner.run(x, mask), ids, columns, runner.vocab_size, draws, base)
-    cells = [attention_influence(call, range(n), draws, seed) for call in calls]  # each (batch, n, n)
+    seen, rows = token_influence(lambda x: runner.run(x, mask), ids, columns, runner.vocab_size, draws, base)
+    oracle = "perturbations"
+    if doubtful := doubtful_columns(seen, columns, real):
+        oracle = embedding_influence(seen, lambda x: runner.run(x, mask), runner.model, ids, columns, doubtful)
+    cells = [attention_influence(call, range(n), draws, seed, real=real) for call in calls]  # each (batch, n, n)
     views = {}
     for row, kind in enumerate(kinds):
         here, kept = real[row], [c for c, j in enumerate(columns) if bool(real[row, j])]
@@ -179,8 +193,24 @@ def _view_batch(runner, modules, real: Tensor, kinds: list[str], quick: bool, se
             pad_leak=bool(seen[row][here][:, pads].any()),
             nan=not bool(base[row].isfinite().all()),
         )
-        views[kind] = _View(here, layer_cells, scenario, tuple(call.index for call in calls), unmeasured)
+        oracles = (*(call.oracle for call in calls), oracle)
+        views[kind] = _View(here, layer_cells, scenario, rows, oracles, tuple(call.index for call in calls), unmeasured)
     return views
+
+
+def _oracle_notes(views: dict[str, _View]) -> list[str]:
+    """Where something else than perturbations decided."""
+    notes = []
+    for oracle, why in (
+        ("derivatives", "a change of one token need not show (nearly one-hot attention, or rounding)"),
+        ("small changes", "large changes of one token left cells in doubt, and there are no derivatives"),
+    ):
+        layers = {i for view in views.values() for i, by in enumerate(view.oracles[:-1]) if by == oracle}
+        where = [layer_list(tuple(layers))] if layers else []
+        where += ["the model as a whole"] if any(view.oracles[-1] == oracle for view in views.values()) else []
+        if where:
+            notes.append(f"in {' and '.join(where)}, {why}: {oracle} decided")
+    return notes
 
 
 def _layer_reports(decoder: Decoder | None, modules: Sequence[nn.Module], views: dict[str, _View]) -> list[LayerReport]:
@@ -275,11 +305,29 @@ def _mask_problems(layers: list[LayerReport], views: dict[str, _View]) -> list[P
                 problems.append(Problem("influence-missing", text))
                 break
     plain = views["unpadded"]
+    others = torch.arange(len(plain.scenario.influence))[:, None] != torch.tensor(plain.scenario.columns)[None]
+    if not plain.scenario.nan and not bool((plain.scenario.influence & others).any()):
+        text = "no token influences any other: the model reads each token alone, or its influence could not be measured"
+        problems.append(Problem("no-influence", text))
     if plain.unmeasured and plain.scenario.verdict != "causal":  # a model that is causal as a whole is so in all layers
         n, of = len(plain.unmeasured), len({*plain.modules, *plain.unmeasured})
         text = f"{n} of {of} attention modules could not be measured by themselves, and may see less than the others"
         problems.append(Problem("attention-unmeasured", text, plain.unmeasured))
     return problems
+
+
+def _rows_of_a_batch(runner: Runner, views: dict[str, _View], seed: int, problems: list[Problem]) -> list[str]:
+    """Add a problem if one row of a batch influences another; returns a note if that cannot be measured."""
+    mixed = any(view.rows for view in views.values())
+    if len(views) == 1:  # of a single row
+        try:
+            mixed = token_influence(runner.run, runner.tokens(3, QUICK_TOKENS, seed), [], runner.vocab_size)[1]
+        except AuditError as error:
+            return [f"whether rows of a batch influence each other was not measured: {error}"]
+    if mixed:
+        text = "other tokens in one row of a batch change the outputs of the other rows"
+        problems.append(Problem("depends-on-batch", text))
+    return []
 
 
 def layer_list(indices: Sequence[int]) -> str:

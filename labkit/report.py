@@ -104,7 +104,10 @@ class AuditReport:
             lines += _columns(table)
         else:
             lines += [f"  {kind}: {scenario.verdict}" for kind, scenario in self.whole.items()]
-        lines += [f"problem: {p}" for p in self.problems] or ["no problems found"]
+        lines += [f"problem: {p}" for p in self.problems]
+        if not self.problems:
+            plain = self.verdict in ("causal", "bidirectional")
+            lines.append("no problems found" if plain else "the mask is neither causal nor bidirectional throughout")
         lines += [f"note: {n}" for n in self.notes]
         return "\n".join(lines)
 

@@ -19,6 +19,7 @@ from labkit.memory import is_out_of_memory
 
 APART = "batched_mm"  # how transformers calls a computation of experts in which no token changes another's rounding
 BODY_MEASURED = "its output is one per text, so the states of its body were measured"
+TARGETS = ("targets", "labels", "target", "y")  # given them, nanoGPT and its like give the logits of all positions
 GATHERED = 2e9  # bytes: the most that the weights of experts may take, once for each token
 
 
@@ -51,6 +52,14 @@ class Runner:
         tensor = next(iter(model.parameters()), None)
         known = embedding.weight if embedding is not None else tensor
         self.device = torch.device("cpu") if known is None else known.device
+        self.targets: str | None = None  # the argument without which the model gives its last position only
+        targets = next((name for name in TARGETS if name in parameters), None)
+        if targets and decoder is None:
+            try:
+                with evaluating(model):
+                    self.run(self.tokens(1, 4))
+            except AuditError:
+                self.targets = targets
 
     def takes(self, name: str) -> bool:
         """Whether the model can be called with this argument: "attention_mask", "position_ids" or "use_cache".
@@ -82,7 +91,11 @@ class Runner:
         if "use_cache" in self.parameters or (self.takes_anything and self.decoder is not None):
             kwargs.setdefault("use_cache", False)
         if self.decoder is not None and "logits_to_keep" in self.parameters:
-            kwargs["logits_to_keep"] = 1
+            # Gemma 4 with shared keys and values computes its last layers at these positions only.
+            if not getattr(self.decoder.config, "num_kv_shared_layers", 0):
+                kwargs["logits_to_keep"] = 1
+        if self.targets:
+            kwargs[self.targets] = torch.zeros_like(kwargs["input_ids"])  # the same for all texts: it connects nothing
         first = () if self.by_name else (kwargs.pop("input_ids"),)
         seen: list = []
         with ExitStack() as stack:
@@ -105,17 +118,17 @@ class Runner:
         if seen and self.decoder is None:  # classes of a text may be as many as its tokens: two axes are not enough
             own = first_tensor(out)
             self.pooled = own is None or own.ndim < 3 or own.shape[:2] != ids.shape
-        return self._checked(seen[-1] if seen and (self.pooled or self.decoder is not None) else out, ids)
-
-    def _checked(self, out, ids: Tensor) -> Tensor:
-        states = first_tensor(out)
-        if states is None or states.shape[:2] != ids.shape:
-            shape = None if states is None else tuple(states.shape)
-            raise AuditError(
-                f"{type(self.model).__name__} gave {shape} for token ids of shape {tuple(ids.shape)}: the audit "
-                "needs one output per position, (batch, sequence, ...)"
-            )
-        return states.reshape(*states.shape[:2], -1)
+        states = first_tensor(seen[-1] if seen and (self.pooled or self.decoder is not None) else out)
+        if states is not None and states.shape[:2] == ids.shape:
+            return states.reshape(*states.shape[:2], -1)
+        shape = None if states is None else tuple(states.shape)
+        raise AuditError(
+            f"{type(self.model).__name__} gave {shape} for token ids of shape {tuple(ids.shape)}: the audit needs one "
+            "output per position, (batch, sequence, ...). If the model can give them, wrap it:\n"
+            "    every = torch.nn.Module(); every.model = model\n"
+            "    every.forward = lambda input_ids: model(input_ids, ...)  # a call that gives all positions\n"
+            "and measure `every`"
+        )
 
     def tokens(self, batch: int, n: int, seed: int = 0) -> Tensor:
         """Distinct random token ids, the same in every row, (batch, n); the lowest ids are left out, being special."""
@@ -181,16 +194,21 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
 
 
 @contextmanager
-def in_float32(model: nn.Module, *instead_of: torch.dtype) -> Iterator[None]:
-    """For the block the model computes in float32 where its weights are of these types; the weights are kept beside."""
+def computing_in(dtype: torch.dtype, model: nn.Module, *instead_of: torch.dtype) -> Iterator[None]:
+    """For the block the weights of these types are of type `dtype`; afterwards they are the same tensors as before."""
     kept = [(tensor, tensor.data) for tensor in (*model.parameters(), *model.buffers()) if tensor.dtype in instead_of]
     try:
         for tensor, data in kept:
-            tensor.data = data.float()
+            tensor.data = data.to(dtype)
         yield
     finally:
         for tensor, data in kept:
             tensor.data = data
+
+
+def in_float32(model: nn.Module, *instead_of: torch.dtype):
+    """`computing_in` float32."""
+    return computing_in(torch.float32, model, *instead_of)
 
 
 @contextmanager

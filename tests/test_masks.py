@@ -1,6 +1,7 @@
 """The Mask algebra against independent oracles: plain Python loops, the laws of logic, and torch's FlexAttention."""
 
 import copy
+import itertools
 import pickle
 from inspect import unwrap
 
@@ -348,6 +349,34 @@ def test_recognise_never_names_a_mask_with_other_cells(mask):
     cells = batched(mask.dense(N))[0]
     found = masks.recognise(cells)
     assert found is None or torch.equal(found.dense(N), cells)
+
+
+def simplest_names(n):
+    """The named masks of this size by their cells, of several with the same cells the simplest: all of them, tried."""
+    named = [make(i) for i in range(n - 1, 0, -1) for make in (masks.hybrid, masks.prefix)]
+    named += [masks.sliding_window(w, causal=c) for w in range(n - 1, 0, -1) for c in (False, True)]
+    return {m.dense(n).numpy().tobytes(): m for m in (*named, masks.causal(), masks.bidirectional())}
+
+
+@pytest.mark.parametrize("n", [*range(1, 9), 20, 33])
+def test_recognise_names_what_trying_all_masks_names(n):
+    names = simplest_names(n)
+    for cells, mask in names.items():
+        dense = torch.frombuffer(bytearray(cells), dtype=torch.bool).view(n, n)
+        assert masks.recognise(dense) == mask
+        for seed in range(4):
+            query, key = torch.randint(n, (2,), generator=torch.Generator().manual_seed(seed))
+            near = dense.clone()
+            near[query, key] ^= True
+            assert masks.recognise(near) == names.get(near.numpy().tobytes())
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_recognise_names_all_cells_there_are_as_trying_all_masks_does(n):
+    names = simplest_names(n)
+    for bits in itertools.product([False, True], repeat=n * n):
+        cells = torch.tensor(bits).view(n, n)
+        assert masks.recognise(cells) == names.get(cells.numpy().tobytes())
 
 
 def test_recognise_says_nothing_of_an_unnamed_mask():

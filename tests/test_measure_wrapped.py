@@ -280,6 +280,24 @@ def test_experts_that_give_more_than_states_do_not_stop_a_conversion():
     assert labkit.assert_causal(labkit.to_causal(model)).verdict == "causal"
 
 
+@pytest.mark.parametrize("family", ["Gemma3n", "Gemma4"])
+def test_layers_that_share_keys_and_values_are_measured_each_by_itself(family):
+    config = getattr(transformers, f"{family}TextConfig")(
+        **SMALL | {"num_hidden_layers": 4, "head_dim": 8, "sliding_window": 4, "num_kv_shared_layers": 2},
+        layer_types=["sliding_attention", "full_attention"] * 2, hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=200,
+    )  # fmt: skip
+    model = made(config)
+    report = labkit.audit(model)
+    assert (report.verdict, report.problems) == ("causal", [])
+    assert [layer.mask for layer in report.layers] == [masks.sliding_window(4), masks.causal()] * 2
+    report = labkit.audit(labkit.to_bidirectional(model))
+    assert (report.verdict, report.problems) == ("bidirectional", [])
+    window = masks.sliding_window(4, causal=False)
+    assert [layer.mask for layer in report.layers] == [window, masks.bidirectional()] * 2
+    labkit.assert_causal(labkit.to_causal(model), quick=True)
+
+
 def test_an_encoder_that_counts_its_window_to_both_sides_is_right():
     config = {name: value for name, value in SMALL.items() if name != "num_key_value_heads"}
     config |= {"local_attention": 8, "global_attn_every_n_layers": 2}
