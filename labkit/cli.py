@@ -12,6 +12,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -83,9 +84,11 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         code = command.main(arguments, prog_name="labkit", standalone_mode=False)
         print(end="", flush=True)  # a full disk, or a reader that has gone, shows here and not after the end
-    except SystemExit:
-        raise
     except BaseException as error:
+        if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
+            error = error.__context__  # which typer has made an exit with 1, as if a check had failed
+        if isinstance(error, SystemExit):
+            raise
         code = _explain(error, arguments)
         try:
             print(end="", flush=True)
@@ -115,9 +118,8 @@ def _explain(error: BaseException, arguments: list[str]) -> int:
     elif "Could not determine home directory" in str(error):  # pathlib's words
         paths = [argument for argument in arguments if argument.startswith("~")]
         message = f"{' or '.join(paths) or 'a path'} begins with ~, and this machine has no such user; write it in full"
-    elif isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
-        text = error.object[max(0, error.start - 30) : error.end + 30]
-        message = f"{text!r} holds a byte that is not UTF-8, or half of a surrogate pair; correct this name or text"
+    elif re.search("surrogates not allowed|not valid UTF-8|embedded null byte", str(error)):
+        message = f"a name or a text holds half of a surrogate pair, a NUL, or bytes that are not UTF-8 ({error})"
     elif is_out_of_memory(error):
         message = "the memory is full: choose a smaller model, fewer rows at once or shorter ones"
     else:
