@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import filecmp
 import json
+import math
 import os
 import re
 import sys
@@ -246,7 +247,7 @@ def _execute(path: Path, timeout: int | float, environment: dict[str, str]) -> N
         client = nbclient.NotebookClient(
             notebook,
             km=_kernel_of_this_python(Path(kernels)),
-            timeout=timeout,
+            timeout=math.ceil(timeout),  # nbclient takes whole seconds only
             startup_timeout=120,
             coalesce_streams=True,  # printed lines in one piece, however they arrived
             record_timing=False,  # timestamps would change the file on every run

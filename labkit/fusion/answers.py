@@ -52,7 +52,7 @@ def read_answers(path: str | Path) -> Answers:
     path = Path(path).expanduser()
     if not path.is_file():
         raise DataError(f"{path} is no file; give a Feather file that labkit fuse wrote")
-    with reading(str(path), DataError):
+    with reading(f"the Feather file {path}", DataError):
         table = feather.read_table(path)
     if missing := [name for name in NEEDED if name not in table.column_names]:
         raise DataError(f"{path} has no column {missing[0]!r}; a file of answers has {', '.join(NEEDED)}")
