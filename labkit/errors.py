@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from textwrap import shorten
 
 
 class LabkitError(Exception):
@@ -129,7 +130,7 @@ def reading(what: str, refusal: type[LabkitError] = ModelError) -> Iterator[None
 
         if isinstance(error, LabkitError) or is_out_of_memory(error):
             raise
-        cause = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        cause = f"{type(error).__name__}: {shorten(str(error), 300, placeholder=' ...')}"
         if "trust_remote_code" in str(error):
             cause = "it needs Python code of its own, which labkit never runs"
         raise refusal(f"{what} cannot be read ({cause}); is it damaged, or not of this form?") from error

@@ -190,6 +190,7 @@ def read_tokenizer(folder: Path, name: str) -> tuple[Any, str]:
         return None, "without a tokenizer, as the folder holds none"
     with reading(f"the tokenizer of {name}"):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer("a text")  # some faults show only when it is used
     tokenizer.padding_side = "right"
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -200,7 +200,9 @@ class RunFolder:
         }
         sealed = [(folder, seal) for folder, seal in seals.items() if seal is not None]
         with reading(f"a {SEAL} in {self.checkpoints}", TrainingError):
-            sealed.sort(key=lambda each: int(each[1]["step"]))
+            for _, seal in sealed:
+                seal.update(step=int(seal["step"]), seconds=float(seal["seconds"]), tokens=int(seal["tokens"]))
+            sealed.sort(key=lambda each: each[1]["step"])
         return sealed, [folder for folder, seal in seals.items() if seal is None]
 
 
