@@ -6,6 +6,7 @@ tokenizer files. Nothing is ever unpickled and no code that comes with a model i
 
 from __future__ import annotations
 
+import errno
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,11 @@ def fetch(hub_ids: tuple[str, ...], *, weights: bool) -> Path:
         raise _unreachable(hub_id, f"the hub answered HTTP {status}") from error
     except errors.HFValidationError as error:
         raise UnknownModelError(f"{hub_id!r} is neither a folder nor a possible hub id (owner/name)") from error
+    except UnicodeDecodeError as error:
+        raise _unreachable(hub_id, "its entry in the hub cache is damaged") from error
     except OSError as error:  # LocalEntryNotFoundError, OfflineModeIsEnabled and every kind of failed connection
+        if error.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):  # or a file that cannot be written
+            raise
         raise _unreachable(hub_id, "the hub cannot be reached") from error
     except Exception as error:  # httpx and requests have their own roots; anything else is not ours to explain
         if type(error).__module__.split(".")[0] in ("httpx", "httpcore", "requests", "urllib3"):
