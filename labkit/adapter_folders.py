@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import HeadError, ModelError
+from labkit.errors import HeadError, reading
 from labkit.heads import Head, head_in
 from labkit.peft_library import peft_for
 
@@ -61,25 +61,18 @@ def read(folder: Path, *, attn: str | None, dtype: Any, device: str, task: str |
     import labkit
     from labkit.tasks.special_tokens import add_tokens
 
-    try:
+    with reading(f"the adapter in {folder}"):
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        head, conversion = Head(**record["head"]), record["conversion"]
-        base, options, marks = record["base"], record["task"], record["marks"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{folder / RECORD} is damaged ({error!r}); restore it, or train the adapter again") from error
-    _require_same(head, task, folder)
-    with peft_for("an adapter needs") as peft:
-        lm = labkit.load(base, attn=attn, dtype=dtype, device=device, task=head)
-        add_tokens(lm.model, lm.tokenizer, marks)
-        if conversion:
-            labkit.to_bidirectional(lm.model, **conversion)
-        try:
+        head, base = Head(**record["head"]), str(record["base"])
+        _require_same(head, task, folder)
+        with peft_for("an adapter needs") as peft:
+            lm = labkit.load(base, attn=attn, dtype=dtype, device=device, task=head)
+            add_tokens(lm.model, lm.tokenizer, record["marks"])
+            if record["conversion"]:
+                labkit.to_bidirectional(lm.model, **record["conversion"])
             adapted = peft.PeftModel.from_pretrained(lm.model, str(folder))
-        except (OSError, ValueError, RuntimeError) as error:
-            first = str(error).strip().partition("\n")[0]
-            raise ModelError(f"the adapter in {folder} does not fit {base}: {first}") from error
-    lm.model = adapted.merge_and_unload().requires_grad_(True).eval()  # peft had frozen what it adapted
-    setattr(lm.model.config, TASK, options)
+        lm.model = adapted.merge_and_unload().requires_grad_(True).eval()  # peft had frozen what it adapted
+        setattr(lm.model.config, TASK, record["task"])
     lm.source = f"{lm.source.split('; its head is new')[0].rstrip('.')}; with the adapter {folder.name}."
     return lm
 

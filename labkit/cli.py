@@ -1,13 +1,20 @@
 """The `labkit` command. Thin: each command parses, calls the library, prints, and chooses the exit code.
 
-Exit codes: 0 done; 1 the answer is no (an expectation failed, the doctor found a failure); 2 bad input, with one line
-that says what was given, what was expected and what to do. Loads no torch before a command needs it.
+Exit codes: 0 done; 1 the check failed (an expectation, a leak, the doctor); 2 bad input; 70 a fault of labkit. The last
+two come with one line on standard error, and with a traceback before it if LABKIT_TRACEBACK=1. An interrupted command
+ends with 130, one whose reader has gone (`labkit models | head -1`) with 141. No torch is loaded before a command needs
+it.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
+import os
+import re
 import sys
+import traceback
 import warnings
 from typing import Annotated, Any
 
@@ -29,6 +36,8 @@ from labkit import (
 )
 from labkit.console import Attn, Dtype, Json, Name, plain, print_json, print_table, waiting
 from labkit.errors import LabkitError
+from labkit.memory import is_out_of_memory
+from labkit.writing import os_error_in
 
 app = typer.Typer(
     add_completion=False,
@@ -60,6 +69,9 @@ app.command()(cli_progress.progress)
 app.command()(cli_fuse.fuse)
 
 LEAKAGE_VOCABULARY = 64  # few tokens: what chance can do is seen early
+FAULT, INTERRUPTED, READER_GONE = 70, 130, 141  # exit codes: of sysexits.h, and of a shell for SIGINT and SIGPIPE
+LARGEST = 2**32  # beyond what any option can mean
+TRACEBACK = "LABKIT_TRACEBACK"  # the variable that asks for the traceback of an error
 _UsageError: Any = typer.BadParameter.__base__  # click's, or the one in typer's own copy of click
 
 
@@ -67,18 +79,74 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit the process; `arguments` default to those of the process, none means --help."""
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     warnings.showwarning = _one_line_warning
+    command = typer.main.get_command(app)
+    _require_numbers(command)
     try:
-        code = app(arguments, prog_name="labkit", standalone_mode=False)
-    except _UsageError as error:
-        where = f" (see {error.ctx.command_path} --help)" if getattr(error, "ctx", None) else ""
-        code = _refuse(error.format_message().rstrip(".") + where)
-    except LabkitError as error:
-        code = _refuse(str(error))
-    except typer.Abort:
-        code = _refuse("interrupted")
-    except KeyboardInterrupt:
-        code = 130
+        code = command.main(arguments, prog_name="labkit", standalone_mode=False)
+        print(end="", flush=True)  # a full disk, or a reader that has gone, shows here and not after the end
+    except BaseException as error:
+        if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
+            error = error.__context__  # which typer has made an exit with 1, as if a check had failed
+        if isinstance(error, SystemExit):
+            raise
+        code = _explain(error, arguments)
+        try:
+            print(end="", flush=True)
+        except OSError:  # what is left can go nowhere, and must not fail once more when Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explain(error: BaseException, arguments: list[str]) -> int:
+    """Print one line on standard error that says what to do about `error`; returns the exit code."""
+    if os.environ.get(TRACEBACK) and not isinstance(error, KeyboardInterrupt):
+        traceback.print_exception(error)
+    code, cause = 2, os_error_in(error)
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, BrokenPipeError) and error.filename is None:
+        return READER_GONE
+    if isinstance(error, _UsageError):
+        where = f" (see {error.ctx.command_path} --help)" if getattr(error, "ctx", None) else ""
+        message = error.format_message().rstrip(".") + where
+    elif isinstance(error, LabkitError):
+        message = str(error)
+    elif isinstance(error, typer.Abort):
+        message = "interrupted"
+    elif cause is not None:
+        message = f"{cause.filename or 'a file, or standard output,'} could not be read or written: {cause.strerror}"
+    elif "Could not determine home directory" in str(error):  # pathlib's words
+        paths = [argument for argument in arguments if argument.startswith("~")]
+        message = f"{' or '.join(paths) or 'a path'} begins with ~, and this machine has no such user; write it in full"
+    elif re.search("surrogates not allowed|not valid UTF-8|embedded null byte", str(error)):
+        message = f"a name or a text holds half of a surrogate pair, a NUL, or bytes that are not UTF-8 ({error})"
+    elif is_out_of_memory(error):
+        message = "the memory is full: choose a smaller model, fewer rows at once or shorter ones"
+    else:
+        code, command = FAULT, " ".join(itertools.takewhile(str.isalpha, arguments))
+        message = (
+            f"{type(error).__name__} in `labkit {command}`: {error}. This is a fault of labkit: please report it; "
+            f"{TRACEBACK}=1 shows where"
+        )
+    print("labkit: " + " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+def _require_numbers(command: Any) -> None:
+    """Let no command run with a number that no option can mean: NaN, infinite, or LARGEST and beyond."""
+    for each in getattr(command, "commands", {}).values():
+        _require_numbers(each)
+    if (run := command.callback) is not None:
+
+        @functools.wraps(run)
+        def checked(**given: Any) -> Any:
+            for name, value in given.items():
+                if isinstance(value, int | float) and not abs(value) < LARGEST:
+                    option = f"--{name.replace('_', '-')}"
+                    raise LabkitError(f"{option} is not a number between -{LARGEST:,} and {LARGEST:,}; give one")
+            return run(**given)
+
+        command.callback = checked
 
 
 def _print_version(asked: bool) -> bool:
@@ -329,11 +397,6 @@ def notebooks_copy(
         print_json([str(path) for path in written])
     else:
         print(f"{len(written)} files written to {folder}")
-
-
-def _refuse(message: str) -> int:
-    print("labkit: " + " ".join(message.split()), file=sys.stderr)
-    return 2
 
 
 def _one_line_warning(message: Any, *_: Any, **__: Any) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from labkit.console import Json, print_json, print_table
+from labkit.console import Json, aside, print_json, print_table
 from labkit.errors import CourseError
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def course_grade(
 def course_gradebook(
     grades: Annotated[Path, typer.Argument(help="The folder that `labkit course grade` has written.")],
     kind: Annotated[str, typer.Option(help="canvas or moodle.")],
-    output: Annotated[Path, typer.Option(help="The CSV file to write.")],
+    output: Annotated[Path, typer.Option(help="The CSV file to write; - is standard output.")],
     roster: Annotated[Path | None, typer.Option(help="What the gradebook has exported: its rows are kept.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -175,19 +175,20 @@ def course_gradebook(
     """
     from labkit.course.grade import read_grades
     from labkit.course.gradebook import gradebook_csv
-    from labkit.datasets.files import write_whole
+    from labkit.writing import write_whole
 
     found = list(read_grades(grades))
     if not found:
         raise CourseError(f"{grades} holds no grades; `labkit course grade` writes them")
     text, without = gradebook_csv(found, kind, roster)
     write_whole(output, text)
-    if as_json:
-        print_json({"file": str(output), "grades": len(found), "not_in_roster": without})
-    else:
-        print(f"{output}: {len(found) - len(without)} grades")
-        if without:
-            print(f"not in the roster: {', '.join(without)}")
+    with aside(output):
+        if as_json:
+            print_json({"file": str(output), "grades": len(found), "not_in_roster": without})
+        else:
+            print(f"{output}: {len(found) - len(without)} grades")
+            if without:
+                print(f"not in the roster: {', '.join(without)}")
 
 
 def _limits(cell_seconds: float, call_seconds: float, total_seconds: float, memory_gb: float) -> Limits:

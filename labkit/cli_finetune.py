@@ -16,7 +16,7 @@ import typer
 
 from labkit.cli_data import TagColumn
 from labkit.cli_train import Accumulation, BatchSize, Checkpointing, MaxSteps, OutputDir, Resume, Seed, train_app
-from labkit.console import Json, print_json
+from labkit.console import Json, aside, print_json
 from labkit.errors import DataError
 
 predict_app = typer.Typer(help="Use a fine-tuned model on texts of yours.")
@@ -251,7 +251,7 @@ for _task in TASKS:
 
 Model = Annotated[str, typer.Option(help="A run of labkit train, its model folder, or a hub id of one.")]
 Input = Annotated[str | None, typer.Option("--input", help="JSONL: one object with the task's fields per line.")]
-Output = Annotated[str | None, typer.Option("--output", help="JSONL; standard output by default.")]
+Output = Annotated[str | None, typer.Option("--output", help="JSONL; - is standard output, the default.")]
 PredictBatch = Annotated[int, typer.Option(help="Rows per pass.", min=1)]
 
 
@@ -341,4 +341,5 @@ def _predict(
     if input_file is None:
         print_json(pipe(given))
     elif (count := predict_file(pipe, input_file, output_file)) and output_file:
-        print_json({"output": output_file, "lines": count}) if as_json else print(f"{output_file}: {count:,} lines")
+        with aside(output_file):
+            print_json({"output": output_file, "lines": count}) if as_json else print(f"{output_file}: {count:,} lines")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from labkit.cli_bench import parts, whole_numbers
-from labkit.console import Dtype, Json, print_json, print_table, waiting
+from labkit.console import Dtype, Json, aside, print_json, print_table, waiting
 from labkit.errors import FusionError
 
 RESCORING = {"rescore", "compare", "lemmatize", "lemmatizer", "output", "as_json"}
@@ -58,7 +58,8 @@ def fuse(
     batch_size: Annotated[int, typer.Option(help="Questions at once.", min=1)] = 16,
     seed: Annotated[int, typer.Option(help="Of the draws of examples and questions.")] = 0,
     output: Annotated[
-        str | None, typer.Option(help="The Feather file; by default named after the settings, in runs/fuse.")
+        str | None,
+        typer.Option(help="The Feather file; - is standard output. By default in runs/fuse, named after the settings."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run begun in --output.")] = False,
     rescore: Annotated[str | None, typer.Option(metavar="FILE", help="Score this file; no model is needed.")] = None,
@@ -134,7 +135,8 @@ def _run(settings: Any, output: str | None, resume: bool, as_json: bool) -> None
     if made := answers.about["questions"] - answers.about["natural"]:
         what = f"the paraphrases of {made:,} questions were made by templates"
         print(f"labkit: {what}; they say little about natural ones", file=sys.stderr)
-    _show(answers, settings.lemmatizer is not None, as_json)
+    with aside(output):
+        _show(answers, settings.lemmatizer is not None, as_json)
 
 
 def _rescore(path: str, other: str | None, lemmatizer: str | None, output: str | None, as_json: bool) -> None:
@@ -142,6 +144,7 @@ def _rescore(path: str, other: str | None, lemmatizer: str | None, output: str |
 
     from labkit.fusion.answers import comparison, judged, read_answers, write_answers
     from labkit.fusion.scores import load_lemmatizer
+    from labkit.writing import is_standard_output
 
     lemmas = load_lemmatizer(lemmatizer) if lemmatizer else None
     stored = read_answers(path)
@@ -152,10 +155,11 @@ def _rescore(path: str, other: str | None, lemmatizer: str | None, output: str |
         print(f"labkit: {path} says otherwise of some answers: it was scored by another rule", file=sys.stderr)
     against = comparison(answers, judged(read_answers(other), lemmas), lemmas is not None) if other else None
     if output is not None:
-        if Path(output).expanduser().exists():
+        if Path(output).expanduser().is_file() and not is_standard_output(output):
             raise FusionError(f"{output} exists already; give another --output")
-        write_answers(answers, Path(output).expanduser())
-    _show(answers, lemmas is not None, as_json, other, against)
+        write_answers(answers, output)
+    with aside(output):
+        _show(answers, lemmas is not None, as_json, other, against)
 
 
 def _prove(model: str, engine: str, device: str, dtype: str | None, as_json: bool) -> None:

@@ -91,7 +91,7 @@ def _import(path: Path) -> None:
 
 def _export(kept, path: Path) -> None:
     from labkit.learner import summary
-    from labkit.run_folder import write_whole
+    from labkit.writing import write_whole
 
     if path.suffix not in (".json", ".md"):
         raise LearnerError(f"{path.name} must end in .json, to keep or move the record, or in .md, to read it")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import Annotated, Any
 
 import typer
@@ -13,10 +15,15 @@ Attn = Annotated[str | None, typer.Option(help="Attention backend: eager, sdpa, 
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; as stored by default.")]
 
 
+def aside(output: Any) -> AbstractContextManager[Any]:
+    """What is printed in the block goes to standard error if the file `output` is standard output itself."""
+    from labkit.writing import is_standard_output
+
+    return redirect_stdout(sys.stderr) if output and is_standard_output(output) else nullcontext()
+
+
 def waiting(what: str) -> Any:
     """A spinner on a terminal, nothing elsewhere."""
-    from contextlib import nullcontext
-
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -35,7 +42,10 @@ def print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console = Console()
-    (console if console.is_terminal else Console(width=1000)).print(table)
+    console = console if console.is_terminal else Console(width=1000)
+    with console.capture() as rendered:
+        console.print(table)
+    print(rendered.get(), end="")  # rich itself would end the process with 1 if the reader has gone
 
 
 def print_json(value: Any) -> None:

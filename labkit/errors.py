@@ -3,6 +3,12 @@
 Catch `LabkitError` to catch them all. The command line prints the message as one line and exits with 2.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from textwrap import shorten
+
 
 class LabkitError(Exception):
     """Base of every error that labkit raises on purpose."""
@@ -109,3 +115,22 @@ class LearnerError(LabkitError, ValueError):
 
 class CourseError(LabkitError, ValueError):
     """An assignment, a submission or a variant that cannot be built, checked or graded; the message says why."""
+
+
+@contextmanager
+def reading(what: str, refusal: type[LabkitError] = ModelError) -> Iterator[None]:
+    """Turn all that libraries raise about damaged files in the block into a `refusal` that names `what`.
+
+    transformers, tokenizers and safetensors check little of what they read, and raise any kind of exception.
+    """
+    try:
+        yield
+    except Exception as error:
+        from labkit.memory import is_out_of_memory
+
+        if isinstance(error, LabkitError) or is_out_of_memory(error):
+            raise
+        cause = f"{type(error).__name__}: {shorten(str(error), 300, placeholder=' ...')}"
+        if "trust_remote_code" in str(error):
+            cause = "it needs Python code of its own, which labkit never runs"
+        raise refusal(f"{what} cannot be read ({cause}); is it damaged, or not of this form?") from error

@@ -7,7 +7,6 @@ what was done (a mask for some layers only), the card says so, and `labkit.load`
 from __future__ import annotations
 
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from labkit import __version__
 from labkit.errors import LabkitError
 from labkit.model_registry import NOTICES, REGISTRY
 from labkit.progress import bars_on_terminals_only
+from labkit.writing import require_writable, write_folder
 
 WINDOWS = ("keep", "halve", "global")
 
@@ -22,33 +22,23 @@ WINDOWS = ("keep", "halve", "global")
 def export(lm: Any, output_dir: str | Path, *, window: str, layers: list[int] | None) -> Path:
     """Save the converted model `lm` (a `labkit.Loaded`), its tokenizer and a card into `output_dir`, or nothing.
 
-    `window` and `layers` (None: all) are those of the conversion, for the card. Raises LabkitError, and touches
-    nothing, if `output_dir` is a file or a folder that holds anything; the folder appears only once everything in it
-    is written.
+    `window` and `layers` (None: all) are those of the conversion, for the card. Raises LabkitError if `output_dir` is a
+    file or a folder that holds anything, and OSError if it cannot be written.
     """
     target = Path(output_dir).expanduser().absolute()
     require_free(target)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.writing-", dir=target.parent) as beside:
-            temporary = Path(beside) / "model"
-            _write(lm, temporary, window, layers)
-            if target.exists():
-                target.rmdir()  # empty, or this fails and nothing is lost
-            temporary.rename(target)
-    except OSError as error:
-        cause = error.strerror or error
-        raise LabkitError(f"{target} could not be written: {cause}; nothing was left behind") from error
+    write_folder(target, lambda folder: _write(lm, folder, window, layers))
     return target
 
 
 def require_free(target: str | Path) -> None:
-    """Raise LabkitError unless `target` does not exist or is an empty folder."""
+    """Raise LabkitError unless `target` does not exist or is an empty folder, and OSError if it cannot be written."""
     target = Path(target).expanduser()
-    if target.is_file():
-        raise LabkitError(f"{target} is a file; give --output-dir a folder that does not exist yet")
+    require_writable(target)
     if target.is_dir() and any(target.iterdir()):
         raise LabkitError(f"{target} is not empty; give --output-dir a new folder, or empty this one yourself")
+    if target.exists() and not target.is_dir():
+        raise LabkitError(f"{target} is a file; give --output-dir a folder that does not exist yet")
 
 
 def choose_layers(choice: str, count: int) -> list[int] | None:
@@ -118,9 +108,6 @@ def _write(lm: Any, folder: Path, window: str, layers: list[int] | None) -> None
     for name, content in licence_files(lm).items():
         (folder / name).write_bytes(content)
     (folder / "README.md").write_text(describe(lm, window=window, layers=layers), encoding="utf-8")
-    folder.chmod(0o755)
-    for file in folder.rglob("*"):
-        file.chmod(0o755 if file.is_dir() else 0o644)  # the safetensors writer lets only the owner read
 
 
 def shown_name(lm: Any) -> str:

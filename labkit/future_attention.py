@@ -33,7 +33,7 @@ from labkit import masks
 from labkit.errors import FutureAttentionError, UnsupportedModelError
 from labkit.gpt import CAUSAL, GPT, Attention, Cache, GPTConfig
 from labkit.masks import Mask
-from labkit.run_folder import write_whole
+from labkit.writing import write_whole
 
 SOURCES = ("position", "tokens", "memory")
 

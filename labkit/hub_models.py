@@ -6,6 +6,7 @@ tokenizer files. Nothing is ever unpickled and no code that comes with a model i
 
 from __future__ import annotations
 
+import errno
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from labkit.errors import (
     ModelError,
     UnknownModelError,
     UnsupportedModelError,
+    reading,
 )
 from labkit.heads import RECORD, TASKS, Head, head_in, model_class
 from labkit.progress import bars_on_terminals_only, transformers_errors_only
@@ -41,9 +43,10 @@ def fetch(hub_ids: tuple[str, ...], *, weights: bool) -> Path:
     import huggingface_hub
     from huggingface_hub import errors
 
-    hub_id = cached_config(hub_ids) or hub_ids[0]
+    hub_id = hub_ids[0]
     files = _SMALL_FILES + (_WEIGHTS if weights else [])
     try:
+        hub_id = cached_config(hub_ids) or hub_id
         with bars_on_terminals_only():
             folder = Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=files))
     except errors.GatedRepoError as error:
@@ -66,7 +69,11 @@ def fetch(hub_ids: tuple[str, ...], *, weights: bool) -> Path:
         raise _unreachable(hub_id, f"the hub answered HTTP {status}") from error
     except errors.HFValidationError as error:
         raise UnknownModelError(f"{hub_id!r} is neither a folder nor a possible hub id (owner/name)") from error
+    except UnicodeDecodeError as error:
+        raise _unreachable(hub_id, "its entry in the hub cache is damaged") from error
     except OSError as error:  # LocalEntryNotFoundError, OfflineModeIsEnabled and every kind of failed connection
+        if error.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):  # or a file that cannot be written
+            raise
         raise _unreachable(hub_id, "the hub cannot be reached") from error
     except Exception as error:  # httpx and requests have their own roots; anything else is not ours to explain
         if type(error).__module__.split(".")[0] in ("httpx", "httpcore", "requests", "urllib3"):
@@ -97,15 +104,8 @@ def read_config(folder: Path, name: str, encoders: bool = False) -> PreTrainedCo
         raise ModelError(
             f"{name} holds no config.json, so it is not a model folder; point to the folder that save_pretrained wrote"
         )
-    try:
+    with reading(f"the configuration of {name}", UnsupportedModelError):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        first = str(error).strip().partition("\n")[0]
-        if "trust_remote_code" in str(error):
-            first = "it needs Python code of its own, which labkit never runs"
-        raise UnsupportedModelError(
-            f"the configuration of {name} is not one that this transformers can read: {first}"
-        ) from error
     _require_decoder(config, name, encoders or head_in(config) is not None)
     return config
 
@@ -160,17 +160,11 @@ def read_model(
     A head that was saved there stays only if it is the very one of `config`: of the same task, labels and pooling.
     Raises ModelError if the files lack any other weight: a model with a random layer in it would load without a word.
     """
-    from safetensors import SafetensorError
-
-    try:
-        with bars_on_terminals_only(), transformers_errors_only():  # what is missing is told below
-            model, report = kind.from_pretrained(
-                folder, config=config, attn_implementation=attn, dtype=dtype, use_safetensors=True,
-                local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True,
-            )  # fmt: skip
-    except (ImportError, ValueError, RuntimeError, OSError, SafetensorError) as error:
-        first = str(error).strip().partition("\n")[0]
-        raise ModelError(f"{name} could not be loaded with attn={attn!r}: {first}") from error
+    with reading(f"{name} with attn={attn!r}"), bars_on_terminals_only(), transformers_errors_only():
+        model, report = kind.from_pretrained(
+            folder, config=config, attn_implementation=attn, dtype=dtype, use_safetensors=True,
+            local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True,
+        )  # fmt: skip
     new = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     body = "" if model.base_model is model else f"{model.base_model_prefix}."
     # the pooler of an encoder is not used, and many are saved without one
@@ -199,12 +193,9 @@ def read_tokenizer(folder: Path, name: str) -> tuple[Any, str]:
 
     if not any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         return None, "without a tokenizer, as the folder holds none"
-    try:
+    with reading(f"the tokenizer of {name}"):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ImportError, ValueError, OSError, KeyError) as error:
-        raise ModelError(
-            f"the tokenizer of {name} cannot be read: {str(error).strip().partition(chr(10))[0]}"
-        ) from error
+        tokenizer("a text")  # some faults show only when it is used
     tokenizer.padding_side = "right"
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -18,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.errors import CacheError, ModelError
+from labkit.errors import CacheError
+from labkit.writing import os_error_in
 
 FORMAT = 1  # raised when the manifest or the way of converting changes, so that older entries are built anew
 MANIFEST = "manifest.json"
@@ -124,7 +125,7 @@ def _problem(path: Path, origin: dict | None, *, hash_files: bool = True) -> str
         files = {file: (facts["bytes"], facts["sha256"]) for file, facts in manifest["files"].items()}
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{MANIFEST} is unreadable"
     if manifest.get("checksum") != _checksum(manifest):
         return f"the content of {MANIFEST} has changed"
@@ -160,12 +161,12 @@ def _build_whole(name: str, path: Path, origin: dict, build: Callable[[Path], di
             old = Path(tempfile.mkdtemp(prefix=f".{name}.old-", dir=path.parent))
             path.rename(old / "entry")
         temporary.rename(path)
-    except ModelError:
-        raise
-    except OSError as error:
+    except Exception as error:
+        if (cause := os_error_in(error)) is None:
+            raise
         raise CacheError(
-            f"{name} could not be written to {path}: {error.strerror or error}; free some space, or set LABKIT_CACHE "
-            "to another folder"
+            f"{name} could not be written to {path}: {cause.strerror}; free some space, or set LABKIT_CACHE to another "
+            "folder"
         ) from error
     finally:
         _remove_leftovers(name)

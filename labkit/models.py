@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import adapter_folders
-from labkit.errors import HubUnreachableError, MissingPackageError, ModelError, UnknownModelError
+from labkit.errors import HubUnreachableError, MissingPackageError, ModelError, UnknownModelError, reading
 from labkit.model_registry import REGISTRY, ModelCard, closest_names
 
 if TYPE_CHECKING:
@@ -124,18 +124,19 @@ def _load_folder(
     """The model in `folder`, with its own tokenizer unless one is given."""
     from labkit import hub_models, memory
 
-    config = hub_models.read_config(folder, name, encoders=wanted.may_be_encoder)
-    kind, config = hub_models.class_for(config, wanted.task, name)
-    attn, remarks = _choose_attention(kind, config, wanted.attn, name)
-    hub_models.require_weights(folder, name)
-    stored = memory.stored_parameters(folder)
-    memory.require_memory(name, sum(stored.values()), wanted.dtype or memory.main_dtype(stored), wanted.device)
-    model, remark = hub_models.read_model(folder, name, kind, config, attn=attn, dtype=wanted.dtype or "auto")
-    remarks.append(remark)
-    if tokenizer is None:
-        tokenizer, remark = hub_models.read_tokenizer(folder, name)
+    with reading(name):
+        config = hub_models.read_config(folder, name, encoders=wanted.may_be_encoder)
+        kind, config = hub_models.class_for(config, wanted.task, name)
+        attn, remarks = _choose_attention(kind, config, wanted.attn, name)
+        hub_models.require_weights(folder, name)
+        stored = memory.stored_parameters(folder)
+        memory.require_memory(name, sum(stored.values()), wanted.dtype or memory.main_dtype(stored), wanted.device)
+        model, remark = hub_models.read_model(folder, name, kind, config, attn=attn, dtype=wanted.dtype or "auto")
         remarks.append(remark)
-    model = _with_recorded_conversion(model.to(wanted.device))
+        if tokenizer is None:
+            tokenizer, remark = hub_models.read_tokenizer(folder, name)
+            remarks.append(remark)
+        model = _with_recorded_conversion(model.to(wanted.device))
     return Loaded(model, tokenizer, name, "; ".join(filter(None, [source, *remarks])) + ".", licence)
 
 
@@ -169,11 +170,12 @@ def _load_from_hub(name: str, hub_ids: tuple[str, ...], licence: str | None, wan
     except HubUnreachableError as error:
         close = [each for each in closest_names(name) if each != name]
         raise HubUnreachableError(f"{error}; similar names: {', '.join(close)}" if close else str(error)) from error
-    config = hub_models.read_config(folder, name, encoders=wanted.may_be_encoder)
-    kind, config = hub_models.class_for(config, wanted.task, name)
-    _choose_attention(kind, config, wanted.attn, name)
-    parameters = memory.configured_parameters(config, kind)
-    memory.require_memory(name, parameters, wanted.dtype or config.dtype or torch.float32, wanted.device)
+    with reading(name):
+        config = hub_models.read_config(folder, name, encoders=wanted.may_be_encoder)
+        kind, config = hub_models.class_for(config, wanted.task, name)
+        _choose_attention(kind, config, wanted.attn, name)
+        parameters = memory.configured_parameters(config, kind)
+        memory.require_memory(name, parameters, wanted.dtype or config.dtype or torch.float32, wanted.device)
     folder = hub_models.fetch(hub_ids, weights=True)
     source = f"hub model {hub_ids[0]}, revision {folder.name[:12]}"
     return _load_folder(folder, name, source, licence or _licence_in(folder), wanted)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import filecmp
 import json
+import math
 import os
 import re
-import shutil
 import sys
 import tempfile
 import time
@@ -24,6 +24,7 @@ from labkit import __version__, resources
 from labkit.errors import LabkitError, NotebookError
 from labkit.learner import record, watching
 from labkit.profile import VARIABLE, by_name, current, in_colab
+from labkit.writing import require_writable, write_files, write_whole
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -133,7 +134,7 @@ def copy(dest: str | Path, force: bool = False) -> list[Path]:
             f"Nothing was copied: {dest} already has {names}, different from labkit's. "
             "Choose another folder, move your work away, or replace it with force=True (on the command line: --force)."
         )
-    _copy_all_or_none(todo, dest)
+    write_files(dest, {target.relative_to(dest): source.read_bytes() for source, target in todo.items()})
     return list(todo.values())
 
 
@@ -158,8 +159,11 @@ def run(
     notebooks = list_notebooks() if paths is None else [f for p in paths for f in find_notebooks(p)]
     if not notebooks:
         raise NotebookError("There is no notebook to run.")
+    outputs = [None if output_dir is None else Path(output_dir).expanduser() / path.name for path in notebooks]
+    for output in filter(None, outputs):
+        require_writable(output)
     finished = []
-    for number, path in enumerate(notebooks, 1):
+    for number, (path, output) in enumerate(zip(notebooks, outputs, strict=True), 1):
         print(f"[{number}/{len(notebooks)}] {path.name} ...", end=" ", file=sys.stderr, flush=True)
         began = time.perf_counter()
         try:
@@ -168,7 +172,8 @@ def run(
             print("failed", file=sys.stderr, flush=True)
             raise
         seconds = time.perf_counter() - began
-        output = None if output_dir is None else _write_whole(Path(output_dir) / path.name, nbformat.writes(notebook))
+        if output is not None:
+            write_whole(output, nbformat.writes(notebook))
         cells = sum(_runs(cell) for cell in notebook.cells)
         print(f"{cells} cells, {seconds:.1f} s", file=sys.stderr, flush=True)
         finished.append(NotebookRun(path, cells, seconds, output))
@@ -211,38 +216,6 @@ def _choose_plotly_renderer() -> None:
         sys.modules["plotly.io"].renderers.default = renderer
 
 
-# ---- copy ----------------------------------------------------------------------------------------------------------
-
-
-def _copy_all_or_none(todo: dict[Path, Path], dest: Path) -> None:
-    """Copy every file into a staging folder first: a full disk or a lost source leaves `dest` as it was."""
-    if not todo:
-        return
-    dest.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".labkit-copy-", dir=dest) as staging:
-        staged = {Path(staging) / str(i): target for i, target in enumerate(todo.values())}
-        for source, stage in zip(todo, staged, strict=True):
-            shutil.copyfile(source, stage)
-        for target in staged.values():
-            target.parent.mkdir(parents=True, exist_ok=True)
-        for stage, target in staged.items():
-            os.replace(stage, target)
-
-
-def _write_whole(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=path.suffix, dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide the notebook from a class share
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    return path
-
-
 # ---- run -----------------------------------------------------------------------------------------------------------
 
 
@@ -274,7 +247,7 @@ def _execute(path: Path, timeout: int | float, environment: dict[str, str]) -> N
         client = nbclient.NotebookClient(
             notebook,
             km=_kernel_of_this_python(Path(kernels)),
-            timeout=timeout,
+            timeout=math.ceil(timeout),  # nbclient takes whole seconds only
             startup_timeout=120,
             coalesce_streams=True,  # printed lines in one piece, however they arrived
             record_timing=False,  # timestamps would change the file on every run

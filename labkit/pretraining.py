@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from labkit.datasets.text import Document, read_documents
-from labkit.errors import DataError, TrainingError
+from labkit.errors import DataError, TrainingError, reading
 from labkit.objectives import Collator, loss
 from labkit.pretraining_rows import Curriculum, in_pieces, row_maker
 from labkit.run_folder import RunFolder, is_first_process, process_count
@@ -288,4 +288,5 @@ def _tokenizer_of(run: RunFolder, texts: list[str], shape: Shape) -> Any:
 
     if not (run.path / "tokenizer").is_dir():
         return train_tokenizer(texts, shape.vocab_size, shape.context)
-    return PreTrainedTokenizerFast.from_pretrained(run.path / "tokenizer")
+    with reading(f"the tokenizer in {run.path}", TrainingError):
+        return PreTrainedTokenizerFast.from_pretrained(run.path / "tokenizer")

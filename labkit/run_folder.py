@@ -13,23 +13,21 @@ processes train together (`accelerate launch`, torchrun), the first one writes.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import TrainingError
+from labkit.errors import TrainingError, reading
+from labkit.writing import WRITING, os_error_in, require_writable, write_folder, write_whole
 
 LONGEST_WAIT = timedelta(hours=12)  # of one process for another
 SEAL = "sealed.json"
-WRITING = ".writing-"  # how the names of half-written files and folders begin
 LOCK = ".lock"
 COSTS_ONLY = ("gradient_checkpointing",)  # changes what a run takes, not what it computes
 
@@ -70,10 +68,9 @@ class RunFolder:
     def check(cls, path: str | Path, config: dict, *, resume: bool) -> RunFolder:
         """The same run and the same errors as from `open`, but nothing is written: for what must be known before."""
         run = cls(Path(path).expanduser().absolute())
-        if run.path.is_file():
-            raise TrainingError(f"{run.path} is a file; give --output-dir a folder")
         begun = read_json(run.path / "config.json")
         if begun is None:
+            require_writable(run.path / "config.json")
             if run.path.is_dir() and any(not file.name.startswith((WRITING, LOCK)) for file in run.path.iterdir()):
                 raise TrainingError(
                     f"{run.path} is not empty and holds no run of labkit; give --output-dir a new folder"
@@ -115,29 +112,16 @@ class RunFolder:
             self.write_text(name, _as_json(value))
 
     def write_text(self, name: str, content: str) -> None:
-        """The same with text. TrainingError if it cannot be written, on a full disk for one."""
-        try:
+        """The same with text."""
+        with self.failures_explained():
             write_whole(self.path / name, content)
-        except OSError as error:
-            why = error.strerror or error
-            raise TrainingError(
-                f"{self.path / name} could not be written: {why}; mend that, then --resume ({self.last_whole()})"
-            ) from error
 
     def write_folder(self, name: str, fill: Callable[[Path], Any]) -> Path:
         """The folder `name`, filled by `fill(folder)` beside its place and moved there once it is whole."""
-        target = self.path / name
-        if not is_first_process():
-            return target
-        with tempfile.TemporaryDirectory(prefix=f"{WRITING}{name}-", dir=self.path) as beside:
-            new = Path(beside) / "new"
-            new.mkdir()
-            with self.full_disk_explained(new):
-                fill(new)
-            if target.exists():
-                target.rename(Path(beside) / "old")
-            new.rename(target)
-        return target
+        if is_first_process():
+            with self.failures_explained():
+                write_folder(self.path / name, fill)
+        return self.path / name
 
     def seal(self, step: int, **facts: Any) -> None:
         """Declare checkpoint-`step` whole, with the sha256 of its files and `facts` that a resumed run wants back."""
@@ -163,7 +147,8 @@ class RunFolder:
         seal = read_json(checkpoint / SEAL)
         if seal is None:
             raise TrainingError(f"{checkpoint} is missing, or was never whole; start the run again in a new folder")
-        files = seal["files"].items()
+        with reading(str(checkpoint / SEAL), TrainingError):
+            files = dict(seal["files"]).items()
         altered = [n for n, digest in files if not (checkpoint / n).is_file() or sha256(checkpoint / n) != digest]
         if altered:
             raise TrainingError(
@@ -179,21 +164,18 @@ class RunFolder:
                 shutil.rmtree(folder)
 
     @contextmanager
-    def full_disk_explained(self, writing: Path) -> Iterator[None]:
-        """If the disk is full when the folder `writing` is written: what was written of it goes, and one clear error.
-
-        safetensors and torch each have an error of their own for it.
-        """
+    def failures_explained(self, folder: Path | None = None) -> Iterator[None]:
+        """Raise TrainingError if the block cannot write, for example on a full disk, and remove `folder` then."""
         try:
             yield
         except Exception as error:
-            free = shutil.disk_usage(self.path).free
-            if getattr(error, "errno", None) not in (errno.ENOSPC, getattr(errno, "EDQUOT", None)) and free > 2**20:
+            if (cause := os_error_in(error)) is None:
                 raise
-            shutil.rmtree(writing, ignore_errors=True)
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
             raise TrainingError(
-                f"the disk is full ({free / 1e6:,.0f} MB free) and {writing} could not be written; make room, then "
-                f"--resume ({self.last_whole()})"
+                f"{folder or cause.filename} could not be written: {cause.strerror}; mend that (free space on a full "
+                f"disk), then continue the run with --resume ({self.last_whole()})"
             ) from error
 
     def last_whole(self) -> str:
@@ -206,20 +188,21 @@ class RunFolder:
         )
 
     def _begin(self, config: dict) -> None:
-        try:
-            for left in self.path.glob(WRITING + "*"):
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-            if read_json(self.path / "config.json") != _read_back(config):
-                write_whole(self.path / "config.json", _as_json(config))
-        except OSError as error:
-            raise TrainingError(f"{self.path} cannot be written to: {error.strerror or error}") from error
+        for left in self.path.glob(WRITING + "*"):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        if read_json(self.path / "config.json") != _read_back(config):
+            write_whole(self.path / "config.json", _as_json(config))
 
     def _checkpoints(self) -> tuple[list[tuple[Path, dict]], list[Path]]:
         """The whole ones with their seals, oldest first, and the others."""
         seals = {
             folder: read_json(folder / SEAL) for folder in self.checkpoints.glob("checkpoint-*") if folder.is_dir()
         }
-        sealed = sorted(((f, seal) for f, seal in seals.items() if seal is not None), key=lambda each: each[1]["step"])
+        sealed = [(folder, seal) for folder, seal in seals.items() if seal is not None]
+        with reading(f"a {SEAL} in {self.checkpoints}", TrainingError):
+            for _, seal in sealed:
+                seal.update(step=int(seal["step"]), seconds=float(seal["seconds"]), tokens=int(seal["tokens"]))
+            sealed.sort(key=lambda each: each[1]["step"])
         return sealed, [folder for folder, seal in seals.items() if seal is None]
 
 
@@ -231,7 +214,7 @@ def held(folder: Path) -> Iterator[None]:
     at work, and that has to be deleted by hand after a kill; older ones let a second process in.
 
     Raises:
-        TrainingError: another process is at work in it, or it cannot be written to.
+        TrainingError: another process is at work in it.
     """
     from filelock import FileLock, Timeout
 
@@ -245,8 +228,6 @@ def held(folder: Path) -> Iterator[None]:
         ) from None
     except NotImplementedError:  # the file system cannot
         pass
-    except OSError as error:
-        raise TrainingError(f"{folder} cannot be written to: {error.strerror or error}") from error
     try:
         yield
     finally:
@@ -275,30 +256,28 @@ def process_count() -> int:
     return 1 if (processes := _processes()) is None else processes.num_processes
 
 
+class _Record(dict):
+    """A JSON object of a run. A key that it lacks is an error that names the file."""
+
+    def __init__(self, path: Path, content: dict):
+        super().__init__(content)
+        self.path = path
+
+    def __missing__(self, key: str) -> Any:
+        raise TrainingError(f"{self.path} is damaged: it has no {key!r}; restore it, or start a new run elsewhere")
+
+
 def read_json(path: Path) -> dict | None:
-    """The JSON object in `path`, or None if there is no such file. Raises TrainingError if it cannot be read."""
+    """The JSON object in `path`, or None if there is no such file. Raises TrainingError if it is damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), object_hook=partial(_Record, path))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as error:
-        raise TrainingError(f"{path} could not be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TrainingError(f"{path} is damaged ({error}); restore it, or start a new run elsewhere") from error
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file (text as UTF-8) whole or not at all: a temporary file beside it, then a rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f"{WRITING}{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    if not isinstance(content, dict):
+        raise TrainingError(f"{path} is damaged: it is not a JSON object; restore it, or start a new run elsewhere")
+    return content
 
 
 def sha256(path: Path) -> str:

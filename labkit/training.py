@@ -257,13 +257,13 @@ def _trainer_class() -> type:
             _require_numbers(
                 "some weights are", self.model.parameters(), self.state.global_step, self.settings, self.run
             )
-            with self.run.full_disk_explained(self.checkpoint(self.state.global_step)):
+            with self.run.failures_explained(self.checkpoint(self.state.global_step)):
                 super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()  # each process leaves its random state in the checkpoint
             if self.args.should_save:
                 facts = {"seconds": self.seconds, "tokens": self.tokens, "processes": self.args.world_size}
                 facts |= {"dtype": self.settings.dtype, "stopped": self.control.should_training_stop}
-                with self.run.full_disk_explained(self.checkpoint(self.state.global_step)):
+                with self.run.failures_explained(self.checkpoint(self.state.global_step)):
                     self.run.seal(self.state.global_step, **facts)
                 best = self.checkpoint(self.state.best_global_step) if self.settings.metric is not None else None
                 self.run.remove_checkpoints_but(self.settings.keep, best)

@@ -1,5 +1,6 @@
 """For all tests: no network, one thread per worker, small sizes; set before anything imports torch."""
 
+import contextlib
 import gc
 import json
 import os
@@ -80,6 +81,23 @@ def labkit_command(capfd):
         return exit_.value.code, *capfd.readouterr()
 
     return run
+
+
+@pytest.fixture
+def full_disk():
+    """`with full_disk(after=1000)`: no file of this process can grow beyond 1000 bytes, whoever writes it."""
+    resource = pytest.importorskip("resource")
+
+    @contextlib.contextmanager
+    def limited(after: int):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (after, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -76,6 +77,21 @@ def test_help_comes_without_loading_torch_or_transformers():
         (["notebooks", "copy", "{file}"], "is a file"),
         (["notebooks", "run", "no_such_notebook"], "no_such_notebook"),
         (["notebooks", "run", "--timeout", "soon"], "Invalid value for '--timeout'"),
+        (["leakage", "tiny-gpt2", "--tokens", "1" + 30 * "0"], "--tokens is not a number between"),
+        (
+            ["train", "lm", "--objective", "mlm", "--output-dir", "{free}", "--epochs", "inf"],
+            "--epochs is not a number",
+        ),
+        (["train", "ner", "--output-dir", "{free}", "--seed", "-1"], "seed.* -1"),
+        (["audit", "~nosuchuser/model"], "~nosuchuser/model begins with ~"),
+        (["audit", "half of a pair \ud800"], "half of a pair"),
+        (["convert", "tiny-gpt2", "--output-dir", "{file}/x"], "file/x could not be .*written: Not a directory"),
+        (["convert", "tiny-gpt2", "--output-dir", "{free}" + "x" * 300], "could not be .*written: File name too long"),
+        (["notebooks", "copy", "{file}/x"], "file/x could not be .*written: Not a directory"),
+        (["course", "build", "--output-dir", "{file}/x"], "file/x could not be .*written: Not a directory"),
+        (["fuse", "--model", "tiny-gpt2", "--output", "{file}/x"], "file/x could not be .*written: Not a directory"),
+        (["fuse", "--model", "tiny-gpt2", "--output", "-", "--resume"], "no journal"),
+        (["pretrain", "{full}", "--output-dir", "{file}/x"], "could not be .*written: Not a directory"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -217,12 +233,6 @@ def test_the_folders_card_says_what_was_done_and_who_can_load_it(labkit_command,
         assert words in card, words
 
 
-def test_a_folder_that_cannot_be_made_is_one_line_too(labkit_command, tmp_path):
-    (tmp_path / "file").write_text("")
-    code, _, err = labkit_command("convert", "tiny-gpt2", "--output-dir", str(tmp_path / "file" / "encoder"))
-    assert (code, len(err.splitlines())) == (2, 1)
-
-
 def test_a_card_tells_nobody_where_the_model_lay_and_keeps_its_licence_files(labkit_command, tiny, tmp_path):
     import labkit
 
@@ -246,18 +256,92 @@ def test_converted_gemma_takes_its_terms_and_its_notice_along(labkit_command, ge
     assert "site-packages" not in (out / "README.md").read_text()
 
 
-def test_a_failure_while_writing_leaves_no_folder_behind(labkit_command, tmp_path, monkeypatch):
-    from labkit import export
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["convert", "tiny-gpt2", "--output-dir", "{new}"],
+        ["notebooks", "copy", "{new}"],
+        ["course", "build", "a1", "--output-dir", "{new}"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(labkit_command, tmp_path, full_disk, command):
+    typed = [part.format(new=tmp_path / "new") for part in command]
+    with full_disk(after=10_000):
+        code, _, err = labkit_command(*typed)
+    assert (code, len(err.splitlines())) == (2, 1), err
+    assert str(tmp_path / "new") in err and "could not be" in err
+    assert list(tmp_path.iterdir()) == []
 
-    def disk_full(*_, **__):
-        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export, "describe", disk_full)  # the last file: the others are written by then
-    code, _, err = labkit_command("convert", "tiny-gpt2", "--output-dir", str(tmp_path / "sub" / "encoder"))
-    assert code == 2
-    assert "No space left" in err
-    assert not (tmp_path / "sub" / "encoder").exists()
-    assert list((tmp_path / "sub").iterdir()) == []
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_fault_of_labkit_exits_with_70_and_says_how_to_see_where(labkit_command, monkeypatch, shown):
+    def broken():
+        raise LookupError("a fault")
+
+    monkeypatch.setattr(models, "available", broken)
+    monkeypatch.setenv("LABKIT_TRACEBACK", "1" if shown else "")
+    code, out, err = labkit_command("models")
+    assert (code, out) == (70, "")
+    assert err.splitlines()[-1].startswith("labkit: LookupError in `labkit models`: a fault. This is a fault of labkit")
+    assert ("in broken" in err) == shown and (len(err.splitlines()) > 1) == shown
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a closed pipe is another error elsewhere")
+@pytest.mark.parametrize("command", [["models"], ["models", "--json"], ["train", "ner", "--help"]], ids=" ".join)
+def test_a_reader_that_has_gone_ends_a_command_quietly(command):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "labkit", *command], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_standard_output_on_a_full_disk_is_one_line():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "labkit", "models"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "No space left" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", "{"),
+        ("config.json", "[]"),
+        ("config.json", b"\xff"),
+        ("config.json", {"n_layer": "two"}),
+        ("config.json", {"n_head": 3}),
+        ("config.json", {"labkit_attention": 7}),
+        ("config.json", {"labkit_attention": {"window": "keep"}}),
+        ("config.json", {"labkit_head": {"task": "embedding", "dropout": "x"}}),
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", {"model": None}),
+        ("tokenizer_config.json", "[]"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"x": 7}}),
+        ("generation_config.json", "7"),
+        ("model.safetensors", b""),
+        ("model.safetensors", b"\x02\0\0\0\0\0\0\0{}"),
+        ("model.safetensors.index.json", '{"weight_map": 7'),
+        ("model.safetensors.index.json", '{"metadata": {}}'),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_damaged_model_folder_is_bad_input(labkit_command, tiny, tmp_path, file, content):
+    lm = tiny("tiny-gpt2")
+    lm.model.save_pretrained(tmp_path)
+    lm.tokenizer.save_pretrained(tmp_path)
+    if file.endswith("index.json"):
+        (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00001.safetensors")
+    if isinstance(content, dict):
+        content = json.dumps(json.loads((tmp_path / file).read_text()) | content)
+    (tmp_path / file).write_bytes(content.encode() if isinstance(content, str) else content)
+    code, out, err = labkit_command("audit", tmp_path, "--quick")
+    assert (code, out, len(err.splitlines())) == (2, "", 1), err
+    assert str(tmp_path) in err or "labkit_head" in file + str(content)
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ def test_sets_have_examples_of_their_own(dataset, tmp_path):
         ([*SMALL, "--output", "own.jsonl"], "own.jsonl exists already"),
         ([*SMALL, "--output", "."], "is a folder"),
         (["--rescore", "none.feather"], "none.feather is no file"),
-        (["--rescore", "own.jsonl"], "own.jsonl is no Feather file"),
+        (["--rescore", "own.jsonl"], "the Feather file own.jsonl cannot be read"),
         (["--rescore", "own.jsonl", "--model", "tiny-llama"], "--model means nothing together with --rescore"),
         (["--compare", "own.jsonl"], "--compare needs --rescore"),
         (["--prove"], "--model is missing"),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import sys
 import types
 
@@ -87,20 +86,12 @@ def test_force_replaces_the_changed_file_and_nothing_else(shipped, tmp_path):
     assert (mine / "thesis.txt").read_text() == "my other work"
 
 
-def test_disk_that_fills_up_halfway_leaves_the_folder_as_it_was(shipped, tmp_path, monkeypatch):
+def test_disk_that_fills_up_halfway_leaves_the_folder_as_it_was(shipped, tmp_path, full_disk):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("my work")
-    copied = []
-
-    def copyfile(source, target, call=shutil.copyfile):
-        if len(copied) == 2:
-            raise OSError(28, "No space left on device")
-        copied.append(source)
-        return call(source, target)
-
-    monkeypatch.setattr(notebooks.shutil, "copyfile", copyfile)
-    with pytest.raises(OSError, match="No space left"):
+    size = max(len(content) for content in contents(shipped).values())
+    with full_disk(after=size - 1), pytest.raises(OSError, match="mine"):
         notebooks.copy(mine)
     assert contents(mine) == {"thesis.txt": b"my work"}
 

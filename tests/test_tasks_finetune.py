@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -296,9 +297,17 @@ def test_an_adapter_alone_is_the_whole_model_again(tmp_path):
     assert continued["mask"]["measured"] == "bidirectional"
     with pytest.raises(HeadError, match=r"is for question-answering \(no labels\), not for token-classification"):
         labkit.load(folder, task="token-classification")
-    (folder / "labkit_adapter.json").write_text("{}")
-    with pytest.raises(labkit.LabkitError, match="labkit_adapter.json is damaged"):
-        labkit.load(folder)
+    record, own = "labkit_adapter.json", "adapter_config.json"
+    for file, change in [
+        (record, {"head": 7}), (record, {"conversion": {"layers": "x"}}), (record, {"marks": 7}), (record, {"base": 7}),
+        (own, {"r": "x"}), (own, {"peft_type": "NO"}), (own, {"target_modules": ["x"]}),
+        ("adapter_model.safetensors", {}),
+    ]:  # fmt: skip
+        content = (folder / file).read_bytes()
+        (folder / file).write_text(json.dumps(json.loads(content) | change) if file.endswith("json") else "")
+        with pytest.raises(labkit.LabkitError):
+            pipeline(folder)
+        (folder / file).write_bytes(content)
 
 
 def test_a_head_without_weights_cannot_be_trained_alone(tmp_path):
@@ -455,7 +464,7 @@ def test_a_file_that_cannot_be_written_is_one_error_and_the_run_goes_on(tmp_path
 
     def full(path, content):
         if path.name == "predictions.dev.jsonl":
-            raise OSError(28, "No space left on device")
+            raise OSError(28, "No space left on device", str(path))
         write(path, content)
 
     with monkeypatch.context() as patched:
@@ -621,6 +630,33 @@ def test_spans_are_of_the_text_as_it_was_given(done):
 def test_an_input_that_lacks_something_is_named(done, given):
     with pytest.raises(DataError, match=r"input 1: (context|question) is .*; qa needs question and context"):
         pipeline(done("qa")[1])(given)
+
+
+@pytest.mark.parametrize("row", [{"text": "half \ud800"}, {"id": "half \udfff", "text": "x"}])
+def test_half_of_a_surrogate_pair_is_refused_with_its_place(done, tmp_path, row):
+    (tmp_path / "in.jsonl").write_text(json.dumps({"text": "x"}) + "\n" + json.dumps(row) + "\n")
+    with pytest.raises(DataError, match=rf"in.jsonl, line 2: {next(iter(row))} holds half of a surrogate pair"):
+        predict_file(pipeline(done("classify")[1]), tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        7,
+        {},
+        {"task": "ner"},
+        {"task": "ner", "options": 7},
+        {"task": "ner", "options": {"max_length": "x"}},
+        {"task": []},
+    ],
+)
+def test_a_record_of_another_form_is_one_clear_error(done, tmp_path, record):
+    shutil.copytree(done("ner")[1] / "model", tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"labkit_task": record}))
+    with pytest.raises(HeadError):
+        pipeline(tmp_path / "model")
 
 
 def test_files_in_and_out(done, tmp_path):

@@ -164,7 +164,8 @@ def test_a_full_disk_is_one_clear_error_and_the_run_goes_on_when_there_is_room(t
     with monkeypatch.context() as patched:
         patched.setattr(of, part, no_room_at_the_second)
         with pytest.raises(
-            TrainingError, match=r"the disk is full .*--resume \(the last whole checkpoint is of step 4\)"
+            TrainingError,
+            match=r"checkpoint-8 could not be written: No space left .*--resume \(.* whole checkpoint is of step 4\)",
         ):
             trained(tmp_path / "run", save_every=4)
     assert [folder.name for folder in RunFolder(tmp_path / "run").checkpoints.iterdir()] == ["checkpoint-4"]

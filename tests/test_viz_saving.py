@@ -12,7 +12,6 @@ import pytest
 
 from labkit import viz
 from labkit.errors import MaskError, MissingPackageError
-from labkit.viz import saving
 
 TOKENS = ["the", '<b>&"', "bank"]
 CAUSAL = np.tri(3, dtype=bool)
@@ -98,16 +97,12 @@ def test_without_a_browser_the_message_says_what_to_install(tmp_path, monkeypatc
         viz.save(viz.mask_figure(CAUSAL), tmp_path / "mask.svg")
 
 
-def test_what_fails_on_the_way_leaves_the_old_file_as_it_was(tmp_path, monkeypatch):
+def test_what_fails_on_the_way_leaves_the_old_file_as_it_was(tmp_path, full_disk):
     path = tmp_path / "mask.svg"
     viz.save(viz.mask_svg(CAUSAL), path)
     before = path.read_bytes()
 
-    def full(*_):
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(saving.os, "replace", full)
-    with pytest.raises(OSError, match="no space"):
+    with full_disk(after=100), pytest.raises(OSError, match="mask.svg"):
         viz.save(viz.mask_svg(~CAUSAL), path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 

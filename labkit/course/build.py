@@ -25,7 +25,7 @@ from labkit.course.exercises import NAMES, Assignment, assignment
 from labkit.course.variant import Variant
 from labkit.errors import CourseError
 from labkit.notebooks import FIRST_CELL, run
-from labkit.run_folder import write_whole
+from labkit.writing import write_files
 
 KINDS = ("student", "solution", "nbgrader")
 COMPARED_TAG = "nbval-check-output"  # running a solution again under nbval compares what its checks say
@@ -75,9 +75,7 @@ def build(
             target = output_dir / (inner or Path(kind, f"{path.stem}.ipynb"))
             texts[target] = notebook_text(cells, assignment(name), variant, kind)
     texts[output_dir / "nbgrader" / "nbgrader_config.py"] = NBGRADER_CONFIG
-    for path, text in texts.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
+    write_files(output_dir, {path.relative_to(output_dir): text for path, text in texts.items()})
     if execute:
         run([path for path in texts if path.parent.name == "solution"], output_dir / "solution")
     return list(texts)

@@ -25,7 +25,7 @@ from labkit.course.sandbox import Limits, Sandbox, SandboxAnswer
 from labkit.course.submissions import Submission
 from labkit.course.variant import Variant
 from labkit.errors import CourseError, LabkitError
-from labkit.run_folder import write_whole
+from labkit.writing import write_whole
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,13 @@ summary(judged(answers))["accuracy"]
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import DataError, FusionError, MissingPackageError
+from labkit.errors import DataError, MissingPackageError, reading
 from labkit.fusion import scores
-from labkit.run_folder import WRITING
+from labkit.writing import write_whole
 
 ABOUT = b"labkit"  # the key of the schema's metadata under which a file says how it was made
 NEEDED = ("id", "answers", "prediction")  # columns that scores are made of
@@ -54,47 +52,34 @@ def read_answers(path: str | Path) -> Answers:
     path = Path(path).expanduser()
     if not path.is_file():
         raise DataError(f"{path} is no file; give a Feather file that labkit fuse wrote")
-    try:
+    with reading(f"the Feather file {path}", DataError):
         table = feather.read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} is no Feather file, or a damaged one ({error})") from error
     if missing := [name for name in NEEDED if name not in table.column_names]:
         raise DataError(f"{path} has no column {missing[0]!r}; a file of answers has {', '.join(NEEDED)}")
+    with reading(f"a column of {path}", DataError):
+        pyarrow.Table.from_pylist(table.to_pylist(), _schema())
     rows = [row | ({"votes": dict(row["votes"])} if row.get("votes") else {}) for row in table.to_pylist()]
     for number, row in enumerate(rows):
         named = [row["id"], row["prediction"], row.get("relation") or ""]
         if not (_texts(named) and _texts(row["answers"])):
             raise DataError(f"{path}, row {number}: id, prediction and relation must be texts, answers a list of texts")
-    stated = (table.schema.metadata or {}).get(ABOUT)
-    try:
-        about = json.loads(stated) if stated else {}
-    except ValueError as error:
-        raise DataError(f"{path} says in its metadata how it was made, and that is no JSON ({error})") from error
+    with reading(str(path), DataError):
+        about = json.loads((table.schema.metadata or {}).get(ABOUT, "{}"))
+        _ = [about["settings"][name] for name in ("method", "model", "dataset") if about != {}]
     return Answers(path, rows, about)
 
 
-def write_answers(answers: Answers, path: Path) -> None:
-    """Write the file whole or not at all. Raises FusionError if it cannot be written."""
+def write_answers(answers: Answers, path: str | Path) -> None:
+    """Write the file whole or not at all (`labkit.writing`)."""
     require_pyarrow()
     import pyarrow
     from pyarrow import feather
 
     schema = _schema().with_metadata({ABOUT: json.dumps(answers.about, ensure_ascii=False)})
     rows = [row | {"votes": list((row.get("votes") or {}).items()) or None} for row in answers.rows]
-    table = pyarrow.Table.from_pylist(rows, schema=schema)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f"{WRITING}{path.name}-", dir=path.parent)
-        os.close(handle)
-        try:
-            feather.write_feather(table, temporary)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise FusionError(f"{path} could not be written: {error.strerror or error}") from error
+    content = pyarrow.BufferOutputStream()
+    feather.write_feather(pyarrow.Table.from_pylist(rows, schema=schema), content)
+    write_whole(path, content.getvalue().to_pybytes())
 
 
 def judged(answers: Answers, lemmatizer: scores.Lemmatizer | None = None) -> Answers:

@@ -70,8 +70,6 @@ def alone(output: str | Path) -> Iterator[None]:
                         folder.rmdir()
     except Timeout:
         raise FusionError(f"another process is answering into {output}; wait for it, or give another output") from None
-    except PermissionError as error:
-        raise FusionError(f"{lock} could not be written: {error.strerror or error}") from error
 
 
 class Journal:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import random
 import re
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from labkit.fusion.sameness import fingerprint, require_same, versions
 from labkit.models import Loaded, load
 from labkit.resources import folder
 from labkit.run_folder import sha256
+from labkit.writing import is_regular, is_standard_output, require_writable
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,8 @@ def run(
     """Answer all questions, and write the file; with `resume`, go on with a run that was interrupted.
 
     Args:
-        output: the file; by default `default_output(settings)`.
+        output: the file; by default `default_output(settings)`. What is not a regular file gets the bytes at the end,
+            and cannot be resumed.
         lm: the model that the settings name, as `load_model` gives it, for runs that share one; by default it is loaded
             if a question is left to ask.
         unanswered: whether rows of a file of one's own may be without answers: they are asked, and not scored.
@@ -137,6 +140,13 @@ def run(
         _require_named(lm, settings)
     require_pyarrow()
     output = Path(output or default_output(settings)).expanduser()
+    if is_standard_output(output) or not is_regular(output):
+        if resume:
+            raise FusionError(f"{output} is not a regular file, so no journal lies beside it; give a file to resume")
+        with tempfile.TemporaryDirectory(prefix="labkit-fuse-") as beside:
+            answers = run(settings, Path(beside, "answers.feather"), lm=lm, unanswered=unanswered)
+        write_answers(answers, output)
+        return replace(answers, path=output)
     lemmatizer = scores.load_lemmatizer(settings.lemmatizer) if settings.lemmatizer else None
     made = plan(settings, unanswered)
     asked_for = {"settings": _as_json(asdict(settings)), "versions": versions(), "dataset_sha256": made.sha256}
@@ -358,6 +368,7 @@ def _dataset_sha256(settings: Settings) -> str:
 
 
 def _require_free(output: Path, resume: bool) -> None:
+    require_writable(output)
     if output.is_dir():
         raise FusionError(f"{output} is a folder; give a file, such as {output / 'out.feather'}")
     if resume:

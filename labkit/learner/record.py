@@ -124,7 +124,7 @@ def change(update: Callable[[Record], None]) -> None:
         return
     from filelock import FileLock, Timeout
 
-    from labkit.run_folder import write_whole
+    from labkit.writing import write_whole
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

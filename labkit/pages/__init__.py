@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from labkit import notebooks
 from labkit.errors import LabkitError, NotebookError
-from labkit.run_folder import write_whole
+from labkit.writing import write_whole
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode

@@ -8,18 +8,18 @@ predict_file(pipe, "texts.jsonl", "entities.jsonl")     the same for files
 from __future__ import annotations
 
 import json
-import os
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from labkit.adapter_folders import TASK
 from labkit.datasets.examples import NO_TAG, Labelled, Question, Sentence
 from labkit.datasets.files import fault, json_lines
 from labkit.datasets.words import words_of
-from labkit.errors import DataError, HeadError
+from labkit.errors import DataError, HeadError, reading
 from labkit.heads import head_in
-from labkit.run_folder import write_whole
 from labkit.tasks.recipes import Options, by_name
+from labkit.writing import require_writable, write_whole
 
 FIELDS = {"qa": ("question", "context"), "ner": ("text",), "classify": ("text",), "embed": ("first", "second")}
 PART = 500  # rows of a file that are predicted together
@@ -69,6 +69,9 @@ class Pipeline:
                 shown = "is missing" if name not in row else f"is {row[name]!r}"
                 raise DataError(f"input {number}: {name} {shown}; {self.task} needs {' and '.join(needed)}, as text")
         id = str(number if row.get("id") is None else row["id"])
+        for name, text in {"id": id, **{name: row[name] for name in needed}}.items():
+            if not text.isascii() and re.search("[\ud800-\udfff]", text):
+                raise DataError(f"input {number}: {name} holds half of a surrogate pair, which is not a character")
         if self.task == "qa":
             return Question(id, row["question"], row["context"])
         if self.task == "ner":
@@ -106,29 +109,32 @@ def pipeline(
         raise HeadError(
             f"{model} was not fine-tuned for a task by labkit; labkit train qa|ner|classify|embed does that"
         )
-    if task not in (None, record["task"]):
-        raise HeadError(f"{model} was fine-tuned for {record['task']}, not for {task}")
-    return Pipeline(lm, record["task"], Options(**record["options"]), batch_size)
+    with reading(f"what labkit recorded in {model}", HeadError):
+        if task not in (None, record["task"]):
+            raise HeadError(f"{model} was fine-tuned for {record['task']}, not for {task}")
+        options = Options(**record["options"])
+        for name, kind in get_type_hints(Options).items():
+            if not isinstance(value := getattr(options, name), kind):
+                raise TypeError(f"{name} is {value!r}")
+        return Pipeline(lm, record["task"], options, batch_size)
 
 
 def predict_file(pipe: Pipeline, source: str | Path, target: str | Path | None) -> int:
     """JSONL in, JSONL out, line by line, the input's `id` kept (else the line's number); returns how many.
 
-    All lines are read and checked first; `target` (None: standard output) is written whole or not at all. A progress
-    bar on terminals.
+    All lines are read and checked first; `target` (None: standard output) is written whole or not at all
+    (`labkit.writing`). A progress bar on terminals.
 
     Raises:
-        DataError: a line that is no JSON object or lacks a field, with file and line number; `target` is a folder, or
-            the input itself.
+        DataError: a line that is not a JSON object or lacks a field, with file and line number; `target` is a folder,
+            or the input itself. OSError: `target` cannot be written; this is checked before the first prediction.
     """
     from tqdm import tqdm
 
     source = Path(source).expanduser()
-    if target is not None:
-        there = next(folder for folder in Path(target).expanduser().absolute().parents if folder.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK):
-            raise DataError(f"{target} cannot be written: {there} is no folder that can be written to")
-    if target is not None and (Path(target).expanduser().is_dir() or Path(target).resolve() == source.resolve()):
+    target = Path("-" if target is None else target).expanduser()
+    require_writable(target)
+    if target.is_dir() or (target.is_file() and target.resolve() == source.resolve()):
         raise DataError(f"{target} is a folder, or the input itself; give --output a file of its own")
     rows = []
     for line, row in json_lines(source):
@@ -145,11 +151,5 @@ def predict_file(pipe: Pipeline, source: str | Path, target: str | Path | None) 
             said = pipe(rows[first : first + PART])
             lines += [json.dumps(each, ensure_ascii=False) + "\n" for each in said]
             bar.update(len(said))
-    if target is None:
-        print("".join(lines), end="")
-    else:
-        try:
-            write_whole(Path(target).expanduser(), "".join(lines))
-        except OSError as error:
-            raise DataError(f"{target} could not be written: {error.strerror or error}") from error
+    write_whole(target, "".join(lines))
     return len(lines)

@@ -23,8 +23,6 @@ def save(lm: Any, run: RunFolder, metrics: dict[str, Any], config: dict[str, Any
         for name, content in licence_files(lm).items():
             (folder / name).write_bytes(content)
         (folder / "README.md").write_text(card(lm, metrics, config), encoding="utf-8")
-        for file in folder.iterdir():
-            file.chmod(0o644)  # the safetensors writer lets only the owner read
 
     with bars_on_terminals_only():
         return run.write_folder("model", fill)

@@ -125,10 +125,10 @@ class BertvizView:
 
     def save(self, file) -> None:
         """Write the view as an HTML page of its own, which needs no network."""
-        from pathlib import Path
+        from labkit.writing import write_whole
 
         page = f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(self.alt)}</title></head>'
-        Path(file).write_text(f"{page}<body>\n{self.html()}\n</body></html>\n", encoding="utf-8")
+        write_whole(file, f"{page}<body>\n{self.html()}\n</body></html>\n")
 
     def _online(self) -> str:
         warnings.warn(

@@ -338,7 +338,7 @@ class Playground(anywidget.AnyWidget):
             alt=escape(self._picture().alt),
         )
         if path is not None:
-            from labkit.run_folder import write_whole
+            from labkit.writing import write_whole
 
             write_whole(Path(path), page)
         return page

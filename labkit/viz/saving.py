@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import struct
-import tempfile
 import zlib
 from html import escape
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 from labkit.errors import MaskError, MissingPackageError
 from labkit.viz.svg import Svg
 from labkit.viz.text_figures import TextFigure
+from labkit.writing import write_whole
 
 SCALE = 2  # pixels of a PNG for each pixel of the figure: sharp in print and on dense screens
 INSTALL = (
@@ -38,15 +37,7 @@ def save(figure, path: str | Path) -> Path:
     if not path.parent.is_dir():
         raise MaskError(f"there is no folder {str(path.parent)!r} to write {path.name!r} into")
     content = writer(figure)
-    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(unfinished, 0o666 & ~_umask())
-        os.replace(unfinished, path)
-    except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
-        raise
+    write_whole(path, content)
     return path
 
 
@@ -118,9 +109,3 @@ def _alt(figure) -> str:
     if not hasattr(figure, "layout"):
         raise MaskError(f"save takes a figure made by labkit.viz, not {type(figure).__name__}")
     return alt_text(figure)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

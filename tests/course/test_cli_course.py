@@ -66,6 +66,8 @@ def test_grade_and_gradebook(capsys, built, tmp_path):
     assert code == 0 and "1 of them kept" in out
     code, out, _ = run(capsys, "gradebook", tmp_path / "grades", "--kind", "canvas", "--output", tmp_path / "c.csv")
     assert code == 0 and "ada,,,ada,,23" in (tmp_path / "c.csv").read_text(encoding="utf-8")
+    code, out, error = run(capsys, "gradebook", tmp_path / "grades", "--kind", "canvas", "--output", "-")
+    assert code == 0 and out == (tmp_path / "c.csv").read_bytes().decode() and "1 grades" in error
     (tmp_path / "in" / "bea.ipynb").write_text("nothing")
     code, out, _ = run(capsys, "grade", tmp_path / "in", "--output-dir", tmp_path / "grades", "--json")
     assert code == 1 and [each["failure"] == "" for each in json.loads(out)] == [True, False]

@@ -1,0 +1,128 @@
+"""Write files and folders whole or not at all, and write through to what is not a regular file.
+
+A file is written beside its place and renamed once it is whole, so a full disk or a kill leaves the old file or none.
+A symbolic link is followed. A device, a pipe or a terminal receives the bytes and stays what it is, and `-` is standard
+output. All functions raise an OSError that names the place that could not be written.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+WRITING = ".writing-"  # how the names of half-written files and folders begin
+
+
+def write_whole(path: str | Path, content: str | bytes) -> None:
+    """Write a file (text as UTF-8), or write through to standard output, a device or a pipe."""
+    content = content.encode() if isinstance(content, str) else content
+    if is_standard_output(path):
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content)
+        return
+    path = Path(path).expanduser().absolute()
+    with _naming(path):
+        target = Path(os.path.realpath(path))
+        if not is_regular(path) or target.is_symlink():  # a link that is still one leads to itself
+            path.write_bytes(content)
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = target.parent / (WRITING + secrets.token_hex(4))
+        try:
+            with beside.open("xb") as file:
+                file.write(content)
+            os.replace(beside, target)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def write_files(folder: Path, contents: Mapping[Path, str | bytes]) -> None:
+    """Write several files, {place below `folder`: content}: no file takes its place before all are on the disk."""
+    with _naming(folder):
+        with tempfile.TemporaryDirectory(prefix=WRITING, dir=_existing(folder)) as staging:
+            for number, content in enumerate(contents.values()):
+                write_whole(Path(staging, str(number)), content)
+            for number, place in enumerate(contents):
+                (folder / place).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(Path(staging, str(number)), folder / place)
+
+
+def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
+    """Let `fill(new folder)` write beside `folder`, and move the new folder there in place of an old one."""
+    folder = Path(os.path.realpath(folder))
+    with _naming(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=WRITING, dir=folder.parent) as beside:
+            new = Path(beside, "new")
+            new.mkdir()
+            fill(new)
+            for file in new.rglob("*"):
+                if file.is_file():  # the safetensors writer lets only the owner read
+                    file.chmod(0o666 & new.stat().st_mode)
+            if folder.exists():
+                folder.rename(Path(beside, "old"))
+            new.rename(folder)
+
+
+def require_writable(path: str | Path) -> None:
+    """Raise the OSError of writing a file or folder at `path` before the work whose result is to go there."""
+    if is_standard_output(path) or not is_regular(path):
+        return
+    path = Path(path).expanduser().absolute()
+    with _naming(path):
+        path = Path(os.path.realpath(path))
+        with suppress(FileNotFoundError):
+            os.stat(path)  # raises for a file among the parents, a name that is too long, or a link to itself
+        tempfile.TemporaryFile(dir=_existing(path)).close()
+
+
+def is_standard_output(path: str | Path) -> bool:
+    """Whether `path` is `-`, or is the same file, pipe or terminal as standard output (/dev/stdout)."""
+    with suppress(OSError, ValueError):
+        return str(path) == "-" or os.path.samestat(os.stat(path), os.fstat(1))
+    return False
+
+
+def is_regular(path: str | Path) -> bool:
+    """Whether `path` is a regular file or a folder, or is free; not a device, a pipe or a terminal."""
+    path = os.path.expanduser(path)
+    return not os.path.exists(path) or os.path.isfile(path) or os.path.isdir(path)
+
+
+def os_error_in(error: BaseException) -> OSError | None:
+    """The OSError behind what a library raises if it cannot write or read a file; None for any other error.
+
+    safetensors and tokenizers state the number of the system's error in their text, and torch.save states none.
+    """
+    if isinstance(error, OSError):
+        return error if error.errno is not None else None
+    if stated := re.search(r"\(os error (\d+)\)", str(error)):
+        return OSError(int(stated[1]), os.strerror(int(stated[1])))
+    if "PytorchStreamWriter" in str(error) or "inline_container" in str(error):
+        return OSError(errno.EIO, "torch could not write it (is the disk full?)")
+    return None
+
+
+def _existing(path: Path) -> Path:
+    """`path` itself if it is a folder, or the innermost folder around it that exists."""
+    path = path.absolute()
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """An OSError in the block, or what a library raises in its place, names `path` and not a file beside it."""
+    try:
+        yield
+    except Exception as error:
+        if (cause := os_error_in(error)) is None:
+            raise
+        raise OSError(cause.errno, cause.strerror, str(path)) from error
