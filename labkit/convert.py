@@ -90,13 +90,19 @@ def to_causal(model: nn.Module) -> nn.Module:
     A model that was never converted is left untouched, and must be causal.
 
     Raises:
-        ConversionError: the measured mask is not causal (the model was made bidirectional by other means).
+        ConversionError: the measured mask is not causal: the model is bidirectional by other means (PaliGemma, or a
+            switch in its config). The conversion is then undone all the same.
     """
     decoder = find_decoder(model)
-    if conversion_of(model) is not None:
+    converted = conversion_of(model) is not None
+    if converted:
         _own_configs(model, decoder)
         _undo(model, decoder)
-    _prove(decoder, "causal")
+    try:
+        _prove(decoder, "causal")
+    except ConversionError as error:
+        what = "The conversion was undone: this was so before it." if converted else "labkit has not converted it."
+        raise ConversionError(f"{error} {what}") from error
     return model
 
 

@@ -560,6 +560,8 @@ def _with_cache(subject: _Subject) -> list[Leak]:
             outputs.append(subject.run(part, use_cache=True, **cache))
             if not kept or kept[-1] is None:
                 raise AuditError("the model returned no past_key_values")
+            if subject.decoder and cache and kept[-1] is not cache["past_key_values"]:
+                raise AuditError("the model puts another cache in place of the one it is given, as prefix tuning does")
         gap = _relative(torch.cat(outputs, 1), whole)
         return gap * (gap > CACHED)
 

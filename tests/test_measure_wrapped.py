@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForCausalLM
 
 import labkit
-from labkit import masks, running
+from labkit import masks, measure, running
 from labkit.errors import AuditError, MaskAssertionError
 from labkit.leakage import find_leaks
 
@@ -413,3 +413,22 @@ def test_a_difference_that_is_rounding_is_found_out_in_float32(tiny, monkeypatch
     report = labkit.audit(model)
     assert shift in report.problem_kinds()
     assert any("not confirmed in float32, for want of memory" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2", "tiny-gemma3"])
+def test_virtual_tokens_are_measured_or_refused_with_one_error(tiny, kind, name):
+    peft = pytest.importorskip("peft")
+    config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    model = peft.get_peft_model(tiny(name).model, config).eval()
+    if kind == "PromptTuningConfig":  # its outputs are longer than its inputs
+        for verb in (labkit.audit, labkit.find_leaks, labkit.assert_causal):
+            with pytest.raises(AuditError, match="one output per position"):
+                verb(model)
+        return
+    allow = (*measure.TOLERATED, "depends-on-entry")  # the layer stack alone has no virtual tokens
+    assert labkit.assert_causal(model, allow=allow).verdict == "causal"
+    assert labkit.find_leaks(model).clean
+    labkit.to_bidirectional(model)
+    assert labkit.assert_bidirectional(model, allow=allow).verdict == "bidirectional"
+    labkit.to_causal(model)

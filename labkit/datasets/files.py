@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit import run_folder
+from labkit import writing
 from labkit.errors import DataError
 
 _LINE_END = re.compile(r"\r*\n|\r")  # Unix, Windows (also converted twice) and old Mac
@@ -249,5 +249,5 @@ def csv_records(path: str | Path) -> Iterator[tuple[int, Any]]:
 def write_whole(path: str | Path, text: str) -> Path:
     """Write a UTF-8 file, whole or not at all."""
     path = Path(path).expanduser().absolute()
-    run_folder.write_whole(path, text)
+    writing.write_whole(path, text)
     return path
