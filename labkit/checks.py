@@ -255,7 +255,9 @@ def packing(subject: Subject, problems: list[Problem], notes: list[str]) -> None
     if "no attention_mask" in leaks or subject.decoder is None or hasattr(subject.decoder.stack, LAYER_MASKS):
         problems.append(Problem("packing-leak", text))
     else:
-        notes.append(f"{text}; transformers isolates them only where no attention_mask is given")
+        notes.append(
+            "packed documents leak into each other beside an attention_mask: transformers isolates them only without"
+        )
 
 
 def packed_batch(subject: Subject, problems: list[Problem], notes: list[str]) -> None:

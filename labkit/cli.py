@@ -143,7 +143,7 @@ def _require_numbers(command: Any) -> None:
             for name, value in given.items():
                 if isinstance(value, int | float) and not abs(value) < LARGEST:
                     option = f"--{name.replace('_', '-')}"
-                    raise LabkitError(f"{option} is not a number between -{LARGEST:,} and {LARGEST:,}; give one")
+                    raise LabkitError(f"{option} is {value:g}; give a number between -{LARGEST:,} and {LARGEST:,}")
             return run(**given)
 
         command.callback = checked

@@ -431,12 +431,19 @@ def _flat_scores(model: nn.Module) -> Iterator[None]:
 
 
 def _in_float64(call: AttentionCall) -> AttentionCall:
-    """The call with its numbers in float64; a tensor that is passed several times stays one tensor."""
+    """The call with its numbers in float64; a tensor that is passed several times stays one tensor.
+
+    The lowest number of a dtype becomes that of float64, since a module may look for it to see what a mask hides.
+    """
     known: dict[int, Tensor] = {}
 
     def exact(value):
-        is_float = isinstance(value, Tensor) and value.is_floating_point()
-        return known.setdefault(id(value), value.double()) if is_float else value
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        if id(value) not in known:
+            lowest = value == torch.finfo(value.dtype).min
+            known[id(value)] = value.double().masked_fill(lowest, torch.finfo(torch.float64).min)
+        return known[id(value)]
 
     return replace(call, args=tree_map(exact, call.args), kwargs=tree_map(exact, call.kwargs))
 

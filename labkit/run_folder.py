@@ -201,7 +201,8 @@ class RunFolder:
         sealed = [(folder, seal) for folder, seal in seals.items() if seal is not None]
         with reading(f"a {SEAL} in {self.checkpoints}", TrainingError):
             for _, seal in sealed:
-                seal.update(step=int(seal["step"]), seconds=float(seal["seconds"]), tokens=int(seal["tokens"]))
+                kinds = {"step": int, "seconds": float, "tokens": int}
+                seal.update({name: kind(seal[name]) for name, kind in kinds.items() if name in seal})
             sealed.sort(key=lambda each: each[1]["step"])
         return sealed, [folder for folder, seal in seals.items() if seal is None]
 

@@ -124,7 +124,7 @@ def test_folds_over_files_whose_rows_are_only_numbered(labkit_command, tmp_path)
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        (["--epochs", "inf"], "epochs are infinite"),
+        (["--epochs", "inf"], "--epochs is inf; give a number"),
         (["--seed", "-1"], "seed is -1"),
         (["--weight-decay", "-1"], "decay"),
     ],

@@ -229,7 +229,7 @@ FIRST, THIRD = r"facts\.jsonl, line 1: ", r"facts\.jsonl, line 3: "
 FAULTS = {  # what is broken -> what the validator says of it, and of nothing else
     "not JSON": (as_bytes(lambda b: b[:-9]), FIRST + "is not JSON"),
     "not UTF-8": (as_bytes(lambda b: b.replace(b"Berlin", b"K\xf6ln")), FIRST + "is not UTF-8"),
-    "no object": (as_bytes(lambda b: b"[]"), FIRST + "holds a list, not an object"),
+    "no object": (as_bytes(lambda b: b"[]"), FIRST + r"holds \[\]; expected an object"),
     "a key lost": (lambda r: r[2].pop("split"), THIRD + "has the keys id, relation, .*; expected id, split"),
     "a key more": (line(3, author="me"), THIRD + "has the keys .*, author; expected id"),
     "keys in another order": (lambda r: r.insert(2, dict(reversed(r.pop(2).items()))), THIRD + "has the keys answers,"),

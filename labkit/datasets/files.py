@@ -209,8 +209,7 @@ def csv_records(path: str | Path) -> Iterator[tuple[int, Any]]:
     named = re.fullmatch(r"(?i:sep)=([^\w\r\n\"])\r?\n?", lines[0])
     at = 1 if named else 0
     header = re.sub(r'"[^"]*"', "", lines[at]) if lines[at:] else ""
-    usual = next((signs for signs in _SEPARATORS if any(sign in header for sign in signs)), ",")
-    separator = named[1] if named else max(usual, key=header.count)
+    separator = named[1] if named else _separator(header, lines[at + 1] if lines[at + 1 :] else "")
     form = {"delimiter": separator, "strict": True, "skipinitialspace": separator != " " and f"{separator} " in header}
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # else a cell of 131,072 characters is an error
     reader = csv.reader(iter(lines[at:]), **form)
@@ -244,6 +243,19 @@ def csv_records(path: str | Path) -> Iterator[tuple[int, Any]]:
             yield at + reader.line_num, Fault("is not UTF-8; convert it")
         else:
             yield at + reader.line_num, dict(zip(columns, row, strict=True))
+
+
+def _separator(header: str, row: str) -> str:
+    """The commonest sign of the first kind in `_SEPARATORS` that the header holds.
+
+    A header of one column may hold a space or a colon, so these count only if the first row has as many of them.
+    """
+    row = re.sub(r'"[^"]*"', "", row)
+    usual, *others = _SEPARATORS
+    found = [max(signs, key=header.count) for signs in others if any(sign in header for sign in signs)]
+    if any(sign in header for sign in usual):
+        return max(usual, key=header.count)
+    return next((sign for sign in found if header.count(sign) == row.count(sign)), ",")
 
 
 def write_whole(path: str | Path, text: str) -> Path:

@@ -56,13 +56,14 @@ def read_answers(path: str | Path) -> Answers:
         table = feather.read_table(path)
     if missing := [name for name in NEEDED if name not in table.column_names]:
         raise DataError(f"{path} has no column {missing[0]!r}; a file of answers has {', '.join(NEEDED)}")
-    with reading(f"a column of {path}", DataError):
-        pyarrow.Table.from_pylist(table.to_pylist(), _schema())
-    rows = [row | ({"votes": dict(row["votes"])} if row.get("votes") else {}) for row in table.to_pylist()]
+    rows = table.to_pylist()
     for number, row in enumerate(rows):
         named = [row["id"], row["prediction"], row.get("relation") or ""]
         if not (_texts(named) and _texts(row["answers"])):
             raise DataError(f"{path}, row {number}: id, prediction and relation must be texts, answers a list of texts")
+    with reading(f"a column of {path}", DataError):
+        pyarrow.Table.from_pylist(rows, _schema())
+    rows = [row | ({"votes": dict(row["votes"])} if row.get("votes") else {}) for row in rows]
     with reading(str(path), DataError):
         about = json.loads((table.schema.metadata or {}).get(ABOUT, "{}"))
         _ = [about["settings"][name] for name in ("method", "model", "dataset") if about != {}]
