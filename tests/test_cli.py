@@ -77,7 +77,7 @@ def test_help_comes_without_loading_torch_or_transformers():
         (["notebooks", "copy", "{file}"], "is a file"),
         (["notebooks", "run", "no_such_notebook"], "no_such_notebook"),
         (["notebooks", "run", "--timeout", "soon"], "Invalid value for '--timeout'"),
-        (["leakage", "tiny-gpt2", "--tokens", "1" + 30 * "0"], "--tokens is 1e+30; give a number between"),
+        (["leakage", "tiny-gpt2", "--tokens", "1" + 30 * "0"], "--tokens is 1e.30; give a number between"),
         (
             ["train", "lm", "--objective", "mlm", "--output-dir", "{free}", "--epochs", "inf"],
             "--epochs is inf; give a number",
