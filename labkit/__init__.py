@@ -1,4 +1,4 @@
-"""labkit: say a mask, apply it to a model, and measure the one that is really in force.
+"""labkit: write an attention mask, apply it to a model, and measure the mask in force.
 
 The public verbs load on first use, so `import labkit` is instant and needs neither torch nor transformers.
 """
