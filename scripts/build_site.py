@@ -28,7 +28,6 @@ sys.path.insert(0, str(ROOT))
 TEXTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "CITATION.cff", "benchmarks/README.md"]
 STATIC = "_static"
 PLACE = "<!-- playground -->"  # in docs/site/playground.md
-CAPTION = "A mask: who may look at whom. In [the playground](playground.md) you compose and paint your own."
 MARKS_OF_A_SITE = {"objects.inv", "searchindex.js", "index.html"}  # nothing else is ever replaced
 
 
@@ -77,11 +76,10 @@ def gather(source: Path) -> None:
         shutil.copyfile(ROOT / name, source / name)
     write_glossary(source)
     shared = Shared(source / STATIC)
-    notebooks = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
-    for path in notebooks:
+    for path in sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")):
         write_notebook(path, source, shared)
-    picture = write_playground(source / "playground.md", shared)
-    write_front_page(source, picture, notebooks)
+    write_playground(source / "playground.md", shared)
+    write_front_page(source)
     write_assignments(source)
 
 
@@ -222,14 +220,14 @@ def _script(value: Any) -> str:
 
 
 # ------------------------------------------------------------------------------------------- pages made from others
-def write_playground(page: Path, shared: Shared) -> Any:
-    """The playground into its page, as a notebook's output would be; returns its picture."""
+def write_playground(page: Path, shared: Shared) -> None:
+    """The playground into its page, as a notebook's output would be."""
     from ipywidgets import embed
     from nbformat.v4 import new_notebook, new_output
 
     from labkit import masks
     from labkit.pages.page import WIDGET_STATE
-    from labkit.viz import mask_svg, playground
+    from labkit.viz import playground
 
     widget = playground(mask=masks.prefix(3))
     bundle, _ = widget._repr_mimebundle_()
@@ -242,24 +240,14 @@ def write_playground(page: Path, shared: Shared) -> Any:
     if PLACE not in text:
         raise SiteError(f"docs/site/{page.name} does not say where the playground stands: {PLACE}")
     page.write_text(text.replace(PLACE, f'<div class="labkit">{html}</div>\n{scripts}'), encoding="utf-8")
-    return mask_svg(widget.cells, widget.tokens)
 
 
-def write_front_page(source: Path, picture: Any, notebooks: list[Path]) -> None:
-    """README, with links to the notebooks that it names and a picture of the playground; then docs/site/front.md."""
-    from labkit.notebooks import title_of
-
-    (source / STATIC / "playground.svg").write_text(picture, encoding="utf-8")
+def write_front_page(source: Path) -> None:
+    """README, then docs/site/front.md."""
     readme, more = ((source / name).read_text(encoding="utf-8") for name in ("README.md", "front.md"))
-    for path in notebooks:
-        link = f"| [{escape(title_of(path))}](notebooks/{path.name})"
-        readme = re.sub(rf"^\| `{path.stem}`", link, readme, flags=re.MULTILINE)
-    opening, rest = re.split(r"\n(?=## )", readme, maxsplit=1)
-    if "![" not in opening:
-        opening += f"\n[![{picture.alt}]({STATIC}/playground.svg)](playground.md)\n\n{CAPTION}\n"
     for name in ("README.md", "front.md"):
         (source / name).unlink()
-    (source / "index.md").write_text(f"{opening}\n{rest}\n{more}", encoding="utf-8")
+    (source / "index.md").write_text(f"{readme}\n{more}", encoding="utf-8")
 
 
 def write_glossary(source: Path) -> None:

@@ -1,4 +1,4 @@
-"""Draw docs/mask_effect.svg, the picture of the README, from the stored comparison: python scripts/draw_headline.py"""
+"""Draw docs/mask_effect.svg from the stored comparison: python scripts/draw_headline.py"""
 
 from __future__ import annotations
 

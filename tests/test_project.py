@@ -62,9 +62,16 @@ def test_no_make_target_breaks_in_a_folder_with_a_space(tmp_path):
 
 def test_readme_starts_a_fresh_machine_with_exactly_two_commands():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = readme.split("## On a fresh machine")[1].split("\n## ")[0]
-    block = re.search(r"```sh\n(.*?)```", section, re.S)[1]
+    block = re.search(r"```sh\n(.*?)```", readme, re.S)[1]
     assert [line.split("#")[0].strip() for line in block.splitlines()] == ["make lab", "make test"]
+
+
+def test_readme_lists_every_notebook_with_the_minutes_that_it_states():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[\w+\]\(notebooks/(\d\d_\w+\.ipynb)\) \| .+ \| (\d+) \|$", readme, re.M)
+    paths = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+    stated = [re.search(r"\*\*Time\*\* \| about (\d+) minutes", path.read_text(encoding="utf-8"))[1] for path in paths]
+    assert listed == [(path.name, minutes) for path, minutes in zip(paths, stated, strict=True)]
 
 
 # ---- environment ---------------------------------------------------------------------------------------------------
