@@ -39,7 +39,7 @@ from labkit.errors import LabkitError
 from labkit.memory import is_out_of_memory
 from labkit.writing import os_error_in
 
-ORDER = (
+ORDER = (  # of the commands in --help; a new command needs a place here
     "doctor", "models", "audit", "convert", "leakage", "train", "predict", "fuse", "pretrain", "notebooks", "data",
     "course", "cache", "bench", "export", "demo", "progress",
 )  # fmt: skip

@@ -97,8 +97,8 @@ def fuse(
 
     With the default method the paraphrases do not attend to each other, and the answer attends to all of them.
 
-    Methods: single, concat, isolate, isolate+restart, fuse (the default: isolate+restart with weight 1/N for each
-    paraphrase), weighted, logit-average, logit-max, hidden-average, confidence-average, confidence-max, majority-vote.
+    Methods: single, concat, isolate, isolate+restart, fuse (default: isolate+restart with weights of 1/N), weighted,
+    logit-average, logit-max, hidden-average, confidence-average, confidence-max, majority-vote.
 
     All questions share one prefix of few-shot examples, drawn with --seed. For known-facts and for your own file, the
     examples come from a separate set of facts; for other sets they come from all relations of the set and are left out

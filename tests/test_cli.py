@@ -35,7 +35,7 @@ COMMANDS = [names for names, command in EVERYTHING.items() if not hasattr(comman
 def test_every_command_has_help_with_an_example_and_takes_json(labkit_command, command):
     code, out, err = labkit_command(*command, "--help")
     assert (code, err) == (0, "")
-    assert f"Example: labkit {' '.join(command)}" in out
+    assert f"\n\n  Example: labkit {' '.join(command)}" in out, "a paragraph of its own"
     assert "--json" in out
 
 
