@@ -39,15 +39,36 @@ from labkit.errors import LabkitError
 from labkit.memory import is_out_of_memory
 from labkit.writing import os_error_in
 
+ORDER = (  # of the commands in --help; a new command needs a place here
+    "doctor", "models", "audit", "convert", "leakage", "train", "predict", "fuse", "pretrain", "notebooks", "data",
+    "course", "cache", "bench", "export", "demo", "progress",
+)  # fmt: skip
+EPILOG = """\
+The --help of every command contains an example, and every command takes --json. The option --output - writes to
+standard output.
+
+Exit codes: 0 success; 1 a check or a run failed; 2 invalid input, or a lack of memory or disk space, with a one-line
+message that says what to do; 70 an error inside labkit. LABKIT_TRACEBACK=1 prints the traceback of an error."""
+
+
+class _InOrder(typer.core.TyperGroup):
+    """Lists the commands in ORDER; typer would list all groups after all single commands."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(self.commands, key=ORDER.index)
+
+
 app = typer.Typer(
+    cls=_InOrder,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="A lab on attention masks: load a model, convert it, and measure the mask that is really in force.",
+    help="Learn and verify attention masks: load a model, convert it, measure the mask that each layer uses.",
+    epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-cache_app = typer.Typer(help="The converted models on this machine.")
-notebooks_app = typer.Typer(help="The notebooks that come with labkit.")
+cache_app = typer.Typer(help="List or delete the converted models.")
+notebooks_app = typer.Typer(help="Run, copy or export the notebooks.")
 app.add_typer(cache_app, name="cache")
 app.add_typer(notebooks_app, name="notebooks")
 app.add_typer(cli_data.app, name="data")
@@ -63,7 +84,6 @@ cli_bench.bench_app.command()(cli_future.future_attention)
 cli_bench.bench_app.command()(cli_future.future_report)
 app.command()(cli_train.pretrain)
 app.command()(cli_show.export)
-notebooks_app.command(help=cli_show.export.__doc__.replace("labkit export", "labkit notebooks export"))(cli_show.export)
 app.command()(cli_show.demo)
 app.command()(cli_progress.progress)
 app.command()(cli_fuse.fuse)
@@ -167,9 +187,11 @@ def _root(
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Check this machine: versions, GPU, models, widgets; each problem with its cure.
+    """Check that this machine is ready for labkit.
 
-    Exit code 1 if something fails.   Example: labkit doctor --json
+    Reports versions, GPU, memory, cache, models and widgets, with a fix for each problem. Exit code 1 if a check fails.
+
+    Example: labkit doctor --json
     """
     from labkit.doctor import diagnose, healthy
 
@@ -183,7 +205,9 @@ def doctor(as_json: Json = False) -> None:
 
 @app.command()
 def models(as_json: Json = False) -> None:
-    """List the models labkit knows: family, size, window, licence, origin, and whether each is ready offline.
+    """List the registered models.
+
+    Shows family, parameters, layers, window, licence, origin, and whether the model is ready for offline use.
 
     Example: labkit models
     """
@@ -215,12 +239,17 @@ def audit(
     name: Name,
     attn: Attn = None,
     dtype: Dtype = None,
-    expect: Annotated[str | None, typer.Option(help="causal or bidirectional: exit 1 if it is not.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A second instead of a minute; fewer kinds of input.")] = False,
-    reference: Annotated[str | None, typer.Option(help="The original model: is the computation still its own?")] = None,
+    expect: Annotated[
+        str | None, typer.Option(help="causal or bidirectional: exit with 1 if the verdict differs.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure fewer kinds of input, which is faster.")] = False,
+    reference: Annotated[str | None, typer.Option(help="Original model: check that only the mask differs.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure, from behaviour alone, which mask is in force in every layer of a model; of an encoder, of its body.
+    """Measure which mask each layer uses.
+
+    The mask is measured from the behaviour of the model, not read from its configuration. Of an encoder, the body is
+    measured.
 
     Example: labkit audit ./my-encoder --expect bidirectional
     """
@@ -254,14 +283,17 @@ def _any_model(name: str, attn: str | None, dtype: str | None) -> Any:
 @app.command()
 def convert(
     name: Name,
-    output_dir: Annotated[str, typer.Option(help="A folder that does not exist yet, or is empty.")],
-    window: Annotated[str, typer.Option(help="Local layers: keep, halve or global.")] = "keep",
-    layers: Annotated[str, typer.Option(help="all, middle-third, or numbers such as 0,1,2.")] = "all",
+    output_dir: Annotated[str, typer.Option(help="A new or empty folder.")],
+    window: Annotated[str, typer.Option(help="Window of the local layers: keep, halve or global.")] = "keep",
+    layers: Annotated[str, typer.Option(help="Layers to unmask: all, middle-third, or numbers such as 0,1,2.")] = "all",
     attn: Attn = None,
     dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
-    """Make a model bidirectional and save it, with a card, as a folder that transformers loads.
+    """Make a model bidirectional and save it.
+
+    The folder contains a model card. Plain transformers loads it, except where it cannot express the masks: after a
+    choice of --layers, and for a few families. The command reports this; labkit.load then loads the folder.
 
     Example: labkit convert gemma3-270m --output-dir gemma-encoder --window keep
     """
@@ -292,17 +324,19 @@ def convert(
 def leakage(
     name: Name,
     train: Annotated[
-        bool, typer.Option("--train", help="Also train it, and an unmasked twin, on random tokens.")
+        bool, typer.Option("--train", help="Also train the model and an unmasked copy on random tokens.")
     ] = False,
-    tokens: Annotated[int, typer.Option(help="Length of the text whose tokens are changed one by one.", min=2)] = 16,
+    tokens: Annotated[int, typer.Option(help="Length of the text in which each token is changed in turn.", min=2)] = 16,
     steps: Annotated[int, typer.Option(help="Training steps of --train.", min=1)] = 300,
     attn: Attn = None,
     dtype: Dtype = None,
     as_json: Json = False,
 ) -> None:
-    """Does any position of a causal model depend on a later token? Prints which, by how much, in which layer.
+    """Test a causal model for leaks.
 
-    Exit code 1 on a leak.   Example: labkit leakage gpt2-mini --train
+    Reports which positions depend on a later token, by how much, and in which layer. Exit code 1 if there is a leak.
+
+    Example: labkit leakage gpt2-mini --train
     """
     from labkit.leakage import find_leaks, leak_meter
     from labkit.models import load
@@ -321,7 +355,9 @@ def leakage(
 
 @cache_app.command("list")
 def cache_list(as_json: Json = False) -> None:
-    """List the converted models, each checked against its sha256.
+    """List the converted models in the cache.
+
+    The files of each model are checked against their sha256.
 
     Example: labkit cache list
     """
@@ -340,9 +376,11 @@ def cache_list(as_json: Json = False) -> None:
 
 @cache_app.command("clear")
 def cache_clear(
-    name: Annotated[str | None, typer.Argument(help="One model; all of them by default.")] = None, as_json: Json = False
+    name: Annotated[str | None, typer.Argument(help="Name of one model. Default: all.")] = None, as_json: Json = False
 ) -> None:
-    """Delete converted models; the next load of an embedded model converts it again.
+    """Delete converted models from the cache.
+
+    The next load of such a model converts it again.
 
     Example: labkit cache clear gemma3-270m
     """
@@ -360,13 +398,15 @@ def cache_clear(
 
 @notebooks_app.command("run")
 def notebooks_run(
-    paths: Annotated[list[str] | None, typer.Argument(help="Notebooks, folders or names; all by default.")] = None,
-    output_dir: Annotated[str | None, typer.Option(help="Write the executed copies there.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds per cell.", min=1)] = 600,
-    profile: Annotated[str | None, typer.Option(help="ci, laptop, colab or gpu.")] = None,
+    paths: Annotated[list[str] | None, typer.Argument(help="Notebooks, folders or names. Default: all.")] = None,
+    output_dir: Annotated[str | None, typer.Option(help="Folder for the executed copies.")] = None,
+    timeout: Annotated[float, typer.Option(help="Time limit for a cell, in seconds.", min=1)] = 600,
+    profile: Annotated[str | None, typer.Option(help="Profile: ci, laptop, colab or gpu.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Execute notebooks without a browser; stops at the first that fails.
+    """Execute notebooks without a browser.
+
+    Stops at the first notebook that fails.
 
     Example: labkit notebooks run 00_start_here --profile ci
     """
@@ -382,11 +422,11 @@ def notebooks_run(
 
 @notebooks_app.command("copy")
 def notebooks_copy(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="Where to put them.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace notebooks of yours that differ.")] = False,
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder for the copies.")],
+    force: Annotated[bool, typer.Option("--force", help="Overwrite notebooks that differ.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Copy the notebooks to a folder of yours.
+    """Copy the notebooks to a folder.
 
     Example: labkit notebooks copy my-lab
     """
@@ -397,6 +437,9 @@ def notebooks_copy(
         print_json([str(path) for path in written])
     else:
         print(f"{len(written)} files written to {folder}")
+
+
+notebooks_app.command(help=cli_show.export.__doc__.replace("labkit export", "labkit notebooks export"))(cli_show.export)
 
 
 def _one_line_warning(message: Any, *_: Any, **__: Any) -> None:

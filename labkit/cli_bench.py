@@ -11,41 +11,45 @@ from labkit.cli_train import OutputDir, Resume
 from labkit.console import Json, print_json, print_table
 from labkit.errors import TrainingError
 
-bench_app = typer.Typer(help="Measure what labkit costs, and what it gives, on this machine.")
-
-
-@bench_app.callback()
-def _bench() -> None:
-    """Measure what labkit costs, and what it gives, on this machine."""
+bench_app = typer.Typer(help="Measure costs and compare methods.")
 
 
 @bench_app.command("cost")
 def cost(
     output_dir: OutputDir,
     models: Annotated[
-        str, typer.Option(help="Names as for labkit.load, or random:gemma-2-2b, random:gemma-2-9b, random:gpt2.")
+        str,
+        typer.Option(help="Registered names, hub ids, folders, or random:gemma-2-2b, random:gemma-2-9b, random:gpt2."),
     ] = "",
     batch_sizes: Annotated[str, typer.Option(help="Rows per step.")] = "",
     lengths: Annotated[str, typer.Option(help="Tokens per row.")] = "",
     dtypes: Annotated[str, typer.Option(help="float32, bfloat16.")] = "",
-    attn: Annotated[str, typer.Option(help="eager, sdpa, flex_attention, ..., or default: labkit's choice.")] = "",
+    attn: Annotated[
+        str,
+        typer.Option(help="Attention backends: eager, sdpa, flex_attention, ..., or default (the choice of labkit)."),
+    ] = "",
     method: Annotated[
         str | None,
-        typer.Option(help="full or lora; by default lora beyond 4 billion known weights, else full."),
+        typer.Option(help="full or lora. Default: lora for models known to have over 4 billion weights, else full."),
     ] = None,
     mask: Annotated[str, typer.Option(help="bidirectional or causal.")] = "bidirectional",
     steps: Annotated[
-        int, typer.Option(help="Steps to time; an even number gives each the first turn as often.", min=1)
+        int,
+        typer.Option(
+            help="Number of timed steps. With an even number, labkit and plain transformers go first equally often.",
+            min=1,
+        ),
     ] = 6,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda; the GPU if there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda. Default: the GPU if there is one.")] = None,
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Speed, peak memory and model FLOPs utilisation of a training step, beside a plain transformers one.
+    """Measure the cost of a training step.
 
-    Lists have commas between their parts. A row that cannot be measured says why; exit code 1 if none could. Without
-    lists: on a CPU gpt2-mini in a few minutes; on a GPU the shapes of
-    Gemma 2 2B and 9B with random weights, 512 and 1024 tokens long.
+    Measures speed, peak memory and model FLOPs utilisation, next to the same step in plain transformers. Lists are
+    separated by commas. A row that cannot be measured reports the reason; exit code 1 if no row could be measured. By
+    default, a CPU measures gpt2-mini in a few minutes; a GPU measures the shapes of Gemma 2 2B and 9B, with random
+    weights, at 512 and 1024 tokens.
 
     Example: labkit bench cost --models gpt2-mini,gemma3-270m --lengths 128,512 --output-dir runs/cost
     """

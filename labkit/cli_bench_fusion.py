@@ -16,43 +16,52 @@ from labkit.console import Dtype, Json
 
 def fusion(
     output_dir: OutputDir,
-    model: Annotated[str, typer.Option(help="Registered names, hub ids or folders, with commas between.")],
+    model: Annotated[str, typer.Option(help="Registered names, hub ids or folders, separated by commas.")],
     dataset: Annotated[
         list[str] | None,
         typer.Option(help="[NAME=]known-facts, webqa:FILE, lama:FOLDER, or a file; may be repeated."),
     ] = None,
-    pairs: Annotated[str | None, typer.Option(help="The folder of pairs, where lama:FOLDER holds none.")] = None,
+    pairs: Annotated[
+        str | None, typer.Option(help="Folder of subject-object pairs, if lama:FOLDER contains none.")
+    ] = None,
     methods: Annotated[
-        str, typer.Option(help="As for labkit fuse; single is always asked.")
+        str, typer.Option(help="Methods of labkit fuse; single is always included.")
     ] = "single,concat,fuse,logit-average",
-    num_paraphrases: Annotated[str, typer.Option(help="The N; of 1 all methods are single.")] = "1,2,5",
-    few_methods: Annotated[str, typer.Option(help="Dear ones, asked fewer questions.")] = "",
-    few_questions: Annotated[int, typer.Option(help="So many, among those of the others.", min=1)] = 150,
+    num_paraphrases: Annotated[str, typer.Option(help="Values of N; with N = 1 every method equals single.")] = "1,2,5",
+    few_methods: Annotated[str, typer.Option(help="Slow methods, which answer only --few-questions.")] = "",
+    few_questions: Annotated[int, typer.Option(help="Number of questions for --few-methods.", min=1)] = 150,
     repeat_control: Annotated[
-        bool, typer.Option("--repeat-control", help="Also one paraphrase, as often as the largest N: more text.")
+        bool, typer.Option("--repeat-control", help="Control: also read one paraphrase as often as the largest N.")
     ] = False,
     at_least: Annotated[
-        int | None, typer.Option(help="Only questions with so many paraphrases; by default the largest N.", min=1)
+        int | None,
+        typer.Option(help="Use only questions with at least this many paraphrases. Default: the largest N.", min=1),
     ] = None,
-    few_shot: Annotated[int, typer.Option(help="Answered examples before each question.", min=0)] = 5,
-    max_questions: Annotated[int | None, typer.Option(help="A draw of so many; all by default.", min=1)] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Of an answer.", min=1)] = 12,
-    lemmatize: Annotated[bool, typer.Option("--lemmatize", help="Count an answer in another form too.")] = False,
-    lemmatizer: Annotated[str | None, typer.Option(help="simplemma, or spacy:MODEL; implies --lemmatize.")] = None,
-    engine: Annotated[str, typer.Option(help="fast, reference, dense or cacheless: the same answers.")] = "fast",
+    few_shot: Annotated[int, typer.Option(help="Number of answered examples in the prompt.", min=0)] = 5,
+    max_questions: Annotated[
+        int | None, typer.Option(help="Size of a random sample of the questions. Default: all.", min=1)
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens of an answer.", min=1)] = 12,
+    lemmatize: Annotated[
+        bool, typer.Option("--lemmatize", help="Also count an answer that matches after lemmatisation.")
+    ] = False,
+    lemmatizer: Annotated[str | None, typer.Option(help="simplemma or spacy:MODEL; implies --lemmatize.")] = None,
+    engine: Annotated[
+        str, typer.Option(help="fast, reference, dense or cacheless: they give the same answers.")
+    ] = "fast",
     device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cpu or cuda.")] = "auto",
     dtype: Dtype = None,
-    batch_size: Annotated[int, typer.Option(help="Questions at once.", min=1)] = 16,
-    seed: Annotated[int, typer.Option(help="Of the draws of examples, questions, and the order of paraphrases.")] = 0,
+    batch_size: Annotated[int, typer.Option(help="Questions per batch.", min=1)] = 16,
+    seed: Annotated[int, typer.Option(help="Seed for drawing examples, questions and the order of paraphrases.")] = 0,
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """How good the fusion methods are on the same questions, against single prompts; then the report of fusion-report.
+    """Compare fusion methods on the same questions.
 
-    What a method is compared with is the mean of the single prompts it is made of, and logit averaging. The paraphrases
-    of each question stand in an order drawn for it. Intervals draw relations where there are any, and then questions.
-    Killed at any moment it goes on with --resume, which may also add models, sets, methods and N up to --at-least. Exit
-    code 1 if a part failed.
+    Each method is compared with the mean of its single prompts and with logit averaging. The command also writes the
+    report of labkit bench fusion-report. The order of the paraphrases is random for each question. The confidence
+    intervals resample relations, if the set has them, and then questions. --resume continues an interrupted run; it can
+    also add models, data sets, methods, and values of N up to --at-least. Exit code 1 if a part failed.
 
     Example: labkit bench fusion --model gemma3-270m --num-paraphrases 1,2,5 --repeat-control --output-dir runs/fusion
     """
@@ -74,12 +83,14 @@ def fusion(
 
 
 def fusion_report(
-    folders: Annotated[list[str], typer.Argument(metavar="FOLDERS...", help="Of labkit bench fusion.")],
-    output_dir: Annotated[str | None, typer.Option(help="Where to write; by default the first folder.")] = None,
-    name: Annotated[str, typer.Option(help="Of the files that are written.")] = "report",
+    folders: Annotated[list[str], typer.Argument(metavar="FOLDERS...", help="Output folders of labkit bench fusion.")],
+    output_dir: Annotated[str | None, typer.Option(help="Folder for the report. Default: the first folder.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the report files, without ending.")] = "report",
     as_json: Json = False,
 ) -> None:
-    """Words, tables and figures, from the folders of a comparison alone; of an unfinished one too.
+    """Write the report of bench fusion.
+
+    Makes text, tables and figures from the folders of a comparison, which may be unfinished.
 
     Example: labkit bench fusion-report runs/fusion
     """

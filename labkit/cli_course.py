@@ -15,17 +15,20 @@ if TYPE_CHECKING:
     from labkit.course.grade import Grade
     from labkit.course.sandbox import Limits
 
-app = typer.Typer(help="Assignments: build them, check one's own, grade a class.")
+app = typer.Typer(help="Build, check and grade assignments.")
 
 Secret = Annotated[
-    str | None, typer.Option("--variant", metavar="SECRET", help="A private variant; the public one by default.")
+    str | None,
+    typer.Option("--variant", metavar="SECRET", help="Secret of a private variant. Default: the public variant."),
 ]
-Assignment = Annotated[str | None, typer.Option(help="a1 to a5, for notebooks that have lost their metadata.")]
+Assignment = Annotated[str | None, typer.Option(help="a1 to a5, for notebooks without metadata.")]
 
 
 @app.command("list")
 def course_list(as_json: Json = False) -> None:
-    """List the assignments: exercises, points, minutes.
+    """List the assignments.
+
+    Shows exercises, points and minutes.
 
     Example: labkit course list
     """
@@ -49,18 +52,17 @@ def course_list(as_json: Json = False) -> None:
 
 @app.command("build")
 def course_build(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[A1]...", help="Assignments; all by default.")] = None,
-    output_dir: Annotated[str, typer.Option(help="Where student/, solution/ and nbgrader/ go.")] = "course",
+    names: Annotated[list[str] | None, typer.Argument(metavar="[A1]...", help="Assignments. Default: all.")] = None,
+    output_dir: Annotated[str, typer.Option(help="Folder for student/, solution/ and nbgrader/.")] = "course",
     variant: Secret = None,
-    execute: Annotated[
-        bool, typer.Option("--execute", help="Run the solutions, so that they hold their outputs.")
-    ] = False,
+    execute: Annotated[bool, typer.Option("--execute", help="Execute the solutions, to store their outputs.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make the students' notebooks, the solutions and nbgrader's files from the masters.
+    """Build the notebooks of the assignments.
 
-    With a secret the sentences, sizes, seeds and planted faults are others, and so is what the hidden tests ask; the
-    students' notebooks then come without solutions. Keep the secret: grading needs it.
+    Writes the student notebooks, the solutions and the files for nbgrader. A secret changes the sentences, sizes,
+    seeds, planted faults and hidden tests, and leaves the solutions out of the student notebooks. Keep the secret:
+    grading needs it.
 
     Example: labkit course build --output-dir course --variant "spring, group 2"
     """
@@ -76,13 +78,16 @@ def course_build(
 
 @app.command("check")
 def course_check(
-    notebook: Annotated[Path, typer.Argument(help="An assignment that you work on.")],
+    notebook: Annotated[Path, typer.Argument(help="The notebook of your assignment.")],
     assignment: Assignment = None,
     as_json: Json = False,
 ) -> None:
-    """Run an assignment from top to bottom and check what it has so far, as its own check cells do.
+    """Run an assignment and check your answers.
 
-    Exit code 1 while something is not right.   Example: labkit course check a1_masks_and_attention.ipynb
+    Runs the notebook from top to bottom, with the same checks as its check cells. Exit code 1 unless every exercise has
+    full points.
+
+    Example: labkit course check a1_masks_and_attention.ipynb
     """
     from labkit.console import waiting
     from labkit.course import grade, submissions
@@ -106,27 +111,30 @@ def course_check(
 
 @app.command("grade")
 def course_grade(
-    path: Annotated[Path, typer.Argument(help="A notebook, or a folder: NAME.ipynb, or NAME/anything.ipynb.")],
-    output_dir: Annotated[Path, typer.Option(help="Where the grades go.")] = Path("grades"),
+    path: Annotated[Path, typer.Argument(help="A notebook, or a folder with STUDENT.ipynb or STUDENT/NAME.ipynb.")],
+    output_dir: Annotated[Path, typer.Option(help="Folder for the grades.")] = Path("grades"),
     variant: Secret = None,
     assignment: Assignment = None,
     jobs: Annotated[
-        int | None, typer.Option(help="Submissions at a time; the number of cores by default.", min=1)
+        int | None, typer.Option(help="Number of submissions in parallel. Default: the number of cores.", min=1)
     ] = None,
-    cell_seconds: Annotated[float, typer.Option(help="Seconds for a cell.", min=1)] = 60,
-    call_seconds: Annotated[float, typer.Option(help="Seconds for one call of an answer.", min=0.1)] = 10,
-    total_seconds: Annotated[float, typer.Option(help="Seconds for a submission.", min=1)] = 600,
-    memory_gb: Annotated[float, typer.Option(help="Memory for a submission.", min=0.5)] = 4,
-    again: Annotated[bool, typer.Option("--again", help="Also those that have a grade of the same file.")] = False,
+    cell_seconds: Annotated[float, typer.Option(help="Time limit for a cell, in seconds.", min=1)] = 60,
+    call_seconds: Annotated[
+        float, typer.Option(help="Time limit for one call of an answer, in seconds.", min=0.1)
+    ] = 10,
+    total_seconds: Annotated[float, typer.Option(help="Time limit for a submission, in seconds.", min=1)] = 600,
+    memory_gb: Annotated[float, typer.Option(help="Memory limit for a submission, in GiB.", min=0.5)] = 4,
+    again: Annotated[bool, typer.Option("--again", help="Grade unchanged files again.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Grade submissions, hidden tests included: a page and a JSON file per student, grades.csv for the class.
+    """Grade submissions, with the hidden tests.
 
-    Each runs in a process of its own, with limits, and its answers are judged outside of it. One that breaks, hangs or
-    eats memory never stops the others; a run that was killed goes on where it was. What isolates and what does not
-    stands in docs/instructors.md: read it before you run what strangers have written.
+    Writes a page and a JSON file for each student, and grades.csv for the class. Each submission runs in its own
+    process, with limits, and its answers are judged outside that process: a submission that fails, hangs or runs out of
+    memory does not stop the others. After an interruption, the same command continues. Read docs/instructors.md on
+    isolation before you run code that you do not trust. Exit code 1 if a submission could not be graded.
 
-    Exit code 1 if one could not be graded.   Example: labkit course grade submissions --output-dir grades
+    Example: labkit course grade submissions --output-dir grades
     """
     from tqdm import tqdm
 
@@ -163,13 +171,17 @@ def course_grade(
 
 @app.command("gradebook")
 def course_gradebook(
-    grades: Annotated[Path, typer.Argument(help="The folder that `labkit course grade` has written.")],
+    grades: Annotated[Path, typer.Argument(help="The output folder of labkit course grade.")],
     kind: Annotated[str, typer.Option(help="canvas or moodle.")],
     output: Annotated[Path, typer.Option(help="The CSV file to write; - is standard output.")],
-    roster: Annotated[Path | None, typer.Option(help="What the gradebook has exported: its rows are kept.")] = None,
+    roster: Annotated[
+        Path | None, typer.Option(help="The CSV file that the gradebook exported: its rows are kept.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write grades as a file that the gradebook of Canvas or Moodle imports.
+    """Write grades for Canvas or Moodle.
+
+    The CSV file can be imported into the gradebook.
 
     Example: labkit course gradebook grades --kind canvas --roster export.csv --output import.csv
     """

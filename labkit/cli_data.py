@@ -9,17 +9,19 @@ import typer
 
 from labkit.console import Json, print_json, print_table
 
-app = typer.Typer(help="The data sets that come with labkit.")
+app = typer.Typer(help="List and check data sets.")
 
 SHOWN = 20  # faults of a file that are printed
 TagColumn = Annotated[
-    int | None, typer.Option(help="The column of the tags in a column file; the first is 1. By default the last.")
+    int | None, typer.Option(help="Number of the tag column in a CoNLL file, counted from 1. Default: the last column.")
 ]
 
 
 @app.command("list")
 def data_list(as_json: Json = False) -> None:
-    """List the data sets that come with labkit: what each is, its records, its licence, where it lies.
+    """List the data sets that come with labkit.
+
+    Shows content, number of records, licence and path.
 
     Example: labkit data list
     """
@@ -40,18 +42,19 @@ def _counted(records: int | None) -> str:
 @app.command("check")
 def data_check(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FILE]...", help="Your own files, the splits of one data set.")
+        list[Path] | None, typer.Argument(metavar="[FILE]...", help="Your own files: the splits of one data set.")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="What FILE is for: qa, ner, classify or embed.")] = None,
+    task: Annotated[str | None, typer.Option(help="Task of the files: qa, ner, classify or embed.")] = None,
     tag_column: TagColumn = None,
     as_json: Json = False,
 ) -> None:
-    """Check labelled files of yours, or, without FILE, the data sets that come with labkit.
+    """Check your labelled files for errors.
 
-    Yours: rows that cannot be read, duplicates, contradictions, invisible characters, and what is in two of the splits.
-    labkit's: that each has the right form and is the file of its card (sha256).
+    Reports rows that cannot be read, duplicates, contradictions, invisible characters, and examples that occur in two
+    splits. Without FILE, checks the format and the sha256 of the data sets that come with labkit. Exit code 1 if there
+    is a fault.
 
-    Exit code 1 if there is a fault.   Example: labkit data check train.json dev.json --task qa
+    Example: labkit data check train.json dev.json --task qa
     """
     if files and task:
         _check_files(files, task, tag_column, as_json)

@@ -23,42 +23,54 @@ def mask_effect(
     model: Annotated[str, typer.Option(help="A registered name, a hub id or a local folder.")] = "gpt2-mini",
     data: Annotated[
         list[str] | None,
-        typer.Option(help="[NAME=]TASK:DATA, with embedded data, a hub name, one file or three; may be repeated."),
+        typer.Option(
+            help="[NAME=]TASK:DATA, where DATA is an embedded data set, a hub name, one file or three; may be repeated."
+        ),
     ] = None,
-    arms: Annotated[str, typer.Option(help="See the list above.")] = ",".join(ARMS),
-    learning_rates: Annotated[str, typer.Option(help="The grid, the same for all arms.")] = "2e-4,5e-4,1e-3",
-    seeds: Annotated[str, typer.Option(help="Of the runs that are reported.")] = "0,1,2,3,4",
-    sizes: Annotated[str, typer.Option(help="Training examples, for a curve: 100,300,all.")] = "all",
-    orders: Annotated[str, typer.Option(help="Where the question stands (qa).")] = ",".join(ORDERS),
-    preset: Annotated[str | None, typer.Option(help="gemma, mini or quick; by the model's size by default.")] = None,
+    arms: Annotated[str, typer.Option(help="Arms from the list above.")] = ",".join(ARMS),
+    learning_rates: Annotated[
+        str, typer.Option(help="Grid of learning rates, the same for all arms.")
+    ] = "2e-4,5e-4,1e-3",
+    seeds: Annotated[str, typer.Option(help="Seeds of the reported runs.")] = "0,1,2,3,4",
+    sizes: Annotated[
+        str, typer.Option(help="Numbers of training examples, for a learning curve: 100,300,all.")
+    ] = "all",
+    orders: Annotated[str, typer.Option(help="Positions of the question (qa).")] = ",".join(ORDERS),
+    preset: Annotated[str | None, typer.Option(help="gemma, mini or quick. Default: depends on the model.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the training rows.")] = None,
     max_steps: MaxSteps = None,
     batch_size: BatchSize = None,
-    gradient_accumulation: Annotated[int | None, typer.Option(help="Passes per optimiser step.", min=1)] = None,
-    evaluate_every: Annotated[int | None, typer.Option(help="Steps between evaluations on dev.", min=1)] = None,
-    method: Annotated[str, typer.Option(help="full, lora, or frozen (the head alone).")] = "full",
-    rank: Annotated[int, typer.Option(help="Of LoRA's adapters.", min=1)] = 16,
+    gradient_accumulation: Annotated[int | None, typer.Option(help="Forward passes per optimiser step.", min=1)] = None,
+    evaluate_every: Annotated[int | None, typer.Option(help="Steps between evaluations on the dev set.", min=1)] = None,
+    method: Annotated[str, typer.Option(help="full, lora, or frozen (trains only the head).")] = "full",
+    rank: Annotated[int, typer.Option(help="Rank of the LoRA adapters.", min=1)] = 16,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
-    attn_implementation: Annotated[str | None, typer.Option(help="eager, sdpa or flex_attention.")] = None,
-    max_length: Annotated[
-        int | None, typer.Option(help="Tokens per row; the repeated arm reads twice as many.", min=8)
+    attn_implementation: Annotated[
+        str | None, typer.Option(help="Attention backend: eager, sdpa or flex_attention.")
     ] = None,
-    max_train: Annotated[int | None, typer.Option(help="At most so many training examples.", min=1)] = None,
-    max_eval: Annotated[int | None, typer.Option(help="At most so many on dev, and on test.", min=1)] = None,
-    adaptation_rate: Annotated[float, typer.Option(help="Learning rate before the task (mntp, mlm, next).")] = 5e-4,
-    adaptation_batch: Annotated[int, typer.Option(help="Rows per step before the task.", min=1)] = 8,
+    max_length: Annotated[
+        int | None, typer.Option(help="Tokens per row. The arm repeated reads twice as many.", min=8)
+    ] = None,
+    max_train: Annotated[int | None, typer.Option(help="Maximum number of training examples.", min=1)] = None,
+    max_eval: Annotated[int | None, typer.Option(help="Maximum number of dev and of test examples.", min=1)] = None,
+    adaptation_rate: Annotated[
+        float, typer.Option(help="Learning rate of the adaptation before the task (mntp, mlm, next).")
+    ] = 5e-4,
+    adaptation_batch: Annotated[int, typer.Option(help="Rows per step of the adaptation.", min=1)] = 8,
     jobs: Annotated[
-        int, typer.Option(help="Runs at a time, in processes that share the cores and take the GPUs in turn.", min=1)
+        int, typer.Option(help="Number of parallel runs. They share the cores and take the GPUs in turn.", min=1)
     ] = 1,
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """What the mask buys: one task, several arms, over seeds; then the report of `labkit bench report`.
+    """Measure the effect of the mask on a task.
+
+    Trains and tests each arm with several seeds, and writes the report of labkit bench report.
 
     Arms: causal, bidirectional, mntp:STEPS, mlm:STEPS, next:STEPS, repeated, right-to-left, unmask:middle-third,
-    unmask:below-1/3, unmask:above-2/3, encoder:MODEL. Every arm gets the same rates, chosen on dev; then they are
-    frozen, and the test set is read. Killed at any moment it goes on with --resume, which may also add arms and seeds.
-    Exit code 1 if a run failed.
+    unmask:below-1/3, unmask:above-2/3, encoder:MODEL. The learning rate of each arm is chosen on the dev set, from the
+    same grid, before the test set is used. --resume continues an interrupted run; it can also add arms and seeds. Exit
+    code 1 if a run failed.
 
     Example: labkit bench mask-effect --data ner:field-notes --arms causal,bidirectional,repeated --output-dir runs/fx
     """
@@ -97,15 +109,18 @@ def mask_effect(
 def report(
     folders: Annotated[
         list[str],
-        typer.Argument(metavar="FOLDERS...", help="Of labkit bench mask-effect; or earlier report.json files."),
+        typer.Argument(metavar="FOLDERS...", help="Output folders of labkit bench mask-effect, or report.json files."),
     ],
-    output_dir: Annotated[str | None, typer.Option(help="Where to write; by default into the first, a folder.")] = None,
-    name: Annotated[str, typer.Option(help="Of the files that are written.")] = "report",
+    output_dir: Annotated[
+        str | None, typer.Option(help="Folder for the report. Default: the first of FOLDERS.")
+    ] = None,
+    name: Annotated[str, typer.Option(help="Name of the report files, without ending.")] = "report",
     as_json: Json = False,
 ) -> None:
-    """Table, figures and a plain paragraph, from the folders of a comparison alone; of an unfinished one too.
+    """Write the report of bench mask-effect.
 
-    The JSON of a report that was made on another machine may stand among the folders: its conditions are taken over.
+    Makes text, a table and figures from the folders of a comparison, which may be unfinished. The report.json of
+    another machine can be one of FOLDERS: its conditions are included.
 
     Example: labkit bench report runs/fx report-of-the-gpu.json --output-dir runs/all
     """

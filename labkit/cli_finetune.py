@@ -19,88 +19,119 @@ from labkit.cli_train import Accumulation, BatchSize, Checkpointing, MaxSteps, O
 from labkit.console import Json, aside, print_json
 from labkit.errors import DataError
 
-predict_app = typer.Typer(help="Use a fine-tuned model on texts of yours.")
+predict_app = typer.Typer(help="Use a fine-tuned model on your texts.")
 
 DATA: dict[str, tuple[Any, Any]] = {
     "data": (
-        Annotated[str | None, typer.Option(help="An embedded data set, a hub name, or a folder laid out like one.")],
+        Annotated[
+            str | None, typer.Option(help="Embedded data set, hub name, or local folder in the layout of the hub.")
+        ],
         None,
     ),
-    "train_file": (Annotated[str | None, typer.Option(help="A file instead: JSON, CoNLL, JSONL or CSV.")], None),
+    "train_file": (
+        Annotated[str | None, typer.Option(help="Training file, instead of --data: JSON, CoNLL, JSONL or CSV.")],
+        None,
+    ),
     "dev_file": (
-        Annotated[str | None, typer.Option(help="Chooses the best checkpoint; else a tenth is held out.")],
+        Annotated[
+            str | None,
+            typer.Option(help="File that selects the best checkpoint. Default: a tenth of the training examples."),
+        ],
         None,
     ),
-    "test_file": (Annotated[str | None, typer.Option(help="Scored once, at the end.")], None),
+    "test_file": (Annotated[str | None, typer.Option(help="File that is scored once, after training.")], None),
     "skip_bad_rows": (
-        Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out the rows that cannot be read; count them.")],
+        Annotated[bool, typer.Option("--skip-bad-rows", help="Skip and count rows that cannot be read.")],
         False,
     ),
-    "max_train": (Annotated[int | None, typer.Option(help="At most so many training examples.", min=1)], None),
-    "max_eval": (Annotated[int | None, typer.Option(help="At most so many to evaluate on, each time.", min=1)], None),
+    "max_train": (Annotated[int | None, typer.Option(help="Maximum number of training examples.", min=1)], None),
+    "max_eval": (Annotated[int | None, typer.Option(help="Maximum number of dev and of test examples.", min=1)], None),
 }
 MODEL: dict[str, tuple[Any, Any]] = {
     "model": (Annotated[str, typer.Option(help="A registered name, a hub id or a local folder.")], "gpt2-mini"),
     "mask": (
-        Annotated[str, typer.Option(help="bidirectional; causal, as a decoder comes; encoder, as an encoder does.")],
+        Annotated[
+            str, typer.Option(help="bidirectional, causal (a decoder, unchanged) or encoder (an encoder, unchanged).")
+        ],
         "bidirectional",
     ),
-    "window": (Annotated[str, typer.Option(help="Local layers, once unmasked: keep, halve or global.")], "keep"),
+    "window": (Annotated[str, typer.Option(help="Window of unmasked local layers: keep, halve or global.")], "keep"),
     "layers": (
         Annotated[str, typer.Option(help="Layers to unmask: all, middle-third, below-1/3, above-2/3, or 0,1,2.")],
         "all",
     ),
-    "method": (Annotated[str, typer.Option(help="full, lora, or frozen (the head alone).")], "full"),
-    "rank": (Annotated[int, typer.Option(help="Of LoRA's adapters.", min=1)], 16),
-    "dropout": (Annotated[float | None, typer.Option(help="Before the head.", min=0, max=0.99)], None),
-    "backbone_dropout": (Annotated[float | None, typer.Option(help="In every block.", min=0, max=0.99)], None),
-    "head_init": (Annotated[str | None, typer.Option(help="normal, zeros or xavier.")], None),
+    "method": (Annotated[str, typer.Option(help="full, lora, or frozen (trains only the head).")], "full"),
+    "rank": (Annotated[int, typer.Option(help="Rank of the LoRA adapters.", min=1)], 16),
+    "dropout": (Annotated[float | None, typer.Option(help="Dropout before the head.", min=0, max=0.99)], None),
+    "backbone_dropout": (Annotated[float | None, typer.Option(help="Dropout in every layer.", min=0, max=0.99)], None),
+    "head_init": (
+        Annotated[str | None, typer.Option(help="Initialisation of the head: normal, zeros or xavier.")],
+        None,
+    ),
     "packing": (
-        Annotated[bool, typer.Option("--packing", help="No padding: rows side by side. The same batches cost less.")],
+        Annotated[
+            bool,
+            typer.Option("--packing", help="Pack the rows of a batch without padding: same batches, less computation."),
+        ],
         False,
     ),
     "attn_implementation": (
-        Annotated[str | None, typer.Option(help="eager, sdpa, flex_attention or flash_attention_2.")],
+        Annotated[
+            str | None, typer.Option(help="Attention backend: eager, sdpa, flex_attention or flash_attention_2.")
+        ],
         None,
     ),
 }
 PLAN: dict[str, tuple[Any, Any]] = {
-    "preset": (Annotated[str | None, typer.Option(help="gemma, mini or quick; by the model's size by default.")], None),
+    "preset": (Annotated[str | None, typer.Option(help="gemma, mini or quick. Default: depends on the model.")], None),
     "epochs": (Annotated[float | None, typer.Option(help="Passes over the training rows.")], None),
     "max_steps": (MaxSteps, None),
     "batch_size": (BatchSize, None),
     "batch_tokens": (
         Annotated[
-            int | None, typer.Option(help="With --packing: as many rows as fit, instead of --batch-size.", min=1)
+            int | None,
+            typer.Option(help="With --packing: maximum number of tokens per batch, instead of --batch-size.", min=1),
         ],
         None,
     ),
-    "eval_batch_size": (Annotated[int | None, typer.Option(help="Rows per pass in evaluations.", min=1)], None),
+    "eval_batch_size": (Annotated[int | None, typer.Option(help="Rows per forward pass in evaluation.", min=1)], None),
     "gradient_accumulation": (Annotated[int | None, Accumulation.__metadata__[0]], None),
     "learning_rate": (Annotated[float | None, typer.Option(help="Peak learning rate.")], None),
-    "schedule": (Annotated[str | None, typer.Option(help="linear or cosine.")], None),
-    "warmup": (Annotated[float | None, typer.Option(help="Share of the steps in which the rate rises.")], None),
-    "weight_decay": (Annotated[float | None, typer.Option(help="Of AdamW.")], None),
+    "schedule": (Annotated[str | None, typer.Option(help="Learning-rate schedule: linear or cosine.")], None),
+    "warmup": (Annotated[float | None, typer.Option(help="Fraction of the steps for warm-up.")], None),
+    "weight_decay": (Annotated[float | None, typer.Option(help="Weight decay of AdamW.")], None),
     "evaluate_every": (
-        Annotated[int | None, typer.Option(help="Steps; by default 500, or one pass where that is shorter.", min=1)],
+        Annotated[
+            int | None,
+            typer.Option(help="Steps between evaluations. Default: 500, or one epoch if that is shorter.", min=1),
+        ],
         None,
     ),
-    "keep": (Annotated[int | None, typer.Option(help="Checkpoints that stay, besides the best.", min=1)], None),
+    "keep": (
+        Annotated[int | None, typer.Option(help="Number of checkpoints to keep, in addition to the best.", min=1)],
+        None,
+    ),
     "patience": (
-        Annotated[int | None, typer.Option(help="Stop after so many evaluations without a gain; 0 = never.", min=0)],
+        Annotated[
+            int | None, typer.Option(help="Stop after this many evaluations without improvement; 0 is never.", min=0)
+        ],
         None,
     ),
     "gradient_checkpointing": (Checkpointing, False),
     "dtype": (Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")], None),
     "seed": (Seed, 0),
     "report_to": (
-        Annotated[str | None, typer.Option(help="tensorboard, mlflow, trackio; several with commas.")],
+        Annotated[
+            str | None, typer.Option(help="Experiment trackers, separated by commas: tensorboard, mlflow, trackio.")
+        ],
         None,
     ),
 }
 RUN: dict[str, tuple[Any, Any]] = {
     "folds": (
-        Annotated[int, typer.Option(help="k-fold cross-validation over train, dev and test together.", min=0)],
+        Annotated[
+            int, typer.Option(help="Number of folds of a cross-validation over train, dev and test together.", min=0)
+        ],
         0,
     ),
     "resume": (Resume, False),
@@ -109,38 +140,64 @@ RUN: dict[str, tuple[Any, Any]] = {
 MAX_LENGTH = {"max_length": (Annotated[int | None, typer.Option(help="Tokens per row.", min=8)], None)}
 POOLING = {
     "pooling": (
-        Annotated[str | None, typer.Option(help="first, last, mean, weighted_mean, attention_query or attention_kv.")],
+        Annotated[
+            str | None, typer.Option(help="Pooling: first, last, mean, weighted_mean, attention_query or attention_kv.")
+        ],
         None,
     )
 }
 TASKS: dict[str, dict[str, tuple[Any, Any]]] = {
     "qa": MAX_LENGTH
     | {
-        "doc_stride": (Annotated[int | None, typer.Option(help="Tokens from one window to the next.", min=1)], None),
-        "order": (Annotated[str | None, typer.Option(help="question-first or question-last.")], None),
-        "prompt": (Annotated[str | None, typer.Option(help="plain, or evidence: [INST] [POST] [CRITERION].")], None),
-        "max_answer_tokens": (Annotated[int | None, typer.Option(help="Of an answer.", min=1)], None),
+        "doc_stride": (
+            Annotated[
+                int | None, typer.Option(help="Tokens from the start of one window to the start of the next.", min=1)
+            ],
+            None,
+        ),
+        "order": (
+            Annotated[str | None, typer.Option(help="Position of the question: question-first or question-last.")],
+            None,
+        ),
+        "prompt": (
+            Annotated[str | None, typer.Option(help="Prompt format: plain, or evidence ([INST] [POST] [CRITERION]).")],
+            None,
+        ),
+        "max_answer_tokens": (
+            Annotated[int | None, typer.Option(help="Maximum number of tokens of an answer.", min=1)],
+            None,
+        ),
         "null_threshold": (
-            Annotated[float | None, typer.Option(help="For no answer; chosen on the dev set by default.")],
+            Annotated[float | None, typer.Option(help="Threshold for no answer. Default: chosen on the dev set.")],
             None,
         ),
     },
     "ner": MAX_LENGTH
     | {
-        "doc_stride": (Annotated[int | None, typer.Option(help="Tokens that two windows share.", min=0)], None),
-        "label_on": (Annotated[str | None, typer.Option(help="last or first token of a word.")], None),
+        "doc_stride": (
+            Annotated[int | None, typer.Option(help="Tokens that two consecutive windows share.", min=0)],
+            None,
+        ),
+        "label_on": (
+            Annotated[str | None, typer.Option(help="Token of a word that carries its label: last or first.")],
+            None,
+        ),
     },
     "classify": MAX_LENGTH | POOLING,
     "embed": MAX_LENGTH | POOLING,
 }
 HELP = {
-    "qa": "Question answering: find the span of a text that answers, or say that there is none.\n\n"
+    "qa": "Fine-tune for question answering.\n\n"
+    "The model predicts the span of the context that answers the question, or that there is no answer.\n\n"
     "Example: labkit train qa --model gpt2-mini --output-dir runs/qa",
-    "ner": "Named entities: tag people, places, organisations, dates, or whatever your data name.\n\n"
+    "ner": "Fine-tune for named-entity recognition.\n\n"
+    "The entity types are those of the training data.\n\n"
     "Example: labkit train ner --model gemma3-270m --method lora --output-dir runs/ner",
-    "classify": "Classification: one label for a text.\n\n"
+    "classify": "Fine-tune for text classification.\n\n"
+    "Each text has one label.\n\n"
     "Example: labkit train classify --train-file reviews.csv --pooling mean --output-dir runs/classify",
-    "embed": "Embeddings: one vector for a text, learned from pairs.\n\n"
+    "embed": "Fine-tune for sentence embeddings.\n\n"
+    "The model learns one vector for each text, from pairs of texts.\n\n"
     "Example: labkit train embed --train-file pairs.jsonl --output-dir runs/embed",
 }
 
@@ -249,10 +306,14 @@ for _task in TASKS:
     train_app.command(_task)(_command(_task))
 
 
-Model = Annotated[str, typer.Option(help="A run of labkit train, its model folder, or a hub id of one.")]
-Input = Annotated[str | None, typer.Option("--input", help="JSONL: one object with the task's fields per line.")]
-Output = Annotated[str | None, typer.Option("--output", help="JSONL; - is standard output, the default.")]
-PredictBatch = Annotated[int, typer.Option(help="Rows per pass.", min=1)]
+Model = Annotated[str, typer.Option(help="A run folder of labkit train, its model folder, or a hub id.")]
+Input = Annotated[
+    str | None, typer.Option("--input", help="JSONL file: on each line an object with the fields of the task.")
+]
+Output = Annotated[
+    str | None, typer.Option("--output", help="JSONL file for the predictions. Default: standard output (-).")
+]
+PredictBatch = Annotated[int, typer.Option(help="Rows per forward pass.", min=1)]
 
 
 @predict_app.command("qa")
@@ -261,11 +322,13 @@ def predict_qa(
     input_file: Input = None,
     output_file: Output = None,
     question: Annotated[str | None, typer.Option(help="One question, instead of --input.")] = None,
-    context: Annotated[str | None, typer.Option(help="The text that may answer it.")] = None,
+    context: Annotated[str | None, typer.Option(help="The text in which to find the answer.")] = None,
     batch_size: PredictBatch = 8,
     as_json: Json = False,
 ) -> None:
-    """Answer questions: lines {"question": .., "context": ..} in; text, start, end and probability out.
+    """Answer questions about a context.
+
+    Input: {"question": .., "context": ..}. Output: text, start, end and probability.
 
     Example: labkit predict qa --model runs/qa --input questions.jsonl --output answers.jsonl
     """
@@ -281,7 +344,9 @@ def predict_ner(
     batch_size: PredictBatch = 8,
     as_json: Json = False,
 ) -> None:
-    """Find entities: lines {"text": ..} in; entities with label, start and end out.
+    """Find the named entities in a text.
+
+    Input: {"text": ..}. Output: entities with label, start and end.
 
     Example: labkit predict ner --model runs/ner --text "Dessin went bankrupt in May."
     """
@@ -297,7 +362,9 @@ def predict_classify(
     batch_size: PredictBatch = 8,
     as_json: Json = False,
 ) -> None:
-    """Label texts: lines {"text": ..} in; label and probabilities out.
+    """Classify a text.
+
+    Input: {"text": ..}. Output: label and probabilities.
 
     Example: labkit predict classify --model runs/classify --input texts.jsonl
     """
@@ -314,7 +381,9 @@ def predict_embed(
     batch_size: PredictBatch = 8,
     as_json: Json = False,
 ) -> None:
-    """Compare texts: lines {"first": .., "second": ..} in; their similarity out.
+    """Compute the similarity of two texts.
+
+    Input: {"first": .., "second": ..}. Output: their similarity.
 
     Example: labkit predict embed --model runs/embed --first "The ferry left." --second "The boat has gone."
     """

@@ -24,63 +24,89 @@ def fuse(
     dataset: Annotated[
         str, typer.Option(help="known-facts, webqa:FILE, lama:FOLDER, or a .jsonl, .json or .csv file.")
     ] = "known-facts",
-    pairs: Annotated[str | None, typer.Option(help="The folder of pairs, where lama:FOLDER holds none.")] = None,
-    model: Annotated[str | None, typer.Option(help="A registered name, a hub id or a local folder.")] = None,
-    method: Annotated[str, typer.Option(help="See the list above.")] = "fuse",
-    engine: Annotated[str, typer.Option(help="fast, reference, dense or cacheless: the same answers.")] = "fast",
-    num_paraphrases: Annotated[
-        int | None, typer.Option(help="The first N of each question; all by default.", min=1)
+    pairs: Annotated[
+        str | None, typer.Option(help="Folder of subject-object pairs, if lama:FOLDER contains none.")
     ] = None,
-    indexes: Annotated[str | None, typer.Option(help="Those at these places, from 0, instead: 0,2,4.")] = None,
+    model: Annotated[str | None, typer.Option(help="A registered name, a hub id or a local folder.")] = None,
+    method: Annotated[str, typer.Option(help="One of the methods above.")] = "fuse",
+    engine: Annotated[
+        str, typer.Option(help="fast, reference, dense or cacheless: they give the same answers.")
+    ] = "fast",
+    num_paraphrases: Annotated[
+        int | None, typer.Option(help="Use the first N paraphrases of each question. Default: all.", min=1)
+    ] = None,
+    indexes: Annotated[
+        str | None, typer.Option(help="Use the paraphrases at these positions, from 0, instead: 0,2,4.")
+    ] = None,
     repeat: Annotated[
-        int | None, typer.Option(help="A control: the first chosen paraphrase, so many times.", min=1)
+        int | None, typer.Option(help="Control: read the first chosen paraphrase this many times.", min=1)
     ] = None,
     at_least: Annotated[
         int | None,
-        typer.Option(help="Leave out questions with fewer paraphrases; below N, some are read in fewer.", min=1),
+        typer.Option(help="Leave out questions with fewer paraphrases. Default: as many as are used.", min=1),
     ] = None,
-    weights: Annotated[str | None, typer.Option(help="For --method weighted, one per paraphrase: 2,1,1.")] = None,
-    layer: Annotated[int | None, typer.Option(help="For --method hidden-average, from 0; else the middle one.")] = None,
-    few_shot: Annotated[int, typer.Option(help="Answered examples before each question.", min=0)] = 5,
+    weights: Annotated[
+        str | None, typer.Option(help="For --method weighted: one weight per paraphrase, such as 2,1,1.")
+    ] = None,
+    layer: Annotated[
+        int | None, typer.Option(help="For --method hidden-average: layer number, from 0. Default: the middle layer.")
+    ] = None,
+    few_shot: Annotated[int, typer.Option(help="Number of answered examples in the prompt.", min=0)] = 5,
     few_shot_from_data: Annotated[
-        bool, typer.Option("--few-shot-from-data", help="Draw the examples for a file from it, and take them out.")
+        bool,
+        typer.Option(
+            "--few-shot-from-data",
+            help="Draw the examples from the data set itself, and leave them out of the questions.",
+        ),
     ] = False,
-    max_questions: Annotated[int | None, typer.Option(help="A draw of so many; all by default.", min=1)] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Of an answer.", min=1)] = 12,
+    max_questions: Annotated[
+        int | None, typer.Option(help="Size of a random sample of the questions. Default: all.", min=1)
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens of an answer.", min=1)] = 12,
     stop: Annotated[
         list[str] | None,
-        typer.Option(help="Text that ends an answer, \\n for a line end; may be repeated. Default: its first line."),
+        typer.Option(
+            help="Text that ends an answer, \\n for a line break; may be repeated. Default: the end of the first line."
+        ),
     ] = None,
-    lemmatize: Annotated[bool, typer.Option("--lemmatize", help="Count an answer in another form too.")] = False,
-    lemmatizer: Annotated[str | None, typer.Option(help="simplemma, or spacy:MODEL; implies --lemmatize.")] = None,
+    lemmatize: Annotated[
+        bool, typer.Option("--lemmatize", help="Also count an answer that matches after lemmatisation.")
+    ] = False,
+    lemmatizer: Annotated[str | None, typer.Option(help="simplemma or spacy:MODEL; implies --lemmatize.")] = None,
     device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cpu or cuda.")] = "auto",
     dtype: Dtype = None,
-    batch_size: Annotated[int, typer.Option(help="Questions at once.", min=1)] = 16,
-    seed: Annotated[int, typer.Option(help="Of the draws of examples and questions.")] = 0,
+    batch_size: Annotated[int, typer.Option(help="Questions per batch.", min=1)] = 16,
+    seed: Annotated[int, typer.Option(help="Seed for drawing examples and questions.")] = 0,
     output: Annotated[
         str | None,
-        typer.Option(help="The Feather file; - is standard output. By default in runs/fuse, named after the settings."),
+        typer.Option(
+            help="Feather file; - is standard output. Default: a file in runs/fuse that is named after the settings."
+        ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run begun in --output.")] = False,
-    rescore: Annotated[str | None, typer.Option(metavar="FILE", help="Score this file; no model is needed.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --output.")] = False,
+    rescore: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Score the answers in this file, without a model.")
+    ] = None,
     compare: Annotated[
-        str | None, typer.Option(metavar="FILE", help="With --rescore: is that file better than this one?")
+        str | None, typer.Option(metavar="FILE", help="With --rescore: compare with the answers in this file.")
     ] = None,
-    prove: Annotated[bool, typer.Option("--prove", help="Prove on --model that the engine does what it says.")] = False,
+    prove: Annotated[bool, typer.Option("--prove", help="Prove on --model that the engine is correct.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Answer each question from several paraphrases, none of which sees another; all of them make the answer.
+    """Answer a question from several paraphrases.
 
-    Methods: single, concat, isolate, isolate+restart, fuse (the default: isolate+restart, each weighing 1/N), weighted,
+    With the default method the paraphrases do not attend to each other, and the answer attends to all of them.
+
+    Methods: single, concat, isolate, isolate+restart, fuse (default: isolate+restart with weights of 1/N), weighted,
     logit-average, logit-max, hidden-average, confidence-average, confidence-max, majority-vote.
 
-    The few-shot examples are one prefix for all questions, drawn with --seed: for known-facts and for a file of your
-    own from facts set apart for it, else over all relations of the set, and then taken out of it. Questions with fewer
-    paraphrases than are asked for are left out, and counted. Rows of a file need no answers: those without are
-    answered, and not scored. Killed at any moment the run goes on with --resume.
+    All questions share one prefix of few-shot examples, drawn with --seed. For known-facts and for your own file, the
+    examples come from a separate set of facts; for other sets they come from all relations of the set and are left out
+    of the questions. Questions with too few paraphrases are left out and counted. Rows without an answer are answered
+    but not scored. --resume continues an interrupted run.
 
-    --rescore FILE [--lemmatize] [--compare OTHER] [--output COPY] scores what was answered; FILE stays as it is.
-    --prove computes in float32, whatever the weights are stored in, and exits with 1 if a proof fails.
+    --rescore FILE [--lemmatize] [--compare OTHER] [--output COPY] scores stored answers; FILE does not change. --prove
+    computes in float32 by default, whatever the dtype of the stored weights; the exit code is 1 if a proof fails.
 
     Example: labkit fuse --model gemma3-270m --method fuse --num-paraphrases 5
     """

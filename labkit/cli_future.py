@@ -15,34 +15,43 @@ from labkit.console import Json
 
 def future_attention(
     output_dir: OutputDir,
-    arms: Annotated[str | None, typer.Option(help="See the list above; by default eleven of them.")] = None,
-    seeds: Annotated[str, typer.Option(help="Of weights, order of rows, dropout.")] = "0,1,2",
+    arms: Annotated[str | None, typer.Option(help="Arms from the list above. Default: eleven of them.")] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds of weights, data order and dropout.")] = "0,1,2",
     text: Annotated[
-        list[str] | None, typer.Option(help="A text file or a folder of some; Field Notes by default. May be repeated.")
+        list[str] | None, typer.Option(help="Text file or folder; may be repeated. Default: Field Notes.")
     ] = None,
     profile: Annotated[
-        str, typer.Option(help="small: minutes on a CPU. origin: 15 M parameters, for a GPU.")
+        str, typer.Option(help="small (minutes on a CPU) or origin (15 M parameters, for a GPU).")
     ] = "small",
-    steps: Annotated[int | None, typer.Option(help="Optimiser steps.", min=1)] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of optimiser steps.", min=1)] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per step.", min=1)] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="The peak, the same for all arms.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate, the same for all arms.")] = None,
     context: Annotated[int | None, typer.Option(help="Tokens per row.", min=2)] = None,
-    width: Annotated[int | None, typer.Option(help="Of the model.", min=1)] = None,
-    layers: Annotated[int | None, typer.Option(help="Of the model.", min=1)] = None,
-    heads: Annotated[int | None, typer.Option(help="Of the model; they divide its width.", min=1)] = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Of the tokenizer, trained on the text.", min=259)] = None,
-    weight: Annotated[float | None, typer.Option(help="Of auxiliary losses that name none, as mse@1000 does.")] = None,
-    loss_layers: Annotated[str, typer.Option(help="Of the auxiliary loss, such as 0,1; all by default.")] = "",
+    width: Annotated[int | None, typer.Option(help="Hidden size.", min=1)] = None,
+    layers: Annotated[int | None, typer.Option(help="Number of layers.", min=1)] = None,
+    heads: Annotated[
+        int | None, typer.Option(help="Number of attention heads, a divisor of the hidden size.", min=1)
+    ] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Vocabulary size of the tokenizer, which is trained on the text.", min=259)
+    ] = None,
+    weight: Annotated[
+        float | None,
+        typer.Option(help="Weight of auxiliary losses whose name does not set one (mse@1000 does)."),
+    ] = None,
+    loss_layers: Annotated[str, typer.Option(help="Layers with the auxiliary loss, such as 0,1. Default: all.")] = "",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Does predicting the future's share of attention help a small GPT? Arms, controls, seeds; then the report.
+    """Compare Future Attention with its controls.
+
+    Trains a small GPT for each arm and seed, and writes the report of labkit bench future-report.
 
     Arms: baseline (as many parameters), smaller, dropout:0.1, memory, memory:SLOTS, future:LOSS:DIM, tokens:LOSS:DIM,
     shuffled:LOSS:DIM, shuffled-tokens:LOSS:DIM, multi-token:AHEAD. Losses: none, mse, cosine, infonce, kl,
-    mse-difference, cosine-difference; mse@1000 has a weight of its own. Killed at any moment it goes on with --resume,
-    which may also add arms and seeds. Exit code 1 if a run failed.
+    mse-difference, cosine-difference; mse@1000 sets the weight of the loss to 1000. --resume continues an interrupted
+    run; it can also add arms and seeds. Exit code 1 if a run failed.
 
     Example: labkit bench future-attention --arms baseline,future:cosine:50,memory --output-dir runs/future
     """
@@ -69,12 +78,16 @@ def future_attention(
 
 
 def future_report(
-    folders: Annotated[list[str], typer.Argument(metavar="FOLDERS...", help="Of labkit bench future-attention.")],
-    output_dir: Annotated[str | None, typer.Option(help="Where to write; by default the first folder.")] = None,
-    name: Annotated[str, typer.Option(help="Of the files that are written.")] = "report",
+    folders: Annotated[
+        list[str], typer.Argument(metavar="FOLDERS...", help="Output folders of labkit bench future-attention.")
+    ],
+    output_dir: Annotated[str | None, typer.Option(help="Folder for the report. Default: the first folder.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the report files, without ending.")] = "report",
     as_json: Json = False,
 ) -> None:
-    """Table, figures and plain words, from the folders of a comparison alone; of an unfinished one too.
+    """Write the report of bench future-attention.
+
+    Makes text, a table and figures from the folders of a comparison, which may be unfinished.
 
     Example: labkit bench future-report runs/future
     """

@@ -16,19 +16,22 @@ BAR = 20  # characters
 
 def progress(
     export: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the record: .json to keep or move it, .md to read it.")
+        str | None,
+        typer.Option(metavar="FILE", help="Write the record: .json to back it up or move it, .md to read it."),
     ] = None,
     import_from: Annotated[
-        str | None, typer.Option("--import", metavar="FILE", help="Take over a record that was exported as .json.")
+        str | None, typer.Option("--import", metavar="FILE", help="Merge a record that was exported as .json.")
     ] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Forget everything; asks first.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --clear: do not ask.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Delete the record, after a confirmation.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --clear: do not ask for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show how far you are in the notebooks: cells run, predictions written and explained, points in assignments.
+    """Show your progress in the notebooks.
 
-    It is kept in one file on this machine and sent nowhere. LABKIT_PROGRESS=off keeps nothing, LABKIT_PROGRESS=FILE
-    keeps it elsewhere.   Example: labkit progress --export journal.md
+    Counts cells run, predictions written and explained, and points in assignments. The record is one file on this
+    machine and is not sent anywhere. LABKIT_PROGRESS=off disables it; LABKIT_PROGRESS=FILE stores it in another file.
+
+    Example: labkit progress --export journal.md
     """
     from labkit.learner import record, summary
 

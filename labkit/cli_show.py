@@ -12,13 +12,17 @@ from labkit.console import Json, plain, print_json, print_table
 
 def export(
     paths: Annotated[list[str], typer.Argument(metavar="NOTEBOOK...", help="Notebooks, folders or names.")],
-    output_dir: Annotated[str, typer.Option(help="Where the pages go; this folder by default.")] = ".",
-    execute: Annotated[bool, typer.Option("--execute", help="Run the notebooks first, without changing them.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds per cell, with --execute.", min=1)] = 600,
-    profile: Annotated[str | None, typer.Option(help="ci, laptop, colab or gpu, with --execute.")] = None,
+    output_dir: Annotated[str, typer.Option(help="Folder for the pages.")] = ".",
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Execute the notebooks first. The notebook files do not change.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="With --execute: time limit for a cell, in seconds.", min=1)] = 600,
+    profile: Annotated[str | None, typer.Option(help="With --execute: ci, laptop, colab or gpu.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Make one HTML page of each notebook: it opens from disk, needs no network, and its figures stay interactive.
+    """Make one HTML page of each notebook.
+
+    The page opens from disk, needs no network, and its figures stay interactive.
 
     Example: labkit export notebooks/01_attention_and_masks.ipynb --output-dir pages
     """
@@ -38,13 +42,21 @@ def export(
 
 def demo(
     model: Annotated[str, typer.Option(help="A registered name, a hub id or a local folder.")] = "gpt2-mini",
-    port: Annotated[int | None, typer.Option(help="8866 or the next free one by default.", min=1, max=65535)] = None,
-    host: Annotated[str, typer.Option(help="This machine only by default; 0.0.0.0 for a lecture room.")] = "127.0.0.1",
+    port: Annotated[int | None, typer.Option(help="Default: 8866, or the next free port.", min=1, max=65535)] = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen on. The default is this machine only; 0.0.0.0 is every network interface."
+        ),
+    ] = "127.0.0.1",
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open a browser window.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Fetch the page once, and end.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Request the page once, then exit.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Serve the mask playground and the attention explorer as a small web app, without notebooks; Ctrl-C ends it.
+    """Serve playground and explorer as a web app.
+
+    The app shows the mask playground and the attention explorer without notebooks, for example in a lecture. Ctrl-C
+    stops it.
 
     Example: labkit demo --model gpt2-mini
     """

@@ -9,24 +9,28 @@ import typer
 from labkit.console import Json, print_json
 from labkit.errors import DataError, LabkitError
 
-train_app = typer.Typer(help="Train a model on a task.")
+train_app = typer.Typer(help="Train a model on a task or on text.")
 
-OutputDir = Annotated[str, typer.Option(help="The run's folder; it must not hold another run.")]
-MaxSteps = Annotated[int | None, typer.Option(help="Optimiser steps.", min=1)]
-BatchSize = Annotated[int | None, typer.Option(help="Rows per device and pass.", min=1)]
-Accumulation = Annotated[int, typer.Option(help="Passes per optimiser step.", min=1)]
-Checkpointing = Annotated[bool, typer.Option("--gradient-checkpointing", help="Less memory, about a third slower.")]
+OutputDir = Annotated[str, typer.Option(help="Folder of the run. It must not contain another run.")]
+MaxSteps = Annotated[int | None, typer.Option(help="Number of optimiser steps.", min=1)]
+BatchSize = Annotated[int | None, typer.Option(help="Rows per device in one forward pass.", min=1)]
+Accumulation = Annotated[int, typer.Option(help="Forward passes per optimiser step.", min=1)]
+Checkpointing = Annotated[
+    bool, typer.Option("--gradient-checkpointing", help="Needs less memory, is about a third slower.")
+]
 LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
-Warmup = Annotated[float, typer.Option(help="Share of the steps in which the rate rises.", min=0, max=0.99)]
-TrainDtype = Annotated[str, typer.Option(help="auto (by the GPU and the model), float32, bfloat16 or float16.")]
-Seed = Annotated[int, typer.Option(help="Seed of weights, order and dropout.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --output-dir.")]
-ReportTo = Annotated[str, typer.Option(help="A tracker that transformers knows, or none.")]
-Profile = Annotated[str | None, typer.Option(help="ci, laptop, colab or gpu: sizes you do not give.")]
+Warmup = Annotated[float, typer.Option(help="Fraction of the steps for warm-up.", min=0, max=0.99)]
+TrainDtype = Annotated[str, typer.Option(help="auto (depends on GPU and model), float32, bfloat16 or float16.")]
+Seed = Annotated[int, typer.Option(help="Seed of weights, data order and dropout.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --output-dir.")]
+ReportTo = Annotated[str, typer.Option(help="Experiment tracker that transformers supports, or none.")]
+Profile = Annotated[
+    str | None, typer.Option(help="ci, laptop, colab or gpu: steps, batch size and length that you do not give.")
+]
 
 
 def pretrain(
-    texts: Annotated[list[str], typer.Argument(metavar="TEXTS...", help="Text files, or folders that hold some.")],
+    texts: Annotated[list[str], typer.Argument(metavar="TEXTS...", help="Text files, or folders of text files.")],
     output_dir: OutputDir,
     max_steps: MaxSteps = 2000,
     batch_size: BatchSize = 8,
@@ -34,23 +38,29 @@ def pretrain(
     gradient_checkpointing: Checkpointing = False,
     learning_rate: LearningRate = 1e-3,
     warmup: Warmup = 0.05,
-    vocab_size: Annotated[int, typer.Option(help="Tokens of the byte-level BPE.", max=2**20)] = 4096,
-    context: Annotated[int, typer.Option(help="Tokens per row.", min=2)] = 512,
-    width: Annotated[int, typer.Option(help="Width of the model, a multiple of 64.", min=64)] = 256,
-    layers: Annotated[int, typer.Option(min=1, max=1000)] = 6,
-    dropout: Annotated[float, typer.Option(min=0, max=0.99)] = 0.1,
-    held_out: Annotated[float, typer.Option(help="Last share of each text, for validation.", min=0, max=0.99)] = 0.1,
-    repeats: Annotated[float, typer.Option(help="Share of rows that repeat a passage.", min=0, max=1)] = 0.0,
-    first_length: Annotated[int | None, typer.Option(help="Begin with rows of this many tokens.", min=2)] = None,
+    vocab_size: Annotated[int, typer.Option(help="Vocabulary size of the byte-level BPE.", max=2**20)] = 4096,
+    context: Annotated[int, typer.Option(help="Context length: tokens per row.", min=2)] = 512,
+    width: Annotated[int, typer.Option(help="Hidden size, a multiple of 64.", min=64)] = 256,
+    layers: Annotated[int, typer.Option(help="Number of layers.", min=1, max=1000)] = 6,
+    dropout: Annotated[float, typer.Option(help="Dropout probability.", min=0, max=0.99)] = 0.1,
+    held_out: Annotated[
+        float, typer.Option(help="Last fraction of each text, held out for validation.", min=0, max=0.99)
+    ] = 0.1,
+    repeats: Annotated[float, typer.Option(help="Initial fraction of rows that repeat a passage.", min=0, max=1)] = 0.0,
+    first_length: Annotated[
+        int | None, typer.Option(help="Initial length, in tokens, of the pieces of a row.", min=2)
+    ] = None,
     dtype: TrainDtype = "auto",
-    evaluate_every: Annotated[int, typer.Option(help="Steps between samples; 0 = a tenth of the run.", min=0)] = 0,
-    save_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0 = a tenth of the run.", min=0)] = 0,
+    evaluate_every: Annotated[int, typer.Option(help="Steps between evaluations; 0 is a tenth of the run.", min=0)] = 0,
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0 is a tenth of the run.", min=0)] = 0,
     seed: Seed = 0,
     resume: Resume = False,
     report_to: ReportTo = "none",
     as_json: Json = False,
 ) -> None:
-    """Train a tokenizer and a small GPT-2 on any text; killed at any moment it goes on with --resume.
+    """Train a tokenizer and a small GPT-2.
+
+    --resume continues an interrupted run.
 
     Example: labkit pretrain my-texts --output-dir my-gpt2 --max-steps 2000
     """
@@ -79,20 +89,17 @@ def pretrain(
         print(f"  {name}: {bits:.3f} bits per byte on the part held out")
 
 
-@train_app.callback()
-def _train() -> None:
-    """Train a model on a task."""
-
-
 @train_app.command("lm")
 def train_lm(
     output_dir: OutputDir,
     objective: Annotated[str, typer.Option(help="mlm, mntp, prefix, hybrid or next.")],
     model: Annotated[str, typer.Option(help="A registered name, a hub id or a local folder.")] = "gpt2-mini",
     train_file: Annotated[
-        list[str] | None, typer.Option(help="Text files or folders; may be repeated. Default: Field Notes.")
+        list[str] | None, typer.Option(help="Text file or folder; may be repeated. Default: Field Notes.")
     ] = None,
-    eval_file: Annotated[list[str] | None, typer.Option(help="As --train-file, for evaluation.")] = None,
+    eval_file: Annotated[
+        list[str] | None, typer.Option(help="Text file or folder for evaluation; may be repeated.")
+    ] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the text, instead of --max-steps.")] = None,
     max_steps: MaxSteps = None,
     batch_size: BatchSize = None,
@@ -101,21 +108,26 @@ def train_lm(
     learning_rate: LearningRate = 5e-4,
     warmup: Warmup = 0.05,
     max_length: Annotated[int | None, typer.Option(help="Tokens per row.", min=2)] = None,
-    mask_rate: Annotated[float, typer.Option(help="Share of the tokens that are hidden.")] = 0.15,
-    whole_words: Annotated[bool, typer.Option("--whole-words", help="Hide whole words.")] = False,
-    window: Annotated[str, typer.Option(help="Local layers, once unmasked: keep, halve or global.")] = "keep",
+    mask_rate: Annotated[float, typer.Option(help="Fraction of the tokens to mask.")] = 0.15,
+    whole_words: Annotated[bool, typer.Option("--whole-words", help="Mask whole words.")] = False,
+    window: Annotated[str, typer.Option(help="Window of unmasked local layers: keep, halve or global.")] = "keep",
     layers: Annotated[str, typer.Option(help="Layers to unmask: all, middle-third, or 0,1,2.")] = "all",
-    lora: Annotated[bool, typer.Option("--lora", help="Train low-rank adapters; they are merged at the end.")] = False,
-    dropout: Annotated[float | None, typer.Option(help="As the model has it by default.", min=0, max=0.99)] = None,
+    lora: Annotated[bool, typer.Option("--lora", help="Train LoRA adapters, and merge them at the end.")] = False,
+    dropout: Annotated[
+        float | None, typer.Option(help="Dropout probability. Default: that of the model.", min=0, max=0.99)
+    ] = None,
     dtype: TrainDtype = "auto",
-    attn_implementation: Annotated[str | None, typer.Option(help="eager or sdpa.")] = None,
+    attn_implementation: Annotated[str | None, typer.Option(help="Attention backend: eager or sdpa.")] = None,
     seed: Seed = 0,
     resume: Resume = False,
     report_to: ReportTo = "none",
     profile: Profile = None,
     as_json: Json = False,
 ) -> None:
-    """Adapt a language model: hide tokens after unmasking (mlm, mntp), a prefix read both ways, or the next token.
+    """Adapt a language model to text.
+
+    Objectives: mlm and mntp make the model bidirectional and predict masked tokens; prefix is bidirectional in a prefix
+    of each row; hybrid predicts next tokens first and masked tokens after them; next is next-token prediction.
 
     Example: labkit train lm --objective mlm --model gpt2-mini --output-dir encoder --max-steps 500
     """

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 Name = Annotated[str, typer.Argument(metavar="NAME_OR_PATH", help="A registered name, a hub id or a local folder.")]
-Attn = Annotated[str | None, typer.Option(help="Attention backend: eager, sdpa, flex_attention.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; as stored by default.")]
+Attn = Annotated[str | None, typer.Option(help="Attention backend: eager, sdpa or flex_attention.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: as stored.")]
 
 
 def aside(output: Any) -> AbstractContextManager[Any]:

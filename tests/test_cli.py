@@ -6,29 +6,51 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 from labkit import __version__, models
+from labkit.cli import app
 from labkit.models import REGISTRY
 
-COMMANDS = [
-    ["doctor"], ["models"], ["audit"], ["convert"], ["cache", "list"], ["cache", "clear"], ["notebooks", "run"],
-    ["notebooks", "copy"], ["data", "list"], ["data", "check"], ["leakage"], ["pretrain"], ["train", "lm"],
-    ["export"], ["notebooks", "export"], ["demo"], ["train", "qa"], ["train", "ner"], ["train", "classify"],
-    ["train", "embed"], ["predict", "qa"], ["predict", "ner"], ["predict", "classify"], ["predict", "embed"],
-    ["bench", "cost"], ["bench", "mask-effect"], ["bench", "report"], ["fuse"], ["bench", "fusion"],
-    ["bench", "fusion-report"],
-]  # fmt: skip
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
+
+
+def all_commands(group, *names):
+    """(name, ...), command for all commands and groups of the command line."""
+    for name, command in group.commands.items():
+        yield (*names, name), command
+        if hasattr(command, "commands"):
+            yield from all_commands(command, *names, name)
+
+
+EVERYTHING = dict(all_commands(typer.main.get_command(app)))
+COMMANDS = [names for names, command in EVERYTHING.items() if not hasattr(command, "commands")]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_every_command_has_help_with_an_example_and_takes_json(labkit_command, command):
     code, out, err = labkit_command(*command, "--help")
     assert (code, err) == (0, "")
-    assert f"Example: labkit {' '.join(command)}" in out
+    assert f"\n\n  Example: labkit {' '.join(command)}" in out, "a paragraph of its own"
     assert "--json" in out
+
+
+@pytest.mark.parametrize("names", EVERYTHING, ids=" ".join)
+def test_the_first_sentence_of_a_help_fits_into_the_list_of_commands(names):
+    short = EVERYTHING[names].get_short_help_str()
+    assert short.endswith(".") and not short.endswith("..."), f"{short!r}: at most 45 characters"
+
+
+def test_the_page_of_the_commands_is_what_their_help_says():
+    page = PAGE.read_text(encoding="utf-8")
+    title = page.partition("\n")[0].removeprefix("# ")
+    command = ["-m", "typer", "labkit.cli", "utils", "docs", "--name", "labkit", "--title", title]
+    made = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert page.strip() == made.strip(), "docs/cli.md is out of date: run make cli-docs"
 
 
 def test_the_version_is_that_of_the_package(labkit_command):

@@ -133,8 +133,8 @@ def _is_command(line: str) -> bool:
 
 
 def pages() -> dict[str, str]:
-    """{path: text} of all pages."""
-    files = sorted({file for pattern in PAGES for file in ROOT.glob(pattern)})
+    """{path: text} of all pages but docs/cli.md, which is generated from the commands themselves."""
+    files = sorted({file for pattern in PAGES for file in ROOT.glob(pattern)} - {ROOT / "docs" / "cli.md"})
     return {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in files}
 
 

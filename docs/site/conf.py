@@ -19,6 +19,7 @@ author = "labkit contributors"
 copyright = author
 release = version = __version__
 language = "en"
+smartquotes = False  # they change the options of commands: --json would be shown with a dash
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "cards"]
 exclude_patterns = ["files"]
