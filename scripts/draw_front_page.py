@@ -113,7 +113,7 @@ def record(page) -> Film:
     film.answered(1600)
     film.point(-3.1, 1, 400)
     page.get_by_role("combobox", name="mask A").select_option("bidirectional")
-    film.caption("A bidirectional mask: each token attends to all tokens.")
+    film.caption("A bidirectional mask. Gemma was not trained with it and is less certain.")
     film.answered(3200)
     return film
 

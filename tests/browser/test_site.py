@@ -115,7 +115,8 @@ def test_next_and_previous_walk_the_notebooks_in_order(open_page, folder, site):
         assert f'class="next-page" href="{after}.html"' in _html(folder / "notebooks" / f"{before}.html")
         assert f'class="prev-page" href="{before}.html"' in _html(folder / "notebooks" / f"{after}.html")
     road = page.locator("article table a[href^='notebooks/']")
-    assert [link.get_attribute("href") for link in road.all()] == [f"notebooks/{stem}.html" for stem in TOUR]
+    linked = dict.fromkeys(link.get_attribute("href") for link in road.all())
+    assert list(linked) == [f"notebooks/{stem}.html" for stem in TOUR]
 
 
 def test_notebooks_are_shown_as_they_were_executed(folder):
