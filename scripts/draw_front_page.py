@@ -29,12 +29,12 @@ QUERY, KEY = 5, 4  # the cell that is closed: "is" attends to "hot" (the first t
 CELL = f"""import labkit
 labkit.viz.playground({SENTENCE!r}).attach(labkit.load("gemma3-270m"))"""
 LAYOUT = """
-.labkit-playground { position: relative; width: 820px; height: 418px; padding: 16px 20px; }
+.labkit-playground { position: relative; width: 820px; height: 366px; padding: 16px 20px; }
 .labkit-playground > :not(.pg-mask, .pg-grid, .pg-panel), .pg-sign, .pg-not, .pg-panel > *,
 .pg-column:first-child, .pg-column > :not(.pg-answers) { display: none !important; }
-.labkit-playground .pg-mask { position: absolute; top: 56px; left: 20px; margin: 0; padding: 0; background: none; }
-.labkit-playground .pg-grid { position: absolute; top: 92px; left: 20px; margin: 0; }
-.labkit-playground .pg-panel { position: absolute; top: 150px; left: 440px; right: 24px; margin: 0; padding: 0; }
+.labkit-playground .pg-mask { position: absolute; top: 64px; left: 440px; margin: 0; padding: 0; background: none; }
+.labkit-playground .pg-grid { position: absolute; top: 44px; left: 20px; margin: 0; }
+.labkit-playground .pg-panel { position: absolute; top: 120px; left: 440px; right: 24px; margin: 0; padding: 0; }
 .labkit-playground .pg-panel { border: 0; }
 .labkit-playground .pg-panel > :is(.pg-columns, #title) { display: block !important; }
 .labkit-playground > #caption { display: block !important; font: bold 18px sans-serif; }
@@ -111,7 +111,7 @@ def record(page) -> Film:
     page.mouse.up()
     film.caption("The cell is open again.")
     film.answered(1600)
-    film.point(-3.1, 1, 400)
+    film.point(-1.35, 11.6, 400)
     page.get_by_role("combobox", name="mask A").select_option("bidirectional")
     film.caption("A bidirectional mask. Gemma was not trained with it and is less certain.")
     film.answered(3200)
