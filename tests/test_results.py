@@ -1,0 +1,72 @@
+"""labkit.results: the tables against the JSON files that they are made from."""
+
+import json
+
+import pytest
+
+from labkit import results, viz
+from labkit.errors import DataError
+from labkit.resources import folder
+
+STUDIES = ("mask_effect", "fusion_quality", "future_attention")
+COLUMNS = ("label", "condition", "model", "arm", "part", "n", "mean", "low", "high")
+COLUMNS += ("difference", "difference_low", "difference_high")
+
+
+def stored(name):
+    return json.loads((folder("results") / f"{name}.json").read_text())
+
+
+def test_every_difference_of_the_mask_effect_is_a_row():
+    rows = results.load("mask_effect")
+    for condition in stored("mask_effect")["conditions"]:
+        chosen = rows.query("part == 'all' and condition == @condition['name'] and model == @condition['model']")
+        chosen = chosen[chosen.steps == condition["arms"][0]["steps"]].set_index("arm")
+        assert list(chosen.index) == [arm["name"] for arm in condition["arms"]]
+        for arm in condition["arms"]:
+            row = chosen.loc[arm["name"]]
+            assert (row["mean"], row.n_seeds, row.learned) == (arm["mean"], len(arm["seeds"]), arm["learned"])
+            if "difference" in arm:
+                expected = [arm["difference"][key] for key in ("mean", "low", "high")]
+                assert list(row[["difference", "difference_low", "difference_high"]]) == expected
+        assert chosen.difference.isna().to_list() == ["difference" not in arm for arm in condition["arms"]]
+
+
+def test_parts_and_smaller_training_sets_are_rows_of_their_own():
+    condition = next(each for each in stored("mask_effect")["conditions"] if len(each["sizes"]) > 1)
+    rows = results.load("mask_effect").query("condition == @condition['name'] and model == @condition['model']")
+    size, part = condition["sizes"][0], condition["parts"][0]
+    smaller = rows[(rows.n_train == size["size"]) & (rows.arm == "bidirectional")].iloc[0]
+    assert smaller.difference == size["arms"]["bidirectional"]["difference"]["mean"] and smaller.steps == size["steps"]
+    of_part = rows[(rows.part == part["name"]) & (rows.arm == "causal")].iloc[0]
+    assert of_part["mean"] == part["arms"]["causal"]["mean"] and of_part[["low", "difference"]].isna().all()
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_all_studies_have_the_common_columns_and_can_be_drawn(name):
+    rows = results.load(name)
+    assert set(COLUMNS) <= set(rows)
+    assert not rows.duplicated(["label", "part", "arm"]).any(), "a label, a part and an arm identify a row"
+    groups = results.by_label(rows)
+    assert sum(map(len, groups.values())) == rows.difference.notna().sum()
+    assert viz.effects_svg(groups)
+    pairs = results.pairs(name)
+    assert len(pairs) == sum(len(each["pairs"]) for each in stored(name)["conditions"])
+    assert set(pairs.label) <= set(rows.label)
+
+
+def test_a_curve_has_one_row_for_each_seed_of_each_point():
+    curve = stored("mask_effect")["curves"][1]
+    rows = results.curves("mask_effect").query("title == @curve['title']")
+    for line, points in curve["lines"].items():
+        found = [(x, list(group.score)) for x, group in rows[rows.line == line].groupby("x")]
+        assert found == [(x, scores) for x, scores in sorted(points)]
+
+
+def test_a_file_of_rows_is_a_table_and_other_files_are_read_as_they_are():
+    assert len(results.load("cost_cpu")) == len(stored("cost_cpu")["rows"])
+    assert results.read("gpt_training") == stored("gpt_training")
+    with pytest.raises(DataError, match="not a table"):
+        results.load("gpt_training")
+    with pytest.raises(DataError, match=results.names()[0]):
+        results.load("no_such_result")
