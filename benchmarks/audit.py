@@ -31,7 +31,6 @@ def measure(name: str, dtype: str | None, repeats: int) -> dict:
     import torch
 
     import labkit
-    from labkit.bench.flops import wait
 
     lm = labkit.load(name, dtype=dtype)
     model, device = lm.model, str(lm.model.device)
@@ -65,10 +64,10 @@ def measure(name: str, dtype: str | None, repeats: int) -> dict:
         for kind, run in runs.items():
             if number == 0 and kind == "full_audit":
                 continue  # the quick audit has warmed up what it uses
-            wait(device)
+            machine.wait(device)
             began = time.perf_counter()
             run()
-            wait(device)
+            machine.wait(device)
             if number:
                 seconds[kind].append(round(time.perf_counter() - began, 4))
     per_forward = {

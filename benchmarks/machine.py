@@ -4,38 +4,88 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from labkit.bench.machine import describe, spread
-
-__all__ = ["RESULTS", "Memory", "describe", "drawn", "interval", "paired", "spread", "write"]
 
 RESULTS = Path(__file__).parent / "results"
 DRAWS = 4000
 FEWEST = 5  # rounds; the whole range of fewer holds the median in less than 90 % of cases
 
 
-def write(name: str, results: Any, notes: str) -> Path:
+def write(name: str, results: Any, notes: str, key: str = "results", target: Path | None = None) -> Path:
     """Write `results`, machine, date and `notes` (what was measured, in which unit) to results/<name>.json, whole."""
-    RESULTS.mkdir(exist_ok=True)
+    target = target or RESULTS / f"{name}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
     date = datetime.now(UTC).date().isoformat()
-    content = {"benchmark": name, "date": date, "notes": notes, "machine": describe(), "results": results}
-    handle, temporary = tempfile.mkstemp(dir=RESULTS, suffix=".json")
+    content = {"benchmark": name, "date": date, "notes": notes, "machine": describe(), key: results}
+    handle, temporary = tempfile.mkstemp(dir=target.parent, suffix=".json")
     with os.fdopen(handle, "w", encoding="utf-8") as out:
         json.dump(content, out, indent=1)
         out.write("\n")
     Path(temporary).chmod(0o644)
-    target = RESULTS / f"{name}.json"
     os.replace(temporary, target)
     return target
+
+
+def describe() -> dict[str, Any]:
+    """Processor, cores, memory, GPU, and the versions that matter."""
+    import psutil
+    import torch
+
+    import labkit
+
+    available = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    versions = {name: metadata.version(name) for name in ("torch", "transformers", "tokenizers", "safetensors")}
+    return {
+        "cpu": _cpu_name(),
+        # those that this process may use: on a shared machine fewer than there are
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "torch_threads": torch.get_num_threads(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "gpus": [torch.cuda.get_device_name(number) for number in available],
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": versions | {"labkit": labkit.__version__},
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def spread(values: list[float]) -> dict[str, Any]:
+    """n, median, smallest, largest, and every value in the order in which it was measured."""
+    return {
+        "n": len(values),
+        "median": statistics.median(values),
+        "min": min(values),
+        "max": max(values),
+        "each": values,
+    }
+
+
+def wait(device: str) -> None:
+    """Wait until the GPU has finished what it was given."""
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize()
 
 
 def use(device: str) -> None:

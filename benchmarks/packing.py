@@ -127,9 +127,7 @@ class Mix:
 
     def now(self) -> float:
         """Seconds, once the GPU has done what it was given."""
-        from labkit.bench.flops import wait
-
-        wait(self.device)
+        machine.wait(self.device)
         return time.perf_counter()
 
     def running(self, arm: str):

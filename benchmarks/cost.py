@@ -1,0 +1,266 @@
+"""What a training step costs: time, tokens per second, peak memory, and the share of the machine's arithmetic it uses.
+
+    python benchmarks/cost.py --models gpt2-mini,gemma3-270m --batch-sizes 1,2 --lengths 128,512 --output runs/cost.json
+    python benchmarks/cost.py --models random:gemma-2-9b --method lora --dtypes bfloat16 --attn eager,flex_attention
+    python benchmarks/cost.py --quick             (a tiny model, seconds, nothing is written)
+
+A step: forward pass under autocast, cross-entropy of one of 9 labels per token, backward pass, fused AdamW, on random
+tokens without padding. Full training keeps its weights in float32; LoRA keeps the frozen backbone in the row's dtype.
+
+Each row is measured in a process of its own, so its peak memory is its own. A row that does not fit, or whose attention
+backend cannot run the model, is stored with the reason, and the next row is measured. The file is written after each
+row. Models are names that `labkit.load` takes, or a published shape with random weights: the cost of a step does not
+depend on the values of the weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
+
+import torch  # noqa: E402
+from torch.utils.benchmark import Timer  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+from benchmarks import machine  # noqa: E402
+
+LABELS = tuple("ABCDEFGHI")  # as many as CoNLL-2003 has
+RANK = 16  # of LoRA
+SIDES = {"cpu": 1024, "cuda": 8192}  # of the square matrices whose product measures the machine's rate
+RANDOM = "random:"
+SHAPES: dict[
+    str, tuple[str, dict[str, int]]
+] = {  # model cards, and table 1 of the report on Gemma 2 (arXiv 2408.00118)
+    "gpt2": ("GPT2Config", {}),
+    "gemma-2-2b": ("Gemma2Config", {}),  # the defaults of transformers
+    "gemma-2-9b": (
+        "Gemma2Config",
+        {"hidden_size": 3584, "intermediate_size": 14336, "num_hidden_layers": 42}
+        | {"num_attention_heads": 16, "num_key_value_heads": 8},
+    ),
+}
+NOTES = (
+    "seconds_per_step: spread of the timed steps after warm-up; tokens_per_second is that of the median. "
+    "peak_memory_bytes: of the GPU, or resident, of a process that measures this row only. flops_per_token: of the "
+    "matrix products of forward and backward pass, counted by torch.utils.flop_counter with eager attention, which "
+    "computes every pair of tokens. mfu: their rate over matmul_flops_per_second, the best rate of a large square "
+    "matrix product in the same dtype, process and threads."
+)
+
+
+def measure(row: dict[str, Any], seconds: float = 5.0) -> dict[str, Any]:
+    """The numbers of one row, or {"reason": why it could not be measured}."""
+    from labkit.errors import LabkitError
+    from labkit.memory import is_out_of_memory
+
+    try:
+        return {"reason": None} | _measured(row, seconds)
+    except LabkitError as error:
+        return {"reason": _one_line(error)}
+    except Exception as error:  # an attention backend or a kernel may raise anything, and the other rows must go on
+        what = "out of memory" if is_out_of_memory(error) else type(error).__name__
+        return {"reason": _one_line(f"{what}: {error}")}
+
+
+def _measured(row: dict[str, Any], seconds: float) -> dict[str, Any]:
+    from labkit import convert, precision
+    from labkit.tasks import adapters
+    from labkit.training import peak_memory
+
+    torch.manual_seed(0)
+    backbone_dtype = "float32" if row["method"] == "full" else row["dtype"]
+    model, backend = load(row["model"], row["attn"], backbone_dtype, row["device"])
+    kind, config = type(model), copy.deepcopy(model.config)
+    if row["mask"] == "bidirectional":
+        convert.to_bidirectional(model)
+    model = adapters.trained_part(model, row["method"], rank=RANK, dtype=row["dtype"]).train()
+    text = config.get_text_config()
+    step = training_step(model, batch(row, text.vocab_size), row)
+    card = precision.here() if row["device"] == "cuda" else None
+    chosen = precision.choose(text.model_type, card, row["dtype"])
+    with precision.kernels(chosen.tf32):
+        times = timed(step, seconds)
+        peak = peak_memory()  # before the matrices of the matmul rate are made
+        rate = matmul_rate(row["dtype"], row["device"])
+    trained, parameters = adapters.trainable(model)
+    each = machine.spread([round(time, 6) for time in times])
+    tokens = row["batch_size"] * row["length"] / each["median"]
+    flops = flops_per_token(kind, config, row["method"], row["length"])
+    return {
+        "backend": backend,
+        "parameters": parameters,
+        "trained_parameters": trained,
+        "tf32": chosen.tf32,
+        "seconds_per_step": each,
+        "samples_per_second": row["batch_size"] / each["median"],
+        "tokens_per_second": tokens,
+        "peak_memory_bytes": peak,
+        "flops_per_token": flops,
+        "matmul_flops_per_second": rate,
+        "mfu": tokens * flops / rate,
+    }
+
+
+def load(name: str, attn: str | None, dtype: str, device: str) -> tuple[Any, str]:
+    """A causal model with a head that classifies tokens, and the attention backend that it uses."""
+    from labkit import hub_models, memory, models
+    from labkit.heads import Head
+
+    head = Head("token-classification", labels=LABELS)
+    if name.startswith(RANDOM):
+        kind, config = hub_models.class_for(shape(name), head, name)
+        attn, _ = models._choose_attention(kind, config, attn, name)
+        memory.require_memory(name, memory.configured_parameters(config, kind), getattr(torch, dtype), device)
+        with torch.device(device):
+            model = kind._from_config(config, attn_implementation=attn, dtype=getattr(torch, dtype))
+    else:
+        model = models.load(name, task=head, attn=attn, dtype=dtype, device=device).model
+    return model, str(model.config.get_text_config()._attn_implementation)
+
+
+def shape(name: str) -> Any:
+    """The configuration of a published shape. Raises UnknownModelError if there is none of this name."""
+    import transformers
+
+    from labkit.errors import UnknownModelError
+
+    if name.removeprefix(RANDOM) not in SHAPES:
+        known = ", ".join(RANDOM + known for known in SHAPES)
+        raise UnknownModelError(f"there is no shape {name!r}; choose one of {known}")
+    kind, sizes = SHAPES[name.removeprefix(RANDOM)]
+    return getattr(transformers, kind)(**sizes)
+
+
+def flops_per_token(kind: type, config: Any, method: str, length: int) -> float:
+    """Floating-point operations of a forward and a backward pass over one row, per token, counted without computing."""
+    from labkit.tasks import adapters
+
+    with torch.device("meta"):
+        model = adapters.trained_part(kind._from_config(config, attn_implementation="eager"), method, rank=RANK)
+        ids = torch.zeros(1, length, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss.backward()
+    return counter.get_total_flops() / length
+
+
+def batch(row: dict[str, Any], vocabulary: int) -> dict[str, torch.Tensor]:
+    """Random token ids and labels, each (batch, seq), without padding."""
+    size = (row["batch_size"], row["length"])
+    ids, labels = torch.randint(8, vocabulary, size), torch.randint(len(LABELS), size)
+    tensors = {"input_ids": ids, "attention_mask": torch.ones(size, dtype=torch.long), "labels": labels}
+    return {name: tensor.to(row["device"]) for name, tensor in tensors.items()}
+
+
+def training_step(model: Any, inputs: dict[str, torch.Tensor], row: dict[str, Any]) -> Callable[[], None]:
+    """One step of training on `inputs`."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True)
+
+    def step() -> None:
+        with torch.autocast(row["device"], getattr(torch, row["dtype"]), enabled=row["dtype"] != "float32"):
+            loss = model(**inputs).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def timed(call: Callable[[], Any], seconds: float) -> list[float]:
+    """Seconds of each call, after warm-up; as many calls as fit into `seconds`, and at least one."""
+    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+    timer.timeit(1)  # two warm-up calls and one more: lazily made buffers and compiled kernels do not count
+    return timer.blocked_autorange(min_run_time=seconds).times
+
+
+def matmul_rate(dtype: str, device: str, seconds: float = 1.0) -> float:
+    """FLOPs per second of a large square matrix product: the best of as many as fit into `seconds`."""
+    side = SIDES[device]
+    a, b = (torch.randn(side, side, device=device).to(getattr(torch, dtype)) for _ in range(2))
+    return 2 * side**3 / min(timed(lambda: a @ b, seconds))
+
+
+def in_its_own_process(row: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """`measure(row)` in a new process; if that process dies, the reason."""
+    command = [sys.executable, __file__, "--row", json.dumps(row), "--seconds", str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return row | json.loads(done.stdout.splitlines()[-1])
+    if done.returncode == -9:  # SIGKILL
+        return row | {"reason": "its process was killed, probably because memory ran out"}
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return row | {"reason": f"its process ended with code {done.returncode}: {last}"}
+
+
+def in_words(row: dict[str, Any]) -> str:
+    """One row in a line."""
+    facts = [row["model"], f"{row['batch_size']} x {row['length']}", row["dtype"], row["attn"] or "default attention"]
+    name = ", ".join([*facts, row["method"]])
+    if row["reason"] is not None:
+        return f"{name}: not measured: {row['reason']}"
+    step = row["seconds_per_step"]
+    return (
+        f"{name}: {row['tokens_per_second']:,.0f} tokens/s, {step['median']:.3f} s per step ({step['min']:.3f} to "
+        f"{step['max']:.3f}, n = {step['n']}), peak {row['peak_memory_bytes'] / 1e9:.2f} GB, MFU {row['mfu']:.1%}"
+    )
+
+
+def _one_line(message: Any) -> str:
+    return " ".join(str(message).split())[:300]
+
+
+def main() -> int:
+    def several(text: str) -> list[str]:
+        return [part.strip() for part in text.split(",") if part.strip()]
+
+    def numbers(text: str) -> list[int]:
+        return [int(part) for part in several(text)]
+
+    cuda = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    on_gpu = ["random:gemma-2-2b", "random:gemma-2-9b"]
+    parser.add_argument("--models", type=several, default=on_gpu if cuda else ["gpt2-mini"], help="separated by commas")
+    parser.add_argument("--batch-sizes", type=numbers, default=[4, 8] if cuda else [1, 4], help="rows per step")
+    parser.add_argument("--lengths", type=numbers, default=[512, 1024] if cuda else [128, 512], help="tokens per row")
+    parser.add_argument("--dtypes", type=several, default=["bfloat16" if cuda else "float32"])
+    parser.add_argument("--attn", type=several, default=["default"], help="eager, sdpa, flex_attention, ... or default")
+    parser.add_argument("--method", choices=["full", "lora"], default="full")
+    parser.add_argument("--mask", choices=["bidirectional", "causal"], default="bidirectional")
+    parser.add_argument("--seconds", type=float, default=10.0, help="time for the steps of a row (default 10)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if cuda else "cpu")
+    parser.add_argument(
+        "--output", type=Path, help="JSON file (default: benchmarks/results/cost_cpu.json or _gpu.json)"
+    )
+    parser.add_argument("--quick", action="store_true", help="tiny models, seconds; writes nothing")
+    parser.add_argument("--row", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.row:
+        print(json.dumps(measure(options.row, options.seconds)))
+        return 0
+    if options.quick:
+        options.models, options.batch_sizes, options.lengths, options.seconds = ["tiny-gpt2"], [2], [16], 0.1
+    axes = product(options.models, options.dtypes, options.lengths, options.batch_sizes, options.attn)
+    common = {"method": options.method, "mask": options.mask, "device": options.device}
+    rows = []
+    for model, dtype, length, size, attn in axes:
+        row = {"model": model, "batch_size": size, "length": length, "dtype": dtype}
+        row |= {"attn": None if attn == "default" else attn} | common
+        rows.append(in_its_own_process(row, options.seconds))
+        print(in_words(rows[-1]), flush=True)
+        if not options.quick:
+            name = f"cost_{'cpu' if options.device == 'cpu' else 'gpu'}"
+            machine.write(name, rows, NOTES, key="rows", target=options.output)
+    return 0 if any(row["reason"] is None for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

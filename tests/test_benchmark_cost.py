@@ -1,0 +1,86 @@
+"""benchmarks/cost.py: the arithmetic that it counts, and what becomes of rows that cannot be measured."""
+
+import json
+import sys
+
+import pytest
+import torch
+import transformers
+
+import labkit
+from benchmarks import cost
+from labkit import memory
+from labkit.heads import Head
+
+ROW = {"model": "tiny-llama", "batch_size": 2, "length": 32, "dtype": "float32", "attn": None}
+ROW |= {"method": "full", "mask": "bidirectional", "device": "cpu"}
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama", "tiny-gemma3"])
+def test_flops_are_those_of_the_formula_of_palm(name):
+    """6 for each weight of a matrix product, and 12 x heads x head width x keys for each layer (appendix B)."""
+    head = Head("token-classification", labels=cost.LABELS)
+    model = labkit.load(name, task=head, device="cpu").model
+    config, length = model.config.get_text_config(), 96
+    matrices = (torch.nn.Linear, transformers.pytorch_utils.Conv1D)
+    weights = sum(module.weight.numel() for module in model.modules() if isinstance(module, matrices))
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    pairs = 12 * config.num_hidden_layers * config.num_attention_heads * width * length
+    assert cost.flops_per_token(type(model), model.config, "full", length) == pytest.approx(
+        6 * weights + pairs, rel=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("gpt2", 124_439_808), ("gemma-2-2b", 2_614_341_888), ("gemma-2-9b", 9_241_705_984)]
+)
+def test_random_shapes_have_as_many_weights_as_the_published_models(name, parameters):
+    config = cost.shape(f"random:{name}")
+    kind = transformers.AutoModelForCausalLM._model_mapping[type(config)]
+    assert memory.configured_parameters(config, kind) == parameters
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_numbers_of_a_row_agree_with_each_other(method):
+    row = cost.measure(ROW | {"method": method}, seconds=0.05)
+    assert row["reason"] is None and row["seconds_per_step"]["n"] >= 1
+    assert row["tokens_per_second"] == pytest.approx(2 * 32 / row["seconds_per_step"]["median"])
+    rate = row["flops_per_token"] * row["tokens_per_second"]
+    assert row["mfu"] == pytest.approx(rate / row["matmul_flops_per_second"])
+    assert (row["trained_parameters"] == row["parameters"]) == (method == "full")
+    assert row["peak_memory_bytes"] > 4 * row["parameters"]
+
+
+def test_a_step_trains_every_weight_that_it_is_to_train():
+    model, _ = cost.load("tiny-gpt2", None, "float32", "cpu")
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    cost.training_step(model.train(), cost.batch(ROW, 64), ROW)()
+    assert all(not torch.equal(before[name], weight) for name, weight in model.named_parameters() if "wpe" not in name)
+
+
+def test_a_row_that_does_not_fit_or_cannot_run_has_a_reason(monkeypatch):
+    refused = cost.measure(ROW | {"model": "tiny-gemma2", "attn": "sdpa"})
+    assert list(refused) == ["reason"] and "softcap" in refused["reason"]
+    monkeypatch.setattr(memory, "available_bytes", lambda device="cpu": 0)
+    assert (
+        "needs about 22"
+        in cost.measure(ROW | {"model": "random:gemma-2-9b", "method": "lora", "dtype": "bfloat16"})["reason"]
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_a_row_whose_process_is_killed_is_stored_and_the_next_one_is_measured(monkeypatch, tmp_path, capsys):
+    stand_in = tmp_path / "python"
+    stand_in.write_text(
+        "#!/bin/sh\n"
+        f'if [ ! -e "{tmp_path}/killed" ]; then touch "{tmp_path}/killed"; kill -9 $$; fi\n'
+        f'exec "{sys.executable}" "$@"\n'
+    )
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(cost.sys, "executable", str(stand_in))
+    output = tmp_path / "cost.json"
+    arguments = f"cost --models tiny-gpt2 --batch-sizes 1,2 --lengths 8 --seconds 0.05 --device cpu --output {output}"
+    monkeypatch.setattr(cost.sys, "argv", arguments.split())
+    assert cost.main() == 0
+    first, second = json.loads(output.read_text())["rows"]
+    assert "killed" in first["reason"] and second["reason"] is None and second["tokens_per_second"] > 0
