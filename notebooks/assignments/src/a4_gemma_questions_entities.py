@@ -18,7 +18,7 @@ import torch
 from transformers import Gemma3TextConfig
 
 import labkit
-from labkit.bench.stored import differences, mask_effects
+from labkit import results
 from labkit.datasets import embedded
 from labkit.datasets.tags import entities_of
 from labkit.tasks import qa
@@ -358,11 +358,11 @@ compare(one, other, seeds, texts)
 # %% [markdown]
 # Where zero is inside, the honest sentence is "we have not shown a difference", and not "there is none". And if the interval leaves zero out although we planted none? That happens in a share of all worlds; an interval is a bet, not a proof.
 #
-# Two things make a real comparison stricter. Texts of one group (questions on one passage) are not independent, so groups are drawn. And a bootstrap of so few seeds is too narrow, so labkit lets the seeds enter by Student's t (`labkit.bench.paired.difference`). This is what it has measured for entities, with controls such as reading the text twice (`repeated`):
+# Two things make a real comparison stricter. Texts of one group (questions on one passage) are not independent, so groups are drawn. And a bootstrap of so few seeds is too narrow, so the stored study lets the seeds enter by Student's t. This is what it has measured for entities, with controls such as reading the text twice (`repeated`):
 
 # %%
-stored = mask_effects("ner")
-effects_svg(differences(stored)) if stored else print("Nothing has been measured for this task yet.")
+stored = results.load("mask_effect").query("task == 'ner' and part == 'all'")
+effects_svg(results.by_label(stored))
 
 # %% [markdown]
 # Each row is an arm less the causal one, in points of F1, with its interval. Grey holds zero: however many points it shows, it is no result.
