@@ -80,20 +80,25 @@ def one_run(model: str, objective: str, options: argparse.Namespace, seed: int, 
 def differences(runs: dict[str, list[dict]], draws: int = 2000) -> dict:
     """Accuracy of each arm minus the control's, with a paired bootstrap over the hidden tokens."""
     import numpy as np
+    from scipy.stats import bootstrap
 
-    rng, control = np.random.default_rng(0), np.array([run["ranks"] for run in runs["next"]]) == 1  # (seeds, tokens)
+    control = np.array([run["ranks"] for run in runs["next"]]) == 1  # (seeds, tokens)
     found = {}
     for arm, each in runs.items():
         if arm == "next":
             continue
         gap = ((np.array([run["ranks"] for run in each]) == 1).astype(float) - control).mean(0)  # (tokens,)
-        means = gap[rng.integers(len(gap), size=(draws, len(gap)))].mean(1)
+        interval = bootstrap((gap,), np.mean, n_resamples=draws, method="percentile", rng=0).confidence_interval
         per_seed = [
             a["states"]["after"]["accuracy"] - b["states"]["after"]["accuracy"]
             for a, b in zip(each, runs["next"], strict=True)
         ]
-        interval = [float(q) for q in np.quantile(means, [0.025, 0.975])]
-        found[arm] = {"mean": float(gap.mean()), "interval": interval, "per_seed": per_seed, "n": len(gap)}
+        found[arm] = {
+            "mean": float(gap.mean()),
+            "interval": [float(end) for end in interval],
+            "per_seed": per_seed,
+            "n": len(gap),
+        }
     return found
 
 

@@ -15,7 +15,6 @@ import argparse
 import copy
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -32,10 +31,7 @@ NOTES = (
     "(step=train), after one warm-up, the arms in turn within each round. ratios: of the times of one round, below 1 = "
     "the converted model was faster. peak_mb: the highest memory (1 MB = 1e6 bytes) above that after loading and a "
     "call of 8 tokens: resident memory, sampled, in a process of its own for each arm, step and kind of padding, from "
-    "the shortest length to the longest (on a GPU: torch's own count). square: every tensor of shape "
-    "(..., S, S) that one forward pass made, run at S - 1, a length that no other dimension of the model has. "
-    "masks_per_layer: what the attention modules were handed, by layer type: the number of different masks, or none "
-    "(the kernel is told by a flag)."
+    "the shortest length to the longest (on a GPU: torch's own count)."
 )
 
 
@@ -89,7 +85,7 @@ class Bench:
     def forward(self, arm: str, ids, real) -> None:
         with self.torch.no_grad():
             self.states(arm, ids, real)
-        self.wait()
+        machine.wait(self.device)
 
     def train(self, arm: str, ids, real) -> None:
         parameters = [p for p in self.stack.parameters() if p.requires_grad]
@@ -99,11 +95,7 @@ class Bench:
             for parameter in parameters:
                 parameter -= 1e-9 * parameter.grad
                 parameter.grad = None
-        self.wait()
-
-    def wait(self) -> None:
-        if self.device.startswith("cuda"):
-            self.torch.cuda.synchronize()
+        machine.wait(self.device)
 
     def check(self, length: int) -> None:
         """The arms compute what their names say, or there is nothing to compare."""
@@ -155,62 +147,7 @@ def one_arm(options: argparse.Namespace) -> None:
     memory = machine.Memory(bench.device)
     for length in sorted(options.lengths):
         rows.append({"peak_mb": memory.of(call, options.arm, *bench.batch(length, options.padded))})
-    if options.step == "forward":
-        for row, length in zip(rows, sorted(options.lengths), strict=True):
-            row |= structure(bench, options.arm, length - 1, options.padded)
     print(json.dumps(rows))
-
-
-def structure(bench: Bench, arm: str, length: int, padded: bool) -> dict:
-    """The S x S tensors that one forward pass makes, and the masks that its attention modules are handed."""
-    from labkit.anatomy import find_decoder
-
-    stack = bench.converted if arm == "converted" else bench.stack
-    decoder, handed, hooks = find_decoder(stack), {}, []
-    for attention, kind in zip(decoder.attentions, decoder.layer_types, strict=True):
-
-        def note(module, args, kwargs, kind=kind):
-            masks = [a for a in [*args, *kwargs.values()] if getattr(a, "ndim", 0) == 4]
-            handed.setdefault(kind, []).extend(masks or [None])
-
-        hooks.append(attention.register_forward_pre_hook(note, with_kwargs=True))
-    ids, real = bench.batch(length, padded)
-    with squares_counted(length) as squares:
-        bench.forward(arm, ids, real)
-    for hook in hooks:
-        hook.remove()
-    different = {kind: {id(m) if m is None else m.data_ptr() for m in masks} for kind, masks in handed.items()}
-    masks = {kind: "none" if handed[kind].count(None) == len(handed[kind]) else len(d) for kind, d in different.items()}
-    return {"square": squares, "masks_per_layer": masks}
-
-
-def squares_counted(length: int):
-    """A context whose value, after it, holds how many (..., S, S) tensors were made, and the largest in MB."""
-    from contextlib import contextmanager
-
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
-
-    found = {"made": 0, "largest_mb": 0.0}
-
-    class Counter(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            out = function(*args, **(kwargs or {}))
-            given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-            for t in tree_leaves(out):
-                square = isinstance(t, torch.Tensor) and t.ndim >= 2 and t.shape[-2:] == (length, length)
-                if square and t.untyped_storage().data_ptr() not in given:  # made here, not a view of what was given
-                    found["made"] += 1
-                    found["largest_mb"] = max(found["largest_mb"], round(t.untyped_storage().nbytes() / 1e6, 3))
-            return out
-
-    @contextmanager
-    def counted():
-        with Counter():
-            yield found
-
-    return counted()
 
 
 def memory_of(arm: str, step: str, padded: bool, options: argparse.Namespace) -> list[dict]:
@@ -218,13 +155,10 @@ def memory_of(arm: str, step: str, padded: bool, options: argparse.Namespace) ->
     lengths = options.lengths if step == "forward" else options.train_lengths
     if not lengths:
         return []
-    command = [sys.executable, __file__, "--arm", arm, "--step", step, *["--padded"] * padded]
+    command = [__file__, "--arm", arm, "--step", step, *["--padded"] * padded]
     command += ["--model", options.model, "--device", options.device, "--threads", str(options.threads)]
     command += ["--dtype", options.dtype] if options.dtype else []
-    done = subprocess.run([*command, "--lengths", *map(str, lengths)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"measuring the memory of {arm} failed:\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return machine.in_a_process([*command, "--lengths", *map(str, lengths)])
 
 
 # ---- the whole benchmark -------------------------------------------------------------------------------------------
@@ -254,8 +188,6 @@ def sentence(row: dict) -> str:
     words += [f"{arm} {row['seconds'][arm]['median'] * 1e3:.0f} ms, {row['peak_mb'][arm]:.0f} MB" for arm in ARMS]
     ratio = row["ratios"]["converted/recipe"]
     words.append(f"converted/recipe {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})")
-    if "square" in row:
-        words.append(f"S x S made: {', '.join(str(row['square'][arm]['made']) for arm in ARMS)}")
     return "; ".join(words)
 
 

@@ -20,7 +20,6 @@ import itertools
 import json
 import os
 import random
-import subprocess
 import sys
 import time
 import warnings
@@ -39,8 +38,6 @@ PADDED = ("fast", "logit-average", "dense", "cacheless")  # on a CPU `mixed` has
 GROWTH = ("fast", "concat")
 PREFIX, CUE = 96, 3  # tokens: five examples, "Answer:"
 LONG = 128
-JUDGED_N, JUDGED_TOKENS = 5, 20
-CURVED = 0.1  # a quadratic share of the seconds below this is called linear
 
 Case = tuple[str, int]  # a setting, and how many paraphrases
 Plan = dict[Case, dict[str, list[int]]]  # for each arm of a case the lengths of the answers
@@ -53,13 +50,11 @@ NOTES = (
     "up. ratios: of two arms within one round, above 1 = the first took longer; low and high: 95 % bootstrap interval "
     "of the median over rounds, which is nearly the range where there are five, and missing where there are fewer. "
     "growth: seconds of the prefill in the setting long, medians fitted by a + b N + c N^2 with relative errors; "
-    "curved: the share of c N^2 in the fitted seconds at the largest N, low and high as before; 'linear' where all of "
-    "it is below 0.1 and that of the control, concat, above. engines: what the runs say that they used. On a CPU flex "
-    "is FlexAttention uncompiled, which makes all scores as a tensor and a new block mask for each token: no measure "
-    "of the compiled kernel's speed. apart is no call of generate() but its loop, N times, as logits can be averaged "
-    "only token by token. left_out: what was not run, being slow, or beyond the model's positions. peak_mb: highest "
-    "memory above that after loading, setting equal, each arm and N in a process of its own; resident memory on a "
-    "CPU, which is coarse."
+    "curved: the share of c N^2 in the fitted seconds at the largest N, low and high as before; concat is the control "
+    "that must be found quadratic. engines: what the runs say that they used. On a CPU flex is FlexAttention "
+    "uncompiled, which does not measure the speed of the compiled kernel. left_out: what was not run because it is "
+    "slow, or beyond the model's positions. peak_mb: highest memory above that after loading, setting equal, each arm "
+    "and N in a process of its own; resident memory on a CPU, which is coarse."
 )
 
 
@@ -93,12 +88,12 @@ class Bench:
             segments.append(tuple(self.ids[at : at + length]))
             at += length
         stamps: list[float] = []
-        self._synchronize()
+        machine.wait(self.device)
         began = time.perf_counter()
         with self.torch.no_grad():
             write = self._apart if arm == "apart" else self._engine
             tokens = write(arm, segments, new_tokens, stamps)
-        self._synchronize()
+        machine.wait(self.device)
         stamps.append(time.perf_counter())
         return [stamp - began for stamp in stamps], tokens
 
@@ -144,10 +139,6 @@ class Bench:
                 stamps.append(time.perf_counter())
             new = [token[:, None]] * len(segments)
         return written
-
-    def _synchronize(self) -> None:
-        if self.device.startswith("cuda"):
-            self.torch.cuda.synchronize()
 
 
 def lengths_of(setting: str, count: int) -> list[int]:
@@ -210,7 +201,7 @@ def measure(options: argparse.Namespace) -> dict:
     grown = growths({case[1]: arms for case, arms in seconds.items() if case[0] == "long"})
     return {
         "model_dtype": str(bench.lm.model.dtype).removeprefix("torch."), "engines": bench.names, "cases": cases,
-        "growth": grown, "verdicts": verdicts(cases, grown), "left_out": left_out,
+        "growth": grown, "left_out": left_out,
     }  # fmt: skip
 
 
@@ -263,54 +254,6 @@ def growth(counts: Sequence[int], seconds: np.ndarray) -> dict:
     return {"fit": found, "curved": {"share": round(float(share[0]), 4)} | machine.interval(shares, len(seconds))}
 
 
-def verdicts(cases: Sequence[dict], grown: dict) -> list[dict[str, str]]:
-    """Each target with `verdict` (met, missed, not shown, not measured) and `found`, what the data say."""
-    made = []
-    for setting in ("equal", "mixed"):
-        for other, wanted, words in (
-            ("cacheless", 5.0, "at least 5 times as fast as the cacheless loop"),
-            ("logit-average", 1.0, "no slower than batched logit averaging"),
-        ):
-            ratios = [
-                case["ratios"].get(f"{other}/fast", {}).get(str(JUDGED_TOKENS))
-                for case in cases
-                if (case["setting"], case["paraphrases"]) == (setting, JUDGED_N)
-            ]
-            target = f"fast {words} (N = {JUDGED_N}, {JUDGED_TOKENS} tokens, {setting} segments)"
-            made.append({"target": target} | _faster(ratios[0] if ratios else None, wanted))
-    return [*made, {"target": "fast reads the prompt in time linear in N"} | _linear(grown)]
-
-
-def _faster(ratio: dict | None, wanted: float) -> dict[str, str]:
-    if ratio is None:
-        return {"verdict": "not measured", "found": "this case was not run"}
-    found = f"{ratio['median']:.3f} times as fast"
-    if ratio["low"] is None:
-        return {"verdict": "not shown", "found": f"{found}, and {ratio['n']} rounds are too few for an interval"}
-    found += f", 95 % from {ratio['low']:.3f} to {ratio['high']:.3f}"
-    verdict = "met" if ratio["low"] >= wanted else "missed" if ratio["high"] < wanted else "not shown"
-    return {"verdict": verdict, "found": found}
-
-
-def _linear(grown: dict) -> dict[str, str]:
-    if not grown:
-        return {"verdict": "not measured", "found": "fewer than four numbers of paraphrases were run"}
-    fast, control = (grown[arm]["curved"] for arm in GROWTH)
-    if fast["low"] is None:
-        return {"verdict": "not shown", "found": "there are too few rounds for an interval"}
-    found = "; ".join(
-        f"quadratic share {each['share']:.2f} of {arm}, 95 % from {each['low']:.2f} to {each['high']:.2f}"
-        for arm, each in zip(GROWTH, (fast, control), strict=True)
-    )
-    if fast["low"] > CURVED:
-        return {"verdict": "missed", "found": found}
-    if control["low"] <= CURVED:
-        return {"verdict": "not shown", "found": f"{found}: the control is not found quadratic either"}
-    if fast["high"] < CURVED:
-        return {"verdict": "met", "found": found}
-    return {"verdict": "not shown", "found": f"{found}: {CURVED:g}, below which it would be linear, is within"}
-
-
 def memory_of_all(options: argparse.Namespace) -> list[dict]:
     """Each arm and N in a process of its own, setting equal, the longest answer that is also timed."""
     plan, _ = planned(options, None)
@@ -319,38 +262,28 @@ def memory_of_all(options: argparse.Namespace) -> list[dict]:
         row: dict = {"paraphrases": count, "peak_mb": {}}
         for arm, lengths in plan["equal", count].items():
             command = [
-                sys.executable, __file__, "--model", options.model, "--device", options.device, "--memory-of", arm,
+                __file__, "--model", options.model, "--device", options.device, "--memory-of", arm,
                 "--counts", str(count), "--new-tokens", str(max(lengths)), "--threads", str(options.threads),
                 "--seed", str(options.seed), *(["--dtype", options.dtype] if options.dtype else []),
             ]  # fmt: skip
-            row["peak_mb"][arm] = in_a_process(command, f"the memory of {arm} at N = {count}")
+            row["peak_mb"][arm] = machine.in_a_process(command)
         rows.append(row)
     return rows
 
 
-def in_a_process(command: Sequence[str], what: str) -> Any:
-    """What `command` prints in its last line, JSON. Raises SystemExit with what it said if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        said = done.stderr.strip() or done.stdout.strip() or "(it said nothing; killed for its memory?)"
-        raise SystemExit(f"{what} was not measured: its process ended with exit status {done.returncode}\n{said}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def summary(results: dict) -> Iterator[str]:
-    """What is printed: a line for each case, engine, target, and of what was left out."""
+    """What is printed: the cases, the growth of the prefill, and what was left out."""
     for case in results["cases"]:
-        lengths = max((list(each) for each in case["seconds"].values()), key=len)
-        shown = str(JUDGED_TOKENS) if str(JUDGED_TOKENS) in lengths else lengths[-1]
-        arms = ", ".join(f"{arm} {each[shown]['median']:.3f}" for arm, each in case["seconds"].items() if shown in each)
-        yield f"{case['setting']}, N = {case['paraphrases']}, {shown} tokens: seconds {arms}"
-    for arm, name in sorted(results["engines"].items()):
-        note = ", uncompiled: no measure of FlexAttention's speed" if name == "reference (flex)" else ""
-        yield f"engine of {arm}: {name}{note}"
-    if results["left_out"]:
-        yield "left out: " + "; ".join(results["left_out"])
-    for each in results["verdicts"]:
-        yield f"{each['target']}: {each['verdict']}; {each['found']}"
+        for pair, ratios in case["ratios"].items():
+            for tokens, ratio in ratios.items():
+                interval = "" if ratio["low"] is None else f" [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+                name = f"{case['setting']}, N = {case['paraphrases']}, {tokens} tokens"
+                yield f"{name}: {pair} {ratio['median']:.3f}{interval}"
+    for arm, found in results["growth"].items():
+        curved = found["curved"]
+        interval = "" if curved["low"] is None else f" [{curved['low']:.2f}, {curved['high']:.2f}]"
+        yield f"prefill, quadratic share of {arm}: {curved['share']:.2f}{interval}"
+    yield from (f"left out: {name}" for name in results["left_out"])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -55,8 +54,7 @@ class Arm:
         (nats if extra is None else nats + extra).backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.kind == "cuda":
-            self.torch.cuda.synchronize()
+        machine.wait(self.kind)
 
 
 def batch(shape: dict, rows: int, number: int, device: str):
@@ -114,12 +112,9 @@ def main() -> None:
         return None
     results = compare(names, SHAPE, options.rows, options.dtype, options.device, options.rounds)
     for name, found in results.items():
-        common = [sys.executable, __file__, "--arm", name, "--rows", str(options.rows), "--dtype", options.dtype]
+        common = [__file__, "--arm", name, "--rows", str(options.rows), "--dtype", options.dtype]
         common += ["--device", options.device, *(["--threads", str(options.threads)] if options.threads else [])]
-        peaks = [
-            json.loads(subprocess.run(common, check=True, capture_output=True, text=True).stdout) for _ in range(3)
-        ]
-        found["peak_mb"] = machine.spread(peaks)
+        found["peak_mb"] = machine.spread([machine.in_a_process(common) for _ in range(3)])
         found["memory_ratio"] = round(found["peak_mb"]["median"] / results[names[0]]["peak_mb"]["median"], 3)
         ratio = found["ratio"]
         print(

@@ -1,7 +1,6 @@
 """Training throughput of labkit.gpt against the model.py of karpathy/nanoGPT: same shape, same weights, same batches.
 
     python benchmarks/gpt_training.py --nanogpt path/to/nanoGPT/model.py [--dtype float32 bfloat16] [--device cuda]
-    python benchmarks/gpt_training.py --mfu --device cuda          (GPT-2 124M in bf16: share of the card's matmul rate)
     python benchmarks/gpt_training.py --nanogpt path/to/model.py --quick          (seconds, nothing is written)
 
 nanoGPT is not part of this project: fetch it yourself (github.com/karpathy/nanoGPT) and give the path. A step is
@@ -16,7 +15,6 @@ import contextlib
 import importlib.util
 import io
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -39,9 +37,7 @@ NOTES = (
     "GPT-2's tanh form in labkit, which torch computes more slowly in bfloat16 on a CPU. loss_gap: of the two losses "
     "on the first batch, from the same weights. peak_mb: how far the resident memory "
     "of a process that only trains one of the two rises above what it held before the first step (on a GPU: torch's "
-    "highest count), three processes each. mfu: 6 FLOPs per parameter and token "
-    "plus attention's 12 x layers x width x context, over the bf16 rate that one 8192 x 8192 matmul reaches on "
-    "the same card."
+    "highest count), three processes each."
 )
 
 
@@ -92,8 +88,7 @@ class Arm:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        if kind == "cuda":
-            self.torch.cuda.synchronize()
+        machine.wait(self.device)
         return loss.item()
 
 
@@ -142,12 +137,6 @@ def compare(path: str, shape: tuple, dtype: str, device: str, rounds: int, warmu
     }
 
 
-def peak_mb(arguments: list[str]) -> float:
-    """Highest memory of a process of its own that trains one arm for a few steps."""
-    out = subprocess.run([sys.executable, __file__, *arguments], check=True, capture_output=True, text=True)
-    return json.loads(out.stdout.splitlines()[-1])
-
-
 def one_arm(options: argparse.Namespace) -> None:
     import psutil
 
@@ -162,45 +151,6 @@ def one_arm(options: argparse.Namespace) -> None:
     print(json.dumps(round((peak_memory() - before) / 1e6, 1)))
 
 
-def mfu(device: str, rounds: int) -> dict:
-    """GPT-2 124M with random weights in bf16 autocast: FLOPs per second over the card's measured matmul rate."""
-    import torch
-
-    shape = SHAPES["gpt2"]
-    arm = Arm("labkit", labkit_model(shape, "gelu_new"), "bfloat16", device)
-    arm.ours = torch.compile(arm.ours) if device.startswith("cuda") else arm.ours
-    parameters = sum(p.numel() for p in arm.model.parameters())
-    per_token = 6 * parameters + 12 * shape[3] * shape[2] * shape[1]
-    speeds = []
-    for number in range(3 + rounds):
-        ids, targets = batch(shape, number, device)
-        began = time.perf_counter()
-        arm.step(ids, targets)
-        if number >= 3:
-            speeds.append(shape[1] * shape[5] / (time.perf_counter() - began))
-    rate = matmul_rate(device)
-    return {
-        "tokens_per_second": machine.spread([round(s, 1) for s in speeds]),
-        "matmul_tflops": rate / 1e12,
-        "mfu": machine.spread([round(s * per_token / rate, 4) for s in speeds]),
-    }
-
-
-def matmul_rate(device: str, n: int = 8192, rounds: int = 20) -> float:
-    """FLOPs per second of one large bf16 matmul, the best of `rounds`."""
-    import torch
-
-    a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
-    best = float("inf")
-    for _ in range(rounds):
-        began = time.perf_counter()
-        a @ b
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - began)
-    return 2 * n**3 / best
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nanogpt", help="path of nanoGPT's model.py")
@@ -211,7 +161,6 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--mfu", action="store_true", help="GPT-2 124M: model FLOPs utilisation, needs no nanoGPT")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--arm", choices=["labkit", "nanogpt"], help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -223,11 +172,6 @@ def main() -> None:
     if options.arm:
         return one_arm(options)
     suffix = "_gpu" if options.device.startswith("cuda") else ""
-    if options.mfu:
-        results = mfu(options.device, options.rounds)
-        print(f"MFU {results['mfu']['median']:.1%} of {results['matmul_tflops']:.0f} TFLOPS")
-        machine.write(f"gpt_mfu{suffix}", results, NOTES)
-        return None
     if not options.nanogpt or not Path(options.nanogpt).is_file():
         sys.exit("give --nanogpt the path of nanoGPT's model.py (github.com/karpathy/nanoGPT)")
     if options.quick:
@@ -241,7 +185,7 @@ def main() -> None:
             found["peak_mb"] = {arm: [] for arm in ("labkit", "nanogpt")}
             for _ in range(3):
                 for arm, each in found["peak_mb"].items():
-                    each.append(peak_mb([*common, "--arm", arm]))
+                    each.append(machine.in_a_process([__file__, *common, "--arm", arm]))
             found["peak_mb"] = {arm: machine.spread(each) for arm, each in found["peak_mb"].items()}
             results[f"{shape} {dtype}"] = found
             speeds = ", ".join(f"{k} {v['median']:,.0f}" for k, v in found["tokens_per_second"].items())

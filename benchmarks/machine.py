@@ -6,6 +6,8 @@ import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -86,6 +88,15 @@ def wait(device: str) -> None:
         import torch
 
         torch.cuda.synchronize()
+
+
+def in_a_process(arguments: Sequence[str]) -> Any:
+    """The JSON that `python ARGUMENTS` prints in its last line. Exits with its message if it fails."""
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        message = done.stderr.strip() or "no message; killed because memory ran out?"
+        sys.exit(f"{' '.join(arguments)} ended with exit code {done.returncode}:\n{message}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def use(device: str) -> None:

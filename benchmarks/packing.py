@@ -1,7 +1,7 @@
 """What packing saves: real tokens per second of a training step, padded, grouped by length, and packed.
 
     python benchmarks/packing.py [--model gpt2-mini] [--dtype float32] [--batch-size 16] [--steps 8] [--rounds 5]
-                                 [--data DIR] [--whole-run STEPS] [--threads N]
+                                 [--data DIR] [--threads N]
     python benchmarks/packing.py --model gemma3-270m --dtype bfloat16 --steps 2 --rounds 3    (with LoRA)
     python benchmarks/packing.py --quick          (a tiny model, seconds, nothing is written)
 
@@ -21,7 +21,6 @@ import argparse
 import os
 import random
 import sys
-import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -40,9 +39,7 @@ NOTES = (
     "round, above 1 = the first was faster. model_ratios: the same without the seconds of AdamW, which costs a step "
     "the same however few tokens it has. "
     "slots_per_token: token slots that the layers computed per real token, in the first round, which does not "
-    "depend on the machine. Trust the ratios rather than the tokens per second. whole_run: "
-    "`labkit.training.train` on the same rows, plain and packed: the largest difference of a step's losses, the tokens "
-    "per second of each."
+    "depend on the machine. Trust the ratios rather than the tokens per second."
 )
 
 
@@ -187,45 +184,6 @@ def ratios(rates: dict[str, list[float]]) -> dict[str, dict]:
     }
 
 
-def whole_run(task: str, options: argparse.Namespace) -> dict:
-    """The training entry, plain and packed, from the same start on the same rows."""
-    from labkit.run_folder import RunFolder
-    from labkit.training import Settings, train
-
-    outcomes, curves = {}, {"plain": [], "packed": []}
-    for arm in curves:
-        mix = Mix(task, options)
-        settings = Settings(
-            max_steps=options.whole_run, batch_size=options.batch_size, learning_rate=5e-4, dtype=options.dtype,
-            seed=options.seed, log_every=1, save_every=options.whole_run, weight_decay=0.01,
-        )  # fmt: skip
-
-        def loss(model, batch, mix=mix, curve=curves[arm]):
-            found = mix.recipe.loss(model, batch)
-            curve.append(found.item())  # the log rounds to 4 places
-            return found
-
-        with tempfile.TemporaryDirectory() as folder, mix.running(arm):
-            outcomes[arm] = train(
-                mix.model,
-                lambda k, mix=mix: mix.rows[mix.order(k)],
-                collate=mix.collate,
-                loss=loss,
-                settings=settings,
-                run=RunFolder.open(Path(folder) / "run", {}, resume=False),
-                say=lambda text: None,
-            )
-    gap = max(abs(a - b) for a, b in zip(curves["plain"], curves["packed"], strict=True))
-    rates = {arm: round(each["tokens_per_second"], 1) for arm, each in outcomes.items()}
-    return {
-        "steps": options.whole_run,
-        "loss": {arm: [round(each, 6) for each in curve] for arm, curve in curves.items()},
-        "largest_loss_difference": gap,
-        "tokens_per_second": rates,
-        "ratio": round(rates["packed"] / rates["plain"], 3),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="gpt2-mini")
@@ -236,14 +194,13 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16, help="rows of a step (default 16)")
     parser.add_argument("--steps", type=int, default=8, help="steps of each arm in a round (default 8)")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default 5)")
-    parser.add_argument("--whole-run", type=int, default=0, help="steps of a whole training, plain and packed")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads (default: all cores)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", help="of the result (default: packing_MODEL_DTYPE)")
     parser.add_argument("--quick", action="store_true", help="tiny-gemma3, a few steps; writes nothing")
     options = parser.parse_args()
     if options.quick:
-        options.model, options.batch_size, options.steps, options.rounds, options.whole_run = "tiny-gemma3", 8, 2, 2, 3
+        options.model, options.batch_size, options.steps, options.rounds = "tiny-gemma3", 8, 2, 2
 
     import torch
 
@@ -256,12 +213,6 @@ def main() -> None:
         found["slots_per_token"] = {arm: mix.slots_per_token(arm) for arm in ARMS}
         told = ", ".join(f"{name} {each['median']:.2f}" for name, each in found["ratios"].items())
         print(f"{options.model} {options.dtype} {task}: {told}; slots per token {found['slots_per_token']}", flush=True)
-        del mix
-        if options.whole_run:
-            found["whole_run"] = whole = whole_run(task, options)
-            print(
-                f"  whole run: {whole['ratio']:.2f}, losses within {whole['largest_loss_difference']:.1e}", flush=True
-            )
         results[task] = found
     if not options.quick:
         named = ("model", "dtype", "method", "batch_size", "steps", "rounds", "seed")
