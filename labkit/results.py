@@ -77,7 +77,7 @@ def by_label(rows: pd.DataFrame) -> dict[str, dict[str, tuple[float, float, floa
     groups: dict[str, dict[str, tuple[float, float, float]]] = {}
     for row in rows.dropna(subset="difference").to_dict("records"):
         label = row["label"] if row["part"] == "all" else f"{row['label']}: {row['part']} (n = {row['n']:,})"
-        arm = row["arm"] if row.get("learned", True) is not False else f"{row['arm']} (unlearned)"
+        arm = row["arm"] if row.get("learned", True) else f"{row['arm']} (unlearned)"
         groups.setdefault(label, {})[arm] = (row["difference"], row["difference_low"], row["difference_high"])
     return groups
 

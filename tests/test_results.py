@@ -50,6 +50,8 @@ def test_all_studies_have_the_common_columns_and_can_be_drawn(name):
     groups = results.by_label(rows)
     assert sum(map(len, groups.values())) == rows.difference.notna().sum()
     assert viz.effects_svg(groups)
+    unlearned = sum(arm.endswith("(unlearned)") for arms in groups.values() for arm in arms)
+    assert unlearned == (~rows.learned & rows.difference.notna()).sum() if "learned" in rows else unlearned == 0
     pairs = results.pairs(name)
     assert len(pairs) == sum(len(each["pairs"]) for each in stored(name)["conditions"])
     assert set(pairs.label) <= set(rows.label)
