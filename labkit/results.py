@@ -24,15 +24,15 @@ from labkit.resources import folder
 def load(name: str) -> pd.DataFrame:
     """The result called `name`, one row for each measurement. Columns that all studies have:
 
-    condition, model, label (condition, model and n, unique for each group of rows that belong together), arm, part
+    condition, label (condition, model, steps and n: unique for each group of rows that belong together), arm, part
     ("all", a part of the test set, or "100 training examples"), n, mean, low, high, difference, difference_low,
     difference_high.
 
-    "mask_effect" also has task, method, steps, n_train, n_seeds, baseline (the best score without a model) and learned
-    (whether the arm is significantly better than that), and half the width that the interval would have from the
-    texts alone and from the seeds alone: of_texts, of_seeds. "fusion_quality" also has method, paraphrases, templates
-    and to_average, the difference to logit averaging. "future_attention" also has n_seeds, parameters and
-    flops_per_token. Other files have one row for each of their "rows" or "results".
+    "mask_effect" also has task, model, method, steps, n_train, n_seeds, baseline (the best score without a model),
+    learned (whether the arm is significantly better than that), and half the width that the interval would have from
+    the texts alone and from the seeds alone: of_texts, of_seeds. "fusion_quality" also has model, method,
+    paraphrases, templates and to_average, the difference to logit averaging. "future_attention" also has n_seeds,
+    parameters and flops_per_token. Other files have one row for each of their "rows" or "results".
 
     Raises:
         DataError: there is no such result, or it is not a table (`read` returns what the file holds).
@@ -59,7 +59,8 @@ def curves(name: str) -> pd.DataFrame:
 
 
 def pairs(name: str) -> pd.DataFrame:
-    """Arms or methods compared directly, one row for each pair: label, one, other and `one` minus `other`."""
+    """Arms or methods compared directly, one row for each pair: label, condition, model, one, other, and the difference
+    `one` minus `other`, as in `load`."""
     return pd.DataFrame(
         _about(condition)
         | {"one": pair["one"], "other": pair["other"], "paraphrases": pair.get("paraphrases")}
@@ -97,7 +98,7 @@ def names() -> list[str]:
 
 def _mask_effect(condition: dict[str, Any]) -> Iterator[dict[str, Any]]:
     about = _about(condition) | {key: condition[key] for key in ("task", "metric", "method", "n_train")}
-    about |= {"steps": condition["arms"][0]["steps"], "baseline": max(condition["baselines"].values())}
+    about["baseline"] = max(condition["baselines"].values())
     whole = {arm["name"]: arm for arm in condition["arms"]}
     for name, arm in whole.items():
         yield about | {"part": "all"} | _arm(name, arm)
@@ -106,9 +107,9 @@ def _mask_effect(condition: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield about | {"part": part["name"]} | _arm(name, whole[name] | _OF_THE_WHOLE | arm, part["n"])
     for size in condition["sizes"]:
         if size["size"] < condition["n_train"]:
-            smaller = {"n_train": size["size"], "steps": size["steps"], "part": f"{size['size']} training examples"}
+            smaller = {"n_train": size["size"], "part": f"{size['size']} training examples"}
             for name, arm in size["arms"].items():
-                yield about | smaller | _arm(name, arm)
+                yield about | _about(condition, size["steps"]) | smaller | _arm(name, arm)
 
 
 def _fusion_quality(condition: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -134,12 +135,12 @@ _TABLES = {"mask_effect": _mask_effect, "fusion_quality": _fusion_quality, "futu
 _OF_THE_WHOLE = {"low": None, "high": None, "difference": None}  # a part of the test set does not take these over
 
 
-def _about(condition: dict[str, Any]) -> dict[str, Any]:
-    facts = [condition["name"], *([condition["model"]] if "model" in condition else [])]
-    if steps := condition.get("budget", {}).get("max_steps"):
-        facts.append(f"{steps} steps")
+def _about(condition: dict[str, Any], steps: int | None = None) -> dict[str, Any]:
+    steps = steps or condition.get("arms", [{}])[0].get("steps")
+    facts = [condition["name"], condition.get("model"), f"{steps} steps" if steps else None]
     n = condition.get("n_test") or condition.get("tokens", {}).get("rows") or max(r["n"] for r in condition["rows"])
-    return {"label": f"{', '.join(facts)} (n = {n:,})", "condition": condition["name"], "model": condition.get("model")}
+    about = {"label": f"{', '.join(filter(None, facts))} (n = {n:,})", "condition": condition["name"]}
+    return about | {key: value for key, value in (("model", condition.get("model")), ("steps", steps)) if value}
 
 
 def _arm(name: str, arm: dict[str, Any], n: int | None = None) -> dict[str, Any]:

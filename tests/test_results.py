@@ -9,7 +9,7 @@ from labkit.errors import DataError
 from labkit.resources import folder
 
 STUDIES = ("mask_effect", "fusion_quality", "future_attention")
-COLUMNS = ("label", "condition", "model", "arm", "part", "n", "mean", "low", "high")
+COLUMNS = ("label", "condition", "arm", "part", "n", "mean", "low", "high")
 COLUMNS += ("difference", "difference_low", "difference_high")
 
 
