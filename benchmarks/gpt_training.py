@@ -27,7 +27,6 @@ SHAPES = {  # vocabulary, context, width, layers, heads, rows per step
     "gpt2-mini": (4096, 512, 256, 6, 4, 8),
     "shakespeare-char": (65, 256, 384, 6, 6, 8),
     "wide-vocabulary": (50257, 256, 256, 4, 4, 4),
-    "gpt2": (50257, 1024, 768, 12, 12, 8),
 }
 QUICK = (65, 32, 64, 1, 1, 2)
 NOTES = (

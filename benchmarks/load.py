@@ -10,9 +10,7 @@ packages that carry the weights, and about 1.5 GB of disk for the temporary cach
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -47,14 +45,9 @@ print(json.dumps([imported, loaded, after_load, peak_gb()]))
 def one_run(model: str, cache: Path) -> dict[str, float]:
     """Load `model` once in a new process that keeps its converted models in `cache`."""
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"LABKIT_CACHE": str(cache), "PYTHONPATH": path}
     start = time.time()
-    done = subprocess.run(
-        [sys.executable, "-c", _ONE_RUN, model], env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        sys.exit(f"loading {model} failed:\n{done.stderr}")
-    imported, loaded, after_load, after_forward = json.loads(done.stdout)
+    times = machine.in_a_process(["-c", _ONE_RUN, model], LABKIT_CACHE=str(cache), PYTHONPATH=path)
+    imported, loaded, after_load, after_forward = times
     return {
         "process": loaded - start,
         "imports": imported - start,

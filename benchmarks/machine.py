@@ -90,9 +90,10 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def in_a_process(arguments: Sequence[str]) -> Any:
+def in_a_process(arguments: Sequence[str], **environment: str) -> Any:
     """The JSON that `python ARGUMENTS` prints in its last line. Exits with its message if it fails."""
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+    command, environment = [sys.executable, *arguments], os.environ | environment
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         message = done.stderr.strip() or "no message; killed because memory ran out?"
         sys.exit(f"{' '.join(arguments)} ended with exit code {done.returncode}:\n{message}")
