@@ -73,13 +73,17 @@ def pairs(name: str) -> pd.DataFrame:
 def by_label(rows: pd.DataFrame) -> dict[str, dict[str, tuple[float, float, float]]]:
     """{label: {arm: (difference, low, high)}}, as `labkit.viz.effects_svg` draws it.
 
-    An arm that is not significantly better than the best baseline is marked "(unlearned)".
+    An arm that is not significantly better than the best baseline is marked "(unlearned)", the reference in the label.
     """
     groups: dict[str, dict[str, tuple[float, float, float]]] = {}
-    for row in rows.dropna(subset="difference").to_dict("records"):
-        label = row["label"] if row["part"] == "all" else f"{row['label']}: {row['part']} (n = {row['n']:,})"
-        arm = row["arm"] if row.get("learned", True) else f"{row['arm']} (unlearned)"
-        groups.setdefault(label, {})[arm] = (row["difference"], row["difference_low"], row["difference_high"])
+    for (label, part), arms in rows.groupby(["label", "part"], sort=False):
+        label += "" if part == "all" else f": {part} (n = {arms.n.max():,})"
+        reference, others = arms[arms.difference.isna()], arms[arms.difference.notna()]
+        if "learned" in arms and not reference.learned.all():
+            label += f", {', '.join(reference.arm)} unlearned"
+        for row in others.to_dict("records"):
+            arm = row["arm"] if row.get("learned", True) else f"{row['arm']} (unlearned)"
+            groups.setdefault(label, {})[arm] = (row["difference"], row["difference_low"], row["difference_high"])
     return groups
 
 
