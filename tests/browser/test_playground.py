@@ -16,6 +16,7 @@ import pytest
 
 from labkit import masks, viz
 from labkit.viz.mask_state import dense_of, fitted, mask_of, packed, painted_cells, split_words, tree_of
+from labkit.viz.page import own_state
 
 expect = pytest.importorskip("playwright.sync_api").expect
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -459,7 +460,7 @@ MEASURE = """async (count) => {
 
 # ------------------------------------------------------------------------------------------------------- helpers
 def _show(page, widget, background: str = "white") -> None:
-    state = json.dumps(widget.page_state()).replace("</", "<\\/")
+    state = json.dumps(own_state(widget)).replace("</", "<\\/")
     html = PAGE.replace("BACKGROUND", background).replace("CSS", widget._css)
     page.set_content(html.replace("STATE", state).replace("MODULE", widget._esm))
     page.wait_for_function("window.ready")
