@@ -147,7 +147,10 @@ def html_of(data: dict[str, Any], live: dict[str, Any], notebook: str) -> str | 
             f'<figure class="plotly"><div class="drawing" role="img" aria-label="{escape(alt)}"></div>'
             f'<script type="application/json">{text}</script></figure>'
         )
-    picture = f'<div class="picture">{data["image/svg+xml"]}</div>' if "image/svg+xml" in data else None
+    picture = None
+    if "image/svg+xml" in data:
+        alt = escape(data.get("text/plain", "").removeprefix("Picture: "))
+        picture = f'<div class="picture" role="img" aria-label="{alt}">{data["image/svg+xml"]}</div>'
     if WIDGET not in data:
         return None if "text/html" in data else picture
     fallback = data.get("text/html") or picture

@@ -135,13 +135,12 @@ def test_widgets_and_figures_of_notebooks_answer(open_page, site):
     page = open_page(width=1280)
     page.goto(f"{site}notebooks/11_paraphrase_fusion.html")
     page.locator(".js-plotly-plot .main-svg").first.wait_for()
-    where = page.locator(".js-plotly-plot .nsewdrag").first.bounding_box()
-    page.mouse.move(where["x"] + where["width"] / 4, where["y"] + where["height"] * 0.8, steps=4)
+    page.locator(".js-plotly-plot .nsewdrag").first.hover(force=True)
     page.locator(".hoverlayer .hovertext").first.wait_for(timeout=10_000)
     page.goto(f"{site}notebooks/07_attention_maps.html")
     explorer = page.locator(".labkit-explorer")
-    explorer.get_by_role("slider", name="head").press("ArrowRight")
-    explorer.get_by_text(re.compile(r"layer \d+ head 1, causal")).first.wait_for()
+    explorer.get_by_role("slider", name="head").press("Home")
+    explorer.get_by_text(re.compile(r"layer \d+ head 0, causal")).first.wait_for()
 
 
 def test_search_finds_prose_and_code_names(open_page, site):
