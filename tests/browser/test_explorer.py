@@ -204,6 +204,7 @@ def test_everything_can_be_done_with_the_keyboard(page):
     page.keyboard.press("Enter")
     settled(page)
     assert widget.query == 1
+    wait_until_exact(page)
     page.keyboard.press("Tab")  # the map
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
