@@ -2,6 +2,7 @@
 
 An editable install carries none of them: it reads the folders where they stand (labkit/resources.py).
 labkit/_browser, which git ignores, holds the JavaScript libraries of the bertviz views; it is filled first, if npm can.
+plotly's bundle in it is for the site only, so a wheel does not carry it.
 """
 
 import subprocess
@@ -17,6 +18,7 @@ PACKED = {
     "labkit/_browser": "labkit/_browser",
 }
 LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".DS_Store"}
+LEFT_OUT |= {"plotly-cartesian.min.js", "plotly-cartesian.LICENSE.txt"}
 
 
 class PackResources(BuildHookInterface):

@@ -31,7 +31,6 @@ from labkit import (
     cli_fuse,
     cli_future,
     cli_progress,
-    cli_show,
     cli_train,
 )
 from labkit.console import Attn, Dtype, Json, Name, plain, print_json, print_table, waiting
@@ -41,7 +40,7 @@ from labkit.writing import os_error_in
 
 ORDER = (  # of the commands in --help; a new command needs a place here
     "doctor", "models", "audit", "convert", "leakage", "train", "predict", "fuse", "pretrain", "notebooks", "data",
-    "course", "cache", "bench", "export", "demo", "progress",
+    "course", "cache", "bench", "progress",
 )  # fmt: skip
 EPILOG = """\
 The --help of every command contains an example, and every command takes --json. The option --output - writes to
@@ -68,7 +67,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 cache_app = typer.Typer(help="List or delete the converted models.")
-notebooks_app = typer.Typer(help="Run, copy or export the notebooks.")
+notebooks_app = typer.Typer(help="Run or copy the notebooks.")
 app.add_typer(cache_app, name="cache")
 app.add_typer(notebooks_app, name="notebooks")
 app.add_typer(cli_data.app, name="data")
@@ -83,8 +82,6 @@ cli_bench.bench_app.command()(cli_bench_fusion.fusion_report)
 cli_bench.bench_app.command()(cli_future.future_attention)
 cli_bench.bench_app.command()(cli_future.future_report)
 app.command()(cli_train.pretrain)
-app.command()(cli_show.export)
-app.command()(cli_show.demo)
 app.command()(cli_progress.progress)
 app.command()(cli_fuse.fuse)
 
@@ -437,9 +434,6 @@ def notebooks_copy(
         print_json([str(path) for path in written])
     else:
         print(f"{len(written)} files written to {folder}")
-
-
-notebooks_app.command(help=cli_show.export.__doc__.replace("labkit export", "labkit notebooks export"))(cli_show.export)
 
 
 def _one_line_warning(message: Any, *_: Any, **__: Any) -> None:

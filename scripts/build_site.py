@@ -2,22 +2,20 @@
 
     python scripts/build_site.py [--output-dir build/site]
 
-Nothing is executed and nothing comes from the network, neither while the site is built nor while it is read. What the
-pages have in common (plotly, the widgets' modules) is a file of its own. The site is written whole or not at all.
+Nothing is executed, and nothing comes from the network, neither while the site is built nor while it is read. The site
+is written whole or not at all.
 Needs: pip install -c constraints.txt -e ".[site]"
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import re
 import shutil
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,9 @@ TEXTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "CITATION.cf
 STATIC = "_static"
 PLACE = "<!-- playground -->"  # in docs/site/playground.md
 MARKS_OF_A_SITE = {"objects.inv", "searchindex.js", "index.html"}  # nothing else is ever replaced
+PLOTLY = "application/vnd.plotly.v1+json"
+WIDGET = "application/vnd.jupyter.widget-view+json"
+WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -75,10 +76,10 @@ def gather(source: Path) -> None:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, source / name)
     write_glossary(source)
-    shared = Shared(source / STATIC)
+    write_plotly(source / STATIC / "plotly.min.js")
     for path in sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")):
-        write_notebook(path, source, shared)
-    write_playground(source / "playground.md", shared)
+        write_notebook(path, source)
+    write_playground(source / "playground.md")
     write_front_page(source)
     write_assignments(source)
 
@@ -100,32 +101,65 @@ def _is_empty_or_a_site(folder: Path) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------------- notebooks
-def write_notebook(path: Path, source: Path, shared: Shared) -> None:
-    """A notebook for myst-nb, which shows prose, code and printed text; labkit.pages draws the outputs."""
+def write_notebook(path: Path, source: Path) -> None:
+    """A notebook for myst-nb, which shows everything but figures and widgets by itself."""
     import nbformat
 
     from labkit.notebooks import is_setup_cell
 
     notebook = nbformat.read(path, as_version=4)
-    drawn = Drawn(notebook, path)
+    state = notebook.metadata.pop("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
+    live = {model: widget for model, widget in state.items() if "_esm" in widget["state"]}  # anywidgets
+    if live:
+        notebook.metadata["widgets"] = {WIDGET_STATE: {"state": live}}
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = linked(cell.source, path)
         if cell.cell_type != "code":
             continue
-        cell.outputs = [drawn.output(output) for output in cell.outputs]
+        for output in cell.outputs:
+            if html := html_of(output.get("data", {}), live, path.name):
+                output.data = {"text/html": html}
         folded = cell.metadata.get("jupyter", {})
         hidden = ["hide-input"] if is_setup_cell(cell.source) or folded.get("source_hidden") else []
         hidden += ["hide-output"] if folded.get("outputs_hidden") else []
         cell.metadata["tags"] = [*cell.metadata.get("tags", []), *hidden]
-    scripts = shared.scripts(drawn, path.stem, up="../")
-    end = f"{scripts}\n\n{{download}}`This page as a notebook, {path.name} <../files/{path.name}>`"
-    notebook.cells.append(nbformat.v4.new_markdown_cell(end))
-    notebook.metadata.pop("widgets", None)
+    download = f"{{download}}`This page as a notebook, {path.name} <../files/{path.name}>`"
+    notebook.cells.append(nbformat.v4.new_markdown_cell(download))
     for folder in ("notebooks", "files"):
         (source / folder).mkdir(exist_ok=True)
     nbformat.write(notebook, source / "notebooks" / path.name)
     shutil.copyfile(path, source / "files" / path.name)
+
+
+def html_of(data: dict[str, Any], live: dict[str, Any], notebook: str) -> str | None:
+    """The HTML of a figure or a widget; None for all other outputs.
+
+    Plotly figures are drawn by docs/site/_static/figures.js and anywidgets by labkit/viz/page.js. Other widgets need a
+    kernel, so their fallback is shown.
+    """
+    if PLOTLY in data:
+        figure = data[PLOTLY]
+        layout = figure.get("layout", {})
+        alt = layout.get("meta", {}).get("alt") or layout.get("title", {}).get("text") or "Interactive figure"
+        text = json.dumps(figure, ensure_ascii=False).replace("<", "\\u003c")
+        return (
+            f'<figure class="plotly"><div class="drawing" role="img" aria-label="{escape(alt)}"></div>'
+            f'<script type="application/json">{text}</script></figure>'
+        )
+    picture = None
+    if "image/svg+xml" in data:
+        alt = escape(data.get("text/plain", "").removeprefix("Picture: "))
+        picture = f'<div class="picture" role="img" aria-label="{alt}">{data["image/svg+xml"]}</div>'
+    if WIDGET not in data:
+        return None if "text/html" in data else picture
+    fallback = data.get("text/html") or picture
+    model = data[WIDGET]["model_id"]
+    if model in live:
+        return f'<div data-widget="{model}">{fallback or ""}</div>'
+    if fallback is None:
+        raise SiteError(f"{notebook}: a widget has no fallback for pages without a kernel: {data.get('text/plain')}")
+    return fallback
 
 
 def linked(prose: str, path: Path) -> str:
@@ -139,107 +173,30 @@ def linked(prose: str, path: Path) -> str:
     return "\n".join(x if x.startswith("<") else re.sub(r"(?<!\[)`(\d\d_\w+)`", link, x) for x in lines)
 
 
-class Drawn:
-    """The outputs of a notebook as HTML that needs no kernel; which scripts they need is known when all are drawn."""
-
-    def __init__(self, notebook: Any, path: Path) -> None:
-        from labkit.pages import page
-        from labkit.pages.markdown import Prose
-
-        self.name, self._page = path.name, page
-        self._body = page._Body(notebook, Prose(str(path.parent), {}))
-
-    def output(self, output: Any) -> Any:
-        """Printed text, text and Markdown stay as they are: they are searched, and Sphinx colours them."""
-        data = output.get("data", {})
-        rich = [kind for kind in data if kind not in ("text/plain", "text/markdown", "text/latex")]
-        if not rich:
-            return output
-        html = f'<div class="labkit">{self.html(output)}</div>'
-        return type(output)(output_type="display_data", data={"text/html": html}, metadata={})
-
-    def html(self, output: Any) -> str:
-        drawn = self._body.data(output.data, output.get("metadata", {}))
-        if self._body.problems:
-            raise SiteError(f"{self.name}: {self._body.problems[0]}")
-        words = output.data.get("text/plain", "")
-        if (
-            drawn.startswith('<div class="picture"><svg')
-            and "aria-label" not in drawn.partition(">")[2].partition(">")[0]
-        ):
-            drawn = drawn.replace("<svg", f'<svg role="img" aria-label="{escape(words.removeprefix("Picture: "))}"', 1)
-        return drawn
-
-    @property
-    def has_figures(self) -> bool:
-        return self._body.figures > 0
-
-    @property
-    def widgets(self) -> dict[str, Any]:
-        return self._page._carried(self._body.live)
-
-
-@dataclass
-class Shared:
-    """What pages have in common, each written once into the folder of static files."""
-
-    folder: Path
-    written: set[str] = field(default_factory=set)
-
-    def scripts(self, drawn: Drawn, name: str, up: str = "") -> str:
-        """The script elements that bring a page's figures and widgets to life; `up` leads to the top of the site."""
-        files = []
-        if drawn.has_figures:
-            from plotly.offline import get_plotlyjs
-
-            files.append(self._write("plotly.min.js", get_plotlyjs))
-        widgets = drawn.widgets
-        if widgets["models"]:
-            modules = []
-            for module in widgets["modules"]:
-                said = _script(module)
-                modules.append(hashlib.sha256(said.encode()).hexdigest()[:12])
-                line = f'(window.labkitModules ??= {{}})["{modules[-1]}"] = {said};\n'
-                files.append(self._write(f"widgets/module-{modules[-1]}.js", lambda line=line: line))
-            line = f"window.labkitWidgets = {_script(widgets | {'modules': modules})};\n"
-            files.append(self._write(f"widgets/{name}.js", lambda: line))
-        if files:
-            files += ["widgets.js", self._write("page.js", (ROOT / "labkit" / "pages" / "page.js").read_text)]
-        return "\n".join(f'<script src="{up}{STATIC}/{file}"></script>' for file in files)
-
-    def _write(self, name: str, content) -> str:
-        if name not in self.written:
-            self.written.add(name)
-            (self.folder / name).parent.mkdir(exist_ok=True)
-            (self.folder / name).write_text(content(), encoding="utf-8")
-        return name
-
-
-def _script(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-
-
 # ------------------------------------------------------------------------------------------- pages made from others
-def write_playground(page: Path, shared: Shared) -> None:
-    """The playground into its page, as a notebook's output would be."""
-    from ipywidgets import embed
-    from nbformat.v4 import new_notebook, new_output
-
+def write_playground(page: Path) -> None:
+    """Put the playground into its page."""
     from labkit import masks
-    from labkit.pages.page import WIDGET_STATE
     from labkit.viz import playground
+    from labkit.viz.page import embedded
 
-    widget = playground(mask=masks.prefix(3))
-    bundle, _ = widget._repr_mimebundle_()
-    state = embed.embed_data([widget], drop_defaults=False)["manager_state"]
-    drawn = Drawn(new_notebook(metadata={"widgets": {WIDGET_STATE: state}}), page)
-    html = drawn.html(new_output("display_data", bundle))
-    widget.close()
-    scripts = shared.scripts(drawn, "playground")
     text = page.read_text(encoding="utf-8")
     if PLACE not in text:
-        raise SiteError(f"docs/site/{page.name} does not say where the playground stands: {PLACE}")
-    page.write_text(text.replace(PLACE, f'<div class="labkit">{html}</div>\n{scripts}'), encoding="utf-8")
+        raise SiteError(f"docs/site/{page.name} has no line {PLACE}, the place of the playground")
+    widget = playground(mask=masks.prefix(3))
+    page.write_text(text.replace(PLACE, embedded(widget, "")), encoding="utf-8")
+    widget.close()
+
+
+def write_plotly(file: Path) -> None:
+    """plotly.js: the bundle of cartesian charts if it was fetched, else plotly's own library (4.8 MB)."""
+    small = ROOT / "labkit" / "_browser" / "plotly-cartesian.min.js"
+    if small.is_file():
+        shutil.copyfile(small, file)
+        return
+    from plotly.offline import get_plotlyjs
+
+    file.write_text(get_plotlyjs(), encoding="utf-8")
 
 
 def write_front_page(source: Path) -> None:

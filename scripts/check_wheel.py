@@ -20,6 +20,7 @@ PACKED = {
     "benchmarks/results": "labkit/_results",
 }
 LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".DS_Store"}
+LEFT_OUT |= {"plotly-cartesian.min.js", "plotly-cartesian.LICENSE.txt"}  # for the site only
 BROWSER = {f"labkit/_browser/{name}" for name in ("d3.min.js", "d3.LICENSE.txt", "jquery.min.js", "jquery.LICENSE.txt")}
 
 

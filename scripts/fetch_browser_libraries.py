@@ -1,10 +1,10 @@
-"""Fetch the two JavaScript libraries that bertviz draws with, so that its views need no network.
+"""Fetch d3 and jQuery, so that bertviz views need no network, and plotly's bundle of cartesian charts for the site.
 
     python scripts/fetch_browser_libraries.py [FOLDER]          # FOLDER: labkit/_browser
 
-d3 and jQuery come from the npm registry through the npm client (`npm pack`, which runs no code of a package); each
-archive must have the SHA-512 below, whatever registry npm is set to. The minified files and their licences are put
-into labkit/_browser, which git ignores and a wheel carries. Where the folder is complete, nothing is done.
+They come from the npm registry through the npm client (`npm pack`, which runs no code of a package); each archive must
+have the SHA-512 below, whatever registry npm is set to. The minified files and their licences are put into
+labkit/_browser, which git ignores; a wheel contains d3 and jQuery. If the folder is complete, nothing is done.
 
 `make setup` and the build of a wheel run this and go on without the libraries if it fails; it then says why in one
 line and ends with 1. Needs nothing but Python and npm.
@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "labkit" / "_browser"
-SECONDS = 120  # for both archives together
+SECONDS = 120  # for all archives together
 
 LIBRARIES = {  # package: its SHA-512 as npm writes it, and {file in the package: name in the folder}
     "d3@5.16.0": (
@@ -32,6 +32,10 @@ LIBRARIES = {  # package: its SHA-512 as npm writes it, and {file in the package
     "jquery@3.7.1": (
         "sha512-m4avr8yL8kmFN8psrbFFFmB/If14iN5o9nw/NgnnM+kybDJpRsAynV2BsfpTYrTRysYUdADVD7CkUUizgkpLfg==",
         {"dist/jquery.min.js": "jquery.min.js", "LICENSE.txt": "jquery.LICENSE.txt"},
+    ),
+    "plotly.js-cartesian-dist-min@4.1.1": (  # the version of plotly.js in the plotly of constraints.txt
+        "sha512-o8GrFeusncwBIxbBynRJpY4pkgVB6caM+JLpwrLYbbsO7dZ8FJ+SVN2Fr+L7kiG/Z6w4P5O0Jus/Qr5EefHVeg==",
+        {"plotly-cartesian.min.js": "plotly-cartesian.min.js", "LICENSE": "plotly-cartesian.LICENSE.txt"},
     ),
 }
 FILES = tuple(name for _, members in LIBRARIES.values() for name in members.values())
@@ -52,7 +56,7 @@ def main() -> int:
     except NotFetchedError as problem:
         print(f"labkit: {problem}; {NEEDED_BY}", flush=True)
         return 1
-    print(f"labkit: fetched {' and '.join(LIBRARIES)} with npm, for bertviz views without a network", flush=True)
+    print(f"labkit: fetched {', '.join(LIBRARIES)} with npm", flush=True)
     return 0
 
 
@@ -73,7 +77,7 @@ def fetch(folder: Path) -> None:
     """Fill `folder`; raises NotFetchedError, and then an older content is still whole."""
     npm = shutil.which("npm")
     if npm is None:
-        raise NotFetchedError("npm was not found (it comes with Node.js), so d3 and jQuery were not fetched")
+        raise NotFetchedError("npm was not found (it comes with Node.js), so the JavaScript libraries were not fetched")
     with tempfile.TemporaryDirectory() as temporary:
         archives = pack(npm, Path(temporary))
         for (integrity, members), archive in zip(LIBRARIES.values(), archives, strict=True):
@@ -103,11 +107,11 @@ def pack(npm: str, folder: Path) -> list[Path]:
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotFetchedError(f"npm did not bring d3 and jQuery ({type(error).__name__})") from error
+        raise NotFetchedError(f"npm did not fetch the JavaScript libraries ({type(error).__name__})") from error
     archives = [folder / f"{package.replace('@', '-')}.tgz" for package in LIBRARIES]
     if done.returncode != 0 or not all(archive.is_file() for archive in archives):
         said = (done.stderr or done.stdout).strip().splitlines()
-        raise NotFetchedError(f"npm did not bring d3 and jQuery{f' ({said[0].strip()})' if said else ''}")
+        raise NotFetchedError(f"npm did not fetch the JavaScript libraries{f' ({said[0].strip()})' if said else ''}")
     return archives
 
 

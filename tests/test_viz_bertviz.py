@@ -393,7 +393,7 @@ def test_a_failing_npm_and_an_altered_archive_leave_nothing_behind(tmp_path):
     failing = a_client(tmp_path / "failing", "echo 'npm error code ENOTFOUND' >&2; exit 1")
     done = fetch(tmp_path / "out", PATH=failing)
     assert done.returncode == 1 and "npm error code ENOTFOUND" in done.stdout and not (tmp_path / "out").exists()
-    altered = a_client(tmp_path / "altered", "echo other > d3-5.16.0.tgz; echo other > jquery-3.7.1.tgz")
+    altered = a_client(tmp_path / "altered", "for name in $2 $3 $4; do echo other > ${name%@*}-${name#*@}.tgz; done")
     done = fetch(tmp_path / "out", PATH=altered)
     assert done.returncode == 1 and "not the file expected" in done.stdout and not (tmp_path / "out").exists()
 

@@ -214,9 +214,9 @@ def test_the_page_holds_everything_and_is_written_whole(tmp_path):
     p = viz.playground(["</script>", "<!--", "&amp;"], masks.prefix(1))
     page = p.to_html(tmp_path / "page.html", title="A <mask>")
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
-    assert page.count("</script>") == 1 and "A &lt;mask&gt;" in page
+    assert page.count("</script>") == 2 and "A &lt;mask&gt;" in page
     assert "http://" not in page.replace("http://www.w3.org", "") and "https://" not in page
-    assert '"live": false' in page and '"tokens": ["<\\/script>"' in page and p.live
+    assert '"tokens": ["\\u003c/script>"' in page
 
 
 # ------------------------------------------------------------------------------------------------------ the model
@@ -350,7 +350,7 @@ def test_attached_the_widget_follows_its_mask_and_its_sentence(lm):
     p.sentence = "The cat sat on the mat"
     assert p.wait(60.0) and p.tokens[1] == " cat" and len(p.tokens) == len(ids_of(lm, p.sentence))
     assert p.place == len(p.tokens) - 1 and p.attention["n"] == len(p.tokens)
-    assert '"live": false' in p.to_html() and p.answer["before"]["top"][0][0] in p.to_html()
+    assert p.answer["before"]["top"][0][0] in p.to_html()
     live, worker = p._live, p._live._thread
     p.detach()
     assert not worker.is_alive() and live._thread is None

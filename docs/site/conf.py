@@ -9,7 +9,7 @@ from docutils.nodes import SkipNode
 from latex2mathml.converter import convert
 from sphinx.util.logging import getLogger
 
-from labkit import __version__
+import labkit
 
 sys.path.insert(0, str(Path(__file__).parent))  # cards.py
 logger = getLogger(__name__)
@@ -17,7 +17,7 @@ logger = getLogger(__name__)
 project = "labkit"
 author = "labkit contributors"
 copyright = author
-release = version = __version__
+release = version = labkit.__version__
 language = "en"
 smartquotes = False  # they change the options of commands: --json would be shown with a dash
 
@@ -28,17 +28,17 @@ exclude_patterns = ["files"]
 nb_execution_mode = "off"  # what was committed is shown
 nb_merge_streams = True
 nb_render_markdown_format = "myst"  # outputs have tables
-nb_ipywidgets_js = {}  # they would come from the network; labkit.pages draws the widgets
+nb_ipywidgets_js = {}  # they would come from the network; page.js draws the widgets
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3
 
 # -------------------------------------------------------------------------------------------------------------- theme
 html_theme = "furo"
 html_title = "labkit"
-html_static_path = ["_static"]
+html_static_path = ["_static", str(Path(labkit.__file__).parent / "viz" / "page.js")]
 templates_path = ["_templates"]
 html_css_files = ["site.css"]
-html_js_files = [("keyboard.js", {"defer": "defer"})]
+html_js_files = [(name, {"defer": "defer"}) for name in ("page.js", "figures.js", "keyboard.js")]
 html_copy_source = False
 html_math_renderer = "mathml"
 pygments_style = "a11y-high-contrast-light"

@@ -11,13 +11,11 @@ coarse pictures, and the explorer says so. `to_html` makes a page that holds as 
 
 from __future__ import annotations
 
-import base64
-import json
 import zlib
 from collections.abc import Sequence
 from functools import cache
-from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -28,6 +26,7 @@ from labkit import attention_measures as measures
 from labkit.errors import MaskError
 from labkit.viz.explorer_still import pooled, still
 from labkit.viz.grid import plain_array, token_labels
+from labkit.viz.page import page
 from labkit.viz.svg import Svg
 
 VIEWS = ("before", "after", "difference")
@@ -36,52 +35,6 @@ PARTS = ("explorer_data.js", "explorer_map.js", "explorer.js")
 LARGEST_PICTURE = 32  # cells on a side of the small pictures, at most
 ALL_PICTURES, ONE_HEAD = 60_000, 75_000  # bytes, packed, that a notebook keeps: the small pictures; the head on show
 PAGE_LIMIT = 2_900_000  # characters of a page on its own
-PAGE_STATE = ("tokens", "names", "layers", "heads", "measures", "pictures", "shown", "library")
-PAGE_STATE += ("layer", "head", "view", "query", "sort", "rising", "lifted")
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-body {{ margin: 0 auto; padding: 16px; max-width: 1010px; background: #ffffff; font-family: sans-serif; }}
-h1 {{ font-size: 20px; }}
-@media (prefers-color-scheme: dark) {{ body {{ background: #16191d; color: #e8eaed; }} }}
-{css}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-<p>{said}</p>
-<div id="explorer"></div>
-<noscript>{alt}</noscript>
-<script type="module">
-{module}
-function revived(value) {{
-  if (value === null || typeof value !== "object") return value;
-  if ("base64" in value) return new DataView(Uint8Array.from(atob(value.base64), (c) => c.charCodeAt(0)).buffer);
-  if (Array.isArray(value)) return value.map(revived);
-  return Object.fromEntries(Object.entries(value).map(([name, inner]) => [name, revived(inner)]));
-}}
-const state = revived({state});
-const heard = {{}};
-const model = {{
-  get: (name) => state[name],
-  set: (name, value) => {{
-    state[name] = value;
-    for (const call of heard["change:" + name] ?? []) call();
-  }},
-  save_changes: () => {{}},
-  send: () => {{}},
-  on: (event, call) => (heard[event] ??= []).push(call),
-  off: (event, call) => {{ heard[event] = (heard[event] ?? []).filter((other) => other !== call); }},
-}};
-render({{ model, el: document.getElementById("explorer") }});
-</script>
-</body>
-</html>
-"""
 
 
 def attention_explorer(
@@ -173,25 +126,22 @@ class Explorer(anywidget.AnyWidget):
         said = {name: {key: self.measures[key][i][at] for key in SORTS[1:]} for i, name in enumerate(self.names)}
         return still(maps, self.tokens, self.layer, self.head, said)
 
-    def to_html(self, limit: int = PAGE_LIMIT) -> str:
-        """The explorer as one page that needs no Python and no network, of at most about `limit` characters.
+    def to_html(self, path: str | Path | None = None, limit: int = PAGE_LIMIT) -> str:
+        """One page that needs no kernel and no network, of about `limit` characters at most. If a `path` is given, the
+        page is also written there.
 
-        It holds small pictures of all heads, the weights of the head on show, and those of the others in the order of
-        the small pictures for as long as there is room; it says of how many.
+        The page contains small pictures of all heads, and the exact weights of the head on show. The weights of the
+        other heads follow in the order of the small pictures until the limit is reached; a note says for how many.
         """
-        state = {name: getattr(self, name) for name in PAGE_STATE}
-        first = (self.layer, self.head)
-        exact = {first: self._packed(*first)}
-        used = len(self._page(state, exact))
-        for layer, head in self._in_order():
-            if (layer, head) in exact:
-                continue
+        exact: list[dict[str, Any]] = []
+        used = len(self._page(exact))
+        for layer, head in sorted(self._in_order(), key=lambda place: place != (self.layer, self.head)):
             packed = self._packed(layer, head)
-            used += len(packed) * 4 // 3 + 80
-            if used > limit:
+            used += len(packed) * 4 // 3 + 160  # base64, and its place in the state
+            if exact and used > limit:
                 break
-            exact[layer, head] = packed
-        return self._page(state, exact)
+            exact.append({"layer": layer, "head": head, "bytes": packed})
+        return self._page(exact, path)
 
     # ------------------------------------------------------------------------------------------ what the page is given
     def _deliver(self, _change=None) -> None:
@@ -230,21 +180,16 @@ class Explorer(anywidget.AnyWidget):
         order = np.argsort(np.asarray(of) if self.rising else -np.asarray(of), kind="stable")
         return [maps[i] for i in order]
 
-    def _page(self, state: dict, exact: dict[tuple[int, int], bytes]) -> str:
-        library = [{"layer": layer, "head": head, "bytes": packed} for (layer, head), packed in exact.items()]
-        state = {**state, "library": library, "shown": {}}
+    def _page(self, exact: list[dict[str, Any]], path: str | Path | None = None) -> str:
         total = len(self.layers) * self.heads
-        said = f"{len(self.tokens)} tokens, {len(self.layers)} layers of {self.heads} heads. "
+        note = f"{len(self.tokens)} tokens, {len(self.layers)} layers of {self.heads} heads. "
         if len(exact) == total:
-            said += "This page holds the weights of all heads."
+            note += "This page contains the weights of all heads."
         else:
-            said += f"This page holds the weights of {len(exact)} of {total} heads; the other {total - len(exact)} are "
-            said += "shown as coarse pictures, to keep it small."
-        written = json.dumps(state, default=lambda b: {"base64": base64.b64encode(b).decode()}).replace("</", "<\\/")
+            note += f"This page contains the weights of {len(exact)} of {total} heads; the other {total - len(exact)} "
+            note += "are shown as coarse pictures, to limit its size."
         title = f"Attention: {' and '.join(self.names)}"
-        return PAGE.format(
-            title=escape(title), said=said, css=self._css, alt=escape(self.picture.alt), module=_module(), state=written
-        )
+        return page(self, title, self.picture.alt, note, path, library=exact, shown={})
 
     # ----------------------------------------------------------------------------------------------- what may be set
     @traitlets.validate("layer")

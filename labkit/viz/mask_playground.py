@@ -11,10 +11,8 @@ gives one page that stays interactive without any.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import cache
-from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +33,7 @@ from labkit.viz.mask_state import (
     split_words,
     tree_of,
 )
+from labkit.viz.page import page
 from labkit.viz.svg import mask_svg
 
 if TYPE_CHECKING:
@@ -44,42 +43,6 @@ SENTENCE = "the cat sat on the mat"
 PARTS = ("playground_rules.js", "playground_grid.js", "playground_controls.js", "playground_panel.js", "playground.js")
 LARGEST_PICTURE = 120_000  # characters of SVG that a notebook keeps beside the widget
 ASKS = ("expression", "painted", "question", "place", "layer", "head")  # what a model's answer depends on
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-body {{ margin: 0 auto; padding: 16px; max-width: 980px; background: #ffffff; font-family: sans-serif; }}
-h1 {{ font-size: 20px; }}
-@media (prefers-color-scheme: dark) {{ body {{ background: #16191d; color: #e8eaed; }} }}
-{css}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-<div id="playground"></div>
-<noscript>{alt}</noscript>
-<script type="module">
-{module}
-const state = {state};
-const heard = {{}};
-const model = {{
-  get: (name) => state[name],
-  set: (name, value) => {{
-    state[name] = value;
-    for (const call of heard["change:" + name] ?? []) call();
-  }},
-  save_changes: () => {{}},
-  on: (event, call) => (heard[event] ??= []).push(call),
-  off: (event, call) => {{ heard[event] = (heard[event] ?? []).filter((other) => other !== call); }},
-}};
-render({{ model, el: document.getElementById("playground") }});
-</script>
-</body>
-</html>
-"""
 
 
 def playground(tokens: str | Sequence[str] = SENTENCE, mask: masks.Mask | None = None) -> Playground:
@@ -327,26 +290,9 @@ class Playground(anywidget.AnyWidget):
 
     # ------------------------------------------------------------------------------------------------ without Python
     def to_html(self, path: str | Path | None = None, title: str = "Mask playground") -> str:
-        """One page with everything in it, no kernel and no request: the mask stays interactive, an attached model shows
-        its last answers. Written to `path`, whole or not at all, if one is given; returned in any case."""
-        state = self.page_state() | {"live": False}
-        page = PAGE.format(
-            title=escape(title),
-            css=self._css,
-            module=self._esm,
-            state=json.dumps(state).replace("</", "<\\/").replace("<!--", "<\\!--"),
-            alt=escape(self._picture().alt),
-        )
-        if path is not None:
-            from labkit.writing import write_whole
-
-            write_whole(Path(path), page)
-        return page
-
-    def page_state(self) -> dict[str, Any]:
-        """What the page is told: every value that it and Python share, as plain JSON."""
-        shared = self.traits(sync=True)
-        return {name: getattr(self, name) for name, trait in shared.items() if trait.this_class is Playground}
+        """One page that needs no kernel and no network. The mask stays interactive; an attached model shows its last
+        answers. If a `path` is given, the page is also written there."""
+        return page(self, title, self._picture().alt, path=path)
 
     def _picture(self):
         return mask_svg(self.cells, self.tokens, repr(self.mask))

@@ -1,4 +1,4 @@
-"""Servers that the browser tests start on this machine, and stop: JupyterLab, Jupyter Notebook, and `labkit demo`."""
+"""Servers that the browser tests start on this machine, and stop: JupyterLab and Jupyter Notebook."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from labkit import viz
-from labkit.viz.explorer import PAGE_STATE
+from labkit.viz.page import own_state
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -204,6 +204,7 @@ def test_everything_can_be_done_with_the_keyboard(page):
     page.keyboard.press("Enter")
     settled(page)
     assert widget.query == 1
+    wait_until_exact(page)
     page.keyboard.press("Tab")  # the map
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
@@ -271,7 +272,7 @@ def test_a_page_without_python_is_exact_where_it_can_be_and_says_where_it_is_coa
     widget = explorer(2, 8, 64)
     whole = len(widget.to_html())
     file = tmp_path / "explorer.html"
-    file.write_text(widget.to_html(limit=whole - 30_000), encoding="utf-8")
+    widget.to_html(file, limit=whole - 30_000)
     page.goto(file.as_uri())
     page.wait_for_selector("[data-ready]")
     assert number_in(hover(page, 64, 40, 3)[1], "causal ") == pytest.approx(
@@ -340,7 +341,7 @@ def show(page, widget, background="white"):
         return plain(widget.shown) if widget.shown is not shown else None
 
     page.expose_function("python", python)
-    state = json.dumps(plain({name: getattr(widget, name) for name in PAGE_STATE})).replace("</", "<\\/")
+    state = json.dumps(plain(own_state(widget))).replace("</", "<\\/")
     html = PAGE.replace("BACKGROUND", background).replace("CSS", widget._css)
     module = json.dumps(widget._esm).replace("</", "<\\/")
     page.set_content(html.replace("MODULE", module).replace("STATE", state))

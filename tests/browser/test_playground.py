@@ -16,6 +16,7 @@ import pytest
 
 from labkit import masks, viz
 from labkit.viz.mask_state import dense_of, fitted, mask_of, packed, painted_cells, split_words, tree_of
+from labkit.viz.page import own_state
 
 expect = pytest.importorskip("playwright.sync_api").expect
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -415,9 +416,9 @@ def test_the_exported_page_stays_interactive_and_keeps_the_last_answers(page, tm
     expect(panel).to_contain_text("there is no Python behind it")
     expect(panel).to_contain_text("Measured: all 2 layers")
     page.get_by_role("combobox", name="mask A").select_option("causal")
-    page.wait_for_function("document.querySelector('.pg-words').textContent.startsWith('21 of 36')")
+    expect(page.locator(".pg-words")).to_contain_text("21 of 36")
     page.get_by_label("sentence", exact=True).fill("one two three")
-    page.wait_for_function("document.querySelectorAll('.pg-chip').length === 3")
+    expect(page.locator(".pg-chip")).to_have_count(3)
     expect(panel).not_to_contain_text("computing")
     assert page.locator(".pg-chip").all_inner_texts() == ["one", "two", "three"]
     page.shoot("playground_static")
@@ -459,7 +460,7 @@ MEASURE = """async (count) => {
 
 # ------------------------------------------------------------------------------------------------------- helpers
 def _show(page, widget, background: str = "white") -> None:
-    state = json.dumps(widget.page_state()).replace("</", "<\\/")
+    state = json.dumps(own_state(widget)).replace("</", "<\\/")
     html = PAGE.replace("BACKGROUND", background).replace("CSS", widget._css)
     page.set_content(html.replace("STATE", state).replace("MODULE", widget._esm))
     page.wait_for_function("window.ready")

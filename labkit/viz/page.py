@@ -1,0 +1,82 @@
+"""One HTML page with one widget: it opens from disk, needs no kernel, and requests nothing from the network.
+
+`page` writes the page. `embedded` is the widget alone, for a page that runs page.js itself: the site does.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from functools import cache
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from anywidget import AnyWidget
+from ipywidgets import DOMWidget
+from ipywidgets.widgets.widget import _remove_buffers
+
+from labkit.writing import write_whole
+
+WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'unsafe-inline' data: blob:">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ margin: 0 auto; padding: 16px; max-width: 1010px; background: #ffffff; font-family: sans-serif; }}
+h1 {{ font-size: 20px; }}
+@media (prefers-color-scheme: dark) {{ body {{ background: #16191d; color: #e8eaed; }} }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+<p>{note}</p>
+{widget}
+<script>
+{script}</script>
+</body>
+</html>
+"""
+
+
+def page(widget: AnyWidget, title: str, alt: str, note: str = "", path: str | Path | None = None, **values: Any) -> str:
+    """The page of `widget`; if a `path` is given, the page is also written there, whole or not at all.
+
+    Args:
+        alt: what the widget shows, in words, for readers without JavaScript.
+        note: a paragraph above the widget.
+        values: replace values of the widget's state.
+    """
+    place = embedded(widget, f"<noscript>{escape(alt)}</noscript>", **values)
+    text = PAGE.format(title=escape(title), note=escape(note), widget=place, script=_script())
+    if path is not None:
+        write_whole(Path(path), text)
+    return text
+
+
+def embedded(widget: AnyWidget, fallback: str, **values: Any) -> str:
+    """`widget` as HTML: an element that shows `fallback` until page.js draws the widget, and the widget's state."""
+    state, paths, buffers = _remove_buffers(own_state(widget) | values)
+    encoded = [
+        {"path": path, "encoding": "base64", "data": b64encode(data).decode()}
+        for path, data in zip(paths, buffers, strict=True)
+    ]
+    states = {"state": {"widget": {"state": state, "buffers": encoded}}}
+    # In HTML, "<" could end the script element early.
+    text = json.dumps(states, ensure_ascii=False).replace("<", "\\u003c")
+    return f'<div data-widget="widget">{fallback}</div>\n<script type="{WIDGET_STATE}">{text}</script>'
+
+
+def own_state(widget: AnyWidget) -> dict[str, Any]:
+    """The values that `widget` shares with the browser, its module and style among them; not those of all widgets."""
+    return widget.get_state(set(widget.keys) - set(DOMWidget.class_trait_names(sync=True)))
+
+
+@cache
+def _script() -> str:
+    return files(__package__).joinpath("page.js").read_text(encoding="utf-8")
