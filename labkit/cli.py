@@ -30,7 +30,6 @@ from labkit import (
     cli_finetune,
     cli_fuse,
     cli_future,
-    cli_progress,
     cli_train,
 )
 from labkit.console import Attn, Dtype, Json, Name, plain, print_json, print_table, waiting
@@ -40,7 +39,7 @@ from labkit.writing import os_error_in
 
 ORDER = (  # of the commands in --help; a new command needs a place here
     "doctor", "models", "audit", "convert", "leakage", "train", "predict", "fuse", "pretrain", "notebooks", "data",
-    "course", "cache", "bench", "progress",
+    "course", "cache", "bench",
 )  # fmt: skip
 EPILOG = """\
 The --help of every command contains an example, and every command takes --json. The option --output - writes to
@@ -82,7 +81,6 @@ cli_bench.bench_app.command()(cli_bench_fusion.fusion_report)
 cli_bench.bench_app.command()(cli_future.future_attention)
 cli_bench.bench_app.command()(cli_future.future_report)
 app.command()(cli_train.pretrain)
-app.command()(cli_progress.progress)
 app.command()(cli_fuse.fuse)
 
 LEAKAGE_VOCABULARY = 64  # few tokens: what chance can do is seen early

@@ -110,7 +110,7 @@ class FutureAttentionError(LabkitError, ValueError):
 
 
 class LearnerError(LabkitError, ValueError):
-    """A prediction without a proper name, or a record of progress that cannot be read or written."""
+    """A box for a prediction whose answer is not one of its choices."""
 
 
 class CourseError(LabkitError, ValueError):

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 
 from labkit import __version__, resources
 from labkit.errors import LabkitError, NotebookError
-from labkit.learner import record, watching
 from labkit.profile import VARIABLE, by_name, current, in_colab
 from labkit.writing import require_writable, write_files, write_whole
 
@@ -96,7 +95,6 @@ def make_ready() -> str:
 
         output.enable_custom_widget_manager()
     _choose_plotly_renderer()
-    watching.watch()
     return f"labkit {__version__}, profile {active.name}"
 
 
@@ -153,7 +151,7 @@ def run(
     Raises NotebookError with notebook, cell and exception.
     """
     nbformat = _require("nbformat")
-    environment = dict(os.environ) | {record.VARIABLE: record.OFF}  # nobody learns here
+    environment = dict(os.environ)
     if profile is not None:
         environment[VARIABLE] = by_name(profile).name
     notebooks = list_notebooks() if paths is None else [f for p in paths for f in find_notebooks(p)]

@@ -20,7 +20,6 @@ from labkit.course.exercises import NAMES, assignment, exercise
 from labkit.course.judging import Outcome, judged
 from labkit.course.variant import Variant
 from labkit.errors import CourseError
-from labkit.learner import record, watching
 
 LOOK_SECONDS = 30.0
 NBGRADER = "NBGRADER_EXECUTION"  # nbgrader sets it to "autograde" or "validate" where it runs a notebook
@@ -79,7 +78,6 @@ def __getattr__(name: str) -> Callable[..., Shown]:
         outcome = judged(found, local, variant, hidden=hidden)
         if not hidden:
             _seen[name] = outcome
-            _keep(name, outcome)
         if outcome.status != "right" and os.environ.get(NBGRADER) == "validate":
             raise CheckFailed(str(outcome))  # its Validate button knows errors only
         return Shown(outcome)
@@ -87,12 +85,6 @@ def __getattr__(name: str) -> Callable[..., Shown]:
     check.__name__ = check.__qualname__ = name
     check.__doc__ = f"{found.title}: is `{found.answer}` right?"
     return check
-
-
-def _keep(name: str, outcome: Outcome) -> None:
-    """For `labkit progress`: what a student has checked in a notebook, and no grader."""
-    if watching.in_a_kernel():
-        record.try_to_change(lambda kept: kept.checked(name, outcome.points, outcome.out_of))
 
 
 def __dir__() -> list[str]:

@@ -1,116 +1,70 @@
-"""The boxes for predictions in an exported page and in JupyterLab, in a real browser with the network blocked."""
+"""The boxes in JupyterLab, in a real browser: choosing and writing by keyboard, and a notebook that is opened again."""
 
-import json
-from pathlib import Path
+import re
 
-import nbformat
 import pytest
-from ipywidgets import embed
-from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from labkit import pages
-from labkit.learner import explain, predict, record, watching
-from labkit.pages.page import WIDGET_STATE
-from tests.browser.servers import Notebook, jupyter
+from labkit.learner import predict
+from tests.browser.servers import Notebook, jupyter, write_notebook
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory) -> Path:
-    """A page with a prediction, a folded result, and the explanation."""
-    folder = tmp_path_factory.mktemp("boxes")
-    boxes = [predict("00-padding", "Who notices now?"), explain("00-padding")]
-    outputs = [new_output("display_data", box._repr_mimebundle_()[0]) for box in boxes]
-    cells = [new_code_cell("box", execution_count=1, outputs=[output]) for output in outputs]
-    result = new_code_cell("noticed", execution_count=1, outputs=[new_output("stream", text="only the new word")])
-    result.metadata["jupyter"] = {"outputs_hidden": True}
-    state = embed.embed_data(boxes, drop_defaults=False)["manager_state"]
-    notebook = new_notebook(cells=[cells[0], result, cells[1]], metadata={"widgets": {WIDGET_STATE: state}})
-    nbformat.write(notebook, folder / "boxes.ipynb")
-    return pages.export([folder / "boxes.ipynb"], folder)[0].path
+CHOICES = 'predict("Is 1 < 2?", choices=["yes", "no"], answer="yes", why="Because 2 - 1 > 0.")'
+TEXT = 'predict("How many?", answer="Three.", why="Count them.")'
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_what_is_predicted_stays_in_the_browser_and_the_result_is_folded(open_page, exported, width):
-    page = open_page(width=width)
-    page.goto(exported.as_uri())
-    prediction, explanation = page.get_by_label("Who notices now?"), page.get_by_label("Were you right?")
-    result = page.get_by_text("only the new word")
-    assert not result.is_visible()
-    assert page.get_by_text("You have written no prediction for this.").is_visible()
-    prediction.fill("Nobody.")
-    assert page.get_by_text("You predicted: Nobody.").is_visible()
-    assert page.get_by_role("status").first.inner_text() == "Kept in this browser only."
-    page.get_by_text("The result").click()
-    assert result.is_visible()
-    explanation.fill("One padded row does it.")
-    page.shoot(f"learner_page_{width}")
-    page.reload()
-    assert page.get_by_label("Who notices now?").input_value() == "Nobody."
-    assert page.get_by_label("Were you right?").input_value() == "One padded row does it."
-    page.get_by_label("Who notices now?").fill("")
-    page.reload()
-    assert page.get_by_text("You have written no prediction for this.").is_visible()
-
-
-def test_in_jupyterlab_a_prediction_is_kept_shown_again_and_counted(open_page, tmp_path, monkeypatch):
-    kept = tmp_path / "progress.json"
-    monkeypatch.setenv(record.VARIABLE, str(kept))
-    sources = [
-        "import labkit.colab\n\nlabkit.colab.setup()",
-        "from labkit.learner import explain, predict",
-        'predict("00-padding", "Who notices now?")',
-        'print("only the new word")',
-        'explain("00-padding")',
-    ]
-    cells = [new_code_cell(source) for source in sources]
-    cells[3].outputs = [new_output("stream", text="saved before")]
-    cells[3].metadata["jupyter"] = {"outputs_hidden": True}
-    cells[3].id = list(watching.code_cells()["00_start_here"])[4]  # a cell of the tour, changed by the reader
-    python = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    (tmp_path / "notebooks").mkdir()
-    nbformat.write(new_notebook(cells=cells, metadata=python), tmp_path / "notebooks" / "00_start_here.ipynb")
-    with jupyter("lab", tmp_path) as lab:
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_in_jupyterlab_the_answer_comes_after_the_choice_and_after_the_text(open_page, tmp_path, dark):
+    again = CHOICES.replace("1 < 2", "2 > 1")
+    write_notebook(tmp_path / "notebooks" / "boxes.ipynb", "from labkit.learner import predict", CHOICES, again, TEXT)
+    with jupyter("lab", tmp_path, dark=dark) as lab:
         page = open_page(1280, 1000)
-        notebook = Notebook(page, lab, "00_start_here.ipynb")
-        for cell in range(3):
+        notebook = Notebook(page, lab, "boxes.ipynb")
+        for cell in range(4):
             notebook.run(cell)
-        page.get_by_label("Who notices now?").wait_for()
-        assert not page.get_by_text("saved before").is_visible()  # folded, and without its first line
-        page.shoot("learner_lab_folded")
-        page.get_by_label("Who notices now?").fill("Nobody.")
+        first, second, third = (page.locator(".labkit-box").nth(box) for box in range(3))
+        assert not any(word in box.inner_text() for box in (first, third) for word in ("Because", "Three", "Count"))
+
+        first.get_by_role("button", name="no").focus()
+        page.keyboard.press("Enter")  # which JupyterLab must not take for a shortcut
+        assert first.get_by_role("status").inner_text().split("\n\n") == [
+            "✗ Not right. The answer: yes",
+            "Because 2 - 1 > 0.",
+        ]
+        first.get_by_role("button", name="yes").click(force=True)  # the choice stays
+        assert "Not right" in first.get_by_role("status").inner_text()
+        second.get_by_role("button", name="yes").click()
+        assert second.get_by_role("status").inner_text().startswith("✓ Right.")
+
+        written, show = third.get_by_label("How many?"), third.get_by_role("button", name="Show the answer")
+        assert show.is_disabled()
+        written.click()
+        page.keyboard.type("a dozen, dd")  # letters that are shortcuts outside of a text
         page.keyboard.press("Tab")
-        page.get_by_text("Kept on this machine only").wait_for()
-        assert json.loads(kept.read_text())["boxes"]["00-padding"]["prediction"] == "Nobody."
-        assert "only the new word" in notebook.run(3)
-        assert page.get_by_text("only the new word", exact=True).is_visible()  # run, it unfolds
-        notebook.run(4)
-        page.get_by_text("You predicted: Nobody.").wait_for()
-        page.shoot("learner_lab")
-        assert json.loads(kept.read_text())["cells"] == {"00_start_here": [cells[3].id]}
-        assert notebook.complaints() == []
+        page.keyboard.press("Space")
+        assert re.split(r"\s*\n\s*", third.get_by_role("status").inner_text()) == ["Three.", "Count them."]
+        assert written.input_value() == "a dozen, dd"
+        assert page.locator(".jp-Notebook .jp-CodeCell").count() == 4  # "dd" has deleted no cell
+        page.shoot(f"learner_lab_{'dark' if dark else 'light'}")
+
+        notebook.save()
+        notebook.open()  # again, without running a cell
+        first.get_by_role("button", name="yes").click()
+        assert first.get_by_role("status").inner_text().startswith("✓ Right.")
+        assert page.get_by_text("Error displaying").count() == 0
         page.goto("about:blank")  # before its server is stopped
 
 
-def test_in_jupyterlab_a_saved_box_that_no_python_hears_says_so(open_page, tmp_path, monkeypatch):
-    kept = tmp_path / "progress.json"
-    monkeypatch.setenv(record.VARIABLE, str(kept))
-    box = predict("00-padding", "Who notices now?")
-    cell = new_code_cell("box", execution_count=1, outputs=[new_output("display_data", box._repr_mimebundle_()[0])])
-    state = embed.embed_data([box], drop_defaults=False)["manager_state"]
-    python = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    (tmp_path / "notebooks").mkdir()
-    saved = new_notebook(cells=[cell], metadata=python | {"widgets": {WIDGET_STATE: state}})
-    nbformat.write(saved, tmp_path / "notebooks" / "00_start_here.ipynb")
-    with jupyter("lab", tmp_path) as lab:
-        page = open_page(1280, 1000)
-        prediction = page.get_by_label("Who notices now?")
-        Notebook(page, lab, "00_start_here.ipynb").wait_for_saved(prediction)
-        prediction.fill("Nobody.")
-        page.keyboard.press("Tab")
-        note = page.locator(".labkit-note", has_text="Not kept")
-        note.wait_for()
-        assert note.inner_text() == "Not kept: no Python listens. Run this cell, then write."
-        assert not kept.exists()  # the box says the truth
-        page.goto("about:blank")
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_page_without_a_kernel_has_the_same_boxes(open_page, tmp_path, theme):
+    boxes = (predict("Is 1 < 2?", choices=["yes", "no"], answer="yes"), predict("How many?", answer="Three."))
+    html = "".join(box._repr_mimebundle_()["text/html"] for box in boxes)
+    colours = "background: #111; color: #ddd" if theme == "dark" else "background: #fff; color: #222"
+    (tmp_path / "page.html").write_text(f'<meta charset="utf-8"><body style="{colours}">{html}', encoding="utf-8")
+    page = open_page(390, 600, theme)
+    page.goto((tmp_path / "page.html").as_uri())
+    page.get_by_role("button", name="no").click()
+    page.get_by_label("How many?").fill("Two.")
+    page.get_by_role("button", name="Show the answer").click()
+    page.get_by_text("Three.").wait_for()
+    page.shoot(f"learner_page_{theme}")

@@ -1,0 +1,75 @@
+"""The boxes of the notebooks: a question, and its answer after the reader has committed.
+
+    from labkit.learner import predict
+
+    predict("Which words change?", choices=["all five", "only river"], answer="only river", why="The mask is causal.")
+    predict("What share of the tags is right?", answer="90 %.", why="Most words are outside of every name.")
+
+A box is HTML with a small script, not a Jupyter widget. If an output holds both, JupyterLab shows the widget, and if
+its model is gone, as in a notebook that was opened again, it shows "Error displaying widget". HTML needs no kernel and
+no model. Where no script runs (GitHub, a notebook that is not trusted), the box shows the question, the choices and a
+folded answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from importlib.resources import files
+
+from labkit.errors import LearnerError
+
+
+def predict(
+    question: str, choices: Sequence[str] | None = None, answer: str | None = None, why: str | None = None
+) -> Box:
+    """A box that asks for a prediction before the result is shown.
+
+    Args:
+        question: what to predict.
+        choices: each becomes a button that says at once whether it was right. None: the reader writes a text, and a
+            button then shows the answer.
+        answer: with choices, the right one of them; without, a text, or None for a question that has no answer.
+        why: the explanation, shown with the answer.
+
+    Raises:
+        LearnerError: the answer is not one of the choices.
+    """
+    if choices is not None and answer not in choices:
+        raise LearnerError(f"{question!r}: the answer {answer!r} is not one of the choices {list(choices)}")
+    return Box(question, tuple(choices or ()), answer, why)
+
+
+@dataclass(frozen=True)
+class Box:
+    """What `predict` returns; Jupyter displays it."""
+
+    question: str
+    choices: tuple[str, ...]
+    answer: str | None
+    why: str | None
+
+    def _repr_mimebundle_(self, **options: object) -> dict[str, str]:
+        return {"text/html": self._html(), "text/plain": repr(self)}
+
+    def __repr__(self) -> str:
+        return "\n".join([f"Predict: {self.question}", *(f"  - {choice}" for choice in self.choices)])
+
+    def _html(self) -> str:
+        choices = "".join(f"<li>{escape(choice)}</li>" for choice in self.choices)
+        answer = "".join(f"<p>{escape(text)}</p>" for text in (self.answer, self.why) if text)
+        return (
+            # The attribute keeps JupyterLab from taking the keys that are pressed in the box for its own shortcuts.
+            '<div class="labkit-box" data-lm-suppress-shortcuts="true">'
+            f'<p class="labkit-question"><b>Predict.</b> {escape(self.question)}</p>'
+            + (f"<ul>{choices}</ul>" if choices else "")
+            + (f"<details><summary>Answer</summary>{answer}</details>" if answer else "")
+            + f"</div>\n{_style_and_script()}"
+        )
+
+
+@cache
+def _style_and_script() -> str:
+    return files("labkit").joinpath("learner_box.html").read_text(encoding="utf-8")
