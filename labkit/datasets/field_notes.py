@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labkit.datasets.files import fault, json_lines
+from labkit.datasets.files import json_lines
 from labkit.errors import DataError
 from labkit.resources import folder
 
@@ -36,10 +36,5 @@ def passages(split: str | None = None) -> list[Passage]:
     """
     if split not in (None, *SPLITS):
         raise DataError(f"Field Notes has no split {split!r}; it has {', '.join(SPLITS)}, or None for all")
-    path, found = folder("data") / "field_notes" / "passages.jsonl", []
-    for line, row in json_lines(path):
-        try:
-            found.append(Passage(**row))
-        except TypeError as error:
-            raise fault(path, line, f"is not a passage: {error}") from error
-    return [passage for passage in found if split in (None, passage.split)]
+    rows = json_lines(folder("data") / "field_notes" / "passages.jsonl")
+    return [Passage(**row) for _, row in rows if split in (None, row["split"])]
