@@ -51,8 +51,8 @@ def data_check(
     """Check your labelled files for errors.
 
     Reports rows that cannot be read, duplicates, contradictions, invisible characters, and examples that occur in two
-    splits. Without FILE, checks the format and the sha256 of the data sets that come with labkit. Exit code 1 if there
-    is a fault.
+    splits. Without FILE, compares the sha256 of the data sets that come with labkit with their cards. Exit code 1 if
+    there is a fault.
 
     Example: labkit data check train.json dev.json --task qa
     """

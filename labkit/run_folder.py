@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
@@ -285,11 +285,6 @@ def sha256(path: Path) -> str:
     """The sha256 of a file, as hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sha256_of_files(paths: Iterable[Path]) -> dict[str, str]:
-    """File name -> sha256."""
-    return {path.name: sha256(path) for path in paths}
 
 
 def _as_json(value: Any) -> str:

@@ -60,20 +60,20 @@ def main():
     say("done")
 
 
-def check_python():
-    if not OLDEST <= sys.version_info[:2] <= NEWEST:
+def check_python(version=sys.version_info[:2]):
+    if not OLDEST <= version <= NEWEST:
         fail(
             f"labkit needs Python 3.11, 3.12 or 3.13; this is {platform.python_version()}. "
             "Name another one, e.g.: make lab PYTHON=python3.11"
         )
 
 
-def stamp_key(torch_index):
+def stamp_key(torch_index, root=ROOT):
     """Changes when what is to be installed, or the folder it is installed for, changes."""
     digest = hashlib.sha256()
     for name in INPUTS:
-        digest.update((ROOT / name).read_bytes() + b"\0")
-    return f"{digest.hexdigest()} {ROOT} {torch_index}\n"
+        digest.update((root / name).read_bytes() + b"\0")
+    return f"{digest.hexdigest()} {root} {torch_index}\n"
 
 
 def make_venv():
@@ -90,31 +90,28 @@ def make_venv():
     )
 
 
-def install_torch(torch_index):
-    version = pinned("torch")
-    gpu = has_nvidia_gpu()
+def torch_attempts(version, torch_index, on_linux, gpu):
+    """What to ask pip for, in this order, until one is there: lists of arguments.
+
+    `+cpu` names the CPU build: an index without one answers at once, and nothing large is downloaded by mistake.
+    """
     if torch_index and torch_index != "default":
-        say(f"installing torch {version} from {torch_index}")
-        pip(*INSTALL, "--no-deps", "--index-url", torch_index, f"torch=={version}")
-    elif torch_index == "default" or gpu or not sys.platform.startswith("linux"):
-        say(f"installing torch {version}" + (" for the NVIDIA GPU of this machine" if gpu else ""))
-        pip(*INSTALL, "--no-deps", f"torch=={version}")
-    else:
-        say(f"no NVIDIA GPU here: installing the CPU build of torch {version}")
-        install_cpu_torch(f"torch=={version}+cpu")
+        return [["--index-url", torch_index, f"torch=={version}"]]
+    if torch_index == "default" or gpu or not on_linux:
+        return [[f"torch=={version}"]]
+    return [[f"torch=={version}+cpu"], ["--index-url", CPU_INDEX, f"torch=={version}+cpu"]]
 
 
-def install_cpu_torch(requirement):
-    """`+cpu` names the CPU build: an index without one answers at once, and nothing large is downloaded by mistake."""
-    if works(PYTHON, "-m", "pip", *INSTALL, "--quiet", "--no-deps", requirement):
-        return
-    say(f"your package index offers no {requirement}; taking it from {CPU_INDEX}")
-    cure = (
-        f"{requirement} is neither in your package index nor could it be had from {CPU_INDEX}. Name an index that "
-        "has it (make lab TORCH_INDEX=URL), or take whatever build pip offers, with CUDA it is several GB "
-        "(make lab TORCH_INDEX=default)"
+def install_torch(torch_index):
+    attempts = torch_attempts(pinned("torch"), torch_index, sys.platform.startswith("linux"), has_nvidia_gpu())
+    for arguments in attempts:
+        say(f"pip install {' '.join(arguments)}")
+        if works(PYTHON, "-m", "pip", *INSTALL, "--no-deps", *arguments, shown=arguments is attempts[-1]):
+            return
+    fail(
+        f"{arguments[-1]} could not be installed. Name an index that has it (make lab TORCH_INDEX=URL), or take "
+        "whatever build pip offers, with CUDA it is several GB (make lab TORCH_INDEX=default)"
     )
-    call([str(PYTHON), "-m", "pip", *INSTALL, "--no-deps", "--index-url", CPU_INDEX, requirement], cure)
 
 
 def compile_all():
@@ -147,10 +144,10 @@ def pip(*arguments):
     call([str(PYTHON), "-m", "pip", *arguments, *quiet], f"pip {arguments[0]} failed; the reason stands above")
 
 
-def works(*command):
-    """True if the command can be started and ends well; its output is not shown."""
+def works(*command, shown=False):
+    """True if the command can be started and ends well; its output is hidden unless `shown`."""
     try:
-        return subprocess.run([str(part) for part in command], capture_output=True, cwd=ROOT).returncode == 0
+        return subprocess.run([str(part) for part in command], capture_output=not shown, cwd=ROOT).returncode == 0
     except OSError:
         return False
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import json
 import os
 import socket
 
@@ -98,15 +97,3 @@ def full_disk():
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     return limited
-
-
-@pytest.fixture
-def write_lines(tmp_path):
-    """write_lines("x.jsonl", rows) -> the path of a file of rows, an object of JSON a line; bytes as they are."""
-
-    def write(name, rows):
-        lines = [row if isinstance(row, bytes) else json.dumps(row, ensure_ascii=False).encode() for row in rows]
-        (tmp_path / name).write_bytes(b"".join(line + b"\n" for line in lines))
-        return tmp_path / name
-
-    return write

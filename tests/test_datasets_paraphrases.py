@@ -22,6 +22,7 @@ from labkit.datasets.paraphrases import (
 from labkit.datasets.pararel import filled
 from labkit.datasets.webquestions import json_entries
 from labkit.errors import DataError
+from tests.cards import rows_of
 
 FRANCE = {"id": "fr", "paraphrases": ["What is the capital of France?", "Paris or Lyon?"], "answers": ["Paris"]}
 
@@ -139,9 +140,6 @@ def test_sets_are_never_without_answers_whatever_the_reader_says(tmp_path):
     for name in (cher, f"webqa:{cher}"):
         with pytest.raises(DataError, match="test.jsonl, line 1: question 'a' has no answer"):
             read_paraphrases(name, unanswered=True)
-    fact = {"id": "a", "relation": "r", "subject": "s", "split": "test", "paraphrases": ["q"]}
-    with pytest.raises(DataError, match="facts.jsonl, line 1: question 'a' has no answer"):
-        read_known_facts("test", lines(tmp_path / "facts.jsonl", fact))
 
 
 @given(st.lists(st.text()))
@@ -159,26 +157,17 @@ def test_list_as_numpy_prints_it_is_refused_as_python_would_join_its_texts(cell)
 # ---- known facts ---------------------------------------------------------------------------------------------------
 
 
-def test_known_facts_are_a_hundred_in_five_wordings_and_prompts_share_none_of_them():
-    test, shots = read_paraphrases("known-facts"), read_paraphrases("known-facts:shots")
-    assert len(test) >= 100 and shots
-    assert {len(question.paraphrases) for question in test + shots} == {5}
-    assert all(question.relation and question.natural for question in test + shots)
-    assert len({question.id for question in test + shots}) == len(test) + len(shots)
-    assert {question.relation for question in shots} == {question.relation for question in test}
-
-
-def test_known_facts_come_by_split_and_a_fault_in_the_other_split_counts(tmp_path):
-    rows = [FRANCE | {"id": id, "relation": "r", "subject": "s", "split": split} for id, split in ("at", "bs", "ct")]
-    rows = [row | {"split": {"t": "test", "s": "shots"}[row["split"]]} for row in rows]
-    file = lines(tmp_path / "facts.jsonl", *rows)
-    assert [question.id for question in read_known_facts("test", file)] == ["a", "c"]
-    assert [question.id for question in read_known_facts("shots", file)] == ["b"]
-    for broken, what in (({"split": "dev"}, "has the split 'dev'"), ({"subject": ""}, "has '' as its subject")):
-        with pytest.raises(DataError, match=f"facts.jsonl, line 2: {what}"):
-            read_known_facts("test", lines(file, rows[0], rows[1] | broken))
+def test_known_facts_come_by_split_as_they_stand_in_the_file():
+    rows = rows_of("known_facts/facts.jsonl")
+    for name, split in (("known-facts", "test"), ("known-facts:test", "test"), ("known-facts:shots", "shots")):
+        expected = [row for row in rows if row["split"] == split]
+        found = read_paraphrases(name)
+        assert found == read_known_facts(split) and all(question.natural for question in found)
+        assert [(q.id, list(q.paraphrases), list(q.answers), q.relation) for q in found] == [
+            (row["id"], row["paraphrases"], row["answers"], row["relation"]) for row in expected
+        ]
     with pytest.raises(DataError, match="no split 'dev'; choose one of shots, test"):
-        read_known_facts("dev", file)
+        read_known_facts("dev")
 
 
 # ---- WebQuestions --------------------------------------------------------------------------------------------------

@@ -1,287 +1,180 @@
-"""Field Notes: the shipped file and its card, the validator on files broken on purpose, the reader, `labkit data`."""
+"""Field Notes: what its card promises of passages, questions and entities, and the reader."""
 
-import hashlib
-import json
 import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
-from functools import partial
+import unicodedata
+from collections import Counter, defaultdict
 
 import pytest
-from typer.testing import CliRunner
 
-from labkit import cli_data
-from labkit.datasets import catalogue, field_notes
-from labkit.datasets.catalogue import CATALOGUE
+from labkit.datasets import embedded, field_notes
+from labkit.datasets.tags import entities_of
+from labkit.datasets.words import words_of
 from labkit.errors import DataError
-from labkit.resources import folder
+from tests.cards import DATA, SPLITS, counts, rows_of, table
 
-SHIPPED = folder("data") / "field_notes"
-
-
-# ---- the shipped file and its card ---------------------------------------------------------------------------------
-
-
-def test_the_shipped_file_keeps_every_rule():
-    assert field_notes.validate(SHIPPED / "passages.jsonl") == []
+PASSAGES = rows_of("field_notes/passages.jsonl")
+TEXTS = {row["id"]: row["text"] for row in PASSAGES}
+SPLIT_OF = {row["id"]: row["split"] for row in PASSAGES}
 
 
-def test_splits_are_disjoint_and_together_the_whole():
-    splits = [field_notes.passages(split) for split in field_notes.SPLITS]
-    assert [len(passages) for passages in splits] == [118, 25, 25]
-    texts = [{passage.text for passage in passages} for passages in splits]
-    assert not (texts[0] & texts[1] or texts[0] & texts[2] or texts[1] & texts[2])
-    assert sorted((p for s in splits for p in s), key=lambda p: p.id) == field_notes.passages()
+# ---- passages ------------------------------------------------------------------------------------------------------
 
 
-def test_the_card_has_the_sha256_of_the_file():
-    digest = hashlib.sha256((SHIPPED / "passages.jsonl").read_bytes()).hexdigest()
-    assert f"\n{digest}  passages.jsonl\n" in (SHIPPED / "README.md").read_text(encoding="utf-8")
+def test_each_passage_has_the_form_of_the_card():
+    assert [row["id"] for row in PASSAGES] == [f"fn-{n:03d}" for n in range(1, len(PASSAGES) + 1)]
+    for row in PASSAGES:
+        assert list(row) == ["id", "split", "region", "genre", "title", "text"]
+        assert 80 <= len(row["text"].split()) <= 180 and "\n" not in row["title"], row["id"]
+        for text in (row["title"], row["text"]):
+            assert unicodedata.is_normalized("NFC", text), row["id"]
+            assert not re.search(r"[*_`#|\\<>\[\]{}~^–—’“”\t]|--|^- |\A\s|\s\Z|  | \n|\n |\n{3}", text, re.M), row["id"]
+            foreign = {c for c in text if not (c.isascii() or c in "£€°½¼¾×²³")}
+            assert all(unicodedata.name(c).startswith("LATIN ") for c in foreign), (row["id"], foreign)
+    assert len({row["title"].lower() for row in PASSAGES}) == len(PASSAGES)
 
 
-def test_the_counts_of_the_card_are_those_of_the_file():
-    rows = [json.loads(line) for line in (SHIPPED / "passages.jsonl").read_text(encoding="utf-8").splitlines()]
-    counted = {}
-    for key in ("region", "genre"):
-        for value in {row[key] for row in rows}:
-            counted[value] = Counter(row["split"] for row in rows if row[key] == value)
-    counted["passages"] = Counter(row["split"] for row in rows)
-    counted["words"], counted["bytes of text"] = Counter(), Counter()
-    for row in rows:
+def test_no_passage_repeats_another():
+    runs, sentences, openings = defaultdict(set), Counter(), Counter()
+    for row in PASSAGES:
+        words = re.findall(r"[^\W_]+(?:'[^\W_]+)*", row["text"].lower())
+        openings[tuple(words[:3])] += 1
+        for start in range(len(words) - 7):
+            runs[tuple(words[start : start + 8])].add(row["id"])
+        for sentence in re.findall(r"[^\n]+?[.!?](?=[\"')]*(?:\s|\Z))", row["text"]):
+            sentences[" ".join(re.findall(r"[\w']+", sentence.lower()))] += 1
+    assert not [ids for ids in runs.values() if len(ids) > 1]
+    assert not [each for each, count in sentences.items() if count > 1 and " " in each]
+    assert max(openings.values()) <= 2
+
+
+def test_the_numbers_of_the_card_on_passages_are_those_of_the_file():
+    counted = defaultdict(Counter)
+    for row in PASSAGES:
+        for name in (row["region"], row["genre"], "passages"):
+            counted[name][row["split"]] += 1
         counted["words"][row["split"]] += len(row["text"].split())
         counted["bytes of text"][row["split"]] += len(row["text"].encode())
-    card = (SHIPPED / "README.md").read_text(encoding="utf-8").split("\n## Questions\n")[0]
-    said = {
-        name: [int(number.replace(",", "")) for number in numbers.split("|")]
-        for name, numbers in re.findall(r"^\| ([^|]+) \| ([\d,| ]+) \|$", card, re.M)
-    }
-    assert said == {
-        name: [count["train"], count["dev"], count["test"], count.total()] for name, count in counted.items()
-    }
+    assert table("field_notes", "Counts of the passages") == counts(counted)
 
 
-# ---- the validator -------------------------------------------------------------------------------------------------
+# ---- questions -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def rows():
-    """A file of 120 passages as small as the rules allow: every word in it is its own."""
-    return [
-        {
-            "id": f"fn-{n:03d}",
-            "split": field_notes.SPLITS[n // 8 % 3],
-            "region": "city",
-            "genre": ["news", "travel", "diary", "letter", "review", "minutes", "interview", "field report"][n % 8],
-            "title": f"Title {n}",
-            "text": prose(80, f"x{n}y"),
-        }
-        for n in range(1, 121)
-    ]
+def test_every_question_is_on_its_passage_and_its_answers_are_short_spans_of_it():
+    asked = Counter()
+    for split in SPLITS:
+        for each in embedded.read("qa", "field-notes", split):
+            assert (each.context, split) == (TEXTS[each.group], SPLIT_OF[each.group]), each.id
+            assert each.id.startswith(f"{each.group}-") and re.fullmatch(r"\S.*\?", each.question), each.id
+            for answer in each.answers:
+                assert each.context[answer.start :].startswith(answer.text) and answer.text == answer.text.strip()
+                assert len(answer.text.split()) <= 12, each.id
+            asked[each.group, each.question.casefold()] += 1
+    assert Counter(group for group, _ in asked) == dict.fromkeys(TEXTS, 4)
+    assert max(asked.values()) == 1
 
 
-def prose(count, stem):
-    """`count` different words that begin with `stem`, in sentences of ten."""
-    words = [f"{stem}{i}" for i in range(count)]
-    return " ".join(" ".join(words[i : i + 10]) + "." for i in range(0, count, 10))
+def overlap_f1(questions):
+    """F1, in percent, of answering with the sentence that shares the most different words with the question."""
+
+    def normal(text):  # as SQuAD's script compares: lower case, without punctuation and articles
+        return [word for word in re.sub(r"[^\w\s]", "", text.lower()).split() if word not in ("a", "an", "the")]
+
+    scores = []
+    for each in questions:
+        asked, sentences = set(normal(each.question)), re.split(r"(?<=[.!?])\s+|\n+", each.context)
+        best = max(map(normal, sentences), key=lambda words: len(asked & set(words)))
+        wanted = [normal(answer.text) for answer in each.answers]
+        common = [sum((Counter(best) & Counter(words)).values()) for words in wanted]
+        f1 = [2 * n / (len(best) + len(words)) for n, words in zip(common, wanted, strict=True)]
+        scores.append(max(f1, default=0.0))
+    return 100 * sum(scores) / len(scores)
 
 
-@pytest.fixture
-def write(write_lines):
-    """write(rows) -> the path of a file that holds them."""
-    return partial(write_lines, "passages.jsonl")
+def test_the_numbers_of_the_card_on_questions_are_those_of_the_files():
+    counted, overlap = defaultdict(Counter), {}
+    for split in SPLITS:
+        questions = embedded.read("qa", "field-notes", split)
+        overlap[split] = round(overlap_f1(questions), 1)
+        for each in questions:
+            counted["questions"][split] += 1
+            counted["without an answer"][split] += not each.answers
+            counted["with two or three spans to choose from"][split] += len(each.answers) in (2, 3)
+    assert table("field_notes", "Questions") == counts(counted) | {"lexical overlap, F1": overlap}
+    assert 0.15 < counted["without an answer"].total() / counted["questions"].total() < 0.25
+    assert max(overlap.values()) < 40, "the words of a question must not give its answer away"
 
 
-def test_the_smallest_file_the_rules_allow_is_valid(rows, write):
-    assert field_notes.validate(write(rows)) == []
+# ---- entities ------------------------------------------------------------------------------------------------------
 
 
-def words_of(row, count):
-    return " ".join(row["text"].split()[:count]).replace(".", "")
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_columns_hold_every_word_of_every_passage_with_a_valid_tag(split):
+    documents = (
+        (DATA / "field_notes" / f"entities.{split}.conll").read_text(encoding="utf-8").split("# document = ")[1:]
+    )
+    assert [each.split("\n")[0] for each in documents] == [id for id, its in SPLIT_OF.items() if its == split]
+    for document in documents:
+        name, *lines = document.rstrip().split("\n")
+        columns = [line.split("\t") for line in lines if line]
+        assert [word for word, _ in columns] == [TEXTS[name][a:b] for a, b in words_of(TEXTS[name])], name
+        assert {tag for _, tag in columns} != {"O"}, name
+        for before, line in zip(["", *lines], lines, strict=False):
+            tag, previous = line.partition("\t")[2], before.partition("\t")[2]
+            assert not line or re.fullmatch(r"O|[BI]-(PER|ORG|LOC|DATE|MISC)", tag), (name, line)
+            assert tag[:1] != "I" or previous[1:] == tag[1:], (name, line)
 
 
-def as_line(row):
-    return json.dumps(row).encode()
-
-
-def sentence_of_another(rows):
-    rows[2]["text"] += " Nobody drowned."
-    return rows[6] | {"text": "Nobody drowned! " + rows[6]["text"]}
-
-
-def third_with_its_opening(rows):
-    for n in (2, 4, 6):
-        rows[n]["text"] = "The boat left " + rows[n]["text"]
-    return rows[6]
-
-
-FAULTS = {  # what is broken in line 7 (the others stay whole) -> what the validator says of it
-    "cut off": (lambda r: as_line(r[6])[:-20], r"is not JSON \(Unterminated string"),
-    "blank": (lambda r: b"", "is not JSON"),
-    "latin-1": (lambda r: as_line(r[6]).replace(b"Title", b"Caf\xe9"), r"is not UTF-8 \(byte \d+\)"),
-    "no object": (lambda r: b'["fn-007"]', "is not a JSON object"),
-    "no title": (lambda r: {k: v for k, v in r[6].items() if k != "title"}, "lacks title"),
-    "a key more": (lambda r: r[6] | {"author": "me"}, "unknown fields: author"),
-    "a number": (lambda r: r[6] | {"title": 7}, "title should be text"),
-    "empty": (lambda r: r[6] | {"text": " "}, "text should be text, and not empty"),
-    "split": (lambda r: r[6] | {"split": "valid"}, "the split is 'valid'; expected train, dev, test"),
-    "key order": (lambda r: dict(reversed(r[6].items())), "keys in the order id, split, region, genre, title, text"),
-    "key twice": (lambda r: as_line(r[6]).replace(b'"id"', b'"id": "fn-999", "id"'), "is not written as"),
-    "escaped": (lambda r: as_line(r[6] | {"title": "Café"}), "is not written as"),
-    "windows line end": (lambda r: as_line(r[6]) + b"\r", "is not written as"),
-    "id": (lambda r: r[6] | {"id": "fn-7"}, "the id is 'fn-7'; expected the form fn-001"),
-    "id of another": (lambda r: r[6] | {"id": "fn-003"}, "the id 'fn-003' stands in line 3 already"),
-    "title of another": (lambda r: r[6] | {"title": "title 3"}, "the title 'title 3' stands in line 3 already"),
-    "genre": (lambda r: r[6] | {"genre": "Interview"}, "the genre is 'Interview'; expected lower-case words"),
-    "region": (lambda r: r[6] | {"region": "the_city"}, "the region is 'the_city'"),
-    "79 words": (lambda r: r[6] | {"text": prose(79, "z")}, "has 79 words; expected 80 to 180"),
-    "181 words": (lambda r: r[6] | {"text": prose(181, "z")}, "has 181 words; expected 80 to 180"),
-    "two titles": (lambda r: r[6] | {"title": "One\nTwo"}, "the title has more than one line"),
-    "curly quote": (lambda r: r[6] | {"title": "It’s"}, "the title holds RIGHT SINGLE QUOTATION MARK"),
-    "em dash": (lambda r: r[6] | {"text": "So — " + prose(80, "z")}, "the text holds EM DASH"),
-    "en dash": (lambda r: r[6] | {"text": "So – " + prose(80, "z")}, "the text holds EN DASH"),
-    "emoji": (lambda r: r[6] | {"title": "A \N{SNAIL}"}, "the title holds SNAIL"),
-    "tab": (lambda r: r[6] | {"text": "So\tto " + prose(80, "z")}, r"the text holds U\+0009"),
-    "bell": (lambda r: r[6] | {"text": "So\a to " + prose(80, "z")}, r"the text holds U\+0007"),
-    "hard space": (lambda r: r[6] | {"text": "So\xa0to " + prose(80, "z")}, "the text holds NO-BREAK SPACE"),
-    "another alphabet": (lambda r: r[6] | {"title": "Cаfe"}, "the title holds CYRILLIC SMALL LETTER A"),
-    "not NFC": (lambda r: r[6] | {"title": "Cafe\u0301"}, "the title is not in Unicode's normal form NFC"),
-    "bold": (lambda r: r[6] | {"text": "So **to** " + prose(80, "z")}, r"the text holds markdown: '\*'"),
-    "heading": (lambda r: r[6] | {"text": "# So " + prose(80, "z")}, "the text holds markdown: '#'"),
-    "bullet": (lambda r: r[6] | {"text": "So:\n- to " + prose(80, "z")}, "the text holds markdown: '- '"),
-    "link": (lambda r: r[6] | {"text": "[So](to) " + prose(80, "z")}, r"the text holds markdown: '\['"),
-    "double space": (lambda r: r[6] | {"text": "So  to " + prose(80, "z")}, "the text has a space or line break"),
-    "space at the start": (lambda r: r[6] | {"text": "\n" + prose(80, "z")}, "the text has a space or line break"),
-    "space at the end": (lambda r: r[6] | {"title": "So "}, "the title has a space or line break too many"),
-    "three line ends": (lambda r: r[6] | {"text": "So\n\n\n" + prose(80, "z")}, "a space or line break too many"),
-    "template": (
-        lambda r: r[6] | {"text": f"So {words_of(r[2], 8)} but " + prose(80, "z")},
-        "shares 8 words in a row with line 3: 'x3y0 x3y1 x3y2 x3y3 x3y4 x3y5 x3y6 x3y7'",
-    ),
-    "template at the end": (
-        lambda r: r[6] | {"text": f"{prose(80, 'z')} {words_of(r[2], 8)}"},
-        "shares 8 words in a row with line 3",
-    ),
-    "sentence of another": (sentence_of_another, "the sentence 'Nobody drowned!' stands in line 3 already"),
-    "sentence twice": (
-        lambda r: r[6] | {"text": "Nobody drowned. " + r[6]["text"] + '\n\n"Nobody drowned."'},
-        "stands in line 7 already",
-    ),
-    "opening": (third_with_its_opening, "begins with 'the boat left', as 2 passages before it do"),
-}
-
-
-@pytest.mark.parametrize("kind", FAULTS)
-def test_a_broken_line_is_found_and_nothing_else(rows, write, kind):
-    breaks, says = FAULTS[kind]
-    rows = [dict(row) for row in rows] + [  # one more of each genre and split, so that a lost line leaves enough
-        {**rows[n], "id": f"fn-{200 + n}", "title": f"More {n}", "text": prose(80, f"more{n}y")} for n in (6, 14, 22)
-    ]
-    rows[6] = breaks(rows)
-    path = write(rows)
-    (found,) = field_notes.validate(path)
-    assert re.match(f"{re.escape(str(path))}, line 7: .*{says}", found), found
-
-
-def test_half_a_character_is_named_in_words_that_can_be_printed(rows, write):
-    rows[6] = as_line(rows[6] | {"title": "A \ud800"})
-    found = field_notes.validate(write(rows))
-    assert [fault for fault in found if "line 7: the title holds U+D800" in fault]
-    assert "".join(found).encode("utf-8")
-
-
-def test_what_is_at_the_limit_is_allowed(rows, write):
-    rows[6]["text"] = prose(180, "z")
-    rows[8]["text"] = f"So {words_of(rows[2], 7)} but " + prose(80, "q")
-    for n in (20, 21):
-        rows[n]["text"] = "The boat left " + rows[n]["text"]
-    for n in (30, 31):  # the lines of a letter are no sentences
-        rows[n]["text"] = f"Sir,\n\n{prose(80, f'v{n}')}\n\nYours faithfully,\nAda"
-    rows[32]["text"] = '1. Peat: 3 £/m², 40° at "Brånö" & so on.\n2. ' + prose(80, "p")
-    assert field_notes.validate(write(rows)) == []
-
-
-SHORTAGES = {
-    "119 passages": (lambda rows: rows[:119], "holds 119 passages; expected at least 120"),
-    "7 genres": (
-        lambda rows: [row | {"genre": "news" if row["genre"] == "travel" else row["genre"]} for row in rows],
-        "holds 7 genres; expected at least 8",
-    ),
-    "4 genres in dev": (
-        lambda rows: [
-            row | {"split": "train"} if row["split"] == "dev" and row["genre"] > "interview" else row for row in rows
-        ],
-        "the split dev has passages of 3 genres; expected at least 5",
-    ),
-    "no test": (
-        lambda rows: [row | {"split": "train"} if row["split"] == "test" else row for row in rows],
-        "the split test has passages of 0 genres",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", SHORTAGES)
-def test_too_little_of_something_is_said_of_the_whole_file(rows, write, kind):
-    change, says = SHORTAGES[kind]
-    path = write(change(rows))
-    (found,) = field_notes.validate(path)
-    assert found.startswith(f"{path}: ")
-    assert says in found
-
-
-def test_all_faults_are_told_in_the_order_of_the_lines(rows, write):
-    rows[50]["id"] = "fn-2"
-    rows[3] = b"{"
-    rows[20]["title"] = rows[10]["title"]
-    found = field_notes.validate(write([*rows, rows[0] | {"id": "fn-200", "title": "More", "text": prose(80, "more")}]))
-    assert [re.search(r", line (\d+): ", fault)[1] for fault in found] == ["4", "21", "51"]
-
-
-def test_a_file_that_is_not_there_is_a_fault_in_words(tmp_path):
-    (found,) = field_notes.validate(tmp_path / "none.jsonl")
-    assert re.search("none.jsonl: could not be read", found)
+def test_the_numbers_of_the_card_on_entities_are_those_of_the_files():
+    counted, names = defaultdict(Counter), defaultdict(set)
+    for split in SPLITS:
+        for each in embedded.read("ner", "field-notes", split):
+            found = entities_of(each.tags)
+            counted["sentences"][split] += 1
+            counted["sentences without an entity"][split] += not found
+            counted["words and signs"][split] += len(each.words)
+            counted["entities"][split] += len(found)
+            for start, end, kind in found:
+                counted[kind][split] += 1
+                names[split] |= {" ".join(each.words[start:end])} if kind != "DATE" else set()
+    assert table("field_notes", "Entities") == counts(counted)
+    dev, test = (f"{len(names[split] & names['train'])} of {len(names[split])} in {split}" for split in SPLITS[1:])
+    assert f"{dev} and {test} are labelled in train" in (DATA / "field_notes/README.md").read_text(encoding="utf-8")
 
 
 # ---- the reader ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def data_copy(tmp_path, monkeypatch):
-    """A copy of the data folder, which the reader and the commands take for the real one."""
-    copy = tmp_path / "data"
-    shutil.copytree(SHIPPED, copy / "field_notes")
-    for module in (field_notes, catalogue):
-        monkeypatch.setattr(module, "folder", lambda name: copy)
-    return copy
-
-
-def test_a_passage_is_read_as_it_stands_in_the_file():
-    line = (SHIPPED / "passages.jsonl").read_text(encoding="utf-8").split("\n")[9]
-    passage = field_notes.passages()[9]
-    assert json.loads(line) == {key: getattr(passage, key) for key in json.loads(line)}
-    assert passage.id == "fn-010"
-
-
-def test_no_such_split_is_refused_with_those_there_are():
+def test_passages_are_read_as_they_stand_in_the_file_and_by_split():
+    assert [vars(passage) for passage in field_notes.passages()] == PASSAGES
+    assert [len(field_notes.passages(split)) for split in SPLITS] == [118, 25, 25]
+    assert {passage.split for passage in field_notes.passages("dev")} == {"dev"}
     with pytest.raises(DataError, match="no split 'valid'; it has train, dev, test"):
         field_notes.passages("valid")
 
 
-@pytest.mark.parametrize("damage", [b'{"id": "fn-0', b"", b"\xff\xfe", b"[]", b'{"id": "fn-012"}'])
-def test_a_damaged_file_is_refused_with_its_line(data_copy, damage):
-    path = data_copy / "field_notes" / "passages.jsonl"
+def test_a_title_and_its_passage_are_a_pair():
+    for split in SPLITS:
+        pairs = embedded.read("embed", "field-notes", split)
+        assert {pair.group: (pair.first, pair.second) for pair in pairs} == {
+            row["id"]: (row["title"], row["text"]) for row in PASSAGES if row["split"] == split
+        }
+
+
+@pytest.mark.parametrize("damage", [b'{"id": "fn-0', b"\xff\xfe", b"[]"])
+def test_a_damaged_file_is_refused_with_its_line(tmp_path, monkeypatch, damage):
+    shutil.copytree(DATA / "field_notes", tmp_path / "field_notes")
+    monkeypatch.setattr(field_notes, "folder", lambda name: tmp_path)
+    path = tmp_path / "field_notes" / "passages.jsonl"
     lines = path.read_bytes().split(b"\n")
-    lines[11] = damage
-    path.write_bytes(b"\n".join(lines))
-    for split in (None, "train"):
-        with pytest.raises(DataError, match=re.escape(f"{path}, line 12: ")):
-            field_notes.passages(split)
-
-
-def test_a_missing_file_is_refused_by_name(data_copy):
-    (data_copy / "field_notes" / "passages.jsonl").unlink()
-    with pytest.raises(DataError, match="passages.jsonl"):
+    path.write_bytes(b"\n".join([*lines[:11], damage, *lines[12:]]))
+    with pytest.raises(DataError, match=re.escape(f"{path}, line 12: ")):
+        field_notes.passages("train")
+    path.unlink()
+    with pytest.raises(DataError, match=r"passages\.jsonl"):
         field_notes.passages()
 
 
@@ -289,80 +182,3 @@ def test_reading_loads_neither_torch_nor_transformers():
     code = "import sys\nfrom labkit.datasets import field_notes\nfield_notes.passages()\n"
     code += "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-# ---- labkit data ---------------------------------------------------------------------------------------------------
-
-
-def labkit_data(*arguments):
-    result = CliRunner().invoke(cli_data.app, list(arguments))
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.output
-
-
-@pytest.mark.parametrize("command", ["list", "check"])
-def test_help_has_an_example_and_names_json(command):
-    code, out = labkit_data(command, "--help")
-    assert code == 0
-    assert f"Example: labkit data {command}" in out
-    assert "--json" in out
-
-
-def test_list_says_what_how_many_whose_and_where():
-    code, out = labkit_data("list")
-    assert code == 0
-    (line,) = [line for line in out.splitlines() if line.startswith("field-notes ")]
-    assert all(word in line for word in ("168", "CC0-1.0", str(SHIPPED / "passages.jsonl")))
-    code, out = labkit_data("list", "--json")
-    (found,) = [data for data in json.loads(out) if data["name"] == "field-notes"]
-    assert (code, found["count"], found["licence"]) == (0, 168, "CC0-1.0")
-    assert found["path"] == str(SHIPPED / "passages.jsonl")
-    assert found["what"]
-
-
-def test_check_of_what_is_shipped_exits_with_0():
-    names = [data.name for data in CATALOGUE]
-    assert labkit_data("check") == (0, "".join(f"{name}: in order\n" for name in names))
-    code, out = labkit_data("check", "--json")
-    assert (code, json.loads(out)) == (0, [{"name": name, "ok": True, "faults": []} for name in names])
-
-
-def broken(data):
-    lines = (data / "passages.jsonl").read_text(encoding="utf-8").split("\n")
-    lines[4] = lines[4].replace('"fn-005"', '"fn-5"')
-    (data / "passages.jsonl").write_text("\n".join(lines), encoding="utf-8")
-
-
-def altered(data):  # valid still, but not what the card describes
-    text = (data / "passages.jsonl").read_text(encoding="utf-8")
-    (data / "passages.jsonl").write_text(text.replace("fn-168", "fn-169"), encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        (broken, [r"passages.jsonl, line 5: the id is 'fn-5'", "passages.jsonl: is not the file of the card"]),
-        (altered, ["passages.jsonl: is not the file of the card"]),
-        (lambda data: (data / "README.md").unlink(), ["README.md: is missing"]),
-        (
-            lambda data: (data / "README.md").write_text("# Field Notes"),
-            [f"does not list the sha256 of {f.name}" for f in sorted(SHIPPED.iterdir()) if f.name != "README.md"],
-        ),
-        (lambda data: (data / "more.jsonl").write_text("{}"), ["does not list the sha256 of more.jsonl"]),
-        (
-            lambda data: (data / "passages.jsonl").unlink(),
-            ["passages.jsonl: could not be read", "lists passages.jsonl, which is not there"],
-        ),
-    ],
-    ids=["broken", "altered", "no card", "empty card", "stray file", "no file"],
-)
-def test_check_of_damaged_data_exits_with_1_and_says_what_is_wrong(data_copy, damage, says, monkeypatch):
-    monkeypatch.setattr("labkit.datasets.catalogue.CATALOGUE", CATALOGUE[:1])
-    damage(data_copy / "field_notes")
-    code, out = labkit_data("check")
-    assert code == 1
-    assert len(out.splitlines()) == len(says), out
-    assert all(re.search(words, line) for words, line in zip(says, out.splitlines(), strict=True)), out
-    code, out = labkit_data("check", "--json")
-    (found,) = json.loads(out)
-    assert (code, found["ok"], len(found["faults"])) == (1, False, len(says))

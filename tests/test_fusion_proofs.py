@@ -55,11 +55,6 @@ def test_each_fault_fails_the_proof_that_is_to_catch_it(name, fault):
     assert "FAILS" in str(found) and len(found.proofs) == 8
 
 
-def test_there_are_six_faults_and_each_tells_its_story():
-    assert len({fault.name for fault in faults.ALL}) == 6
-    assert all(len(fault.story) > 30 for fault in faults.ALL)
-
-
 def test_a_model_that_is_changed_for_good_is_found():
     class Leaving(ReferenceEngine):
         def start(self):
@@ -128,10 +123,9 @@ def test_isolation_is_measured_for_an_engine_that_keeps_nothing():
     assert isolation.holds and isolation.value == 0
 
 
-def test_in_half_precision_it_says_that_it_is_no_proof():
-    weak, strict = prove(labkit.load("tiny-llama", dtype="bfloat16")), prove(labkit.load("tiny-llama"))
-    assert not weak.strict and "no proof: load the model in float32" in str(weak)
-    assert strict.strict and "no proof" not in str(strict)
+def test_in_half_precision_it_is_no_proof():
+    assert not prove(labkit.load("tiny-llama", dtype="bfloat16")).strict
+    assert prove(labkit.load("tiny-llama")).strict
 
 
 def test_proofs_need_two_paraphrases():

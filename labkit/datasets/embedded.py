@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from labkit.datasets import field_notes
 from labkit.datasets.conll import read_conll
 from labkit.datasets.evidence import CRITERIA
 from labkit.datasets.examples import Answer, Entity, Labelled, Pair, Question, Sentence
-from labkit.datasets.files import fault, json_lines
+from labkit.datasets.files import json_lines
 from labkit.datasets.squad import read_squad
 from labkit.datasets.words import tags_over, words_of
 from labkit.errors import DataError
@@ -80,28 +79,20 @@ def field_notes_titles(split: str) -> list[Pair]:
     return [Pair(each.id, each.title, each.text, None, each.id) for each in field_notes.passages(split)]
 
 
-def posts(split: str | None = None, path: Path | None = None) -> list[Post]:
+def posts(split: str | None = None) -> list[Post]:
     """The posts of Evidence of one split, or all of them, in the order of the file."""
-    path, found = path or folder("data") / "evidence" / "posts.jsonl", []
-    for line, row in json_lines(path):
-        try:
-            criteria = tuple((each["criterion"], each["evidence"]) for each in row["criteria"])
-            found.append(Post(row["id"], row["split"], row["post"], criteria))
-        except (KeyError, TypeError) as error:
-            raise fault(path, line, f"has no {error}") from error
+    found = []
+    for _, row in json_lines(folder("data") / "evidence" / "posts.jsonl"):
+        criteria = tuple((each["criterion"], each["evidence"]) for each in row["criteria"])
+        found.append(Post(row["id"], row["split"], row["post"], criteria))
     return [post for post in found if split in (None, post.split)]
 
 
-def which_way_round(split: str | None = None, direction: str | None = None, path: Path | None = None) -> list[Item]:
+def which_way_round(split: str | None = None, direction: str | None = None) -> list[Item]:
     """The sentences of one split and direction, or all of them, in the order of the file."""
     if direction not in (None, *DIRECTIONS):
         raise DataError(f"the direction is {direction!r}; choose one of {', '.join(DIRECTIONS)}")
-    path, found = path or folder("data") / "which_way_round" / "items.jsonl", []
-    for line, row in json_lines(path):
-        try:
-            found.append(Item(**row))
-        except TypeError as error:
-            raise fault(path, line, f"is not of the form: {error}") from error
+    found = [Item(**row) for _, row in json_lines(folder("data") / "which_way_round" / "items.jsonl")]
     return [item for item in found if split in (None, item.split) and direction in (None, item.direction)]
 
 

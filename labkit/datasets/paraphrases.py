@@ -90,18 +90,16 @@ def read_paraphrases(
     return _read_file(path, unanswered)
 
 
-def read_known_facts(split: str = "test", path: str | Path | None = None) -> list[ParaphrasedQuestion]:
+def read_known_facts(split: str = "test") -> list[ParaphrasedQuestion]:
     """The embedded facts of one split, in the order of the file (data/known_facts): "test" to score, "shots" to prompt.
 
     Raises:
-        DataError: no such split, or a line that has not the form; the message names file and line.
+        DataError: no such split, or a damaged file.
     """
     if split not in SPLITS:
         raise DataError(f"{KNOWN_FACTS} has no split {split!r}; choose one of {', '.join(SPLITS)}")
-    path = Path(path) if path else folder("data") / "known_facts" / "facts.jsonl"
-    rows = list(json_lines(path))
-    questions = questions_of(path, rows, _fact)
-    return [question for question, (_, row) in zip(questions, rows, strict=True) if row["split"] == split]
+    path = folder("data") / "known_facts" / "facts.jsonl"
+    return questions_of(path, ((line, row) for line, row in json_lines(path) if row["split"] == split), _own)
 
 
 def sample(questions: Sequence[ParaphrasedQuestion], n: int, seed: int = 0) -> list[ParaphrasedQuestion]:
@@ -159,11 +157,3 @@ def _own(row: dict[str, Any], line: str) -> ParaphrasedQuestion:
     answers = tuple(dict.fromkeys(texts_of(row, "answers"))) if "answers" in row else ()
     id, paraphrases = id_of(row, line), texts_of(row, "paraphrases")
     return ParaphrasedQuestion(id, paraphrases, answers, relation, truth_of(row, "natural"))
-
-
-def _fact(row: dict[str, Any], line: str) -> ParaphrasedQuestion:
-    for name in ("id", "relation", "subject"):
-        text_of(row, name)
-    if row.get("split") not in SPLITS:
-        raise ValueError(f"has the split {row.get('split')!r}; write one of {', '.join(SPLITS)}")
-    return _own(row, line)
