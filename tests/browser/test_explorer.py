@@ -204,7 +204,7 @@ def test_everything_can_be_done_with_the_keyboard(page):
     page.keyboard.press("Enter")
     settled(page)
     assert widget.query == 1
-    wait_until_exact(page)
+    page.locator(".ex-line", has_text=", query ").wait_for()  # only the exact weights name a query
     page.keyboard.press("Tab")  # the map
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
