@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:  # imported where it is used: a plugin that loads labkit would forestall the run-time type checks
-
     from labkit import Loaded
     from labkit.model_registry import ModelCard
 
