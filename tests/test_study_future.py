@@ -123,6 +123,9 @@ def test_arithmetic_is_counted():
     assert cross_entropy.FEW == 2**20 and not model.naive and all(p.grad is None for p in model.parameters())
 
 
+SIZE = {"parameters": 100, "flops_per_token": 600.0}
+
+
 def made_up(folder, losses, seeds=5, rows=64):
     """A study whose arms have these losses, with rows of unequal difficulty and seeds of unequal luck."""
     folder.mkdir()
@@ -136,7 +139,7 @@ def made_up(folder, losses, seeds=5, rows=64):
             of_seed = loss + rng.gauss(0, 0.004)
             where = folder / Run(name, seed).folder
             where.mkdir(parents=True)
-            (where / "metrics.json").write_text(json.dumps({"data_order": str(seed), "parameters": 100}))
+            (where / "metrics.json").write_text(json.dumps({"data_order": str(seed)} | SIZE))
             values = [of_seed + row + rng.gauss(0, 0.01) for row in rows_of]
             (where / "losses.json").write_text(json.dumps({"rows": values}))
     return folder

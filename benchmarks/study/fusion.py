@@ -71,7 +71,7 @@ class Study:
 
     def __post_init__(self) -> None:
         if not self.num_paraphrases or min(self.num_paraphrases) < 1 or max(self.num_paraphrases) < 2:
-            raise DataError(f"the numbers of paraphrases are {self.num_paraphrases}; one must be at least 2, all 1")
+            raise DataError(f"the numbers of paraphrases are {self.num_paraphrases}; give 1 or more, and one above 1")
         if self.at_least is None:
             object.__setattr__(self, "at_least", max(self.num_paraphrases))
 

@@ -171,7 +171,9 @@ def tables(folder: str | Path, reference: str = REFERENCE) -> pd.DataFrame:
             raise TrainingError(f"{folder}: the arms of seed {seed} did not read the same rows in the same order")
     scores = {name: _scores(of) for name, of in runs.items()}
     rows = report.table(scores, reference, scale=1.0, condition=path.absolute().name)
-    for key in ("train_loss", "future_loss", "parameters", "flops_per_token", "seconds"):
+    for key in ("parameters", "flops_per_token"):
+        rows[key] = [int(next(iter(runs[name].values()))[key]) for name in rows["arm"]]
+    for key in ("train_loss", "future_loss", "seconds"):
         rows[key] = [np.mean([of[key] for of in runs[name].values() if key in of] or np.nan) for name in rows["arm"]]
     return rows
 

@@ -77,16 +77,15 @@ def judged(runs: Mapping[int, list[dict[str, Any]]], task: str) -> Scores:
 def mean(arm: Scores) -> tuple[float, float | None, float | None]:
     """(mean, low, high): the mean over seeds and Student's interval for more such runs on the same test set.
 
-    Without seeds, the interval is for more such examples. One seed has no interval.
+    Without seeds, the interval is for more such examples. One seed has no interval, nor have scores that are all equal.
     """
     if arm.seeds is None:
         return _interval([(1, arm)], LEVEL)
     scores = arm.by_seed()
     value = float(scores.mean())
-    if len(scores) < 2:
+    if len(scores) < 2 or np.ptp(scores) == 0:
         return value, None, None
-    low, high = stats.t.interval(LEVEL, len(scores) - 1, value, stats.sem(scores)) if np.ptp(scores) else (value, value)
-    return value, float(low), float(high)
+    return value, *map(float, stats.t.interval(LEVEL, len(scores) - 1, value, stats.sem(scores)))
 
 
 def difference(one: Scores, other: Scores, level: float = LEVEL) -> tuple[float, float | None, float | None]:
@@ -95,7 +94,7 @@ def difference(one: Scores, other: Scores, level: float = LEVEL) -> tuple[float,
     The interval is for new seeds and new test examples; training set and learning rates are given. Examples enter by a
     bootstrap over groups. It is too narrow for few groups, so its deviations are expanded by the ratio of Student's t
     and the normal quantile (Hesterberg 2015, doi:10.1080/00031305.2015.1089789). Seeds enter by Student's t of the
-    differences of the single seeds. One seed, or one group, has no interval.
+    differences of the single seeds. One seed, one group, or equal results for all examples have no interval.
 
     Raises:
         DataError: different examples, or no common seed.
@@ -145,7 +144,8 @@ def to_markdown(rows: pd.DataFrame, digits: int = 1) -> str:
     shown = rows.drop(columns=["low", "high", "difference_low", "difference_high", "all_low", "all_high"])
     for name, *ends in (("mean", "low", "high"), ("difference", "difference_low", "difference_high")):
         shown[name] = [cell(row, name, *ends) for _, row in rows.iterrows()]
-    return shown.to_markdown(index=False, missingval="")
+    shown = shown.astype(object).where(shown.notna(), None)
+    return shown.to_markdown(index=False, missingval="", floatfmt=".4g")
 
 
 def forest(rows: pd.DataFrame, unit: str, reference: str) -> go.Figure:
@@ -191,10 +191,12 @@ def _interval(terms: Sequence[tuple[int, Scores]], level: float) -> tuple[float,
     if groups < 2 or (has_seeds and seeds < 2):
         return value, None, None
     drawn = np.concatenate([_resampled(block, sums) for block in _draws(groups, min(DRAWS, LARGEST // groups))])
+    error = float(stats.sem(observed)) if has_seeds and np.ptp(observed) else 0.0
+    if error == 0 and np.ptp(drawn) == 0:
+        return value, None, None
     tail = (1 + level) / 2
     expansion = (groups / (groups - 1)) ** 0.5 * stats.t.ppf(tail, groups - 1) / stats.norm.ppf(tail)
     drawn = value + (drawn - value) * expansion
-    error = float(stats.sem(observed)) if has_seeds and np.ptp(observed) else 0.0
     return value, *(_quantile(drawn, error, seeds - 1, share) for share in (1 - tail, tail))
 
 
