@@ -18,7 +18,7 @@
 
 from __future__ import annotations
 
-import math
+import re
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,6 +33,7 @@ from labkit.gpt import CAUSAL, GPT, GPTConfig
 from labkit.masks import Mask
 
 COLUMNS = {"future": "position", "shuffled": "position", "tokens": "tokens", "shuffled-tokens": "tokens"}
+WHOLE, NUMBER = r"([1-9]\d*)", r"(\d+(?:\.\d+)?(?:e-?\d+)?)"
 FORMS = (
     "baseline, smaller, dropout:0.1, memory, memory:SLOTS, future:LOSS:DIM, tokens:LOSS:DIM, shuffled:LOSS:DIM, "
     "shuffled-tokens:LOSS:DIM, multi-token:AHEAD"
@@ -45,23 +46,21 @@ def arm(name: str, weight: float = 1.0, layers: tuple[int, ...] | None = None) -
     Raises:
         FutureAttentionError: there is no such arm.
     """
-    kind, *rest = name.split(":")
-    if kind in ("baseline", "smaller") and not rest:
-        return Arm(name, kind)
-    if kind == "dropout" and len(rest) == 1 and 0 < (rate := _number(rest[0], name)) < 1:
-        return Arm(name, kind, value=rate)
-    if kind == "memory" and len(rest) <= 1:
-        return Arm(name, kind, value=_whole(rest[0], name) if rest else None)
-    if kind == "multi-token" and len(rest) == 1:
-        return Arm(name, kind, value=_whole(rest[0], name))
-    if kind in COLUMNS and len(rest) == 2:
-        loss, _, own_weight = rest[0].partition("@")
-        dim, shuffled = _whole(rest[1], name), kind.startswith("shuffled")
-        if rest[0] == "none" and not shuffled:
-            return Arm(name, kind, value=dim)
-        weight = _number(own_weight, name) if own_weight else weight
-        loss_kind, _, target = loss.partition("-")
-        return Arm(name, kind, FutureLoss(loss_kind, target or "joint", weight, layers, shuffled), dim)
+    if name in ("baseline", "smaller"):
+        return Arm(name, name)
+    if found := re.fullmatch(r"dropout:(0?\.\d*[1-9])", name):
+        return Arm(name, "dropout", value=float(found[1]))
+    if found := re.fullmatch(rf"(memory|multi-token):{WHOLE}", name):
+        return Arm(name, found[1], value=int(found[2]))
+    if name == "memory":
+        return Arm(name, name)
+    if found := re.fullmatch(rf"({'|'.join(COLUMNS)}):([a-z]+)(?:-([a-z]+))?(?:@{NUMBER})?:{WHOLE}", name):
+        kind, loss, target, own_weight, dim = found.groups()
+        shuffled = kind.startswith("shuffled")
+        if (loss, target, own_weight, shuffled) == ("none", None, None, False):
+            return Arm(name, kind, value=int(dim))
+        weight = float(own_weight or weight)
+        return Arm(name, kind, FutureLoss(loss, target or "joint", weight, layers, shuffled), int(dim))
     raise FutureAttentionError(f"there is no arm {name!r}; give {FORMS}")
 
 
@@ -149,20 +148,3 @@ def token_losses(model: GPT, rows: Tensor, batch_size: int = 16) -> Tensor:
         logits = model(part[:, :-1]).float()
         found.append(F.cross_entropy(logits.transpose(1, 2), part[:, 1:], reduction="none").cpu())
     return torch.cat(found)
-
-
-def _number(text: str, name: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise FutureAttentionError(f"{text!r} in the arm {name!r} is not a number")
-    return value
-
-
-def _whole(text: str, name: str) -> int:
-    value = _number(text, name)
-    if value != int(value) or value < 1:
-        raise FutureAttentionError(f"{text!r} in the arm {name!r}: give a whole number from 1")
-    return int(value)

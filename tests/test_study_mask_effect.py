@@ -152,10 +152,6 @@ def test_invalid_studies_are_refused_before_anything_is_written(tmp_path):
         run_study(SMALL, [diagnostic()], tmp_path, say=quiet)
     with pytest.raises(ModelError, match="no model is called 'nope'"):
         run_study(replace(SMALL, model="nope"), [diagnostic()], tmp_path / "s", say=quiet)
-    with pytest.raises(DataError, match="positions"):
-        run_study(
-            replace(SMALL, arms=("causal", "repeated:40"), max_length=None), [diagnostic()], tmp_path / "s", say=quiet
-        )
     assert not (tmp_path / "s").exists()
     for change in ({"seeds": ()}, {"sizes": (4,)}, {"seeds": (1000,)}, {"method": "loar"}, {"arms": ("repeated",)}):
         with pytest.raises(DataError):

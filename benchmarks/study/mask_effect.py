@@ -38,7 +38,7 @@ from labkit.run_folder import read_json  # noqa: E402
 from labkit.tasks import adapters, plans  # noqa: E402
 from labkit.tasks.finetune import finetune  # noqa: E402
 from labkit.tasks.lm import train_lm  # noqa: E402
-from labkit.tasks.recipes import Options, by_name, require_positions  # noqa: E402
+from labkit.tasks.recipes import Options, by_name  # noqa: E402
 from labkit.training_settings import Settings  # noqa: E402
 
 TUNING_SEED = 1000  # is not among the reported seeds
@@ -117,13 +117,15 @@ def run_study(study: Study, data: Sequence[Condition], folder: str | Path, **log
     """Run what is missing of the study in `folder`. Returns {run: reason} of the runs that failed.
 
     Raises:
-        DataError, TrainingError, ModelError: nothing to compare, a row longer than the model has positions, the folder
-            contains another study, or there is no such model. Nothing is written then.
+        DataError, TrainingError, ModelError: there is nothing to compare, the folder contains another study, or there
+            is no such model. Nothing is written then.
     """
-    _require_positions(study, data)
+    if not data:
+        raise DataError("there is no data to compare the arms on")
+    stored = str(load(study.model, attn=study.attn, device="cpu").model.dtype).removeprefix("torch.")
     settings = asdict(study) | {"conditions": {condition.name: condition.facts for condition in data}}
     path = runner.begun(folder, settings, GROWING)
-    train = partial(_train, study, path)
+    train = partial(_train, study, path, stored)
     tuning = [
         Run(condition, one, TUNING_SEED, rate)
         for condition in data
@@ -214,15 +216,15 @@ def slug(name: str) -> str:
     return re.sub(r"[^\w.=-]", "-", name.replace("/", "--"))
 
 
-def _train(study: Study, path: Path, run: Run) -> dict[str, Any]:
+def _train(study: Study, path: Path, stored: str, run: Run) -> dict[str, Any]:
     """One run, from its adaptation to its scores. A rate of the grid at which training diverges is done, with no score.
 
-    A head is drawn in the dtype that the study's model is stored in, which an adapted model may not be.
+    `stored`: the dtype of the study's model, in which every head is drawn; an adapted model may have another.
     """
     folder, start, more = path / run.folder, run.arm.model or study.model, {}
     if run.arm.objective:
         adapted = _adapted(study, path, run)
-        start, more = str(adapted), {"known_as": adapted.relative_to(path).as_posix(), "head_dtype": _stored(study)}
+        start, more = str(adapted), {"known_as": adapted.relative_to(path).as_posix(), "head_dtype": stored}
     try:
         metrics = finetune(
             run.condition.task,
@@ -281,11 +283,6 @@ def _adapted(study: Study, path: Path, run: Run) -> Path:
     return path / folder / "model"
 
 
-def _stored(study: Study) -> str:
-    """The dtype that the model of the study is stored in."""
-    return str(load(study.model, attn=study.attn, device="cpu").model.dtype).removeprefix("torch.")
-
-
 def _options(study: Study, condition: Condition) -> Options:
     lengths = {}
     if study.max_length is not None:
@@ -293,19 +290,6 @@ def _options(study: Study, condition: Condition) -> Options:
         if (stride := by_name(condition.task).defaults.get("doc_stride")) is not None:
             lengths["doc_stride"] = min(stride, study.max_length // 4)
     return Options(**condition.options, **lengths)
-
-
-def _require_positions(study: Study, data: Sequence[Condition]) -> None:
-    """DataError if a row, read as often as an arm reads it, is longer than the model has positions."""
-    if not data:
-        raise DataError("there is no data to compare the arms on")
-    lm = load(study.model, attn=study.attn, device="cpu")
-    readings = max(arm(name).readings for name in study.arms)
-    for condition in data:
-        recipe = by_name(condition.task)
-        examples = [*condition.train, *condition.dev, *condition.test]  # of the last only the lengths
-        options = _options(study, condition).filled(recipe)
-        require_positions(recipe, lm, examples, options, readings, of=f" of {condition.name}")
 
 
 def _score(run: Run, metrics: dict[str, Any]) -> str:
