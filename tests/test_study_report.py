@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -149,3 +150,6 @@ def test_the_table_and_the_forest_plot_have_the_planted_differences():
     (marks,) = forest(rows.reset_index(), "points", "a").data
     assert list(marks.x) == list(rows["difference"].dropna())
     assert list(marks.marker.symbol) == ["circle", "circle-open"]
+    twice = pd.concat([table(arms, condition="planted", paraphrases=n) for n in (2, 5)])
+    (marks,) = forest(twice, "points", "a").data
+    assert len(set(zip(*marks.y, strict=True))) == 4

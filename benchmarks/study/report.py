@@ -149,14 +149,21 @@ def to_markdown(rows: pd.DataFrame, digits: int = 1) -> str:
 
 
 def forest(rows: pd.DataFrame, unit: str, reference: str) -> go.Figure:
-    """The differences with their intervals; a filled mark if the interval excludes 0, a hollow one if it does not."""
+    """The differences with their intervals; a filled mark if the interval excludes 0, a hollow one if it does not.
+
+    Each group of rows is named by the columns before `arm` that are not the same in all rows.
+    """
     rows = rows.dropna(subset="difference")
+    about = list(rows.columns[: rows.columns.get_loc("arm")])
+    varying = [name for name in about if name == "condition" or rows[name].nunique() > 1]
+    shown = {"condition": "", "model": ""}
+    groups = [", ".join(f"{shown.get(name, f'{name} ')}{row[name]}" for name in varying) for _, row in rows.iterrows()]
     low = rows["difference_low"].fillna(rows["difference"])
     high = rows["difference_high"].fillna(rows["difference"])
     significant = (rows["difference_low"] > 0) | (rows["difference_high"] < 0)
     marks = go.Scatter(
         x=rows["difference"],
-        y=[rows["condition"].astype(str), rows["arm"]],
+        y=[groups, list(rows["arm"])],
         mode="markers",
         marker={"size": 9, "color": "black", "symbol": ["circle" if each else "circle-open" for each in significant]},
         error_x={"array": high - rows["difference"], "arrayminus": rows["difference"] - low, "color": "black"},
