@@ -37,7 +37,7 @@ class Arm:
     def __init__(self, name: str, shape: dict, dtype: str, device: str):
         import torch
 
-        from labkit.bench.future_arms import arm
+        from labkit.future_arms import arm
         from labkit.gpt import GPTConfig
 
         self.torch, self.arm, self.dtype = torch, arm(name), getattr(torch, dtype)

@@ -22,14 +22,10 @@ import typer
 
 from labkit import (
     __version__,
-    cli_bench,
-    cli_bench_fusion,
     cli_course,
     cli_data,
-    cli_effect,
     cli_finetune,
     cli_fuse,
-    cli_future,
     cli_train,
 )
 from labkit.console import Attn, Dtype, Json, Name, plain, print_json, print_table, waiting
@@ -39,7 +35,7 @@ from labkit.writing import os_error_in
 
 ORDER = (  # of the commands in --help; a new command needs a place here
     "doctor", "models", "audit", "convert", "leakage", "train", "predict", "fuse", "pretrain", "notebooks", "data",
-    "course", "cache", "bench",
+    "course", "cache",
 )  # fmt: skip
 EPILOG = """\
 The --help of every command contains an example, and every command takes --json. The option --output - writes to
@@ -72,14 +68,7 @@ app.add_typer(notebooks_app, name="notebooks")
 app.add_typer(cli_data.app, name="data")
 app.add_typer(cli_train.train_app, name="train")
 app.add_typer(cli_finetune.predict_app, name="predict")
-app.add_typer(cli_bench.bench_app, name="bench")
 app.add_typer(cli_course.app, name="course")
-cli_bench.bench_app.command()(cli_effect.mask_effect)
-cli_bench.bench_app.command()(cli_effect.report)
-cli_bench.bench_app.command()(cli_bench_fusion.fusion)
-cli_bench.bench_app.command()(cli_bench_fusion.fusion_report)
-cli_bench.bench_app.command()(cli_future.future_attention)
-cli_bench.bench_app.command()(cli_future.future_report)
 app.command()(cli_train.pretrain)
 app.command()(cli_fuse.fuse)
 

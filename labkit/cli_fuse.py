@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from labkit.cli_bench import parts, whole_numbers
-from labkit.console import Dtype, Json, aside, print_json, print_table, waiting
+from labkit.console import Dtype, Json, aside, parts, print_json, print_table, waiting, whole_numbers
 from labkit.errors import FusionError
 
 RESCORING = {"rescore", "compare", "lemmatize", "lemmatizer", "output", "as_json"}

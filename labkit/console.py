@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import Annotated, Any
 
 import typer
+
+from labkit.errors import LabkitError
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 Name = Annotated[str, typer.Argument(metavar="NAME_OR_PATH", help="A registered name, a hub id or a local folder.")]
@@ -46,6 +49,19 @@ def print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     with console.capture() as rendered:
         console.print(table)
     print(rendered.get(), end="")  # rich itself would end the process with 1 if the reader has gone
+
+
+def parts(text: str) -> list[str]:
+    """a,b as ["a", "b"]"""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def whole_numbers(option: str, text: str) -> list[int]:
+    """0,2 as [0, 2]. Raises LabkitError, which names the option, for anything else."""
+    given = parts(text)
+    if wrong := [part for part in given if not re.fullmatch(r"-?\d+", part, re.ASCII)]:
+        raise LabkitError(f"{option} is {text!r}, and {wrong[0]!r} is not a whole number; give numbers such as 0,2,4")
+    return [int(part) for part in given]
 
 
 def print_json(value: Any) -> None:

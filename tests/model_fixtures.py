@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:  # imported where it is used: a plugin that loads labkit would forestall the run-time type checks
-    from collections.abc import Iterator
-
     from labkit import Loaded
     from labkit.model_registry import ModelCard
 
@@ -42,16 +40,6 @@ def tiny():
         return labkit.load(name, attn=attn, device="cpu")
 
     return load
-
-
-@pytest.fixture(scope="module")
-def few_draws() -> Iterator[None]:
-    """A twenty-fifth of a bootstrap's draws, for reports of made-up studies, whose differences are known."""
-    from labkit.bench import paired
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(paired, "DRAWS", 4000)
-        yield
 
 
 @pytest.fixture

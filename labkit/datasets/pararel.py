@@ -35,7 +35,7 @@ def read_pararel(folder: str | Path, pairs: str | Path | None = None) -> list[Pa
 
     Known of the data, and left as it is: T-REx does not list all objects of a subject, so a right answer may count as
     wrong; about one subject in eight holds its object ("Microsoft Windows"), which `labkit.fusion.scores.holds_answer`
-    finds and `labkit bench fusion` reports apart; "a ____" and "an ____" both occur.
+    finds; "a ____" and "an ____" both occur.
 
     Args:
         folder: holds both folders, or the patterns where `pairs` is given.

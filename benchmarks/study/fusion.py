@@ -1,0 +1,293 @@
+"""Compare the methods that answer a question from several paraphrases, all on the same questions.
+
+    python benchmarks/study/fusion.py --model gemma3-270m --num-paraphrases 1,2,5 --output-dir runs/fusion
+
+`single` is asked once for each paraphrase, and a method is compared with the mean of the single prompts that it reads
+together. Only questions with as many paraphrases as the largest N are asked, in an order of the paraphrases that is
+drawn for each question from the seed. The same command again continues a study, to the question; it can also add
+models, data sets, methods, and values of N up to --at-least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
+
+from benchmarks.study import report, runner  # noqa: E402
+from benchmarks.study.mask_effect import slug  # noqa: E402
+from labkit.datasets.paraphrases import KNOWN_FACTS  # noqa: E402
+from labkit.errors import DataError, TrainingError  # noqa: E402
+from labkit.fusion import runs  # noqa: E402
+from labkit.fusion.answers import Answers, read_answers, summary  # noqa: E402
+from labkit.fusion.scores import holds_answer  # noqa: E402
+from labkit.run_folder import read_json  # noqa: E402
+
+SINGLE = "single"
+REPEATED = ("concat", "isolate+restart", "fuse", "logit-average")  # copies must not change the last two
+SHARED = ("engine", "few_shot", "max_new_tokens", "batch_size", "device", "dtype", "lemmatizer")
+GROWING = ("models", "data", "methods", "few_methods", "num_paraphrases")
+ANSWERS = "answers.feather"
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is compared. The rest is as in `labkit.fusion.runs.Settings`.
+
+    Attributes:
+        data: {name: (dataset, folder of pairs or None)}.
+        few_methods: slow methods, which get only `few_questions` of the questions.
+        repeat_control: also read the first paraphrase as often as the largest N.
+        at_least: only questions with at least so many paraphrases; None: the largest N.
+    """
+
+    models: tuple[str, ...]
+    data: dict[str, tuple[str, str | None]]
+    methods: tuple[str, ...] = (SINGLE, "concat", "fuse", "logit-average")
+    num_paraphrases: tuple[int, ...] = (1, 2, 5)
+    few_methods: tuple[str, ...] = ()
+    few_questions: int = 150
+    repeat_control: bool = False
+    at_least: int | None = None
+    few_shot: int = 5
+    max_questions: int | None = None
+    max_new_tokens: int = 12
+    batch_size: int = 16
+    engine: str = "fast"
+    device: str = "auto"
+    dtype: str | None = None
+    lemmatizer: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.num_paraphrases or min(self.num_paraphrases) < 1 or max(self.num_paraphrases) < 2:
+            raise DataError(f"the numbers of paraphrases are {self.num_paraphrases}; give 1 or more, and one above 1")
+        if self.at_least is None:
+            object.__setattr__(self, "at_least", max(self.num_paraphrases))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One file of answers: what a method reads of each question.
+
+    Attributes:
+        first: the first so many paraphrases. place: the paraphrase at this place alone.
+        repeat: the first paraphrase, so many times. max_questions: the size of the sample; None: all questions.
+    """
+
+    model: str
+    data: str
+    method: str
+    first: int | None = None
+    place: int | None = None
+    repeat: int | None = None
+    max_questions: int | None = None
+
+    @property
+    def folder(self) -> Path:
+        reads = f"n{self.first}" if self.first else f"first-x{self.repeat}" if self.repeat else f"place{self.place}"
+        return Path(slug(self.model), slug(self.data), f"{slug(self.method)}_{reads}")
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.data}, {self.folder.name}"
+
+    def settings(self, study: Study) -> runs.Settings:
+        dataset, pairs = study.data[self.data]
+        places = (0,) if self.repeat else None if self.place is None else (self.place,)
+        return runs.Settings(
+            dataset, self.model, self.method, pairs=pairs, num_paraphrases=self.first, indexes=places,
+            repeat=self.repeat, at_least=study.at_least, max_questions=self.max_questions, seed=study.seed,
+            order_seed=study.seed, **{name: getattr(study, name) for name in SHARED},
+        )  # fmt: skip
+
+
+def cells(study: Study) -> list[Cell]:
+    """All cells, model by model, so that each model is loaded once."""
+    return [
+        replace(cell, model=model, data=data) for model in study.models for data in study.data for cell in _cells(study)
+    ]
+
+
+def run_study(study: Study, folder: str | Path, **log: Any) -> dict[str, str]:
+    """Answer what is missing of the study in `folder`. Returns {cell: reason} of the cells that failed.
+
+    Raises:
+        DataError, FusionError, TrainingError: a set or a method that there is not, or the folder contains another
+            study. Nothing is written then.
+    """
+    plans = {}
+    for cell in cells(study):
+        if cell.data not in plans:
+            plans[cell.data] = runs.plan(replace(cell, max_questions=None).settings(study))
+        _ = cell.settings(study)  # a method that does not exist is an error before anything is asked
+    facts = {
+        name: {"dataset": study.data[name][0], "sha256": plan.sha256, "questions": len(plan.questions)}
+        for name, plan in plans.items()
+    }
+    settings = asdict(study) | {"data": facts}
+    del settings["repeat_control"]
+    path = runner.begun(folder, settings, GROWING)
+    lm = None
+
+    def answer(cell: Cell) -> dict[str, Any]:
+        nonlocal lm
+        if lm is None or lm.name != cell.model:
+            lm = None  # one model at a time: together they may not fit
+            lm = runs.load_model(cell.settings(study))
+        answers = runs.run(cell.settings(study), path / cell.folder / ANSWERS, resume=True, lm=lm)
+        templates = not all(question.natural for question in plans[cell.data].questions)
+        metrics = {"cell": asdict(cell), "templates": templates} | summary(answers)
+        runner.write_json(path / cell.folder / "metrics.json", metrics)
+        return metrics
+
+    return runner.run_all(cells(study), answer, path, score=_score, **log)
+
+
+def tables(folder: str | Path, reference: str = SINGLE, lemmatised: bool = False) -> pd.DataFrame:
+    """The finished cells of the study in `folder`: one row for each method, model, set and number of paraphrases.
+
+    The reference `single` is the mean of the single prompts that a method reads together. Sets are also scored without
+    the questions that contain their answer, and with copies of one paraphrase in place of several.
+    """
+    path = Path(folder).expanduser()
+    runner.read_study(path)
+    found: dict[tuple[str, str], dict[Cell, Answers]] = {}
+    templates = {}
+    for file in sorted(path.glob("*/*/*/metrics.json")):
+        metrics = read_json(file)
+        cell = Cell(**metrics["cell"])
+        found.setdefault((cell.model, cell.data), {})[cell] = read_answers(file.parent / ANSWERS)
+        templates[cell.data] = metrics["templates"]
+    if not found:
+        raise TrainingError(f"{folder}: no cell is finished yet")
+    parts = []
+    for (model, data), files in found.items():
+        revealed = {row["id"] for answers in files.values() for row in answers.rows if _reveals(row)}
+        for name, left_out in ((data, set()), (f"{data}, answer not in the question", revealed)):
+            if left_out or name == data:
+                about = {"condition": name, "model": model, "templates": templates[data]}
+                parts += _compared(files, left_out, reference, lemmatised, about)
+    return pd.concat(parts, ignore_index=True)
+
+
+def scores(files: list[Answers], lemmatised: bool = False) -> report.Scores:
+    """Accuracy by question, the mean of these files on the questions of all of them; relations are the groups."""
+    scored = [answers.scored(lemmatised) for answers in files]
+    shared = set.intersection(*(set(each.ids) for each in scored))
+    ids = [name for name in scored[0].ids if name in shared]
+    right = [dict(zip(each.ids, each.correct, strict=True)) for each in scored]
+    above = np.array([[np.mean([of[name] for of in right]) for name in ids]])
+    relations = dict(zip(scored[0].ids, scored[0].relations, strict=True)) if scored[0].relations else {}
+    groups = np.array([relations.get(name) or f"question {name}" for name in ids])
+    return report.Scores(above, np.ones_like(above), groups, tuple(ids), None)
+
+
+def _compared(
+    files: dict[Cell, Answers], left_out: set[str], reference: str, lemmatised: bool, about: dict[str, Any]
+) -> Iterator[pd.DataFrame]:
+    """The tables of one model on one set, one for each number of paraphrases and sample of the questions."""
+    singles = {cell.place: answers for cell, answers in files.items() if cell.place is not None}
+    numbers = sorted({1, *(cell.first for cell in files if cell.first)})
+    variants = [(n, n, {cell: it for cell, it in files.items() if cell.first == n}, "") for n in numbers]
+    for n in sorted({cell.repeat for cell in files if cell.repeat}):
+        variants.append((n, 1, {cell: it for cell, it in files.items() if cell.repeat == n}, ", copies"))
+    for n, read_alone, own, suffix in variants:
+        arms = {cell.method: scores([answers], lemmatised) for cell, answers in own.items()}
+        if all(place in singles for place in range(read_alone)):
+            arms = {SINGLE: scores([singles[place] for place in range(read_alone)], lemmatised)} | arms
+        arms = {name: arm.only(set(arm.ids) - left_out) for name, arm in arms.items()}
+        seconds = {cell.method: median(row["seconds"] for row in answers.rows) for cell, answers in own.items()}
+        for ids in filter(None, dict.fromkeys(arm.ids for arm in arms.values())):
+            sample = {name: arm for name, arm in arms.items() if arm.ids == ids}
+            if reference in arms and set(ids) <= set(arms[reference].ids):
+                sample = {reference: arms[reference].only(set(ids))} | sample
+            where = about | {"condition": about["condition"] + suffix, "paraphrases": n}
+            rows = report.table(sample, reference, **where)
+            yield rows.assign(seconds=rows["arm"].map(seconds))
+
+
+def _cells(study: Study) -> Iterator[Cell]:
+    several = sorted({n for n in study.num_paraphrases if n > 1})
+    for place in range(max(several)):
+        yield Cell("", "", SINGLE, place=place, max_questions=study.max_questions)
+    for n in several:
+        for method in study.methods:
+            if method != SINGLE:
+                yield Cell("", "", method, first=n, max_questions=study.max_questions)
+    if study.repeat_control:
+        for method in REPEATED:
+            yield Cell("", "", method, repeat=max(several), max_questions=study.max_questions)
+    for n in several:
+        for method in study.few_methods:
+            yield Cell("", "", method, first=n, max_questions=study.few_questions)
+
+
+def _reveals(row: dict[str, Any]) -> bool:
+    return any(holds_answer(text, row["answers"]) for text in row["paraphrases"])
+
+
+def _score(cell: Cell, metrics: dict[str, Any]) -> str:
+    return f"accuracy {metrics['accuracy']['value']:.3f}, n = {metrics['accuracy']['n']:,}"
+
+
+def named(text: str, pairs: str | None = None) -> tuple[str, tuple[str, str | None]]:
+    """[NAME=]DATASET as (name, (dataset, pairs)): pararel=lama:FOLDER; by default the name of the file or folder."""
+    name, _, dataset = text.partition("=") if re.match(r"[\w.+-]+=", text) else ("", "", text)
+    kind, _, rest = dataset.partition(":")
+    own = dataset if kind == KNOWN_FACTS else Path(rest if kind in ("webqa", "lama") else dataset).stem
+    return name or own, (dataset, pairs if kind == "lama" else None)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add, names = parser.add_argument, runner.listed()
+    add("--output-dir", required=True, help="folder of the study")
+    add("--model", type=names, dest="models", default=("gemma3-270m",), help="names, hub ids or folders, with commas")
+    add("--dataset", action="append", help="[NAME=]known-facts, webqa:FILE, lama:FOLDER, or a file; may be repeated")
+    add("--pairs", help="folder of subject-object pairs, if lama:FOLDER contains none")
+    add("--methods", type=names, default=Study.methods, help="methods of labkit fuse; single is always included")
+    add("--num-paraphrases", type=runner.listed(int), default=Study.num_paraphrases, help="values of N")
+    add("--few-methods", type=names, default=(), help="slow methods, which get only --few-questions")
+    add("--few-questions", type=int, default=Study.few_questions)
+    add("--repeat-control", action="store_true", help="also read one paraphrase as often as the largest N")
+    add("--at-least", type=int, help="only questions with so many paraphrases; default: the largest N")
+    add("--few-shot", type=int, default=Study.few_shot, help="answered examples in the prompt")
+    add("--max-questions", type=int, help="size of a random sample of the questions; default: all")
+    add("--max-new-tokens", type=int, default=Study.max_new_tokens)
+    add("--batch-size", type=int, default=Study.batch_size, help="questions per batch")
+    add("--engine", default=Study.engine, help="fast, reference, dense or cacheless: the same answers")
+    add("--device", default=Study.device, help="auto, cpu or cuda")
+    add("--dtype", help="float32, bfloat16 or float16; default: as stored")
+    add("--lemmatizer", help="simplemma or spacy:MODEL: also count answers that match after lemmatisation")
+    add("--seed", type=int, default=0, help="of examples, questions and the order of paraphrases")
+    add("--reference", default=SINGLE, help="the method that the table compares the others with: logit-average")
+    add("--lemmatised", action="store_true", help="score the lemmatised answers in the table")
+    add("--report-only", action="store_true", help="compare what is finished; ask nothing")
+    return parser
+
+
+def _main(options: argparse.Namespace) -> int:
+    failures = {}
+    if not options.report_only:
+        own = {each.name: getattr(options, each.name) for each in fields(Study) if hasattr(options, each.name)}
+        data = dict(named(text, options.pairs) for text in options.dataset or [KNOWN_FACTS])
+        study = Study(**own | {"data": data})
+        failures = run_study(study, options.output_dir)
+    folder = Path(options.output_dir).expanduser()
+    rows = tables(folder, options.reference, options.lemmatised)
+    report.write(rows, folder, unit="points of accuracy", reference=options.reference)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    runner.main(_parser(), _main)

@@ -1,0 +1,330 @@
+"""Compare Future Attention with its controls: the same small GPT trained by arms, over seeds.
+
+    python benchmarks/study/future.py --arms baseline,future:cosine:50,memory --output-dir runs/future
+    python benchmarks/study/future.py --arms baseline,future:cosine:25,future:cosine:50,future:cosine:100 \\
+        --text moby_dick.txt --output-dir runs/sweep
+
+All arms of a seed read the same rows in the same order and start with the same weights wherever they have the same
+matrices. The last share of each text is held out. The score is the held-out loss in nats per token, so a negative
+difference is an improvement. The same command again continues a study, within a run too, and may add arms and seeds.
+Arms: see labkit/future_arms.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
+
+from benchmarks.study import report, runner  # noqa: E402
+from benchmarks.study.mask_effect import slug  # noqa: E402
+from labkit import cross_entropy  # noqa: E402
+from labkit.datasets import field_notes  # noqa: E402
+from labkit.datasets.text import Document, read_documents  # noqa: E402
+from labkit.errors import DataError, TrainingError  # noqa: E402
+from labkit.future_arms import Arm, arm, token_losses  # noqa: E402
+from labkit.future_attention import FutureGPT  # noqa: E402
+from labkit.future_losses import FutureLoss  # noqa: E402
+from labkit.gpt import GPT, GPTConfig  # noqa: E402
+from labkit.pretraining import encode_all, train_tokenizer  # noqa: E402
+from labkit.pretraining_rows import Curriculum, row_maker  # noqa: E402
+from labkit.run_folder import RunFolder, read_json  # noqa: E402
+from labkit.training import Settings, train  # noqa: E402
+
+REFERENCE = "baseline"
+DEFAULT = (
+    "baseline", "future:cosine:50", "future:none:50", "memory", "smaller", "shuffled:cosine:50", "tokens:cosine:50",
+    "memory:50", "dropout:0.1", "dropout:0.2", "multi-token:1",
+)  # fmt: skip
+NEIGHBOURS = 4  # held-out rows that are neighbours in the text and make one group
+PROFILES = {
+    "small": {},  # minutes on a CPU
+    "origin": {  # 15 million parameters, for a GPU and millions of tokens of text
+        "vocab_size": 16384, "context": 200, "width": 384, "layers": 5, "heads": 6, "steps": 9000, "batch_size": 32,
+        "learning_rate": 6e-4,
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is compared, on which text, and with which budget; the same for all arms.
+
+    Attributes:
+        texts: files and folders; () is the text that comes with labkit, Field Notes.
+        vocab_size, context, width, layers, heads: of the model; the MLPs of `baseline` are wider.
+        weight: of an auxiliary loss whose name sets none. loss_layers: the layers with the loss; None: all.
+        held_out: share of each text. eval_rows: rows of it that are scored. evaluations: points of the curves.
+    """
+
+    arms: tuple[str, ...] = DEFAULT
+    seeds: tuple[int, ...] = (0, 1, 2)
+    texts: tuple[str, ...] = ()
+    vocab_size: int = 2048
+    context: int = 128
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+    steps: int = 300
+    batch_size: int = 16
+    learning_rate: float = 1e-3
+    dtype: str = "float32"
+    weight: float = 1.0
+    loss_layers: tuple[int, ...] | None = None
+    held_out: float = 0.1
+    eval_rows: int = 64
+    evaluations: int = 10
+
+    def __post_init__(self) -> None:
+        if REFERENCE not in self.arms:
+            raise DataError(f"the arms are {', '.join(self.arms)}; {REFERENCE} must be among them")
+        if self.width % self.heads or self.vocab_size < 259:
+            raise DataError("the heads must divide the width, and a byte-level vocabulary needs 259 entries")
+        for name in self.arms:  # an arm that cannot be built is an error now, not one of every run
+            self.arm(name).build(replace(self.config, vocab_size=2), 0)
+
+    @property
+    def config(self) -> GPTConfig:
+        return GPTConfig(self.vocab_size, self.context, self.width, self.layers, self.heads)
+
+    def arm(self, name: str) -> Arm:
+        return arm(name, self.weight, self.loss_layers)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Token ids to train on, (tokens,), held-out rows, (rows, context + 1), and as many rows of the training side."""
+
+    train: Tensor
+    rows: Tensor
+    train_rows: Tensor
+
+
+@dataclass(frozen=True)
+class Run:
+    arm: str
+    seed: int
+
+    @property
+    def folder(self) -> Path:
+        return Path("runs", slug(self.arm), f"seed-{self.seed}")
+
+    def __str__(self) -> str:
+        return f"{self.arm}, seed {self.seed}"
+
+
+def run_study(study: Study, folder: str | Path, **log: Any) -> dict[str, str]:
+    """Run what is missing of the study in `folder`. Returns {run: reason} of the runs that failed.
+
+    Raises:
+        DataError, TrainingError: no text, or too little of it, or the folder contains another study.
+    """
+    documents = read_documents(study.texts) if study.texts else [_embedded()]
+    digests = {each.name: hashlib.sha256(each.text.encode()).hexdigest() for each in documents}
+    sides = [each.split(study.held_out) for each in documents]
+    saved = Path(folder).expanduser() / "tokenizer"
+    if saved.exists():
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(saved)
+    else:
+        tokenizer = train_tokenizer([side for side, _ in sides], study.vocab_size, study.context)
+    texts = _texts(tokenizer, sides, study)
+    path = runner.begun(folder, asdict(study) | {"texts": digests}, ("arms", "seeds"))
+    if not saved.exists():
+        RunFolder(path).write_folder("tokenizer", tokenizer.save_pretrained)
+    todo = [Run(name, seed) for seed in study.seeds for name in study.arms]
+    return runner.run_all(todo, partial(_train, study, texts, path), path, score=_score, **log)
+
+
+def tables(folder: str | Path, reference: str = REFERENCE) -> pd.DataFrame:
+    """The finished runs of the study in `folder`, one row for each arm.
+
+    Raises:
+        TrainingError: no study, no finished run, or arms of one seed that read different rows.
+    """
+    path, study = Path(folder).expanduser(), runner.read_study(folder)
+    runs: dict[str, dict[int, dict[str, Any]]] = {}
+    for name in sorted(study["arms"], key=lambda name: name != reference):
+        for seed in study["seeds"]:
+            where = path / Run(name, seed).folder
+            if (metrics := read_json(where / "metrics.json")) is not None:
+                losses = read_json(where / "losses.json")["rows"]
+                runs.setdefault(name, {})[seed] = metrics | {"rows": losses}
+    if not runs:
+        raise TrainingError(f"{folder}: no run is finished yet")
+    for seed in study["seeds"]:
+        if len({of[seed]["data_order"] for of in runs.values() if seed in of}) > 1:
+            raise TrainingError(f"{folder}: the arms of seed {seed} did not read the same rows in the same order")
+    scores = {name: _scores(of) for name, of in runs.items()}
+    rows = report.table(scores, reference, scale=1.0, condition=path.absolute().name)
+    for key in ("parameters", "flops_per_token"):
+        rows[key] = [int(next(iter(runs[name].values()))[key]) for name in rows["arm"]]
+    for key in ("train_loss", "future_loss", "seconds"):
+        rows[key] = [np.mean([of[key] for of in runs[name].values() if key in of] or np.nan) for name in rows["arm"]]
+    return rows
+
+
+def _scores(runs: dict[int, dict[str, Any]]) -> report.Scores:
+    above = np.array([runs[seed]["rows"] for seed in sorted(runs)])
+    numbers = np.arange(above.shape[1])
+    return report.Scores(
+        above, np.ones_like(above), numbers // NEIGHBOURS, tuple(map(str, numbers)), tuple(sorted(runs))
+    )
+
+
+def _train(study: Study, texts: Texts, path: Path, run: Run) -> dict[str, Any]:
+    """One training run, continued from its last checkpoint if there is one."""
+    one, every = study.arm(run.arm), max(1, study.steps // study.evaluations)
+    settings = Settings(
+        study.steps, study.batch_size, learning_rate=study.learning_rate, dtype=study.dtype, seed=run.seed,
+        evaluate_every=every, save_every=every, keep=1,
+    )  # fmt: skip
+    model, where = one.build(study.config, run.seed), path / run.folder
+    config = {"arm": run.arm, "settings": asdict(settings), "weight": study.weight, "loss_layers": study.loss_layers}
+    with RunFolder.alone(where, config, resume=where.exists()) as folder:
+        make_row = row_maker(texts.train, Curriculum(study.steps * study.batch_size, study.context + 1), run.seed)
+        flops = flops_per_token(one, model, _batch([{"ids": make_row(row)} for row in range(study.batch_size)]))
+        carrier = _Carrier(model)
+        outcome = train(
+            carrier, make_row, collate=_batch, loss=lambda carrier, batch: carrier(one, batch), settings=settings,
+            run=folder, evaluate=lambda carrier: _evaluated(carrier.gpt, texts), say=lambda text: None,
+        )  # fmt: skip
+        folder.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
+        losses = token_losses(model.eval(), texts.rows)
+        folder.write_json("losses.json", {"rows": losses.mean(1).tolist(), "positions": losses.mean(0).tolist()})
+        metrics = outcome | _evaluated(model, texts) | {
+            "parameters": sum(p.numel() for p in model.parameters()), "flops_per_token": flops,
+            "data_order": bytes(carrier.read.tolist()).hex(),
+        }  # fmt: skip
+        folder.write_json("metrics.json", metrics)
+        shutil.rmtree(folder.checkpoints, ignore_errors=True)
+        return metrics
+
+
+class _Carrier(nn.Module):
+    """Contains the GPT, because Trainer would write into its config.
+
+    `read` is the sha256 of all rows of the training, in their order; as a buffer it is part of every checkpoint.
+    """
+
+    def __init__(self, gpt: GPT):
+        super().__init__()
+        self.gpt = gpt
+        self.register_buffer("read", torch.zeros(32, dtype=torch.uint8))
+
+    def forward(self, arm: Arm, batch: dict[str, Tensor]) -> Tensor:
+        rows = torch.cat([batch["input_ids"], batch["targets"][:, -1:]], dim=1).cpu().numpy().tobytes()
+        digest = hashlib.sha256(bytes(self.read.tolist()) + rows).digest()
+        self.read.copy_(torch.tensor(list(digest), dtype=torch.uint8))
+        loss, extra = arm.losses(self.gpt, batch["input_ids"], batch["targets"])
+        return loss if extra is None else loss + extra
+
+
+def flops_per_token(arm: Arm, model: GPT, batch: dict[str, Tensor]) -> float:
+    """Floating-point operations of a training step per token, counted. Attention counts all pairs of a row."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    was, model.naive = model.naive, True  # the fused kernel is not counted on a CPU
+    few, cross_entropy.FEW = cross_entropy.FEW, math.inf  # nor are all products of the loss in pieces
+    try:
+        with torch.random.fork_rng(), FlopCounterMode(display=False) as counted:
+            device = model.wte.weight.device
+            loss, extra = arm.losses(model, batch["input_ids"].to(device), batch["targets"].to(device))
+            (loss if extra is None else loss + extra).backward()
+    finally:
+        model.naive, cross_entropy.FEW = was, few
+        model.zero_grad(set_to_none=True)
+    return counted.get_total_flops() / batch["input_ids"].numel()
+
+
+def _evaluated(model: GPT, texts: Texts) -> dict[str, float]:
+    """Nats per token, held out and on the training side; and the cosine loss of the predicted future."""
+    found = {
+        "val_loss": float(token_losses(model, texts.rows).mean()),
+        "train_loss": float(token_losses(model, texts.train_rows).mean()),
+    }
+    if isinstance(model, FutureGPT) and model.future.source != "memory":
+        with torch.no_grad(), model.watched() as seen:
+            model(texts.rows[:16, :-1].to(model.wte.weight.device))
+            found["future_loss"] = float(FutureLoss("cosine")(seen))
+    return found
+
+
+def _batch(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    """Rows of context + 1 ids: each id but the first is the target of the one before it."""
+    ids = torch.stack([row["ids"] for row in rows])
+    return {"input_ids": ids[:, :-1], "targets": ids[:, 1:], "attention_mask": torch.ones_like(ids[:, 1:])}
+
+
+def _embedded() -> Document:
+    return Document("field-notes", "\n\n".join(each.text for each in field_notes.passages()))
+
+
+def _texts(tokenizer: Any, sides: Sequence[tuple[str, str]], study: Study) -> Texts:
+    length = study.context + 1
+    train_ids, held = (encode_all(tokenizer, [side[k] for side in sides]) for k in (0, 1))
+    if min(len(train_ids), len(held)) < 2 * length:
+        raise DataError(
+            f"the text has {len(train_ids):,} tokens to train on and {len(held):,} held out, and a row has {length:,}: "
+            "add text, or choose a shorter context"
+        )
+
+    def rows_of(ids: Tensor) -> Tensor:
+        count = min(study.eval_rows, len(ids) // length)  # the rows do not overlap
+        starts = torch.linspace(0, len(ids) - length, count).long().tolist()
+        return torch.stack([ids[start : start + length] for start in starts])
+
+    return Texts(train_ids, rows_of(held), rows_of(train_ids))
+
+
+def _score(run: Run, metrics: dict[str, Any]) -> str:
+    return f"held-out loss {metrics['val_loss']:.4f}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add, whole = parser.add_argument, runner.listed(int)
+    add("--output-dir", required=True, help="folder of the study")
+    add("--arms", type=runner.listed(), help=f"default: {','.join(DEFAULT)}")
+    add("--seeds", type=whole, help="of weights, order of the rows and dropout")
+    add("--text", action="append", dest="texts", help="text file or folder, may be repeated; default: Field Notes")
+    add("--profile", choices=tuple(PROFILES), default="small", help="small (minutes on a CPU) or origin (for a GPU)")
+    add("--loss-layers", type=whole, help="layers with the auxiliary loss; default: all")
+    for name in ("--steps", "--batch-size", "--context", "--width", "--layers", "--heads", "--vocab-size"):
+        add(name, type=int)
+    add("--learning-rate", type=float, help="peak learning rate, the same for all arms")
+    add("--weight", type=float, help="of an auxiliary loss whose name sets none (mse@1000 does)")
+    add("--dtype", help="float32, bfloat16 or float16")
+    add("--reference", default=REFERENCE, help="the arm that the table compares the others with")
+    add("--report-only", action="store_true", help="compare what is finished; run nothing")
+    return parser
+
+
+def _main(options: argparse.Namespace) -> int:
+    failures = {}
+    if not options.report_only:
+        given = {each.name: getattr(options, each.name, None) for each in fields(Study)}
+        chosen = PROFILES[options.profile] | {name: value for name, value in given.items() if value is not None}
+        failures = run_study(Study(**chosen | {"texts": tuple(chosen.get("texts", ()))}), options.output_dir)
+    folder = Path(options.output_dir).expanduser()
+    rows = tables(folder, options.reference)
+    report.write(rows, folder, unit="nats per token", reference=options.reference, digits=4)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    runner.main(_parser(), _main)

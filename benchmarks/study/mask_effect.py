@@ -1,0 +1,380 @@
+"""Measure the effect of the causal mask on a task: the same fine-tuning by arms that differ in what they may attend to.
+
+    python benchmarks/study/mask_effect.py --data ner:field-notes --arms causal,bidirectional,repeated \\
+        --output-dir runs/fx
+
+Three stages, in this order:
+1. tuning: every arm is trained with every learning rate of the same grid, with a seed of its own, and scored on dev
+2. frozen.json: the best rate of each arm, written before the first test set is read
+3. runs: every arm is trained with its rate, one run per seed and size, and scored on test
+
+The same command again continues a study, or adds arms, seeds, sizes and data. To use several GPUs, start it once for
+each, with its own CUDA_VISIBLE_DEVICES and the same folder. Arms: see benchmarks/study/arms.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
+
+from benchmarks.study import report, runner  # noqa: E402
+from benchmarks.study.arms import DEFAULT, REFERENCE, Arm, arm, arms, named  # noqa: E402
+from benchmarks.study.conditions import ORDERS, Condition, conditions  # noqa: E402
+from labkit.errors import DataError, DivergedError, TrainingError  # noqa: E402
+from labkit.models import load  # noqa: E402
+from labkit.run_folder import read_json  # noqa: E402
+from labkit.tasks import adapters, plans  # noqa: E402
+from labkit.tasks.finetune import finetune  # noqa: E402
+from labkit.tasks.lm import train_lm  # noqa: E402
+from labkit.tasks.recipes import Options, by_name  # noqa: E402
+from labkit.training_settings import Settings  # noqa: E402
+
+TUNING_SEED = 1000  # is not among the reported seeds
+GROWING = ("arms", "seeds", "sizes", "conditions")
+SAME_START = ("data_order", "head_start", "adapters_start", "dtype")
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is compared, and with which budget; the same for all arms.
+
+    Attributes:
+        learning_rates: the grid of stage 1; with one rate there is nothing to choose.
+        seeds: of the reported runs: head, order of the rows, dropout, adaptation.
+        sizes: of the training set; None is all of it. The rates are chosen with all of it.
+        plan: how long and how hard; its learning rate and seed are not used.
+        max_length: tokens per row; None: the default of the task.
+        adaptation_rate, adaptation_batch, adaptation_length: of the steps in arms such as mntp:200.
+    """
+
+    model: str
+    arms: tuple[str, ...] = DEFAULT
+    learning_rates: tuple[float, ...] = (2e-4, 5e-4, 1e-3)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    sizes: tuple[int | None, ...] = (None,)
+    plan: plans.Plan = field(default_factory=plans.Plan)
+    method: str = "full"
+    rank: int = 16
+    attn: str | None = None
+    window: str = "keep"
+    max_length: int | None = None
+    adaptation_rate: float = 5e-4
+    adaptation_batch: int = 8
+    adaptation_length: int = 128
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arms", tuple(each.name for each in arms(self.arms)))
+        for name in ("learning_rates", "seeds", "sizes"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                raise DataError(f"{name.replace('_', ' ')} are {values}; give at least one, and none twice")
+        if None not in self.sizes:
+            raise DataError("the sizes lack the whole training set, on which the rates are chosen; add all")
+        if TUNING_SEED in self.seeds:
+            raise DataError(f"{TUNING_SEED} is the seed of the tuning; choose other seeds")
+        if self.method not in adapters.METHODS:
+            raise DataError(f"the method is {self.method!r}; choose one of {', '.join(adapters.METHODS)}")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run. In the tuning the seed is TUNING_SEED."""
+
+    condition: Condition
+    arm: Arm
+    seed: int
+    rate: float
+    size: int | None = None
+
+    @property
+    def is_tuning(self) -> bool:
+        return self.seed == TUNING_SEED
+
+    @property
+    def folder(self) -> Path:
+        if self.is_tuning:
+            return Path("tuning", slug(self.condition.name), slug(self.arm.name), f"rate-{self.rate!r}")
+        return run_folder(self.condition.name, self.arm.name, self.size, self.seed)
+
+    def __str__(self) -> str:
+        size = f", {self.size} examples" if self.size else ""
+        return f"{self.condition.name}, {self.arm.name}{size}, rate {self.rate:g}, seed {self.seed}"
+
+
+def run_study(study: Study, data: Sequence[Condition], folder: str | Path, **log: Any) -> dict[str, str]:
+    """Run what is missing of the study in `folder`. Returns {run: reason} of the runs that failed.
+
+    Raises:
+        DataError, TrainingError, ModelError: there is nothing to compare, the folder contains another study, or there
+            is no such model. Nothing is written then.
+    """
+    if not data:
+        raise DataError("there is no data to compare the arms on")
+    stored = str(load(study.model, attn=study.attn, device="cpu").model.dtype).removeprefix("torch.")
+    settings = asdict(study) | {"conditions": {condition.name: condition.facts for condition in data}}
+    path = runner.begun(folder, settings, GROWING)
+    train = partial(_train, study, path, stored)
+    tuning = [
+        Run(condition, one, TUNING_SEED, rate)
+        for condition in data
+        for one in arms(study.arms)
+        for rate in study.learning_rates
+        if len(study.learning_rates) > 1
+    ]
+    failures = runner.run_all(tuning, train, path, score=_score, **log)
+    rates = freeze(path, study, data)
+    reported = [
+        Run(condition, one, seed, rates[condition.name][one.name]["learning_rate"], size)
+        for seed in study.seeds
+        for condition in data
+        for size in study.sizes
+        for one in arms(study.arms)
+        if one.name in rates[condition.name] and (size is None or size < len(condition.train))
+    ]
+    return failures | runner.run_all(reported, train, path, score=_score, **log)
+
+
+def freeze(path: Path, study: Study, data: Sequence[Condition]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Choose the rate of each arm that has none, on dev; what is frozen stays.
+
+    {condition: {arm: {"learning_rate", "dev": {rate: score, None if training diverged}}}}. An arm is not frozen before
+    all of its rates have been tried.
+    """
+    with runner.alone(Path("frozen"), path):
+        frozen = read_json(path / "frozen.json") or {}
+        for condition in data:
+            chosen = frozen.setdefault(condition.name, {})
+            for one in arms(study.arms):
+                if one.name in chosen:
+                    continue
+                if len(study.learning_rates) == 1:
+                    chosen[one.name] = {"learning_rate": study.learning_rates[0], "dev": {}}
+                    continue
+                runs = {rate: Run(condition, one, TUNING_SEED, rate) for rate in study.learning_rates}
+                tried = {rate: read_json(path / run.folder / "metrics.json") for rate, run in runs.items()}
+                scores = {rate: _dev_score(metrics) for rate, metrics in tried.items() if metrics is not None}
+                usable = {rate: score for rate, score in scores.items() if score is not None}
+                if usable and len(scores) == len(runs):
+                    best = max(usable, key=usable.__getitem__)
+                    dev = {repr(rate): score for rate, score in scores.items()}
+                    chosen[one.name] = {"learning_rate": best, "dev": dev}
+        runner.write_json(path / "frozen.json", frozen)
+    return frozen
+
+
+def tables(folder: str | Path, reference: str = REFERENCE) -> pd.DataFrame:
+    """The finished runs of the study in `folder`, one row for each arm of each condition and size.
+
+    Raises:
+        TrainingError: no study, or arms of one seed that did not start alike.
+    """
+    path, study = Path(folder).expanduser(), runner.read_study(folder)
+    frozen, found = read_json(path / "frozen.json") or {}, []
+    for name, facts in study["conditions"].items():
+        for size in study["sizes"]:
+            runs, scores = {}, {}
+            for one in study["arms"]:
+                where = {seed: path / run_folder(name, one, size, seed) for seed in study["seeds"]}
+                done = {seed: run for seed, run in where.items() if (run / "metrics.json").exists()}
+                if done:
+                    runs[one] = {seed: read_json(run / "metrics.json") for seed, run in done.items()}
+                    lines = {seed: _lines(run / "judged.test.jsonl") for seed, run in done.items()}
+                    scores[one] = report.judged(lines, facts["task"])
+            _require_same_start(name, runs)
+            if scores:
+                about = {"condition": name, "model": study["model"], "n_train": size or facts["n_train"]}
+                rows = report.table(
+                    dict(sorted(scores.items(), key=lambda item: item[0] != reference)), reference, **about
+                )
+                rows["learning_rate"] = [frozen[name][one]["learning_rate"] for one in rows["arm"]]
+                rows["baseline"] = [_baseline(next(iter(runs[one].values())), facts["task"]) for one in rows["arm"]]
+                found.append(rows)
+    if not found:
+        raise TrainingError(f"{folder}: no reported run is finished yet")
+    return pd.concat(found, ignore_index=True)
+
+
+def run_folder(condition: str, arm: str, size: int | None, seed: int) -> Path:
+    """The folder of a reported run, in the folder of its study."""
+    return Path("runs", slug(condition), slug(arm), f"size-{size or 'all'}", f"seed-{seed}")
+
+
+def slug(name: str) -> str:
+    """A name as one folder: mntp-200 of mntp:200, xquad--question-last of xquad/question-last."""
+    return re.sub(r"[^\w.=-]", "-", name.replace("/", "--"))
+
+
+def _train(study: Study, path: Path, stored: str, run: Run) -> dict[str, Any]:
+    """One run, from its adaptation to its scores. A rate of the grid at which training diverges is done, with no score.
+
+    `stored`: the dtype of the study's model, in which every head is drawn; an adapted model may have another.
+    """
+    folder, start, more = path / run.folder, run.arm.model or study.model, {}
+    if run.arm.objective:
+        adapted = _adapted(study, path, run)
+        start, more = str(adapted), {"known_as": adapted.relative_to(path).as_posix(), "head_dtype": stored}
+    try:
+        metrics = finetune(
+            run.condition.task,
+            start,
+            run.condition.smaller(run.size),
+            folder,
+            dev=run.condition.dev,
+            test=() if run.is_tuning else run.condition.test,
+            plan=replace(study.plan, learning_rate=run.rate, seed=run.seed),
+            options=_options(study, run.condition),
+            mask=run.arm.mask,
+            layers=run.arm.layers,
+            readings=run.arm.readings,
+            window=study.window,
+            method=study.method,
+            rank=study.rank,
+            attn=study.attn,
+            packing=True,
+            keep_model=False,
+            resume=folder.exists(),
+            say=lambda text: None,
+            **more,
+        )
+    except DivergedError as error:
+        if not run.is_tuning:
+            raise
+        metrics = {"diverged": str(error)}
+        runner.write_json(folder / "metrics.json", metrics)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    return metrics
+
+
+def _adapted(study: Study, path: Path, run: Run) -> Path:
+    """The model trained on the texts of the condition before the task; the runs that need it share it."""
+    data = f"{run.condition.task}--{slug(run.condition.name.split('/')[0])}"
+    folder = Path("adapted", data, slug(run.arm.name), f"seed-{run.seed}")
+    every = max(1, run.arm.steps // 4)
+    settings = Settings(
+        max_steps=run.arm.steps, batch_size=study.adaptation_batch, learning_rate=study.adaptation_rate,
+        weight_decay=0.01, warmup=0.1, dtype=study.plan.dtype, seed=run.seed, evaluate_every=every, save_every=every,
+    )  # fmt: skip
+    with runner.alone(folder, path):
+        train_lm(
+            study.model,
+            run.condition.texts(),
+            path / folder,
+            objective=run.arm.objective,
+            settings=settings,
+            max_length=study.adaptation_length,
+            window=study.window,
+            lora=study.method == "lora",
+            attn=study.attn,
+            resume=(path / folder).exists(),
+            say=lambda text: None,
+        )
+    return path / folder / "model"
+
+
+def _options(study: Study, condition: Condition) -> Options:
+    lengths = {}
+    if study.max_length is not None:
+        lengths["max_length"] = study.max_length
+        if (stride := by_name(condition.task).defaults.get("doc_stride")) is not None:
+            lengths["doc_stride"] = min(stride, study.max_length // 4)
+    return Options(**condition.options, **lengths)
+
+
+def _score(run: Run, metrics: dict[str, Any]) -> str:
+    side = "dev" if run.is_tuning else "test"
+    name = metrics.get("metric", "")
+    name = name if name in metrics.get(side, ()) else name.removeprefix("best_")
+    return f"{side} {name} {metrics[side][name]:.3f}" if side in metrics else "diverged"
+
+
+def _dev_score(metrics: dict[str, Any]) -> float | None:
+    """None if training diverged or the score is NaN."""
+    score = metrics["dev"][metrics["metric"]] if "dev" in metrics else None
+    return None if score is None or score != score else score
+
+
+def _require_same_start(condition: str, runs: dict[str, dict[int, dict[str, Any]]]) -> None:
+    """All arms of a seed must have read the same rows in the same order, and started with the same head."""
+    for key in SAME_START:
+        starts: dict[int, dict[Any, str]] = {}
+        for name, by_seed in runs.items():
+            if arm(name).model is None:  # another tokenizer makes other rows, another width another head
+                for seed, metrics in by_seed.items():
+                    starts.setdefault(seed, {}).setdefault(metrics.get(key), name)
+        for seed, names in starts.items():
+            if len(names) > 1:
+                raise TrainingError(f"{condition}, seed {seed}: {key} differs between {' and '.join(names.values())}")
+
+
+def _baseline(metrics: dict[str, Any], task: str) -> float | None:
+    """The best score that needs no model, in points."""
+    scores = metrics.get("baselines", {}).get("test", {}).values()
+    return max(scores, default=None) and max(scores) * (1 if task == "qa" else 100)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    # not splitlines(): a name may contain a line separator of Unicode, which JSON leaves as it is
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add, whole = parser.add_argument, runner.listed(int)
+    add("--output-dir", required=True, help="folder of the study")
+    add("--model", default="gpt2-mini", help="a registered name, a hub id or a local folder")
+    add("--data", action="append", help="[NAME=]TASK:DATA, may be repeated; see benchmarks/study/conditions.py")
+    add("--arms", type=named, default=DEFAULT, help=f"default: {','.join(DEFAULT)}")
+    add("--learning-rates", type=runner.listed(float), default=(2e-4, 5e-4, 1e-3), help="the grid, the same for all")
+    add("--seeds", type=whole, default=(0, 1, 2, 3, 4), help="seeds of the reported runs")
+    add("--sizes", type=runner.listed(lambda part: None if part == "all" else int(part)), default=(None,))
+    add("--orders", type=runner.listed(), default=ORDERS, help="position of the question (qa)")
+    add("--preset", choices=tuple(plans.PRESETS), help="default: depends on the model")
+    for name in ("--max-steps", "--batch-size", "--gradient-accumulation", "--evaluate-every", "--max-length"):
+        add(name, type=int)
+    add("--epochs", type=float)
+    add("--method", choices=adapters.METHODS, default="full")
+    add("--rank", type=int, default=16, help="of the LoRA adapters")
+    add("--dtype", help="auto, float32, bfloat16 or float16")
+    add("--attn-implementation", help="eager, sdpa or flex_attention")
+    add("--max-train", type=int, help="at most so many training examples")
+    add("--max-eval", type=int, help="at most so many dev and so many test examples")
+    add("--adaptation-rate", type=float, default=5e-4, help="learning rate of mntp, mlm and next")
+    add("--adaptation-batch", type=int, default=8, help="rows per step of mntp, mlm and next")
+    add("--reference", default=REFERENCE, help="the arm that the table compares the others with")
+    add("--report-only", action="store_true", help="compare what is finished; run nothing")
+    return parser
+
+
+def _main(options: argparse.Namespace) -> int:
+    failures = {}
+    if not options.report_only:
+        budget = ("epochs", "max_steps", "batch_size", "dtype", "gradient_accumulation", "evaluate_every")
+        chosen = {name: getattr(options, name) for name in budget}
+        plan = plans.preset(options.preset or plans.default_preset(options.model), patience=0, **chosen)
+        own = {each.name: getattr(options, each.name) for each in fields(Study) if hasattr(options, each.name)}
+        study = Study(**own | {"plan": plan, "attn": options.attn_implementation, "arms": tuple(options.arms)})
+        data = conditions(
+            options.data or ("ner:field-notes", "ner:which-way-round"), orders=options.orders,
+            max_train=options.max_train, max_eval=options.max_eval,
+        )  # fmt: skip
+        failures = run_study(study, data, options.output_dir)
+    folder = Path(options.output_dir).expanduser()
+    rows = tables(folder, options.reference)
+    report.write(rows, folder, unit="points", reference=options.reference)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    runner.main(_parser(), _main)

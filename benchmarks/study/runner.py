@@ -1,0 +1,155 @@
+"""Run what is missing of a study: one folder for each run, and a folder that has metrics.json is done.
+
+    folder = begun("runs/fx", settings, growing=("arms", "seeds"))
+    failures = run_all(runs, train, folder, score=lambda run, metrics: f"{metrics['f1']:.3f}")
+
+The same command again continues a study that was stopped, and may add arms and seeds. Several processes, one for each
+GPU, may work in one folder: each takes the runs that no other process is at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from filelock import FileLock, Timeout
+
+from labkit.errors import LabkitError, TrainingError
+from labkit.memory import is_out_of_memory
+from labkit.run_folder import read_json
+from labkit.writing import write_whole
+
+WAIT = 10.0  # seconds until the runs of other processes are looked at again
+
+
+class Run(Protocol):
+    """What a study runs. `folder` is relative to the folder of the study, `str(run)` is its name in the log."""
+
+    folder: Path
+
+
+def run_all(
+    runs: Sequence[Run],
+    train: Callable[[Any], dict[str, Any]],
+    folder: Path,
+    *,
+    score: Callable[[Any, dict[str, Any]], str],
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+) -> dict[str, str]:
+    """Call `train(run)` for every run that is not done. Returns {run: reason} of the runs that failed.
+
+    A run that raises a LabkitError, or runs out of memory, has failed, and the others go on. `train` writes
+    metrics.json; `score` gives the result of a run for the log.
+    """
+    todo = [run for run in runs if not is_done(run, folder)]
+    total, number, began = len(todo), 0, time.perf_counter()
+    failures: dict[str, str] = {}
+    say(f"{len(runs):,} runs, {len(runs) - total:,} of them done")
+    while todo:
+        held = []
+        for run in todo:
+            try:
+                with alone(run.folder, folder, timeout=0):
+                    outcome = "done by another process"
+                    if not is_done(run, folder):
+                        metrics = _tried(train, run, failures)
+                        outcome = f"failed: {failures[str(run)]}" if metrics is None else score(run, metrics)
+            except Timeout:
+                held.append(run)
+                continue
+            number += 1
+            left = (time.perf_counter() - began) / number * (total - number)
+            say(f"{number} of {total}: {run}: {outcome} (about {left / 60:.0f} min left)")
+        if held:
+            time.sleep(WAIT)
+        todo = held
+    return failures
+
+
+def is_done(run: Run, folder: Path) -> bool:
+    return (folder / run.folder / "metrics.json").exists()
+
+
+def alone(what: Path, folder: Path, timeout: float = -1) -> FileLock:
+    """The lock of a part of the study, for `with`. It is not in the folder of the run, which must begin empty."""
+    locks = folder / ".locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    return FileLock(locks / f"{what.as_posix().replace('/', '+')[-200:]}.lock", timeout=timeout)
+
+
+def begun(folder: str | Path, settings: dict[str, Any], growing: Sequence[str]) -> Path:
+    """The folder of the study with these settings, which study.json keeps. Lists and dicts in `growing` may get longer.
+
+    Raises:
+        TrainingError: the folder contains something else, or a study with other settings. Nothing is written then.
+    """
+    path = Path(folder).expanduser().absolute()
+    wanted = json.loads(json.dumps(settings))
+    if not (path / "study.json").exists() and path.exists() and any(path.iterdir()):
+        raise TrainingError(f"{path} is not empty and contains no study; give --output-dir a new folder")
+    with alone(Path("study"), path):
+        if was := read_json(path / "study.json"):
+            for key in growing:
+                if isinstance(wanted[key], dict):
+                    wanted |= {f"{key} {name}": value for name, value in wanted[key].items()}
+                    was |= {f"{key} {name}": value for name, value in was[key].items()}
+                    wanted[key] = was[key] | wanted[key]
+                else:
+                    wanted[key] = was[key] + [value for value in wanted[key] if value not in was[key]]
+            settled = [key for key in wanted if key not in growing and key in was]
+            if changed := [key for key in settled if was[key] != wanted[key]]:
+                differences = "; ".join(f"{key} was {was[key]!r}, now {wanted[key]!r}" for key in changed)
+                raise TrainingError(f"{path} contains a study with other settings: {differences}")
+        write_json(path / "study.json", {key: wanted[key] for key in settings})
+    return path
+
+
+def read_study(folder: str | Path) -> dict[str, Any]:
+    """The settings of the study in `folder`. Raises TrainingError if there is none."""
+    found = read_json(Path(folder).expanduser() / "study.json")
+    if found is None:
+        raise TrainingError(f"{folder} contains no study")
+    return found
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write the file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(value, indent=1) + "\n")
+
+
+def main(parser: argparse.ArgumentParser, command: Callable[[argparse.Namespace], int]) -> None:
+    """Parse the command line, run `command`, exit: 0 done, 1 a run failed, 2 invalid input."""
+    options = parser.parse_args()
+    try:
+        sys.exit(command(options))
+    except LabkitError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def listed(kind: Callable[[str], Any] = str) -> Callable[[str], tuple[Any, ...]]:
+    """An argparse type: 1,2,3 as (1, 2, 3)."""
+    return lambda text: tuple(kind(part.strip()) for part in text.split(",") if part.strip())
+
+
+def _tried(train: Callable[[Any], dict[str, Any]], run: Run, failures: dict[str, str]) -> dict[str, Any] | None:
+    gc.collect()  # a Trainer refers to itself: what the last run held is freed only here
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    try:
+        return train(run)
+    except LabkitError as error:
+        failures[str(run)] = str(error)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        failures[str(run)] = f"out of memory ({str(error).partition(chr(10))[0]})"
+    return None

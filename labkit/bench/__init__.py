@@ -1,1 +1,0 @@
-"""Measurements that a user can repeat: what a training costs on this machine (`labkit bench cost`)."""
