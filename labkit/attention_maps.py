@@ -27,7 +27,7 @@ from labkit.errors import MaskError, UnsupportedModelError
 from labkit.layer_masks import ATTRIBUTE, masked
 from labkit.masks import Mask, bidirectional, causal, sliding_window
 from labkit.running import Runner, evaluating
-from labkit.viz.tokens import clean, visible
+from labkit.viz.labels import clean, visible
 
 __all__ = ["AttentionMaps", "attention_maps", "explore_attention"]
 

@@ -28,15 +28,14 @@ from labkit.fusion.methods import METHODS, Method, method_named
 from labkit.fusion.reference import ReferenceEngine, RowState, attention_backend
 from labkit.models import Loaded
 from labkit.running import evaluating
-from labkit.viz.fusion_figures import fusion_figure
-from labkit.viz.tokens import visible
+from labkit.viz.heat import fusion_figure
+from labkit.viz.labels import visible
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 CUE = "cue"  # in `Looks.segments`
 NAMES = {None: "prefix", CUE: "cue"}  # of what is no paraphrase, in a figure
-PAGE_WIDE = 940  # pixels: a wider figure would be cut off in a notebook's column
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -84,7 +83,7 @@ class Looks:
         """The whole prompt: a map of generated tokens and context, and the share of each piece (`fusion_figure`)."""
         title = title or self._title()
         pieces = (self.context_tokens, self.segments, self.generated_tokens)
-        return _within_a_page(fusion_figure(self.weights, *pieces, NAMES, title))
+        return fusion_figure(self.weights, *pieces, NAMES, title)
 
     def figure_of_paraphrases(self, title: str | None = None) -> go.Figure:
         """The same for the paraphrases alone: of what a token gives them, how much each gets. FusionError as above."""
@@ -93,7 +92,7 @@ class Looks:
         numbers = [number for number in self.segments if number not in NAMES]
         title = title or f"{self._title()}, of the attention on paraphrases"
         weights = self.weights[:, kept] / self._given_paraphrases()
-        return _within_a_page(fusion_figure(weights, tokens, numbers, self.generated_tokens, None, title))
+        return fusion_figure(weights, tokens, numbers, self.generated_tokens, {}, title)
 
     def __repr__(self) -> str:
         generated, context = self.weights.shape
@@ -258,13 +257,3 @@ def _numbers(kind: str, asked: int | Sequence[int] | None, count: int) -> tuple[
     if not found:
         raise FusionError(f"no {kind} was asked for; give a number, several, or None for all {count}")
     return found
-
-
-def _within_a_page(figure: go.Figure) -> go.Figure:
-    """The figure, map and bars narrower where it was wider than a page, and the letters above the map smaller."""
-    layout = figure.layout
-    if layout.width > PAGE_WIDE:
-        sides = layout.margin.l + layout.margin.r
-        layout.xaxis.tickfont.size = max(8, layout.xaxis.tickfont.size * (PAGE_WIDE - sides) // (layout.width - sides))
-        layout.width = PAGE_WIDE
-    return figure

@@ -21,8 +21,7 @@ import numpy as np
 
 from labkit.errors import LabkitError, MaskError, MissingPackageError
 from labkit.viz.bertviz_page import BertvizView, Carrying, Panel
-from labkit.viz.grid import weight_grids
-from labkit.viz.tokens import visible
+from labkit.viz.labels import visible, weight_grids
 
 ELEMENTS = 150_000  # two seconds: headless Chromium, on one core, draws some 80,000 of any of the three views in one
 MEGABYTES = 6  # of numbers in one view: they are saved in the notebook
@@ -119,7 +118,7 @@ def head_view(
     each, layers, heads = next(iter(checked.values()))
     _Size("head", *each.shape[:3], beside=len(maps)).require_small(force)
     at = _place(layers, layer, "layer")
-    panels, stills = [], {}
+    panels = []
     for heading, (each, _, _) in checked.items():
         data = _bertviz("head_view").head_view(
             _per_layer(each, layers), _drawn(tokens), prettify_tokens=False, layer=layers[at],
@@ -127,8 +126,8 @@ def head_view(
         ).data  # fmt: skip
         squares = f"coloured squares: {_run_of('head', heads)}; a double click shows one head alone"
         panels.append(Panel(data, heading, "; ".join(filter(None, [notes[heading], squares])), layers, heads))
-        stills[f"{heading}, layer {layers[at]}".removeprefix(", ")] = each[at]
-    return BertvizView(panels, stills, tokens, fill=350)
+    masks = f", {' and '.join(map(str, maps))}" if len(maps) > 1 else ""
+    return BertvizView(panels, f"attention of {len(tokens)} tokens, layer {layers[at]}{masks}", fill=350)
 
 
 def model_view(
@@ -144,8 +143,8 @@ def model_view(
         include_layers=list(layers), include_heads=list(heads), html_action="return",
     ).data  # fmt: skip
     panel = Panel(data, "", "; ".join(filter(None, [note, "a click on a drawing opens it"])), layers, heads)
-    ends = dict.fromkeys((0, len(layers) - 1))
-    return BertvizView([panel], {f"layer {layers[i]}": weights[i] for i in ends}, tokens, fill=1000)
+    words = f"attention of {len(tokens)} tokens in {len(layers)} layers of {len(heads)} heads"
+    return BertvizView([panel], words, fill=1000)
 
 
 def neuron_view(
@@ -177,9 +176,8 @@ def neuron_view(
     _bertviz("neuron_view")
     hint = "rest the mouse on a token on the left, and press its plus sign"
     panel = Panel.neuron(params, "; ".join(filter(None, [note, hint])), layers, heads)
-    at = params["layer"]
-    shown = {f"layer {layers[at]}, head {heads[params['head']]}": weights[at, [params["head"]]]}
-    return BertvizView([panel], shown, tokens, fill=1020)
+    shown = f"layer {layers[params['layer']]}, head {heads[params['head']]}"
+    return BertvizView([panel], f"queries and keys of {len(tokens)} tokens, {shown}", fill=1020)
 
 
 # --------------------------------------------------------------------------------------------------- what is given

@@ -1,31 +1,26 @@
-"""The page around a bertviz view: its HTML for a notebook or a browser, its libraries, and its still picture."""
+"""The page around a bertviz view: its HTML for a notebook or a browser, and its libraries."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from typing import Any, ClassVar
-from urllib.parse import quote
 from uuid import uuid4
 
-import numpy as np
-
 from labkit.viz import browser_libraries
-from labkit.viz.svg import Svg, attention_svg
-from labkit.viz.tokens import clean
+from labkit.viz.labels import clean
 
 # bertviz draws black on nothing: in a dark notebook, too, it needs a light ground.
 CARD = (
     "background:#FFFFFF;color:#222222;color-scheme:light;padding:8px;overflow-x:auto;"
     "font-family:sans-serif;font-size:13px"
 )
-STILL_TOKENS = 48  # so many tokens has a still picture at most
 NOT_DRAWN = (
-    "A still picture. The interactive view needs a notebook that was run here or is trusted, and the output that "
+    "The interactive view needs a notebook that was run here or is trusted, and the output that "
     "brings d3 and jQuery: the first bertviz view of this notebook, or labkit.viz.bertviz_setup(). Run that cell "
     "again, or this one after a restart."
 )
@@ -87,18 +82,16 @@ NEURON_HTML = f"""<div id="{Panel.ROOT}" style="padding:8px">
 
 
 class BertvizView:
-    """A bertviz view. A notebook draws it; `save(file)` writes a page; `still` is its picture, `alt` its text.
+    """A bertviz view. A notebook draws it; `save(file)` writes a page; `alt` is its text equivalent.
 
     Args:
         panels: its drawings, beside each other.
-        stills: `{title: weights}`, (heads, queries, keys) each, for the still picture: their means over the heads.
-        tokens: one for each position.
+        alt: what the view shows, for readers who do not see it.
         fill: pixels that a drawing wants to be wide.
     """
 
-    def __init__(self, panels: Sequence[Panel], stills: Mapping[str, np.ndarray], tokens: Sequence[str], fill: int):
-        self.still = _still(stills, tokens)
-        self.alt = self.still.alt
+    def __init__(self, panels: Sequence[Panel], alt: str, fill: int) -> None:
+        self.alt = clean(alt)
         self._fill = fill
         self.panels = [Panel(p.data, p.heading, p.note, p.layers, p.heads, self.alt) for p in panels]
 
@@ -110,8 +103,7 @@ class BertvizView:
         if not browser_libraries.are_there():
             return self._online()
         name = uuid4().hex
-        picture = f'<img alt="{escape(self.alt)}" src="data:image/svg+xml,{quote(self.still, safe=SAFE)}">'
-        still = f"<div data-labkit-still><p data-labkit-why>{NOT_DRAWN}</p>{picture}<p>{escape(self.alt)}</p></div>"
+        still = f"<div data-labkit-still><p data-labkit-why>{NOT_DRAWN}</p><p>{escape(self.alt)}</p></div>"
         loader = files(__package__).joinpath("bertviz.js").read_text(encoding="utf-8")
         panels = ",\n".join(panel.drawing() for panel in self.panels)
         script = (
@@ -140,10 +132,9 @@ class BertvizView:
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, Any]:
         libraries = browser_libraries.are_there() and browser_libraries.CARRIER.is_next()
-        return {"text/html": self.html(libraries), "image/svg+xml": str(self.still), "text/plain": repr(self)}
+        return {"text/html": self.html(libraries), "text/plain": repr(self)}
 
 
-SAFE = " /:=,;'()"  # what a data URL holds as it is, inside double quotes
 ONLINE = "This view fetches d3 and jQuery from cdnjs.cloudflare.com, because labkit was set up without them."
 
 
@@ -159,14 +150,3 @@ class Carrying:
             return {"text/plain": f"No libraries for bertviz views: {browser_libraries.CURE}."}
         browser_libraries.CARRIER.is_next(always=True)
         return {"text/html": f"<small>{self!r}</small>\n{browser_libraries.script()}", "text/plain": repr(self)}
-
-
-def _still(stills: Mapping[str, np.ndarray], tokens: Sequence[str]) -> Svg:
-    """Mean attention over the heads as a static picture; of many tokens, the first."""
-    few = min(len(tokens), STILL_TOKENS)
-    cut = f", first {few} of {len(tokens)} tokens" if few < len(tokens) else ""
-    maps = {}
-    for title, weights in stills.items():
-        which = f", mean of {len(weights)} heads" if len(weights) > 1 else ""
-        maps[f"{title}{which}{cut}"] = weights.mean(axis=0)[:few, :few]
-    return attention_svg(maps, [clean(token) for token in tokens[:few]])

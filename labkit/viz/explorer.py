@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anywidget
 import numpy as np
@@ -24,10 +24,12 @@ import traitlets
 
 from labkit import attention_measures as measures
 from labkit.errors import MaskError
-from labkit.viz.explorer_still import pooled, still
-from labkit.viz.grid import plain_array, token_labels
+from labkit.viz.heat import attention_figure, pooled
+from labkit.viz.labels import plain_array, token_labels, visible
 from labkit.viz.page import page
-from labkit.viz.svg import Svg
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 VIEWS = ("before", "after", "difference")
 SORTS = ("layer", "entropy", "future", "distance")
@@ -119,12 +121,12 @@ class Explorer(anywidget.AnyWidget):
         self.on_msg(self._answer)
 
     @property
-    def picture(self) -> Svg:
-        """What is on show as a static picture; of a long text, neighbouring tokens share a cell."""
-        maps = self._maps(self.layer, self.head).astype(float)
-        at = self.layers.index(self.layer) * self.heads + self.head
-        said = {name: {key: self.measures[key][i][at] for key in SORTS[1:]} for i, name in enumerate(self.names)}
-        return still(maps, self.tokens, self.layer, self.head, said)
+    def figure(self) -> go.Figure:
+        """The head on show under each mask; of a long text, neighbouring tokens share a cell."""
+        maps = pooled(self._maps(self.layer, self.head).astype(float), LARGEST_PICTURE)  # (sets, s, s)
+        tokens = [visible(token) for token in self.tokens] if maps.shape[-1] == len(self.tokens) else None
+        title = f"Layer {self.layer}, head {self.head}"
+        return attention_figure(dict(zip(self.names, maps, strict=True)), tokens, title)
 
     def to_html(self, path: str | Path | None = None, limit: int = PAGE_LIMIT) -> str:
         """One page that needs no kernel and no network, of about `limit` characters at most. If a `path` is given, the
@@ -189,7 +191,7 @@ class Explorer(anywidget.AnyWidget):
             note += f"This page contains the weights of {len(exact)} of {total} heads; the other {total - len(exact)} "
             note += "are shown as coarse pictures, to limit its size."
         title = f"Attention: {' and '.join(self.names)}"
-        return page(self, title, self.picture.alt, note, path, library=exact, shown={})
+        return page(self, title, note, path, library=exact, shown={})
 
     # ----------------------------------------------------------------------------------------------- what may be set
     @traitlets.validate("layer")
@@ -217,10 +219,9 @@ class Explorer(anywidget.AnyWidget):
         return proposal.value
 
     def _repr_mimebundle_(self, **options) -> tuple[dict[str, object], dict[str, object]]:
-        """The widget, and beside it the picture for pages that only render the notebook."""
+        """The widget, and beside it a figure for pages that only render the notebook."""
         bundle, metadata = super()._repr_mimebundle_(**options) or ({}, {})
-        picture = self.picture
-        return {**bundle, "image/svg+xml": str(picture), "text/plain": f"Picture: {picture.alt}"}, metadata
+        return {**bundle, **self.figure._repr_mimebundle_()}, metadata
 
 
 # ------------------------------------------------------------------------------------------------------- what is given

@@ -29,8 +29,8 @@ from labkit.measure import composed, layer_list, mask_verdict
 from labkit.objectives import logits_at
 from labkit.probe import AttentionCall, attention_influence, attention_influence_by_row, recorded_calls
 from labkit.running import Runner, evaluating, without_mlps
+from labkit.viz.labels import quoted
 from labkit.viz.mask_state import MOST_TOKENS, checked_tokens
-from labkit.viz.tokens import quoted
 
 QUESTIONS = ("next", "fill-in")
 READS = ("before", "same")

@@ -23,6 +23,7 @@ import traitlets
 
 from labkit import masks
 from labkit.errors import LabkitError, MaskError
+from labkit.viz.heat import mask_figure
 from labkit.viz.mask_state import (
     checked_tokens,
     dense_of,
@@ -34,7 +35,6 @@ from labkit.viz.mask_state import (
     tree_of,
 )
 from labkit.viz.page import page
-from labkit.viz.svg import mask_svg
 
 if TYPE_CHECKING:
     from labkit.viz.live_model import LiveModel
@@ -292,19 +292,13 @@ class Playground(anywidget.AnyWidget):
     def to_html(self, path: str | Path | None = None, title: str = "Mask playground") -> str:
         """One page that needs no kernel and no network. The mask stays interactive; an attached model shows its last
         answers. If a `path` is given, the page is also written there."""
-        return page(self, title, self._picture().alt, path=path)
-
-    def _picture(self):
-        return mask_svg(self.cells, self.tokens, repr(self.mask))
+        return page(self, title, path=path)
 
     def _repr_mimebundle_(self, **options) -> tuple[dict[str, object], dict[str, object]]:
-        """The widget, and beside it the picture for pages that only render the notebook."""
+        """The widget, and beside it a figure for pages that only render the notebook."""
         bundle, metadata = super()._repr_mimebundle_(**options) or ({}, {})
-        picture = self._picture()
-        still = {"text/plain": f"Picture: {picture.alt}"}
-        if len(picture) <= LARGEST_PICTURE:
-            still["image/svg+xml"] = str(picture)
-        return {**bundle, **still}, metadata
+        figure = mask_figure(self.cells, self.tokens, repr(self.mask))
+        return {**bundle, **figure._repr_mimebundle_()}, metadata
 
 
 def _require_defined(tree: list, n: int) -> None:

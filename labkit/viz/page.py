@@ -44,15 +44,14 @@ h1 {{ font-size: 20px; }}
 """
 
 
-def page(widget: AnyWidget, title: str, alt: str, note: str = "", path: str | Path | None = None, **values: Any) -> str:
+def page(widget: AnyWidget, title: str, note: str = "", path: str | Path | None = None, **values: Any) -> str:
     """The page of `widget`; if a `path` is given, the page is also written there, whole or not at all.
 
     Args:
-        alt: what the widget shows, in words, for readers without JavaScript.
         note: a paragraph above the widget.
         values: replace values of the widget's state.
     """
-    place = embedded(widget, f"<noscript>{escape(alt)}</noscript>", **values)
+    place = embedded(widget, "<noscript>This page needs JavaScript.</noscript>", **values)
     text = PAGE.format(title=escape(title), note=escape(note), widget=place, script=_script())
     if path is not None:
         write_whole(Path(path), text)

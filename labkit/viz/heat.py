@@ -1,0 +1,462 @@
+"""Heat maps: masks, attention, all heads of a model, numbers per layer, verdicts. Arrays in, plotly figures out.
+
+Rows are queries and columns are keys. The upper triangle, a token's future, is always shown, and a stepped line
+separates it from the past. Hovering names the row, the column and the exact value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from textwrap import wrap
+
+import numpy as np
+import plotly.graph_objects as go
+
+from labkit.errors import MaskError
+from labkit.viz.labels import bool_grid, clean, future_of, plain_array, short, token_labels, weight_grids
+from labkit.viz.style import BIDIRECTIONAL, CAUSAL, INK, MASKED, OPEN, WEIGHTS, WRONG, titled
+
+WIDEST = 820  # pixels: what a notebook shows beside an open file browser
+LETTER = 7  # pixels, the width of a letter of a label
+LABEL = 13  # pixels from one label to the next
+
+
+@dataclass
+class Panel:
+    """One heat map of a figure.
+
+    Attributes:
+        heading: above the map; a line break starts a second line.
+        values: (rows, columns); NaN is left empty.
+        rows, columns: the labels.
+        colours: plotly's colour scale from `low` to `high`.
+        texts: (rows, columns) str, written into the cells; None: nothing.
+        said: (rows, columns) str, shown on hovering; None: the value.
+        stairs: whether the stepped line of the diagonal is drawn.
+        on_top: whether the labels of the columns are above the cells.
+        scale: the title of the colour bar; None: no bar.
+        cell: pixels, the width of its cells where it differs from the other panels.
+    """
+
+    heading: str
+    values: np.ndarray
+    rows: Sequence[str]
+    columns: Sequence[str]
+    colours: list
+    low: float = 0.0
+    high: float = 1.0
+    texts: np.ndarray | None = None
+    said: np.ndarray | None = None
+    stairs: bool = True
+    on_top: bool = False
+    scale: str | None = None
+    cell: int | None = None
+
+
+def mask_figure(masks, tokens: Sequence[str] | None = None, title: str | None = None, expected=None) -> go.Figure:
+    """A mask, or several beside each other: an open cell (query may attend to key) is blue, a closed one grey.
+
+    Args:
+        masks: bool (q_len, kv_len), True = may attend; or `{heading: mask}`.
+        tokens: one for each key.
+        expected: bool (q_len, kv_len); cells that differ from it are red, with × where a cell is open that should be
+            closed, and ○ where one is closed that should be open.
+
+    Raises:
+        MaskError: anything that is not a grid of True and False, or tokens that do not fit it.
+    """
+    given = masks if isinstance(masks, Mapping) else {"": masks}
+    if not given:
+        raise MaskError("mask_figure takes a mask, or a dictionary {heading: mask} with at least one")
+    expected = None if expected is None else bool_grid(expected, "the expected mask")
+    panels, words = [], []
+    for heading, cells in given.items():
+        grid = bool_grid(cells, f"the mask {heading!r}" if heading else "the mask")
+        wrong = np.zeros_like(grid) if expected is None else grid ^ _same_shape(expected, grid)
+        words.append(_mask_in_words(grid, None if expected is None else wrong))
+        codes = np.where(wrong, 2, grid)
+        queries, keys = token_labels(tokens, *grid.shape)
+        panels.append(
+            Panel(
+                str(heading) if len(given) > 1 else "",
+                codes,
+                queries,
+                keys,
+                _steps(MASKED, OPEN, WRONG),
+                high=2,
+                texts=np.select([wrong & grid, wrong], ["×", "○"], "") if wrong.any() else None,
+                said=np.array(["closed", "open", "not as expected"])[codes],
+            )
+        )
+    if len(panels) == 1:
+        return drawn(panels, title or (str(next(iter(given))) or "Attention mask"), words[0].capitalize() + ".")
+    for panel, text in zip(panels, words, strict=True):
+        panel.heading += f"\n{text}"
+    return drawn(panels, title)
+
+
+def attention_figure(weights, tokens: Sequence[str] | None = None, title: str | None = None) -> go.Figure:
+    """Attention weights on one colour scale from 0: darker is more. Up to 8 keys, each cell holds its number.
+
+    `weights`: (q_len, kv_len), (heads, q_len, kv_len), or `{heading: (q_len, kv_len)}`.
+
+    Raises:
+        MaskError: scores, NaN, or another shape.
+    """
+    if isinstance(weights, Mapping):
+        maps = {str(name): weight_grids(one, f"the weights of {name!r}") for name, one in weights.items()}
+        if not maps or any(len(one) != 1 for one in maps.values()):
+            raise MaskError("attention_figure takes one map of shape (queries, keys) for each heading")
+        maps = {name: one[0] for name, one in maps.items()}
+    else:
+        grids = weight_grids(weights)
+        maps = {f"head {i}" if len(grids) > 1 else "": grid for i, grid in enumerate(grids)}
+    top = max(max(float(one.max()) for one in maps.values()), 1e-9)
+    panels = []
+    for i, (name, grid) in enumerate(maps.items()):
+        queries, keys = token_labels(tokens, *grid.shape)
+        share = f"{grid[future_of(*grid.shape)].sum() / max(grid.sum(), 1e-9):.0%} of the attention on the future"
+        heading = f"{name}\n{share}" if len(maps) > 1 else share
+        numbers = _numbers(grid) if grid.shape[1] <= 8 else None
+        panels.append(Panel(heading, grid, queries, keys, WEIGHTS, 0, top, numbers, scale="weight" if i == 0 else None))
+    if len(panels) == 1:
+        panels[0].heading = ""
+        return drawn(panels, title or next(iter(maps)) or "Attention", share.capitalize() + ".")
+    return drawn(panels, title)
+
+
+def head_grid(weights, tokens: Sequence[str] | None = None, title: str | None = None) -> go.Figure:
+    """All heads of all layers: weights (layers, heads, q_len, kv_len); a row for each layer, one colour scale.
+
+    Of more than 32 tokens, neighbours share a cell: the mean over its queries of the attention on its keys.
+    """
+    array = plain_array(weights, "weights")
+    if array.ndim != 4 or 0 in array.shape:
+        raise MaskError(f"weights must have shape (layers, heads, queries, keys), not {array.shape}")
+    layers, heads = array.shape[:2]
+    maps = weight_grids(array.reshape(-1, *array.shape[2:]))
+    shares = (maps * future_of(*maps.shape[1:])).sum((1, 2)) / np.maximum(maps.sum((1, 2)), 1e-9)
+    maps = pooled(maps, 32)
+    side = maps.shape[-1]
+    canvas = np.full((layers * (side + 1), heads * (side + 1)), np.nan)
+    for i, grid in enumerate(maps):
+        row, column = divmod(i, heads)
+        canvas[row * (side + 1) :, column * (side + 1) :][: len(grid), :side] = grid
+    names = [short(clean(token)) for token in token_labels(tokens, *array.shape[2:])[1]]
+    step = -(-len(names) // side)
+    keys = [names[j * step] if j < side else "" for j in range(side + 1)]
+    panel = Panel(
+        "",
+        canvas,
+        [f"layer {i}, {key}" for i in range(layers) for key in keys],
+        [f"head {j}, {key}" for j in range(heads) for key in keys],
+        WEIGHTS,
+        0,
+        max(float(maps.max()), 1e-9),
+        stairs=False,
+        scale="weight",
+    )
+    most = int(shares.argmax())
+    figure = drawn(
+        [panel],
+        title or f"{layers} layers of {heads} heads",
+        f"{shares.mean():.0%} of the attention goes to the future; "
+        f"most in layer {most // heads}, head {most % heads}: {shares[most]:.0%}.",
+    )
+    middle = (side - 1) / 2
+    return figure.update_layout(
+        xaxis={"tickvals": [j * (side + 1) + middle for j in range(heads)], "tickangle": 0},
+        xaxis_ticktext=[f"head {j}" for j in range(heads)],
+        yaxis={"tickvals": [i * (side + 1) + middle for i in range(layers)]},
+        yaxis_ticktext=[f"layer {i}" for i in range(layers)],
+    )
+
+
+def values_figure(
+    values, columns: Sequence[str], title: str | None = None, name: str = "value", rows: Sequence[str] | None = None
+) -> go.Figure:
+    """Numbers per layer and token (or head): `values` (rows, columns), from nearly white (0) to dark blue.
+
+    `name` is the quantity, with its unit. `rows`: None numbers them "layer 0", "layer 1", and so on.
+    """
+    grid = plain_array(values, "values").astype(float)
+    if grid.ndim != 2 or grid.shape[1] != len(columns) or not np.isfinite(grid).all():
+        raise MaskError(f"values must be finite numbers of shape (rows, {len(columns)}), not {grid.shape}")
+    rows = [f"layer {i}" for i in range(len(grid))] if rows is None else list(rows)
+    texts = _numbers(grid) if grid.shape[1] <= 16 else None
+    high = max(float(grid.max()), 1e-9)
+    panel = Panel("", grid, rows, columns, WEIGHTS, min(0.0, float(grid.min())), high, texts, stairs=False, scale=name)
+    i, j = np.unravel_index(grid.argmax(), grid.shape)
+    wide = max(36, 6 + LETTER * max(len(column.strip()) for column in columns))
+    wide = wide if wide * len(columns) < WIDEST - 200 else None
+    text = f"Largest {name}: {grid.max():.2f}, {rows[i]}, {clean(columns[j]).strip()}."
+    return drawn([panel], title, text, wide=wide, high=20)
+
+
+def category_figure(
+    rows: Mapping[str, Sequence[str]],
+    columns: Sequence[str],
+    title: str | None = None,
+    colours: Mapping[str, str] | None = None,
+    subtitle: str = "",
+) -> go.Figure:
+    """A table of words in colour: `{row: one word per column}`. "—" is an empty cell.
+
+    "causal" and "bidirectional" have their own colours, `colours` names others, all other words are red. So that no
+    one depends on colours, the words are in the cells where there is room, and on hovering.
+    """
+    known = {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL} | dict(colours or {})
+    names = [str(name) for name in rows]
+    table = [list(map(str, words)) for words in rows.values()]
+    if not table or any(len(words) != len(columns) for words in table):
+        raise MaskError(f"category_figure needs one word for each of the {len(columns)} columns in every row")
+    words = sorted({word for row in table for word in row} - {"—"}, key=lambda word: (word not in known, word))
+    codes = np.array([[words.index(word) if word in words else np.nan for word in row] for row in table], dtype=float)
+    longest = max(map(len, words), default=1)
+    cell = max(26, longest * LETTER + 12, *(len(line) * LETTER + 6 for name in columns for line in name.split("\n")))
+    fits = cell * len(columns) <= WIDEST
+    panel = Panel(
+        "",
+        codes,
+        names,
+        columns,
+        _steps(*(known.get(word, WRONG) for word in words)),
+        -0.5,
+        len(words) - 0.5,
+        np.array(table) if fits else None,
+        np.array(table),
+        stairs=False,
+        on_top=True,
+    )
+    figure = drawn([panel], title, subtitle, wide=cell if fits else 26, high=22)
+    if not fits:
+        for word in words:
+            marker = {"symbol": "square", "size": 11, "color": known.get(word, WRONG)}
+            figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=word)
+        figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 0, "yanchor": "top", "x": 0})
+        figure.update_layout(margin_b=34, height=figure.layout.height + 24)
+    return figure
+
+
+def fusion_figure(
+    weights, context: Sequence[str], segments: Sequence, generated: Sequence[str], names: Mapping, title: str
+) -> go.Figure:
+    """Attention of generated tokens on a prompt of paraphrases, and beside it the share of each segment.
+
+    Args:
+        weights: (generated, context), at least 0; rows sum to at most 1.
+        segments: for each token of the context its segment: the number of a paraphrase, or a key of `names`.
+        names: how segments are called; other segments are "paraphrase 0", and so on.
+    """
+    grid = weight_grids(weights)[0]
+    order = list(dict.fromkeys(segments))
+    called = [names.get(segment) or f"paraphrase {segment}" for segment in order]
+    member = np.array([[segment == one for one in order] for segment in segments], dtype=float)  # (context, segments)
+    shares = grid @ member
+    panels = [
+        Panel("", grid, generated, context, WEIGHTS, 0, max(float(grid.max()), 1e-9), stairs=False),
+        Panel(
+            "share of each segment", shares, generated, called, WEIGHTS, 0, 1, _numbers(shares), stairs=False, cell=90
+        ),
+    ]
+    most = called[int(shares.mean(0).argmax())]
+    text = f"On average {shares.mean(0).max():.0%} of the attention goes to {most}. Lines separate the segments."
+    figure = drawn(panels, title, text, wide=max(5, min(14, 600 // grid.shape[1])), high=22)
+    edges = [j + 0.5 for j in range(len(segments) - 1) if segments[j] != segments[j + 1]]
+    for edge in edges:
+        figure.add_shape(
+            type="line",
+            x0=edge,
+            x1=edge,
+            y0=-0.5,
+            y1=len(grid) - 0.5,
+            line={"color": INK, "width": 2},
+            xref="x",
+            yref="y",
+        )
+    return figure
+
+
+def pooled(maps: np.ndarray, size: int) -> np.ndarray:
+    """Maps (..., n, n) in at most `size` x `size` cells: sums over a cell's keys, means over its queries."""
+    n = maps.shape[-1]
+    if n <= size:
+        return maps
+    size = min(size, n)
+    starts = np.arange(size) * n // size
+    counts = np.diff(np.append(starts, n))
+    summed = np.add.reduceat(np.add.reduceat(maps.astype(np.float32), starts, axis=-1), starts, axis=-2)
+    return summed / counts[:, None]
+
+
+# ---------------------------------------------------------------------------------------------------------- drawing
+def drawn(
+    panels: Sequence[Panel], title: str | None, subtitle: str = "", wide: int | None = None, high: int | None = None
+):
+    """The panels in rows as wide as a notebook; cells are `wide` and `high` pixels, or squares that fit."""
+    left = max(len(label) for panel in panels for label in _shown(panel.rows, panel.stairs)) * LETTER + 12
+    bar = 80 * any(panel.scale for panel in panels)
+    n_columns = max(len(panel.columns) for panel in panels)
+    for per_row in range(min(len(panels), 4), 0, -1):  # as many beside each other as have cells of a good size
+        budget = (WIDEST - bar) // per_row
+        cell = wide or max(1, min(44, (budget - left - 14) // n_columns))
+        if cell * n_columns >= 120 and cell >= 12 and left + cell * n_columns + 14 <= budget:
+            break
+    high = high or cell
+    letters = max(24, (left + cell * n_columns if per_row > 1 else WIDEST) // LETTER)
+    heads = [[line for part in panel.heading.split("\n") for line in wrap(part, letters)] for panel in panels]
+    places, y = [], 0
+    for first in range(0, len(panels), per_row):
+        row = range(first, min(first + per_row, len(panels)))
+        rooms = [_label_room(panels[i], panels[i].cell or cell) for i in row]
+        above = max(17 * len(heads[i]) + room * panels[i].on_top for i, room in zip(row, rooms, strict=True))
+        below = max(room * (not panels[i].on_top) for i, room in zip(row, rooms, strict=True))
+        places += [((i - first) * (left + cell * n_columns + 14) + left, y + above) for i in row]
+        y += above + high * max(len(panels[i].rows) for i in row) + below + 16
+    across = (
+        max(x + (panel.cell or cell) * len(panel.columns) for panel, (x, _) in zip(panels, places, strict=True)) + 14
+    )
+    longest = max(len(line) * LETTER for lines in heads for line in [*lines, ""])
+    width, height = max(across + bar, longest), y
+    figure = go.Figure()
+    for i, (panel, (x, y)) in enumerate(zip(panels, places, strict=True)):
+        side = panel.cell or cell
+        domain = (x / width, y / height, side * len(panel.columns) / width, high * len(panel.rows) / height)
+        _add(figure, panel, "" if i == 0 else str(i + 1), domain, side, high)
+        rise = _label_room(panel, side) if panel.on_top else 0
+        for line, words in enumerate(heads[i]):
+            figure.add_annotation(
+                text=f"<b>{escape(words)}</b>" if line == 0 else escape(words),
+                font={"size": 12},
+                x=(x - left + 6) / width,
+                y=1 - (y - rise - 17 * (len(heads[i]) - line)) / height,
+                xref="paper",
+                yref="paper",
+                xanchor="left",
+                yanchor="top",
+                showarrow=False,
+            )
+    figure.update_traces(colorbar_x=across / width)
+    return titled(figure, title, subtitle, max(width, 420), height, l=0, r=max(width, 420) - width, b=0)
+
+
+def _add(figure: go.Figure, panel: Panel, number: str, domain: tuple, cell: int, high: int) -> None:
+    """The panel's heat map, its two axes, and the stepped line."""
+    x, y, across, down = domain
+    codes = panel.values.dtype.kind in "bui"
+    parts = [] if panel.texts is None else [part for text in panel.texts.flat for part in text.split("<br>")]
+    roomy = bool(parts) and max(map(len, parts)) * LETTER <= cell + 4
+    heat = go.Heatmap(
+        z=panel.values.astype(np.uint8) if codes else np.round(panel.values, 4),
+        x=_unique(panel.columns),
+        y=_unique(panel.rows),
+        xaxis=f"x{number}",
+        yaxis=f"y{number}",
+        colorscale=panel.colours,
+        zmin=panel.low,
+        zmax=panel.high,
+        showscale=panel.scale is not None,
+        xgap=1 if cell >= 6 else 0,
+        ygap=1 if high >= 6 else 0,
+        text=panel.texts if roomy else None,
+        texttemplate="%{text}" if roomy else None,
+        customdata=panel.said if panel.said is not None and panel.said.size <= 4096 else None,
+        hovertemplate=("%{y}, %{x}: " + ("%{z:.3f}" if panel.said is None else "%{customdata}")) + "<extra></extra>",
+        hoverongaps=False,
+    )
+    if panel.scale:
+        bar = {"title": {"text": panel.scale, "side": "right"}, "thickness": 12, "y": 1, "yanchor": "top"}
+        heat.colorbar = {**bar, "lenmode": "pixels", "len": max(90, min(180, high * len(panel.rows)))}
+    figure.add_trace(heat)
+    bare = {"type": "category", "showgrid": False, "zeroline": False, "ticks": "", "tickfont": {"size": 12}}
+    figure.update_layout(
+        {
+            f"xaxis{number}": {
+                **bare,
+                **_ticks(_shown(panel.columns, panel.stairs), cell),
+                "domain": [x, x + across],
+                "anchor": f"y{number}",
+                "side": "top" if panel.on_top else "bottom",
+                "tickangle": -90 if _upright(panel, cell) else 0,
+                "range": [-0.5, len(panel.columns) - 0.5],
+            },
+            f"yaxis{number}": {
+                **bare,
+                **_ticks(_shown(panel.rows, panel.stairs), high),
+                "domain": [max(0, 1 - y - down), 1 - y],
+                "anchor": f"x{number}",
+                "range": [len(panel.rows) - 0.5, -0.5],
+            },
+        }
+    )
+    if panel.stairs:
+        q_len, kv_len = panel.values.shape
+        path = f"M {kv_len - q_len + 0.5},-0.5" + "".join(
+            f" L {j + 0.5},{i + 0.5} L {j + 1.5},{i + 0.5}" for i, j in enumerate(range(kv_len - q_len, kv_len - 1))
+        )
+        line = {"color": INK, "width": 1.5 if cell >= 6 else 1}
+        path += f" L {kv_len - 0.5},{q_len - 0.5}"
+        figure.add_shape(type="path", path=path, line=line, xref=f"x{number}", yref=f"y{number}")
+
+
+def _ticks(labels: Sequence[str], cell: int) -> dict:
+    """As many labels as there is room for."""
+    places = range(0, len(labels), -(-LABEL // cell))
+    texts = ["<br>".join(map(escape, labels[i].split("\n"))) for i in places]
+    return {"tickmode": "array", "tickvals": list(places), "ticktext": texts}
+
+
+def _shown(labels: Sequence[str], tokens: bool) -> list[str]:
+    """Labels as they are written at an axis: tokens are cut, names are not."""
+    return [short(clean(label)) if tokens else label.strip(" ") for label in labels]
+
+
+def _upright(panel: Panel, cell: int) -> bool:
+    labels = _shown(panel.columns, panel.stairs)
+    return max(len(line) for label in labels for line in label.split("\n")) * LETTER > cell - 4
+
+
+def _label_room(panel: Panel, cell: int) -> int:
+    """Pixels for the labels of the columns."""
+    lines = [label.split("\n") for label in _shown(panel.columns, panel.stairs)]
+    if _upright(panel, cell):
+        return max(len(line) for label in lines for line in label) * LETTER + 12
+    return 8 + 15 * max(map(len, lines))
+
+
+def _unique(labels: Sequence[str]) -> list[str]:
+    """Names of a category axis: full tokens; a zero-width space tells equal ones apart."""
+    seen: dict[str, int] = {}
+    names = []
+    for label in labels:
+        label = escape(clean(label.replace("\n", " ")))
+        seen[label] = seen.get(label, -1) + 1
+        names.append(label + "\u200b" * seen[label])
+    return names
+
+
+def _steps(*colours: str) -> list:
+    """A colour scale of equal steps without transitions."""
+    n = len(colours)
+    return [[edge, colour] for i, colour in enumerate(colours) for edge in (i / n, (i + 1) / n)]
+
+
+def _numbers(grid: np.ndarray) -> np.ndarray:
+    def number(value: float) -> str:
+        return "0" if abs(value) < 0.005 else f"{value:.2f}".replace("0.", ".", 1)
+
+    return np.vectorize(number)(grid)
+
+
+def _mask_in_words(cells: np.ndarray, wrong: np.ndarray | None) -> str:
+    future = int((cells & future_of(*cells.shape)).sum())
+    words = f"{int(cells.sum())} of {cells.size} cells open, {future or 'none'} in the future"
+    return words if wrong is None else f"{words}; {int(wrong.sum()) or 'none'} not as expected"
+
+
+def _same_shape(grid: np.ndarray, other: np.ndarray) -> np.ndarray:
+    if grid.shape != other.shape:
+        raise MaskError(f"the expected mask has shape {grid.shape}, and the mask {other.shape}")
+    return grid

@@ -1,0 +1,170 @@
+"""What a model reads and predicts, token by token: objectives, a walk over positions, answers in a gap, windows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from labkit.errors import MaskError
+from labkit.viz.heat import LETTER, Panel, _steps, drawn
+from labkit.viz.labels import bool_grid, percent, visible
+from labkit.viz.slider import slider
+from labkit.viz.style import INK, LIGHT_OPEN, LIGHT_WRONG, MASKED, OPEN, OTHERS, PAPER, titled
+
+BOXES = (MASKED, LIGHT_OPEN, LIGHT_WRONG, PAPER, INK)
+NOT_ATTENDED, RIGHT, WRONG, PLAIN, HIDDEN = range(len(BOXES))
+
+
+def objectives_figure(tokens: Sequence[str], examples: Sequence[Mapping], title: str | None = None) -> go.Figure:
+    """What each training objective makes of one sentence: what is read, and what must be predicted where.
+
+    Hidden tokens are black. An arrow leads from a prediction to the token that is meant; a position without one does
+    not count.
+
+    Args:
+        examples: `{"name": ..., "inputs": one token per position, "targets": the token to predict, or None}` each.
+    """
+    panels, arrows = [], []
+    for number, example in enumerate(examples):
+        inputs, targets = list(map(str, example["inputs"])), list(example["targets"])
+        _same_length(tokens, inputs, targets)
+        codes = np.full((3, len(tokens)), np.nan)
+        codes[0] = [PLAIN if read == token else HIDDEN for read, token in zip(inputs, tokens, strict=True)]
+        codes[2] = [np.nan if target is None else RIGHT for target in targets]
+        counted = [i for i, target in enumerate(targets) if target is not None]
+        later = bool(counted) and all(i + 1 < len(tokens) and targets[i] == tokens[i + 1] for i in counted)
+        arrows += [(number, i, i + later) for i in counted]
+        texts = [inputs, [""] * len(tokens), ["" if target is None else target for target in targets]]
+        heading = f"{example['name']}: {len(counted)} of {len(tokens)} positions count"
+        panels.append(_boxes(heading, codes, texts, ["reads", "", "must predict"]))
+    figure = drawn(panels, title, wide=_wide(panels), high=24)
+    for number, i, meant in arrows:
+        axis = "" if number == 0 else str(number + 1)
+        place = {"x": meant, "y": 0, "ax": i, "ay": 2, "xref": f"x{axis}", "axref": f"x{axis}", "yref": f"y{axis}"}
+        look = {"arrowhead": 2, "arrowcolor": OPEN, "standoff": 12, "startstandoff": 12, "showarrow": True}
+        figure.add_annotation(text="", ayref=f"y{axis}", **place, **look)
+    return figure
+
+
+def walk_figure(tokens: Sequence[str], mask, predicts: Sequence, truth: Sequence, start: int = 0) -> go.Figure:
+    """A slider over the positions of a sentence: what each attends to, must predict, and does predict.
+
+    Attended tokens are blue up to the position and red in its future.
+
+    Args:
+        mask: bool (tokens, tokens): row attends to column.
+        predicts: what each position predicts, `(token, probability)`.
+        truth: what each position must predict; None: not counted.
+        start: the position that is shown first.
+    """
+    cells = bool_grid(mask, "the mask")
+    _same_length(tokens, cells, predicts, truth)
+    figures = {}
+    for position in range(len(tokens)):
+        codes, texts = np.full((3, len(tokens)), np.nan), [list(tokens), [], []]
+        for i in range(len(tokens)):
+            codes[0, i] = (WRONG if i > position else RIGHT) if cells[position, i] else NOT_ATTENDED
+            token, share = predicts[i]
+            shown = i <= position and truth[i] is not None
+            codes[1, i] = PLAIN
+            codes[2, i] = (RIGHT if token == truth[i] else WRONG) if shown else PLAIN
+            texts[1].append(truth[i] if shown else "")
+            sign = "✓" if token == truth[i] else "✗"
+            texts[2].append(f"{token}\n{percent(share)} {sign}" if shown else "")
+        ahead = int(cells[position, position + 1 :].sum())
+        words = f"Position {position} attends to {int(cells[position].sum())} of {len(tokens)} tokens"
+        words += f", {ahead or 'none'} of them in its future"
+        if position + 1 < len(tokens) and truth[position] == tokens[position + 1] and cells[position, position + 1]:
+            words += ": the answer is among them"
+        panel = _boxes("", codes, texts, ["reads", "must predict", "predicts"])
+        title = f"Position {position}: {visible(tokens[position])}"
+        figure = drawn([panel], title, words + ".", wide=_wide([panel]), high=38)
+        box = {"x0": position - 0.5, "x1": position + 0.5, "y0": -0.5, "y1": 2.5, "line": {"color": INK, "width": 2}}
+        figures[title.removeprefix("Position ")] = figure.add_shape(type="rect", **box)
+    return slider(figures, "position", start)
+
+
+def fill_ins_figure(
+    tokens: Sequence[str], position: int, answers: Mapping[str, Sequence], truth: str, top: int = 5
+) -> go.Figure:
+    """A sentence with the token at `position` hidden, and each model's best predictions; the hidden token is blue.
+
+    `answers`: `{model: [(token, probability), ...]}`; an empty list: the model cannot predict this token.
+    """
+    if not 0 <= position < len(tokens):
+        raise MaskError(f"there is no position {position} in a sentence of {len(tokens)} tokens")
+    figure = make_subplots(1, len(answers), subplot_titles=list(map(escape, answers)), horizontal_spacing=0.06)
+    for column, best in enumerate(answers.values(), 1):
+        best = [(visible(token), token, float(share)) for token, share in best[:top]]
+        best = best or [("no prediction", "", 0.0)]
+        figure.add_bar(
+            x=[share for *_, share in best],
+            y=list(range(1, len(best) + 1)),
+            orientation="h",
+            marker_color=[OPEN if token == truth else OTHERS[1] for _, token, _ in best],
+            text=[f"<b>{escape(shown)}</b> {percent(share)}" if token else shown for shown, token, share in best],
+            textposition="outside",
+            cliponaxis=False,
+            hovertemplate="%{text}<extra></extra>",
+            row=1,
+            col=column,
+        )
+    figure.update_xaxes(range=[0, 1.35], tickvals=[0, 0.5, 1], tickformat=".0%", zeroline=False)
+    figure.update_yaxes(range=[top + 0.6, 0.4], showticklabels=False, showgrid=False, ticks="", zeroline=False)
+    figure.update_layout(showlegend=False, bargap=0.3)
+    sentence = " ".join("____" if i == position else visible(token) for i, token in enumerate(tokens))
+    named = [model for model, best in answers.items() if best and best[0][0] == truth]
+    words = f"Hidden: {visible(truth)}. First choice of {', '.join(named) or 'none of the models'}."
+    return titled(figure, sentence, words, 820, 28 * top + 60, l=10, r=10, t=24, b=30)
+
+
+def windows_figure(windows: Sequence[tuple[int, int]], answer: tuple[int, int], n: int) -> go.Figure:
+    """Overlapping windows over a text of `n` tokens: those that hold the whole answer are blue.
+
+    `windows` and `answer` are (first, last) tokens.
+    """
+    whole = [first <= answer[0] and answer[1] <= last for first, last in windows]
+    names = [f"window {i}" for i in range(len(windows))]
+    figure = go.Figure(
+        go.Bar(
+            base=[first for first, _ in windows],
+            x=[last - first + 1 for first, last in windows],
+            y=names,
+            orientation="h",
+            marker_color=[OPEN if held else MASKED for held in whole],
+            customdata=[f"tokens {first} to {last}" for first, last in windows],
+            hovertemplate="%{y}: %{customdata}<extra></extra>",
+        )
+    )
+    figure.add_vrect(answer[0], answer[1] + 1, fillcolor=OTHERS[0], opacity=0.5, line_width=0, annotation_text="answer")
+    figure.update_layout(yaxis={"autorange": "reversed", "ticks": ""}, xaxis={"title": "token", "range": [0, n]})
+    held = ", ".join(name for name, held in zip(names, whole, strict=True) if held) or "none"
+    words = f"Whole answer in: {held}."
+    return titled(figure, f"{len(windows)} windows over {n} tokens", words, 800, 26 * len(names) + 80, l=80, t=16)
+
+
+def _boxes(heading: str, codes: np.ndarray, texts: list[list[str]], rows: list[str]) -> Panel:
+    """A panel of tokens in boxes, with the positions as labels."""
+    shown = [
+        ["<br>".join(escape(visible(part)) for part in text.split("\n")) if text else "" for text in row]
+        for row in texts
+    ]
+    columns = [str(i) for i in range(codes.shape[1])]
+    codes = np.where(np.isnan(codes), np.nan, codes)
+    panel = Panel(heading, codes, rows, columns, _steps(*BOXES), -0.5, len(BOXES) - 0.5, np.array(shown), stairs=False)
+    panel.said = panel.texts
+    return panel
+
+
+def _wide(panels: Sequence[Panel]) -> int:
+    longest = max(len(part) for panel in panels for text in panel.texts.flat for part in text.split("<br>"))
+    return max(44, (longest + 1) * LETTER + 6)
+
+
+def _same_length(tokens: Sequence, *others: Sequence) -> None:
+    if isinstance(tokens, str) or any(len(other) != len(tokens) for other in others):
+        raise MaskError(f"there are {len(tokens)} tokens: inputs, targets, masks and predictions need one for each")

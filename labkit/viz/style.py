@@ -1,0 +1,77 @@
+"""Colours and the plotly template of all figures. Each colour has one meaning, in every figure and every notebook.
+
+Importing this module makes the template plotly's default, so figures that a notebook makes itself look the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from textwrap import wrap
+
+import plotly.graph_objects as go
+import plotly.io
+
+# Okabe and Ito's palette: the colours differ with every kind of colour vision.
+OPEN = "#0072B2"  # a cell that the mask leaves open; attention, from nearly white to dark blue
+MASKED = "#E2E4E7"  # a cell that the mask closes
+WRONG = "#D55E00"  # a leak, a cell that differs from the mask that was declared, a wrong answer
+CAUSAL, BIDIRECTIONAL = "#E69F00", "#009E73"
+OTHERS = ("#CC79A7", "#56B4E9", "#5B6670", "#882255", "#999933", "#332288")  # all other models and arms
+PAPER, INK, GREY, RULE = "#FFFFFF", "#222222", "#5B6670", "#E1E6EA"
+WEIGHTS = [[0, "#F7FBFF"], [0.25, "#C6DBEF"], [0.5, "#6BAED6"], [0.75, "#2171B5"], [1, "#08306B"]]
+LIGHT_OPEN, LIGHT_WRONG = "#D6E9F5", "#FBE3D3"
+DASHES = ("solid", "dash", "dot", "dashdot")
+MEANINGS = {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL, "unmasked": BIDIRECTIONAL, "open": BIDIRECTIONAL}
+
+_AXIS = {"gridcolor": RULE, "zerolinecolor": RULE, "linecolor": GREY, "tickcolor": GREY}
+plotly.io.templates["labkit"] = go.layout.Template(
+    layout={
+        "paper_bgcolor": PAPER,
+        "plot_bgcolor": PAPER,
+        "font": {"family": "sans-serif", "color": INK, "size": 13},
+        "colorway": OTHERS,
+        "colorscale": {"sequential": WEIGHTS},
+        "xaxis": _AXIS,
+        "yaxis": _AXIS,
+        "hoverlabel": {"align": "left"},
+        "title": {"x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 6}, "subtitle": {"font": {"color": GREY}}},
+    }
+)
+plotly.io.templates.default = "labkit"
+
+
+def line_styles(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """{name: (colour, dash)}: causal and bidirectional have their own colours, which the first word of a name decides.
+
+    Names of one colour differ in their dash.
+    """
+    others, used, styles = iter(OTHERS * 4), [], {}
+    for name in names:
+        first = name.split()[0].strip(",:;()") if name.strip() else ""
+        colour = MEANINGS.get(first) or next(others)
+        styles[name] = (colour, DASHES[used.count(colour) % len(DASHES)])
+        used.append(colour)
+    return styles
+
+
+def titled(figure: go.Figure, title: str | None, subtitle: str = "", width: int = 800, height: int = 400, **margin):
+    """`figure` in its size, with the title above and, in grey, what the figure shows in words."""
+    letters = max(20, width // 8)
+    above, below = wrap(title or "", letters), wrap(subtitle, letters)
+    top = 22 * len(above) + 17 * len(below) + (14 if above and below else 8) * bool(above or below)
+    small = {"color": GREY, "size": 12.5}
+    main, sub = (above, below) if above else (below, [])
+    margin = {"l": 60, "r": 20, "t": 0, "b": 50} | margin
+    figure.update_layout(
+        width=width,
+        height=height + top,
+        margin={**margin, "t": margin["t"] + top},
+        title={
+            "text": "<br>".join(map(escape, main)),
+            "font": {"size": 15} if above else small,
+            "pad": {"t": 6 + 20 * max(0, len(main) - 1)},
+            "subtitle": {"text": "<br>".join(map(escape, sub)), "font": small},
+        },
+    )
+    return figure
