@@ -71,7 +71,7 @@ def pairs(name: str) -> pd.DataFrame:
 
 
 def by_label(rows: pd.DataFrame) -> dict[str, dict[str, tuple[float, float, float]]]:
-    """{label: {arm: (difference, low, high)}}, as `labkit.viz.effects_svg` draws it.
+    """{label: {arm: (difference, low, high)}}, as `labkit.viz.forest_figure` draws it.
 
     An arm that is not significantly better than the best baseline is marked "(unlearned)", the reference in the label.
     """

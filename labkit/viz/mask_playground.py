@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 SENTENCE = "the cat sat on the mat"
 PARTS = ("playground_rules.js", "playground_grid.js", "playground_controls.js", "playground_panel.js", "playground.js")
-LARGEST_PICTURE = 120_000  # characters of SVG that a notebook keeps beside the widget
 ASKS = ("expression", "painted", "question", "place", "layer", "head")  # what a model's answer depends on
 
 
