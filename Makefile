@@ -25,7 +25,7 @@ CLEARED = kept="$$(mktemp -d)"; trap 'rm -rf "$$kept"' EXIT; trap 'exit 130' INT
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab lab-check test test-fast test-browser test-all lint format clean train-quick train-5fold train-5fold-9b site cli-docs
+.PHONY: help setup lab lab-check test test-fast test-browser test-all lint format clean train-quick train-5fold train-5fold-9b site notebooks cli-docs
 
 help: ## show this list
 	@echo "make TARGET   (PYTHON=python3.11 picks the Python, TORCH_INDEX=URL the index that torch comes from)"
@@ -86,6 +86,10 @@ train-5fold-9b: setup ## the same with Gemma 2 9B and LoRA, for a GPU of 40 GB; 
 site: setup ## the tour, the playground, the guides and the API reference as static pages, in build/site
 	@$(VENV_PYTHON) -c "import furo, myst_nb" 2>/dev/null || $(VENV_PYTHON) -m pip install -q -c constraints.txt -e ".[site]"
 	@$(VENV_PYTHON) scripts/build_site.py
+
+notebooks: setup ## execute the notebooks for committing, with a PNG beside each figure for pages without JavaScript
+	@bash scripts/install_browser.sh
+	@$(QUIET) PLOTLY_RENDERER=plotly_mimetype+png $(VENV_PYTHON) -m labkit notebooks run $(NOTEBOOKS) --output-dir notebooks
 
 cli-docs: setup ## write docs/cli.md, the reference of the commands, from their --help
 	@$(VENV_PYTHON) -m typer labkit.cli utils docs --name labkit --output docs/cli.md \

@@ -135,31 +135,18 @@ def write_notebook(path: Path, source: Path) -> None:
 def html_of(data: dict[str, Any], live: dict[str, Any], notebook: str) -> str | None:
     """The HTML of a figure or a widget; None for all other outputs.
 
-    Plotly figures are drawn by docs/site/_static/figures.js and anywidgets by labkit/viz/page.js. Other widgets need a
-    kernel, so their fallback is shown.
+    docs/site/_static/figures.js draws plotly figures, and labkit/viz/page.js draws anywidgets. Other widgets need a
+    kernel, so what the notebook holds beside them is shown.
     """
+    if WIDGET in data and data[WIDGET]["model_id"] in live:
+        return f'<div data-widget="{data[WIDGET]["model_id"]}"></div>'
     if PLOTLY in data:
-        figure = data[PLOTLY]
-        layout = figure.get("layout", {})
-        alt = layout.get("meta", {}).get("alt") or layout.get("title", {}).get("text") or "Interactive figure"
-        text = json.dumps(figure, ensure_ascii=False).replace("<", "\\u003c")
-        return (
-            f'<figure class="plotly"><div class="drawing" role="img" aria-label="{escape(alt)}"></div>'
-            f'<script type="application/json">{text}</script></figure>'
-        )
-    picture = None
-    if "image/svg+xml" in data:
-        alt = escape(data.get("text/plain", "").removeprefix("Picture: "))
-        picture = f'<div class="picture" role="img" aria-label="{alt}">{data["image/svg+xml"]}</div>'
-    if WIDGET not in data:
-        return None if "text/html" in data else picture
-    fallback = data.get("text/html") or picture
-    model = data[WIDGET]["model_id"]
-    if model in live:
-        return f'<div data-widget="{model}">{fallback or ""}</div>'
-    if fallback is None:
-        raise SiteError(f"{notebook}: a widget has no fallback for pages without a kernel: {data.get('text/plain')}")
-    return fallback
+        text = json.dumps(data[PLOTLY], ensure_ascii=False).replace("<", "\\u003c")
+        drawing = '<div class="drawing" role="img"></div>'
+        return f'<figure class="plotly">{drawing}<script type="application/json">{text}</script></figure>'
+    if WIDGET in data and "text/html" not in data:
+        raise SiteError(f"{notebook}: a widget has nothing to show without a kernel: {data.get('text/plain')}")
+    return data["text/html"] if WIDGET in data else None
 
 
 def linked(prose: str, path: Path) -> str:

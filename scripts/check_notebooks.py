@@ -21,8 +21,9 @@ from labkit.notebooks import SKIP_TAG  # noqa: E402  (light: loads no torch)
 SOLUTIONS = ROOT / "notebooks" / "assignments" / "solution"
 LEDGER = ROOT / "tests" / "notebooks" / "SKIPPED.md"
 LONGEST_CELL = 25  # lines
-LARGEST_NOTEBOOK = 3_000_000  # bytes
+LARGEST_NOTEBOOK = 2_000_000  # bytes
 MOST_SKIPPED = 0.03  # of all code cells of the tour
+PLOTLY = "application/vnd.plotly.v1+json"
 COMPARED_TAG = "nbval-check-output"
 MACHINE_PATH = re.compile(r"/(?:home|Users)/[\w.-]+/|/(?:root|tmp)/[\w.~-]+|[A-Z]:\\+Users\\|" + re.escape(str(ROOT)))
 
@@ -96,6 +97,9 @@ def faults_of_output(cell: dict) -> list[str]:
     errors = [o for o in cell.get("outputs", []) if o["output_type"] == "error"]
     if errors and "raises-exception" not in tags(cell):
         faults.append(f"ends in {errors[0]['ename']} and is not tagged raises-exception")
+    figures = [o["data"] for o in cell.get("outputs", []) if PLOTLY in o.get("data", {})]
+    if any("image/png" not in figure for figure in figures):
+        faults.append("has a figure without a PNG beside it: execute it with `make notebooks`")
     found = MACHINE_PATH.search(readable_output(cell))
     if found:
         faults.append(f"its output shows a path of a machine: {found.group()}")

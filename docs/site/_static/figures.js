@@ -5,8 +5,10 @@
   function draw() {
     for (const figure of figures) {
       const { data, layout, config, frames } = JSON.parse(figure.querySelector("script").textContent);
-      const options = { ...config, responsive: true, displaylogo: false };
-      Plotly.newPlot(figure.querySelector(".drawing"), { data, layout, frames, config: options });
+      const drawing = figure.querySelector(".drawing");
+      const { text = "", subtitle = {} } = layout.title ?? {};
+      drawing.setAttribute("aria-label", `${text} ${subtitle.text ?? ""}`.replace(/<[^>]*>/g, " ").trim() || "Figure");
+      Plotly.newPlot(drawing, { data, layout, frames, config: { ...config, responsive: true, displaylogo: false } });
     }
   }
 
