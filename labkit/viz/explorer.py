@@ -124,7 +124,8 @@ class Explorer(anywidget.AnyWidget):
     def figure(self) -> go.Figure:
         """The head on show under each mask; of a long text, neighbouring tokens share a cell."""
         maps = pooled(self._maps(self.layer, self.head).astype(float), LARGEST_PICTURE)  # (sets, s, s)
-        tokens = [visible(token) for token in self.tokens] if maps.shape[-1] == len(self.tokens) else None
+        n, size = len(self.tokens), maps.shape[-1]
+        tokens = [visible(token) if size == n else str(i * n // size) for i, token in enumerate(self.tokens[:size])]
         title = f"Layer {self.layer}, head {self.head}"
         return attention_figure(dict(zip(self.names, maps, strict=True)), tokens, title)
 

@@ -302,7 +302,7 @@ def drawn(
     for per_row in range(min(len(panels), 4), 0, -1):  # as many beside each other as have cells of a good size
         budget = (WIDEST - bar) // per_row
         cell = wide or max(1, min(44, (budget - left - 14) // n_columns))
-        if cell * n_columns >= 120 and cell >= 12 and left + cell * n_columns + 14 <= budget:
+        if cell * n_columns >= (120 if cell >= 12 else 240) and left + cell * n_columns + 14 <= budget:
             break
     high = high or cell
     letters = max(24, (left + cell * n_columns if per_row > 1 else WIDEST) // LETTER)
