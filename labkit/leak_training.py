@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
 import torch
+from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -31,7 +32,6 @@ from labkit.errors import ConversionError, LeakageError, UnsupportedModelError
 from labkit.gpt import GPT
 from labkit.objectives import generator
 from labkit.running import evaluating, first_tensor
-from labkit.viz.intervals import student_t
 
 AS_BUILT, UNMASKED = "as built", "unmasked"
 CERTAINTY = 14.0  # e^-14: the chance of a false alarm, about one in a million
@@ -393,8 +393,7 @@ def _mean_and_interval(values: list[float]) -> str:
     """Mean and half of its 95 % interval, by Student's t."""
     if not values:
         return "-"
-    t = student_t(len(values) - 1)
-    return f"{statistics.mean(values):.3f} ± {t * statistics.stdev(values) / math.sqrt(len(values)):.3f}"
+    return f"{statistics.mean(values):.3f} ± {stats.t.ppf(0.975, len(values) - 1) * stats.sem(values):.3f}"
 
 
 def _device(model: nn.Module) -> torch.device:

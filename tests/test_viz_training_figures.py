@@ -26,12 +26,6 @@ def test_student_t_agrees_with_the_printed_table(degrees, t):
     assert student_t(degrees) == pytest.approx(t, abs=6e-4)
 
 
-def test_student_t_of_other_certainties_and_of_many_degrees():
-    assert student_t(9, 0.99) == pytest.approx(3.250, abs=6e-4)
-    assert student_t(100_000) == pytest.approx(1.95996, abs=1e-3)
-    assert student_t(1, 0.5) == pytest.approx(1.0)  # the quartile of Cauchy's distribution
-
-
 def test_an_interval_worked_by_hand():
     # 2, 3, 4: mean 3, standard deviation 1, so 4.303 * 1 / sqrt(3) = 2.484
     mean, half = mean_interval(np.array([2.0, 3.0, 4.0]))
@@ -144,7 +138,6 @@ CANNOT_BE_SHOWN = {
     "a score in words": lambda: viz.scores_figure({"a": ["good"]}),
     "a single number": lambda: viz.scores_figure({"a": 1.0}),
     "a score that is NaN": lambda: viz.scores_figure({"a": [1.0, float("nan")]}),
-    "an interval of one value": lambda: student_t(0),
 }
 
 
