@@ -41,7 +41,7 @@ class Scored:
         ids, correct: (questions,). relations: (questions,), or () where none is known.
 
     Raises:
-        DataError: no question, one twice, or not one judgement for each.
+        DataError: no question, or one twice.
     """
 
     ids: tuple[str, ...]
@@ -51,11 +51,6 @@ class Scored:
     def __post_init__(self) -> None:
         if not self.ids:
             raise DataError("there is no question to score")
-        if len(self.correct) != len(self.ids) or len(self.relations) not in (0, len(self.ids)):
-            raise DataError(
-                f"{len(self.ids)} questions have {len(self.correct)} judgements and {len(self.relations)} relations; "
-                "each needs one"
-            )
         if len(set(self.ids)) < len(self.ids):
             twice = next(id for number, id in enumerate(self.ids) if id in self.ids[:number])
             raise DataError(f"question {twice!r} was scored twice; keep one answer of each method")
@@ -169,7 +164,7 @@ def accuracy(scored: Scored, *, draws: int = DRAWS, seed: int = 0) -> Estimate:
 
 
 def accuracy_by_relation(scored: Scored, *, draws: int = DRAWS, seed: int = 0) -> dict[str, Estimate]:
-    """`accuracy` of each relation, by its name in alphabetical order; DataError if a question has none."""
+    """`accuracy` of each relation, by its name in alphabetical order. Every question has a relation."""
     return {name: _over_questions(values, (0.0, 1.0), draws, seed) for name, values in _by_relation(scored).items()}
 
 
@@ -177,7 +172,7 @@ def macro_accuracy(scored: Scored, *, draws: int = DRAWS, seed: int = 0) -> Esti
     """The mean of the relations' accuracies, each relation counting alike.
 
     The interval is for other relations of this kind, and other questions of them: a bootstrap that draws relations, and
-    the questions within each. It is wider than that of `accuracy`. DataError if a question has no relation.
+    the questions within each. It is wider than that of `accuracy`. Every question has a relation.
     """
     groups = list(_by_relation(scored).values())
     sizes = np.array([len(values) for values in groups])
@@ -257,19 +252,9 @@ def _spacy(model: str) -> Lemmatizer:
     return lambda text: [token.lemma_ or token.text for token in pipeline(text) if not token.is_punct]
 
 
-def _relations(scored: Scored) -> list[str]:
-    """Of each question its relation, (questions,). Raises DataError if one has none."""
-    found = []
-    for id, relation in zip(scored.ids, scored.relations or (None,) * len(scored.ids), strict=True):
-        if relation is None:
-            raise DataError(f"question {id!r} has no relation; scores per relation need one for each question")
-        found.append(relation)
-    return found
-
-
 def _by_relation(scored: Scored) -> dict[str, np.ndarray]:
     groups: dict[str, list[float]] = {}
-    for relation, correct in zip(_relations(scored), scored.correct, strict=True):
+    for relation, correct in zip(scored.relations, scored.correct, strict=True):
         groups.setdefault(relation, []).append(float(correct))
     return {name: np.array(groups[name]) for name in sorted(groups)}
 
