@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
 import torch
-from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -389,6 +388,8 @@ def _surprise(rate: float, chance: float) -> float:
 
 def _mean_and_interval(values: list[float]) -> str:
     """Mean and half of its 95 % interval, by Student's t."""
+    from scipy import stats  # takes a second to import, and find_leaks imports this module
+
     if not values:
         return "-"
     return f"{statistics.mean(values):.3f} ± {stats.t.ppf(0.975, len(values) - 1) * stats.sem(values):.3f}"
