@@ -501,6 +501,8 @@ def test_examples_that_cannot_be_had_are_refused(settings, k, words):
     [
         ({"method": "mean"}, "the fusion method is 'mean'; choose one of single"),
         ({"engine": "slow"}, "the fusion engine is 'slow'; choose one of fast"),
+        ({"method": "weighted"}, "needs a weight for each paraphrase"),
+        ({"weights": (1.0, 2.0)}, "takes no weights"),
     ],
 )
 def test_settings_without_meaning_are_refused(settings, changed, words):

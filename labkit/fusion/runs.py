@@ -27,7 +27,7 @@ from labkit.fusion.answers import Answers, judged, read_answers, require_pyarrow
 from labkit.fusion.few_shot import CUE, SEPARATOR, Choice, asked, prefix_of, take_shots
 from labkit.fusion.generation import ENGINES, generate
 from labkit.fusion.journal import Journal, alone, journal_of, read_journal
-from labkit.fusion.methods import method_named
+from labkit.fusion.methods import GIVEN, method_named
 from labkit.fusion.sameness import fingerprint, require_same, versions
 from labkit.models import Loaded, load
 from labkit.resources import folder
@@ -77,7 +77,9 @@ class Settings:
     examples: str | None = None
 
     def __post_init__(self) -> None:
-        _ = method_named(self.method)
+        if (method_named(self.method).weights == GIVEN) == (self.weights is None):
+            wanted = "needs a weight for each paraphrase" if self.weights is None else "takes no weights"
+            raise FusionError(f"the method {self.method!r} {wanted}")
         if self.engine not in ENGINES:
             raise FusionError(f"the fusion engine is {self.engine!r}; choose one of {', '.join(ENGINES)}")
         _ = self.choice
