@@ -1,6 +1,6 @@
 """What it costs, and what it gives, to adapt an unmasked model with MLM or MNTP.
 
-    python benchmarks/adaptation.py [--model gpt2-mini] [--steps 1000] [--seeds 0 1 2] [--texts FILES]
+    python benchmarks/adaptation.py [--model gpt2-mini] [--steps 1000] [--seeds 0 1 2]
     python benchmarks/adaptation.py --model gemma3-270m --steps 100 --lora --objectives mntp
     python benchmarks/adaptation.py --quick          (a tiny model, seconds, nothing is written)
 
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or
 from benchmarks import machine  # noqa: E402
 
 NOTES = (
-    "Field Notes (train to train, dev to measure) unless texts are named; rows of at most max_length tokens. "
+    "Field Notes (train to train, dev to measure); rows of at most max_length tokens. "
     "curve: by steps, on the same hidden tokens for every arm and seed (positions of them, each hidden alone): "
     "nats (mean; its exponential is the pseudo-perplexity), accuracy and top_5 of the right token. states: "
     "before = causal, left context only; unmasked = bidirectional, not trained; after = trained. seconds and "
@@ -84,33 +84,13 @@ def differences(runs: dict[str, list[dict]], draws: int = 2000) -> dict:
 
     control = np.array([run["ranks"] for run in runs["next"]]) == 1  # (seeds, tokens)
     found = {}
-    for arm, each in runs.items():
-        if arm == "next":
-            continue
-        gap = ((np.array([run["ranks"] for run in each]) == 1).astype(float) - control).mean(0)  # (tokens,)
+    for arm in [arm for arm in runs if arm != "next"]:
+        gaps = (np.array([run["ranks"] for run in runs[arm]]) == 1).astype(float) - control  # (seeds, tokens)
+        gap = gaps.mean(0)
         interval = bootstrap((gap,), np.mean, n_resamples=draws, method="percentile", rng=0).confidence_interval
-        per_seed = [
-            a["states"]["after"]["accuracy"] - b["states"]["after"]["accuracy"]
-            for a, b in zip(each, runs["next"], strict=True)
-        ]
-        found[arm] = {
-            "mean": float(gap.mean()),
-            "interval": [float(end) for end in interval],
-            "per_seed": per_seed,
-            "n": len(gap),
-        }
+        found[arm] = {"mean": float(gap.mean()), "interval": list(map(float, interval)), "n": len(gap)}
+        found[arm]["per_seed"] = gaps.mean(1).tolist()
     return found
-
-
-def read_texts(paths: list[str] | None) -> tuple[list[str], list[str]]:
-    if paths:
-        from labkit.datasets.text import read_documents
-
-        parts = [document.split(0.1) for document in read_documents(paths)]
-        return [a for a, _ in parts], [b for _, b in parts]
-    from labkit.datasets.field_notes import passages
-
-    return [p.text for p in passages("train")], [p.text for p in passages("dev")]
 
 
 def main() -> None:
@@ -126,13 +106,14 @@ def main() -> None:
     parser.add_argument("--evaluations", type=int, default=10, help="points of the curve")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--lora", action="store_true")
-    parser.add_argument("--texts", nargs="+", help="text files instead of Field Notes; their last tenth measures")
     parser.add_argument("--name", default="adaptation", help="of the result file")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
+    from labkit.datasets.field_notes import passages
+
     if options.quick:
         options.model, options.steps, options.seeds, options.positions = "tiny-gpt2", 10, [0, 1], 40
-    texts = read_texts(options.texts)
+    texts = tuple([passage.text for passage in passages(side)] for side in ("train", "dev"))
     runs = {
         arm: [one_run(options.model, arm, options, seed, texts) for seed in options.seeds]
         for arm in ("next", *options.objectives)
@@ -148,8 +129,7 @@ def main() -> None:
         for each in runs.values():
             for run in each:
                 del run["ranks"]
-        told = vars(options) | {"texts": [Path(text).name for text in options.texts or []]}
-        results = {"options": told, "arms": runs, "difference": gaps}
+        results = {"options": vars(options), "arms": runs, "difference": gaps}
         print(machine.write(options.name, results, NOTES))
 
 

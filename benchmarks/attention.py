@@ -14,9 +14,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
@@ -85,7 +83,6 @@ class Bench:
     def forward(self, arm: str, ids, real) -> None:
         with self.torch.no_grad():
             self.states(arm, ids, real)
-        machine.wait(self.device)
 
     def train(self, arm: str, ids, real) -> None:
         parameters = [p for p in self.stack.parameters() if p.requires_grad]
@@ -95,7 +92,6 @@ class Bench:
             for parameter in parameters:
                 parameter -= 1e-9 * parameter.grad
                 parameter.grad = None
-        machine.wait(self.device)
 
     def check(self, length: int) -> None:
         """The arms compute what their names say, or there is nothing to compare."""
@@ -115,21 +111,11 @@ class Bench:
 
 
 def timed(bench: Bench, step: str, length: int, padded: bool, repeats: int) -> dict:
-    """Seconds of each arm, one after the other in each round, so that a slow moment of the machine hits all three."""
+    """Seconds of each arm, and their ratios in each round."""
     ids, real = bench.batch(length, padded)
-    seconds = {arm: [] for arm in ARMS}
-    for number in range(repeats + 1):
-        for arm in ARMS:
-            began = time.perf_counter()
-            getattr(bench, step)(arm, ids, real)
-            if number:  # the first round warms up
-                seconds[arm].append(time.perf_counter() - began)
-    ratios = {
-        f"converted/{other}": machine.spread(
-            [round(a / b, 4) for a, b in zip(seconds["converted"], seconds[other], strict=True)]
-        )
-        for other in ("causal", "recipe")
-    }
+    calls = {arm: lambda _, arm=arm: getattr(bench, step)(arm, ids, real) for arm in ARMS}
+    seconds = machine.in_turn(calls, repeats, 1, bench.device)
+    ratios = {f"converted/{arm}": machine.ratios(seconds["converted"], seconds[arm]) for arm in ("causal", "recipe")}
     return {
         "seconds": {arm: machine.spread([round(s, 5) for s in each]) for arm, each in seconds.items()},
         "ratios": ratios,
@@ -192,26 +178,19 @@ def sentence(row: dict) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("--model", default="gemma3-270m")
     parser.add_argument("--dtype", default=None, help="a torch dtype (default: as stored)")
     parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 1024], help="of the forward pass")
     parser.add_argument("--train-lengths", type=int, nargs="*", default=[128, 512], help="of the training step")
     parser.add_argument("--repeats", type=int, default=5, help="timed rounds (default 5)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads (default: all cores)")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--quick", action="store_true", help="tiny-gemma3 at short lengths; writes nothing")
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)  # with these three: the memory of one arm,
     parser.add_argument("--step", choices=("forward", "train"), help=argparse.SUPPRESS)  # measured in this process
     parser.add_argument("--padded", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.quick:
         options.model, options.lengths, options.train_lengths, options.repeats = "tiny-gemma3", [32, 96], [32], 3
-
-    import torch
-
-    machine.use(options.device)
-    torch.set_num_threads(options.threads)
+    machine.use(options)
     if options.arm:
         return one_arm(options)
     rows = measure(options)

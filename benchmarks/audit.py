@@ -6,10 +6,7 @@ python benchmarks/audit.py --quick              (a tiny model, seconds, nothing 
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
@@ -26,14 +23,14 @@ NOTES = (
 )
 
 
-def measure(name: str, dtype: str | None, repeats: int) -> dict:
+def measure(name: str, dtype: str, device: str, repeats: int) -> dict:
     """One row: every kind of run, timed for one model in one dtype."""
     import torch
 
     import labkit
 
-    lm = labkit.load(name, dtype=dtype)
-    model, device = lm.model, str(lm.model.device)
+    lm = labkit.load(name, dtype=dtype, device=device)
+    model = lm.model
     ids = torch.arange(8, 8 + PROBE_TOKENS, device=model.device)[None]
     reports = {}
 
@@ -59,45 +56,29 @@ def measure(name: str, dtype: str | None, repeats: int) -> dict:
         "full_audit": full_audit,
         "to_causal": lambda: labkit.to_causal(model),
     }
-    seconds = {kind: [] for kind in runs}
-    for number in range(repeats + 1):
-        for kind, run in runs.items():
-            if number == 0 and kind == "full_audit":
-                continue  # the quick audit has warmed up what it uses
-            machine.wait(device)
-            began = time.perf_counter()
-            run()
-            machine.wait(device)
-            if number:
-                seconds[kind].append(round(time.perf_counter() - began, 4))
+    seconds = machine.in_turn({kind: lambda _, run=run: run() for kind, run in runs.items()}, repeats, 1, device)
     per_forward = {
-        f"conversion_per_{kind.replace('_64', '')}": machine.spread(
-            [round(a / b, 3) for a, b in zip(seconds["to_bidirectional"], seconds[kind], strict=True)]
-        )
+        f"conversion_per_{kind.replace('_64', '')}": machine.ratios(seconds["to_bidirectional"], seconds[kind])
         for kind in ("forward_64", "forward_64_stack")
     }
+    spreads = {kind: machine.spread([round(s, 4) for s in each]) for kind, each in seconds.items()}
     found = {kind: {"verdict": r.verdict, "problems": sorted(r.problem_kinds())} for kind, r in reports.items()}
     row = {"model": name, "dtype": str(model.dtype).removeprefix("torch."), "backend": reports["quick"].backend}
-    return row | {"seconds": {k: machine.spread(v) for k, v in seconds.items()}, **per_forward, "found": found}
+    return row | {"seconds": spreads, **per_forward, "found": found}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("--model", default="gemma3-270m")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--repeats", type=int, default=5, help="timed rounds (default 5)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads (default: all cores)")
-    parser.add_argument("--quick", action="store_true", help="tiny-gemma3, three rounds; writes nothing")
     options = parser.parse_args()
     if options.quick:
         options.model, options.dtypes, options.repeats = "tiny-gemma3", ["float32"], 3
-
-    import torch
-
-    torch.set_num_threads(options.threads)
+    machine.use(options)
     rows = []
     for dtype in options.dtypes:
-        row = measure(options.model, dtype, options.repeats)
+        row = measure(options.model, dtype, options.device, options.repeats)
         rows.append(row)
         print(f"{row['model']}, {row['dtype']}, {row['backend']}, n={options.repeats}")
         for kind, each in row["seconds"].items():

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import random
 import sys
 import time
@@ -287,30 +286,23 @@ def summary(results: dict) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("--model", default="gemma3-270m")
     parser.add_argument("--dtype", default=None, help="a torch dtype (default: as stored)")
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 2, 5, 10, 20], help="paraphrases")
     parser.add_argument("--new-tokens", type=int, nargs="+", default=[1, 5, 20, 50], help="lengths of the answers")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default 5)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads (default: all cores)")
     parser.add_argument("--memory", action="store_true", help="also the memory of each arm, in processes of their own")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="tiny-gemma3, few paraphrases; writes nothing")
     parser.add_argument("--memory-of", choices=ARMS, help=argparse.SUPPRESS)  # one arm, measured in this process
     options = parser.parse_args(arguments)
     if options.quick:
         options.model, options.counts, options.new_tokens, options.rounds = "tiny-gemma3", [1, 2, 3, 5], [1, 5, 20], 2
-    machine.use(options.device)
     options.counts, options.new_tokens = sorted({*options.counts}), sorted({*options.new_tokens})
     if min(*options.counts, *options.new_tokens, options.rounds, options.threads) < 1:
         parser.error("--counts, --new-tokens, --rounds and --threads must be at least 1")
-
-    import torch
-
-    torch.set_num_threads(options.threads)
+    machine.use(options)
     warnings.filterwarnings("ignore", message="flex_attention called without")  # the summary says so
     if options.memory_of:
         bench = Bench(options)

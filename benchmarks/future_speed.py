@@ -10,10 +10,8 @@ machine hits all of them; the ratios are of times within one round. Memory is th
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
@@ -31,89 +29,53 @@ NOTES = (
 )
 
 
-class Arm:
-    """A model of an arm and its optimizer."""
+def trainer(name: str, shape: dict, rows: int, dtype: str, device: str) -> machine.Trainer:
+    from labkit.future_arms import arm
+    from labkit.gpt import GPTConfig
 
-    def __init__(self, name: str, shape: dict, dtype: str, device: str):
-        import torch
+    one = arm(name)
 
-        from labkit.future_arms import arm
-        from labkit.gpt import GPTConfig
+    def loss(model, ids, targets):
+        nats, extra = one.losses(model, ids, targets)
+        return nats if extra is None else nats + extra
 
-        self.torch, self.arm, self.dtype = torch, arm(name), getattr(torch, dtype)
-        self.kind = device.partition(":")[0]
-        self.model = self.arm.build(GPTConfig(**shape), 0).to(device).train()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-
-    def step(self, ids) -> None:
-        cast = (
-            self.torch.autocast(self.kind, self.dtype) if self.dtype != self.torch.float32 else contextlib.nullcontext()
-        )
-        with cast:
-            nats, extra = self.arm.losses(self.model, ids[:, :-1], ids[:, 1:])
-        (nats if extra is None else nats + extra).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        machine.wait(self.kind)
+    model = one.build(GPTConfig(**shape), 0)
+    return machine.Trainer(model, loss, shape["vocab_size"], rows, shape["context"], dtype, device)
 
 
-def batch(shape: dict, rows: int, number: int, device: str):
-    import torch
-
-    rng = torch.Generator().manual_seed(number)
-    return torch.randint(shape["vocab_size"], (rows, shape["context"] + 1), generator=rng).to(device)
-
-
-def compare(names: list[str], shape: dict, rows: int, dtype: str, device: str, rounds: int, warmup: int = 2) -> dict:
+def compare(names: list[str], shape: dict, rows: int, dtype: str, device: str, rounds: int) -> dict:
     """{arm: {seconds, ratio}}; the first arm is the plain one."""
-    arms = {name: Arm(name, shape, dtype, device) for name in names}
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(warmup + rounds):
-        ids = batch(shape, rows, number, device)
-        for name in names if number % 2 else reversed(names):
-            began = time.perf_counter()
-            arms[name].step(ids)
-            if number >= warmup:
-                seconds[name].append(time.perf_counter() - began)
-    plain = seconds[names[0]]
+    steps = {name: trainer(name, shape, rows, dtype, device).step for name in names}
+    seconds = machine.in_turn(steps, rounds, 2, device)
     return {
-        name: {"seconds": machine.spread([round(s, 4) for s in each]), "ratio": machine.paired(each, plain)}
+        name: {
+            "seconds": machine.spread([round(s, 4) for s in each]),
+            "ratio": machine.paired(each, seconds[names[0]]),
+        }
         for name, each in seconds.items()
     }
 
 
-def one_arm(options: argparse.Namespace) -> None:
-    arm = Arm(options.arm, SHAPE, options.dtype, options.device)
-    memory = machine.Memory(options.device)
-    print(json.dumps(max(memory.of(arm.step, batch(SHAPE, options.rows, n, options.device)) for n in range(3))))
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("--dim", type=int, default=50, help="future_dim")
     parser.add_argument("--rows", type=int, default=8, help="rows per step")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--arm", help=argparse.SUPPRESS)
+    parser.add_argument("--arm", help=argparse.SUPPRESS)  # its memory, measured in this process
     options = parser.parse_args()
-    import torch
-
-    machine.use(options.device)
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    machine.use(options)
     if options.arm:
-        return one_arm(options)
+        print(json.dumps(trainer(options.arm, SHAPE, options.rows, options.dtype, options.device).peak_mb()))
+        return
     names = [name.format(dim=8 if options.quick else options.dim) for name in ARMS]
     if options.quick:
         print(json.dumps(compare(names, QUICK, 2, "float32", "cpu", 5), indent=1))
-        return None
+        return
     results = compare(names, SHAPE, options.rows, options.dtype, options.device, options.rounds)
     for name, found in results.items():
         common = [__file__, "--arm", name, "--rows", str(options.rows), "--dtype", options.dtype]
-        common += ["--device", options.device, *(["--threads", str(options.threads)] if options.threads else [])]
+        common += ["--device", options.device, "--threads", str(options.threads)]
         found["peak_mb"] = machine.spread([machine.in_a_process(common) for _ in range(3)])
         found["memory_ratio"] = round(found["peak_mb"]["median"] / results[names[0]]["peak_mb"]["median"], 3)
         ratio = found["ratio"]
@@ -125,7 +87,6 @@ def main() -> None:
     suffix = "_gpu" if options.device.startswith("cuda") else ""
     setting = {"shape": SHAPE, "dim": options.dim, "rows": options.rows, "dtype": options.dtype}
     machine.write(f"future_speed{suffix}", {"setting": setting, "arms": results}, NOTES)
-    return None
 
 
 if __name__ == "__main__":

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -19,9 +19,29 @@ from typing import Any
 
 import numpy as np
 
+from labkit.writing import write_whole
+
 RESULTS = Path(__file__).parent / "results"
 DRAWS = 4000
 FEWEST = 5  # rounds; the whole range of fewer holds the median in less than 90 % of cases
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """A parser with the options that most programs share."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--device", default="cpu")
+    made.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads (default: all cores)")
+    made.add_argument("--quick", action="store_true", help="a tiny model, seconds; writes nothing")
+    return made
+
+
+def use(options: argparse.Namespace) -> None:
+    """Set the number of threads; what torch waits for and counts is on `options.device` from now on."""
+    import torch
+
+    if options.device.startswith("cuda:"):
+        torch.cuda.set_device(options.device)
+    torch.set_num_threads(options.threads)
 
 
 def write(name: str, results: Any, notes: str, key: str = "results", target: Path | None = None) -> Path:
@@ -30,12 +50,7 @@ def write(name: str, results: Any, notes: str, key: str = "results", target: Pat
     target.parent.mkdir(parents=True, exist_ok=True)
     date = datetime.now(UTC).date().isoformat()
     content = {"benchmark": name, "date": date, "notes": notes, "machine": describe(), key: results}
-    handle, temporary = tempfile.mkstemp(dir=target.parent, suffix=".json")
-    with os.fdopen(handle, "w", encoding="utf-8") as out:
-        json.dump(content, out, indent=1)
-        out.write("\n")
-    Path(temporary).chmod(0o644)
-    os.replace(temporary, target)
+    write_whole(target, json.dumps(content, indent=1) + "\n")
     return target
 
 
@@ -73,13 +88,8 @@ def _cpu_name() -> str:
 
 def spread(values: list[float]) -> dict[str, Any]:
     """n, median, smallest, largest, and every value in the order in which it was measured."""
-    return {
-        "n": len(values),
-        "median": statistics.median(values),
-        "min": min(values),
-        "max": max(values),
-        "each": values,
-    }
+    middle = statistics.median(values)
+    return {"n": len(values), "median": middle, "min": min(values), "max": max(values), "each": values}
 
 
 def wait(device: str) -> None:
@@ -100,20 +110,57 @@ def in_a_process(arguments: Sequence[str], **environment: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def use(device: str) -> None:
-    """From now on what torch waits for and counts is on this device, "cpu" or a GPU such as "cuda:1"."""
-    if device.startswith("cuda:"):
+def in_turn(calls: dict[str, Callable[[int], Any]], rounds: int, warmup: int, device: str) -> dict[str, list[float]]:
+    """Seconds of each call in each round. All run once in each round, so a slow moment of the machine hits all."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(warmup + rounds):
+        for name, call in calls.items():
+            wait(device)
+            began = time.perf_counter()
+            call(number)
+            wait(device)
+            if number >= warmup:
+                seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def ratios(one: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
+    """`spread` of one / other, round by round."""
+    return spread([round(a / b, 4) for a, b in zip(one, other, strict=True)])
+
+
+class Trainer:
+    """A model, its fused AdamW, and batches of random tokens: `step(number)` trains on batch `number`."""
+
+    def __init__(self, model: Any, loss: Callable, vocabulary: int, rows: int, length: int, dtype: str, device: str):
         import torch
 
-        torch.cuda.set_device(device)
+        self.torch, self.loss, self.model = torch, loss, model.to(device).train()
+        self.highest, self.size, self.device = vocabulary, (rows, length + 1), device
+        self.dtype = getattr(torch, dtype)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), fused=True)
+
+    def step(self, number: int) -> float:
+        rng = self.torch.Generator().manual_seed(number)
+        ids = self.torch.randint(self.highest, self.size, generator=rng).to(self.device)
+        cast = self.dtype != self.torch.float32
+        with self.torch.autocast(self.device.partition(":")[0], self.dtype, enabled=cast):
+            loss = self.loss(self.model, ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+    def peak_mb(self) -> float:
+        """The highest memory of three steps above that before the first."""
+        memory = Memory(self.device)
+        return max(memory.of(self.step, number) for number in range(3))
 
 
 def paired(one: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
     """`spread` of one / other, round by round, and `low` and `high`, the bootstrap interval of its median."""
-    ratios = np.array(one) / np.array(other)
-    return spread([round(float(each), 4) for each in ratios]) | interval(
-        np.median(ratios[drawn(len(ratios))], axis=1), len(ratios)
-    )
+    medians = np.median((np.array(one) / np.array(other))[drawn(len(one))], axis=1)
+    return ratios(one, other) | interval(medians, len(one))
 
 
 def drawn(rounds: int) -> np.ndarray:

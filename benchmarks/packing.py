@@ -18,7 +18,6 @@ Length mixes: short texts (NER: WNUT 17) and long ones (QA: XQuAD) from DIR, whi
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import sys
 import time
@@ -56,7 +55,7 @@ class Mix:
         from labkit.tasks.order import length_grouped_order, shuffled_order
         from labkit.tasks.recipes import Options, by_name
 
-        self.torch, self.recipe, self.options = torch, by_name(task), options
+        self.torch, self.recipe, self.options, self.device = torch, by_name(task), options, options.device
         if options.data:
             examples = readers.read(task, options.data / FILES[task])
         else:
@@ -67,10 +66,10 @@ class Mix:
         method = options.method or ("lora" if options.model in LORA else "full")
         with torch.random.fork_rng():
             torch.manual_seed(options.seed)
-            lm = labkit.load(options.model, task=head, dtype="float32" if method == "full" else options.dtype)
+            dtype = "float32" if method == "full" else options.dtype
+            lm = labkit.load(options.model, task=head, dtype=dtype, device=options.device)
             labkit.to_bidirectional(lm.model)
             self.model = adapters.trained_part(lm.model, method, rank=16, dtype=options.dtype)
-        self.device = str(next(self.model.parameters()).device)
         for module in self.model.modules():
             if isinstance(module, torch.nn.Dropout):  # that of the attention weights, too
                 module.p = 0.0
@@ -179,13 +178,11 @@ def timed(mix: Mix, rounds: int) -> dict:
 def ratios(rates: dict[str, list[float]]) -> dict[str, dict]:
     """Of two arms within a round: how many times the tokens per second."""
     pairs = (("packed", "plain"), ("grouped", "plain"), ("packed", "grouped"), ("full", "plain"), ("full", "grouped"))
-    return {
-        f"{a}/{b}": machine.spread([round(x / y, 4) for x, y in zip(rates[a], rates[b], strict=True)]) for a, b in pairs
-    }
+    return {f"{a}/{b}": machine.ratios(rates[a], rates[b]) for a, b in pairs}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = machine.parser(__doc__)
     parser.add_argument("--model", default="gpt2-mini")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--method", choices=("full", "lora"), help="default: LoRA for Gemma")
@@ -194,17 +191,12 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16, help="rows of a step (default 16)")
     parser.add_argument("--steps", type=int, default=8, help="steps of each arm in a round (default 8)")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default 5)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads (default: all cores)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", help="of the result (default: packing_MODEL_DTYPE)")
-    parser.add_argument("--quick", action="store_true", help="tiny-gemma3, a few steps; writes nothing")
     options = parser.parse_args()
     if options.quick:
         options.model, options.batch_size, options.steps, options.rounds = "tiny-gemma3", 8, 2, 2
-
-    import torch
-
-    torch.set_num_threads(options.threads)
+    machine.use(options)
     results = {}
     for task in options.tasks:
         mix = Mix(task, options)

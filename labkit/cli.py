@@ -20,15 +20,8 @@ from typing import Annotated, Any
 
 import typer
 
-from labkit import (
-    __version__,
-    cli_course,
-    cli_data,
-    cli_finetune,
-    cli_fuse,
-    cli_train,
-)
-from labkit.console import Attn, Dtype, Json, Name, plain, print_json, print_table, waiting
+from labkit import __version__, cli_course, cli_data, cli_finetune, cli_fuse, cli_train
+from labkit.console import Attn, Dtype, Json, Name, add_command, plain, print_json, print_table, waiting
 from labkit.errors import LabkitError
 from labkit.memory import is_out_of_memory
 from labkit.writing import os_error_in
@@ -69,8 +62,8 @@ app.add_typer(cli_data.app, name="data")
 app.add_typer(cli_train.train_app, name="train")
 app.add_typer(cli_finetune.predict_app, name="predict")
 app.add_typer(cli_course.app, name="course")
-app.command()(cli_train.pretrain)
-app.command()(cli_fuse.fuse)
+add_command(app, "pretrain", cli_train.PRETRAIN_HELP, cli_train.PRETRAIN, cli_train.pretrain)
+add_command(app, "fuse", cli_fuse.HELP, cli_fuse.OPTIONS, cli_fuse.fuse)
 
 LEAKAGE_VOCABULARY = 64  # few tokens: what chance can do is seen early
 FAULT, INTERRUPTED, READER_GONE = 70, 130, 141  # exit codes: of sysexits.h, and of a shell for SIGINT and SIGPIPE

@@ -13,7 +13,6 @@ from labkit.errors import CourseError
 
 if TYPE_CHECKING:
     from labkit.course.grade import Grade
-    from labkit.course.sandbox import Limits
 
 app = typer.Typer(help="Build, check and grade assignments.")
 
@@ -140,9 +139,10 @@ def course_grade(
 
     from labkit.course import submissions
     from labkit.course.grade import grade_all
+    from labkit.course.sandbox import Limits
     from labkit.course.variant import Variant
 
-    limits = _limits(cell_seconds, call_seconds, total_seconds, memory_gb)
+    limits = Limits(cell_seconds, call_seconds, total_seconds, int(memory_gb * 2**30))
     kept = 0
     with tqdm(total=len(submissions.find(path)), unit="submission", disable=None) as bar:
 
@@ -201,9 +201,3 @@ def course_gradebook(
             print(f"{output}: {len(found) - len(without)} grades")
             if without:
                 print(f"not in the roster: {', '.join(without)}")
-
-
-def _limits(cell_seconds: float, call_seconds: float, total_seconds: float, memory_gb: float) -> Limits:
-    from labkit.course.sandbox import Limits
-
-    return Limits(float(cell_seconds), float(call_seconds), float(total_seconds), int(memory_gb * 2**30))

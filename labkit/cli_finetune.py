@@ -6,182 +6,86 @@ and put together to one signature per command.
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from labkit.cli_data import TagColumn
 from labkit.cli_train import Accumulation, BatchSize, Checkpointing, MaxSteps, OutputDir, Resume, Seed, train_app
-from labkit.console import Json, aside, print_json
+from labkit.console import REQUIRED, Json, Options, Real, Text, Whole, add_command, aside, flag, option, print_json
 from labkit.errors import DataError
 
 predict_app = typer.Typer(help="Use a fine-tuned model on your texts.")
 
-DATA: dict[str, tuple[Any, Any]] = {
-    "data": (
-        Annotated[
-            str | None, typer.Option(help="Embedded data set, hub name, or local folder in the layout of the hub.")
-        ],
-        None,
-    ),
-    "train_file": (
-        Annotated[str | None, typer.Option(help="Training file, instead of --data: JSON, CoNLL, JSONL or CSV.")],
-        None,
-    ),
-    "dev_file": (
-        Annotated[
-            str | None,
-            typer.Option(help="File that selects the best checkpoint. Default: a tenth of the training examples."),
-        ],
-        None,
-    ),
-    "test_file": (Annotated[str | None, typer.Option(help="File that is scored once, after training.")], None),
-    "skip_bad_rows": (
-        Annotated[bool, typer.Option("--skip-bad-rows", help="Skip and count rows that cannot be read.")],
-        False,
-    ),
-    "max_train": (Annotated[int | None, typer.Option(help="Maximum number of training examples.", min=1)], None),
-    "max_eval": (Annotated[int | None, typer.Option(help="Maximum number of dev and of test examples.", min=1)], None),
+DATA: Options = {
+    "data": option(Text, "Embedded data set, hub name, or local folder in the layout of the hub."),
+    "train_file": option(Text, "Training file, instead of --data: JSON, CoNLL, JSONL or CSV."),
+    "dev_file": option(Text, "File that selects the best checkpoint. Default: a tenth of the training examples."),
+    "test_file": option(Text, "File that is scored once, after training."),
+    "skip_bad_rows": flag("--skip-bad-rows", "Skip and count rows that cannot be read."),
+    "max_train": option(Whole, "Maximum number of training examples.", min=1),
+    "max_eval": option(Whole, "Maximum number of dev and of test examples.", min=1),
 }
-MODEL: dict[str, tuple[Any, Any]] = {
-    "model": (Annotated[str, typer.Option(help="A registered name, a hub id or a local folder.")], "gpt2-mini"),
-    "mask": (
-        Annotated[
-            str, typer.Option(help="bidirectional, causal (a decoder, unchanged) or encoder (an encoder, unchanged).")
-        ],
-        "bidirectional",
+MODEL: Options = {
+    "model": option(str, "A registered name, a hub id or a local folder.", default="gpt2-mini"),
+    "mask": option(
+        str, "bidirectional, causal (a decoder, unchanged) or encoder (an encoder, unchanged).", default="bidirectional"
     ),
-    "window": (Annotated[str, typer.Option(help="Window of unmasked local layers: keep, halve or global.")], "keep"),
-    "layers": (
-        Annotated[str, typer.Option(help="Layers to unmask: all, middle-third, below-1/3, above-2/3, or 0,1,2.")],
-        "all",
-    ),
-    "method": (Annotated[str, typer.Option(help="full, lora, or frozen (trains only the head).")], "full"),
-    "rank": (Annotated[int, typer.Option(help="Rank of the LoRA adapters.", min=1)], 16),
-    "dropout": (Annotated[float | None, typer.Option(help="Dropout before the head.", min=0, max=0.99)], None),
-    "backbone_dropout": (Annotated[float | None, typer.Option(help="Dropout in every layer.", min=0, max=0.99)], None),
-    "head_init": (
-        Annotated[str | None, typer.Option(help="Initialisation of the head: normal, zeros or xavier.")],
-        None,
-    ),
-    "packing": (
-        Annotated[
-            bool,
-            typer.Option("--packing", help="Pack the rows of a batch without padding: same batches, less computation."),
-        ],
-        False,
-    ),
-    "attn_implementation": (
-        Annotated[
-            str | None, typer.Option(help="Attention backend: eager, sdpa, flex_attention or flash_attention_2.")
-        ],
-        None,
-    ),
+    "window": option(str, "Window of unmasked local layers: keep, halve or global.", default="keep"),
+    "layers": option(str, "Layers to unmask: all, middle-third, below-1/3, above-2/3, or 0,1,2.", default="all"),
+    "method": option(str, "full, lora, or frozen (trains only the head).", default="full"),
+    "rank": option(int, "Rank of the LoRA adapters.", default=16, min=1),
+    "dropout": option(Real, "Dropout before the head.", min=0, max=0.99),
+    "backbone_dropout": option(Real, "Dropout in every layer.", min=0, max=0.99),
+    "head_init": option(Text, "Initialisation of the head: normal, zeros or xavier."),
+    "packing": flag("--packing", "Pack the rows of a batch without padding: same batches, less computation."),
+    "attn_implementation": option(Text, "Attention backend: eager, sdpa, flex_attention or flash_attention_2."),
 }
-PLAN: dict[str, tuple[Any, Any]] = {
-    "preset": (Annotated[str | None, typer.Option(help="gemma, mini or quick. Default: depends on the model.")], None),
-    "epochs": (Annotated[float | None, typer.Option(help="Passes over the training rows.")], None),
+PLAN: Options = {
+    "preset": option(Text, "gemma, mini or quick. Default: depends on the model."),
+    "epochs": option(Real, "Passes over the training rows."),
     "max_steps": (MaxSteps, None),
     "batch_size": (BatchSize, None),
-    "batch_tokens": (
-        Annotated[
-            int | None,
-            typer.Option(help="With --packing: maximum number of tokens per batch, instead of --batch-size.", min=1),
-        ],
-        None,
+    "batch_tokens": option(
+        Whole, "With --packing: maximum number of tokens per batch, instead of --batch-size.", min=1
     ),
-    "eval_batch_size": (Annotated[int | None, typer.Option(help="Rows per forward pass in evaluation.", min=1)], None),
-    "gradient_accumulation": (Annotated[int | None, Accumulation.__metadata__[0]], None),
-    "learning_rate": (Annotated[float | None, typer.Option(help="Peak learning rate.")], None),
-    "schedule": (Annotated[str | None, typer.Option(help="Learning-rate schedule: linear or cosine.")], None),
-    "warmup": (Annotated[float | None, typer.Option(help="Fraction of the steps for warm-up.")], None),
-    "weight_decay": (Annotated[float | None, typer.Option(help="Weight decay of AdamW.")], None),
-    "evaluate_every": (
-        Annotated[
-            int | None,
-            typer.Option(help="Steps between evaluations. Default: 500, or one epoch if that is shorter.", min=1),
-        ],
-        None,
-    ),
-    "keep": (
-        Annotated[int | None, typer.Option(help="Number of checkpoints to keep, in addition to the best.", min=1)],
-        None,
-    ),
-    "patience": (
-        Annotated[
-            int | None, typer.Option(help="Stop after this many evaluations without improvement; 0 is never.", min=0)
-        ],
-        None,
-    ),
+    "eval_batch_size": option(Whole, "Rows per forward pass in evaluation.", min=1),
+    "gradient_accumulation": (Annotated[Whole, Accumulation.__metadata__[0]], None),
+    "learning_rate": option(Real, "Peak learning rate."),
+    "schedule": option(Text, "Learning-rate schedule: linear or cosine."),
+    "warmup": option(Real, "Fraction of the steps for warm-up."),
+    "weight_decay": option(Real, "Weight decay of AdamW."),
+    "evaluate_every": option(Whole, "Steps between evaluations. Default: 500, or one epoch if that is shorter.", min=1),
+    "keep": option(Whole, "Number of checkpoints to keep, in addition to the best.", min=1),
+    "patience": option(Whole, "Stop after this many evaluations without improvement; 0 is never.", min=0),
     "gradient_checkpointing": (Checkpointing, False),
-    "dtype": (Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")], None),
+    "dtype": option(Text, "auto, float32, bfloat16 or float16."),
     "seed": (Seed, 0),
-    "report_to": (
-        Annotated[
-            str | None, typer.Option(help="Experiment trackers, separated by commas: tensorboard, mlflow, trackio.")
-        ],
-        None,
-    ),
+    "report_to": option(Text, "Experiment trackers, separated by commas: tensorboard, mlflow, trackio."),
 }
-RUN: dict[str, tuple[Any, Any]] = {
-    "folds": (
-        Annotated[
-            int, typer.Option(help="Number of folds of a cross-validation over train, dev and test together.", min=0)
-        ],
-        0,
-    ),
+RUN: Options = {
+    "folds": option(int, "Number of folds of a cross-validation over train, dev and test together.", default=0, min=0),
     "resume": (Resume, False),
     "as_json": (Json, False),
 }
-MAX_LENGTH = {"max_length": (Annotated[int | None, typer.Option(help="Tokens per row.", min=8)], None)}
-POOLING = {
-    "pooling": (
-        Annotated[
-            str | None, typer.Option(help="Pooling: first, last, mean, weighted_mean, attention_query or attention_kv.")
-        ],
-        None,
-    )
-}
-TASKS: dict[str, dict[str, tuple[Any, Any]]] = {
+MAX_LENGTH = {"max_length": option(Whole, "Tokens per row.", min=8)}
+POOLING = {"pooling": option(Text, "Pooling: first, last, mean, weighted_mean, attention_query or attention_kv.")}
+TASKS: dict[str, Options] = {
     "qa": MAX_LENGTH
     | {
-        "doc_stride": (
-            Annotated[
-                int | None, typer.Option(help="Tokens from the start of one window to the start of the next.", min=1)
-            ],
-            None,
-        ),
-        "order": (
-            Annotated[str | None, typer.Option(help="Position of the question: question-first or question-last.")],
-            None,
-        ),
-        "prompt": (
-            Annotated[str | None, typer.Option(help="Prompt format: plain, or evidence ([INST] [POST] [CRITERION]).")],
-            None,
-        ),
-        "max_answer_tokens": (
-            Annotated[int | None, typer.Option(help="Maximum number of tokens of an answer.", min=1)],
-            None,
-        ),
-        "null_threshold": (
-            Annotated[float | None, typer.Option(help="Threshold for no answer. Default: chosen on the dev set.")],
-            None,
-        ),
+        "doc_stride": option(Whole, "Tokens from the start of one window to the start of the next.", min=1),
+        "order": option(Text, "Position of the question: question-first or question-last."),
+        "prompt": option(Text, "Prompt format: plain, or evidence ([INST] [POST] [CRITERION])."),
+        "max_answer_tokens": option(Whole, "Maximum number of tokens of an answer.", min=1),
+        "null_threshold": option(Real, "Threshold for no answer. Default: chosen on the dev set."),
     },
     "ner": MAX_LENGTH
     | {
-        "doc_stride": (
-            Annotated[int | None, typer.Option(help="Tokens that two consecutive windows share.", min=0)],
-            None,
-        ),
-        "label_on": (
-            Annotated[str | None, typer.Option(help="Token of a word that carries its label: last or first.")],
-            None,
-        ),
+        "doc_stride": option(Whole, "Tokens that two consecutive windows share.", min=0),
+        "label_on": option(Text, "Token of a word that carries its label: last or first."),
     },
     "classify": MAX_LENGTH | POOLING,
     "embed": MAX_LENGTH | POOLING,
@@ -218,10 +122,7 @@ def _train(task: str, given: dict[str, Any]) -> None:
         tag_column=given.get("tag_column"),
         skipped=skipped,
     )
-    plan = preset(
-        given["preset"] or default_preset(model),
-        **{name: given[name] for name in PLAN if name != "preset"},
-    )
+    plan = preset(given["preset"] or default_preset(model), **{name: given[name] for name in PLAN if name != "preset"})
     head = {"dropout": given["dropout"], "backbone_dropout": given["backbone_dropout"], "init": given["head_init"]}
     choices = {name: given[name] for name in ("mask", "window", "layers", "method", "rank", "packing")} | {
         "attn": given["attn_implementation"],
@@ -282,133 +183,60 @@ def _print_folds(metrics: dict[str, Any]) -> None:
         print(f"  {name.replace('_', ' ')} {each['mean']:.3f} ± {each['half_width_95']:.3f}")
 
 
-def _command(task: str) -> Callable[..., None]:
-    """The function behind `labkit train TASK`, with the options of all and of the task as its signature."""
-    columns = {"tag_column": (TagColumn, None)} if task == "ner" else {}
-    options = {"output_dir": (OutputDir, inspect.Parameter.empty)} | MODEL | DATA | columns | PLAN | TASKS[task] | RUN
-
-    def command(**given: Any) -> None:
-        _train(task, given)
-
-    command.__name__, command.__doc__ = f"train_{task}", HELP[task]
-    kind = inspect.Parameter.KEYWORD_ONLY
-    command.__signature__ = inspect.Signature(
-        [
-            inspect.Parameter(name, kind, default=default, annotation=annotation)
-            for name, (annotation, default) in options.items()
-        ]
-    )
-    command.__annotations__ = {name: annotation for name, (annotation, _) in options.items()}
-    return command
-
-
-for _task in TASKS:
-    train_app.command(_task)(_command(_task))
-
-
-Model = Annotated[str, typer.Option(help="A run folder of labkit train, its model folder, or a hub id.")]
-Input = Annotated[
-    str | None, typer.Option("--input", help="JSONL file: on each line an object with the fields of the task.")
-]
-Output = Annotated[
-    str | None, typer.Option("--output", help="JSONL file for the predictions. Default: standard output (-).")
-]
-PredictBatch = Annotated[int, typer.Option(help="Rows per forward pass.", min=1)]
-
-
-@predict_app.command("qa")
-def predict_qa(
-    model: Model,
-    input_file: Input = None,
-    output_file: Output = None,
-    question: Annotated[str | None, typer.Option(help="One question, instead of --input.")] = None,
-    context: Annotated[str | None, typer.Option(help="The text in which to find the answer.")] = None,
-    batch_size: PredictBatch = 8,
-    as_json: Json = False,
-) -> None:
-    """Answer questions about a context.
-
-    Input: {"question": .., "context": ..}. Output: text, start, end and probability.
-
-    Example: labkit predict qa --model runs/qa --input questions.jsonl --output answers.jsonl
-    """
-    _predict("qa", model, input_file, output_file, {"question": question, "context": context}, batch_size, as_json)
+FIELDS = {  # what `predict` takes in place of --input
+    "qa": {
+        "question": option(Text, "One question, instead of --input."),
+        "context": option(Text, "The text in which to find the answer."),
+    },
+    "ner": {"text": option(Text, "One text, instead of --input.")},
+    "classify": {"text": option(Text, "One text, instead of --input.")},
+    "embed": {
+        "first": option(Text, "One text, instead of --input."),
+        "second": option(Text, "The text to compare it with."),
+    },
+}
+PREDICT_HELP = {
+    "qa": "Answer questions about a context.\n\n"
+    'Input: {"question": .., "context": ..}. Output: text, start, end and probability.\n\n'
+    "Example: labkit predict qa --model runs/qa --input questions.jsonl --output answers.jsonl",
+    "ner": "Find the named entities in a text.\n\n"
+    'Input: {"text": ..}. Output: entities with label, start and end.\n\n'
+    'Example: labkit predict ner --model runs/ner --text "Dessin went bankrupt in May."',
+    "classify": "Classify a text.\n\n"
+    'Input: {"text": ..}. Output: label and probabilities.\n\n'
+    "Example: labkit predict classify --model runs/classify --input texts.jsonl",
+    "embed": "Compute the similarity of two texts.\n\n"
+    'Input: {"first": .., "second": ..}. Output: their similarity.\n\n'
+    'Example: labkit predict embed --model runs/embed --first "The ferry left." --second "The boat has gone."',
+}
+FILES: Options = {
+    "model": option(str, "A run folder of labkit train, its model folder, or a hub id.", default=REQUIRED),
+    "input_file": option(Text, "JSONL file: on each line an object with the fields of the task.", "--input"),
+    "output_file": option(Text, "JSONL file for the predictions. Default: standard output (-).", "--output"),
+}
+BATCH: Options = {"batch_size": option(int, "Rows per forward pass.", default=8, min=1), "as_json": (Json, False)}
 
 
-@predict_app.command("ner")
-def predict_ner(
-    model: Model,
-    input_file: Input = None,
-    output_file: Output = None,
-    text: Annotated[str | None, typer.Option(help="One text, instead of --input.")] = None,
-    batch_size: PredictBatch = 8,
-    as_json: Json = False,
-) -> None:
-    """Find the named entities in a text.
-
-    Input: {"text": ..}. Output: entities with label, start and end.
-
-    Example: labkit predict ner --model runs/ner --text "Dessin went bankrupt in May."
-    """
-    _predict("ner", model, input_file, output_file, {"text": text}, batch_size, as_json)
-
-
-@predict_app.command("classify")
-def predict_classify(
-    model: Model,
-    input_file: Input = None,
-    output_file: Output = None,
-    text: Annotated[str | None, typer.Option(help="One text, instead of --input.")] = None,
-    batch_size: PredictBatch = 8,
-    as_json: Json = False,
-) -> None:
-    """Classify a text.
-
-    Input: {"text": ..}. Output: label and probabilities.
-
-    Example: labkit predict classify --model runs/classify --input texts.jsonl
-    """
-    _predict("classify", model, input_file, output_file, {"text": text}, batch_size, as_json)
-
-
-@predict_app.command("embed")
-def predict_embed(
-    model: Model,
-    input_file: Input = None,
-    output_file: Output = None,
-    first: Annotated[str | None, typer.Option(help="One text, instead of --input.")] = None,
-    second: Annotated[str | None, typer.Option(help="The text to compare it with.")] = None,
-    batch_size: PredictBatch = 8,
-    as_json: Json = False,
-) -> None:
-    """Compute the similarity of two texts.
-
-    Input: {"first": .., "second": ..}. Output: their similarity.
-
-    Example: labkit predict embed --model runs/embed --first "The ferry left." --second "The boat has gone."
-    """
-    _predict("embed", model, input_file, output_file, {"first": first, "second": second}, batch_size, as_json)
-
-
-def _predict(
-    task: str,
-    model: str,
-    input_file: str | None,
-    output_file: str | None,
-    fields: dict[str, Any],
-    batch_size: int,
-    as_json: bool,
-) -> None:
+def _predict(task: str, given: dict[str, Any]) -> None:
     """One input gives one JSON object in either case; with --json, a file gives a summary for programs."""
     from labkit.tasks.pipeline import pipeline, predict_file
 
-    given = {name: value for name, value in fields.items() if value is not None}
-    if bool(given) == (input_file is not None):
-        names = " and ".join(f"--{name}" for name in fields)
+    fields = {name: given[name] for name in FIELDS[task] if given[name] is not None}
+    input_file, output_file = given["input_file"], given["output_file"]
+    if bool(fields) == (input_file is not None):
+        names = " and ".join(f"--{name}" for name in FIELDS[task])
         raise DataError(f"give --input with a file, or {names}")
-    pipe = pipeline(model, task=task, batch_size=batch_size)
+    pipe = pipeline(given["model"], task=task, batch_size=given["batch_size"])
     if input_file is None:
-        print_json(pipe(given))
+        print_json(pipe(fields))
     elif (count := predict_file(pipe, input_file, output_file)) and output_file:
         with aside(output_file):
-            print_json({"output": output_file, "lines": count}) if as_json else print(f"{output_file}: {count:,} lines")
+            summary = {"output": output_file, "lines": count}
+            print_json(summary) if given["as_json"] else print(f"{output_file}: {count:,} lines")
+
+
+for _task in TASKS:
+    _columns = {"tag_column": (TagColumn, None)} if _task == "ner" else {}
+    _options = {"output_dir": (OutputDir, REQUIRED)} | MODEL | DATA | _columns | PLAN | TASKS[_task] | RUN
+    add_command(train_app, _task, HELP[_task], _options, partial(_train, _task))
+    add_command(predict_app, _task, PREDICT_HELP[_task], FILES | FIELDS[_task] | BATCH, partial(_predict, _task))

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from labkit.console import Dtype, Json, aside, parts, print_json, print_table, waiting, whole_numbers
+from labkit.console import (
+    Dtype,
+    Json,
+    Options,
+    Text,
+    Whole,
+    aside,
+    flag,
+    option,
+    parts,
+    print_json,
+    print_table,
+    waiting,
+    whole_numbers,
+)
 from labkit.errors import FusionError
 
 RESCORING = {"rescore", "compare", "lemmatize", "lemmatizer", "output", "as_json"}
@@ -19,121 +32,93 @@ HALF = ("bfloat16", "float16")
 INTERRUPTED = 130  # the exit code of a process that Ctrl-C ended
 
 
-def fuse(
-    dataset: Annotated[
-        str, typer.Option(help="known-facts, webqa:FILE, lama:FOLDER, or a .jsonl, .json or .csv file.")
-    ] = "known-facts",
-    pairs: Annotated[
-        str | None, typer.Option(help="Folder of subject-object pairs, if lama:FOLDER contains none.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="A registered name, a hub id or a local folder.")] = None,
-    method: Annotated[str, typer.Option(help="One of the methods above.")] = "fuse",
-    engine: Annotated[
-        str, typer.Option(help="fast, reference, dense or cacheless: they give the same answers.")
-    ] = "fast",
-    num_paraphrases: Annotated[
-        int | None, typer.Option(help="Use the first N paraphrases of each question. Default: all.", min=1)
-    ] = None,
-    indexes: Annotated[
-        str | None, typer.Option(help="Use the paraphrases at these positions, from 0, instead: 0,2,4.")
-    ] = None,
-    repeat: Annotated[
-        int | None, typer.Option(help="Control: read the first chosen paraphrase this many times.", min=1)
-    ] = None,
-    at_least: Annotated[
-        int | None,
-        typer.Option(help="Leave out questions with fewer paraphrases. Default: as many as are used.", min=1),
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="For --method weighted: one weight per paraphrase, such as 2,1,1.")
-    ] = None,
-    layer: Annotated[
-        int | None, typer.Option(help="For --method hidden-average: layer number, from 0. Default: the middle layer.")
-    ] = None,
-    few_shot: Annotated[int, typer.Option(help="Number of answered examples in the prompt.", min=0)] = 5,
-    few_shot_from_data: Annotated[
-        bool,
-        typer.Option(
-            "--few-shot-from-data",
-            help="Draw the examples from the data set itself, and leave them out of the questions.",
-        ),
-    ] = False,
-    max_questions: Annotated[
-        int | None, typer.Option(help="Size of a random sample of the questions. Default: all.", min=1)
-    ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens of an answer.", min=1)] = 12,
-    stop: Annotated[
+OPTIONS: Options = {
+    "dataset": option(
+        str, "known-facts, webqa:FILE, lama:FOLDER, or a .jsonl, .json or .csv file.", default="known-facts"
+    ),
+    "pairs": option(Text, "Folder of subject-object pairs, if lama:FOLDER contains none."),
+    "model": option(Text, "A registered name, a hub id or a local folder."),
+    "method": option(str, "One of the methods above.", default="fuse"),
+    "engine": option(str, "fast, reference, dense or cacheless: they give the same answers.", default="fast"),
+    "num_paraphrases": option(Whole, "Use the first N paraphrases of each question. Default: all.", min=1),
+    "indexes": option(Text, "Use the paraphrases at these positions, from 0, instead: 0,2,4."),
+    "repeat": option(Whole, "Control: read the first chosen paraphrase this many times.", min=1),
+    "at_least": option(Whole, "Leave out questions with fewer paraphrases. Default: as many as are used.", min=1),
+    "weights": option(Text, "For --method weighted: one weight per paraphrase, such as 2,1,1."),
+    "layer": option(Whole, "For --method hidden-average: layer number, from 0. Default: the middle layer."),
+    "few_shot": option(int, "Number of answered examples in the prompt.", default=5, min=0),
+    "few_shot_from_data": flag(
+        "--few-shot-from-data", "Draw the examples from the data set itself, and leave them out of the questions."
+    ),
+    "max_questions": option(Whole, "Size of a random sample of the questions. Default: all.", min=1),
+    "max_new_tokens": option(int, "Maximum number of tokens of an answer.", default=12, min=1),
+    "stop": option(
         list[str] | None,
-        typer.Option(
-            help="Text that ends an answer, \\n for a line break; may be repeated. Default: the end of the first line."
-        ),
-    ] = None,
-    lemmatize: Annotated[
-        bool, typer.Option("--lemmatize", help="Also count an answer that matches after lemmatisation.")
-    ] = False,
-    lemmatizer: Annotated[str | None, typer.Option(help="simplemma or spacy:MODEL; implies --lemmatize.")] = None,
-    device: Annotated[str, typer.Option(help="auto (the GPU if there is one), cpu or cuda.")] = "auto",
-    dtype: Dtype = None,
-    batch_size: Annotated[int, typer.Option(help="Questions per batch.", min=1)] = 16,
-    seed: Annotated[int, typer.Option(help="Seed for drawing examples and questions.")] = 0,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            help="Feather file; - is standard output. Default: a file in runs/fuse that is named after the settings."
-        ),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --output.")] = False,
-    rescore: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Score the answers in this file, without a model.")
-    ] = None,
-    compare: Annotated[
-        str | None, typer.Option(metavar="FILE", help="With --rescore: compare with the answers in this file.")
-    ] = None,
-    prove: Annotated[bool, typer.Option("--prove", help="Prove on --model that the engine is correct.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Answer a question from several paraphrases.
+        "Text that ends an answer, \\n for a line break; may be repeated. Default: the end of the first line.",
+    ),
+    "lemmatize": flag("--lemmatize", "Also count an answer that matches after lemmatisation."),
+    "lemmatizer": option(Text, "simplemma or spacy:MODEL; implies --lemmatize."),
+    "device": option(str, "auto (the GPU if there is one), cpu or cuda.", default="auto"),
+    "dtype": (Dtype, None),
+    "batch_size": option(int, "Questions per batch.", default=16, min=1),
+    "seed": option(int, "Seed for drawing examples and questions.", default=0),
+    "output": option(
+        Text, "Feather file; - is standard output. Default: a file in runs/fuse that is named after the settings."
+    ),
+    "resume": flag("--resume", "Continue the run in --output."),
+    "rescore": option(Text, "Score the answers in this file, without a model.", metavar="FILE"),
+    "compare": option(Text, "With --rescore: compare with the answers in this file.", metavar="FILE"),
+    "prove": flag("--prove", "Prove on --model that the engine is correct."),
+    "as_json": (Json, False),
+}
+HELP = """Answer a question from several paraphrases.
 
-    With the default method the paraphrases do not attend to each other, and the answer attends to all of them.
+With the default method the paraphrases do not attend to each other, and the answer attends to all of them.
 
-    Methods: single, concat, isolate, isolate+restart, fuse (default: isolate+restart with weights of 1/N), weighted,
-    logit-average, logit-max, hidden-average, confidence-average, confidence-max, majority-vote.
+Methods: single, concat, isolate, isolate+restart, fuse (default: isolate+restart with weights of 1/N), weighted,
+logit-average, logit-max, hidden-average, confidence-average, confidence-max, majority-vote.
 
-    All questions share one prefix of few-shot examples, drawn with --seed. For known-facts and for your own file, the
-    examples come from a separate set of facts; for other sets they come from all relations of the set and are left out
-    of the questions. Questions with too few paraphrases are left out and counted. Rows without an answer are answered
-    but not scored. --resume continues an interrupted run.
+All questions share one prefix of few-shot examples, drawn with --seed. For known-facts and for your own file, the
+examples come from a separate set of facts; for other sets they come from all relations of the set and are left out
+of the questions. Questions with too few paraphrases are left out and counted. Rows without an answer are answered
+but not scored. --resume continues an interrupted run.
 
-    --rescore FILE [--lemmatize] [--compare OTHER] [--output COPY] scores stored answers; FILE does not change. --prove
-    computes in float32 by default, whatever the dtype of the stored weights; the exit code is 1 if a proof fails.
+--rescore FILE [--lemmatize] [--compare OTHER] [--output COPY] scores stored answers; FILE does not change. --prove
+computes in float32 by default, whatever the dtype of the stored weights; the exit code is 1 if a proof fails.
 
-    Example: labkit fuse --model gemma3-270m --method fuse --num-paraphrases 5
-    """
-    given = dict(locals())
-    lemmatizer = lemmatizer or (LEMMATIZER if lemmatize else None)
-    if rescore is not None:
+Example: labkit fuse --model gemma3-270m --method fuse --num-paraphrases 5"""
+SAME = (  # options that are a setting of the run as they are
+    "dataset", "model", "method", "engine", "num_paraphrases", "repeat", "at_least", "layer", "few_shot", "seed",
+    "max_questions", "max_new_tokens", "batch_size", "device", "dtype", "pairs",
+)  # fmt: skip
+
+
+def fuse(given: dict[str, Any]) -> None:
+    lemmatizer = given["lemmatizer"] or (LEMMATIZER if given["lemmatize"] else None)
+    output, as_json = given["output"], given["as_json"]
+    if given["rescore"] is not None:
         _require_only(given, RESCORING, "--rescore")
-        _rescore(rescore, compare, lemmatizer, output, as_json)
-    elif compare is not None:
+        _rescore(given["rescore"], given["compare"], lemmatizer, output, as_json)
+    elif given["compare"] is not None:
         raise FusionError("--compare needs --rescore FILE, the other file of answers")
-    elif model is None:
+    elif given["model"] is None:
         raise FusionError("--model is missing; give a registered name, a hub id or a local folder")
-    elif prove:
+    elif given["prove"]:
         _require_only(given, PROVING, "--prove")
-        _prove(model, engine, device, dtype, as_json)
+        _prove(given["model"], given["engine"], given["device"], given["dtype"], as_json)
     else:
         from labkit.fusion.few_shot import examples_for
         from labkit.fusion.runs import Settings
 
         settings = Settings(
-            dataset, model, method, engine, num_paraphrases=num_paraphrases, repeat=repeat, at_least=at_least,
-            indexes=None if indexes is None else tuple(whole_numbers("--indexes", indexes)),
-            weights=None if weights is None else _weights(weights), layer=layer, few_shot=few_shot, seed=seed,
-            max_questions=max_questions, max_new_tokens=max_new_tokens, batch_size=batch_size, device=device,
-            stop=tuple(each.replace("\\n", "\n") for each in stop or ()), dtype=dtype, pairs=pairs,
-            lemmatizer=lemmatizer, examples=None if few_shot_from_data else examples_for(dataset),
-        )  # fmt: skip
-        _run(settings, output, resume, as_json)
+            indexes=None if given["indexes"] is None else tuple(whole_numbers("--indexes", given["indexes"])),
+            weights=None if given["weights"] is None else _weights(given["weights"]),
+            stop=tuple(each.replace("\\n", "\n") for each in given["stop"] or ()),
+            lemmatizer=lemmatizer,
+            examples=None if given["few_shot_from_data"] else examples_for(given["dataset"]),
+            **{name: given[name] for name in SAME},
+        )
+        _run(settings, output, given["resume"], as_json)
 
 
 def _run(settings: Any, output: str | None, resume: bool, as_json: bool) -> None:
@@ -188,28 +173,19 @@ def _rescore(path: str, other: str | None, lemmatizer: str | None, output: str |
 
 
 def _prove(model: str, engine: str, device: str, dtype: str | None, as_json: bool) -> None:
-    from functools import partial
-
     from labkit.fusion import proofs
-    from labkit.fusion.fast import FastEngine
-    from labkit.fusion.reference import ReferenceEngine
+    from labkit.fusion.generation import ENGINES, engine_named
     from labkit.fusion.runs import device_named
     from labkit.models import load
 
-    engines: dict[str, Any] = {
-        "fast": FastEngine,
-        "reference": ReferenceEngine,
-        "dense": partial(ReferenceEngine, rendering="dense"),
-        "cacheless": partial(ReferenceEngine, rendering="dense", cached=False),
-    }
-    if engine not in engines:
-        raise FusionError(f"the fusion engine is {engine!r}; choose one of {', '.join(engines)}")
+    if engine not in ENGINES:
+        raise FusionError(f"the fusion engine is {engine!r}; choose one of {', '.join(ENGINES)}")
     if dtype in HALF:
         what = "sums in another order differ too much to tell a right engine from a faulty one; leave --dtype out"
         print(f"labkit: in {dtype} this is no proof, only a smoke test: {what}", file=sys.stderr)
     lm = load(model, dtype=dtype or PROVED_IN, device=device_named(device))
     with waiting(f"proving {engine} on {model}"):
-        found = proofs.prove(lm, engines[engine])
+        found = proofs.prove(lm, lambda *read: engine_named(engine, *read, None))
     if as_json:
         rows = [{"name": p.name, "holds": p.holds, "value": p.value, "limit": p.limit} for p in found.proofs]
         print_json({"model": found.model, "engine": found.engine, "holds": found.holds, "proofs": rows})
@@ -274,8 +250,7 @@ def _in_words(answers: Any) -> str:
 
 def _require_only(given: dict[str, Any], allowed: set[str], what: str) -> None:
     """FusionError if an option was given that means nothing together with `what`."""
-    options = inspect.signature(fuse).parameters
-    strange = [name for name, value in given.items() if name not in allowed and value != options[name].default]
+    strange = [name for name, value in given.items() if name not in allowed and value != OPTIONS[name][1]]
     if strange:
         raise FusionError(f"--{strange[0].replace('_', '-')} means nothing together with {what}; leave it out")
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from labkit.console import Json, print_json
+from labkit.console import REQUIRED, Json, Options, Real, Text, Whole, add_command, flag, option, print_json
 from labkit.errors import DataError, LabkitError
 
 train_app = typer.Typer(help="Train a model on a task or on text.")
@@ -24,152 +24,132 @@ TrainDtype = Annotated[str, typer.Option(help="auto (depends on GPU and model), 
 Seed = Annotated[int, typer.Option(help="Seed of weights, data order and dropout.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --output-dir.")]
 ReportTo = Annotated[str, typer.Option(help="Experiment tracker that transformers supports, or none.")]
-Profile = Annotated[
-    str | None, typer.Option(help="ci, laptop, colab or gpu: steps, batch size and length that you do not give.")
-]
+SETTINGS = (
+    "max_steps", "batch_size", "gradient_accumulation", "gradient_checkpointing", "learning_rate", "warmup", "dtype",
+    "seed", "report_to",
+)  # fmt: skip
+PRETRAIN: Options = {
+    "texts": (
+        Annotated[list[str], typer.Argument(metavar="TEXTS...", help="Text files, or folders of text files.")],
+        REQUIRED,
+    ),
+    "output_dir": (OutputDir, REQUIRED),
+    "max_steps": (MaxSteps, 2000),
+    "batch_size": (BatchSize, 8),
+    "gradient_accumulation": (Accumulation, 1),
+    "gradient_checkpointing": (Checkpointing, False),
+    "learning_rate": (LearningRate, 1e-3),
+    "warmup": (Warmup, 0.05),
+    "vocab_size": option(int, "Vocabulary size of the byte-level BPE.", default=4096, max=2**20),
+    "context": option(int, "Context length: tokens per row.", default=512, min=2),
+    "width": option(int, "Hidden size, a multiple of 64.", default=256, min=64),
+    "layers": option(int, "Number of layers.", default=6, min=1, max=1000),
+    "dropout": option(float, "Dropout probability.", default=0.1, min=0, max=0.99),
+    "held_out": option(float, "Last fraction of each text, held out for validation.", default=0.1, min=0, max=0.99),
+    "repeats": option(float, "Initial fraction of rows that repeat a passage.", default=0.0, min=0, max=1),
+    "first_length": option(Whole, "Initial length, in tokens, of the pieces of a row.", min=2),
+    "dtype": (TrainDtype, "auto"),
+    "evaluate_every": option(int, "Steps between evaluations; 0 is a tenth of the run.", default=0, min=0),
+    "save_every": option(int, "Steps between checkpoints; 0 is a tenth of the run.", default=0, min=0),
+    "seed": (Seed, 0),
+    "resume": (Resume, False),
+    "report_to": (ReportTo, "none"),
+    "as_json": (Json, False),
+}
+PRETRAIN_HELP = """Train a tokenizer and a small GPT-2.
+
+--resume continues an interrupted run.
+
+Example: labkit pretrain my-texts --output-dir my-gpt2 --max-steps 2000"""
+LM: Options = {
+    "output_dir": (OutputDir, REQUIRED),
+    "objective": option(str, "mlm, mntp, prefix, hybrid or next.", default=REQUIRED),
+    "model": option(str, "A registered name, a hub id or a local folder.", default="gpt2-mini"),
+    "train_file": option(list[str] | None, "Text file or folder; may be repeated. Default: Field Notes."),
+    "eval_file": option(list[str] | None, "Text file or folder for evaluation; may be repeated."),
+    "epochs": option(Real, "Passes over the text, instead of --max-steps."),
+    "max_steps": (MaxSteps, None),
+    "batch_size": (BatchSize, None),
+    "gradient_accumulation": (Accumulation, 1),
+    "gradient_checkpointing": (Checkpointing, False),
+    "learning_rate": (LearningRate, 5e-4),
+    "warmup": (Warmup, 0.05),
+    "max_length": option(Whole, "Tokens per row.", min=2),
+    "mask_rate": option(float, "Fraction of the tokens to mask.", default=0.15),
+    "whole_words": flag("--whole-words", "Mask whole words."),
+    "window": option(str, "Window of unmasked local layers: keep, halve or global.", default="keep"),
+    "layers": option(str, "Layers to unmask: all, middle-third, or 0,1,2.", default="all"),
+    "lora": flag("--lora", "Train LoRA adapters, and merge them at the end."),
+    "dropout": option(Real, "Dropout probability. Default: that of the model.", min=0, max=0.99),
+    "dtype": (TrainDtype, "auto"),
+    "attn_implementation": option(Text, "Attention backend: eager or sdpa."),
+    "seed": (Seed, 0),
+    "resume": (Resume, False),
+    "report_to": (ReportTo, "none"),
+    "profile": option(Text, "ci, laptop, colab or gpu: steps, batch size and length that you do not give."),
+    "as_json": (Json, False),
+}
+LM_HELP = """Adapt a language model to text.
+
+Objectives: mlm and mntp make the model bidirectional and predict masked tokens; prefix is bidirectional in a prefix
+of each row; hybrid predicts next tokens first and masked tokens after them; next is next-token prediction.
+
+Example: labkit train lm --objective mlm --model gpt2-mini --output-dir encoder --max-steps 500"""
 
 
-def pretrain(
-    texts: Annotated[list[str], typer.Argument(metavar="TEXTS...", help="Text files, or folders of text files.")],
-    output_dir: OutputDir,
-    max_steps: MaxSteps = 2000,
-    batch_size: BatchSize = 8,
-    gradient_accumulation: Accumulation = 1,
-    gradient_checkpointing: Checkpointing = False,
-    learning_rate: LearningRate = 1e-3,
-    warmup: Warmup = 0.05,
-    vocab_size: Annotated[int, typer.Option(help="Vocabulary size of the byte-level BPE.", max=2**20)] = 4096,
-    context: Annotated[int, typer.Option(help="Context length: tokens per row.", min=2)] = 512,
-    width: Annotated[int, typer.Option(help="Hidden size, a multiple of 64.", min=64)] = 256,
-    layers: Annotated[int, typer.Option(help="Number of layers.", min=1, max=1000)] = 6,
-    dropout: Annotated[float, typer.Option(help="Dropout probability.", min=0, max=0.99)] = 0.1,
-    held_out: Annotated[
-        float, typer.Option(help="Last fraction of each text, held out for validation.", min=0, max=0.99)
-    ] = 0.1,
-    repeats: Annotated[float, typer.Option(help="Initial fraction of rows that repeat a passage.", min=0, max=1)] = 0.0,
-    first_length: Annotated[
-        int | None, typer.Option(help="Initial length, in tokens, of the pieces of a row.", min=2)
-    ] = None,
-    dtype: TrainDtype = "auto",
-    evaluate_every: Annotated[int, typer.Option(help="Steps between evaluations; 0 is a tenth of the run.", min=0)] = 0,
-    save_every: Annotated[int, typer.Option(help="Steps between checkpoints; 0 is a tenth of the run.", min=0)] = 0,
-    seed: Seed = 0,
-    resume: Resume = False,
-    report_to: ReportTo = "none",
-    as_json: Json = False,
-) -> None:
-    """Train a tokenizer and a small GPT-2.
-
-    --resume continues an interrupted run.
-
-    Example: labkit pretrain my-texts --output-dir my-gpt2 --max-steps 2000
-    """
+def pretrain(given: dict[str, Any]) -> None:
     from labkit import pretraining
     from labkit.training import Settings
 
-    metrics = pretraining.pretrain(
-        texts,
-        output_dir,
-        shape=pretraining.Shape(vocab_size, context, width, layers, dropout),
-        settings=Settings(
-            max_steps=max_steps, batch_size=batch_size, gradient_accumulation=gradient_accumulation,
-            learning_rate=learning_rate, warmup=warmup, dtype=dtype, seed=seed, evaluate_every=evaluate_every,
-            save_every=save_every, report_to=report_to, gradient_checkpointing=gradient_checkpointing,
-        ),
-        held_out=held_out,
-        repeats=repeats,
-        first_length=first_length,
-        resume=resume,
-    )  # fmt: skip
-    if as_json:
+    shape = pretraining.Shape(*(given[name] for name in ("vocab_size", "context", "width", "layers", "dropout")))
+    settings = Settings(**{name: given[name] for name in (*SETTINGS, "evaluate_every", "save_every")})
+    choices = {name: given[name] for name in ("held_out", "repeats", "first_length", "resume")}
+    metrics = pretraining.pretrain(given["texts"], given["output_dir"], shape=shape, settings=settings, **choices)
+    if given["as_json"]:
         print_json(metrics)
         return
-    print(f"{output_dir}/model: {metrics['parameters'] / 1e6:.1f} M parameters, {metrics['seconds']:,.0f} s")
+    print(f"{given['output_dir']}/model: {metrics['parameters'] / 1e6:.1f} M parameters, {metrics['seconds']:,.0f} s")
     for name, bits in metrics["bits_per_byte"].items():
         print(f"  {name}: {bits:.3f} bits per byte on the part held out")
 
 
-@train_app.command("lm")
-def train_lm(
-    output_dir: OutputDir,
-    objective: Annotated[str, typer.Option(help="mlm, mntp, prefix, hybrid or next.")],
-    model: Annotated[str, typer.Option(help="A registered name, a hub id or a local folder.")] = "gpt2-mini",
-    train_file: Annotated[
-        list[str] | None, typer.Option(help="Text file or folder; may be repeated. Default: Field Notes.")
-    ] = None,
-    eval_file: Annotated[
-        list[str] | None, typer.Option(help="Text file or folder for evaluation; may be repeated.")
-    ] = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the text, instead of --max-steps.")] = None,
-    max_steps: MaxSteps = None,
-    batch_size: BatchSize = None,
-    gradient_accumulation: Accumulation = 1,
-    gradient_checkpointing: Checkpointing = False,
-    learning_rate: LearningRate = 5e-4,
-    warmup: Warmup = 0.05,
-    max_length: Annotated[int | None, typer.Option(help="Tokens per row.", min=2)] = None,
-    mask_rate: Annotated[float, typer.Option(help="Fraction of the tokens to mask.")] = 0.15,
-    whole_words: Annotated[bool, typer.Option("--whole-words", help="Mask whole words.")] = False,
-    window: Annotated[str, typer.Option(help="Window of unmasked local layers: keep, halve or global.")] = "keep",
-    layers: Annotated[str, typer.Option(help="Layers to unmask: all, middle-third, or 0,1,2.")] = "all",
-    lora: Annotated[bool, typer.Option("--lora", help="Train LoRA adapters, and merge them at the end.")] = False,
-    dropout: Annotated[
-        float | None, typer.Option(help="Dropout probability. Default: that of the model.", min=0, max=0.99)
-    ] = None,
-    dtype: TrainDtype = "auto",
-    attn_implementation: Annotated[str | None, typer.Option(help="Attention backend: eager or sdpa.")] = None,
-    seed: Seed = 0,
-    resume: Resume = False,
-    report_to: ReportTo = "none",
-    profile: Profile = None,
-    as_json: Json = False,
-) -> None:
-    """Adapt a language model to text.
-
-    Objectives: mlm and mntp make the model bidirectional and predict masked tokens; prefix is bidirectional in a prefix
-    of each row; hybrid predicts next tokens first and masked tokens after them; next is next-token prediction.
-
-    Example: labkit train lm --objective mlm --model gpt2-mini --output-dir encoder --max-steps 500
-    """
+def train_lm(given: dict[str, Any]) -> None:
     from labkit.profile import by_name, current
     from labkit.tasks import lm
     from labkit.training import Settings
 
-    sizes = by_name(profile) if profile else current()
-    train_texts, eval_texts = _texts(train_file, eval_file)
-    batch_size, max_length = batch_size or sizes.batch_size, max_length or sizes.max_length
-    if epochs is not None and max_steps is not None:
-        raise LabkitError("--epochs and --max-steps say the same thing twice; give one of them")
-    if epochs is not None:
-        max_steps = lm.steps_of(model, train_texts, max_length, batch_size * gradient_accumulation, epochs)
+    sizes = by_name(given["profile"]) if given["profile"] else current()
+    train_texts, eval_texts = _texts(given["train_file"], given["eval_file"])
+    batch_size, max_length = given["batch_size"] or sizes.batch_size, given["max_length"] or sizes.max_length
+    max_steps, model, output_dir = given["max_steps"], given["model"], given["output_dir"]
+    if given["epochs"] is not None:
+        if max_steps is not None:
+            raise LabkitError("--epochs and --max-steps say the same thing twice; give one of them")
+        rows = batch_size * given["gradient_accumulation"]
+        max_steps = lm.steps_of(model, train_texts, max_length, rows, given["epochs"])
+    settings = {name: given[name] for name in SETTINGS} | {"weight_decay": 0.01}
+    settings |= {"max_steps": max_steps or sizes.max_steps, "batch_size": batch_size}
+    kept = ("objective", "mask_rate", "whole_words", "window", "layers", "lora", "dropout", "resume")
     metrics = lm.train_lm(
         model,
         train_texts,
         output_dir,
-        objective=objective,
-        settings=Settings(
-            max_steps=max_steps or sizes.max_steps, batch_size=batch_size, gradient_accumulation=gradient_accumulation,
-            learning_rate=learning_rate, warmup=warmup, weight_decay=0.01, dtype=dtype, seed=seed, report_to=report_to,
-            gradient_checkpointing=gradient_checkpointing,
-        ),
+        settings=Settings(**settings),
         eval_texts=eval_texts,
         max_length=max_length,
-        mask_rate=mask_rate,
-        whole_words=whole_words,
-        window=window,
-        layers=layers,
-        lora=lora,
-        dropout=dropout,
-        attn=attn_implementation,
-        resume=resume,
-    )  # fmt: skip
-    if as_json:
+        attn=given["attn_implementation"],
+        **{name: given[name] for name in kept},
+    )
+    if given["as_json"]:
         print_json(metrics)
         return
-    print(f"{output_dir}/model: {objective}, {metrics['steps']:,} steps, {metrics['seconds']:,.0f} s")
+    print(f"{output_dir}/model: {given['objective']}, {metrics['steps']:,} steps, {metrics['seconds']:,.0f} s")
     for state, scores in metrics["scores"].items():
         shown = (f"{name.replace('_', ' ')} {value:,.3f}" for name, value in scores.items() if name != "n")
         print(f"  {state:9} {', '.join(shown)}")
+
+
+add_command(train_app, "lm", LM_HELP, LM, train_lm)
 
 
 def _texts(train_file: list[str] | None, eval_file: list[str] | None) -> tuple[list[str], list[str]]:

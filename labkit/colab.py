@@ -83,7 +83,9 @@ def token(model: str = "the model") -> str:
     No notebook of the tour needs one. Looked for in HF_TOKEN, among Colab's secrets, and in a login on this machine.
     Raises LabkitError, saying how to get one, if there is none. Never printed.
     """
-    found = os.environ.get(TOKEN) or _colab_secret() or _login()
+    import huggingface_hub
+
+    found = os.environ.get(TOKEN) or _colab_secret() or huggingface_hub.get_token()
     if not found:
         place = (
             f"click the key on the left of Colab, add the secret {TOKEN}, and switch on its notebook access"
@@ -108,12 +110,6 @@ def _colab_secret() -> str | None:
         return userdata.get(TOKEN)
     except (userdata.SecretNotFoundError, userdata.NotebookAccessError):
         return None
-
-
-def _login() -> str | None:
-    import huggingface_hub
-
-    return huggingface_hub.get_token()
 
 
 def _refuse_outdated_imports() -> None:

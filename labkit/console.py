@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import Annotated, Any
 
@@ -16,6 +18,35 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard outpu
 Name = Annotated[str, typer.Argument(metavar="NAME_OR_PATH", help="A registered name, a hub id or a local folder.")]
 Attn = Annotated[str | None, typer.Option(help="Attention backend: eager, sdpa or flex_attention.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: as stored.")]
+
+Options = dict[str, tuple[Any, Any]]  # by name: annotation and default
+REQUIRED = inspect.Parameter.empty  # in place of a default
+Text, Whole, Real = str | None, int | None, float | None
+
+
+def option(kind: Any, text: str, *names: str, default: Any = None, **settings: Any) -> tuple[Any, Any]:
+    """An entry of `Options`, with `text` as its help."""
+    return Annotated[kind, typer.Option(*names, help=text, **settings)], default
+
+
+def flag(name: str, text: str) -> tuple[Any, Any]:
+    return option(bool, text, name, default=False)
+
+
+def add_command(
+    app: typer.Typer, name: str, text: str, options: Options, run: Callable[[dict[str, Any]], None]
+) -> None:
+    """Add a command with this help and these options. It calls `run` with a dict of what was given."""
+
+    def command(**given: Any) -> None:
+        run(given)
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    command.__signature__ = inspect.Signature(
+        [inspect.Parameter(name, kind, default=default, annotation=note) for name, (note, default) in options.items()]
+    )
+    command.__annotations__ = {name: note for name, (note, _) in options.items()}
+    app.command(name, help=text)(command)
 
 
 def aside(output: Any) -> AbstractContextManager[Any]:

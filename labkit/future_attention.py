@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from labkit import masks
-from labkit.errors import FutureAttentionError, UnsupportedModelError
+from labkit.errors import FutureAttentionError
 from labkit.gpt import CAUSAL, GPT, Attention, Cache, GPTConfig
 from labkit.masks import Mask
 from labkit.writing import write_whole
@@ -98,8 +98,7 @@ class Seen:
 
 
 def predicted(dim: int) -> Mask:
-    """The squares (i, j) with i < j <= i + dim. Raises FutureAttentionError if `dim` is no whole number from 1."""
-    _require_dim(dim)
+    """The squares (i, j) with i < j <= i + dim."""
     cells = masks.sliding_window(dim + 1, causal=False) & ~masks.causal()
     return replace(cells, name=f"predicted({dim})", meaning=f"the next {dim} after itself, and nothing else")
 
@@ -203,29 +202,21 @@ class FromTokens(Columns):
 class FutureAttention(Attention):
     """Multi-head causal attention with columns beside the past: one softmax over both, their contributions added.
 
-    `columns_on = False` leaves them out: then it is plain causal attention. `watching` is a list that gets a `Seen` per
-    call, or None.
+    `watching` is a list that gets a `Seen` per call, or None.
     """
 
     def __init__(self, config: GPTConfig, future: Future):
         super().__init__(config)
         self.future = future
         self.columns = FromTokens(config, future) if future.source == "tokens" else Free(config, future)
-        self.columns_on, self.watching = True, None
+        self.watching = None
 
     def forward(self, x: Tensor, may_attend, attend, cache: Cache | None, layer: int) -> Tensor:
         batch, seq, width = x.shape
         query, key, value = self.project(x)  # 3 x (batch, heads, seq, head width)
         if cache is not None:
             key, value = cache.extend(layer, key, value)  # (batch, heads, past + seq, head width)
-        if not self.columns_on:
-            mixed = attend(query, key, value, may_attend, self.attention_dropout if self.training else 0.0)
-        else:
-            mixed = self._joint(x, query, key, value)
-        return self.dropout(self.c_proj(mixed.transpose(1, 2).reshape(batch, seq, width)))
-
-    def _joint(self, x: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        seq, total = query.size(2), key.size(2)
+        total = key.size(2)
         hidden = torch.ones(seq, total, dtype=torch.bool, device=x.device).triu(total - seq + 1)
         none = ~self.columns.visible(total - seq, seq, x.device)
         query = query / math.sqrt(query.size(-1))
@@ -238,7 +229,7 @@ class FutureAttention(Attention):
             parts = (weights[..., :total], weights[..., total:])
             made = (past, future, *parts, self.future.dim, self.future.source)
             self.watching.append(Seen(query, key, value, *made))
-        return past + future
+        return self.dropout(self.c_proj((past + future).transpose(1, 2).reshape(batch, seq, width)))
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------
@@ -292,18 +283,6 @@ class FutureGPT(GPT):
             for attention in attentions:
                 attention.watching = None
 
-    @contextmanager
-    def without_columns(self) -> Iterator[FutureGPT]:
-        """The same weights as plain causal attention: every column is masked off."""
-        attentions = [self.h[layer].attn for layer in self.future_layers]
-        for attention in attentions:
-            attention.columns_on = False
-        try:
-            yield self
-        finally:
-            for attention in attentions:
-                attention.columns_on = True
-
     @property
     def column_parameters(self) -> int:
         """How many of the parameters belong to the columns."""
@@ -320,8 +299,6 @@ class FutureGPT(GPT):
         """
         if isinstance(model, FutureGPT):
             raise FutureAttentionError("this model has columns already; `load` reads a saved one with them")
-        if not isinstance(model, GPT) and not hasattr(model, "config"):
-            raise UnsupportedModelError(f"Future Attention begins with a GPT-2, not with a {type(model).__name__}")
         plain = model if isinstance(model, GPT) else GPT.from_transformers(model)
         made = cls(plain.config, future)
         made.load_state_dict(plain.state_dict(), strict=False)  # all but the columns, which are made anew
@@ -370,24 +347,16 @@ class FutureGPT(GPT):
 
 
 def chosen_layers(layers: Sequence[int]) -> tuple[int, ...]:
-    """As a tuple. FutureAttentionError if these are no whole numbers, none, or one of them twice."""
-    try:
-        found = tuple(layers)
-    except TypeError:
-        found = ()
-    whole = all(isinstance(each, int) and not isinstance(each, bool) for each in found)
-    if not found or not whole or len(set(found)) < len(found):
-        raise FutureAttentionError(f"the layers are {layers!r}: give whole numbers, at least one, and none twice")
+    """As a tuple. FutureAttentionError if there are none, or one of them twice."""
+    found = tuple(layers)
+    if not found or len(set(found)) < len(found):
+        raise FutureAttentionError(f"the layers are {layers!r}: give at least one, and none twice")
     return found
 
 
-def _require_dim(dim: int) -> None:
-    if not isinstance(dim, int) or isinstance(dim, bool) or dim < 1:
-        raise FutureAttentionError(f"future_dim is {dim!r}: give a whole number of positions ahead, from 1")
-
-
 def _require_fit(config: GPTConfig, future: Future) -> None:
-    _require_dim(future.dim)
+    if future.dim < 1 or future.rank < 1:
+        raise FutureAttentionError(f"future_dim is {future.dim} and rank {future.rank}: give whole numbers from 1")
     if future.source not in SOURCES:
         raise FutureAttentionError(f"there are no columns from {future.source!r}; there are {', '.join(SOURCES)}")
     if future.source != "memory" and future.dim >= config.context:
@@ -395,8 +364,5 @@ def _require_fit(config: GPTConfig, future: Future) -> None:
             f"future_dim is {future.dim}, and in a context of {config.context} a position has at most "
             f"{config.context - 1} others ahead of it"
         )
-    if not isinstance(future.rank, int) or future.rank < 1:
-        raise FutureAttentionError(f"the rank is {future.rank!r}: give a whole number from 1")
-    wrong = [layer for layer in future.layers or () if layer not in range(config.layers)]
-    if wrong:
+    if wrong := [layer for layer in future.layers or () if layer not in range(config.layers)]:
         raise FutureAttentionError(f"no layers {wrong} can have columns: give some of 0 to {config.layers - 1}")

@@ -66,7 +66,7 @@ class FutureLoss:
             raise FutureAttentionError('"kl" compares weights of one softmax: it has no target "difference"')
         if self.layers is not None:
             object.__setattr__(self, "layers", chosen_layers(self.layers))
-        if not isinstance(self.weight, int | float) or not 0 <= self.weight < math.inf:
+        if not 0 <= self.weight < math.inf:
             raise FutureAttentionError(f"the weight of the future loss is {self.weight!r}: give a number from 0")
 
     def __call__(self, seen: Sequence[Seen]) -> Float[Tensor, ""]:

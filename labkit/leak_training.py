@@ -31,7 +31,6 @@ from labkit.errors import ConversionError, LeakageError, UnsupportedModelError
 from labkit.gpt import GPT
 from labkit.objectives import generator
 from labkit.running import evaluating, first_tensor
-from labkit.viz.intervals import student_t
 
 AS_BUILT, UNMASKED = "as built", "unmasked"
 CERTAINTY = 14.0  # e^-14: the chance of a false alarm, about one in a million
@@ -308,8 +307,6 @@ def _start(model: nn.Module | Callable[[int], nn.Module], seed: int) -> nn.Modul
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         made = model if isinstance(model, nn.Module) else model(seed)
-    if not isinstance(made, nn.Module):
-        raise LeakageError(f"the factory must make a torch module of a seed, and gave {type(made).__name__} for {seed}")
     return copy.deepcopy(made).float()
 
 
@@ -391,10 +388,11 @@ def _surprise(rate: float, chance: float) -> float:
 
 def _mean_and_interval(values: list[float]) -> str:
     """Mean and half of its 95 % interval, by Student's t."""
+    from scipy import stats  # takes a second to import, and find_leaks imports this module
+
     if not values:
         return "-"
-    t = student_t(len(values) - 1)
-    return f"{statistics.mean(values):.3f} ± {t * statistics.stdev(values) / math.sqrt(len(values)):.3f}"
+    return f"{statistics.mean(values):.3f} ± {stats.t.ppf(0.975, len(values) - 1) * stats.sem(values):.3f}"
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -7,10 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from labkit.errors import MissingPackageError
 from labkit.masks import Mask
-
-VERDICTS = ("causal", "bidirectional", "mixed", "other")
 
 
 class Problem(str):
@@ -123,25 +120,13 @@ class AuditReport:
             "dtype": self.dtype,
             "verdict": self.verdict,
             "layers": [
-                {
-                    "index": layer.index,
-                    "name": layer.name,
-                    "mask": repr(layer.mask),
-                    "verdict": layer.verdict,
-                    "scenarios": layer.scenarios,
-                    "reach": None if layer.reach is None else list(layer.reach),
-                }
+                vars(layer) | {"mask": repr(layer.mask), "reach": layer.reach and list(layer.reach)}
                 for layer in self.layers
             ],
             "whole": {
-                kind: {
-                    "verdict": s.verdict,
-                    "columns": list(s.columns),
-                    "influence": s.influence.int().tolist(),
-                    "pad_leak": s.pad_leak,
-                    "nan": s.nan,
-                }
-                for kind, s in self.whole.items()
+                kind: vars(scenario)
+                | {"columns": list(scenario.columns), "influence": scenario.influence.int().tolist()}
+                for kind, scenario in self.whole.items()
             },
             "problems": [{"kind": p.kind, "text": str(p), "layers": list(p.layers)} for p in self.problems],
             "notes": list(self.notes),
@@ -151,29 +136,6 @@ class AuditReport:
     def to_json(self, **kwargs) -> str:
         """`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), **kwargs)
-
-    def to_dataframe(self):
-        """One row per layer, as a pandas DataFrame.
-
-        Raises:
-            MissingPackageError: pandas is not installed.
-        """
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise MissingPackageError("a DataFrame needs pandas: pip install pandas (or use to_dict)") from error
-
-        return pd.DataFrame(
-            {
-                "layer": layer.index,
-                "name": layer.name,
-                "mask": repr(layer.mask),
-                "left": None if layer.reach is None else layer.reach[0],
-                "right": None if layer.reach is None else layer.reach[1],
-                **layer.scenarios,
-            }
-            for layer in self.layers
-        )
 
 
 def _runs(layers: list[LayerReport]) -> list[tuple[LayerReport, LayerReport]]:

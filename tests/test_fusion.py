@@ -2,8 +2,6 @@
 
 import math
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -390,37 +388,6 @@ def test_what_cannot_be_is_one_clear_error(wrong, told):
     lm = labkit.load("tiny-llama")
     with pytest.raises(FusionError, match=told):
         answered(lm, **wrong)
-
-
-WRONG_TYPES = (
-    ([["a"]], {"stop": None}, "stop is None; give a text, or a list of texts"),
-    ([["a"]], {"do_sample": True, "top_k": 2.5}, "top_k is 2.5; give a whole number"),
-    ([["a", None]], {}, "paraphrase 1 of question 0 is None, which is no text"),
-    ([["a", "b"]], {"method": "weighted", "weights": [["1", "1"]]}, "must be a positive number"),
-    ([["a"]], {"max_new_tokens": 2.5}, "max_new_tokens is 2.5; give a whole number"),
-    ([["a"]], {"num_beams": 1.5}, "num_beams is 1.5; give a whole number"),
-    ([["a"]], {"do_sample": True, "temperature": "0.7"}, "temperature is '0.7'; give a number"),
-    ([["a"]], {"separator": None}, "the separator is None; give a text"),
-    ([["a"]], {"prefix": 3}, "the prefix is 3; give a text"),
-)
-
-
-@pytest.mark.end_to_end
-def test_values_of_the_wrong_type_are_one_clear_error_too():
-    """In a process of its own: here the type hints are checked, which a user's program does not do."""
-    program = (
-        "import ast, sys, labkit\nfrom labkit import fusion\nlm = labkit.load('tiny-llama')\n"
-        "from labkit.errors import FusionError\n"
-        "for questions, settings in ast.literal_eval(sys.argv[1]):\n"
-        "    try:\n        fusion.generate(lm, questions, **settings)\n"
-        "    except FusionError as told:\n        print(told)\n"
-    )
-    given = repr([wrong[:2] for wrong in WRONG_TYPES])
-    done = subprocess.run([sys.executable, "-c", program, given], capture_output=True, text=True, check=True)
-    told = done.stdout.splitlines()
-    assert len(told) == len(WRONG_TYPES)
-    for line, (_, _, expected) in zip(told, WRONG_TYPES, strict=True):
-        assert expected in line
 
 
 def test_a_prompt_beyond_the_memory_is_refused_and_new_tokens_and_beams_count(monkeypatch):

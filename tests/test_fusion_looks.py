@@ -1,7 +1,5 @@
 """Which paraphrase each generated token looks at: held against closed forms and transformers' own attention."""
 
-import inspect
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,7 @@ import torch
 import labkit
 from labkit import fusion
 from labkit.errors import FusionError
-from labkit.fusion.looks import PAGE_WIDE, _known, looks
+from labkit.fusion.looks import PAGE_WIDE, looks
 from labkit.fusion.proofs import _state
 
 NAMES = ("tiny-gpt2", "tiny-llama", "tiny-gemma2", "tiny-gemma3")
@@ -171,9 +169,3 @@ def test_a_token_that_no_window_lets_see_the_paraphrases_has_no_share_among_them
     assert not found.share.any()
     with pytest.raises(FusionError, match="gives no paraphrase any attention"):
         found.figure_of_paraphrases()
-
-
-def test_the_tokens_of_all_answers_are_not_those_of_one():
-    """Past the type hints, which a user's program does not check."""
-    with pytest.raises(FusionError, match=r"result.tokens\[0\], not result.tokens"):
-        inspect.unwrap(_known)([[1, 2]], 10)

@@ -292,7 +292,6 @@ class NoHead(nn.Module):
         ({"data": V + 1, "model": lambda seed: NoHead()}, "token ids up to 16, and NoHead knows 16 tokens"),
         ({"model": lambda seed: NoHead()}, r"NoHead gave \(1, 8, 8\) for ids \(1, 8\): expected \(1, 8, 16 or more\)"),
         ({"model": lambda seed: nn.Linear(3, 3)}, "Linear cannot be called on 8 token ids"),
-        ({"model": lambda seed: None}, "must make a torch module of a seed, and gave NoneType for 0"),
         ({"length": 33}, "a row of 33 tokens is longer than the context of GPT, 32"),
         ({"length": 1}, "length must be at least 2, not 1"),
         ({"steps": 0}, "steps must be at least 1, not 0"),

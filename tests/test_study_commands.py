@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from benchmarks.study import fusion, future, mask_effect, runner
+from benchmarks.study import fusion, future, mask_effect
 
 pytestmark = pytest.mark.end_to_end
 
@@ -14,7 +14,7 @@ def run(monkeypatch, capsys):
         """The exit code, standard output and standard error."""
         monkeypatch.setattr("sys.argv", [script.__file__, *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
-            runner.main(script._parser(), script._main)
+            script.main()
         return ended.value.code, *capsys.readouterr()
 
     return command

@@ -1,6 +1,5 @@
 """Embeddings: encoding whatever the batches, losses against formulas by hand, retrieval counted by hand."""
 
-import builtins
 import math
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 import labkit
 from labkit.datasets.examples import Labelled, Pair
-from labkit.errors import DataError, HeadError, MissingPackageError, ObjectiveError
+from labkit.errors import DataError, HeadError, ObjectiveError
 from labkit.heads import Head
 from labkit.pooling import POOLINGS
 from labkit.run_folder import RunFolder
@@ -467,19 +466,6 @@ def test_the_examples_decide_what_is_scored():
         embed.scores(lm.model, lm.tokenizer, [])
     with pytest.raises(DataError, match="score all pairs, or none"):
         embed.scores(lm.model, lm.tokenizer, scored(0.1, 0.2, None))
-
-
-def test_without_scipy_the_pip_command_is_named(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.split(".")[0] == "scipy":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingPackageError, match=r'need scipy: pip install "labkit-bidirectional\[train\]"'):
-        embed.similarity_scores(at_angles(0, 1), at_angles(0, 2), [0.0, 1.0])
 
 
 def test_the_words_baseline_finds_pairs_that_share_words_and_no_others():

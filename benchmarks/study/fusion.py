@@ -249,9 +249,8 @@ def named(text: str, pairs: str | None = None) -> tuple[str, tuple[str, str | No
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__, SINGLE)
     add, names = parser.add_argument, runner.listed()
-    add("--output-dir", required=True, help="folder of the study")
     add("--model", type=names, dest="models", default=("gemma3-270m",), help="names, hub ids or folders, with commas")
     add("--dataset", action="append", help="[NAME=]known-facts, webqa:FILE, lama:FOLDER, or a file; may be repeated")
     add("--pairs", help="folder of subject-object pairs, if lama:FOLDER contains none")
@@ -270,24 +269,25 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", help="float32, bfloat16 or float16; default: as stored")
     add("--lemmatizer", help="simplemma or spacy:MODEL: also count answers that match after lemmatisation")
     add("--seed", type=int, default=0, help="of examples, questions and the order of paraphrases")
-    add("--reference", default=SINGLE, help="the method that the table compares the others with: logit-average")
     add("--lemmatised", action="store_true", help="score the lemmatised answers in the table")
-    add("--report-only", action="store_true", help="compare what is finished; ask nothing")
     return parser
 
 
-def _main(options: argparse.Namespace) -> int:
-    failures = {}
-    if not options.report_only:
-        own = {each.name: getattr(options, each.name) for each in fields(Study) if hasattr(options, each.name)}
-        data = dict(named(text, options.pairs) for text in options.dataset or [KNOWN_FACTS])
-        study = Study(**own | {"data": data})
-        failures = run_study(study, options.output_dir)
-    folder = Path(options.output_dir).expanduser()
-    rows = tables(folder, options.reference, options.lemmatised)
-    report.write(rows, folder, unit="points of accuracy", reference=options.reference)
-    return 1 if failures else 0
+def _run(options: argparse.Namespace) -> dict[str, str]:
+    own = {each.name: getattr(options, each.name) for each in fields(Study) if hasattr(options, each.name)}
+    data = dict(named(text, options.pairs) for text in options.dataset or [KNOWN_FACTS])
+    study = Study(**own | {"data": data})
+    return run_study(study, options.output_dir)
+
+
+def main() -> None:
+    runner.main(
+        _parser(),
+        _run,
+        lambda options: tables(options.output_dir, options.reference, options.lemmatised),
+        unit="points of accuracy",
+    )
 
 
 if __name__ == "__main__":
-    runner.main(_parser(), _main)
+    main()

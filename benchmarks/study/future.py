@@ -296,9 +296,8 @@ def _score(run: Run, metrics: dict[str, Any]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__, REFERENCE)
     add, whole = parser.add_argument, runner.listed(int)
-    add("--output-dir", required=True, help="folder of the study")
     add("--arms", type=runner.listed(), help=f"default: {','.join(DEFAULT)}")
     add("--seeds", type=whole, help="of weights, order of the rows and dropout")
     add("--text", action="append", dest="texts", help="text file or folder, may be repeated; default: Field Notes")
@@ -309,22 +308,20 @@ def _parser() -> argparse.ArgumentParser:
     add("--learning-rate", type=float, help="peak learning rate, the same for all arms")
     add("--weight", type=float, help="of an auxiliary loss whose name sets none (mse@1000 does)")
     add("--dtype", help="float32, bfloat16 or float16")
-    add("--reference", default=REFERENCE, help="the arm that the table compares the others with")
-    add("--report-only", action="store_true", help="compare what is finished; run nothing")
     return parser
 
 
-def _main(options: argparse.Namespace) -> int:
-    failures = {}
-    if not options.report_only:
-        given = {each.name: getattr(options, each.name, None) for each in fields(Study)}
-        chosen = PROFILES[options.profile] | {name: value for name, value in given.items() if value is not None}
-        failures = run_study(Study(**chosen | {"texts": tuple(chosen.get("texts", ()))}), options.output_dir)
-    folder = Path(options.output_dir).expanduser()
-    rows = tables(folder, options.reference)
-    report.write(rows, folder, unit="nats per token", reference=options.reference, digits=4)
-    return 1 if failures else 0
+def _run(options: argparse.Namespace) -> dict[str, str]:
+    given = {each.name: getattr(options, each.name, None) for each in fields(Study)}
+    chosen = PROFILES[options.profile] | {name: value for name, value in given.items() if value is not None}
+    return run_study(Study(**chosen | {"texts": tuple(chosen.get("texts", ()))}), options.output_dir)
+
+
+def main() -> None:
+    runner.main(
+        _parser(), _run, lambda options: tables(options.output_dir, options.reference), unit="nats per token", digits=4
+    )
 
 
 if __name__ == "__main__":
-    runner.main(_parser(), _main)
+    main()

@@ -330,9 +330,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__, REFERENCE)
     add, whole = parser.add_argument, runner.listed(int)
-    add("--output-dir", required=True, help="folder of the study")
     add("--model", default="gpt2-mini", help="a registered name, a hub id or a local folder")
     add("--data", action="append", help="[NAME=]TASK:DATA, may be repeated; see benchmarks/study/conditions.py")
     add("--arms", type=named, default=DEFAULT, help=f"default: {','.join(DEFAULT)}")
@@ -352,29 +351,25 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-eval", type=int, help="at most so many dev and so many test examples")
     add("--adaptation-rate", type=float, default=5e-4, help="learning rate of mntp, mlm and next")
     add("--adaptation-batch", type=int, default=8, help="rows per step of mntp, mlm and next")
-    add("--reference", default=REFERENCE, help="the arm that the table compares the others with")
-    add("--report-only", action="store_true", help="compare what is finished; run nothing")
     return parser
 
 
-def _main(options: argparse.Namespace) -> int:
-    failures = {}
-    if not options.report_only:
-        budget = ("epochs", "max_steps", "batch_size", "dtype", "gradient_accumulation", "evaluate_every")
-        chosen = {name: getattr(options, name) for name in budget}
-        plan = plans.preset(options.preset or plans.default_preset(options.model), patience=0, **chosen)
-        own = {each.name: getattr(options, each.name) for each in fields(Study) if hasattr(options, each.name)}
-        study = Study(**own | {"plan": plan, "attn": options.attn_implementation, "arms": tuple(options.arms)})
-        data = conditions(
-            options.data or ("ner:field-notes", "ner:which-way-round"), orders=options.orders,
-            max_train=options.max_train, max_eval=options.max_eval,
-        )  # fmt: skip
-        failures = run_study(study, data, options.output_dir)
-    folder = Path(options.output_dir).expanduser()
-    rows = tables(folder, options.reference)
-    report.write(rows, folder, unit="points", reference=options.reference)
-    return 1 if failures else 0
+def _run(options: argparse.Namespace) -> dict[str, str]:
+    budget = ("epochs", "max_steps", "batch_size", "dtype", "gradient_accumulation", "evaluate_every")
+    chosen = {name: getattr(options, name) for name in budget}
+    plan = plans.preset(options.preset or plans.default_preset(options.model), patience=0, **chosen)
+    own = {each.name: getattr(options, each.name) for each in fields(Study) if hasattr(options, each.name)}
+    study = Study(**own | {"plan": plan, "attn": options.attn_implementation, "arms": tuple(options.arms)})
+    data = conditions(
+        options.data or ("ner:field-notes", "ner:which-way-round"), orders=options.orders,
+        max_train=options.max_train, max_eval=options.max_eval,
+    )  # fmt: skip
+    return run_study(study, data, options.output_dir)
+
+
+def main() -> None:
+    runner.main(_parser(), _run, lambda options: tables(options.output_dir, options.reference), unit="points")
 
 
 if __name__ == "__main__":
-    runner.main(_parser(), _main)
+    main()

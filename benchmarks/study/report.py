@@ -22,6 +22,7 @@ import plotly.graph_objects as go
 from scipy import optimize, stats
 
 from labkit.errors import DataError
+from labkit.viz import forest_figure
 
 LEVEL = 0.95
 DRAWS = 20_000  # of the test examples
@@ -149,7 +150,7 @@ def to_markdown(rows: pd.DataFrame, digits: int = 1) -> str:
 
 
 def forest(rows: pd.DataFrame, unit: str, reference: str) -> go.Figure:
-    """The differences with their intervals; a filled mark if the interval excludes 0, a hollow one if it does not.
+    """The differences with their intervals.
 
     Each group of rows is named by the columns before `arm` that are not the same in all rows.
     """
@@ -157,26 +158,12 @@ def forest(rows: pd.DataFrame, unit: str, reference: str) -> go.Figure:
     about = list(rows.columns[: rows.columns.get_loc("arm")])
     varying = [name for name in about if name == "condition" or rows[name].nunique() > 1]
     shown = {"condition": "", "model": ""}
-    groups = [", ".join(f"{shown.get(name, f'{name} ')}{row[name]}" for name in varying) for _, row in rows.iterrows()]
-    low = rows["difference_low"].fillna(rows["difference"])
-    high = rows["difference_high"].fillna(rows["difference"])
-    significant = (rows["difference_low"] > 0) | (rows["difference_high"] < 0)
-    marks = go.Scatter(
-        x=rows["difference"],
-        y=[groups, list(rows["arm"])],
-        mode="markers",
-        marker={"size": 9, "color": "black", "symbol": ["circle" if each else "circle-open" for each in significant]},
-        error_x={"array": high - rows["difference"], "arrayminus": rows["difference"] - low, "color": "black"},
-        customdata=np.stack([low, high, rows["n"]], axis=1),
-        hovertemplate=(
-            "%{y}: %{x:+.3f} [%{customdata[0]:+.3f}, %{customdata[1]:+.3f}], n = %{customdata[2]}<extra></extra>"
-        ),
-    )
-    figure = go.Figure(marks)
-    figure.add_vline(x=0, line_width=1, line_color="gray")
-    figure.update_xaxes(title=f"{unit}, difference to {reference} with 95 % interval")
-    figure.update_yaxes(autorange="reversed")
-    return figure.update_layout(template="plotly_white", height=160 + 26 * len(rows), margin={"l": 10, "t": 30})
+    groups: dict[str, dict[str, tuple]] = {}
+    for _, row in rows.iterrows():
+        group = ", ".join(f"{shown.get(name, f'{name} ')}{row[name]}" for name in varying)
+        groups.setdefault(group, {})[row["arm"]] = (row["difference"], row["difference_low"], row["difference_high"])
+    title = f"Difference to {reference}, with 95 % intervals"
+    return forest_figure(groups, title, f"{unit}, difference to {reference}")
 
 
 def write(rows: pd.DataFrame, folder: Path, *, unit: str, reference: str, digits: int = 1) -> None:

@@ -18,9 +18,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import pandas as pd
 import torch
 from filelock import FileLock, Timeout
 
+from benchmarks.study import report
 from labkit.errors import LabkitError, TrainingError
 from labkit.memory import is_out_of_memory
 from labkit.run_folder import read_json
@@ -125,11 +127,28 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(value, indent=1) + "\n")
 
 
-def main(parser: argparse.ArgumentParser, command: Callable[[argparse.Namespace], int]) -> None:
-    """Parse the command line, run `command`, exit: 0 done, 1 a run failed, 2 invalid input."""
+def parser(description: str, reference: str) -> argparse.ArgumentParser:
+    """A parser with the options of every study."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--output-dir", required=True, help="folder of the study")
+    made.add_argument("--reference", default=reference, help="the arm that the table compares the others with")
+    made.add_argument("--report-only", action="store_true", help="compare what is finished; run nothing")
+    return made
+
+
+def main(
+    parser: argparse.ArgumentParser,
+    run: Callable[[argparse.Namespace], dict[str, str]],
+    tables: Callable[[argparse.Namespace], pd.DataFrame],
+    **units: Any,
+) -> None:
+    """Parse the command line, run and report a study, exit: 0 done, 1 a run failed, 2 invalid input."""
     options = parser.parse_args()
     try:
-        sys.exit(command(options))
+        failures = {} if options.report_only else run(options)
+        folder = Path(options.output_dir).expanduser()
+        report.write(tables(options), folder, reference=options.reference, **units)
+        sys.exit(1 if failures else 0)
     except LabkitError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         sys.exit(2)

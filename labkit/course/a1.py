@@ -119,23 +119,17 @@ def the_weights(answer: Answer, variant: Variant) -> None:
     n = variant.whole("weights n", 4, 7)
     scores = 2 * _drawn(variant, "weights", n, n)
     mask = masks.causal().dense(n)
-    wanted = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-    after = scores.softmax(-1) * mask
+    masked, after = scores.masked_fill(~mask, float("-inf")), scores.softmax(-1) * mask
+    zeroed, lowered = (scores * mask).softmax(-1), (scores - (~mask).float()).softmax(-1)
+    turned, columns = scores.masked_fill(mask, float("-inf")).softmax(-1).nan_to_num(0.0), masked.softmax(-2)
+    wanted = masked.softmax(-1)
     suspects = {
         "The mask came after the softmax: forbidden keys have taken their share, so a row sums to less than 1.": after,
-        "A score of zero is no ban: e to the 0 is 1, so the forbidden keys still get weight.": (scores * mask).softmax(
-            -1
-        ),
-        "These weights sum to one over the queries (a column). Each query shares out one whole: which dim?": (
-            scores.masked_fill(~mask, float("-inf")).softmax(-2)
-        ),
-        "The keys that may be looked at are the ones you banned.": (
-            scores.masked_fill(mask, float("-inf")).softmax(-1).nan_to_num(0.0)
-        ),
+        "A score of zero is no ban: e to the 0 is 1, so the forbidden keys still get weight.": zeroed,
+        "These weights sum to one over the queries (a column). Each query shares out one whole: which dim?": columns,
+        "The keys that may be looked at are the ones you banned.": turned,
         "There is no trace of the mask.": scores.softmax(-1),
-        "Forbidden scores are made smaller, and still get weight: what number becomes exactly zero?": (
-            (scores - (~mask).float()).softmax(-1)
-        ),
+        "Forbidden scores are made smaller, and still get weight: what number becomes exactly zero?": lowered,
     }
     expect_tensor(answer(scores, mask), wanted, "the weights under a causal mask", suspects, names=CELL)
 

@@ -140,43 +140,6 @@ def notebook_text(cells: list[MasterCell], of: Assignment, variant: Variant, kin
     return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
-def stale(folder: str | Path) -> list[str]:
-    """Which of the files that `build` writes are missing in `folder`, differ, or are not its own any more.
-
-    A solution may have been executed: what its cells gave is not compared.
-    """
-    import tempfile
-
-    folder = Path(folder)
-    with tempfile.TemporaryDirectory(prefix="labkit-course-") as fresh:
-        wanted = {path.relative_to(fresh): _as_written(path) for path in build(fresh)}
-    faults = [f"{path}: missing" for path in wanted if not (folder / path).is_file()]
-    faults += [
-        f"{path}: stale"
-        for path, text in wanted.items()
-        if (folder / path).is_file() and _as_written(folder / path) != text
-    ]
-    there = {path.relative_to(folder) for kind in KINDS for path in (folder / kind).rglob("*.ipynb")}
-    return sorted(faults + [f"{path}: no master makes it" for path in there - set(wanted)])
-
-
-def _as_written(path: Path) -> Any:
-    """A file's bytes; of a solution the notebook without what running it adds."""
-    if path.parent.name != "solution":
-        return path.read_bytes()
-    try:
-        notebook = json.loads(path.read_text(encoding="utf-8"))
-        cells = [_without_outputs(cell) for cell in notebook["cells"]]
-        return [cells, notebook["metadata"]["labkit"], notebook["metadata"]["kernelspec"]]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return path.read_bytes()  # no notebook any more
-
-
-def _without_outputs(cell: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in cell.items() if key not in ("outputs", "execution_count")}
-    return kept | {"source": "".join(cell["source"])}
-
-
 def _require_fit(path: Path, cells: list[MasterCell], of: Assignment) -> None:
     """Each exercise of the checks has its task, a hint and one answer with a solution, in order; and no other has."""
     for role in ("exercise", "hint", "answer"):

@@ -20,6 +20,8 @@ from typing import Any
 from labkit import __version__
 from labkit.course import submissions
 from labkit.course.exercises import NAMES, assignment
+from labkit.course.grade_pages import class_page, student_page
+from labkit.course.gradebook import class_csv
 from labkit.course.judging import Outcome, clean, judged
 from labkit.course.sandbox import Limits, Sandbox, SandboxAnswer
 from labkit.course.submissions import Submission
@@ -183,8 +185,6 @@ def _graded(
         result = _failed(student, name, variant, str(error))
     except Exception as error:  # the class is graded all the same, and the line says what is to be looked at
         result = _failed(student, name, variant, f"labkit could not grade this: {type(error).__name__}: {error}")
-    from labkit.course.grade_pages import student_page
-
     write_whole(output_dir / f"{student}.html", student_page(result))
     write_whole(target, json.dumps(result.to_dict(), indent=1))  # last: whoever has it has all
     return result, False
@@ -212,8 +212,5 @@ def _failed(student: str, name: str | None, variant: Variant, why: str) -> Grade
 
 
 def _write_class(grades: list[Grade], output_dir: Path) -> None:
-    from labkit.course.grade_pages import class_page
-    from labkit.course.gradebook import class_csv
-
     write_whole(output_dir / "grades.csv", class_csv(grades))
     write_whole(output_dir / "class.html", class_page(grades))

@@ -37,18 +37,8 @@ def class_csv(grades: Iterable[Grade]) -> str:
         points = {outcome.exercise: outcome.points for outcome in grade.outcomes}
         percent = f"{100 * grade.points / grade.out_of:.1f}" if grade.out_of else ""
         each = [points.get(name, "") for name in exercises]
-        rows.append(
-            [
-                grade.student,
-                grade.assignment,
-                *each,
-                grade.points,
-                grade.out_of,
-                percent,
-                len(grade.trouble),
-                grade.failure,
-            ]
-        )
+        total = [grade.points, grade.out_of, percent, len(grade.trouble), grade.failure]
+        rows.append([grade.student, grade.assignment, *each, *total])
     header = ["student", "assignment", *exercises, "points", "out_of", "percent", "cells_in_trouble", "failure"]
     return _written(header, rows)
 

@@ -26,10 +26,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from labkit.course import wire
 from labkit.course.answers import Answer
 from labkit.course.mistakes import Mistake, NotBegun
 from labkit.errors import CourseError
+from labkit.model_cache import cache_dir
 
 KEPT_VARIABLES = (
     "PATH", "LANG", "LC_ALL", "PYTHONPATH", "SYSTEMROOT", "LD_LIBRARY_PATH", "LABKIT_CACHE", "LABKIT_PROFILE",
@@ -109,7 +112,7 @@ class Sandbox:
         environment |= {"HOME": str(self._folder), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         environment |= {"TMPDIR": str(self._folder)}
         environment |= {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "IPYTHONDIR": str(self._folder / ".ipython")}
-        environment.setdefault("LABKIT_CACHE", str(_cache_dir()))
+        environment.setdefault("LABKIT_CACHE", str(cache_dir()))
         paths = [str(Path(__file__).parents[2]), *environment.get("PYTHONPATH", "").split(os.pathsep)]  # labkit as ours
         environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths if path)
         environment |= {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}  # no import from the submission's folder
@@ -250,19 +253,11 @@ def _well_formed(reply: dict[str, Any]) -> bool:
 
 def _needed_in(folder: Path) -> bool:
     """True if Python, labkit or the models lie in this folder, which can then not be hidden."""
-    needed = (Path(sys.prefix), Path(sys.base_prefix), Path(__file__), _cache_dir(), Path(tempfile.gettempdir()))
+    needed = (Path(sys.prefix), Path(sys.base_prefix), Path(__file__), cache_dir(), Path(tempfile.gettempdir()))
     return any(path.resolve().is_relative_to(folder) for path in needed)
 
 
-def _cache_dir() -> Path:
-    from labkit.model_cache import cache_dir
-
-    return cache_dir()
-
-
 def _family(pid: int) -> list[Any]:
-    import psutil
-
     try:
         process = psutil.Process(pid)
         return [*process.children(recursive=True), process]
@@ -272,8 +267,6 @@ def _family(pid: int) -> list[Any]:
 
 def _memory_of(pid: int) -> int:
     """Resident bytes of the process and its children."""
-    import psutil
-
     total = 0
     for process in _family(pid):
         with contextlib.suppress(psutil.Error):

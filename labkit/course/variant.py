@@ -47,10 +47,6 @@ class Variant:
     def another_round(self, number: int) -> Variant:
         return Variant(self.key, self.salt, number)
 
-    def as_shown(self) -> Variant:
-        """As the students have it: without the salt."""
-        return Variant(self.key)
-
     def choose(self, name: str, options: Sequence[Any]) -> Any:
         """One of the options, for what the student sees: the first in the public variant."""
         return options[0] if self.public else random.Random(f"{self.key}/shown/{name}").choice(list(options))

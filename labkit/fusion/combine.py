@@ -8,14 +8,6 @@ import torch
 from torch import Tensor
 
 
-def _average(logits: Tensor) -> Tensor:
-    return logits.mean(0)
-
-
-def _max(logits: Tensor) -> Tensor:
-    return logits.max(0).values
-
-
 def _sure(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities (rows, vocab), and the logarithm of how probable each row finds its best token (rows, 1)."""
     log_probs = logits.log_softmax(-1)
@@ -33,8 +25,8 @@ def _confidence_max(logits: Tensor) -> Tensor:
 
 
 RULES: dict[str, Callable[[Tensor], Tensor]] = {
-    "average": _average,
-    "max": _max,
+    "average": lambda logits: logits.mean(0),
+    "max": lambda logits: logits.amax(0),
     "confidence-average": _confidence_average,
     "confidence-max": _confidence_max,
 }

@@ -53,13 +53,13 @@ def fusable_decoder(model: nn.Module) -> Decoder:
     Raises:
         FusionError: what keeps the model from being fused.
     """
-    decoder = decoder_or_none(model)
-    reason = None
+    decoder, reason = decoder_or_none(model), None
+    parameters = inspect.signature(decoder.stack.forward).parameters if decoder else {}
     if decoder is None:
         reason = "it holds no decoder that labkit knows"
     elif foreign := sorted(set(decoder.layer_types) - {FULL, SLIDING}):
         reason = f"it has layers of the type {foreign[0]!r}, which keep no keys that could be laid side by side"
-    elif getattr(decoder.config, "alibi", False) or "position_ids" not in _parameters(decoder.stack):
+    elif getattr(decoder.config, "alibi", False) or "position_ids" not in parameters:
         reason = "its positions are counted along the row, so no segment can begin where another one does"
     elif getattr(decoder.config, MARK, None) is not None:
         reason = "it has been made bidirectional, and such a model does not write: call labkit.to_causal first"
@@ -144,7 +144,3 @@ def averaged(hidden: Tensor, counts: Sequence[int]) -> Tensor:
 def in_float(logits: Tensor) -> Tensor:
     """Half precision is too coarse to add up log-probabilities in."""
     return logits.float() if logits.dtype.itemsize < 4 else logits
-
-
-def _parameters(stack: nn.Module) -> set[str]:
-    return set(inspect.signature(stack.forward).parameters)

@@ -44,10 +44,6 @@ class Choice:
     at_least: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("first", "repeat", "at_least"):
-            if (number := getattr(self, name)) is not None and number < 1:
-                words = {"first": "the number of paraphrases", "repeat": "repeat", "at_least": "at_least"}[name]
-                raise FusionError(f"{words} is {number}; it must be at least 1")
         if self.first is not None and (self.places is not None or self.repeat is not None):
             other = "their places" if self.places is not None else "how often one is repeated"
             raise FusionError(f"give the number of paraphrases or {other}, not both")
@@ -122,12 +118,6 @@ def take_shots(
     Raises:
         DataError: fewer examples than `k`, or no question left.
     """
-    if k < 0:
-        raise DataError(f"{k} few-shot examples were asked for; give 0 or more")
-    if examples not in (None, KNOWN_FACTS):
-        raise DataError(
-            f"the examples are to be from {examples!r}; give {KNOWN_FACTS!r}, or nothing for the set itself"
-        )
     if k == 0:
         return [], list(questions)
     apart = examples == KNOWN_FACTS or dataset in (KNOWN_FACTS, f"{KNOWN_FACTS}:test")

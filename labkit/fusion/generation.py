@@ -122,7 +122,7 @@ def generate(
                     places = [(n, row) for n, count in zip(numbers, batch.counts, strict=True) for row in range(count)]
                     numbers = [number + 1_000_000_007 * row for number, row in places]  # each draws for itself
                 apart = replace(batch, counts=(1,) * len(batch.rows)) if chosen.votes else batch
-                made = _engine(engine, lm.model, apart, averaged_layer)
+                made = engine_named(engine, lm.model, apart, averaged_layer)
                 said, scores = decode(made, chosen.combine, lm.tokenizer, ends, how, numbers)
             seconds += time.perf_counter() - began
             name = made.name
@@ -137,7 +137,7 @@ def generate(
     )  # fmt: skip
 
 
-def _engine(name: str, model: Any, batch: Prompts, averaged_layer: int | None) -> Engine:
+def engine_named(name: str, model: Any, batch: Prompts, averaged_layer: int | None) -> Engine:
     if name == "fast":
         return FastEngine(model, batch, averaged_layer)
     rendering = "flex" if name == "reference" else "dense"
@@ -174,8 +174,6 @@ def _elected(said: Sequence[Answer], how: Decoding) -> tuple[Answer, dict[str, i
 
 def _ends(lm: Loaded, stop: str | Sequence[str]) -> tuple[set[int], tuple[str, ...]]:
     """The ids at which an answer ends, and the texts; a stop that is a special token is an id, as it has no text."""
-    if stop is None or not all(isinstance(each, str) for each in stop):
-        raise FusionError(f"stop is {stop!r}; give a text, or a list of texts, at which an answer ends")
     special = dict(zip(lm.tokenizer.all_special_tokens, lm.tokenizer.all_special_ids, strict=True))
     texts = (stop,) if isinstance(stop, str) else tuple(stop)
     named = getattr(lm.model.generation_config, "eos_token_id", None)

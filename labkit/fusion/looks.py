@@ -24,7 +24,7 @@ from labkit.errors import FusionError
 from labkit.fusion.engine import fusable_decoder, require_room
 from labkit.fusion.generation import generate
 from labkit.fusion.layout import Prompts, prompts, token_ids
-from labkit.fusion.methods import METHODS, Method, method_named
+from labkit.fusion.methods import METHODS, method_named
 from labkit.fusion.reference import ReferenceEngine, RowState, attention_backend
 from labkit.models import Loaded
 from labkit.running import evaluating
@@ -167,6 +167,8 @@ def looks(
     tokens = _known(tokens, lm.model.get_input_embeddings().num_embeddings)
     found = _read(lm, decoder, prompt, tokens, layers, heads)  # (generated, context + generated before)
     context = found.shape[1] - len(tokens) + 1
+    read = ids[:1] if method == "single" else ids
+    numbers = [number for number, each in enumerate(read) for _ in each]
 
     def shown(row: Sequence[int]) -> list[str]:
         return [visible(lm.tokenizer.decode([token])) for token in row]
@@ -177,7 +179,7 @@ def looks(
         context_tokens=shown(
             [*begins, *(token for segment in prompt.rows[0].segments for token in segment.ids), *ends]
         ),
-        segments=_segments(chosen, len(begins), ids, len(ends)),
+        segments=[None] * len(begins) + numbers + [CUE] * len(ends),
         generated_tokens=shown(tokens),
         generated_ids=tokens,
         method=method,
@@ -228,15 +230,7 @@ def _kept(decoder: Decoder, layers: Sequence[int], heads: Sequence[int], last: i
             each.remove()
 
 
-def _segments(method: Method, begin: int, ids: Sequence[Sequence[int]], end: int) -> list[int | str | None]:
-    read = ids[:1] if method.name == "single" else ids
-    numbers = [number for number, each in enumerate(read) for _ in each]
-    return [None] * begin + numbers + [CUE] * end
-
-
 def _known(tokens: Sequence[int], vocabulary: int) -> list[int]:
-    if any(isinstance(token, Sequence) for token in tokens):
-        raise FusionError("tokens are those of one answer: result.tokens[0], not result.tokens")
     known = [int(token) for token in tokens]
     if not known:
         raise FusionError("no generated token was given: give those of a result (result.tokens[0]), or None")
@@ -246,14 +240,9 @@ def _known(tokens: Sequence[int], vocabulary: int) -> list[int]:
 
 
 def _numbers(kind: str, asked: int | Sequence[int] | None, count: int) -> tuple[int, ...]:
-    if asked is None:
-        return tuple(range(count))
-    found = (asked,) if isinstance(asked, int) else tuple(asked)
-    for each in found:
-        if not isinstance(each, int):
-            raise FusionError(f"the {kind} is {each!r}; give a number from 0 to {count - 1}, several, or None for all")
-        if not 0 <= each < count:
-            raise FusionError(f"there is no {kind} {each}: the model has {kind}s 0 to {count - 1}")
+    found = range(count) if asked is None else (asked,) if isinstance(asked, int) else asked
     if not found:
         raise FusionError(f"no {kind} was asked for; give a number, several, or None for all {count}")
-    return found
+    if wrong := [each for each in found if each not in range(count)]:
+        raise FusionError(f"there is no {kind} {wrong[0]}: the model has {kind}s 0 to {count - 1}")
+    return tuple(found)

@@ -130,8 +130,7 @@ class _Bench:
         try:
             return self.logits(segments), watched
         finally:
-            for handle in watched.handles:
-                handle.remove()
+            watched.remove()
 
     def plain(self, segment: tuple[int, ...]) -> Tensor:
         """The model's own answer to the prompt with one paraphrase, without any of labkit."""
@@ -197,6 +196,10 @@ class _Watched:
     def _keep(self, layer: nn.Module, args: tuple, output: Any) -> None:
         self.states.append((output[0] if isinstance(output, tuple) else output).detach().clone())
 
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
     def changed_inputs(self, before: _Watched) -> Tensor:
         """bool (all tokens of all calls,)"""
         return _moved(before.inputs, self.inputs) > 0
@@ -215,35 +218,23 @@ def _moved(before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor:
 
 def _reading(bench: _Bench, ids: list[tuple[int, ...]], limit: float) -> list[Proof]:
     """Go on token by token: the same as reading them with the cue, and one token is read for each."""
-    counter = _Counter(bench.model)
+    watched = _Watched(bench.model)
     more, gap, read = [], 0.0, 0
     try:
         engine = bench.engine(ids)
-        scores, counter.tokens = engine.start(), 0
+        scores = engine.start()
         for _ in range(MORE_TOKENS):
             more.append(int(scores[0].argmax()))
+            watched.inputs.clear()
             scores = engine.step(torch.tensor([more[-1]]))
-            read, counter.tokens = max(read, counter.tokens), 0
+            read = max(read, sum(each.shape[0] * each.shape[1] for each in watched.inputs))
             gap = max(gap, _gap(scores[0], bench.logits(ids, more)))
-            counter.tokens = 0
     finally:
-        counter.handle.remove()
+        watched.remove()
     return [
         Proof("token by token is all at once", gap <= limit, gap, f"at most {limit:.0e}"),
         Proof("what has been read is not read again", read == 1, float(read), "tokens read for a new one: 1"),
     ]
-
-
-class _Counter:
-    """Tokens that go through the layer stack."""
-
-    def __init__(self, model: nn.Module):
-        self.tokens = 0
-        self.handle = find_decoder(model).layers[0].register_forward_pre_hook(self._count, with_kwargs=True)
-
-    def _count(self, layer: nn.Module, args: tuple, kwargs: dict) -> None:
-        hidden = args[0] if args else kwargs["hidden_states"]
-        self.tokens += hidden.shape[0] * hidden.shape[1]
 
 
 def _state(model: nn.Module) -> set[str]:

@@ -13,6 +13,7 @@ from typing import Any, no_type_check
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface, DynamicCache
 
 from labkit import masks
 from labkit.errors import FusionError
@@ -57,6 +58,7 @@ class ReferenceEngine:
         self.model, self.prompts, self.decoder = model, prompts, fusable_decoder(model)
         self.averaged_layer, self.counts = averaged_layer, list(prompts.counts)
         self.rendering, self.cached = rendering, cached
+        AttentionInterface.register(FLEX, _attention)
         if rendering == "dense" and self.decoder.backend not in BACKENDS:
             raise FusionError(
                 f"a mask with numbers is not taken by the backend {self.decoder.backend!r}: load it with attn='sdpa'"
@@ -76,7 +78,7 @@ class ReferenceEngine:
         self.counts = [self.counts[question] for question in questions]
 
     def _logits(self, new: list[list[int]]) -> Tensor:
-        with flex_attention_of(self.model) if self.rendering == "flex" else nullcontext():
+        with attention_backend(self.model, FLEX) if self.rendering == "flex" else nullcontext():
             states = self._shared_states(new) if self.averaged_layer is not None else [None] * len(new)
             return torch.cat([self._read(*each) for each in zip(self.sequences, new, states, strict=True)])
 
@@ -139,8 +141,6 @@ class RowState:
     """One row as it grows: its ids, positions, what is added to the scores of each key, and its cache."""
 
     def __init__(self, row: Row, prompts: Prompts, cached: bool):
-        from transformers import DynamicCache
-
         begin = len(prompts.prefix)
         self.row = row
         self.ids, self.positions, self.bias = list(prompts.prefix), list(range(begin)), [0.0] * begin
@@ -188,16 +188,6 @@ def block_mask(mask: Mask, end: int, positions: Tensor, bias: Tensor, window: in
     made.labkit_score_mod = score_mod
     made.ndim = 4  # GPT-2 asks the mask it is given
     return made
-
-
-@contextmanager
-def flex_attention_of(model: nn.Module) -> Iterator[None]:
-    """For the block, the model's attention is `_attention`; afterwards, also after an exception, what it was."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(FLEX, _attention)
-    with attention_backend(model, FLEX):
-        yield
 
 
 @contextmanager

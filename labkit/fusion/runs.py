@@ -50,7 +50,7 @@ class Settings:
         order_seed: with it each question's paraphrases stand in `drawn_order`; None: in the order of their set.
 
     Raises:
-        FusionError: an unknown method or engine, or numbers that have no meaning.
+        FusionError: an unknown method or engine, or a choice of paraphrases that has no meaning.
     """
 
     dataset: str
@@ -77,17 +77,11 @@ class Settings:
     examples: str | None = None
 
     def __post_init__(self) -> None:
-        takes_weights = method_named(self.method).weights == GIVEN
+        if (method_named(self.method).weights == GIVEN) == (self.weights is None):
+            wanted = "needs a weight for each paraphrase" if self.weights is None else "takes no weights"
+            raise FusionError(f"the method {self.method!r} {wanted}")
         if self.engine not in ENGINES:
             raise FusionError(f"the fusion engine is {self.engine!r}; choose one of {', '.join(ENGINES)}")
-        if takes_weights == (self.weights is None):
-            wanted = "needs a weight for each paraphrase" if takes_weights else "takes no weights: use 'weighted'"
-            raise FusionError(f"the method {self.method!r} {wanted}")
-        if "" in self.stop:
-            raise FusionError("an empty text was given as a stop: every answer would be empty")
-        for name in ("max_new_tokens", "batch_size", "max_questions"):
-            if (number := getattr(self, name)) is not None and number < 1:
-                raise FusionError(f"{name} is {number}; it must be at least 1")
         _ = self.choice
 
     @property
@@ -132,12 +126,10 @@ def run(
         unanswered: whether rows of a file of one's own may be without answers: they are asked, and not scored.
 
     Raises:
-        FusionError, DataError, ModelError: what cannot be asked, read or loaded, or another model than the settings
-            name; nothing is written then. A file or a journal that is there without `resume`, or is of other settings,
-            or of a model with other weights, dtype or device; or another process is at it; nothing is changed then.
+        FusionError, DataError, ModelError: what cannot be asked, read or loaded; nothing is written then. A file or a
+            journal that is there without `resume`, or is of other settings, or of a model with other weights, dtype or
+            device; or another process is at it; nothing is changed then.
     """
-    if lm is not None:
-        _require_named(lm, settings)
     require_pyarrow()
     output = Path(output or default_output(settings)).expanduser()
     if is_standard_output(output) or not is_regular(output):
@@ -191,12 +183,6 @@ def plan(settings: Settings, unanswered: bool = False) -> Plan:
     if settings.order_seed is not None:
         questions = [drawn_order(question, settings.order_seed) for question in questions]
     texts = tuple(choice.of(question) for question in questions)
-    for question, chosen in zip(questions, texts, strict=True):
-        if settings.weights is not None and len(settings.weights) != len(chosen):
-            raise FusionError(
-                f"there are {len(settings.weights)} weights, and question {question.id!r} is read in {len(chosen)} "
-                "paraphrases; give one for each"
-            )
     prefix = prefix_of(shots, settings.seed)
     left_out, taken_out = len(rest) - len(able), len(found) - len(rest)
     return Plan(tuple(questions), texts, tuple(shots), prefix, left_out, taken_out, _dataset_sha256(settings))
@@ -292,22 +278,6 @@ def _require_fit(lm: Loaded, settings: Settings, made: Plan) -> None:
     weights = settings.weights and [settings.weights] * len(ids)
     whole = prompts(method_named(settings.method), begins, ids, ends, weights)
     require_room(lm.model, whole, settings.batch_size, settings.max_new_tokens)
-
-
-def _require_named(lm: Loaded, settings: Settings) -> None:
-    """FusionError if this is not the model that the settings name: the file would say otherwise of itself."""
-    device = device_named(settings.device)
-    found = {"model": lm.name}
-    named = {"model": settings.model}
-    if settings.dtype is not None:
-        found["dtype"], named["dtype"] = str(lm.model.dtype).removeprefix("torch."), settings.dtype
-    if device is not None:
-        found["device"], named["device"] = lm.model.device.type, device.partition(":")[0]
-    if wrong := [name for name in named if found[name] != named[name]]:
-        name = wrong[0]
-        raise FusionError(
-            f"the settings name the {name} {named[name]!r}, and the model that was given has {found[name]!r}"
-        )
 
 
 def device_named(name: str) -> str | None:

@@ -13,21 +13,24 @@ import numpy as np
 
 from labkit.datasets.paraphrases import ParaphrasedQuestion
 from labkit.errors import DataError, MissingPackageError
-from labkit.fusion.intervals import (
-    DRAWS,
-    Estimate,
-    constant,
-    mean_of_relations,
-    over_questions,
-    over_relations,
-    percentiles,
-)
-from labkit.tasks.qa_scores import normalize
+from labkit.tasks.qa_scores import normalize as normalised
 
 LEMMATIZERS = ("simplemma", "spacy:MODEL")
 
 Lemmatizer = Callable[[str], list[str]]  # the lemmas of a text's words
 Match = Callable[[str, Iterable[str]], bool]  # (prediction, answers)
+DRAWS = 4000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number, its 95 % interval, and the number of questions that it comes from."""
+
+    value: float
+    low: float
+    high: float
+    n: int
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Scored:
         ids, correct: (questions,). relations: (questions,), or () where none is known.
 
     Raises:
-        DataError: no question, one twice, or not one judgement for each.
+        DataError: no question, or one twice.
     """
 
     ids: tuple[str, ...]
@@ -48,11 +51,6 @@ class Scored:
     def __post_init__(self) -> None:
         if not self.ids:
             raise DataError("there is no question to score")
-        if len(self.correct) != len(self.ids) or len(self.relations) not in (0, len(self.ids)):
-            raise DataError(
-                f"{len(self.ids)} questions have {len(self.correct)} judgements and {len(self.relations)} relations; "
-                "each needs one"
-            )
         if len(set(self.ids)) < len(self.ids):
             twice = next(id for number, id in enumerate(self.ids) if id in self.ids[:number])
             raise DataError(f"question {twice!r} was scored twice; keep one answer of each method")
@@ -79,11 +77,6 @@ class McNemar:
 def first_line(text: str) -> str:
     """The first line of a generation that is not empty, without spaces around it; "" if there is none."""
     return next(iter(text.strip().splitlines()), "").strip()
-
-
-def normalised(text: str) -> str:
-    """Lower case, without ASCII punctuation, without English articles, with single spaces: SQuAD's rule."""
-    return normalize(text)
 
 
 def exact_match(prediction: str, answers: Iterable[str]) -> bool:
@@ -167,30 +160,30 @@ def accuracy(scored: Scored, *, draws: int = DRAWS, seed: int = 0) -> Estimate:
 
     Where all answers are right, or none, each resample is the same; the interval then is the exact binomial one.
     """
-    return over_questions(np.array(scored.correct, dtype=float), (0.0, 1.0), draws, seed)
+    return _over_questions(np.array(scored.correct, dtype=float), (0.0, 1.0), draws, seed)
 
 
 def accuracy_by_relation(scored: Scored, *, draws: int = DRAWS, seed: int = 0) -> dict[str, Estimate]:
-    """`accuracy` of each relation, by its name in alphabetical order; DataError if a question has none."""
-    return {name: over_questions(values, (0.0, 1.0), draws, seed) for name, values in _by_relation(scored).items()}
+    """`accuracy` of each relation, by its name in alphabetical order. Every question has a relation."""
+    return {name: _over_questions(values, (0.0, 1.0), draws, seed) for name, values in _by_relation(scored).items()}
 
 
 def macro_accuracy(scored: Scored, *, draws: int = DRAWS, seed: int = 0) -> Estimate:
     """The mean of the relations' accuracies, each relation counting alike.
 
     The interval is for other relations of this kind, and other questions of them: a bootstrap that draws relations, and
-    the questions within each. It is wider than that of `accuracy`. DataError if a question has no relation.
+    the questions within each. It is wider than that of `accuracy`. Every question has a relation.
     """
     groups = list(_by_relation(scored).values())
     sizes = np.array([len(values) for values in groups])
     shares = np.array([values.mean() for values in groups])
     if np.all(shares == shares[0]) and shares[0] in (0.0, 1.0):
-        low, high = constant(float(shares[0]), len(groups), (0.0, 1.0))
+        low, high = _constant(float(shares[0]), len(groups), (0.0, 1.0))
         return Estimate(float(shares[0]), low, high, len(scored.ids))
     rng = np.random.default_rng(seed)
     drawn = rng.integers(len(groups), size=(draws, len(groups)))
     right = rng.binomial(sizes[drawn], shares[drawn])  # so many of a resample of that relation's questions are right
-    low, high = percentiles((right / sizes[drawn]).mean(1))
+    low, high = _percentiles((right / sizes[drawn]).mean(1))
     return Estimate(float(shares.mean()), low, high, len(scored.ids))
 
 
@@ -204,91 +197,22 @@ def difference(one: Scored, other: Scored, *, draws: int = DRAWS, seed: int = 0)
         DataError: they did not answer the same questions.
     """
     first, second = _same_questions(one, other)
-    return over_questions(first.astype(float) - second.astype(float), (-1.0, 1.0), draws, seed)
-
-
-def shared(many: Sequence[Scored]) -> list[Scored]:
-    """Each with the questions that all of them answered, in the order of the first.
-
-    Raises:
-        DataError: there is no such question.
-    """
-    common = set(many[0].ids).intersection(*(each.ids for each in many[1:]))
-    order = [id for id in many[0].ids if id in common]
-    found = []
-    for each in many:
-        at = {id: number for number, id in enumerate(each.ids)}
-        places = [at[id] for id in order]
-        relations = tuple(each.relations[place] for place in places) if each.relations else ()
-        found.append(Scored(tuple(order), tuple(each.correct[place] for place in places), relations))
-    return found
-
-
-def mean_accuracy(many: Sequence[Scored], *, draws: int = DRAWS, seed: int = 0) -> Estimate:
-    """The mean of the accuracies of several methods on the same questions: a bootstrap over questions.
-
-    Raises:
-        DataError: they did not answer the same questions.
-    """
-    return over_questions(_share_right(many), (0.0, 1.0), draws, seed)
-
-
-def clustered_mean_accuracy(many: Sequence[Scored], *, draws: int = DRAWS, seed: int = 0) -> Estimate:
-    """`mean_accuracy` with an interval for other relations and their wordings: relations are drawn, then questions."""
-    return over_relations(_share_right(many), _relations(many[0]), (0.0, 1.0), draws, seed)
-
-
-def macro_mean_accuracy(many: Sequence[Scored], *, draws: int = DRAWS, seed: int = 0) -> Estimate:
-    """`mean_accuracy` with each relation counting alike, and an interval as that of `macro_accuracy`."""
-    return mean_of_relations(_share_right(many), _relations(many[0]), (0.0, 1.0), draws, seed)
-
-
-def difference_to_mean(one: Scored, many: Sequence[Scored], *, draws: int = DRAWS, seed: int = 0) -> Estimate:
-    """Accuracy of `one` minus the mean of the others' accuracies; a bootstrap over questions, the same for all.
-
-    Raises:
-        DataError: they did not answer the same questions.
-    """
-    return over_questions(_gain(one, many), (-1.0, 1.0), draws, seed)
-
-
-def clustered_difference_to_mean(one: Scored, many: Sequence[Scored], *, draws: int = DRAWS, seed: int = 0) -> Estimate:
-    """`difference_to_mean` with an interval for other relations and their wordings.
-
-    Relations are drawn, and the questions within each, so that a gain in a few relations only has a wide interval.
-    DataError if a question has no relation.
-    """
-    return over_relations(_gain(one, many), _relations(one), (-1.0, 1.0), draws, seed)
-
-
-def macro_difference_to_mean(one: Scored, many: Sequence[Scored], *, draws: int = DRAWS, seed: int = 0) -> Estimate:
-    """`difference_to_mean` with each relation counting alike.
-
-    As for `macro_accuracy` relations are drawn, and the questions within each: a method that wins in a few relations
-    only has a wide interval.
-    """
-    return mean_of_relations(_gain(one, many), _relations(one), (-1.0, 1.0), draws, seed)
+    return _over_questions(first.astype(float) - second.astype(float), (-1.0, 1.0), draws, seed)
 
 
 def mcnemar(one: Scored, other: Scored) -> McNemar:
-    """McNemar's exact test of two methods on the same questions; DataError if they are not the same.
+    """McNemar's exact test of two methods on the same questions; DataError if they are not the same."""
+    from scipy.stats import binomtest
 
-    Only questions that one of the two answered say which is better. Of n such, the rarer kind counts k:
-    p = 2 (C(n, 0) + ... + C(n, k)) / 2^n, and 1 at most.
-    """
     first, second = _same_questions(one, other)
     only_one, only_other = int((first & ~second).sum()), int((second & ~first).sum())
-    n, k = only_one + only_other, min(only_one, only_other)
-    ways, choose = 0, 1  # whole numbers, divided at the end: 2^n is no float from n = 1024 on
-    for i in range(k + 1):
-        ways += choose
-        choose = choose * (n - i) // (i + 1)  # C(n, i + 1)
-    p = min(1.0, 2 * ways / 2**n)
+    n = only_one + only_other
+    p = float(binomtest(only_one, n).pvalue) if n else 1.0
     return McNemar(int((first & second).sum()), only_one, only_other, int((~first & ~second).sum()), p)
 
 
 def comparable(text: str) -> str:
-    """`normalised`, or, of what normalises to nothing ("?", "The The"), the text in lower case."""
+    """The text as SQuAD normalises it, or, if nothing is left of it ("?", "The The"), in lower case."""
     return normalised(text) or " ".join(text.lower().split())
 
 
@@ -328,19 +252,9 @@ def _spacy(model: str) -> Lemmatizer:
     return lambda text: [token.lemma_ or token.text for token in pipeline(text) if not token.is_punct]
 
 
-def _relations(scored: Scored) -> list[str]:
-    """Of each question its relation, (questions,). Raises DataError if one has none."""
-    found = []
-    for id, relation in zip(scored.ids, scored.relations or (None,) * len(scored.ids), strict=True):
-        if relation is None:
-            raise DataError(f"question {id!r} has no relation; scores per relation need one for each question")
-        found.append(relation)
-    return found
-
-
 def _by_relation(scored: Scored) -> dict[str, np.ndarray]:
     groups: dict[str, list[float]] = {}
-    for relation, correct in zip(_relations(scored), scored.correct, strict=True):
+    for relation, correct in zip(scored.relations, scored.correct, strict=True):
         groups.setdefault(relation, []).append(float(correct))
     return {name: np.array(groups[name]) for name in sorted(groups)}
 
@@ -356,11 +270,29 @@ def _same_questions(one: Scored, other: Scored) -> tuple[np.ndarray, np.ndarray]
     return np.array(one.correct, dtype=bool), np.array([of_other[id] for id in one.ids], dtype=bool)
 
 
-def _share_right(many: Sequence[Scored]) -> np.ndarray:
-    """Of each question the share of methods that answered it rightly, (questions,), in the order of the first."""
-    return np.mean([_same_questions(many[0], each)[1] for each in many], axis=0)
+def _over_questions(values: np.ndarray, ends: tuple[float, float], draws: int, seed: int) -> Estimate:
+    """The mean of one value per question, (questions,), each within `ends`; resamples draw questions.
+
+    The values are few (right or not), so a resample is told by how often each of them is drawn: a multinomial draw.
+    """
+    kinds, counts = np.unique(values, return_counts=True)
+    n = len(values)
+    if len(kinds) == 1:
+        return Estimate(float(kinds[0]), *_constant(float(kinds[0]), n, ends), n)
+    drawn = np.random.default_rng(seed).multinomial(n, counts / n, size=draws)  # (draws, kinds)
+    return Estimate(float(values.mean()), *_percentiles(drawn @ kinds / n), n)
 
 
-def _gain(one: Scored, many: Sequence[Scored]) -> np.ndarray:
-    """Of each question, (questions,): 1 if `one` answered it rightly, minus the share of the others that did."""
-    return np.mean([np.subtract(*_same_questions(one, each), dtype=float) for each in many], axis=0)
+def _constant(value: float, n: int, ends: tuple[float, float]) -> tuple[float, float]:
+    """The interval of a mean of which `n` observations were all `value`.
+
+    Other values could still have a share of up to 1 - 0.025^(1/n), the exact binomial bound of Clopper and Pearson
+    (1934), and lie at either end.
+    """
+    unseen = 1 - ((1 - LEVEL) / 2) ** (1 / n)
+    return value - unseen * (value - ends[0]), value + unseen * (ends[1] - value)
+
+
+def _percentiles(means: np.ndarray) -> tuple[float, float]:
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)

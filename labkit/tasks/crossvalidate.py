@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from labkit.datasets.splits import folds
 from labkit.errors import DataError
 from labkit.run_folder import RunFolder
 from labkit.tasks.finetune import digest, finetune, numbers
 from labkit.tasks.plans import Plan
-from labkit.viz.intervals import student_t
 
 
 def crossvalidate(
@@ -72,6 +72,5 @@ def crossvalidate(
 
 
 def _mean(values: list[float]) -> dict[str, Any]:
-    spread = float(np.std(values, ddof=1))
-    half = student_t(len(values) - 1) * spread / len(values) ** 0.5
+    half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
     return {"mean": float(np.mean(values)), "half_width_95": half, "folds": values}

@@ -63,12 +63,10 @@ def similarity_scores(
     Both are NaN where all cosines are one number: then the vectors say nothing, and a correlation is not defined.
 
     Raises:
-        DataError: fewer than two pairs, or one score for all. MissingPackageError: scipy is not installed.
+        DataError: fewer than two pairs, or one score for all.
     """
-    try:
-        from scipy.stats import pearsonr, spearmanr
-    except ImportError:
-        raise MissingPackageError('correlations need scipy: pip install "labkit-bidirectional[train]"') from None
+    from scipy.stats import pearsonr, spearmanr
+
     if len(set(given)) < 2:
         raise DataError(f"{len(given)} pairs with {len(set(given))} different scores: nothing to correlate with")
     cosines = (_unit(first) * _unit(second)).sum(-1)

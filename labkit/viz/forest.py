@@ -27,7 +27,8 @@ def forest_figure(
         groups: `{group: {arm: (value, low, high)}}`; low and high are None without an interval (one seed).
         x_name: the quantity with its unit, such as "difference to causal, points of F1".
         marks: `{name: x}`, dashed lines such as chance or a claim.
-        zero: whether the values are differences: the axis includes 0, with a line.
+        zero: whether the values are differences: the axis includes 0, with a line, and only points whose interval
+            excludes 0 are filled.
 
     Raises:
         MaskError: no arm, or a value that is not finite.
@@ -54,7 +55,7 @@ def forest_figure(
             mode="markers",
             marker={
                 "color": [styles[arm][0] for _, arm, *_ in points],
-                "symbol": ["circle" if low == low else "circle-open" for *_, low, _ in points],
+                "symbol": ["circle" if not zero or low > 0 or high < 0 else "circle-open" for *_, low, high in points],
                 "size": 9,
             },
             error_x={
@@ -86,7 +87,7 @@ def forest_figure(
         yaxis={**rows, "range": [len(labels) - 0.4, -0.6], "showgrid": False, "zeroline": False, "gridcolor": RULE},
     )
     clear = sum(low > 0 or high < 0 for *_, low, high in points)
-    words = f"{clear} of {len(points)} intervals exclude 0." if zero else "Points with their 95 % intervals."
+    words = f"{clear} of {len(points)} intervals exclude 0 (filled)." if zero else "Points with their 95 % intervals."
     right = 24 + 7 * max(map(len, texts))
     return titled(figure, title, words, 820, ROW * len(labels) + 60, l=left, r=right, t=16 * bool(marks))
 
