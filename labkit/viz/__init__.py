@@ -26,7 +26,7 @@ _HOME = {  # public name -> the module that defines it
     "objectives_figure": "predictions",
     "walk_figure": "predictions",
     "windows_figure": "predictions",
-    "slider": "slider",
+    "slider": "sliders",
     "answer_figure": "text",
     "entities_figure": "text",
     "generation_figure": "text",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from textwrap import wrap
 
 import numpy as np
@@ -11,8 +10,8 @@ import plotly.graph_objects as go
 
 from labkit.errors import MaskError
 from labkit.viz.labels import clean
-from labkit.viz.slider import slider
-from labkit.viz.style import GREY, INK, RULE, line_styles, titled
+from labkit.viz.sliders import slider
+from labkit.viz.style import GREY, INK, RULE, escape, line_styles, titled
 
 
 def curves_figure(
@@ -65,14 +64,18 @@ def curves_figure(
         figure.add_vline(at, line={"color": INK, "width": 1})
     last = x.index(at) if at is not None else len(x) - 1
     n = {len(seeds) for seeds in values.values()}
-    said = f"At {x[last]:g} ({x_name}): " + ", ".join(
+    said = f"At {x_name} {x[last]:g}: " + ", ".join(
         f"{name} {np.nanmean(seeds[:, last]):.2f}"
         for name, seeds in values.items()
         if np.isfinite(seeds[:, last]).any()
     )
     said += f". Mean and range of {max(n)} seeds." if max(n) > 1 else "."
     figure.update_layout(
-        xaxis={"title": escape(x_name), "type": "log" if log_x else "linear", "zeroline": False},
+        xaxis={
+            "title": {"text": escape(x_name), "standoff": 8},
+            "type": "log" if log_x else "linear",
+            "zeroline": False,
+        },
         yaxis={"title": escape(y_name), "gridcolor": RULE, "zeroline": False},
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
     )

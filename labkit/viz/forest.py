@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
 
 import plotly.graph_objects as go
 
 from labkit.errors import MaskError
-from labkit.viz.style import GREY, INK, RULE, line_styles, titled
+from labkit.viz.style import GREY, INK, RULE, escape, line_styles, titled
 
 ROW = 21  # pixels
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from html import unescape
 from textwrap import wrap
 
 import numpy as np
@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 
 from labkit.errors import MaskError
 from labkit.viz.labels import bool_grid, clean, future_of, plain_array, short, token_labels, weight_grids
-from labkit.viz.style import BIDIRECTIONAL, CAUSAL, INK, MASKED, OPEN, WEIGHTS, WRONG, titled
+from labkit.viz.style import BIDIRECTIONAL, CAUSAL, INK, MASKED, OPEN, WEIGHTS, WRONG, escape, titled
 
 WIDEST = 820  # pixels: what a notebook shows beside an open file browser
 LETTER = 7  # pixels, the width of a letter of a label
@@ -97,10 +97,13 @@ def mask_figure(masks, tokens: Sequence[str] | None = None, title: str | None = 
     return drawn(panels, title)
 
 
-def attention_figure(weights, tokens: Sequence[str] | None = None, title: str | None = None) -> go.Figure:
+def attention_figure(
+    weights, tokens: Sequence[str] | None = None, title: str | None = None, name: str = "weight"
+) -> go.Figure:
     """Attention weights on one colour scale from 0: darker is more. Up to 8 keys, each cell holds its number.
 
-    `weights`: (q_len, kv_len), (heads, q_len, kv_len), or `{heading: (q_len, kv_len)}`.
+    `weights`: (q_len, kv_len), (heads, q_len, kv_len), or `{heading: (q_len, kv_len)}`. `name` is the quantity, if it
+    is not attention: a rollout or a measured influence.
 
     Raises:
         MaskError: scores, NaN, or another shape.
@@ -114,16 +117,17 @@ def attention_figure(weights, tokens: Sequence[str] | None = None, title: str | 
         grids = weight_grids(weights)
         maps = {f"head {i}" if len(grids) > 1 else "": grid for i, grid in enumerate(grids)}
     top = max(max(float(one.max()) for one in maps.values()), 1e-9)
+    of = "attention" if name == "weight" else name
     panels = []
-    for i, (name, grid) in enumerate(maps.items()):
+    for heading, grid in maps.items():
         queries, keys = token_labels(tokens, *grid.shape)
-        share = f"{grid[future_of(*grid.shape)].sum() / max(grid.sum(), 1e-9):.0%} of the attention on the future"
-        heading = f"{name}\n{share}" if len(maps) > 1 else share
+        share = f"{grid[future_of(*grid.shape)].sum() / max(grid.sum(), 1e-9):.0%} of the {of} on the future"
         numbers = _numbers(grid) if grid.shape[1] <= 8 else None
-        panels.append(Panel(heading, grid, queries, keys, WEIGHTS, 0, top, numbers, scale="weight" if i == 0 else None))
+        scale = None if panels else name
+        panels.append(Panel(f"{heading}\n{share}", grid, queries, keys, WEIGHTS, 0, top, numbers, scale=scale))
     if len(panels) == 1:
         panels[0].heading = ""
-        return drawn(panels, title or next(iter(maps)) or "Attention", share.capitalize() + ".")
+        return drawn(panels, title or next(iter(maps)) or of.capitalize(), share.capitalize() + ".")
     return drawn(panels, title)
 
 
@@ -302,7 +306,7 @@ def drawn(
     for per_row in range(min(len(panels), 4), 0, -1):  # as many beside each other as have cells of a good size
         budget = (WIDEST - bar) // per_row
         cell = wide or max(1, min(44, (budget - left - 14) // n_columns))
-        if cell * n_columns >= (120 if cell >= 12 else 240) and left + cell * n_columns + 14 <= budget:
+        if cell * n_columns >= (110 if cell >= 12 else 150) and left + cell * n_columns + 14 <= budget:
             break
     high = high or cell
     letters = max(24, (left + cell * n_columns if per_row > 1 else WIDEST) // LETTER)
@@ -346,7 +350,11 @@ def _add(figure: go.Figure, panel: Panel, number: str, domain: tuple, cell: int,
     """The panel's heat map, its two axes, and the stepped line."""
     x, y, across, down = domain
     codes = panel.values.dtype.kind in "bui"
-    parts = [] if panel.texts is None else [part for text in panel.texts.flat for part in text.split("<br>")]
+    parts = (
+        []
+        if panel.texts is None
+        else [part for text in panel.texts.flat for part in unescape(text.replace("<br>", "\n")).split("\n")]
+    )
     roomy = bool(parts) and max(map(len, parts)) * LETTER <= cell + 4
     heat = go.Heatmap(
         z=panel.values.astype(np.uint8) if codes else np.round(panel.values, 4),
@@ -362,6 +370,7 @@ def _add(figure: go.Figure, panel: Panel, number: str, domain: tuple, cell: int,
         ygap=1 if high >= 6 else 0,
         text=panel.texts if roomy else None,
         texttemplate="%{text}" if roomy else None,
+        textfont={"size": 12},
         customdata=panel.said if panel.said is not None and panel.said.size <= 4096 else None,
         hovertemplate=("%{y}, %{x}: " + ("%{z:.3f}" if panel.said is None else "%{customdata}")) + "<extra></extra>",
         hoverongaps=False,
@@ -433,7 +442,7 @@ def _unique(labels: Sequence[str]) -> list[str]:
     for label in labels:
         label = escape(clean(label.replace("\n", " ")))
         seen[label] = seen.get(label, -1) + 1
-        names.append(label + "\u200b" * seen[label])
+        names.append(label + "\u200b" * (seen[label] + 1))
     return names
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
+from html import unescape
 
 import numpy as np
 import plotly.graph_objects as go
@@ -12,10 +12,11 @@ from plotly.subplots import make_subplots
 from labkit.errors import MaskError
 from labkit.viz.heat import LETTER, Panel, _steps, drawn
 from labkit.viz.labels import bool_grid, percent, visible
-from labkit.viz.slider import slider
-from labkit.viz.style import INK, LIGHT_OPEN, LIGHT_WRONG, MASKED, OPEN, OTHERS, PAPER, titled
+from labkit.viz.sliders import slider
+from labkit.viz.style import INK, LIGHT_OPEN, LIGHT_WRONG, MASKED, OPEN, OTHERS, PAPER, escape, titled
 
 BOXES = (MASKED, LIGHT_OPEN, LIGHT_WRONG, PAPER, INK)
+PALE = "#B8C0C8"  # predictions that are not the hidden token
 NOT_ATTENDED, RIGHT, WRONG, PLAIN, HIDDEN = range(len(BOXES))
 
 
@@ -105,7 +106,7 @@ def fill_ins_figure(
             x=[share for *_, share in best],
             y=list(range(1, len(best) + 1)),
             orientation="h",
-            marker_color=[OPEN if token == truth else OTHERS[1] for _, token, _ in best],
+            marker_color=[OPEN if token == truth else PALE for _, token, _ in best],
             text=[f"<b>{escape(shown)}</b> {percent(share)}" if token else shown for shown, token, share in best],
             textposition="outside",
             cliponaxis=False,
@@ -118,7 +119,7 @@ def fill_ins_figure(
     figure.update_layout(showlegend=False, bargap=0.3)
     sentence = " ".join("____" if i == position else visible(token) for i, token in enumerate(tokens))
     named = [model for model, best in answers.items() if best and best[0][0] == truth]
-    words = f"Hidden: {visible(truth)}. First choice of {', '.join(named) or 'none of the models'}."
+    words = f"Hidden: “{visible(truth)}”. First choice of {', '.join(named) or 'none of the models'}."
     return titled(figure, sentence, words, 820, 28 * top + 60, l=10, r=10, t=24, b=30)
 
 
@@ -161,7 +162,7 @@ def _boxes(heading: str, codes: np.ndarray, texts: list[list[str]], rows: list[s
 
 
 def _wide(panels: Sequence[Panel]) -> int:
-    longest = max(len(part) for panel in panels for text in panel.texts.flat for part in text.split("<br>"))
+    longest = max(len(unescape(part)) for panel in panels for text in panel.texts.flat for part in text.split("<br>"))
     return max(44, (longest + 1) * LETTER + 6)
 
 

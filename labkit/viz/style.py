@@ -6,7 +6,7 @@ Importing this module makes the template plotly's default, so figures that a not
 from __future__ import annotations
 
 from collections.abc import Iterable
-from html import escape
+from html import escape as html_escape
 from textwrap import wrap
 
 import plotly.graph_objects as go
@@ -55,6 +55,11 @@ def line_styles(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     return styles
 
 
+def escape(text: str) -> str:
+    """`text` for a figure: plotly reads `&lt;`, `&gt;` and `&amp;`, and would show `&quot;` as it is."""
+    return html_escape(text, quote=False)
+
+
 def titled(figure: go.Figure, title: str | None, subtitle: str = "", width: int = 800, height: int = 400, **margin):
     """`figure` in its size, with the title above and, in grey, what the figure shows in words."""
     letters = max(20, width // 8)
@@ -70,7 +75,7 @@ def titled(figure: go.Figure, title: str | None, subtitle: str = "", width: int 
         title={
             "text": "<br>".join(map(escape, main)),
             "font": {"size": 15} if above else small,
-            "pad": {"t": 6 + 20 * max(0, len(main) - 1)},
+            "pad": {"t": 18 if len(main) > 1 else 6},
             "subtitle": {"text": "<br>".join(map(escape, sub)), "font": small},
         },
     )
