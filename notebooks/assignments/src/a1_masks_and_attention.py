@@ -16,7 +16,7 @@
 # %%
 import torch
 
-from labkit.viz import mask_svg
+from labkit.viz import mask_figure
 
 # %% [markdown]
 # One sentence accompanies us. A mask is a table over it: row = the token that looks (the **query**), column = the token that is looked at (the **key**), `True` = may look.
@@ -43,7 +43,7 @@ def causal_mask(n):
 
 
 # %% look="a1_causal_mask"
-mask_svg(causal_mask(n), tokens)
+mask_figure(causal_mask(n), tokens)
 
 # %% [markdown] exercise="a1_window_mask"
 # Long texts are dear, so many models let most of their layers look back only a little: the token itself and the `w - 1` tokens before it, `w` in all. Return that table: booleans, shape `(n, n)`.
@@ -64,7 +64,7 @@ def window_mask(n, w):
 
 
 # %% look="a1_window_mask"
-mask_svg(window_mask(n, 3), tokens)
+mask_figure(window_mask(n, 3), tokens)
 
 # %% [markdown] exercise="a1_padded_mask"
 # Sentences of a batch have different lengths, so the shorter ones are filled up with pads **at the end**. A pad says nothing, so nobody may look at one. Given the real lengths (a list of whole numbers), return the causal tables of the whole batch: booleans, shape `(batch, n, n)`, with no pad as a key.
@@ -162,7 +162,7 @@ def who_hears(mask, layers):
 
 
 # %% look="a1_who_hears"
-mask_svg(who_hears(window_mask(n, 2), 3), tokens)
+mask_figure(who_hears(window_mask(n, 2), 3), tokens)
 
 # %% [markdown]
 # **What you have now.** A model reads what its masks allow *together*: three layers of a window of 2 reach three tokens back, and one layer that looks ahead is enough to spoil a causal model. That is why `labkit.audit` shakes the input of a whole model and looks at what comes out. In A2 you write that audit yourself.

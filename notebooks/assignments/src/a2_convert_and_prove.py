@@ -103,7 +103,7 @@ def influence(model, ids):
 
 
 # %% look="a2_influence"
-viz.mask_svg(influence(model, ids), tokens)
+viz.mask_figure(influence(model, ids), tokens)
 
 # %% [markdown] exercise="a2_verdict"
 # A picture is for people; a proof needs a word. Given an influence matrix, booleans `(n, n)` with `n` at least 2, return

@@ -24,7 +24,7 @@ from labkit import masks
 from labkit.course.a3 import mystery
 from labkit.gpt import GPT, GPTConfig
 from labkit.objectives import Collator, Corruption
-from labkit.viz import mask_svg
+from labkit.viz import mask_figure
 
 torch.set_num_threads(1)  # our models are tiny
 
@@ -189,7 +189,7 @@ models = [mystery(number, n, V) for number in colleagues]
 # Who is honest? Look at one of the others (change the 0): what kind of mistake makes such a pattern? The past is drawn in, so all above the staircase is leak.
 
 # %% look="a3_leak_table"
-mask_svg(leak_table(models[0], ids, V) | torch.ones(n, n).tril().bool(), tokens)
+mask_figure(leak_table(models[0], ids, V) | torch.ones(n, n).tril().bool(), tokens)
 
 # %% [markdown] exercise="a3_corrupt"
 # A model that looks both ways cannot be asked for the next token. So we **hide** some words and ask for those (masked-language modelling, Devlin et al. 2019, BERT). If it only ever had to answer at a `[MASK]`, it could ignore all other positions; so some hidden words are swapped, and some left as they are:

@@ -22,8 +22,8 @@ from labkit import results
 from labkit.datasets import embedded
 from labkit.datasets.tags import entities_of
 from labkit.tasks import qa
-from labkit.viz import answer_figure, attention_svg, effects_svg, mask_svg
-from labkit.viz.layers import layer_types_svg
+from labkit.viz import answer_figure, attention_figure, category_figure, forest_figure, mask_figure
+from labkit.viz.style import OTHERS
 
 # %% [markdown]
 # One question accompanies us, with the passage that answers it. It is from Field Notes, a data set about an invented world, so that no model can know the answer by heart.
@@ -50,7 +50,9 @@ print(*zip(sentence.words, sentence.tags, strict=True), sep="\n")
 # The layers of Gemma 3 are of two kinds. This is how its configuration lays out 18 of them:
 
 # %%
-layer_types_svg(Gemma3TextConfig(num_hidden_layers=18).layer_types)
+names = {"sliding_attention": "local", "full_attention": "global"}
+kinds = [names[kind] for kind in Gemma3TextConfig(num_hidden_layers=18).layer_types]
+category_figure({"layer": kinds}, list(map(str, range(18))), colours={"local": OTHERS[1], "global": OTHERS[0]})
 
 # %% [markdown] exercise="a4_layer_mask"
 # As it was trained, a **local** layer with a window of `w` sees `w` tokens: the token itself and the `w - 1` before it. Now the model is to read both ways, and each layer keeps the distance it was trained to look, on **either** side. A **global** layer then sees everything.
@@ -75,7 +77,7 @@ def layer_mask(n, w, layer, every):
 
 
 # %% look="a4_layer_mask"
-mask_svg(layer_mask(len(sentence.words), 4, 0, 6), list(sentence.words))
+mask_figure(layer_mask(len(sentence.words), 4, 0, 6), list(sentence.words))
 
 # %% [markdown]
 # Does a real conversion do that? The tiny Gemma 3 has random weights, and is wired like the big one: a local layer, then a global one. The audit shakes its input and measures how far each layer sees, to the left and to the right (`None`: no end was met).
@@ -130,7 +132,7 @@ query, key = torch.randn(1, 6, 4, generator=generator), torch.randn(1, 6, 4, gen
 units, everything = torch.eye(6)[None], torch.ones(6, 6, dtype=torch.bool)
 
 # %% look="a4_grouped"
-attention_svg(grouped_attention(query.repeat(2, 1, 1), key, units, everything, 4))
+attention_figure(grouped_attention(query.repeat(2, 1, 1), key, units, everything, 4))
 
 # %% [markdown]
 # ## Entities
@@ -305,7 +307,7 @@ for row in rows:
 print("rows:", len(rows), " with the answer:", sum(row.start != row.null for row in rows))
 
 # %% look="a4_best_answer"
-answer_figure(question.context, [(*best_answer(question.context, planted, 30), 1.0)], (gold.start, gold.end))
+answer_figure(question.context, [(*best_answer(question.context, planted, 30), 1.0)], [(gold.start, gold.end)])
 
 # %% [markdown]
 # ## A fair comparison
@@ -362,9 +364,10 @@ compare(one, other, seeds, texts)
 
 # %%
 stored = results.load("mask_effect").query("task == 'ner' and part == 'all'")
-effects_svg(results.by_label(stored))
+unit = "difference to causal, points of F1"
+forest_figure(results.by_label(stored), "Named entities: each arm minus the causal one", unit)
 
 # %% [markdown]
-# Each row is an arm less the causal one, in points of F1, with its interval. Grey holds zero: however many points it shows, it is no result.
+# Each row is an arm minus the causal one, in points of F1, with its 95 % interval. If the interval contains 0, the difference is not significant, however large it is.
 #
 # **What you have now.** What a layer of a bidirectional Gemma sees, and how its heads share; labels where a model can know them; scores that count what was asked for; answers in the words of the text; and a comparison that does not mistake luck for a mask. `08_question_answering` and `09_named_entities` train readers; here we only planted them.

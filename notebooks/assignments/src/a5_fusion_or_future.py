@@ -20,7 +20,7 @@ import torch
 
 from labkit import masks
 from labkit.course.a5 import engine, model
-from labkit.viz import mask_svg, masks_svg
+from labkit.viz import mask_figure
 
 # %% [markdown]
 # One question in three wordings goes with us, between a shared **prefix** and a **cue**, after which the answer begins. Each wording is a **segment**:
@@ -64,7 +64,7 @@ def segment_mask(prefix, lengths, tail):
 
 
 # %% look="a5_segment_mask"
-mask_svg(segment_mask(len(prefix), lengths, len(cue)), tokens)
+mask_figure(segment_mask(len(prefix), lengths, len(cue)), tokens)
 
 # %% [markdown]
 # The tail has a mixed crowd of keys before it. Suppose that each group of them has been looked at **by itself**, as if the others were not there. `attend` gives what such a look gives: the output, and with it the logarithm of the sum that the softmax divided by, the **log-sum-exp** (`lse`): how much the group weighed before it was scaled to one. (In `attend` and in the fusion track, queries are divided by $\sqrt d$ already.)
@@ -360,7 +360,7 @@ def columns(n, context, dim):
 
 
 # %% look="a5_columns"
-masks_svg({"the past": masks.causal().dense(n), "columns, dim 2": columns(n, n, 2)}, text)
+mask_figure({"the past": masks.causal().dense(n), "columns, dim 2": columns(n, n, 2)}, text)
 
 # %% [markdown] exercise="a5_parameters"
 # Columns are parameters. In each of the `layers` layers, every position of the context has a free key and a free value, of `width` numbers each (all heads together). If the model gets better, was it the columns, or would any parameters have done? A fair baseline is a plain model of the same size: widen the hidden layer of each of its MLPs. One more unit there has `width` weights in, a bias, and `width` weights out.
