@@ -66,19 +66,6 @@ def read(task: str, name: str, split: str) -> list[Any]:
     return reader(split)
 
 
-def field_notes_questions(split: str) -> list[Question]:
-    return read_squad(folder("data") / "field_notes" / f"questions.{split}.json")
-
-
-def field_notes_entities(split: str) -> list[Sentence]:
-    return read_conll(folder("data") / "field_notes" / f"entities.{split}.conll")
-
-
-def field_notes_titles(split: str) -> list[Pair]:
-    """Which passage has this title? A pair (title, text) for each passage."""
-    return [Pair(each.id, each.title, each.text, None, each.id) for each in field_notes.passages(split)]
-
-
 def posts(split: str | None = None) -> list[Post]:
     """The posts of Evidence of one split, or all of them, in the order of the file."""
     found = []
@@ -115,15 +102,15 @@ def _which_way_sentences(split: str) -> list[Sentence]:
     return found
 
 
-def _which_way_labelled(split: str) -> list[Labelled]:
-    return [Labelled(item.id, item.text, item.label, item.group) for item in which_way_round(split)]
-
-
 _READERS: dict[tuple[str, str], Callable[[str], list[Any]]] = {
-    ("qa", "field-notes"): field_notes_questions,
-    ("ner", "field-notes"): field_notes_entities,
-    ("embed", "field-notes"): field_notes_titles,
+    ("qa", "field-notes"): lambda split: read_squad(folder("data") / "field_notes" / f"questions.{split}.json"),
+    ("ner", "field-notes"): lambda split: read_conll(folder("data") / "field_notes" / f"entities.{split}.conll"),
+    ("embed", "field-notes"): lambda split: [
+        Pair(each.id, each.title, each.text, None, each.id) for each in field_notes.passages(split)
+    ],
     ("qa", "evidence"): _evidence_questions,
     ("ner", "which-way-round"): _which_way_sentences,
-    ("classify", "which-way-round"): _which_way_labelled,
+    ("classify", "which-way-round"): lambda split: [
+        Labelled(item.id, item.text, item.label, item.group) for item in which_way_round(split)
+    ],
 }

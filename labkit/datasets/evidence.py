@@ -12,7 +12,6 @@ whole post without knowing what is asked, and the scores of its tokens cannot de
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit.errors import DataError, MissingPackageError
@@ -92,12 +91,6 @@ def locate(text: str, evidence: str) -> Found | None:
         end = max(near, key=lambda at: fuzz.ratio(wanted, squeezed[start:at]), default=end)
     alike = fuzz.ratio(wanted, squeezed[start:end])
     return Found(places[start], places[end - 1] + 1, "fuzzy", alike) if alike >= LEAST_LIKE else None
-
-
-def locate_all(text: str, evidence: Sequence[str]) -> tuple[list[Found], list[str]]:
-    """The places of those that are found, and those that are not."""
-    found = [(each, locate(text, each)) for each in evidence]
-    return [place for _, place in found if place], [each for each, place in found if place is None]
 
 
 def prompt(post: str, criterion: str, order: str = "criterion-last", instruction: str = INSTRUCTION) -> Prompt:

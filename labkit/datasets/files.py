@@ -1,4 +1,4 @@
-"""Read data files row by row, so that one bad row hides no other, and write files whole or not at all."""
+"""Read data files row by row, so that one bad row hides no other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit import writing
 from labkit.errors import DataError
 
 _LINE_END = re.compile(r"\r*\n|\r")  # Unix, Windows (also converted twice) and old Mac
@@ -256,10 +255,3 @@ def _separator(header: str, row: str) -> str:
     if any(sign in header for sign in usual):
         return max(usual, key=header.count)
     return next((sign for sign in found if header.count(sign) == row.count(sign)), ",")
-
-
-def write_whole(path: str | Path, text: str) -> Path:
-    """Write a UTF-8 file, whole or not at all."""
-    path = Path(path).expanduser().absolute()
-    writing.write_whole(path, text)
-    return path
