@@ -147,7 +147,7 @@ def finetune(
     packs = packing and packable(lm.model, say)
     if plan.batch_tokens and not packs:
         raise TrainingError(f"batches of {plan.batch_tokens:,} tokens are for packed rows, and these are not packed")
-    if plan.batch_tokens and task == "embed" and any(row.score is None and len(row.sides) < 3 for row in rows):
+    if plan.batch_tokens and task == "embed" and any(row.score is None for row in rows):
         raise TrainingError(
             f"a batch of {plan.batch_tokens:,} tokens may hold one pair alone, which has no other to be told apart "
             "from; give a batch size instead"
