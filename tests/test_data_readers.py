@@ -103,9 +103,9 @@ def test_articles_without_a_title_are_groups_all_the_same(tmp_path):
         (squad(qa(text="")), r"question 'q1': answers\[0\].text is ''"),
         (squad(qa(text=14)), r"question 'q1': answers\[0\].text is 14"),
         (squad(qa(answers=["the Seine"])), r"question 'q1': answers\[0\] is 'the Seine'; expected an object"),
-        (squad(qa()).replace('"context":', '"context": "", "context":'), "paragraph 1: has the key 'context' twice"),
-        (squad(qa()).replace('"question":', '"question": "", "question":'), "'q1': has the key 'question' twice"),
-        (squad(qa()).replace('"text":', '"text": "x", "text":'), "question 'q1': has the key 'text' twice"),
+        (squad(qa()).replace('"context":', '"context": "", "context":'), "has the key 'context' twice"),
+        (squad(qa()).replace('"question":', '"question": "", "question":'), "has the key 'question' twice"),
+        (squad(qa()).replace('"text":', '"text": "x", "text":'), "has the key 'text' twice"),
         (squad(qa("a"), qa("b"), qa("a")), "question 'a': has the id 'a', as question 'a' has"),
     ],
 )

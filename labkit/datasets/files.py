@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,7 +139,9 @@ def lines_of(path: str | Path) -> Iterator[tuple[int, str]]:
 def parse_json(text: str) -> Any:
     """The value of a JSON text; a ValueError says what is wrong with it."""
     try:
-        return json.loads(text, object_pairs_hook=_Object)
+        return json.loads(text, object_pairs_hook=_object)
+    except KeyTwiceError:
+        raise
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if "\n" in text else ""
         raise ValueError(f"is not JSON ({error.msg}, {line}column {error.colno})") from error
@@ -146,26 +149,20 @@ def parse_json(text: str) -> Any:
         raise ValueError("is not JSON that can be read: a number is too long, or brackets are too deep") from error
 
 
-class _Object(dict):
-    """A JSON object. `twice` is a key that the text has two times, of which a dict holds the last."""
+class KeyTwiceError(ValueError):
+    """A JSON object has a key two times. A dict would hold the last value only."""
 
-    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
-        super().__init__(pairs)
-        keys = [key for key, _ in pairs]
-        self.twice = next((key for key in self if keys.count(key) > 1), None) if len(self) < len(keys) else None
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise KeyTwiceError(f"has the key {shown(twice)} twice in one object; take one out")
+    return found
 
 
 def object_or_fault(value: Any) -> Any:
-    """A row from `parse_json`, or the Fault that it is not an object, or has, at any depth, a key twice."""
-    if not isinstance(value, dict):
-        return Fault(f"holds {shown(value)}; expected an object with fields")
-    values = [value]
-    while values:
-        inner = values.pop()
-        if getattr(inner, "twice", None) is not None:
-            return Fault(f"has the key {shown(inner.twice)} twice in one object; take one out")
-        values += inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else []
-    return value
+    """A row from `parse_json`, or the Fault that it is not an object."""
+    return value if isinstance(value, dict) else Fault(f"holds {shown(value)}; expected an object with fields")
 
 
 def json_records(path: str | Path) -> Iterator[tuple[int, Any]]:

@@ -43,8 +43,6 @@ def records(path: str | Path) -> Iterator[Record]:
             yield Record(f"line {line}", str(line), row)
         return
     if isinstance(content, dict):
-        if content.twice is not None:
-            raise DataError(f"{path} {_structure(content, 'data')}")
         content = content.get("data")
     if not isinstance(content, list):
         raise DataError(f"{path} is not SQuAD, which is an object with a list called data, nor a list of rows")
@@ -59,12 +57,12 @@ def records(path: str | Path) -> Iterator[Record]:
 def _questions(article: dict[str, Any], number: int) -> Iterator[Record]:
     where, place = f"article {number}", str(number)
     paragraphs = article["paragraphs"]
-    if article.twice is not None or not isinstance(paragraphs, list):
+    if not isinstance(paragraphs, list):
         yield Record(where, place, _structure(article, "paragraphs"))
         return
     for count, paragraph in enumerate(paragraphs, 1):
         within, part = f"{where}, paragraph {count}", f"{place}-{count}"
-        if not isinstance(paragraph, dict) or paragraph.twice is not None or not isinstance(paragraph.get("qas"), list):
+        if not isinstance(paragraph, dict) or not isinstance(paragraph.get("qas"), list):
             yield Record(within, part, _structure(paragraph, "qas"))
             continue
         of_all = {"context": paragraph.get("context"), "group": str(article.get("title") or f"article {number - 1}")}
@@ -76,6 +74,5 @@ def _questions(article: dict[str, Any], number: int) -> Iterator[Record]:
 
 
 def _structure(given: Any, name: str) -> Fault:
-    if getattr(given, "twice", None) is not None:
-        return Fault(f"has the key {shown(given.twice)} twice; take one out")
+
     return Fault(f"is {shown(given)}; expected an object with a list called {name}")
