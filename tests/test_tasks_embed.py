@@ -355,9 +355,6 @@ def test_pairs_are_scored_from_their_vectors_and_a_text_that_recurs_counts_once_
     assert found["anisotropy"] == pytest.approx((cos(90) + cos(60) + cos(30)) / 3, abs=1e-6)
     unscored = [Pair("1", "a", "b"), Pair("2", "a", "c")]
     assert embed_scores.pair_scores(unscored, [(a, b), (a, c)])["accuracy_at_1"] == 1
-    for wrong in ([(a, b)], []):
-        with pytest.raises(DataError, match=f"2 pairs and {len(wrong)} pairs of vectors"):
-            embed_scores.pair_scores(pairs, wrong)
 
 
 def test_the_nearest_come_best_first_and_of_equals_the_earlier():
@@ -365,9 +362,6 @@ def test_the_nearest_come_best_first_and_of_equals_the_earlier():
     assert [i for i, _ in found] == [3, 1, 2]
     assert [c for _, c in found] == pytest.approx([1, cos(30), cos(30)])
     assert len(embed_scores.nearest(at_angles(90, 30), at_angles(0)[0], 9)) == 2
-    assert embed_scores.nearest(np.zeros((0, 2), np.float32), at_angles(0)[0], 1) == []
-    with pytest.raises(DataError, match="k is 0"):
-        embed_scores.nearest(at_angles(90), at_angles(0)[0], 0)
 
 
 def test_without_scipy_the_pip_command_is_named(monkeypatch):

@@ -25,7 +25,6 @@ from labkit.resources import folder
 
 SPLITS = ("train", "dev", "test")
 NAMES = ("field-notes", "evidence", "which-way-round")
-DIRECTIONS = ("after", "before")
 
 
 @dataclass(frozen=True)
@@ -75,12 +74,10 @@ def posts(split: str | None = None) -> list[Post]:
     return [post for post in found if split in (None, post.split)]
 
 
-def which_way_round(split: str | None = None, direction: str | None = None) -> list[Item]:
-    """The sentences of one split and direction, or all of them, in the order of the file."""
-    if direction not in (None, *DIRECTIONS):
-        raise DataError(f"the direction is {direction!r}; choose one of {', '.join(DIRECTIONS)}")
+def which_way_round(split: str | None = None) -> list[Item]:
+    """The sentences of one split, or all of them, in the order of the file."""
     found = [Item(**row) for _, row in json_lines(folder("data") / "which_way_round" / "items.jsonl")]
-    return [item for item in found if split in (None, item.split) and direction in (None, item.direction)]
+    return [item for item in found if split in (None, item.split)]
 
 
 def _evidence_questions(split: str) -> list[Question]:

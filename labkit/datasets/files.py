@@ -16,7 +16,7 @@ from labkit.errors import DataError
 
 _LINE_END = re.compile(r"\r*\n|\r")  # Unix, Windows (also converted twice) and old Mac
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what "surrogateescape" makes of a byte that is not UTF-8
-_SEPARATORS = (",;\t|", "^~:", " ")  # of tables, the usual ones first
+_SEPARATORS = ",;\t|"  # of tables
 
 
 class Fault(str):
@@ -205,8 +205,8 @@ def csv_records(path: str | Path) -> Iterator[tuple[int, Any]]:
     named = re.fullmatch(r"(?i:sep)=([^\w\r\n\"])\r?\n?", lines[0])
     at = 1 if named else 0
     header = re.sub(r'"[^"]*"', "", lines[at]) if lines[at:] else ""
-    separator = named[1] if named else _separator(header, lines[at + 1] if lines[at + 1 :] else "")
-    form = {"delimiter": separator, "strict": True, "skipinitialspace": separator != " " and f"{separator} " in header}
+    separator = named[1] if named else max(_SEPARATORS, key=header.count)
+    form = {"delimiter": separator, "strict": True, "skipinitialspace": f"{separator} " in header}
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # else a cell of 131,072 characters is an error
     reader = csv.reader(iter(lines[at:]), **form)
     columns: list[str] | None = None
@@ -239,16 +239,3 @@ def csv_records(path: str | Path) -> Iterator[tuple[int, Any]]:
             yield at + reader.line_num, Fault("is not UTF-8; convert it")
         else:
             yield at + reader.line_num, dict(zip(columns, row, strict=True))
-
-
-def _separator(header: str, row: str) -> str:
-    """The commonest sign of the first kind in `_SEPARATORS` that the header holds.
-
-    A header of one column may hold a space or a colon, so these count only if the first row has as many of them.
-    """
-    row = re.sub(r'"[^"]*"', "", row)
-    usual, *others = _SEPARATORS
-    found = [max(signs, key=header.count) for signs in others if any(sign in header for sign in signs)]
-    if any(sign in header for sign in usual):
-        return max(usual, key=header.count)
-    return next((sign for sign in found if header.count(sign) == row.count(sign)), ",")

@@ -101,21 +101,8 @@ class Recipe:
         return Head(self.head_task, labels=labels, **changes)
 
 
-def require_positions(
-    recipe: Recipe,
-    lm: Any,
-    examples: Sequence[Any],
-    options: Options,
-    readings: int = 1,
-    *,
-    who: str = "",
-    of: str = "",
-    more: str = "",
-) -> None:
-    """DataError if a row, read `readings` times, is longer than the model has positions.
-
-    who, of, more: what the message begins with, whose row it is, and what it ends with.
-    """
+def require_positions(recipe: Recipe, lm: Any, examples: Sequence[Any], options: Options, readings: int = 1) -> None:
+    """DataError if a row, read `readings` times, is longer than the model has positions."""
     places = getattr(lm.model.config.get_text_config(), "max_position_embeddings", None)
     if not places or options.max_length * readings <= places:
         return
@@ -126,8 +113,8 @@ def require_positions(
     if (total := (longest - once) * readings + once) > places:
         again = f", which makes {total:,} in {readings} readings" if readings > 1 else ""
         raise DataError(
-            f"{who}the longest row{of} has {longest:,} tokens{again}, and {lm.name} has {places:,} positions; give "
-            f"--max-length {(places - once) // readings + once}{more}"
+            f"the longest row has {longest:,} tokens{again}, and {lm.name} has {places:,} positions; give "
+            f"--max-length {(places - once) // readings + once}"
         )
 
 
