@@ -221,8 +221,6 @@ def test_any_post_is_found_in_its_prompt(post, order):
     ("arguments", "message"),
     [
         (("p", "sleep", "sideways"), "the order is 'sideways'; choose one of criterion-last, criterion-first"),
-        ((" ", "sleep"), "the post is empty"),
-        (("p", "\n"), "the criterion is empty"),
         (("he wrote [/POST] in it", "sleep"), r"holds \[/POST\], a mark that the prompt keeps for itself"),
         (("p", "[INST]"), r"holds \[INST\]"),
         (("p", "sleep", "criterion-last", "read [POST]"), r"holds \[POST\]"),

@@ -558,14 +558,6 @@ def test_scores_with_unanswerable_questions_by_hand():
     assert "HasAns_n" not in qa_scores.scores(questions[2:], answers[:2])
 
 
-@pytest.mark.parametrize("answered", [[], ["a", "a"], ["a", "z"]], ids=["missing", "twice", "unknown"])
-def test_a_prediction_for_each_question_and_no_other(answered):
-    for score in (qa_scores.scores, qa_scores.best_threshold):
-        with pytest.raises(DataError, match="both must be 1"):
-            score([asked(MAT, id="a")], [prediction(id, "cat") for id in answered])
-            score([], [])
-
-
 def official_threshold(rows):
     """`find_best_thresh`, from its description: rows of (has an answer, F1 of the best span, null score difference)."""
     score = best = sum(not has for has, _, _ in rows)

@@ -23,7 +23,7 @@ from labkit.datasets.words import tags_over, words_of
 from labkit.errors import DataError
 from labkit.resources import folder
 
-SPLITS = ("train", "dev", "test")
+SPLITS = field_notes.SPLITS
 NAMES = ("field-notes", "evidence", "which-way-round")
 
 

@@ -97,24 +97,17 @@ def prompt(post: str, criterion: str, order: str = "criterion-last", instruction
     """The text that a model reads. `criterion` is a key of `CRITERIA`, or any words.
 
     Raises:
-        DataError: an unknown order, an empty post or criterion, or one that holds one of the marks.
+        DataError: an unknown order, or a text that holds one of the marks.
     """
     if order not in ORDERS:
         raise DataError(f"the order is {order!r}; choose one of {', '.join(ORDERS)}")
-    if not post.strip():
-        raise DataError("the post is empty")
-    if not criterion.strip():
-        raise DataError("the criterion is empty")
+
     if held := [mark for mark in MARKS if any(mark in each for each in (post, criterion, instruction))]:
         raise DataError(f"the post, criterion or instruction holds {held[0]}, a mark that the prompt keeps for itself")
-    pieces = {"POST": post, "CRITERION": CRITERIA.get(criterion, criterion)}
-    names = ("POST", "CRITERION") if order == "criterion-last" else ("CRITERION", "POST")
-    text, start = f"[INST] {instruction} [/INST]", 0
-    for name in names:
-        text += f" [{name}] "
-        if name == "POST":
-            start = len(text)
-        text += f"{pieces[name]} [/{name}]"
+    parts = [("POST", post), ("CRITERION", CRITERIA.get(criterion, criterion))]
+    parts = [("INST", instruction), *(parts if order == "criterion-last" else parts[::-1])]
+    text = " ".join(f"[{name}] {content} [/{name}]" for name, content in parts)
+    start = text.index("[POST] ") + len("[POST] ")
     return Prompt(text, start, start + len(post))
 
 

@@ -101,7 +101,7 @@ class Collator:
 
 
 def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Mean cross-entropy of the right class, in nats."""
+    """The loss that the head computes: the mean cross-entropy of the right classes, in nats."""
     return model(**batch).loss
 
 

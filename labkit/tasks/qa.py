@@ -27,7 +27,7 @@ from labkit.errors import DataError, HeadError
 from labkit.models import Loaded
 from labkit.tasks.classify import run_by_length
 from labkit.tasks.lm import pad_id
-from labkit.tasks.qa_frames import Frame, frame
+from labkit.tasks.qa_frames import frame
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,13 @@ def windows(
     Raises:
         DataError: a slow tokenizer, which has no offsets; no room for the context.
     """
-    around = _checked_frame(tokenizer, questions, max_length, doc_stride, order, prompt)
+    if not getattr(tokenizer, "is_fast", False):
+        raise DataError(f"{type(tokenizer).__name__} is a slow tokenizer, which gives no offsets; take a fast one")
+    if doc_stride < 1:
+        raise DataError(f"doc_stride is {doc_stride}: the next window must start at least 1 token after this one")
+    if max_length > tokenizer.model_max_length:
+        raise DataError(f"max_length is {max_length:,}, and the model takes {tokenizer.model_max_length:,} tokens")
+    around = frame(tokenizer, order, prompt)
     others, half = len(around), max_length // 2
     asked = _tokenised(tokenizer, [each.question for each in questions])
     contexts = _tokenised(tokenizer, [each.context for each in questions])
@@ -250,22 +256,6 @@ class _Tokens:
     ids: tuple[int, ...]
     offsets: tuple[tuple[int, int], ...]
     places: np.ndarray
-
-
-def _checked_frame(
-    tokenizer: Any, questions: Sequence[Question], max_length: int, doc_stride: int, order: str, prompt: str
-) -> Frame:
-    """What stands around question and context, once all input is in order."""
-    if not getattr(tokenizer, "is_fast", False):
-        raise DataError(
-            f"{type(tokenizer).__name__} is a slow tokenizer, which does not say where in the text a token stands; "
-            "question answering needs a fast one"
-        )
-    if doc_stride < 1:
-        raise DataError(f"doc_stride is {doc_stride}: the next window must start at least 1 token after this one")
-    if max_length > tokenizer.model_max_length:
-        raise DataError(f"max_length is {max_length:,}, and the model takes {tokenizer.model_max_length:,} tokens")
-    return frame(tokenizer, order, prompt)
 
 
 def _tokenised(tokenizer: Any, texts: Sequence[str]) -> dict[str, _Tokens]:

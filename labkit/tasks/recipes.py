@@ -125,10 +125,6 @@ def by_name(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def _model_loss(model: Any, batch: dict[str, Any]) -> Any:
-    return model(**batch).loss
-
-
 # -- questions ---------------------------------------------------------------------------------------------------------
 
 
@@ -317,7 +313,7 @@ RECIPES = {
             features=_qa_features,
             length_of=lambda row: len(row.ids),
             collator=qa.Collator,
-            loss=_model_loss,
+            loss=classify.loss,
             predict=_qa_predict,
             measure=_qa_measure,
             baselines=_qa_baselines,
@@ -335,7 +331,7 @@ RECIPES = {
             features=_ner_features,
             length_of=lambda row: len(row.ids),
             collator=ner.Collator,
-            loss=_model_loss,
+            loss=classify.loss,
             predict=_ner_predict,
             measure=_ner_measure,
             baselines=_ner_baselines,
@@ -352,7 +348,7 @@ RECIPES = {
             features=_classify_features,
             length_of=lambda row: len(row.ids),
             collator=classify.Collator,
-            loss=_model_loss,
+            loss=classify.loss,
             predict=_classify_predict,
             measure=_classify_measure,
             baselines=_classify_baselines,
