@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from labkit.datasets.examples import Question
@@ -234,7 +233,7 @@ def predict(
         tokenizer, questions, max_length=max_length, doc_stride=doc_stride, order=order, prompt=prompt, say=say
     )
 
-    def start_and_end(output: Any) -> Float[Tensor, "batch 2 seq"]:
+    def start_and_end(output: Any) -> Tensor:  # (batch, 2, seq)
         if "start_logits" not in output:
             raise HeadError(f"{type(model).__name__} has no head for it; load it with task='question-answering'")
         return torch.stack([output.start_logits, output.end_logits], dim=1).float()
