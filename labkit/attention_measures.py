@@ -15,22 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 
 from labkit.errors import MaskError
-
-__all__ = [
-    "entropy",
-    "first_token_mass",
-    "future_mass",
-    "induction",
-    "mean_distance",
-    "mean_offset",
-    "next_token",
-    "normalised_entropy",
-    "previous_token",
-    "rollout",
-]
 
 
 def entropy(weights) -> np.ndarray:
@@ -41,31 +28,6 @@ def entropy(weights) -> np.ndarray:
     return _per_map(weights, lambda w: _entropies(w).mean())
 
 
-def normalised_entropy(weights, allowed) -> np.ndarray:
-    """`entropy` of each query as a share of the largest it can have under the mask, ln(number of its allowed keys).
-
-    Without this a causal map seems sharper than a bidirectional one only because its queries have fewer keys. A query
-    with one key has no choice, and counts as 0.
-
-    Args:
-        allowed: bool (q, k), True = may attend: `mask.dense(n)`. A query that may attend to nothing attends to itself.
-
-    Raises:
-        MaskError: a mask of another shape, or attention on a key that it forbids.
-    """
-    maps = _maps(weights)
-    cells = _cells(allowed, maps.shape[-2:])
-    most = np.log(np.maximum(cells.sum(-1), 1))  # (q,)
-
-    def share(w: np.ndarray) -> float:
-        if (w[~cells] > 0).any():
-            query, key = np.argwhere((w > 0) & ~cells)[0]
-            raise MaskError(f"query {query} attends to key {key}, which the mask forbids: was it another mask?")
-        return np.divide(_entropies(w), most, out=np.zeros_like(most), where=most > 0).mean()
-
-    return _per_map(maps, share)
-
-
 def mean_distance(weights) -> np.ndarray:
     """How many tokens away a query looks on average, on either side: sum w |key - query|.
 
@@ -74,27 +36,9 @@ def mean_distance(weights) -> np.ndarray:
     return _per_map(weights, lambda w: (w * np.abs(_offsets(w))).sum(-1).mean())
 
 
-def mean_offset(weights) -> np.ndarray:
-    """`mean_distance` with its sign, sum w (key - query): below 0 the past weighs more, above 0 the future."""
-    return _per_map(weights, lambda w: (w * _offsets(w)).sum(-1).mean())
-
-
 def future_mass(weights) -> np.ndarray:
     """The share of attention above the diagonal, on tokens after the query: 0 for every causal map."""
     return _per_map(weights, lambda w: w[_offsets(w) > 0].sum() / len(w))
-
-
-def previous_token(weights) -> np.ndarray:
-    """The mean weight on the token just before the query, over the queries that have one: 1 for a previous-token head.
-
-    Source: Voita et al. 2019, "Analyzing Multi-Head Self-Attention" (positional heads); Olsson et al. 2022.
-    """
-    return _on_diagonal(weights, -1)
-
-
-def next_token(weights) -> np.ndarray:
-    """The mean weight on the token just after the query, over the queries that have one: 0 for every causal map."""
-    return _on_diagonal(weights, 1)
 
 
 def first_token_mass(weights) -> np.ndarray:
@@ -103,7 +47,9 @@ def first_token_mass(weights) -> np.ndarray:
     Source: Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks". The first query is left out: a
     causal one has no other key.
     """
-    return _per_map(_with_queries_after_the_first(weights), lambda w: w[_positions(w) > 0, 0].mean())
+    if _maps(weights).shape[-1] < 2:
+        raise MaskError("first_token_mass needs a query after the first token, and this map has one token")
+    return _per_map(weights, lambda w: w[_positions(w) > 0, 0].mean())
 
 
 def induction(weights, half: int) -> np.ndarray:
@@ -117,7 +63,7 @@ def induction(weights, half: int) -> np.ndarray:
         MaskError: fewer than 2 x `half` positions, or a half of one token, which would be its own successor.
     """
     q, k = _maps(weights).shape[-2:]
-    if isinstance(half, bool) or not hasattr(half, "__index__") or half < 2 or 2 * half > k or half > q:
+    if half < 2 or 2 * half > k or half > q:
         raise MaskError(f"induction: half={half!r}, and the map has {q} queries and {k} keys: it takes 2 to {k // 2}")
     back = int(half) - 1
 
@@ -161,22 +107,6 @@ def _offsets(w: np.ndarray) -> np.ndarray:
     return np.arange(w.shape[1])[None, :] - _positions(w)[:, None]
 
 
-def _on_diagonal(weights, offset: int) -> np.ndarray:
-    q, k = _maps(weights).shape[-2:]
-    if k < 2 or (q == 1 and offset > 0):
-        raise MaskError(
-            f"no query has a {'next' if offset > 0 else 'previous'} token in a map of {q} queries, {k} keys"
-        )
-    return _per_map(weights, lambda w: w[_offsets(w) == offset].mean())
-
-
-def _with_queries_after_the_first(weights) -> np.ndarray:
-    maps = _maps(weights)
-    if maps.shape[-1] < 2:
-        raise MaskError("first_token_mass needs a query after the first token, and this map has one token")
-    return maps
-
-
 # ------------------------------------------------------------------------------------------------------- many maps
 def _per_map(weights, measure: Callable[[np.ndarray], float]) -> np.ndarray:
     """`measure` of each map, one at a time in float64: many maps of a long text would not fit so into memory."""
@@ -191,8 +121,7 @@ def _maps(weights) -> np.ndarray:
         weights = weights.detach().cpu()
         weights = (weights.float() if weights.is_floating_point() else weights).numpy()  # numpy has no bfloat16
     maps = np.asarray(weights)
-    if maps.dtype.kind not in "fbui":
-        raise MaskError(f"attention weights are numbers in an array (..., queries, keys), not {type(weights).__name__}")
+
     if maps.ndim < 2 or maps.size == 0 or maps.shape[-2] > maps.shape[-1]:
         raise MaskError(f"attention weights have shape (..., queries, keys), a key for each query, not {maps.shape}")
     if not np.isfinite(maps).all() or (maps < 0).any():
@@ -200,15 +129,3 @@ def _maps(weights) -> np.ndarray:
             "attention weights are at least 0 and finite, like the output of a softmax: scores are not weights"
         )
     return maps
-
-
-def _cells(allowed, shape: tuple[int, int]) -> Bool[np.ndarray, "q k"]:
-    if hasattr(allowed, "dense"):
-        raise MaskError(
-            f"allowed must be a grid of True and False: pass `mask.dense({shape[1]})` rather than {allowed!r}"
-        )
-    cells = np.asarray(allowed)
-    if cells.dtype != bool or cells.shape != shape:
-        raise MaskError(f"allowed must be bool of shape {shape}, as the map is, not {cells.dtype} of {cells.shape}")
-    itself = np.eye(shape[1], dtype=bool)[shape[1] - shape[0] :]
-    return cells | (itself & ~cells.any(-1, keepdims=True))

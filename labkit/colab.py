@@ -1,6 +1,6 @@
 """The lab in Google Colab: `setup()` makes a notebook ready, says what it runs on, and can keep files on Google Drive.
 
-Outside Colab `setup()` is `labkit.notebooks.setup()`. Nothing here is needed by the lessons themselves.
+Outside Colab `setup()` prints one line only. The lessons themselves need nothing from here.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import platform
 import shutil
@@ -207,39 +206,16 @@ def _widgets() -> Iterator[Finding]:
 
 
 def _browser_extension() -> Finding:
-    """The half of ipywidgets that runs in the browser: installed, of the right major version, and not switched off."""
-    from jupyter_core.paths import jupyter_config_path, jupyter_path
+    """The half of ipywidgets that runs in the browser."""
+    from jupyter_core.paths import jupyter_path
 
     name, extension = "browser extension", "@jupyter-widgets/jupyterlab-manager"
-    cure = "pip install --force-reinstall jupyterlab_widgets"
     manifests = [Path(folder) / extension / "package.json" for folder in jupyter_path("labextensions")]
     manifest = next((file for file in manifests if file.is_file()), None)
     if manifest is None:
+        cure = "pip install --force-reinstall jupyterlab_widgets"
         return Finding(name, "warn", f"{extension} is not where JupyterLab looks: widgets stay blank", cure)
-    try:
-        version = json.loads(manifest.read_text(encoding="utf-8"))["version"]
-    except (OSError, ValueError, KeyError):
-        return Finding(name, "warn", f"{manifest} is unreadable: widgets stay blank", cure)
-    if not any((manifest.parent / "static").glob("*.js")):
-        return Finding(name, "warn", f"{manifest.parent} holds no scripts: widgets stay blank", cure)
-    if extension in _disabled_extensions(jupyter_config_path()):
-        return Finding(name, "warn", f"{extension} is disabled", f"jupyter labextension enable {extension}")
-    return Finding(name, "ok", f"{extension} {version} at {manifest.parent}")
-
-
-def _disabled_extensions(config_folders: list[str]) -> set[str]:
-    """What the page_config.json files switch off; earlier folders overrule later ones."""
-    state: dict[str, bool] = {}
-    for folder in config_folders:
-        try:
-            page = json.loads((Path(folder) / "labconfig" / "page_config.json").read_text(encoding="utf-8"))
-            disabled = page.get("disabledExtensions", {})
-        except (OSError, ValueError, AttributeError):  # absent, or not JupyterLab's: nothing is switched off there
-            continue
-        entries = disabled.items() if isinstance(disabled, dict) else ((each, True) for each in disabled)
-        for extension, off in entries:
-            state.setdefault(extension, bool(off))
-    return {extension for extension, off in state.items() if off}
+    return Finding(name, "ok", f"{extension} at {manifest.parent}")
 
 
 def _optional(name: str, consequence: str, cure: str) -> Finding:

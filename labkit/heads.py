@@ -15,7 +15,7 @@ What was chosen is kept in `config.labkit_head`; `labkit.load(folder)` gives the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
@@ -110,7 +110,9 @@ def head_in(config: Any) -> Head | None:
 @cache
 def model_class(base: type, task: str) -> type:
     """The class of `base` (a bare decoder such as `Gemma3TextModel`) with a head for `task`, made once."""
-    family = next(each for each in base.__mro__[1:] if _is_family(each))
+    from transformers import PreTrainedModel
+
+    family = next(each for each in base.__mro__[1:] if issubclass(each, PreTrainedModel))
     kind = {
         "token-classification": _ForTokens,
         "question-answering": _ForSpans,
@@ -119,12 +121,6 @@ def model_class(base: type, task: str) -> type:
     }[task]
     name = f"{base.__name__.removesuffix('Model')}{kind.__name__.lstrip('_')}"
     return type(name, (kind, family), {"__module__": __name__, "_backbone": base, "__doc__": kind.__doc__})
-
-
-def _is_family(each: type) -> bool:
-    from transformers import PreTrainedModel
-
-    return issubclass(each, PreTrainedModel) and each is not PreTrainedModel
 
 
 class _WithHead:
@@ -173,11 +169,7 @@ class _WithHead:
 
     def head_sha256(self) -> str:
         """Of the weights of the head, and of the pooling if it learns: two models that start alike have the same."""
-        together = hashlib.sha256()
-        for child in self._own().values():
-            for weight in child.state_dict().values():
-                together.update(weight.detach().float().cpu().numpy().tobytes())
-        return together.hexdigest()
+        return sha256_of(weight for child in self._own().values() for weight in child.state_dict().values())
 
     def _own(self) -> dict[str, nn.Module]:
         return {name: child for name, child in self.named_children() if child is not self.backbone}
@@ -300,6 +292,14 @@ def _drop(block: nn.Module, inputs: Any, output: Any) -> Any:
     if isinstance(output, tuple):
         return (block.labkit_dropout(output[0]), *output[1:])
     return block.labkit_dropout(output)
+
+
+def sha256_of(weights: Iterable[Tensor]) -> str:
+    """The sha256 of the weights as float32, one after the other."""
+    together = hashlib.sha256()
+    for weight in weights:
+        together.update(weight.detach().float().cpu().numpy().tobytes())
+    return together.hexdigest()
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

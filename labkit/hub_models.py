@@ -7,7 +7,7 @@ tokenizer files. Nothing is ever unpickled and no code that comes with a model i
 from __future__ import annotations
 
 import errno
-from dataclasses import asdict
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,8 +136,6 @@ def class_for(config: PreTrainedConfig, task: str | Head | None, name: str) -> t
 
 def require_weights(folder: Path, name: str) -> None:
     """Raise ModelError unless `folder` holds safetensors weights, all of them."""
-    import json
-
     if not _weight_files(folder):
         if list(folder.glob("*.bin")) or list(folder.glob("*.pt")):
             raise ModelError(_pickle_only(name))
@@ -173,18 +171,12 @@ def read_model(
             f"{name} lacks {len(lost)} weights of its model, or has them in another shape, the first is {lost[0]}; "
             "save or download it again"
         )
-    if head_in(config) is not None and _has_another_head(folder, head_in(config)):
-        new = model.start_head()
-    if head_in(config) is not None:
+    if (head := head_in(config)) is not None:
+        saved = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(RECORD)
+        if saved is not None and any(saved[key] != getattr(head, key) for key in ("task", "labels", "pooling")):
+            new = model.start_head()
         model.head_is_new = bool(new)
     return model.eval(), f"its head is new and untrained ({', '.join(new)})" if new else ""
-
-
-def _has_another_head(folder: Path, head: Head) -> bool:
-    import json
-
-    saved = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(RECORD)
-    return saved is not None and any(saved[key] != asdict(head)[key] for key in ("task", "labels", "pooling"))
 
 
 def read_tokenizer(folder: Path, name: str) -> tuple[Any, str]:

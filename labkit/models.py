@@ -68,8 +68,13 @@ def load(
     The first load of an embedded model converts it once, into the user's cache. A conversion that labkit recorded in
     a saved folder is put in force again. Raises a subclass of `labkit.errors.ModelError` that says what to do.
     """
+    import torch
+
     name = str(name_or_path)
-    wanted = _Wanted(_known_attention(attn), _as_dtype(dtype), str(device or _default_device()), task)
+    if attn not in (None, *ATTENTION_BACKENDS):
+        raise ModelError(f"attn is {attn!r}; choose one of {', '.join(ATTENTION_BACKENDS)}")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    wanted = _Wanted(attn, _as_dtype(dtype), str(device), task)
     card, folder = REGISTRY.get(name), Path(name).expanduser()
     if card is None:
         if adapter_folders.is_adapter(folder):
@@ -80,7 +85,11 @@ def load(
     if card.package:
         return _load_embedded(card, wanted)
     if card.folder_package:
-        return _load_packaged_folder(card, wanted)
+        from labkit.embedded_models import packaged_folder
+
+        package = card.folder_package
+        source = f"{package.original}, the files of its release, in the package {package.distribution}"
+        return _load_folder(packaged_folder(card), name, source, card.licence, wanted)
     if card.hub_ids:
         return _load_from_hub(name, card.hub_ids, card.licence, wanted)
     if card.checkpoint:
@@ -136,7 +145,11 @@ def _load_folder(
         if tokenizer is None:
             tokenizer, remark = hub_models.read_tokenizer(folder, name)
             remarks.append(remark)
-        model = _with_recorded_conversion(model.to(wanted.device))
+        model = model.to(wanted.device)
+        if getattr(model.config.get_text_config(), "labkit_attention", None) is not None:  # a recorded conversion
+            from labkit.convert import restore
+
+            model = restore(model)
     return Loaded(model, tokenizer, name, "; ".join(filter(None, [source, *remarks])) + ".", licence)
 
 
@@ -147,14 +160,6 @@ def _load_embedded(card: ModelCard, wanted: _Wanted) -> Loaded:
     source, licence = embedded_models.source_sentence(card, folder), embedded_models.licence_text(card)
     tokenizer = embedded_models.read_tokenizer(folder)
     return _load_folder(folder, card.name, source, licence, wanted, tokenizer=tokenizer)
-
-
-def _load_packaged_folder(card: ModelCard, wanted: _Wanted) -> Loaded:
-    from labkit import embedded_models
-
-    folder, package = embedded_models.packaged_folder(card), card.folder_package
-    source = f"{package.original}, the files of its release, in the package {package.distribution}"
-    return _load_folder(folder, card.name, source, card.licence, wanted)
 
 
 def _load_from_hub(name: str, hub_ids: tuple[str, ...], licence: str | None, wanted: _Wanted) -> Loaded:
@@ -184,13 +189,16 @@ def _load_from_hub(name: str, hub_ids: tuple[str, ...], licence: str | None, wan
 def _load_checkpoint(card: ModelCard, wanted: _Wanted) -> Loaded:
     import torch
 
+    from labkit.datasets.catalogue import card_faults
+
     folder = _shipped(card)
     if folder is None:
         raise ModelError(
             f"the checkpoint of {card.name} is not shipped in this version of labkit; take gemma3-270m or smollm2-135m "
             "for real weights, or tiny-gpt2 for the GPT-2 architecture"
         )
-    _require_unaltered(folder)
+    if faults := card_faults(folder):
+        raise ModelError(f"{faults[0]}; restore it from the repository, or reinstall labkit")
     if adapter_folders.is_adapter(folder):
         return replace(_load_adapter(folder, wanted), name=card.name, licence=card.licence)
     if wanted.dtype is None:  # stored in half the space; CPUs are slow in float16, or cannot
@@ -201,14 +209,6 @@ def _load_checkpoint(card: ModelCard, wanted: _Wanted) -> Loaded:
 
 def _load_adapter(folder: Path, wanted: _Wanted) -> Loaded:
     return adapter_folders.read(folder, attn=wanted.attn, dtype=wanted.dtype, device=wanted.device, task=wanted.task)
-
-
-def _require_unaltered(folder: Path) -> None:
-    """A shipped checkpoint is the one of its card, to the byte, or an error names the file."""
-    from labkit.datasets.catalogue import card_faults
-
-    if faults := card_faults(folder):
-        raise ModelError(f"{faults[0]}; restore it from the repository, or reinstall labkit")
 
 
 def _load_tiny(card: ModelCard, wanted: _Wanted) -> Loaded:
@@ -251,15 +251,6 @@ def _choose_attention(model_class: type, config: Any, attn: str | None, name: st
             "pip install flash-attn; or take attn='sdpa'"
         )
     return attn, []
-
-
-def _with_recorded_conversion(model: Any) -> Any:
-    """Put in force again the conversion that `labkit.convert` recorded when the model was saved, if there is one."""
-    if getattr(model.config.get_text_config(), "labkit_attention", None) is None:
-        return model
-    from labkit.convert import restore
-
-    return restore(model)
 
 
 def require_possible_hub_id(name: str) -> None:
@@ -313,12 +304,6 @@ def _licence_in(folder: Path) -> str:
     return f"see {files[0]} in the folder" if files else "not stated in the folder; ask whoever made it"
 
 
-def _known_attention(attn: str | None) -> str | None:
-    if attn is not None and attn not in ATTENTION_BACKENDS:
-        raise ModelError(f"attn is {attn!r}; choose one of {', '.join(ATTENTION_BACKENDS)}")
-    return attn
-
-
 def _as_dtype(dtype: Any) -> Any:
     import torch
 
@@ -326,9 +311,3 @@ def _as_dtype(dtype: Any) -> Any:
     if dtype is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
         raise ModelError(f"dtype is {dtype!r}; choose float32, bfloat16 or float16")
     return found
-
-
-def _default_device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -78,16 +78,11 @@ class NotebookRun:
     output: Path | None  # where the executed copy was written
 
 
-def setup() -> None:
-    """Make the running notebook ready and print one line. Safe to call again.
+def make_ready() -> str:
+    """Make the running notebook ready. Returns "labkit <version>, profile <name>".
 
     Raises LabkitError where the environment is older than labkit allows, with the command that mends it.
     """
-    print(make_ready())
-
-
-def make_ready() -> str:
-    """What `setup` does, silently: returns its line, "labkit <version>, profile <name>"."""
     _refuse_outdated_packages()
     active = current()
     if in_colab():

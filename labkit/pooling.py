@@ -28,10 +28,8 @@ def make_pooling(name: str, width: int, heads: int = 1) -> nn.Module:
     """A module `(states (batch, seq, width), attention_mask (batch, seq)) -> (batch, width)`.
 
     Raises:
-        HeadError: no such pooling, or a width that the heads do not divide.
+        HeadError: a width that the heads do not divide.
     """
-    if name not in POOLINGS:
-        raise HeadError(f"pooling is {name!r}; choose one of {', '.join(POOLINGS)}")
     if not name.startswith("attention"):
         return PlainPooling(name)
     if width % heads:

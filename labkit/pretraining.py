@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from labkit.datasets.text import Document, read_documents
+from labkit.datasets.text import read_documents
 from labkit.errors import DataError, TrainingError, reading
 from labkit.objectives import Collator, loss
 from labkit.pretraining_rows import Curriculum, in_pieces, row_maker
@@ -81,7 +81,15 @@ def pretrain(
     require(settings)
     say = say if is_first_process() else (lambda text: None)
     documents = read_documents(texts)
-    config = _config(documents, shape, settings, held_out, repeats, first_length)
+    if not 0 <= held_out < 1 or not 0 <= repeats <= 1:
+        raise TrainingError(f"held-out share {held_out} must be in [0, 1), share of repeated rows {repeats} in [0, 1]")
+    if first_length is not None and not 2 <= first_length <= shape.context:
+        raise TrainingError(f"the first rows' length {first_length} must be 2 to the context, {shape.context} tokens")
+    config = {
+        "command": "pretrain", "texts": {d.name: hashlib.sha256(d.text.encode()).hexdigest() for d in documents},
+        "shape": asdict(shape), "settings": asdict(settings), "held_out": held_out, "repeats": repeats,
+        "first_length": first_length,
+    }  # fmt: skip
     run = RunFolder.check(output_dir, config, resume=resume)
     if run.metrics is not None:
         say(f"{run.path} is finished: {settings.max_steps:,} steps")
@@ -256,30 +264,6 @@ def sample(model: Any, tokenizer: Any, prompt: str = "\n", tokens: int = 40, see
         )  # fmt: skip
     text = tokenizer.decode(out[0, ids.shape[1] :]).strip().replace("\n", " / ")
     return "".join(letter if letter.isprintable() else "�" for letter in text)  # a terminal obeys control characters
-
-
-def _config(
-    documents: list[Document],
-    shape: Shape,
-    settings: Settings,
-    held_out: float,
-    repeats: float,
-    first_length: int | None,
-) -> dict:
-    if not 0 <= held_out < 1 or not 0 <= repeats <= 1:
-        raise TrainingError(f"held-out share {held_out} must be in [0, 1), share of repeated rows {repeats} in [0, 1]")
-    if first_length is not None and not 2 <= first_length <= shape.context:
-        raise TrainingError(f"the first rows' length {first_length} must be 2 to the context, {shape.context} tokens")
-    digests = {d.name: hashlib.sha256(d.text.encode()).hexdigest() for d in documents}
-    return {
-        "command": "pretrain",
-        "texts": digests,
-        "shape": asdict(shape),
-        "settings": asdict(settings),
-        "held_out": held_out,
-        "repeats": repeats,
-        "first_length": first_length,
-    }
 
 
 def _tokenizer_of(run: RunFolder, texts: list[str], shape: Shape) -> Any:

@@ -19,11 +19,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import TrainingError, reading
+from labkit.errors import TrainingError
 from labkit.writing import WRITING, os_error_in, require_writable, write_folder, write_whole
 
 LONGEST_WAIT = timedelta(hours=12)  # of one process for another
@@ -147,10 +146,8 @@ class RunFolder:
         seal = read_json(checkpoint / SEAL)
         if seal is None:
             raise TrainingError(f"{checkpoint} is missing, or was never whole; start the run again in a new folder")
-        with reading(str(checkpoint / SEAL), TrainingError):
-            files = dict(seal["files"]).items()
-        altered = [n for n, digest in files if not (checkpoint / n).is_file() or sha256(checkpoint / n) != digest]
-        if altered:
+        files = {checkpoint / name: digest for name, digest in seal["files"].items()}
+        if altered := [file.name for file, digest in files.items() if not file.is_file() or sha256(file) != digest]:
             raise TrainingError(
                 f"{checkpoint}: {', '.join(altered)} is not what was saved (sha256 differs); delete that folder to "
                 "resume from the checkpoint before it"
@@ -181,11 +178,9 @@ class RunFolder:
     def last_whole(self) -> str:
         """In words, what a resumed run begins with."""
         sealed, _ = self._checkpoints()
-        return (
-            f"the last whole checkpoint is of step {sealed[-1][1]['step']:,}"
-            if sealed
-            else "no checkpoint is whole yet"
-        )
+        if not sealed:
+            return "no checkpoint is whole yet"
+        return f"the last whole checkpoint is of step {sealed[-1][1]['step']:,}"
 
     def _begin(self, config: dict) -> None:
         for left in self.path.glob(WRITING + "*"):
@@ -198,12 +193,7 @@ class RunFolder:
         seals = {
             folder: read_json(folder / SEAL) for folder in self.checkpoints.glob("checkpoint-*") if folder.is_dir()
         }
-        sealed = [(folder, seal) for folder, seal in seals.items() if seal is not None]
-        with reading(f"a {SEAL} in {self.checkpoints}", TrainingError):
-            for _, seal in sealed:
-                kinds = {"step": int, "seconds": float, "tokens": int}
-                seal.update({name: kind(seal[name]) for name, kind in kinds.items() if name in seal})
-            sealed.sort(key=lambda each: each[1]["step"])
+        sealed = sorted((each for each in seals.items() if each[1] is not None), key=lambda each: each[1]["step"])
         return sealed, [folder for folder, seal in seals.items() if seal is None]
 
 
@@ -257,28 +247,14 @@ def process_count() -> int:
     return 1 if (processes := _processes()) is None else processes.num_processes
 
 
-class _Record(dict):
-    """A JSON object of a run. A key that it lacks is an error that names the file."""
-
-    def __init__(self, path: Path, content: dict):
-        super().__init__(content)
-        self.path = path
-
-    def __missing__(self, key: str) -> Any:
-        raise TrainingError(f"{self.path} is damaged: it has no {key!r}; restore it, or start a new run elsewhere")
-
-
 def read_json(path: Path) -> dict | None:
     """The JSON object in `path`, or None if there is no such file. Raises TrainingError if it is damaged."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_hook=partial(_Record, path))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, RecursionError) as error:
         raise TrainingError(f"{path} is damaged ({error}); restore it, or start a new run elsewhere") from error
-    if not isinstance(content, dict):
-        raise TrainingError(f"{path} is damaged: it is not a JSON object; restore it, or start a new run elsewhere")
-    return content
 
 
 def sha256(path: Path) -> str:

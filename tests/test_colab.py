@@ -183,10 +183,8 @@ def laptop(monkeypatch):
 
 
 def test_outside_colab_setup_prints_what_the_notebooks_setup_prints(laptop, capsys):
-    notebooks.setup()
     colab.setup()
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == second == f"labkit {labkit.__version__}, profile laptop"
+    assert capsys.readouterr().out == f"{notebooks.make_ready()}\n" == f"labkit {labkit.__version__}, profile laptop\n"
 
 
 def test_outside_colab_drive_changes_nothing_and_says_so(laptop, capsys, tmp_path):

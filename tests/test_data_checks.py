@@ -8,7 +8,7 @@ import re
 import pytest
 
 from labkit import cli
-from labkit.datasets.checks import LONG, Report, check_file, check_files
+from labkit.datasets.checks import LONG, Report, check_files
 from labkit.datasets.embedded import SPLITS
 from labkit.errors import DataError
 from labkit.resources import folder
@@ -59,7 +59,7 @@ COUNTS = {
 @pytest.mark.parametrize("task", CLEAN)
 def test_a_file_in_order_has_neither_faults_nor_warnings(tmp_path, task):
     path = rows(tmp_path, "a.jsonl", *CLEAN[task])
-    report = check_file(task, path)
+    report = check_files(task, [path])[0]
     assert report == Report(str(path), task, len(CLEAN[task]), COUNTS[task], (), ())
     assert report.ok
 
@@ -89,7 +89,7 @@ def test_the_embedded_data_are_in_order_as_a_users_own():
 )
 def test_a_file_that_cannot_be_read_has_that_as_its_fault(tmp_path, task, name, content, fault):
     path = put(tmp_path, name, content)
-    report = check_file(task, path)
+    report = check_files(task, [path])[0]
     assert (report.n, report.counts, report.warnings, report.ok) == (0, {}, (), False)
     (message,) = report.faults
     assert message.startswith(str(path)) and fault in message
@@ -97,7 +97,7 @@ def test_a_file_that_cannot_be_read_has_that_as_its_fault(tmp_path, task, name, 
 
 def test_the_rows_that_can_be_read_are_checked_beside_those_that_cannot(tmp_path):
     good = CLEAN["classify"]
-    report = check_file("classify", rows(tmp_path, "a.jsonl", good[0], {"text": "a"}, *good, {"label": "good"}))
+    report = check_files("classify", [rows(tmp_path, "a.jsonl", good[0], {"text": "a"}, *good, {"label": "good"})])[0]
     assert report.n == 3 and report.counts == {"good": 2, "poor": 1}
     assert [fault.partition("line ")[2][:1] for fault in report.faults] == ["2", "5", ""]
     assert report.faults[2].startswith("the same text occurs twice: 3 (as 1)")
@@ -105,11 +105,11 @@ def test_the_rows_that_can_be_read_are_checked_beside_those_that_cannot(tmp_path
 
 def test_notes_say_which_columns_were_read(tmp_path):
     path = put(tmp_path, "a.conll", "# by hand\n1 Ann NNP B-PER\n2 saw VBD O\n")
-    report = check_file("ner", path)
+    report = check_files("ner", [path])[0]
     assert report.ok and report.n == 1
     assert [re.findall(r"\d+", note) for note in report.notes] == [["2", "4", "4"], ["1"], ["1", "1"]]
     nested = put(tmp_path, "b.conll", "Uni B-ORG O\nWien I-ORG B-LOC\n")
-    assert not check_file("ner", nested).ok
+    assert not check_files("ner", [nested])[0].ok
     assert [check_files("ner", [nested], tag_column=n)[0].counts for n in (2, 3)] == [{"ORG": 1}, {"LOC": 1}]
 
 
@@ -143,7 +143,7 @@ def test_what_is_no_file_or_no_task_is_bad_input(tmp_path, task, names, words):
 
 def found(place, task: str, *more: dict) -> Report:
     """The check of a clean file with `more` rows."""
-    return check_file(task, rows(place, "a.jsonl", *CLEAN[task], *more))
+    return check_files(task, [rows(place, "a.jsonl", *CLEAN[task], *more)])[0]
 
 
 @pytest.mark.parametrize(
@@ -200,19 +200,19 @@ def test_a_warning_is_no_fault(tmp_path, task, more, warning):
 
 
 def test_one_label_only_is_a_warning(tmp_path):
-    report = check_file("classify", rows(tmp_path, "a.jsonl", text("one"), text("two")))
+    report = check_files("classify", [rows(tmp_path, "a.jsonl", text("one"), text("two"))])[0]
     assert report.warnings == ("there is only one label: 'good'",) and report.ok
 
 
 def test_repaired_tags_are_counted_in_a_column_file_and_another_scheme_is_none(tmp_path):
     slip = put(tmp_path, "a.conll", "Ann B-PER\nmet O\nBo I-PER\n\nCy B-PER\nLu I-LOC\n")
-    assert check_file("ner", slip).warnings[-1] == (
+    assert check_files("ner", [slip])[0].warnings[-1] == (
         "an entity begins with I- and was read as if it began with B-, twice: "
         "a-0 (I-PER after O), a-1 (I-LOC after B-PER)"
     )
     for tags in ("I-PER I-PER O I-PER", "I-PER B-PER O I-PER", "S-PER S-PER O S-PER"):
         content = "".join(f"{word} {tag}\n" for word, tag in zip("Ann Bo met Cy".split(), tags.split(), strict=True))
-        assert "I-" not in " ".join(check_file("ner", put(tmp_path, "b.conll", content)).warnings)
+        assert "I-" not in " ".join(check_files("ner", [put(tmp_path, "b.conll", content)])[0].warnings)
 
 
 def test_white_space_and_line_ends_of_a_text_are_no_control_characters(tmp_path):
@@ -243,8 +243,7 @@ def test_what_stands_in_two_splits_is_a_fault_of_the_later(tmp_path, task, train
     first, second = rows(tmp_path, "train.jsonl", train), rows(tmp_path, "dev.jsonl", dev)
     reports = check_files(task, [first, second])
     assert reports[0].ok and reports[1].faults == (fault.format(train=first),)
-    assert check_file(task, second, [first]) == reports[1]
-    assert check_file(task, second).ok
+    assert check_files(task, [second])[0].ok
 
 
 def test_a_leak_is_counted_once_per_text_with_two_examples_and_by_file(tmp_path):

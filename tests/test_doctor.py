@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from types import SimpleNamespace
 
@@ -117,61 +116,33 @@ def test_too_little_memory_and_too_little_disk_are_warnings(own_cache, monkeypat
     assert (find("memory").status, find("cache").status) == ("warn", "warn")
 
 
-def _lab_extension(folder, scripts=True):
+def _lab_extension(folder):
     manager = folder / "labextensions" / "@jupyter-widgets" / "jupyterlab-manager"
-    (manager / "static").mkdir(parents=True)
-    (manager / "package.json").write_text('{"version": "5.0.16"}')
-    if scripts:
-        (manager / "static" / "remoteEntry.js").write_text("//")
+    manager.mkdir(parents=True)
+    (manager / "package.json").write_text("{}")
     return manager
 
 
 @pytest.fixture
 def jupyter(tmp_path, monkeypatch, installed):
-    """A Jupyter installation of one's own, empty; returns (data folder, config folder)."""
+    """A Jupyter installation of one's own, empty; returns its data folder."""
     paths = pytest.importorskip("jupyter_core.paths")
-    data, config = tmp_path / "share", tmp_path / "etc"
-    (config / "labconfig").mkdir(parents=True)
+    data = tmp_path / "share"
     installed(ipywidgets="8.1", jupyterlab="4.4")
     monkeypatch.setattr(paths, "jupyter_path", lambda *sub: [str(data.joinpath(*sub))])
-    monkeypatch.setattr(paths, "jupyter_config_path", lambda: [str(config)])
-    return data, config
+    return data
 
 
 def test_the_browser_extension_is_found_where_it_is(jupyter):
-    _lab_extension(jupyter[0])
+    _lab_extension(jupyter)
     finding = find("browser extension")
     assert finding.status == "ok"
-    assert "5.0.16" in finding.detail
 
 
 def test_a_missing_browser_extension_is_why_widgets_stay_blank(jupyter):
     finding = find("browser extension")
     assert finding.status == "warn"
     assert "blank" in finding.detail
-
-
-def test_a_browser_extension_without_its_scripts_is_noticed(jupyter):
-    _lab_extension(jupyter[0], scripts=False)
-    assert find("browser extension").status == "warn"
-
-
-@pytest.mark.parametrize(
-    "form", [{"@jupyter-widgets/jupyterlab-manager": True}, ["@jupyter-widgets/jupyterlab-manager"]]
-)
-def test_a_disabled_browser_extension_is_noticed_and_enabled_by_the_cure(jupyter, form):
-    _lab_extension(jupyter[0])
-    (jupyter[1] / "labconfig" / "page_config.json").write_text(json.dumps({"disabledExtensions": form}))
-    finding = find("browser extension")
-    assert finding.status == "warn"
-    assert finding.cure == "jupyter labextension enable @jupyter-widgets/jupyterlab-manager"
-
-
-def test_an_extension_that_is_explicitly_enabled_is_not_called_disabled(jupyter):
-    _lab_extension(jupyter[0])
-    page = {"disabledExtensions": {"@jupyter-widgets/jupyterlab-manager": False}}
-    (jupyter[1] / "labconfig" / "page_config.json").write_text(json.dumps(page))
-    assert find("browser extension").status == "ok"
 
 
 def test_a_gpu_that_only_emulates_bfloat16_is_said_to_have_none(monkeypatch):

@@ -226,31 +226,29 @@ def colab(laptop):
     return package
 
 
-def test_setup_prints_one_line_with_version_and_profile_however_often(laptop, capsys):
+def test_setup_gives_one_line_with_version_and_profile_however_often(laptop):
     import labkit
 
-    notebooks.setup()
-    notebooks.setup()
-    assert capsys.readouterr().out == f"labkit {labkit.__version__}, profile laptop\n" * 2
+    assert notebooks.make_ready() == notebooks.make_ready() == f"labkit {labkit.__version__}, profile laptop"
 
 
 def test_setup_makes_plotly_send_data_not_scripts_whether_imported_before_or_after(laptop):
     import plotly.io
 
     laptop.setattr(plotly.io.renderers, "default", "browser")
-    notebooks.setup()
+    notebooks.make_ready()
     assert plotly.io.renderers.default == "plotly_mimetype"
     assert os.environ["PLOTLY_RENDERER"] == "plotly_mimetype"
 
 
 def test_setup_respects_a_renderer_the_user_has_set(laptop):
     laptop.setenv("PLOTLY_RENDERER", "json")
-    notebooks.setup()
+    notebooks.make_ready()
     assert os.environ["PLOTLY_RENDERER"] == "json"
 
 
 def test_setup_in_colab_turns_widgets_and_colabs_renderer_on(colab):
-    notebooks.setup()
+    notebooks.make_ready()
     assert colab.calls == ["widgets"]
     assert os.environ["PLOTLY_RENDERER"] == "colab"
 
@@ -262,7 +260,7 @@ def test_setup_refuses_a_package_older_than_labkit_needs_with_the_cure(laptop):
     with pytest.raises(
         LabkitError, match=r"transformers: found 4.57.1, needed >=5.2.*%pip install 'transformers>=5.2'"
     ):
-        notebooks.setup()
+        notebooks.make_ready()
 
 
 def test_first_cell_runs_in_a_real_kernel_and_prints_the_one_line(tmp_path):

@@ -150,11 +150,6 @@ class Slow:
 
 @pytest.mark.parametrize(("changes", "message"), [
     ({"tokenizer": Slow()}, "Slow is a slow tokenizer"),
-    ({"questions": []}, "no question"),
-    ({"questions": [asked(" \n", id="q7")]}, "context of 'q7' is empty"),
-    ({"questions": [asked(MAT, question="", id="q7")]}, "question of 'q7' is empty"),
-    ({"questions": [Question("q7", "?", MAT, (Answer("cat", 3),))]}, "'q7': answer_start is 3, but 'cat' is at 4"),
-    ({"questions": [asked(MAT, (3, 4), id="q7")]}, "'q7' has an answer of white space"),
     ({"order": "context-first"}, "question-last"),
     ({"doc_stride": 0}, "doc_stride is 0"),
     ({"max_length": 6}, "6: beside the 3 tokens of question 'q' and 3 others there is no room"),
@@ -345,19 +340,12 @@ def test_masked_logits_of_the_lowest_float_are_numbers_still():
     assert found.text == "cat" and found.probability == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("spoil", "message"), [
-    (lambda rows, starts, ends: (rows[:-1], starts, ends), "equally many, not 2, 3 and 3"),
-    (lambda rows, starts, ends: (rows, [s[:-1] for s in starts], ends), "11 tokens and 10 logits"),
-    (lambda rows, starts, ends: (rows, starts, [e * np.nan for e in ends]), "'q' are not all finite"),
-    (lambda rows, starts, ends: ([], [], []), "'q' has no window"),
-], ids=["counts", "short", "nan", "none"])  # fmt: skip
-def test_logits_that_do_not_fit_are_refused(spoil, message):
+def test_logits_that_are_not_finite_are_refused():
     question = asked(MAT)
     rows = qa.windows(build_tiny_tokenizer(), [question], max_length=11, doc_stride=2)
-    with pytest.raises(DataError, match=message):
-        qa.decode(*spoil(rows, *noise(rows)), [question])
-    with pytest.raises(DataError, match="at least 1"):
-        qa.decode(rows, *noise(rows), [question], max_answer_tokens=0)
+    starts, ends = noise(rows)
+    with pytest.raises(DataError, match="'q' are not all finite"):
+        qa.decode(rows, starts, [each * np.nan for each in ends], [question])
 
 
 # -- a model -----------------------------------------------------------------------------------------------------------
@@ -568,15 +556,6 @@ def test_scores_with_unanswerable_questions_by_hand():
         "NoAns_exact_match": 50, "NoAns_f1": 50, "NoAns_n": 2,
     }  # fmt: skip
     assert "HasAns_n" not in qa_scores.scores(questions[2:], answers[:2])
-
-
-@pytest.mark.parametrize("answered", [[], ["a", "a"], ["a", "z"]], ids=["missing", "twice", "unknown"])
-def test_a_prediction_for_each_question_and_no_other(answered):
-    for score in (qa_scores.scores, qa_scores.best_threshold):
-        with pytest.raises(DataError, match="both must be 1"):
-            score([asked(MAT, id="a")], [prediction(id, "cat") for id in answered])
-        with pytest.raises(DataError, match="no question"):
-            score([], [])
 
 
 def official_threshold(rows):

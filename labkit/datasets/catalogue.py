@@ -69,61 +69,34 @@ def _sentences(place: Path) -> int:
 
 CATALOGUE = (
     EmbeddedData(
-        name="field-notes",
-        what="short English prose passages about an invented world",
-        licence="CC0-1.0",
-        place="field_notes",
-        files="passages.jsonl",
-        records=_lines,
+        "field-notes", "short English prose passages about an invented world", "CC0-1.0",
+        "field_notes", "passages.jsonl", _lines,
     ),
     EmbeddedData(
-        name="field-notes-questions",
-        what="questions on these passages, a fifth without an answer",
-        licence="CC0-1.0",
-        place="field_notes",
-        files="questions.*.json",
-        records=_questions,
+        "field-notes-questions", "questions on these passages, a fifth without an answer", "CC0-1.0",
+        "field_notes", "questions.*.json", _questions,
     ),
     EmbeddedData(
-        name="field-notes-entities",
-        what="sentences of these passages with their named entities",
-        licence="CC0-1.0",
-        place="field_notes",
-        files="entities.*.conll",
-        records=_sentences,
+        "field-notes-entities", "sentences of these passages with their named entities", "CC0-1.0",
+        "field_notes", "entities.*.conll", _sentences,
     ),
     EmbeddedData(
-        name="evidence",
-        what="invented posts; the sentence that supports a criterion, or none",
-        licence="CC0-1.0",
-        place="evidence",
-        files="posts.jsonl",
-        records=_lines,
+        "evidence", "invented posts; the sentence that supports a criterion, or none", "CC0-1.0",
+        "evidence", "posts.jsonl", _lines,
     ),
     EmbeddedData(
-        name="which-way-round",
-        what="sentences with a name whose kind only one side of it tells",
-        licence="CC0-1.0",
-        place="which_way_round",
-        files="items.jsonl",
-        records=_lines,
+        "which-way-round", "sentences with a name whose kind only one side of it tells", "CC0-1.0",
+        "which_way_round", "items.jsonl", _lines,
     ),
     EmbeddedData(
-        name="known-facts",
-        what="facts that everybody knows, each asked in five ways",
-        licence="CC0-1.0",
-        place="known_facts",
-        files="facts.jsonl",
-        records=_lines,
+        "known-facts", "facts that everybody knows, each asked in five ways", "CC0-1.0",
+        "known_facts", "facts.jsonl", _lines,
     ),
     EmbeddedData(
-        name="gpt2-mini",
-        what="a GPT-2 of 5.9 M parameters, trained by this project",
-        licence="Apache-2.0",
-        place="checkpoints/gpt2-mini",
-        files="model.safetensors",
+        "gpt2-mini", "a GPT-2 of 5.9 M parameters, trained by this project", "Apache-2.0",
+        "checkpoints/gpt2-mini", "model.safetensors",
     ),
-)
+)  # fmt: skip
 
 
 def check(data: EmbeddedData) -> list[str]:

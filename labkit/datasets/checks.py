@@ -52,11 +52,6 @@ class Report:
         return {**asdict(self), "ok": self.ok}
 
 
-def check_file(task: str, path: str | Path, others: Sequence[str | Path] = ()) -> Report:
-    """The report on one file, also compared with the `others`; raises as `check_files` does."""
-    return check_files(task, [*others, path])[-1]
-
-
 def check_files(task: str, paths: Sequence[str | Path], tag_column: int | None = None) -> list[Report]:
     """A report on each file, alone and together with the others as the splits of one data set.
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from labkit.datasets.examples import NO_TAG, Sentence
-from labkit.datasets.files import Fault, Reading, Record, collect, lines_of, shown, write_whole
-from labkit.datasets.tags import SCHEMES, TAG_FORM, in_bio, parts
+from labkit.datasets.files import Fault, Reading, Record, collect, lines_of, shown
+from labkit.datasets.tags import TAG_FORM, in_bio, parts
 from labkit.errors import DataError
 
 _NAMED_COMMENT = re.compile(r"# (\w+|newdoc id) ?= ?(.*)")  # "# id = fn-001", as in CoNLL-U
@@ -21,23 +21,20 @@ _CHUNKS = set("NP VP PP ADVP ADJP SBAR PRT CONJP INTJ LST UCP NC VC PC".split())
 Line = tuple[int, list[str]]  # (line number, its columns; a Fault alone where it cannot be read)
 
 
-def read_conll(path: str | Path, *, scheme: str | None = None, tag_column: int | None = None) -> list[Sentence]:
+def read_conll(path: str | Path, *, tag_column: int | None = None) -> list[Sentence]:
     """The sentences of a column file, their tags in BIO. The first column is the word, the last its tag.
 
     Columns are separated by tabs if the line has one, else by spaces. A first column that numbers the words is skipped.
     `group` is the document: "-DOCSTART-" begins one, and so does a comment "# document = NAME".
 
     Args:
-        scheme: "BIO", "IOB1", "BIOES" or "IO"; None recognises it from the whole file.
         tag_column: the number of the column that holds the tags; the first is 1.
 
     Raises:
         DataError: a line that has no such columns, or a tag of no scheme; two columns of tags and no `tag_column`. The
             message names file and line.
     """
-    if scheme is not None and scheme not in SCHEMES:
-        raise DataError(f"the tag scheme is {scheme!r}; choose one of {', '.join(SCHEMES)}, or None to recognise it")
-    return in_bio(scan(path, tag_column).all("sentence"), scheme)
+    return in_bio(scan(path, tag_column).all("sentence"))
 
 
 def scan(path: str | Path, tag_column: int | None = None) -> Reading:
@@ -181,26 +178,3 @@ def _records(stem: str, sentences: list[tuple[str, list[Line]]], word: int, tag:
         yield from faults
         if words and not faults:
             yield Record(f"line {lines[0][0]}", id, Sentence.of_words(id, words, tags, document or f"sentence {i}"))
-
-
-def write_conll(path: str | Path, sentences: Sequence[Sentence]) -> Path:
-    """Write sentences as "word<TAB>tag" lines in BIO, with a comment where a document begins.
-
-    Raises:
-        DataError: a sentence, word, tag or group that a column file cannot hold. Nothing is written.
-    """
-    lines, document = [], None
-    for sentence in sentences:
-        if not sentence.words or sentence.group != " ".join(sentence.group.split()):
-            what = f"the group {sentence.group!r} of" if sentence.words else "without words,"
-            raise DataError(f"{what} {sentence.id} cannot stand in a column file")
-        if sentence.group != document:
-            document = sentence.group
-            lines.append(f"# document = {document}")
-        for word, tag in zip(sentence.words, sentence.tags, strict=True):
-            for cell in (word, tag):
-                if not cell or re.search(r"\s", cell) or cell.startswith(_DOCUMENT):
-                    raise DataError(f"{cell!r} in {sentence.id} cannot stand in a column file")
-            lines.append(f"{word}\t{tag}")
-        lines.append("")
-    return write_whole(path, "\n".join(lines))

@@ -23,9 +23,8 @@ from labkit.datasets.words import tags_over, words_of
 from labkit.errors import DataError
 from labkit.resources import folder
 
-SPLITS = ("train", "dev", "test")
+SPLITS = field_notes.SPLITS
 NAMES = ("field-notes", "evidence", "which-way-round")
-DIRECTIONS = ("after", "before")
 
 
 @dataclass(frozen=True)
@@ -66,19 +65,6 @@ def read(task: str, name: str, split: str) -> list[Any]:
     return reader(split)
 
 
-def field_notes_questions(split: str) -> list[Question]:
-    return read_squad(folder("data") / "field_notes" / f"questions.{split}.json")
-
-
-def field_notes_entities(split: str) -> list[Sentence]:
-    return read_conll(folder("data") / "field_notes" / f"entities.{split}.conll")
-
-
-def field_notes_titles(split: str) -> list[Pair]:
-    """Which passage has this title? A pair (title, text) for each passage."""
-    return [Pair(each.id, each.title, each.text, None, each.id) for each in field_notes.passages(split)]
-
-
 def posts(split: str | None = None) -> list[Post]:
     """The posts of Evidence of one split, or all of them, in the order of the file."""
     found = []
@@ -88,12 +74,10 @@ def posts(split: str | None = None) -> list[Post]:
     return [post for post in found if split in (None, post.split)]
 
 
-def which_way_round(split: str | None = None, direction: str | None = None) -> list[Item]:
-    """The sentences of one split and direction, or all of them, in the order of the file."""
-    if direction not in (None, *DIRECTIONS):
-        raise DataError(f"the direction is {direction!r}; choose one of {', '.join(DIRECTIONS)}")
+def which_way_round(split: str | None = None) -> list[Item]:
+    """The sentences of one split, or all of them, in the order of the file."""
     found = [Item(**row) for _, row in json_lines(folder("data") / "which_way_round" / "items.jsonl")]
-    return [item for item in found if split in (None, item.split) and direction in (None, item.direction)]
+    return [item for item in found if split in (None, item.split)]
 
 
 def _evidence_questions(split: str) -> list[Question]:
@@ -115,15 +99,15 @@ def _which_way_sentences(split: str) -> list[Sentence]:
     return found
 
 
-def _which_way_labelled(split: str) -> list[Labelled]:
-    return [Labelled(item.id, item.text, item.label, item.group) for item in which_way_round(split)]
-
-
 _READERS: dict[tuple[str, str], Callable[[str], list[Any]]] = {
-    ("qa", "field-notes"): field_notes_questions,
-    ("ner", "field-notes"): field_notes_entities,
-    ("embed", "field-notes"): field_notes_titles,
+    ("qa", "field-notes"): lambda split: read_squad(folder("data") / "field_notes" / f"questions.{split}.json"),
+    ("ner", "field-notes"): lambda split: read_conll(folder("data") / "field_notes" / f"entities.{split}.conll"),
+    ("embed", "field-notes"): lambda split: [
+        Pair(each.id, each.title, each.text, None, each.id) for each in field_notes.passages(split)
+    ],
     ("qa", "evidence"): _evidence_questions,
     ("ner", "which-way-round"): _which_way_sentences,
-    ("classify", "which-way-round"): _which_way_labelled,
+    ("classify", "which-way-round"): lambda split: [
+        Labelled(item.id, item.text, item.label, item.group) for item in which_way_round(split)
+    ],
 }

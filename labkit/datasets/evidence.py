@@ -12,7 +12,6 @@ whole post without knowing what is asked, and the scores of its tokens cannot de
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit.errors import DataError, MissingPackageError
@@ -94,34 +93,21 @@ def locate(text: str, evidence: str) -> Found | None:
     return Found(places[start], places[end - 1] + 1, "fuzzy", alike) if alike >= LEAST_LIKE else None
 
 
-def locate_all(text: str, evidence: Sequence[str]) -> tuple[list[Found], list[str]]:
-    """The places of those that are found, and those that are not."""
-    found = [(each, locate(text, each)) for each in evidence]
-    return [place for _, place in found if place], [each for each, place in found if place is None]
-
-
 def prompt(post: str, criterion: str, order: str = "criterion-last", instruction: str = INSTRUCTION) -> Prompt:
     """The text that a model reads. `criterion` is a key of `CRITERIA`, or any words.
 
     Raises:
-        DataError: an unknown order, an empty post or criterion, or one that holds one of the marks.
+        DataError: an unknown order, or a text that holds one of the marks.
     """
     if order not in ORDERS:
         raise DataError(f"the order is {order!r}; choose one of {', '.join(ORDERS)}")
-    if not post.strip():
-        raise DataError("the post is empty")
-    if not criterion.strip():
-        raise DataError("the criterion is empty")
+
     if held := [mark for mark in MARKS if any(mark in each for each in (post, criterion, instruction))]:
         raise DataError(f"the post, criterion or instruction holds {held[0]}, a mark that the prompt keeps for itself")
-    pieces = {"POST": post, "CRITERION": CRITERIA.get(criterion, criterion)}
-    names = ("POST", "CRITERION") if order == "criterion-last" else ("CRITERION", "POST")
-    text, start = f"[INST] {instruction} [/INST]", 0
-    for name in names:
-        text += f" [{name}] "
-        if name == "POST":
-            start = len(text)
-        text += f"{pieces[name]} [/{name}]"
+    parts = [("POST", post), ("CRITERION", CRITERIA.get(criterion, criterion))]
+    parts = [("INST", instruction), *(parts if order == "criterion-last" else parts[::-1])]
+    text = " ".join(f"[{name}] {content} [/{name}]" for name, content in parts)
+    start = text.index("[POST] ") + len("[POST] ")
     return Prompt(text, start, start + len(post))
 
 

@@ -1,4 +1,4 @@
-"""Read data files row by row, so that one bad row hides no other, and write files whole or not at all."""
+"""Read data files row by row, so that one bad row hides no other."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit import writing
 from labkit.errors import DataError
 
 _LINE_END = re.compile(r"\r*\n|\r")  # Unix, Windows (also converted twice) and old Mac
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # what "surrogateescape" makes of a byte that is not UTF-8
-_SEPARATORS = (",;\t|", "^~:", " ")  # of tables, the usual ones first
+_SEPARATORS = ",;\t|"  # of tables
 
 
 class Fault(str):
@@ -139,7 +139,9 @@ def lines_of(path: str | Path) -> Iterator[tuple[int, str]]:
 def parse_json(text: str) -> Any:
     """The value of a JSON text; a ValueError says what is wrong with it."""
     try:
-        return json.loads(text, object_pairs_hook=_Object)
+        return json.loads(text, object_pairs_hook=_object)
+    except KeyTwiceError:
+        raise
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if "\n" in text else ""
         raise ValueError(f"is not JSON ({error.msg}, {line}column {error.colno})") from error
@@ -147,26 +149,20 @@ def parse_json(text: str) -> Any:
         raise ValueError("is not JSON that can be read: a number is too long, or brackets are too deep") from error
 
 
-class _Object(dict):
-    """A JSON object. `twice` is a key that the text has two times, of which a dict holds the last."""
+class KeyTwiceError(ValueError):
+    """A JSON object has a key two times. A dict would hold the last value only."""
 
-    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
-        super().__init__(pairs)
-        keys = [key for key, _ in pairs]
-        self.twice = next((key for key in self if keys.count(key) > 1), None) if len(self) < len(keys) else None
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise KeyTwiceError(f"has the key {shown(twice)} twice in one object; take one out")
+    return found
 
 
 def object_or_fault(value: Any) -> Any:
-    """A row from `parse_json`, or the Fault that it is not an object, or has, at any depth, a key twice."""
-    if not isinstance(value, dict):
-        return Fault(f"holds {shown(value)}; expected an object with fields")
-    values = [value]
-    while values:
-        inner = values.pop()
-        if getattr(inner, "twice", None) is not None:
-            return Fault(f"has the key {shown(inner.twice)} twice in one object; take one out")
-        values += inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else []
-    return value
+    """A row from `parse_json`, or the Fault that it is not an object."""
+    return value if isinstance(value, dict) else Fault(f"holds {shown(value)}; expected an object with fields")
 
 
 def json_records(path: str | Path) -> Iterator[tuple[int, Any]]:
@@ -209,8 +205,8 @@ def csv_records(path: str | Path) -> Iterator[tuple[int, Any]]:
     named = re.fullmatch(r"(?i:sep)=([^\w\r\n\"])\r?\n?", lines[0])
     at = 1 if named else 0
     header = re.sub(r'"[^"]*"', "", lines[at]) if lines[at:] else ""
-    separator = named[1] if named else _separator(header, lines[at + 1] if lines[at + 1 :] else "")
-    form = {"delimiter": separator, "strict": True, "skipinitialspace": separator != " " and f"{separator} " in header}
+    separator = named[1] if named else max(_SEPARATORS, key=header.count)
+    form = {"delimiter": separator, "strict": True, "skipinitialspace": f"{separator} " in header}
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # else a cell of 131,072 characters is an error
     reader = csv.reader(iter(lines[at:]), **form)
     columns: list[str] | None = None
@@ -243,23 +239,3 @@ def csv_records(path: str | Path) -> Iterator[tuple[int, Any]]:
             yield at + reader.line_num, Fault("is not UTF-8; convert it")
         else:
             yield at + reader.line_num, dict(zip(columns, row, strict=True))
-
-
-def _separator(header: str, row: str) -> str:
-    """The commonest sign of the first kind in `_SEPARATORS` that the header holds.
-
-    A header of one column may hold a space or a colon, so these count only if the first row has as many of them.
-    """
-    row = re.sub(r'"[^"]*"', "", row)
-    usual, *others = _SEPARATORS
-    found = [max(signs, key=header.count) for signs in others if any(sign in header for sign in signs)]
-    if any(sign in header for sign in usual):
-        return max(usual, key=header.count)
-    return next((sign for sign in found if header.count(sign) == row.count(sign)), ",")
-
-
-def write_whole(path: str | Path, text: str) -> Path:
-    """Write a UTF-8 file, whole or not at all."""
-    path = Path(path).expanduser().absolute()
-    writing.write_whole(path, text)
-    return path

@@ -23,7 +23,6 @@ from typing import Any
 from labkit.datasets import myriad_lama
 from labkit.datasets.files import csv_rows, json_lines
 from labkit.datasets.paraphrased_question import (
-    BLANK,
     ParaphrasedQuestion,
     id_of,
     list_in,
@@ -33,22 +32,9 @@ from labkit.datasets.paraphrased_question import (
     truth_of,
 )
 from labkit.datasets.pararel import is_pararel, read_pararel
-from labkit.datasets.webquestions import TEMPLATES, json_entries, read_webquestions
+from labkit.datasets.webquestions import json_entries, read_webquestions
 from labkit.errors import DataError
 from labkit.resources import folder
-
-__all__ = [
-    "BLANK",
-    "KNOWN_FACTS",
-    "SPLITS",
-    "TEMPLATES",
-    "ParaphrasedQuestion",
-    "read_known_facts",
-    "read_paraphrases",
-    "read_pararel",
-    "read_webquestions",
-    "sample",
-]
 
 KNOWN_FACTS = "known-facts"
 SPLITS = ("shots", "test")

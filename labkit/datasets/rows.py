@@ -15,7 +15,7 @@ understood is a ValueError; the reader of the file adds file and place.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from labkit.datasets.evidence import locate
@@ -23,7 +23,6 @@ from labkit.datasets.examples import Answer, Entity, Labelled, Pair, Question, S
 from labkit.datasets.files import shown
 from labkit.datasets.tags import parts
 from labkit.datasets.words import tags_over, words_of
-from labkit.errors import DataError
 
 NAMES = {
     "question": ("question", "query", "criterion"),
@@ -123,13 +122,6 @@ def misplaced(context: str, answer: Answer) -> str:
     places = (i for i in range(len(context)) if context.startswith(answer.text, i))
     nearest = min(places, key=lambda i: abs(i - answer.start))
     return f"answer_start is {answer.start}, but {shown(answer.text)} is at {nearest}"
-
-
-def require_spans(context: str, answers: Sequence[Answer], where: str) -> None:
-    """Raise DataError unless each answer is in the context at its start."""
-    for answer in answers:
-        if wrong := misplaced(context, answer):
-            raise DataError(f"{where}: {wrong}")
 
 
 def sentence(row: dict[str, Any], id: str) -> Sentence:

@@ -1,9 +1,8 @@
-"""Labelled JSON files: SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018), read and written, and lists of rows."""
+"""Labelled JSON files: SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018), and lists of rows."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from labkit.datasets.files import (
     parse_json,
     read_text,
     shown,
-    write_whole,
 )
 from labkit.datasets.rows import question
 from labkit.errors import DataError
@@ -45,8 +43,6 @@ def records(path: str | Path) -> Iterator[Record]:
             yield Record(f"line {line}", str(line), row)
         return
     if isinstance(content, dict):
-        if content.twice is not None:
-            raise DataError(f"{path} {_structure(content, 'data')}")
         content = content.get("data")
     if not isinstance(content, list):
         raise DataError(f"{path} is not SQuAD, which is an object with a list called data, nor a list of rows")
@@ -61,12 +57,12 @@ def records(path: str | Path) -> Iterator[Record]:
 def _questions(article: dict[str, Any], number: int) -> Iterator[Record]:
     where, place = f"article {number}", str(number)
     paragraphs = article["paragraphs"]
-    if article.twice is not None or not isinstance(paragraphs, list):
+    if not isinstance(paragraphs, list):
         yield Record(where, place, _structure(article, "paragraphs"))
         return
     for count, paragraph in enumerate(paragraphs, 1):
         within, part = f"{where}, paragraph {count}", f"{place}-{count}"
-        if not isinstance(paragraph, dict) or paragraph.twice is not None or not isinstance(paragraph.get("qas"), list):
+        if not isinstance(paragraph, dict) or not isinstance(paragraph.get("qas"), list):
             yield Record(within, part, _structure(paragraph, "qas"))
             continue
         of_all = {"context": paragraph.get("context"), "group": str(article.get("title") or f"article {number - 1}")}
@@ -78,24 +74,5 @@ def _questions(article: dict[str, Any], number: int) -> Iterator[Record]:
 
 
 def _structure(given: Any, name: str) -> Fault:
-    if getattr(given, "twice", None) is not None:
-        return Fault(f"has the key {shown(given.twice)} twice; take one out")
+
     return Fault(f"is {shown(given)}; expected an object with a list called {name}")
-
-
-def write_squad(path: str | Path, questions: Sequence[Question], version: str = "v2.0") -> Path:
-    """Write a SQuAD 2.0 file: one article per group, one paragraph per context."""
-    articles: dict[str, dict[str, list[Question]]] = {}
-    for asked in questions:
-        articles.setdefault(asked.group, {}).setdefault(asked.context, []).append(asked)
-    data = [
-        {"title": group, "paragraphs": [{"context": c, "qas": [_row(q) for q in asked]} for c, asked in parts.items()]}
-        for group, parts in articles.items()
-    ]
-    content = json.dumps({"version": version, "data": data}, ensure_ascii=False, indent=1)
-    return write_whole(path, content + "\n")
-
-
-def _row(asked: Question) -> dict[str, Any]:
-    answers = [{"text": answer.text, "answer_start": answer.start} for answer in asked.answers]
-    return {"id": asked.id, "question": asked.question, "answers": answers, "is_impossible": not answers}

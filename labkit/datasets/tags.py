@@ -1,4 +1,4 @@
-"""Tag schemes: BIO is the house's own; IO, IOB1 and BIOES are recognised and rewritten. Spans from tags and back.
+"""Tag schemes: BIO is the house's own; IO, IOB1 and BIOES are recognised and rewritten. Spans from tags.
 
 Ramshaw and Marcus 1995 (IOB1: B only where two entities of one kind touch), Tjong Kim Sang and Veenstra 1999 (IOB2,
 here called BIO), Ratinov and Roth 2009 (BILOU, which is BIOES by other letters).
@@ -12,7 +12,6 @@ from functools import lru_cache
 
 from labkit.datasets.examples import NO_TAG, Sentence
 
-SCHEMES = ("BIO", "IOB1", "BIOES", "IO")
 TAG_FORM = "expected O, or B-, I-, E-, L-, S-, U- and a kind, as in B-PER"
 _SINGLE, _END = ("S", "U"), ("E", "L")
 
@@ -53,9 +52,9 @@ def to_bio(tags: Sequence[str], scheme: str) -> list[str]:
     return found
 
 
-def in_bio(sentences: Sequence[Sentence], scheme: str | None = None) -> list[Sentence]:
-    """The sentences of a whole file with their tags in BIO; a `scheme` of None is recognised from all tags."""
-    scheme = scheme or scheme_of(sentence.tags for sentence in sentences)
+def in_bio(sentences: Sequence[Sentence]) -> list[Sentence]:
+    """The sentences of a whole file with their tags in BIO. The tag scheme is recognised from all tags."""
+    scheme = scheme_of(sentence.tags for sentence in sentences)
     return [replace(sentence, tags=tuple(to_bio(sentence.tags, scheme))) for sentence in sentences]
 
 
@@ -73,16 +72,6 @@ def entities_of(tags: Sequence[str]) -> list[tuple[int, int, str]]:
         elif letter == "I":
             found[-1] = (found[-1][0], i + 1, kind)
     return found
-
-
-def tags_of(entities: Iterable[tuple[int, int, str]], length: int) -> list[str]:
-    """BIO tags from `entities_of`'s triples. Raises ValueError where two overlap or one lies outside."""
-    tags = [NO_TAG] * length
-    for start, end, kind in entities:
-        if not 0 <= start < end <= length or any(tag != NO_TAG for tag in tags[start:end]):
-            raise ValueError(f"the {kind} from word {start} to {end} overlaps another entity or leaves the sentence")
-        tags[start:end] = [f"B-{kind}"] + [f"I-{kind}"] * (end - start - 1)
-    return tags
 
 
 @lru_cache(maxsize=1024)  # asked for every word of a set, and a set has few tags

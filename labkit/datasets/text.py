@@ -24,11 +24,10 @@ _QUOTES = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "—": 
 
 @dataclass(frozen=True)
 class Document:
-    """One text. `name` is its file's, within the folder given; `cleaned` says what was done to it, "" if nothing."""
+    """One text. `name` is its file's, within the folder given."""
 
     name: str
     text: str
-    cleaned: str = ""
 
     def split(self, held_out: float) -> tuple[str, str]:
         """The text without its last share of characters, and that share: nanoGPT's split of tiny Shakespeare."""
@@ -72,12 +71,11 @@ def _document(file: Path, name: str) -> Document:
         raise DataError(f"{file} is not UTF-8 text (byte {error.start}); convert it first") from error
     except OSError as error:
         raise DataError(f"{file} could not be read: {error.strerror or error}") from error
-    cleaned = ""
     if book := _GUTENBERG.search(text):
-        text, cleaned = _unwrapped(book[1].translate(_QUOTES)), "header and hard line breaks taken out"
+        text = _unwrapped(book[1].translate(_QUOTES))
     if not text.strip():
         raise DataError(f"{file} is empty")
-    return Document(name, text, cleaned)
+    return Document(name, text)
 
 
 def _unwrapped(text: str) -> str:

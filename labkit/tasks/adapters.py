@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import partial
 from typing import Any
 
@@ -11,6 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from labkit.anatomy import decoder_or_none
 from labkit.errors import TrainingError
+from labkit.heads import sha256_of
 from labkit.peft_library import peft_for
 from labkit.training import random_state_kept
 
@@ -40,17 +40,24 @@ def trained_part(model: Any, method: str, *, rank: int = 16, dtype: str = "float
             raise TrainingError("frozen: this head has no weights of its own, so there is nothing to train; take lora")
         model.backbone.requires_grad_(False)
         return model
-    matrices = _matrices(model)
-    transposed = any(isinstance(model.get_submodule(name), Conv1D) for name in matrices)  # as GPT-2 stores its own
-    with peft_for("LoRA needs") as peft, random_state_kept(seed):
-        settings = peft.LoraConfig(
-            r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=matrices, modules_to_save=own,
-            fan_in_fan_out=transposed,
-        )  # fmt: skip
-        adapted = peft.get_peft_model(model, settings)
+    adapted = with_lora(model, seed, rank=rank, target_modules=_matrices(model), modules_to_save=own)
     # or peft saves the embeddings whole where marks were added, whose rows are not trained and can be made again
     adapted.save_pretrained = partial(adapted.save_pretrained, save_embedding_layers=False)
     return adapted
+
+
+def with_lora(model: Any, seed: int, *, rank: int = 16, **choices: Any) -> Any:
+    """Low-rank adapters on every matrix of the layers (Hu et al. 2021), which start from `seed`; the rest is frozen.
+
+    `choices`: other fields of peft.LoraConfig.
+    """
+    transposed = any(isinstance(module, Conv1D) for module in model.modules())  # as GPT-2 stores its matrices
+    choices = {"target_modules": "all-linear"} | choices
+    with peft_for("LoRA needs") as peft, random_state_kept(seed):
+        settings = peft.LoraConfig(
+            r=rank, lora_alpha=2 * rank, lora_dropout=0.0, fan_in_fan_out=transposed, **choices
+        )  # fmt: skip
+        return peft.get_peft_model(model, settings)
 
 
 def weights_to(model: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -67,11 +74,7 @@ def whole(model: Any, method: str) -> Any:
 
 def start_sha256(model: Any) -> str:
     """Of all weights that are trained: two models that train the same ones and start alike have the same."""
-    together = hashlib.sha256()
-    for weight in model.parameters():
-        if weight.requires_grad:
-            together.update(weight.detach().float().cpu().numpy().tobytes())
-    return together.hexdigest()
+    return sha256_of(weight for weight in model.parameters() if weight.requires_grad)
 
 
 def trainable(model: Any) -> tuple[int, int]:

@@ -101,7 +101,7 @@ class Collator:
 
 
 def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Mean cross-entropy of the right class, in nats."""
+    """The loss that the head computes: the mean cross-entropy of the right classes, in nats."""
     return model(**batch).loss
 
 
@@ -177,17 +177,10 @@ def scores(examples: Sequence[Labelled], predictions: Sequence[Classified]) -> d
 
 
 def majority_baseline(train: Sequence[Labelled], examples: Sequence[Labelled]) -> float:
-    """The accuracy of always saying the most frequent label of `train`."""
-    if not train or not examples:
-        raise DataError(f"{len(train)} training texts and {len(examples)} examples: a baseline needs both")
-    most = most_frequent_label(train)
-    return sum(each.label == most for each in examples) / len(examples)
-
-
-def most_frequent_label(train: Sequence[Labelled]) -> str:
-    """Of two equally frequent ones the first by name."""
+    """The accuracy of the most frequent label of `train`; of two equally frequent ones, the first by name."""
     counts = Counter(each.label for each in train)
-    return min(counts, key=lambda label: (-counts[label], label))
+    most = min(counts, key=lambda label: (-counts[label], label))
+    return sum(each.label == most for each in examples) / len(examples)
 
 
 def bag_of_words(train: Sequence[Labelled], examples: Sequence[Labelled]) -> list[Classified]:

@@ -25,8 +25,7 @@ def pair_scores(pairs: Sequence[Pair], vectors: Sequence[tuple[np.ndarray, np.nd
     With them `anisotropy`, over the different texts.
     """
     scored = all_scored(pairs)
-    if not pairs or len(pairs) != len(vectors):
-        raise DataError(f"{len(pairs)} pairs and {len(vectors)} pairs of vectors: give one for each")
+
     first, second = np.stack([one for one, _ in vectors]), np.stack([two for _, two in vectors])
     if scored:
         found = similarity_scores(first, second, [pair.score for pair in pairs])
@@ -130,10 +129,7 @@ def nearest(
     vectors: Float[np.ndarray, "texts width"], query_vector: Float[np.ndarray, " width"], k: int
 ) -> list[tuple[int, float]]:
     """The numbers of the `k` nearest vectors and their cosines, best first; of two equally near, the earlier first."""
-    if k < 1:
-        raise DataError(f"k is {k}; ask for at least 1")
-    if not len(vectors):
-        return []
+
     cosines = _unit(vectors) @ _unit(query_vector[None])[0]
     return [(int(i), float(cosines[i])) for i in np.argsort(-cosines, kind="stable")[:k]]
 

@@ -139,15 +139,19 @@ def finetune(
     recipe.features(
         lm.tokenizer, [*dev, *test], recipe.labels([*train_examples, *dev, *test]), options, lambda text: None
     )
-    baselines = _baselines(
-        recipe, train_examples, dev, test, say
-    )  # what no score can be made of is told before training
+    # fail before training, not after it, if dev or test cannot be scored
+    sides = {"dev": dev, "test": test} if test else {"dev": dev}
+    baselines = {name: recipe.baselines(train_examples, examples) for name, examples in sides.items()}
+    if task == "classify" and "bag_of_words" not in baselines["dev"]:
+        say("the training texts hold no word, so there is no bag of words to compare with")
     processes = process_count()
     lengths = [recipe.length_of(row) for row in rows]
-    packs = packing and packable(lm.model, say)
+    packs = packing and (reason := why_not(lm.model)) is None
+    if packing and not packs:
+        say(f"rows are not packed but grouped by length: {reason}")
     if plan.batch_tokens and not packs:
         raise TrainingError(f"batches of {plan.batch_tokens:,} tokens are for packed rows, and these are not packed")
-    if plan.batch_tokens and task == "embed" and any(row.score is None and len(row.sides) < 3 for row in rows):
+    if plan.batch_tokens and task == "embed" and any(row.score is None for row in rows):
         raise TrainingError(
             f"a batch of {plan.batch_tokens:,} tokens may hold one pair alone, which has no other to be told apart "
             "from; give a batch size instead"
@@ -245,14 +249,6 @@ def beats_baselines(metrics: dict[str, Any], say: Callable[[str], None]) -> bool
     return False
 
 
-def packable(model: Any, say: Callable[[str], None]) -> bool:
-    """Whether rows can be packed for this model; `say` is told why not."""
-    if (reason := why_not(model)) is None:
-        return True
-    say(f"rows are not packed but grouped by length: {reason}")
-    return False
-
-
 def require_apart(train_examples: Sequence[Any], dev: Sequence[Any], test: Sequence[Any]) -> None:
     """Raise DataError if a group stands on two sides: then the scores would be of what was learned by heart.
 
@@ -323,15 +319,6 @@ def _scored(
 def _of_items(collate: Callable[[list], dict[str, Any]]) -> Callable[[list], dict[str, Any]]:
     """The collator for items that are lists of rows (`labkit.tasks.order.trained_order`)."""
     return lambda items: collate([{"row": item["row"], "ids": row} for item in items for row in item["ids"]])
-
-
-def _baselines(
-    recipe: Recipe, train: Sequence[Any], dev: Sequence[Any], test: Sequence[Any], say: Callable[[str], None]
-) -> dict[str, Any]:
-    found = {name: recipe.baselines(train, examples) for name, examples in (("dev", dev), ("test", test)) if examples}
-    if recipe.name == "classify" and any("bag_of_words" not in each for each in found.values()):
-        say("the training texts hold no word, so there is no bag of words to compare with")
-    return found
 
 
 def _model(

@@ -19,17 +19,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from labkit.errors import DataError, ObjectiveError
 from labkit.export import choose_layers
 from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
-from labkit.peft_library import peft_for
 from labkit.run_folder import RunFolder, is_first_process, process_count
 from labkit.running import evaluating
-from labkit.tasks.adapters import weights_to
+from labkit.tasks.adapters import weights_to, with_lora
 from labkit.tasks.order import shuffled_order
-from labkit.training import Settings, random_state_kept, require, save_model, train
+from labkit.tasks.special_tokens import fit_embeddings
+from labkit.training import Settings, require, save_model, train
 from labkit.training_settings import settled
 
 READS = ("same", "before")  # where the logits of a hidden token are: at its own position, or at the one before it
@@ -61,9 +60,9 @@ class FillInScores:
 
     def accuracy_interval(self) -> tuple[float, float]:
         """95 % Wilson interval of the accuracy."""
-        n, p, z = len(self.ranks), self.accuracy, 1.96
-        centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-        return (centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n)
+        from scipy.stats import binomtest
+
+        return tuple(binomtest(self.ranks.count(1), len(self.ranks)).proportion_ci(method="wilson"))
 
 
 def train_lm(
@@ -184,10 +183,7 @@ def ensure_mask_token(model: Any, tokenizer: Any) -> int:
         # lstrip: the space before it belongs to it, as it does to a word; left alone it would be a token of its own
         tokenizer.add_special_tokens({"mask_token": AddedToken(name, lstrip=True, special=True)})
     if tokenizer.mask_token_id >= model.get_input_embeddings().num_embeddings:
-        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-        with torch.no_grad():
-            for table in {id(t): t for t in (model.get_input_embeddings(), model.get_output_embeddings())}.values():
-                table.weight[tokenizer.mask_token_id] = table.weight[: tokenizer.mask_token_id].mean(0)
+        fit_embeddings(model, tokenizer)
     return tokenizer.mask_token_id
 
 
@@ -295,7 +291,8 @@ def reads_of(objective: str) -> str:
 def _measured(model, tokenizer, rows: list[Tensor], collate: Collator, objective: str, name: str) -> dict[str, float]:
     """The scores of one state of the model. Before training it is read as a decoder: from the position before."""
     with evaluating(model):
-        batches = [collate([{"row": -1 - i, "ids": row} for i, row in part]) for part in _parts(rows, 8)]
+        items = [{"row": -1 - i, "ids": row} for i, row in enumerate(rows)]
+        batches = [collate(items[first : first + 8]) for first in range(0, len(items), 8)]
         on_device = [{key: value.to(model.device) for key, value in batch.items()} for batch in batches]
         counts = [int((batch["targets"] != -100).sum()) for batch in batches]
         losses = [float(loss(model, batch, objective)) for batch in on_device]
@@ -334,24 +331,9 @@ def _require_embeddings(lm: Any) -> None:
         )
 
 
-def with_lora(model: Any, seed: int) -> Any:
-    """Low-rank adapters on every matrix of the layers (Hu et al. 2021), which start from `seed`; the rest is frozen."""
-    transposed = any(isinstance(module, Conv1D) for module in model.modules())  # as GPT-2 stores its matrices
-    with peft_for("LoRA needs") as peft, random_state_kept(seed):
-        settings = peft.LoraConfig(
-            r=16, lora_alpha=32, target_modules="all-linear", lora_dropout=0.0, fan_in_fan_out=transposed
-        )
-        return peft.get_peft_model(model, settings)
-
-
 def pad_id(tokenizer: Any) -> int:
     """The pad token, or any id where there is none: padding is hidden by the attention mask."""
     return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
-
-
-def _parts(rows: list[Tensor], size: int) -> list[list[tuple[int, Tensor]]]:
-    numbered = list(enumerate(rows))
-    return [numbered[i : i + size] for i in range(0, len(numbered), size)]
 
 
 def _digest(texts: Sequence[str]) -> str:

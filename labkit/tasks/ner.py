@@ -26,7 +26,7 @@ from labkit.datasets.tags import parts, to_bio
 from labkit.datasets.words import entities_in
 from labkit.errors import DataError, MissingPackageError
 from labkit.heads import IGNORED, head_in
-from labkit.running import evaluating
+from labkit.tasks.classify import run_by_length
 from labkit.tasks.lm import pad_id
 from labkit.tasks.special_tokens import row_ends
 
@@ -75,9 +75,9 @@ def labels_of(sentences: Iterable[Sentence]) -> tuple[str, ...]:
     """O, then B and I of every kind that occurs, kinds in alphabetical order: ("O", "B-LOC", "I-LOC", "B-PER", ...).
 
     Raises:
-        DataError: a tag that is not BIO, or no entity at all, so that there is nothing to learn.
+        DataError: no entity at all, so that there is nothing to learn.
     """
-    kinds = {_kind(tag, each.id) for each in sentences for tag in each.tags} - {""}
+    kinds = {parts(tag)[1] for each in sentences for tag in each.tags} - {""}
     if not kinds:
         raise DataError("no sentence has an entity in it: there is nothing to learn")
     return (NO_TAG, *(f"{letter}-{kind}" for kind in sorted(kinds) for letter in "BI"))
@@ -107,13 +107,12 @@ def features(
         label_on: "last" or "first": the token of a word on which its label stands.
 
     Raises:
-        DataError: a sentence without text, with spans that are not those of its words, or with a tag that is not among
-            the labels; a tokenizer that knows no offsets; a stride that leaves no room in a row.
+        DataError: a tag that is not among the labels; a tokenizer that knows no offsets; a stride that leaves no room
+            in a row.
     """
-    number = _numbered(labels)
+    number = {label: i for i, label in enumerate(labels)}
     begin, end, room = _frame(tokenizer, max_length, stride, label_on)
     for each in sentences:
-        _check(each)
         if unknown := [tag for tag in each.tags if tag not in number]:
             raise DataError(f"the sentence {each.id} has the tag {unknown[0]!r}; the labels are {', '.join(labels)}")
     found = []
@@ -163,22 +162,16 @@ def predict(
     Raises:
         DataError: as `features`; labels that are not the model's; rows longer than the model has positions.
     """
-    from tqdm import tqdm
-
+    head = head_in(model.config)
+    if head is not None and head.labels and list(head.labels) != list(labels):
+        raise DataError(f"the labels are {', '.join(labels)}; the model has {', '.join(head.labels)}")
     untagged = [replace(each, tags=(NO_TAG,) * len(each.words)) for each in sentences]
     rows = features(tokenizer, untagged, labels, max_length=max_length, stride=stride, label_on=label_on)
-    rows = sorted((row for row in rows if row.words), key=lambda row: len(row.ids))  # like lengths: little padding
-    _require_fit(model, rows, labels)
-    collate, logits = Collator(pad_id(tokenizer)), []
-    bar = tqdm(total=len(rows), desc="tagging", unit="row", disable=None, leave=False)  # None: on a terminal only
-    with bar, evaluating(model):
-        for first in range(0, len(rows), batch_size):
-            chosen = rows[first : first + batch_size]
-            batch = collate([{"row": first + k, "ids": row} for k, row in enumerate(chosen)])
-            inputs = {name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")}
-            said = model(**inputs).logits.float().cpu()
-            logits += [each[: len(row.ids)] for each, row in zip(said, chosen, strict=True)]
-            bar.update(len(chosen))
+    rows = [row for row in rows if row.words]
+    logits = run_by_length(
+        model, [row.ids for row in rows], lambda output: output.logits.float(),
+        pad_id=pad_id(tokenizer), batch_size=batch_size, what="tag",
+    )  # fmt: skip
     return decode(sentences, rows, logits, labels)
 
 
@@ -188,12 +181,13 @@ def decode(
     logits: Sequence[Float[Tensor, "_ n_labels"]],
     labels: Sequence[str],
 ) -> list[Tagged]:
-    """Tags and entities from the logits of each row of `features`, (tokens, labels): the likeliest tag of each word."""
+    """Tags and entities from the logits of each row of `features`, (tokens, labels): the likeliest tag of each word.
+
+    Logits beyond a row's tokens are padding and are not used.
+    """
     raw = [[NO_TAG] * len(each.words) for each in sentences]
     sure: list[list[float | None]] = [[None] * len(each.words) for each in sentences]
     for row, scored in zip(rows, logits, strict=True):
-        if tuple(scored.shape) != (len(row.ids), len(labels)):
-            raise DataError(f"the logits are {tuple(scored.shape)} for {len(row.ids)} tokens and {len(labels)} labels")
         best = scored[[place for place, _ in row.words]].float().softmax(-1).max(-1)
         for (_, word), p, k in zip(row.words, best.values.tolist(), best.indices.tolist(), strict=True):
             raw[row.example][word], sure[row.example][word] = labels[k], p
@@ -215,7 +209,6 @@ def scores(sentences: Sequence[Sentence], predicted_tags: Sequence[Sequence[str]
     is there or predicted. `n_sentences`, `n_words`, `n_entities`. What is divided by nothing is 0.
 
     Raises:
-        DataError: no words, not one tag per word, a tag that is not BIO, or a sentence whose own tags are illegal.
         MissingPackageError: seqeval is not installed.
     """
     try:
@@ -225,7 +218,7 @@ def scores(sentences: Sequence[Sentence], predicted_tags: Sequence[Sequence[str]
     except ImportError:
         raise MissingPackageError('entity scores need seqeval: pip install "labkit-bidirectional[train]"') from None
 
-    gold, predicted = _comparable(sentences, predicted_tags)
+    gold, predicted = [list(each.tags) for each in sentences], [list(tags) for tags in predicted_tags]
     strict = {"scheme": IOB2, "zero_division": 0}  # this function is what seqeval calls for mode="strict"
     precision, recall, f1, support = precision_recall_fscore_support(gold, predicted, average="micro", **strict)
     kinds = unique_labels(gold, predicted, IOB2)
@@ -336,62 +329,3 @@ def _windows(length: int, room: int, stride: int, ranges: list[range], places: d
 def _padded(rows: list[list[int]], value: int) -> Tensor:
     tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
     return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)
-
-
-def _check(sentence: Sentence) -> None:
-    if not sentence.text.strip():
-        raise DataError(f"the sentence {sentence.id} has no text")
-    if not len(sentence.words) == len(sentence.spans) == len(sentence.tags):
-        counts = f"{len(sentence.words)} words, {len(sentence.spans)} spans and {len(sentence.tags)} tags"
-        raise DataError(f"the sentence {sentence.id} has {counts}; there must be one of each per word")
-    before = 0
-    for word, (start, end) in zip(sentence.words, sentence.spans, strict=True):
-        if not before <= start <= end or sentence.text[start:end] != word:
-            raise DataError(f"the sentence {sentence.id} has no {word!r} from {start} to {end}, after the word before")
-        before = end
-
-
-def _kind(tag: str, sentence: str) -> str:
-    """PER of B-PER, nothing of O. Raises DataError naming the sentence where the tag is not BIO."""
-    try:
-        letter, kind = parts(tag)
-    except ValueError as error:
-        raise DataError(f"the sentence {sentence} {error}") from error
-    if letter in ("B", "I", NO_TAG):
-        return kind
-    raise DataError(f"the sentence {sentence} has the tag {tag!r}, which is not BIO")
-
-
-def _numbered(labels: Sequence[str]) -> dict[str, int]:
-    """{label: its number}. Raises DataError where they are not O and both B and I of every kind."""
-    kinds = {label.partition("-")[2] for label in labels} - {""}
-    whole = {NO_TAG, *(f"{letter}-{kind}" for kind in kinds for letter in "BI")}
-    if set(labels) != whole or len(labels) != len(whole):
-        raise DataError(f"the labels are {', '.join(labels)}; give O, and B- and I- of every kind, each once")
-    return {label: number for number, label in enumerate(labels)}
-
-
-def _require_fit(model: nn.Module, rows: Sequence[Feature], labels: Sequence[str]) -> None:
-    config, head = model.config.get_text_config(), head_in(model.config)
-    if head is not None and head.labels and list(head.labels) != list(labels):
-        raise DataError(f"the labels are {', '.join(labels)}; the model has {', '.join(head.labels)}")
-    longest = max((len(row.ids) for row in rows), default=0)
-    if longest > (limit := getattr(config, "max_position_embeddings", longest)):
-        raise DataError(f"a row has {longest:,} tokens, and the model takes {limit:,}; lower the maximal length")
-
-
-def _comparable(sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]]) -> tuple[list, list]:
-    """(gold, predicted) tags as lists, after all that would make a score meaningless has been refused."""
-    if len(sentences) != len(predicted):
-        raise DataError(f"there are {len(sentences)} sentences, and tags for {len(predicted)}")
-    for each, tags in zip(sentences, predicted, strict=True):
-        if len({len(each.words), len(each.tags), len(tags)}) != 1:
-            counts = f"{len(each.words)} words, {len(each.tags)} tags of its own and {len(tags)} predicted"
-            raise DataError(f"the sentence {each.id} has {counts}; there must be one of each per word")
-        for tag in dict.fromkeys((*each.tags, *tags)):
-            _kind(tag, each.id)
-        if to_bio(each.tags, "BIO") != list(each.tags):
-            raise DataError(f"the sentence {each.id} has an entity that begins with I, which is not BIO")
-    if not any(each.words for each in sentences):
-        raise DataError("there is no word to score")
-    return [list(each.tags) for each in sentences], [list(tags) for tags in predicted]

@@ -22,12 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from labkit.datasets.examples import Question
-from labkit.datasets.rows import require_spans
 from labkit.errors import DataError, HeadError
 from labkit.models import Loaded
-from labkit.running import evaluating
+from labkit.tasks.classify import run_by_length
 from labkit.tasks.lm import pad_id
-from labkit.tasks.qa_frames import Frame, frame
+from labkit.tasks.qa_frames import frame
 
 
 @dataclass(frozen=True)
@@ -108,10 +107,15 @@ def windows(
             two windows share the rest. (transformers' tokenizers call the shared part `stride`.)
 
     Raises:
-        DataError: a slow tokenizer, which has no offsets; a question or a context without words; an answer that is not
-            where it says; no room for the context.
+        DataError: a slow tokenizer, which has no offsets; no room for the context.
     """
-    around = _checked_frame(tokenizer, questions, max_length, doc_stride, order, prompt)
+    if not getattr(tokenizer, "is_fast", False):
+        raise DataError(f"{type(tokenizer).__name__} is a slow tokenizer, which gives no offsets; take a fast one")
+    if doc_stride < 1:
+        raise DataError(f"doc_stride is {doc_stride}: the next window must start at least 1 token after this one")
+    if max_length > tokenizer.model_max_length:
+        raise DataError(f"max_length is {max_length:,}, and the model takes {tokenizer.model_max_length:,} tokens")
+    around = frame(tokenizer, order, prompt)
     others, half = len(around), max_length // 2
     asked = _tokenised(tokenizer, [each.question for each in questions])
     contexts = _tokenised(tokenizer, [each.context for each in questions])
@@ -181,24 +185,18 @@ def decode(
     start logit + end logit; "no answer" has the lowest that it has in any window, as in BERT's script.
 
     Args:
-        start_logits, end_logits: one row per window, each at least as long as the window; what is beyond is padding.
+        start_logits, end_logits: one row per window, each at least as long as the window. The rest is padding.
         null_threshold: the answer is "" where "no answer" scores higher than the best span by more than this. The one
             that is best for a data set: `labkit.tasks.qa_scores.best_threshold`.
 
     Raises:
-        DataError: logits that do not fit the windows or are not finite; a question without a window.
+        DataError: logits that are not finite.
     """
-    if n_best < 1 or max_answer_tokens < 1:
-        raise DataError(f"n_best is {n_best} and max_answer_tokens {max_answer_tokens}; both must be at least 1")
-    if len(set(counts := [len(windows), len(start_logits), len(end_logits)])) > 1:
-        raise DataError("windows, start logits and end logits must be equally many, not {}, {} and {}".format(*counts))
     rows_of: dict[int, list[int]] = {}
     for row, window in enumerate(windows):
         rows_of.setdefault(window.example, []).append(row)
     found = []
     for number, question in enumerate(questions):
-        if number not in rows_of:
-            raise DataError(f"question {question.id!r} has no window")
         edges = _edges(question.context)
         spans, nulls = [], []
         for row in rows_of[number]:
@@ -230,30 +228,22 @@ def predict(
     Raises:
         HeadError: the model has no such head. DataError: as `windows`.
     """
-    from tqdm import tqdm
-
     model = lm.model if isinstance(lm, Loaded) else lm
-    if batch_size < 1:
-        raise DataError(f"the batch size must be at least 1, not {batch_size}")
     rows = windows(
         tokenizer, questions, max_length=max_length, doc_stride=doc_stride, order=order, prompt=prompt, say=say
     )
-    collate, device = Collator(pad_id(tokenizer)), next(model.parameters()).device
-    starts, ends = [np.empty(0)] * len(rows), [np.empty(0)] * len(rows)
-    by_length = sorted(range(len(rows)), key=lambda row: -len(rows[row].ids))  # what memory is needed is needed at once
-    with evaluating(model), tqdm(total=len(rows), unit="window", disable=None, leave=False) as bar:
-        for first in range(0, len(rows), batch_size):
-            chosen = by_length[first : first + batch_size]
-            batch = collate([{"row": row, "ids": rows[row]} for row in chosen])
-            output = model(**{name: batch[name].to(device) for name in ("input_ids", "attention_mask")})
-            if "start_logits" not in output:
-                raise HeadError(f"{type(model).__name__} has no head for it; load it with task='question-answering'")
-            for logits, into in ((output.start_logits, starts), (output.end_logits, ends)):
-                for row, values in zip(chosen, logits.float().cpu().numpy(), strict=True):
-                    into[row] = values[: len(rows[row].ids)]
-            bar.update(len(chosen))
+
+    def start_and_end(output: Any) -> Tensor:  # (batch, 2, seq)
+        if "start_logits" not in output:
+            raise HeadError(f"{type(model).__name__} has no head for it; load it with task='question-answering'")
+        return torch.stack([output.start_logits, output.end_logits], dim=1).float()
+
+    logits = run_by_length(
+        model, [list(row.ids) for row in rows], start_and_end,
+        pad_id=pad_id(tokenizer), batch_size=batch_size, what="answer",
+    )  # fmt: skip
     return decode(
-        rows, starts, ends, questions,
+        rows, [start.numpy() for start, _ in logits], [end.numpy() for _, end in logits], questions,
         n_best=n_best, max_answer_tokens=max_answer_tokens, null_threshold=null_threshold,
     )  # fmt: skip
 
@@ -265,31 +255,6 @@ class _Tokens:
     ids: tuple[int, ...]
     offsets: tuple[tuple[int, int], ...]
     places: np.ndarray
-
-
-def _checked_frame(
-    tokenizer: Any, questions: Sequence[Question], max_length: int, doc_stride: int, order: str, prompt: str
-) -> Frame:
-    """What stands around question and context, once all input is in order."""
-    if not getattr(tokenizer, "is_fast", False):
-        raise DataError(
-            f"{type(tokenizer).__name__} is a slow tokenizer, which does not say where in the text a token stands; "
-            "question answering needs a fast one"
-        )
-    if doc_stride < 1:
-        raise DataError(f"doc_stride is {doc_stride}: the next window must start at least 1 token after this one")
-    if max_length > tokenizer.model_max_length:
-        raise DataError(f"max_length is {max_length:,}, and the model takes {tokenizer.model_max_length:,} tokens")
-    if not questions:
-        raise DataError("there is no question")
-    for question in questions:
-        for name in ("question", "context"):
-            if not getattr(question, name).strip():
-                raise DataError(f"the {name} of {question.id!r} is empty")
-        require_spans(question.context, question.answers, f"question {question.id!r}")
-        if any(not answer.text.strip() for answer in question.answers):
-            raise DataError(f"question {question.id!r} has an answer of white space only")
-    return frame(tokenizer, order, prompt)
 
 
 def _tokenised(tokenizer: Any, texts: Sequence[str]) -> dict[str, _Tokens]:
@@ -332,8 +297,7 @@ def _edges(context: str) -> tuple[np.ndarray, np.ndarray]:
 def _row(logits: np.ndarray, window: Window, question: Question) -> np.ndarray:
     """(tokens,) in float64, where the sum of two masked logits is still a number."""
     row = np.asarray(logits, dtype=np.float64)[: len(window.ids)]
-    if len(row) < len(window.ids):
-        raise DataError(f"a window of question {question.id!r} has {len(window.ids)} tokens and {len(row)} logits")
+
     if not np.isfinite(row).all():
         raise DataError(f"the logits of question {question.id!r} are not all finite")
     return row

@@ -11,9 +11,9 @@ import string
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import Any
 
 from labkit.datasets.examples import Question
-from labkit.errors import DataError
 from labkit.tasks.qa import Prediction
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -39,19 +39,18 @@ def f1(prediction: str, answers: Sequence[str]) -> float:
 def scores(questions: Sequence[Question], predictions: Sequence[Prediction]) -> dict[str, float | int]:
     """`exact_match`, `f1` and `n`; with unanswerable questions also each for both kinds, "HasAns_..." and "NoAns_...".
 
-    Raises:
-        DataError: the predictions are not one for each question, by id.
+    There is one prediction for each question, by id.
     """
-    pairs = _paired(questions, predictions)
-    found = _means([(question, each.text) for question, each in pairs], "")
-    if any(not question.answers for question in questions):
-        for prefix, has_answer in (("HasAns_", True), ("NoAns_", False)):
-            kind = [(question, each.text) for question, each in pairs if bool(question.answers) is has_answer]
+    lines = judged(questions, predictions)
+    found = _means(lines, "")
+    if not all(line["answerable"] for line in lines):
+        for prefix, answerable in (("HasAns_", True), ("NoAns_", False)):
+            kind = [line for line in lines if line["answerable"] is answerable]
             found |= _means(kind, prefix) if kind else {}
     return found
 
 
-def judged(questions: Sequence[Question], predictions: Sequence[Prediction]) -> list[dict[str, object]]:
+def judged(questions: Sequence[Question], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
     """One line per question: `f1` and `exact_match` in [0, 100], whose means are those of `scores`.
 
     And what is known of it: `id`, `group`, `answerable`, and `position`, where in the context the first answer begins,
@@ -59,7 +58,7 @@ def judged(questions: Sequence[Question], predictions: Sequence[Prediction]) -> 
     """
     lines = []
     for question, each in _paired(questions, predictions):
-        first = question.answers[0].start / len(question.context) if question.answers else None
+        first = question.answers[0].start / max(len(question.context), 1) if question.answers else None
         found = {"f1": f1(each.text, _texts(question)), "exact_match": exact_match(each.text, _texts(question))}
         facts = {"id": question.id, "group": question.group, "answerable": bool(question.answers), "position": first}
         lines.append(facts | found)
@@ -73,9 +72,6 @@ def best_threshold(questions: Sequence[Question], predictions: Sequence[Predicti
     answer none, the threshold does that. `find_best_thresh` of the official script, otherwise the same, parts questions
     with the same score, and returns 0 for none. Like there, any span is wrong for a question without answers, though
     `scores` accepts one that normalises to nothing ("The"). A threshold chosen on the same questions is optimistic.
-
-    Raises:
-        DataError: as `scores`.
     """
     pairs = sorted(_paired(questions, predictions), key=lambda pair: pair[1].null_score_diff)
     lowest = pairs[0][1].null_score_diff
@@ -105,24 +101,13 @@ def _texts(question: Question) -> list[str]:
 
 
 def _paired(questions: Sequence[Question], predictions: Sequence[Prediction]) -> list[tuple[Question, Prediction]]:
-    asked, answered = Counter(each.id for each in questions), Counter(each.id for each in predictions)
-    if not asked:
-        raise DataError("there is no question to score")
-    for id in [*asked, *answered]:
-        if asked[id] != 1 or answered[id] != 1:
-            raise DataError(
-                f"question {id!r} is there {asked[id]} times and has {answered[id]} predictions; both must be 1"
-            )
     by_id = {each.id: each for each in predictions}
     return [(question, by_id[question.id]) for question in questions]
 
 
-def _means(pairs: Sequence[tuple[Question, str]], prefix: str) -> dict[str, float | int]:
-    found: dict[str, float | int] = {}
-    for name, score in (("exact_match", _same), ("f1", _overlap)):
-        total = sum(_best(score, text, _texts(question)) for question, text in pairs)
-        found[f"{prefix}{name}"] = 100.0 * total / len(pairs)
-    return found | {f"{prefix}n": len(pairs)}
+def _means(lines: Sequence[dict[str, Any]], prefix: str) -> dict[str, float | int]:
+    means = {f"{prefix}{name}": sum(line[name] for line in lines) / len(lines) for name in ("exact_match", "f1")}
+    return means | {f"{prefix}n": len(lines)}
 
 
 def _best(score: Callable[[str, str], float], prediction: str, answers: Sequence[str]) -> float:

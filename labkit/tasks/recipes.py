@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 from labkit.errors import DataError
 from labkit.heads import Head, label_names
@@ -74,7 +75,7 @@ class Recipe:
         record: a prediction as one line of JSONL.
         judge: (examples, predictions) -> what is right of each, in numbers that add up to the scores, with what is
             known of the example; None where a score is not made of single examples.
-        baseline_lines: (train, examples) -> what `judge` would say of each baseline, by its name; None where it is.
+
     """
 
     name: str
@@ -92,7 +93,6 @@ class Recipe:
     record: Callable[[Any], dict[str, Any]]
     tuned: Callable[[Options, dict[str, Any]], Options] = lambda options, scores: options
     judge: Callable[..., list[dict[str, Any]]] | None = None
-    baseline_lines: Callable[..., dict[str, list[dict[str, Any]]]] | None = None
 
     def head(self, labels: Sequence[str], options: Options, **changes: Any) -> Head:
         """The head that the task is trained with."""
@@ -101,21 +101,8 @@ class Recipe:
         return Head(self.head_task, labels=labels, **changes)
 
 
-def require_positions(
-    recipe: Recipe,
-    lm: Any,
-    examples: Sequence[Any],
-    options: Options,
-    readings: int = 1,
-    *,
-    who: str = "",
-    of: str = "",
-    more: str = "",
-) -> None:
-    """DataError if a row, read `readings` times, is longer than the model has positions.
-
-    who, of, more: what the message begins with, whose row it is, and what it ends with.
-    """
+def require_positions(recipe: Recipe, lm: Any, examples: Sequence[Any], options: Options, readings: int = 1) -> None:
+    """DataError if a row, read `readings` times, is longer than the model has positions."""
     places = getattr(lm.model.config.get_text_config(), "max_position_embeddings", None)
     if not places or options.max_length * readings <= places:
         return
@@ -126,8 +113,8 @@ def require_positions(
     if (total := (longest - once) * readings + once) > places:
         again = f", which makes {total:,} in {readings} readings" if readings > 1 else ""
         raise DataError(
-            f"{who}the longest row{of} has {longest:,} tokens{again}, and {lm.name} has {places:,} positions; give "
-            f"--max-length {(places - once) // readings + once}{more}"
+            f"the longest row has {longest:,} tokens{again}, and {lm.name} has {places:,} positions; give "
+            f"--max-length {(places - once) // readings + once}"
         )
 
 
@@ -136,10 +123,6 @@ def by_name(name: str) -> Recipe:
     if name not in RECIPES:
         raise DataError(f"the task is {name!r}; choose one of {', '.join(RECIPES)}")
     return RECIPES[name]
-
-
-def _model_loss(model: Any, batch: dict[str, Any]) -> Any:
-    return model(**batch).loss
 
 
 # -- questions ---------------------------------------------------------------------------------------------------------
@@ -192,18 +175,12 @@ def _always_answering(options: Options) -> Options:
 
 
 def _qa_baselines(train: Sequence[Any], questions: Sequence[Any]) -> dict[str, float]:
-    lines = _qa_baseline_lines(train, questions)
-    return {name: sum(each["f1"] for each in some) / len(some) for name, some in lines.items()}
-
-
-def _qa_baseline_lines(train: Sequence[Any], questions: Sequence[Any]) -> dict[str, list[dict[str, Any]]]:
     """Never an answer; always the sentence that shares most words with the question."""
     answers = {"no_answer": lambda question: "", "lexical_overlap": qa_scores.lexical_overlap}
-    said = {
-        name: [qa.Prediction(each.id, say(each), 0, 0, 1.0, (), 0.0) for each in questions]
-        for name, say in answers.items()
+    return {
+        name: float(np.mean([qa_scores.f1(answer(each), [a.text for a in each.answers]) for each in questions]))
+        for name, answer in answers.items()
     }
-    return {name: qa_scores.judged(questions, each) for name, each in said.items()}
 
 
 def _qa_record(prediction: Any) -> dict[str, Any]:
@@ -241,17 +218,6 @@ def _ner_baselines(train: Sequence[Any], sentences: Sequence[Any]) -> dict[str, 
     return {name: ner.scores(sentences, tags)["f1"] for name, tags in ner.majority_baseline(train, sentences).items()}
 
 
-def _ner_baseline_lines(train: Sequence[Any], sentences: Sequence[Any]) -> dict[str, list[dict[str, Any]]]:
-    found = {}
-    for name, tags in ner.majority_baseline(train, sentences).items():
-        said = [
-            SimpleNamespace(entities=ner.entities_in(each.spans, of_it))
-            for each, of_it in zip(sentences, tags, strict=True)
-        ]
-        found[name] = ner_counts.judged(sentences, said)
-    return found
-
-
 def _ner_record(tagged: Any) -> dict[str, Any]:
     entities = [asdict(entity) | {"text": text} for entity, text in zip(tagged.entities, tagged.texts, strict=True)]
     return {
@@ -287,23 +253,10 @@ def _classify_measure(model, tokenizer, examples, labels, options, batch_size):
 
 def _classify_baselines(train: Sequence[Any], examples: Sequence[Any]) -> dict[str, float]:
     """Accuracies: always the commonest class; a logistic regression on the words, where there are any."""
-    words = _bag_of_words(train, examples)
-    scores = {} if words is None else {"bag_of_words": classify.scores(examples, words)["accuracy"]}
-    return {"majority": classify.majority_baseline(train, examples), **scores}
-
-
-def _bag_of_words(train: Sequence[Any], examples: Sequence[Any]) -> list[Any] | None:
-    """None where the training texts hold no word (emoji alone, say)."""
-    return classify.bag_of_words(train, examples) if any(re.search(r"\w", each.text) for each in train) else None
-
-
-def _classify_baseline_lines(train: Sequence[Any], examples: Sequence[Any]) -> dict[str, list[dict[str, Any]]]:
-    most = classify.most_frequent_label(train)
-    said = {
-        "majority": [classify.Classified(each.id, most, 1.0, {most: 1.0}) for each in examples],
-        "bag_of_words": _bag_of_words(train, examples),
-    }
-    return {name: classify.judged(examples, each) for name, each in said.items() if each is not None}
+    found = {"majority": classify.majority_baseline(train, examples)}
+    if any(re.search(r"\w", each.text) for each in train):  # there may be emoji alone
+        found["bag_of_words"] = classify.scores(examples, classify.bag_of_words(train, examples))["accuracy"]
+    return found
 
 
 def _embed_features(tokenizer, pairs, labels, options, say):
@@ -360,11 +313,11 @@ RECIPES = {
             features=_qa_features,
             length_of=lambda row: len(row.ids),
             collator=qa.Collator,
-            loss=_model_loss,
+            loss=classify.loss,
             predict=_qa_predict,
             measure=_qa_measure,
             baselines=_qa_baselines,
-            baseline_lines=_qa_baseline_lines,
+
             record=_qa_record,
             tuned=_qa_tuned,
             judge=qa_scores.judged,
@@ -378,11 +331,11 @@ RECIPES = {
             features=_ner_features,
             length_of=lambda row: len(row.ids),
             collator=ner.Collator,
-            loss=_model_loss,
+            loss=classify.loss,
             predict=_ner_predict,
             measure=_ner_measure,
             baselines=_ner_baselines,
-            baseline_lines=_ner_baseline_lines,
+
             record=_ner_record,
             judge=ner_counts.judged,
         ),
@@ -395,11 +348,11 @@ RECIPES = {
             features=_classify_features,
             length_of=lambda row: len(row.ids),
             collator=classify.Collator,
-            loss=_model_loss,
+            loss=classify.loss,
             predict=_classify_predict,
             measure=_classify_measure,
             baselines=_classify_baselines,
-            baseline_lines=_classify_baseline_lines,
+
             record=asdict,
             judge=classify.judged,
         ),

@@ -22,19 +22,23 @@ def between(tokenizer: Any) -> list[int]:
 
 
 def add_tokens(model: Any, tokenizer: Any, marks: Sequence[str]) -> int:
-    """Make each mark one token, and its embedding the mean of all; returns how many were new.
+    """Make each mark one token, and its embedding the mean of all; returns how many were new."""
+    new = tokenizer.add_tokens([mark for mark in marks if mark not in tokenizer.get_vocab()], special_tokens=True)
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        fit_embeddings(model, tokenizer)
+    return new
 
-    A new row drawn at random can be far from all others (Hewitt 2021); the mean is where an unknown word would be.
+
+def fit_embeddings(model: Any, tokenizer: Any) -> None:
+    """An embedding for each token of the tokenizer. A new one is the mean of all others.
+
+    A new row drawn at random can be far from all others (Hewitt 2021). The mean is where an unknown word would be.
     """
     import torch  # here, as a row's ends need none of it, and the command line knows its options without
 
-    new = tokenizer.add_tokens([mark for mark in marks if mark not in tokenizer.get_vocab()], special_tokens=True)
-    table = model.get_input_embeddings()
-    if len(tokenizer) > table.num_embeddings:
-        before = table.num_embeddings
-        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-        with torch.no_grad():
-            tables = (model.get_input_embeddings(), model.get_output_embeddings())
-            for each in {id(t): t for t in tables if t is not None}.values():
-                each.weight[before:] = each.weight[:before].mean(0)
-    return new
+    before = model.get_input_embeddings().num_embeddings
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    with torch.no_grad():
+        tables = (model.get_input_embeddings(), model.get_output_embeddings())
+        for table in {id(t): t for t in tables if t is not None}.values():
+            table.weight[before:] = table.weight[:before].mean(0)
