@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 
 from labkit.errors import MaskError
-from labkit.viz.style import GREY, INK, RULE, escape, line_styles, titled
+from labkit.viz.style import GREY, INK, RULE, escape, meaning, titled
 
 ROW = 21  # pixels
 
@@ -41,7 +41,6 @@ def forest_figure(
             labels.append("")
     if not points or not all(math.isfinite(value) for _, _, value, *_ in points):
         raise MaskError("forest_figure takes {group: {arm: (value, low, high)}} with finite values")
-    styles = line_styles(dict.fromkeys(arm for _, arm, *_ in points))
     ends = [x for point in points for x in point[2:] if math.isfinite(x)] + list((marks or {}).values()) + [0.0] * zero
     write = _writer(max(map(abs, ends)), zero)
     texts = [
@@ -53,7 +52,7 @@ def forest_figure(
             y=[row for row, *_ in points],
             mode="markers",
             marker={
-                "color": [styles[arm][0] for _, arm, *_ in points],
+                "color": [meaning(arm) or GREY for _, arm, *_ in points],
                 "symbol": ["circle" if not zero or low > 0 or high < 0 else "circle-open" for *_, low, high in points],
                 "size": 9,
             },

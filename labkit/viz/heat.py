@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 
 from labkit.errors import MaskError
 from labkit.viz.labels import bool_grid, clean, future_of, plain_array, short, token_labels, weight_grids
-from labkit.viz.style import BIDIRECTIONAL, CAUSAL, INK, MASKED, OPEN, WEIGHTS, WRONG, escape, titled
+from labkit.viz.style import BIDIRECTIONAL, CAUSAL, INK, MASKED, OPEN, PAPER, WEIGHTS, WRONG, escape, titled
 
 WIDEST = 820  # pixels: what a notebook shows beside an open file browser
 LETTER = 7  # pixels, the width of a letter of a label
@@ -310,7 +310,14 @@ def drawn(
             break
     high = high or cell
     letters = max(24, (left + cell * n_columns if per_row > 1 else WIDEST) // LETTER)
-    heads = [[line for part in panel.heading.split("\n") for line in wrap(part, letters)] for panel in panels]
+    heads = [
+        [
+            f"<b>{escape(line)}</b>" if i == 0 else escape(line)
+            for i, part in enumerate(panel.heading.split("\n"))
+            for line in wrap(part, letters, break_on_hyphens=False)
+        ]
+        for panel in panels
+    ]
     places, y = [], 0
     for first in range(0, len(panels), per_row):
         row = range(first, min(first + per_row, len(panels)))
@@ -332,7 +339,7 @@ def drawn(
         rise = _label_room(panel, side) if panel.on_top else 0
         for line, words in enumerate(heads[i]):
             figure.add_annotation(
-                text=f"<b>{escape(words)}</b>" if line == 0 else escape(words),
+                text=words,
                 font={"size": 12},
                 x=(x - left + 6) / width,
                 y=1 - (y - rise - 17 * (len(heads[i]) - line)) / height,
@@ -405,9 +412,11 @@ def _add(figure: go.Figure, panel: Panel, number: str, domain: tuple, cell: int,
         path = f"M {kv_len - q_len + 0.5},-0.5" + "".join(
             f" L {j + 0.5},{i + 0.5} L {j + 1.5},{i + 0.5}" for i, j in enumerate(range(kv_len - q_len, kv_len - 1))
         )
-        line = {"color": INK, "width": 1.5 if cell >= 6 else 1}
+        width = 1.5 if cell >= 6 else 1
         path += f" L {kv_len - 0.5},{q_len - 0.5}"
-        figure.add_shape(type="path", path=path, line=line, xref=f"x{number}", yref=f"y{number}")
+        for colour, wider in ((PAPER, 2), (INK, 0)):  # dark on a light edge, to be seen on every colour
+            line = {"color": colour, "width": width + wider}
+            figure.add_shape(type="path", path=path, line=line, xref=f"x{number}", yref=f"y{number}")
 
 
 def _ticks(labels: Sequence[str], cell: int) -> dict:

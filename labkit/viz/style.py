@@ -25,6 +25,7 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 MEANINGS = {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL, "unmasked": BIDIRECTIONAL, "open": BIDIRECTIONAL}
 
 _AXIS = {"gridcolor": RULE, "zerolinecolor": RULE, "linecolor": GREY, "tickcolor": GREY}
+_AXIS["title"] = {"font": {"size": 13}, "standoff": 8}
 plotly.io.templates["labkit"] = go.layout.Template(
     layout={
         "paper_bgcolor": PAPER,
@@ -42,17 +43,18 @@ plotly.io.templates.default = "labkit"
 
 
 def line_styles(names: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """{name: (colour, dash)}: causal and bidirectional have their own colours, which the first word of a name decides.
-
-    Names of one colour differ in their dash.
-    """
+    """{name: (colour, dash)}; names of one colour differ in their dash."""
     others, used, styles = iter(OTHERS * 4), [], {}
     for name in names:
-        first = name.split()[0].strip(",:;()") if name.strip() else ""
-        colour = MEANINGS.get(first) or next(others)
+        colour = meaning(name) or next(others)
         styles[name] = (colour, DASHES[used.count(colour) % len(DASHES)])
         used.append(colour)
     return styles
+
+
+def meaning(name: str) -> str | None:
+    """The colour of a causal or a bidirectional model or arm, by the first word of its name."""
+    return MEANINGS.get(name.split()[0].strip(",:;()")) if name.strip() else None
 
 
 def escape(text: str) -> str:
