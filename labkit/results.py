@@ -47,14 +47,17 @@ def load(name: str) -> pd.DataFrame:
 
 
 def curves(name: str) -> pd.DataFrame:
-    """The curves of a study, one row for each seed of each point: title, kind, line, x, score, x_name and y_name."""
+    """The curves of a study, one row for each seed of each point.
+
+    Columns: condition, model, title, kind, x_name, y_name, line, x, seed (counted from 0) and score.
+    """
     return pd.DataFrame(
         {"condition": curve["condition"], "model": curve.get("model"), "kind": curve["kind"], "title": curve["title"]}
-        | {"x_name": curve["x"], "y_name": curve["y"], "line": line, "x": x, "score": score}
+        | {"x_name": curve["x"], "y_name": curve["y"], "line": line, "x": x, "seed": seed, "score": score}
         for curve in read(name)["curves"]
         for line, points in curve["lines"].items()
         for x, scores in points
-        for score in scores
+        for seed, score in enumerate(scores)
     )
 
 
