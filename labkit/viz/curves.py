@@ -69,11 +69,12 @@ def curves_figure(
         for name, seeds in values.items()
         if np.isfinite(seeds[:, last]).any()
     )
-    said += f". Mean and range of {max(n)} seeds." if max(n) > 1 else "."
+    said += f". Mean and range of {'up to ' * (len(n) > 1)}{max(n)} seeds." if max(n) > 1 else "."
     figure.update_layout(
         xaxis={
             "title": {"text": escape(x_name), "standoff": 8},
             "type": "log" if log_x else "linear",
+            "dtick": 1 if log_x and max(x) > 10 * min(x) else None,
             "zeroline": False,
         },
         yaxis={"title": escape(y_name), "gridcolor": RULE, "zeroline": False},

@@ -1,4 +1,4 @@
-"""Several figures behind one slider, as plotly frames: they work without a kernel, on saved pages too."""
+"""Several figures behind one slider: it works without a kernel, on saved pages too."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ import plotly.graph_objects as go
 from labkit.errors import MaskError
 from labkit.viz.style import escape
 
-ROOM = 86  # pixels, the height of a slider
+ROOM = 94  # pixels, the height of a slider and the room above it
 
 
 def slider(figures: Mapping[str, go.Figure], name: str, start: int = 0) -> go.Figure:
     """One figure with a slider over `figures`, `{label: figure}`, called `name`; it begins at number `start`.
 
-    All figures need the same number of traces: those of one function for several inputs have it.
+    The result holds the traces of all figures, and each step shows those of one of them, with its layout.
 
     Raises:
-        MaskError: no figures, figures with different numbers of traces, or a start without a figure.
+        MaskError: no figures, or a start without a figure.
     """
     labels = list(map(str, figures))
-    if not labels or len({len(figure.data) for figure in figures.values()}) > 1:
-        raise MaskError("slider takes a dictionary {label: figure} whose figures have the same number of traces")
     if not 0 <= start < len(labels):
-        raise MaskError(f"there is no figure {start}: the number is from 0 to {len(labels) - 1}")
-    shown = go.Figure(list(figures.values())[start])
-    # All frames share their margins: plotly keeps the clipping and the slider of the first one.
-    top = max(figure.layout.margin.t or 0 for figure in figures.values())
-    bottom = shown.layout.margin.b or 0
-    area = max(figure.layout.height - (figure.layout.margin.t or 0) for figure in figures.values()) - bottom
-    size = {"height": top + area + bottom + ROOM}
-    margin = {"t": top, "b": bottom + ROOM, "autoexpand": False}
-    frames = []
-    for label, figure in zip(labels, figures.values(), strict=True):
-        layout = figure.to_dict()["layout"]
-        layout |= size | {"margin": layout["margin"] | margin}
+        raise MaskError(
+            f"there is no figure {start}: slider takes a dictionary {{label: figure}} and one of its numbers"
+        )
+    height = max(figure.layout.height for figure in figures.values())
+    owner = [number for number, figure in enumerate(figures.values()) for _ in figure.data]
+    steps = []
+    for number, (label, figure) in enumerate(zip(labels, figures.values(), strict=True)):
+        # Every figure keeps its own size, and the slider stays in its place below the tallest one.
+        below = 8 + (figure.layout.margin.b or 0) + height - figure.layout.height
+        layout = {"shapes": [], "annotations": []} | figure.to_dict()["layout"]
+        layout |= {"height": height + ROOM, "margin": layout["margin"] | {"b": below - 8 + ROOM}}
+        layout["sliders[0].pad.t"] = below
         layout.pop("template")
-        frames.append(go.Frame(name=label, data=figure.data, layout=layout))
-    jump = {"mode": "immediate", "frame": {"duration": 0, "redraw": True}, "transition": {"duration": 0}}
-    steps = [{"method": "animate", "label": escape(label), "args": [[label], jump]} for label in labels]
-    # The slider's own height does not scale with the figure: its place is given from the lower edge of the plot.
+        shown = {"visible": [one == number for one in owner]}
+        steps.append({"method": "update", "label": escape(label), "args": [shown, layout]})
+    traces = [trace for figure in figures.values() for trace in figure.data]
+    result = go.Figure(traces, list(figures.values())[start].layout)
+    for trace, one in zip(result.data, owner, strict=True):
+        trace.visible = one == start
+    below = steps[start]["args"][1]["sliders[0].pad.t"]
     control = {
         "active": start,
         "currentvalue": {"prefix": f"{escape(name)}: ", "font": {"size": 13}},
         "steps": steps,
         "x": 0,
         "len": 1,
-        "y": -bottom / area,
-        "pad": {"t": 4, "l": 24, "r": 24},
+        "y": 0,
+        "pad": {"t": below, "l": max(24, 4 * len(labels[0])), "r": max(24, 4 * len(labels[-1]))},
     }
-    shown.frames = frames
-    return shown.update_layout(size, margin=margin, sliders=[control])
+    return result.update_layout(height=height + ROOM, margin_b=below - 8 + ROOM, sliders=[control])
