@@ -193,7 +193,8 @@ def values_figure(
     high = max(float(grid.max()), 1e-9)
     panel = Panel("", grid, rows, columns, WEIGHTS, min(0.0, float(grid.min())), high, texts, stairs=False, scale=name)
     i, j = np.unravel_index(grid.argmax(), grid.shape)
-    wide = max(36, 6 + LETTER * max(len(column.strip()) for column in columns))
+    longest = max(len(text.strip()) for text in [*columns, *(texts.flat if texts is not None else [])])
+    wide = max(36, 6 + LETTER * longest)
     wide = wide if wide * len(columns) < WIDEST - 200 else None
     text = f"Largest {name}: {grid.max():.2f}, {rows[i]}, {clean(columns[j]).strip()}."
     return drawn([panel], title, text, wide=wide, high=20)
@@ -305,7 +306,7 @@ def drawn(
     n_columns = max(len(panel.columns) for panel in panels)
     for per_row in range(min(len(panels), 4), 0, -1):  # as many beside each other as have cells of a good size
         budget = (WIDEST - bar) // per_row
-        cell = wide or max(1, min(44, (budget - left - 14) // n_columns))
+        cell = wide or max(1, min(44, (budget - left - 14) // n_columns, 480 // n_columns if len(panels) > 1 else 44))
         if cell * n_columns >= (110 if cell >= 12 else 150) and left + cell * n_columns + 14 <= budget:
             break
     high = high or cell
@@ -463,7 +464,9 @@ def _steps(*colours: str) -> list:
 
 def _numbers(grid: np.ndarray) -> np.ndarray:
     def number(value: float) -> str:
-        return "0" if abs(value) < 0.005 else f"{value:.2f}".replace("0.", ".", 1)
+        if abs(value) < 0.005:
+            return "0"
+        return f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3g}"
 
     return np.vectorize(number)(grid)
 

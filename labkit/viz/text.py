@@ -149,12 +149,16 @@ def generation_figure(rows: Sequence[Mapping]) -> TextFigure:
     )
 
 
-def words_figure(words: Sequence[tuple[str, float]], heading: str = "") -> TextFigure:
-    """Words with a weight from -1 to 1: the ground is blue for a positive and red for a negative weight."""
-    spans = " ".join(_ground(word, weight, f"{weight:+.2f}") for word, weight in words)
-    top = sorted(words, key=lambda word: -word[1])[:3]
-    alt = f"{heading} " + ", ".join(f"{word} {weight:+.2f}" for word, weight in top)
-    return _figure(f'<p style="margin:0;line-height:1.8"><b>{escape(heading)}</b><br>{spans}</p>', alt)
+def words_figure(words: Sequence[tuple[str, float]], heading: str = "", most: float | None = None) -> TextFigure:
+    """Words with a number each: the ground is blue for a positive and red for a negative one.
+
+    The colour is full at the number `most`; None: the largest. Hovering gives the number.
+    """
+    most = most or max(abs(value) for _, value in words) or 1.0
+    spans = " ".join(_ground(word, value / most, f"{value:+.2f}") for word, value in words)
+    alt = ", ".join(f"{word} {value:+.2f}" for word, value in sorted(words, key=lambda word: -word[1])[:3])
+    first = f"<b>{escape(heading)}</b><br>" if heading else ""
+    return _figure(f'<p style="margin:0;line-height:1.8">{first}{spans}</p>', f"{heading} {alt}")
 
 
 def stacked(figures: Mapping[str, TextFigure]) -> TextFigure:
