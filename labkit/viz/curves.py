@@ -101,6 +101,8 @@ def curves_slider(
         figure = curves_figure(x, arms, at=value, **options)
         figure.add_annotation(text="<br>".join(lines), align="left", font_size=12, showarrow=False, **place)
         figures[f"{value:g}"] = figure.update_layout(height=figure.layout.height + room, margin_b=50 + room)
+    if at is not None and at not in x:
+        raise MaskError(f"nothing was measured at {at}: one of {', '.join(figures)}")
     return slider(figures, options.get("x_name", "training step"), 0 if at is None else list(x).index(at))
 
 

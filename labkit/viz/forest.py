@@ -85,7 +85,8 @@ def forest_figure(
         yaxis={**rows, "range": [len(labels) - 0.4, -0.6], "showgrid": False, "zeroline": False, "gridcolor": RULE},
     )
     clear = sum(low > 0 or high < 0 for *_, low, high in points)
-    words = f"{clear} of {len(points)} intervals exclude 0 (filled)." if zero else "Points with their 95 % intervals."
+    measured = sum(low == low for *_, low, _ in points)
+    words = f"{clear} of {measured} intervals exclude 0 (filled)." if zero else "Points with their 95 % intervals."
     right = 24 + 7 * max(map(len, texts))
     return titled(figure, title, words, 820, ROW * len(labels) + 60, l=left, r=right, t=16 * bool(marks))
 

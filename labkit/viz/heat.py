@@ -132,13 +132,13 @@ def attention_figure(
 
 
 def head_grid(weights, tokens: Sequence[str] | None = None, title: str | None = None) -> go.Figure:
-    """All heads of all layers: weights (layers, heads, q_len, kv_len); a row for each layer, one colour scale.
+    """All heads of all layers: weights (layers, heads, n, n); a row for each layer, one colour scale.
 
     Of more than 32 tokens, neighbours share a cell: the mean over its queries of the attention on its keys.
     """
     array = plain_array(weights, "weights")
-    if array.ndim != 4 or 0 in array.shape:
-        raise MaskError(f"weights must have shape (layers, heads, queries, keys), not {array.shape}")
+    if array.ndim != 4 or 0 in array.shape or array.shape[2] != array.shape[3]:
+        raise MaskError(f"weights must have shape (layers, heads, n, n), not {array.shape}")
     layers, heads = array.shape[:2]
     maps = weight_grids(array.reshape(-1, *array.shape[2:]))
     shares = (maps * future_of(*maps.shape[1:])).sum((1, 2)) / np.maximum(maps.sum((1, 2)), 1e-9)
@@ -149,8 +149,7 @@ def head_grid(weights, tokens: Sequence[str] | None = None, title: str | None = 
         row, column = divmod(i, heads)
         canvas[row * (side + 1) :, column * (side + 1) :][: len(grid), :side] = grid
     names = [short(clean(token)) for token in token_labels(tokens, *array.shape[2:])[1]]
-    step = -(-len(names) // side)
-    keys = [names[j * step] if j < side else "" for j in range(side + 1)]
+    keys = [*(names[j * len(names) // side] for j in range(side)), ""]
     panel = Panel(
         "",
         canvas,
@@ -172,7 +171,7 @@ def head_grid(weights, tokens: Sequence[str] | None = None, title: str | None = 
     middle = (side - 1) / 2
     return figure.update_layout(
         xaxis={"tickvals": [j * (side + 1) + middle for j in range(heads)], "tickangle": 0},
-        xaxis_ticktext=[f"head {j}" for j in range(heads)],
+        xaxis_ticktext=[f"head {j}" if heads <= 8 else str(j) for j in range(heads)],
         yaxis={"tickvals": [i * (side + 1) + middle for i in range(layers)]},
         yaxis_ticktext=[f"layer {i}" for i in range(layers)],
     )
@@ -260,10 +259,11 @@ def fusion_figure(
     called = [names.get(segment) or f"paraphrase {segment}" for segment in order]
     member = np.array([[segment == one for one in order] for segment in segments], dtype=float)  # (context, segments)
     shares = grid @ member
+    cell = min(90, 700 // len(order))
     panels = [
         Panel("", grid, generated, context, WEIGHTS, 0, max(float(grid.max()), 1e-9), stairs=False),
         Panel(
-            "share of each segment", shares, generated, called, WEIGHTS, 0, 1, _numbers(shares), stairs=False, cell=90
+            "share of each segment", shares, generated, called, WEIGHTS, 0, 1, _numbers(shares), stairs=False, cell=cell
         ),
     ]
     most = called[int(shares.mean(0).argmax())]
@@ -446,13 +446,13 @@ def _label_room(panel: Panel, cell: int) -> int:
 
 
 def _unique(labels: Sequence[str]) -> list[str]:
-    """Names of a category axis: full tokens; a zero-width space tells equal ones apart."""
+    """Names of a category axis: full tokens. An invisible number, of zero-width characters, keeps equal ones apart."""
     seen: dict[str, int] = {}
     names = []
     for label in labels:
         label = escape(clean(label.replace("\n", " ")))
-        seen[label] = seen.get(label, -1) + 1
-        names.append(label + "\u200b" * (seen[label] + 1))
+        seen[label] = seen.get(label, 0) + 1
+        names.append(label + f"{seen[label]:b}".translate({ord("0"): "\u200b", ord("1"): "\u200c"}))
     return names
 
 
