@@ -15,7 +15,6 @@ from labkit import masks, viz
 from labkit.errors import MaskError
 from labkit.viz.heat import pooled
 from labkit.viz.predictions import HIDDEN, NOT_ATTENDED, PLAIN, RIGHT, WRONG
-from labkit.viz.slider import slider
 from labkit.viz.style import BIDIRECTIONAL, CAUSAL, MASKED, OPEN
 from labkit.viz.style import WRONG as RED
 from labkit.viz.text import _compared
@@ -153,7 +152,7 @@ def test_forest_draws_values_and_intervals_and_none_without_seeds():
 
 def test_a_slider_has_a_frame_for_each_figure_and_starts_where_it_was_told():
     grids = {str(w): masks.sliding_window(w).dense(N) for w in (1, 3, 5)}
-    figure = slider({w: viz.mask_figure(grid, TOKENS, f"window {w}") for w, grid in grids.items()}, "window", 1)
+    figure = viz.slider({w: viz.mask_figure(grid, TOKENS, f"window {w}") for w, grid in grids.items()}, "window", 1)
     assert np.array_equal(figure.data[0].z, grids["3"]) and figure.layout.sliders[0].active == 1
     for step, frame, (w, grid) in zip(figure.layout.sliders[0].steps, figure.frames, grids.items(), strict=True):
         assert step.args[0] == (frame.name,) == (w,) and frame.layout.title.text == f"window {w}"
@@ -268,7 +267,7 @@ BATCH, LONG, TWO = masks.padding([2, 3]).dense(3), CELLS.repeat(2, 1), viz.mask_
     (viz.values_figure, [[[1.0, 2.0]], ["a"]]), (viz.category_figure, [{"a": ["causal"]}, ["1", "2"]]),
     (viz.curves_figure, [[1], {"a": [[np.nan]]}]), (viz.curves_figure, [[1, 2], {"a": [[1.0]]}]),
     (viz.forest_figure, [{"a": {"b": (np.inf, 0, 1)}}]), (viz.walk_figure, [TOKENS, CELLS, [], [None] * N]),
-    (slider, [{"1": TWO}, "window", 1]), (slider, [{"1": TWO, "2": viz.mask_figure(CELLS)}, "window"]),
+    (viz.slider, [{"1": TWO}, "window", 1]), (viz.slider, [{"1": TWO, "2": viz.mask_figure(CELLS)}, "window"]),
     (viz.fill_ins_figure, [["a"], 1, {"m": []}, "a"]), (viz.answer_figure, ["abc", [(0, 4, 0.5)]]),
     (viz.entities_figure, ["abc", [(1, 1, "A")], []]),
 ])  # fmt: skip

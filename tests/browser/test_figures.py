@@ -5,7 +5,6 @@ import pytest
 
 from labkit import masks, viz
 from labkit.viz.heat import fusion_figure
-from labkit.viz.slider import slider
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -42,9 +41,6 @@ FIGURES = {
 }
 
 
-GRIDS = {str(w): masks.sliding_window(w).dense(6) for w in (1, 3, 6)}
-
-
 @pytest.fixture
 def opened(open_page, tmp_path):
     """Save a figure, open the file, and return the page and the plot on it."""
@@ -72,34 +68,21 @@ def test_every_figure_is_drawn_from_disk_without_a_network(opened, name):
     page.shoot(f"figure_{name}")
 
 
-@pytest.fixture
-def moved(opened):
-    """A mask behind a slider, at each of its steps: the cells, the image and the place of the image."""
-    page, plot = opened(slider({w: viz.mask_figure(grid) for w, grid in GRIDS.items()}, "window", 1), "slider")
+def test_moving_a_slider_changes_the_drawn_cells_and_leaves_the_plot_where_it_is(opened):
+    grids = {str(w): masks.sliding_window(w).dense(6) for w in (1, 3, 6)}
+    page, plot = opened(viz.slider({w: viz.mask_figure(grid) for w, grid in grids.items()}, "window", 1), "slider")
     image, rail = plot.locator(".heatmaplayer image"), plot.locator(".slider-rail-touch-rect")
-    places = [image.bounding_box()]
-    cells, images = [], []
-    for step, w in enumerate(GRIDS):
+    images, places = [], [image.bounding_box()]
+    for step, w in enumerate(grids):
         rail.click(position={"x": max(1, rail.bounding_box()["width"] * step / 2 - 1), "y": 2})
         page.get_by_text(f"window: {w}", exact=True).wait_for()
-        cells.append(plot.evaluate("plot => plot.calcdata[0][0].z.map(row => Array.from(row))"))
+        cells = plot.evaluate("plot => plot.calcdata[0][0].z.map(row => Array.from(row))")
+        assert cells == grids[w].int().tolist()
         images.append(image.get_attribute("href"))
         places.append(image.bounding_box())
-    return cells, images, places
+    assert len(set(images)) == 3 and places == places[:1] * 4
 
 
-def test_moving_a_slider_changes_the_drawn_cells_without_a_kernel(moved):
-    cells, images, _ = moved
-    assert cells == [grid.int().tolist() for grid in GRIDS.values()] and len(set(images)) == 3
-
-
-@pytest.mark.xfail(reason="the frames lack the margin of the slider", strict=True)
-def test_moving_a_slider_leaves_the_plot_where_it_is(moved):
-    places = moved[2]
-    assert places == places[:1] * 4
-
-
-@pytest.mark.xfail(reason="quotes are shown as &quot;", strict=True)
 def test_hovering_over_the_grid_of_heads_shows_head_tokens_and_weight(opened):
     weights = softmax(2, 2, 4, 4)
     page, plot = opened(viz.head_grid(weights, TOKENS), "grid")
@@ -110,7 +93,7 @@ def test_hovering_over_the_grid_of_heads_shows_head_tokens_and_weight(opened):
     page.mouse.move(x, y)
     label = page.locator(".hoverlayer .hovertext")
     label.wait_for(timeout=10_000)
-    assert label.text_content() == f'layer 1, river, head 1, <b>&": {weights[1, 1, 3, 1]:.3f}'
+    assert label.text_content().replace("\u200b", "") == f'layer 1, river, head 1, <b>&": {weights[1, 1, 3, 1]:.3f}'
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
