@@ -1,7 +1,5 @@
 """Which paraphrase each generated token looks at: held against closed forms and transformers' own attention."""
 
-import inspect
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,7 @@ import torch
 import labkit
 from labkit import fusion
 from labkit.errors import FusionError
-from labkit.fusion.looks import _known, looks
+from labkit.fusion.looks import looks
 from labkit.fusion.proofs import _state
 
 NAMES = ("tiny-gpt2", "tiny-llama", "tiny-gemma2", "tiny-gemma3")
@@ -132,12 +130,20 @@ def test_pieces_are_named_and_drawn():
     assert "".join(words) == "thecatsat⏎"
     tokens, shares = found.figure("a title").data
     assert np.allclose(tokens.z, found.weights, atol=6e-5)
-    assert list(shares.x) == ["prefix", "paraphrase 0", "paraphrase 1", "paraphrase 2", "cue"]
+    assert [name.strip("\u200b") for name in shares.x] == [
+        "prefix",
+        "paraphrase 0",
+        "paraphrase 1",
+        "paraphrase 2",
+        "cue",
+    ]
     assert np.allclose(shares.z[:, 1:4], found.share, atol=6e-5)
     tokens, shares = found.figure_of_paraphrases().data
-    assert list(shares.x) == ["paraphrase 0", "paraphrase 1", "paraphrase 2"] and np.allclose(
-        tokens.z.sum(1), 1, atol=2e-3
-    )
+    assert [name.strip("\u200b") for name in shares.x] == [
+        "paraphrase 0",
+        "paraphrase 1",
+        "paraphrase 2",
+    ] and np.allclose(tokens.z.sum(1), 1, atol=2e-3)
     assert np.allclose(shares.z, found.share_among_paraphrases, atol=6e-5)
     assert "'fuse': 4 generated tokens" in repr(found)
 
@@ -173,9 +179,3 @@ def test_a_token_that_no_window_lets_see_the_paraphrases_has_no_share_among_them
     assert not found.share.any()
     with pytest.raises(FusionError, match="gives no paraphrase any attention"):
         found.figure_of_paraphrases()
-
-
-def test_the_tokens_of_all_answers_are_not_those_of_one():
-    """Past the type hints, which a user's program does not check."""
-    with pytest.raises(FusionError, match=r"result.tokens\[0\], not result.tokens"):
-        inspect.unwrap(_known)([[1, 2]], 10)
