@@ -202,7 +202,7 @@ def test_the_notebook_stores_a_figure_and_little_else(monkeypatch):
     assert figure["data"] == json.loads(viz.mask_figure(p.cells, p.tokens).to_json())["data"]
     saved = len(json.dumps(p.get_state(), default=str)) + len(json.dumps(bundle))
     assert saved < 300_000, f"{saved:,} characters"
-    p = viz.playground(["w"] * 512)
+    p = viz.playground([f"w{i}" for i in range(512)])
     p.painted = painted_state(*(np.random.default_rng(0).random((2, 512, 512)) < 0.5))
     assert len(json.dumps(p.get_state(), default=str)) < 300_000
     assert len(json.dumps(p._repr_mimebundle_()[0])) < 700_000
