@@ -202,7 +202,7 @@ def _in_words(decoder: Decoder, chosen: tuple[int, ...]) -> str:
 
 
 def _shown(lm, ids: Int[Tensor, "1 seq"]) -> list[str]:
-    """Each token as a picture shows it, except that a long one is not cut; without a tokenizer, its id."""
+    """Each token as a figure shows it, except that a long one is not cut; without a tokenizer, its id."""
     if lm.tokenizer is None:
         return [str(i) for i in ids[0].tolist()]
     decoded = [lm.tokenizer.decode([i]) for i in ids[0].tolist()]

@@ -159,7 +159,7 @@ def test_the_mask_in_words_follows_what_is_in_force(tiny):
     assert attention_maps(lm, IDS, {1: masks.bidirectional()}, layers=[1]).mask == "bidirectional()"
 
 
-def test_tokens_are_shown_as_in_the_pictures_and_never_cut(tiny):
+def test_tokens_are_shown_as_in_the_figures_and_never_cut(tiny):
     lm = tiny("tiny-gpt2")
     maps = attention_maps(lm, "The cat\n\tsat <b>")
     assert maps.tokens == ["The", "cat", "⏎", "⇥", "s", "a", "t", "␣", "<", "b", ">"]

@@ -7,7 +7,7 @@ import torch
 import labkit
 from labkit import fusion
 from labkit.errors import FusionError
-from labkit.fusion.looks import PAGE_WIDE, looks
+from labkit.fusion.looks import looks
 from labkit.fusion.proofs import _state
 
 NAMES = ("tiny-gpt2", "tiny-llama", "tiny-gemma2", "tiny-gemma3")
@@ -128,13 +128,23 @@ def test_pieces_are_named_and_drawn():
     assert kinds == [None, 0, 1, 2, "cue"]
     words = [token for token, kind in zip(found.context_tokens, found.segments, strict=True) if kind == 0]
     assert "".join(words) == "thecatsat⏎"
-    names = [trace.name for trace in found.figure("a title").data if trace.type == "bar"]
-    assert names == ["prefix", "paraphrase 0", "paraphrase 1", "paraphrase 2", "cue", "tokens generated before"]
-    among = found.figure_of_paraphrases()
-    assert seen(lm, QUESTION * 3).figure().layout.width == PAGE_WIDE, "a long prompt does not leave the page"
-    bars = {trace.name: np.array(trace.x) for trace in among.data if trace.type == "bar"}
-    assert list(bars) == ["paraphrase 0", "paraphrase 1", "paraphrase 2"]
-    assert np.allclose(np.stack(list(bars.values()), 1), found.share_among_paraphrases, atol=1e-6)
+    tokens, shares = found.figure("a title").data
+    assert np.allclose(tokens.z, found.weights, atol=6e-5)
+    assert [name.strip("\u200b") for name in shares.x] == [
+        "prefix",
+        "paraphrase 0",
+        "paraphrase 1",
+        "paraphrase 2",
+        "cue",
+    ]
+    assert np.allclose(shares.z[:, 1:4], found.share, atol=6e-5)
+    tokens, shares = found.figure_of_paraphrases().data
+    assert [name.strip("\u200b") for name in shares.x] == [
+        "paraphrase 0",
+        "paraphrase 1",
+        "paraphrase 2",
+    ] and np.allclose(tokens.z.sum(1), 1, atol=2e-3)
+    assert np.allclose(shares.z, found.share_among_paraphrases, atol=6e-5)
     assert "'fuse': 4 generated tokens" in repr(found)
 
 

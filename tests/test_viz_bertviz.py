@@ -8,7 +8,6 @@ import types
 import warnings
 from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -159,7 +158,7 @@ def test_comparison_holds_both_masks_under_their_headings(tiny):
     for at, mask in enumerate([masks.causal(), masks.bidirectional()]):
         drawn = np.array(params_of(view, at)["attention"][0]["attn"])
         assert np.allclose(drawn, attention_maps(lm, TEXT, mask).weights, atol=1e-4)
-    assert "causal, layer 0" in view.alt and "bidirectional, layer 0" in view.alt
+    assert "layer 0, causal and bidirectional" in view.alt
     own = viz.bertviz_compare(lm, TEXT, {"window": masks.sliding_window(2), "prefix": masks.prefix(2)})
     assert [panel.heading for panel in own.panels] == ["window", "prefix"]
 
@@ -178,11 +177,10 @@ def test_tokens_break_neither_the_page_nor_the_data(kind):
     assert len(page.scripts) == 2  # the libraries, and this view
     assert not any("requirejs" in word or "bertviz_params" in word for word in page.words)
     tags = {tag for tag, _ in page.elements}
-    assert tags <= {"div", "p", "img", "script"}
+    assert tags <= {"div", "p", "script"}
     data = params_of(view)["attention"]
     tokens = (data["all"] if kind == "neuron" else data[0])["left_text"]
     assert tokens[:6] == NASTY[:6] and tokens[7] == "␇" and tokens[8].endswith("…")
-    ElementTree.fromstring(view.still)
 
 
 def test_a_view_asks_nothing_of_a_network():
@@ -197,26 +195,18 @@ def test_a_view_asks_nothing_of_a_network():
         assert all(source.startswith("data:") for source in sources if source)
 
 
-def test_a_view_leaves_a_picture_and_its_words():
+def test_a_notebook_stores_the_view_and_a_sentence():
     view = bertviz.head_view(rows(5), list("abcde"))
     bundle = view._repr_mimebundle_()
-    assert set(bundle) == {"text/html", "image/svg+xml", "text/plain"}
-    assert view.alt in bundle["text/plain"] and bundle["image/svg+xml"].startswith("<svg")
-    page = Scripts(bundle["text/html"])
-    assert any(view.alt in word for word in page.words)
-    (picture,) = [attrs for tag, attrs in page.elements if tag == "img"]
-    assert picture["alt"] == view.alt and picture["src"].startswith("data:image/svg+xml,")
-
-
-def test_a_long_text_has_a_picture_of_its_beginning():
-    view = bertviz.head_view(rows(60), [f"t{i}" for i in range(60)])
-    assert "first 48 of 60 tokens" in view.still and len(view.still) < 60_000
+    assert set(bundle) == {"text/html", "text/plain"} and view.alt in bundle["text/plain"]
+    assert any(view.alt in word for word in Scripts(bundle["text/html"]).words)
+    assert view.alt == "attention of 5 tokens, layer 0"
 
 
 def test_a_saved_view_is_a_page_of_its_own(tmp_path):
     bertviz.head_view(rows(3), ["ä", "b", "c"]).save(tmp_path / "view.html")
     page = (tmp_path / "view.html").read_text(encoding="utf-8")
-    assert page.startswith("<!doctype html>") and "stand-in for d3" in page and "ä" in page
+    assert page.startswith("<!doctype html>") and "stand-in for d3" in page and r"\u00e4" in page
 
 
 # -------------------------------------------------------------------------------------------- who brings the libraries

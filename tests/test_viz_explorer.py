@@ -1,4 +1,4 @@
-"""The attention explorer, the Python side: what it takes, what it keeps, what it answers, what it leaves in a page."""
+"""The attention explorer without a browser: its weights, what it stores and sends, and its pages."""
 
 import base64
 import json
@@ -6,6 +6,7 @@ import re
 import zlib
 
 import numpy as np
+import plotly.io
 import pytest
 import torch
 
@@ -16,7 +17,7 @@ from labkit import viz
 from labkit.attention_maps import AttentionMaps
 from labkit.errors import LabkitError, MaskError
 from labkit.viz.explorer import ALL_PICTURES, ONE_HEAD, PAGE_LIMIT
-from labkit.viz.explorer_still import pooled
+from labkit.viz.heat import pooled
 
 SAVED_LIMIT = 300_000  # characters of a notebook
 
@@ -39,7 +40,7 @@ def unpacked(packed, *shape):
 
 
 def saved_size(widget):
-    """Characters that a notebook needs for the widget's state and its picture."""
+    """Characters that a notebook needs for the widget's state and its figure."""
     state = json.dumps(
         widget.get_state(), default=lambda b: base64.b64encode(b).decode() if isinstance(b, bytes) else ""
     )
@@ -106,19 +107,6 @@ def test_the_small_pictures_show_every_head_in_256_shades():
     assert np.abs(shown - widget.weights).max() < 1 / 255
 
 
-@pytest.mark.parametrize(("n", "size"), [(7, 3), (12, 4), (33, 32), (6, 6)])
-def test_shrinking_keeps_what_each_query_gives(n, size):
-    weights = random_maps(1, 1, n)[0, 0].astype(np.float64)
-    small = pooled(weights, size)
-    assert small.shape == (size, size) and small.sum(-1) == pytest.approx(np.ones(size), abs=2e-3)
-    ends = [i * n // size for i in range(size + 1)]
-    by_hand = [
-        [sum(weights[q][ends[j] : ends[j + 1]].sum() for q in range(a, b)) / (b - a) for j in range(size)]
-        for a, b in zip(ends, ends[1:], strict=False)
-    ]
-    assert small == pytest.approx(np.array(by_hand), abs=1e-5)
-
-
 @pytest.mark.parametrize(("layers", "heads", "n"), [(12, 12, 128), (2, 2, 512), (28, 16, 24), (1, 1, 1)])
 def test_a_saved_explorer_stays_small(layers, heads, n):
     widget = explorer(layers, heads, n)
@@ -175,23 +163,19 @@ def test_a_page_of_a_long_text_keeps_to_the_limit_and_escapes_tokens():
 
 
 @pytest.mark.parametrize("n", [1, 5, 64])
-def test_the_static_picture_shows_both_maps_and_the_difference(n):
+def test_beside_the_widget_is_a_figure_of_the_head_on_show(n, monkeypatch):
     widget = explorer(n=n)
     widget.layer, widget.head = 1, 2
+    maps = widget.weights[:, 1, 2].astype(float)
+    drawn = widget.figure
+    assert np.allclose([heat.z for heat in drawn.data], pooled(maps, 32), atol=6e-5)
+    assert drawn.layout.title.text == "Layer 1, head 2"
+    headings = " ".join(note.text for note in drawn.layout.annotations)
+    assert "causal" in headings and "bidirectional" in headings
+    monkeypatch.setattr(plotly.io.renderers, "default", "plotly_mimetype")  # as labkit's notebooks set it
     bundle, _ = widget._repr_mimebundle_()
-    picture = bundle["image/svg+xml"]
-    for title in ("layer 1 head 2: causal", "bidirectional", "difference"):
-        assert f">{title}</text>" in picture
-    future = measures.future_mass(widget.weights[1, 1, 2])
-    change = np.abs(widget.weights[1, 1, 2].astype(float) - widget.weights[0, 1, 2]).max()
-    assert (
-        f"future mass {future:.2f}, mean" in widget.picture.alt
-        and f"change of a weight is {change:.2f}." in widget.picture.alt
-    )
-    assert bundle["text/plain"] == f"Picture: {widget.picture.alt}"
-    assert ("Each cell stands for about 2.0 x 2.0 tokens." in widget.picture.alt) == (n == 64)
-    alone = viz.attention_explorer(random_maps(1, 1, n)).picture
-    assert "difference" not in alone and "layer 0 head 0: attention" in alone
+    assert bundle["application/vnd.plotly.v1+json"]["data"] == json.loads(drawn.to_json())["data"]
+    assert "application/vnd.jupyter.widget-view+json" in bundle
 
 
 @pytest.mark.parametrize(

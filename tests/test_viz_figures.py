@@ -1,0 +1,285 @@
+"""Figures against independent oracles: the cells, values and marks that are drawn are those that were given."""
+
+import re
+from collections import Counter
+from html import unescape
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labkit import masks, viz
+from labkit.errors import MaskError
+from labkit.viz.heat import pooled
+from labkit.viz.predictions import HIDDEN, NOT_ATTENDED, PLAIN, RIGHT, WRONG
+from labkit.viz.style import BIDIRECTIONAL, CAUSAL, MASKED, OPEN
+from labkit.viz.style import WRONG as RED
+from labkit.viz.text import _compared
+
+TOKENS = ["the", "bank", "by", "the", "<bos>", "<b>x</b>"]
+N = len(TOKENS)
+CELLS = masks.causal().dense(N)
+TEXT = 'Marie Curie & Pierre <b>Curie</b>\nwent to "Paris" and Warsaw.'
+
+
+def weights(*shape):
+    values = np.exp(np.random.default_rng(0).normal(size=shape))
+    return values / values.sum(-1, keepdims=True)
+
+
+def colours_of(heat):
+    """The colours of the cells of a heat map whose scale has steps; None where a cell is empty."""
+    colours = [colour for _, colour in heat.colorscale[1::2]]
+    place = (np.asarray(heat.z, dtype=float) - heat.zmin) / (heat.zmax - heat.zmin) * len(colours)
+    return [[None if np.isnan(x) else colours[min(int(x), len(colours) - 1)] for x in row] for row in place]
+
+
+def shown(figure, step):
+    """The traces and the layout that a step of the slider shows."""
+    traces, layout = figure.layout.sliders[0].steps[step].args
+    return [trace for trace, visible in zip(figure.data, traces["visible"], strict=True) if visible], layout
+
+
+@pytest.mark.parametrize(
+    ("q_len", "kv_len", "as_given"),
+    [(6, 6, torch.Tensor.numpy), (2, 6, torch.Tensor.tolist), (1, 6, torch.Tensor.int), (512, 512, torch.Tensor.bool)],
+)
+def test_open_cells_are_blue_and_the_line_separates_past_and_future(q_len, kv_len, as_given):
+    cells = torch.rand(q_len, kv_len, generator=torch.Generator().manual_seed(0)) < 0.5
+    figure = viz.mask_figure(as_given(cells))
+    assert colours_of(figure.data[0]) == [[OPEN if cell else MASKED for cell in row] for row in cells.tolist()]
+    corners = [tuple(map(float, pair.split(","))) for pair in figure.layout.shapes[0].path[2:].split(" L ")]
+    for query in range(q_len):
+        (edge,) = {a for (a, y), (b, z) in pairwise(corners) if a == b and y < query < z}
+        assert [key < edge for key in range(kv_len)] == [key <= kv_len - q_len + query for key in range(kv_len)]
+    assert figure.layout.yaxis.range[0] > figure.layout.yaxis.range[1]  # the first query is at the top
+    assert figure.layout.width < 1000 and len(figure.to_json()) < 700_000
+
+
+def test_expected_marks_the_cells_that_differ_and_no_others():
+    measured = CELLS.clone()
+    measured[0, 4], measured[4, 1] = True, False
+    figure = viz.mask_figure({"declared": CELLS, "measured": measured}, TOKENS, expected=CELLS)
+    declared, heat = figure.data
+    red = np.array(colours_of(heat)) == RED
+    assert np.array_equal(red, (measured != CELLS).numpy()) and RED not in sum(colours_of(declared), [])
+    assert heat.text[0, 4] == "×" and heat.text[4, 1] == "○" and (heat.text[~red] == "").all()
+
+
+def test_equal_tokens_stay_apart_and_markup_in_tokens_is_text():
+    figure = viz.mask_figure(masks.causal().dense(2, N), TOKENS)
+    axis, names = figure.layout.xaxis, figure.data[0].x
+    assert len(set(names)) == N and [unescape(name).strip("\u200b") for name in names] == TOKENS
+    assert [unescape(name) for name in axis.ticktext + figure.layout.yaxis.ticktext] == TOKENS + TOKENS[-2:]
+    assert not [name for name in (*names, *axis.ticktext) if "<" in name]
+
+
+@pytest.mark.parametrize("n", [6, 40, 128, 512])
+def test_labels_thin_out_and_do_not_overlap(n):
+    layout = viz.mask_figure(masks.causal().dense(n)).layout
+    across = np.diff(layout.xaxis.domain)[0] * (layout.width - layout.margin.l - layout.margin.r)
+    assert across / len(layout.xaxis.tickvals) >= 12  # pixels for each label
+    assert (len(layout.xaxis.tickvals) == n) == (n < 50)
+    assert list(layout.xaxis.ticktext) == [str(i) for i in layout.xaxis.tickvals]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_maps_hold_the_weights_on_one_scale_from_zero(dtype):
+    heads = torch.tensor(weights(3, 2, 6)).to(dtype)
+    drawn = viz.attention_figure(heads, TOKENS).data
+    assert np.allclose([heat.z for heat in drawn], heads.float(), atol=6e-5)
+    assert {(heat.zmin, heat.zmax) for heat in drawn} == {(0, float(heads.max()))}
+
+
+@pytest.mark.parametrize("n", [5, 64, 33, 100])
+def test_the_grid_of_heads_holds_each_head_and_gaps_between_them(n):
+    given_weights, side = weights(2, 3, n, n), min(n, 32)
+    blocks = viz.head_grid(given_weights).data[0].z.reshape(2, side + 1, 3, side + 1).swapaxes(1, 2)
+    assert np.isnan(blocks[..., -1, :]).all() and np.isnan(blocks[..., -1]).all()
+    assert np.allclose(blocks[..., :-1, :-1], pooled(given_weights, 32), atol=6e-5)
+
+
+@pytest.mark.parametrize(("n", "size"), [(7, 3), (33, 32), (6, 6), (5, 9)])
+def test_pooling_adds_up_the_keys_and_averages_the_queries(n, size):
+    ends, place = np.arange(min(n, size) + 1) * n // min(n, size), np.arange(n)
+    member = np.array([(a <= place) & (place < b) for a, b in pairwise(ends)], dtype=float)
+    expected = member / member.sum(1, keepdims=True) @ weights(n, n) @ member.T
+    assert pooled(weights(n, n), size) == pytest.approx(expected, abs=1e-6) and np.allclose(expected.sum(1), 1)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.25, 7.5, -0.5, 10.05])
+def test_numbers_in_cells_are_those_of_the_cells(value):
+    heat = viz.values_figure([[value, 1.0]], ["a", "b"]).data[0]
+    assert heat.z[0, 0] == value and abs(float(heat.text[0, 0]) - value) <= 0.05
+
+
+def test_causal_and_bidirectional_have_their_colours_in_every_function():
+    row = ["causal", "bidirectional", "leak", "—", "local"]
+    heat = viz.category_figure({"a": row}, list("12345"), colours={"local": "#123456"}).data[0]
+    assert colours_of(heat) == [[CAUSAL, BIDIRECTIONAL, RED, None, "#123456"]] and list(heat.text[0]) == row
+    names = ["causal, 4 layers", "causal", "bidirectional", "other"]
+    lines = viz.curves_figure([1, 2], {name: [[0.0, 1.0]] for name in names}).data[1::2]
+    points = viz.forest_figure({"task": dict.fromkeys(names, (1.0, 0.5, 2.0))}).data[0]
+    for colours in ([line.line.color for line in lines], points.marker.color):
+        assert list(colours[:3]) == [CAUSAL, CAUSAL, BIDIRECTIONAL] and colours[3] not in (CAUSAL, BIDIRECTIONAL, RED)
+    assert lines[0].line.dash != lines[1].line.dash
+
+
+def test_curves_are_means_with_bands_and_gaps_are_left_out():
+    seeds = np.array([[3.0, np.nan, 1.0], [5.0, np.nan, 1.5], [4.0, np.nan, np.nan]])
+    figure = viz.curves_figure([0, 50, 100], {"causal": seeds, "b": [[1, 2, 3]]}, floor=0.7, at=100)
+    band, mean, _, other = figure.data
+    assert list(mean.x) == [0, 100] and list(mean.y) == [4, 1.25] and list(other.y) == [1, 2, 3]
+    assert list(band.x) == [0, 100, 100, 0] and list(band.y) == [5, 1.5, 1, 3]
+    lines = [(shape.x0, shape.x1, shape.y0, shape.y1) for shape in figure.layout.shapes]
+    assert lines == [(0, 1, 0.7, 0.7), (100, 100, 0, 1)]
+    texts = ["zq", "the <b>", "a dog"]
+    figure = viz.curves_slider([0, 50, 100], {"causal": [[3, 2, 1]]}, {"causal": texts}, at=50)
+    written = [unescape(shown(figure, step)[1]["annotations"][-1]["text"]) for step in range(3)]
+    assert written == [f"<b>causal:</b> {text}" for text in texts]
+    assert figure.layout.sliders[0].active == 1 and "the &lt;b" in figure.layout.annotations[-1].text
+
+
+def test_forest_draws_values_and_intervals_and_none_without_seeds():
+    groups = {"qa": {"causal": (1.0, 0.25, 3.0), "b": (-2.0, None, None)}, "ner": {"causal": (4.0, -1.0, 5.0)}}
+    figure = viz.forest_figure(groups, marks={"chance": 9.0})
+    points = figure.data[0]
+    assert list(points.x) == [1, -2, 4] and list(points.y) == [1, 2, 4]  # rows 0 and 3 are the names of the groups
+    assert points.error_x.arrayminus == (0.75, None, 5) and points.error_x.array == (2, None, 1)
+    low, high = figure.layout.xaxis.range
+    assert {shape.x0 for shape in figure.layout.shapes} == {0, 9.0} and low < -2 and high > 9
+    assert {"+1.00  [+0.25, +3.00]", "−2.00"} <= {note.text for note in figure.layout.annotations}
+    scores = viz.forest_figure({"": {"a": (0.7, 0.6, 0.8)}}, zero=False).layout
+    assert scores.xaxis.range[0] > 0 and not scores.shapes
+
+
+def test_a_slider_shows_one_figure_at_each_step_and_starts_where_it_was_told():
+    grids = {str(w): masks.sliding_window(w).dense(N) for w in (1, 3, 5)}
+    figure = viz.slider({w: viz.mask_figure(grid, TOKENS, f"window {w}") for w, grid in grids.items()}, "window", 1)
+    for step, (w, grid) in enumerate(grids.items()):
+        (heat,), layout = shown(figure, step)
+        assert np.array_equal(heat.z, grid) and layout["title"]["text"] == f"window {w}"
+        assert heat.visible == (step == 1) and figure.layout.sliders[0].steps[step].label == w
+    assert figure.layout.sliders[0].active == 1 and figure.layout.title.text == "window 3"
+
+
+def test_the_walk_shades_the_attended_past_and_future():
+    cells, truth = masks.hybrid(3).dense(N), [*TOKENS[1:], None]
+    figure = viz.walk_figure(TOKENS, cells, [("bank", 0.5)] * N, truth, start=2)
+    for here in range(N):
+        (boxes,), _ = shown(figure, here)
+        past = [RIGHT if cell else NOT_ATTENDED for cell in cells[here, : here + 1]]
+        future = [WRONG if cell else NOT_ATTENDED for cell in cells[here, here + 1 :]]
+        assert list(boxes.z[0]) == past + future
+        verdicts = [RIGHT if i == 0 else WRONG for i in range(here + 1) if truth[i] is not None]
+        assert list(boxes.z[2]) == verdicts + [PLAIN] * (N - len(verdicts))
+        assert boxes.visible == (here == 2)
+
+
+@pytest.mark.parametrize("shift", [0, 1])  # to the token that is meant: hidden tokens, and the next token
+def test_objectives_hide_tokens_and_point_to_the_one_that_is_meant(shift):
+    tokens, counted = list("abcdef"), [1, 3]
+    inputs = ["[MASK]" if i - shift in counted else token for i, token in enumerate(tokens)]
+    targets = [tokens[i + shift] if i in counted else None for i in range(6)]
+    figure = viz.objectives_figure(tokens, [{"name": "one", "inputs": inputs, "targets": targets}] * 2)
+    for axis, heat in zip(("x", "x2"), figure.data, strict=True):
+        assert list(np.flatnonzero(heat.z[0] == HIDDEN)) == [i + shift for i in counted]
+        assert list(np.flatnonzero(heat.z[2] == RIGHT)) == counted
+        arrows = [(note.ax, note.x) for note in figure.layout.annotations if note.axref == axis and note.showarrow]
+        assert arrows == [(i, i + shift) for i in counted]
+
+
+def test_answers_in_a_gap_mark_the_truth_and_windows_those_with_the_answer():
+    answers = {"causal": [], "adapted": [("mat", 0.25), ("cat", 0.5), ("<b>", 0.2)]}
+    none, bars = viz.fill_ins_figure(["the", "cat", "sat"], 1, answers, "cat", top=2).data
+    assert list(none.text) == ["no prediction"] and list(bars.x) == [0.25, 0.5]
+    assert [colour == OPEN for colour in bars.marker.color] == [False, True]
+    windows = viz.windows_figure([(0, 9), (5, 14), (9, 18)], (8, 9), 20).data[0]
+    assert list(windows.base) == [0, 5, 9] and list(windows.marker.color) == [OPEN, OPEN, MASKED]
+
+
+def read(figure):
+    """The styles over each letter of a text figure, and how many letters precede the label at the end of each span."""
+    letters, ends, styles = "", [], []
+    found, body = [], re.search("pre-wrap[^>]*>(.*?)</p>", figure, re.DOTALL)[1]
+    for tag, text in re.findall("(<[^>]*>)|([^<]+)", body):
+        if tag:
+            styles = styles[:-1] if tag == "</span>" else [*styles, tag]
+        elif styles and "border-radius:6px" in styles[-1]:
+            ends.append(len(letters))
+        else:
+            letters += unescape(text)
+            found += [" ".join(styles)] * len(unescape(text))
+    assert letters == TEXT
+    return found, ends
+
+
+SPAN = st.tuples(st.integers(0, len(TEXT) - 1), st.integers(1, 12)).map(lambda s: (s[0], min(len(TEXT), sum(s))))
+ENTITIES = st.lists(st.tuples(SPAN, st.sampled_from("AB")).map(lambda e: (*e[0], e[1])), max_size=5)
+
+
+def lie_over(mark, styles, spans):
+    return [each.count(mark) for each in styles] == [sum(a <= i < b for a, b, *_ in spans) for i in range(len(TEXT))]
+
+
+def quality(a, b):
+    """Of a pair of entities: equal spans count more than equal labels, and these more than characters in common."""
+    common = min(a[1], b[1]) - max(a[0], b[0]) if a and b else 0
+    return (2 * (a[:2] == b[:2]) + (a[2] == b[2])) * len(TEXT) + common if common > 0 else -1
+
+
+@given(st.lists(SPAN, max_size=8), st.lists(SPAN, max_size=2))
+def test_each_letter_of_an_answer_is_underlined_however_answers_overlap(spans, gold):
+    styles, ends = read(viz.answer_figure(TEXT, [(*span, 0.9 - i / 10) for i, span in enumerate(spans)], gold))
+    assert lie_over("padding-bottom", styles, spans) and lie_over("border-top", styles, gold)
+    assert ends == sorted(end for _, end in spans)
+    depths = [re.findall(r"padding-bottom:\d+", each) for each in styles]
+    assert all(len(each) == len(set(each)) for each in depths)  # lines that overlap are drawn at different depths
+
+
+@given(ENTITIES, ENTITIES)
+def test_entities_are_paired_with_the_best_match_that_is_left(gold, predicted):
+    styles, ends = read(viz.entities_figure(TEXT, gold, predicted))
+    assert lie_over("border-bottom", styles, gold) and lie_over("background", styles, predicted)
+    found = _compared(gold, predicted)
+    assert len(ends) == len(found)
+    assert Counter(true for _, true, _ in found if true) == Counter(gold)
+    assert Counter(guess for *_, guess in found if guess) == Counter(predicted)
+    assert sum(kind == "right" for kind, *_ in found) == (Counter(gold) & Counter(predicted)).total()
+    kinds = {3: "right", 2: "wrong label", 1: "wrong boundary", 0: "wrong boundary and label"}
+    assert all(kind == kinds[quality(a, b) // len(TEXT)] for kind, a, b in found if a and b)
+    for _, a, partner in found:
+        for _, other, b in found:
+            assert quality(a, b) <= max(quality(a, partner), quality(other, b))
+
+
+def test_the_ground_of_a_word_follows_its_entropy_or_weight():
+    row = {"name": "<i>", "prompt": "<u>", "tokens": ["a", "<s>"], "entropy": [1.0, 2.0]}
+    figure = viz.stacked({"h": viz.generation_figure([row]), "w": viz.words_figure([("<q>", -0.5), ("b", 1.0)])})
+    opacity = {unescape(word): float(x) for x, word in re.findall(r"rgba\([\d,]+,([\d.]+)\)[^>]*>([^<]+)<", figure)}
+    assert opacity["<s>"] == 2 * opacity["a"] and opacity["b"] == 2 * opacity["<q>"]
+    assert not re.search("<[iusq]>", figure) and "mean entropy 1.50" in figure.alt
+
+
+BATCH, LONG, TWO = masks.padding([2, 3]).dense(3), CELLS.repeat(2, 1), viz.mask_figure({"a": CELLS, "b": CELLS})
+
+
+@pytest.mark.parametrize(("draw", "given"), [
+    (viz.mask_figure, [masks.causal()]), (viz.mask_figure, [weights(6, 6)]), (viz.mask_figure, [BATCH]),
+    (viz.mask_figure, [LONG]), (viz.mask_figure, [CELLS, TOKENS[1:]]), (viz.mask_figure, [CELLS, "abcdef"]),
+    (viz.mask_figure, [CELLS, TOKENS, "title", CELLS[:3, :3]]), (viz.attention_figure, [[[np.nan]]]),
+    (viz.attention_figure, [[[-1.0]]]), (viz.attention_figure, [{"a": weights(2, 4, 4)}]),
+    (viz.values_figure, [[[1.0, 2.0]], ["a"]]), (viz.category_figure, [{"a": ["causal"]}, ["1", "2"]]),
+    (viz.curves_figure, [[1], {"a": [[np.nan]]}]), (viz.curves_figure, [[1, 2], {"a": [[1.0]]}]),
+    (viz.forest_figure, [{"a": {"b": (np.inf, 0, 1)}}]), (viz.walk_figure, [TOKENS, CELLS, [], [None] * N]),
+    (viz.slider, [{"1": TWO}, "window", 1]), (viz.slider, [{}, "window"]),
+    (viz.fill_ins_figure, [["a"], 1, {"m": []}, "a"]), (viz.answer_figure, ["abc", [(0, 4, 0.5)]]),
+    (viz.entities_figure, ["abc", [(1, 1, "A")], []]),
+])  # fmt: skip
+def test_what_cannot_be_drawn_is_refused_with_a_sentence(draw, given):
+    with pytest.raises(MaskError) as refusal:
+        draw(*given)
+    assert len(str(refusal.value).split()) >= 6
