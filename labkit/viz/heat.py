@@ -304,18 +304,27 @@ def drawn(
     left = max(len(label) for panel in panels for label in _shown(panel.rows, panel.stairs)) * LETTER + 12
     bar = 80 * any(panel.scale for panel in panels)
     n_columns = max(len(panel.columns) for panel in panels)
-    for per_row in range(min(len(panels), 4), 0, -1):  # as many beside each other as have cells of a good size
-        budget = (WIDEST - bar) // per_row
-        cell = wide or max(1, min(44, (budget - left - 14) // n_columns, 480 // n_columns if len(panels) > 1 else 44))
-        if cell * n_columns >= (110 if cell >= 12 else 150) and left + cell * n_columns + 14 <= budget:
+    largest = 44 if len(panels) == 1 else min(44, 480 // n_columns)
+
+    def cell_of(per_row: int) -> int:
+        return wide or max(1, min(largest, ((WIDEST - bar) // per_row - left - 14) // n_columns))
+
+    for per_row in range(min(len(panels), 4), 1, -1):  # as many beside each other as have cells of a good size
+        inner = cell_of(per_row) * n_columns
+        good = inner >= (110 if inner >= 12 * n_columns else 150)
+        if good and per_row * (left + inner + 14) <= WIDEST - bar:
             break
+    else:
+        per_row = 1
+    per_row = -(-len(panels) // -(-len(panels) // per_row))  # rows of equal length
+    cell = cell_of(per_row)
     high = high or cell
     letters = max(24, (left + cell * n_columns if per_row > 1 else WIDEST) // LETTER)
     heads = [
         [
             f"<b>{escape(line)}</b>" if i == 0 else escape(line)
             for i, part in enumerate(panel.heading.split("\n"))
-            for line in wrap(part, letters, break_on_hyphens=False)
+            for line in wrap(part, letters, break_on_hyphens=False, break_long_words=False)
         ]
         for panel in panels
     ]

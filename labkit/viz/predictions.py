@@ -114,7 +114,9 @@ def fill_ins_figure(
             row=1,
             col=column,
         )
-    figure.update_xaxes(range=[0, 1.35], tickvals=[0, 0.5, 1], tickformat=".0%", zeroline=False)
+    most = max((float(share) for best in answers.values() for _, share in best), default=1.0)
+    figure.update_xaxes(range=[0, 1.7 * most], tickvals=[0, most], tickformat=".0%", zeroline=False)
+    figure.update_annotations(font_size=13)
     figure.update_yaxes(range=[top + 0.6, 0.4], showticklabels=False, showgrid=False, ticks="", zeroline=False)
     figure.update_layout(showlegend=False, bargap=0.3)
     sentence = " ".join("____" if i == position else visible(token) for i, token in enumerate(tokens))
