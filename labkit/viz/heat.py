@@ -304,7 +304,7 @@ def drawn(
     left = max(len(label) for panel in panels for label in _shown(panel.rows, panel.stairs)) * LETTER + 12
     bar = 80 * any(panel.scale for panel in panels)
     n_columns = max(len(panel.columns) for panel in panels)
-    largest = 44 if len(panels) == 1 else min(44, 480 // n_columns)
+    largest = min(44, (600 if len(panels) == 1 else 480) // n_columns)
 
     def cell_of(per_row: int) -> int:
         return wide or max(1, min(largest, ((WIDEST - bar) // per_row - left - 14) // n_columns))

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from labkit.errors import MaskError
 from labkit.viz.style import escape
 
-ROOM = 94  # pixels, the height of a slider and the room above it
+ROOM = 94  # pixels, the height of a slider
 
 
 def slider(figures: Mapping[str, go.Figure], name: str, start: int = 0) -> go.Figure:
@@ -22,18 +22,19 @@ def slider(figures: Mapping[str, go.Figure], name: str, start: int = 0) -> go.Fi
     """
     labels = list(map(str, figures))
     if not 0 <= start < len(labels):
-        raise MaskError(
-            f"there is no figure {start}: slider takes a dictionary {{label: figure}} and one of its numbers"
-        )
-    height = max(figure.layout.height for figure in figures.values())
+        raise MaskError(f"there is no figure {start}: slider takes {{label: figure}} and the number of one of them")
     owner = [number for number, figure in enumerate(figures.values()) for _ in figure.data]
     steps = []
     for number, (label, figure) in enumerate(zip(labels, figures.values(), strict=True)):
-        # Every figure keeps its own size, and the slider stays in its place below the tallest one.
-        below = 8 + (figure.layout.margin.b or 0) + height - figure.layout.height
+        # The slider is above the title, so that it stays in its place where figures differ in height.
         layout = {"shapes": [], "annotations": []} | figure.to_dict()["layout"]
-        layout |= {"height": height + ROOM, "margin": layout["margin"] | {"b": below - 8 + ROOM}}
-        layout["sliders[0].pad.t"] = below
+        top, title = layout["margin"]["t"], layout["title"]
+        layout |= {
+            "height": layout["height"] + ROOM,
+            "margin": layout["margin"] | {"t": top + ROOM},
+            "title": title | {"pad": {"t": title["pad"]["t"] + ROOM}},
+            "sliders[0].pad.b": top + 10,
+        }
         layout.pop("template")
         shown = {"visible": [one == number for one in owner]}
         steps.append({"method": "update", "label": escape(label), "args": [shown, layout]})
@@ -41,14 +42,16 @@ def slider(figures: Mapping[str, go.Figure], name: str, start: int = 0) -> go.Fi
     result = go.Figure(traces, list(figures.values())[start].layout)
     for trace, one in zip(result.data, owner, strict=True):
         trace.visible = one == start
-    below = steps[start]["args"][1]["sliders[0].pad.t"]
+    first = dict(steps[start]["args"][1])
+    sides = {"l": max(24, 4 * len(labels[0])), "r": max(24, 4 * len(labels[-1]))}
     control = {
         "active": start,
         "currentvalue": {"prefix": f"{escape(name)}: ", "font": {"size": 13}},
         "steps": steps,
         "x": 0,
         "len": 1,
-        "y": 0,
-        "pad": {"t": below, "l": max(24, 4 * len(labels[0])), "r": max(24, 4 * len(labels[-1]))},
+        "y": 1,
+        "yanchor": "bottom",
+        "pad": {"t": 0, "b": first.pop("sliders[0].pad.b"), **sides},
     }
-    return result.update_layout(height=height + ROOM, margin_b=below - 8 + ROOM, sliders=[control])
+    return result.update_layout(first, sliders=[control])

@@ -36,7 +36,15 @@ plotly.io.templates["labkit"] = go.layout.Template(
         "xaxis": _AXIS,
         "yaxis": _AXIS,
         "hoverlabel": {"align": "left"},
-        "title": {"x": 0.01, "y": 1, "yanchor": "top", "pad": {"t": 6}, "subtitle": {"font": {"color": GREY}}},
+        "legend": {"title": {"font": {"size": 13}}},
+        "title": {
+            "font": {"size": 15},
+            "x": 0.01,
+            "y": 1,
+            "yanchor": "top",
+            "pad": {"t": 6},
+            "subtitle": {"font": {"color": GREY}},
+        },
     }
 )
 plotly.io.templates.default = "labkit"
