@@ -130,7 +130,7 @@ def test_pieces_are_named_and_drawn():
     assert "".join(words) == "thecatsat⏎"
     tokens, shares = found.figure("a title").data
     assert np.allclose(tokens.z, found.weights, atol=6e-5)
-    assert [name.strip("\u200b") for name in shares.x] == [
+    assert [name.strip("\u200b\u200c") for name in shares.x] == [
         "prefix",
         "paraphrase 0",
         "paraphrase 1",
@@ -139,7 +139,7 @@ def test_pieces_are_named_and_drawn():
     ]
     assert np.allclose(shares.z[:, 1:4], found.share, atol=6e-5)
     tokens, shares = found.figure_of_paraphrases().data
-    assert [name.strip("\u200b") for name in shares.x] == [
+    assert [name.strip("\u200b\u200c") for name in shares.x] == [
         "paraphrase 0",
         "paraphrase 1",
         "paraphrase 2",

@@ -67,12 +67,10 @@ def forest_figure(
         )
     )
     left = max(90, 16 + 7 * max(len(arm) for _, arm, *_ in points))
-    beside = {"xref": "paper", "xanchor": "left", "showarrow": False, "font_size": 12}
-    for (row, *_), text in zip(points, texts, strict=True):
-        figure.add_annotation(text=text, x=1, y=row, xshift=8, **beside)
-    for row, label in enumerate(labels):
-        if label:
-            figure.add_annotation(text=label, x=0, y=row, xshift=8 - left, **beside)
+    beside = {"xref": "paper", "xanchor": "left", "showarrow": False, "font": {"size": 12}}
+    notes = [{"text": text, "x": 1, "y": row, "xshift": 8} for (row, *_), text in zip(points, texts, strict=True)]
+    notes += [{"text": label, "x": 0, "y": row, "xshift": 8 - left} for row, label in enumerate(labels) if label]
+    figure.update_layout(annotations=[note | beside for note in notes])
     if zero:
         figure.add_vline(0, line={"color": INK, "width": 1})
     for name, x in (marks or {}).items():
