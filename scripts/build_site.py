@@ -118,7 +118,7 @@ def write_notebook(path: Path, source: Path) -> None:
         if cell.cell_type != "code":
             continue
         for output in cell.outputs:
-            if html := html_of(output.get("data", {}), live, path.name):
+            if html := html_of(output.get("data", {}), live):
                 output.data = {"text/html": html}
         folded = cell.metadata.get("jupyter", {})
         hidden = ["hide-input"] if is_setup_cell(cell.source) or folded.get("source_hidden") else []
@@ -132,7 +132,7 @@ def write_notebook(path: Path, source: Path) -> None:
     shutil.copyfile(path, source / "files" / path.name)
 
 
-def html_of(data: dict[str, Any], live: dict[str, Any], notebook: str) -> str | None:
+def html_of(data: dict[str, Any], live: dict[str, Any]) -> str | None:
     """The HTML of a figure or a widget; None for all other outputs.
 
     docs/site/_static/figures.js draws plotly figures, and labkit/viz/page.js draws anywidgets. Other widgets need a
@@ -144,9 +144,9 @@ def html_of(data: dict[str, Any], live: dict[str, Any], notebook: str) -> str | 
         text = json.dumps(data[PLOTLY], ensure_ascii=False).replace("<", "\\u003c")
         drawing = '<div class="drawing" role="img"></div>'
         return f'<figure class="plotly">{drawing}<script type="application/json">{text}</script></figure>'
-    if WIDGET in data and "text/html" not in data:
-        raise SiteError(f"{notebook}: a widget has nothing to show without a kernel: {data.get('text/plain')}")
-    return data["text/html"] if WIDGET in data else None
+    if WIDGET in data:
+        return data.get("text/html", "<p><em>This control needs a kernel: open the notebook to use it.</em></p>")
+    return None
 
 
 def linked(prose: str, path: Path) -> str:

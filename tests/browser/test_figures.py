@@ -96,7 +96,10 @@ def test_hovering_over_the_grid_of_heads_shows_head_tokens_and_weight(opened):
     page.mouse.move(x, y)
     label = page.locator(".hoverlayer .hovertext")
     label.wait_for(timeout=10_000)
-    assert label.text_content().replace("\u200b", "") == f'layer 1, river, head 1, <b>&": {weights[1, 1, 3, 1]:.3f}'
+    assert (
+        label.text_content().translate({0x200B: None, 0x200C: None})
+        == f'layer 1, river, head 1, <b>&": {weights[1, 1, 3, 1]:.3f}'
+    )
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

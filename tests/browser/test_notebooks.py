@@ -1,12 +1,13 @@
 """Notebooks of the tour in JupyterLab, in a real browser, with the network blocked, as they were saved."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from labkit import masks
-from tests.browser.servers import PATIENCE, Notebook, jupyter
+from tests.browser.servers import Notebook, jupyter
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -29,8 +30,13 @@ def lab(tmp_path_factory):
 def test_a_slider_over_masks_redraws_them_without_a_kernel(open_page, lab):
     page = open_page(1280, 1000)
     notebook = Notebook(page, lab, "01_attention_and_masks.ipynb")
-    plot = page.locator(".js-plotly-plot").filter(has=page.locator(".slider-rail-touch-rect")).first
-    _bring_into_view(page, plot)
+    cells = json.loads((NOTEBOOKS / "01_attention_and_masks.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    cell = notebook.cell(next(i for i, source in enumerate(code) if "viz.slider(" in source))
+    cell.scroll_into_view_if_needed()  # JupyterLab draws a cell only once it is near the screen
+    # JupyterLab shows the PNG until the mouse is on it.
+    cell.locator(".jp-OutputArea-output").hover(position={"x": 100, "y": 200})
+    plot = cell.locator(".js-plotly-plot")
     drawn = "plot => plot.calcdata.find(([one]) => one.z)[0].z.map(row => Array.from(row))"
     rail = plot.locator(".slider-rail-touch-rect")
     for step in (5, 1):
@@ -55,13 +61,3 @@ def test_a_saved_notebook_shows_its_widgets_before_anything_is_run(open_page, la
     drawn = "canvas => new Set(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data).size"
     assert canvas.evaluate(drawn) > 2  # more than one colour: a picture, not an empty square
     assert notebook.complaints() == []
-
-
-def _bring_into_view(page, plot) -> None:
-    """JupyterLab draws a cell only once it is near the screen: scroll down until the plot is there."""
-    for _ in range(60):
-        if plot.count():
-            break
-        page.locator(".jp-WindowedPanel-outer").first.evaluate("panel => panel.scrollBy(0, 500)")
-        page.wait_for_timeout(500)
-    plot.scroll_into_view_if_needed(timeout=PATIENCE)
