@@ -33,7 +33,7 @@ DEV = [
     ("I sang all the way home.", "sleep", ""),
 ]
 TRAIN = "--model gpt2-mini --prompt evidence --order question-last --max-length 160 --batch-size 6 --seed 1".split()
-STEPS = 60
+STEPS = 40
 
 
 def write(path: Path, rows: list[tuple]) -> Path:

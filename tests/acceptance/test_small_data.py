@@ -105,7 +105,7 @@ OTHER_ROWS = {  # two for dev, two for test
     ],
 }  # fmt: skip
 INPUTS = {"qa": ("question", "context"), "ner": ("text",), "classify": ("text",), "embed": ("first", "second")}
-STEPS = 60
+STEPS = 40
 SETTINGS = "--model gpt2-mini --batch-size 8 --max-length 96 --seed 1".split()
 
 
