@@ -1,6 +1,6 @@
-"""Every task learns eight examples by heart, and `labkit predict` agrees with `labkit.pipeline`.
+"""Every task can overfit eight examples, and `labkit predict` agrees with `labkit.pipeline`.
 
-The runs are started as a user starts them, by `python -m labkit`. Each task is trained once for the whole file.
+The tests start `python -m labkit` as a user does. Each task is trained once for the whole file.
 """
 
 from __future__ import annotations
