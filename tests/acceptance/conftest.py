@@ -9,7 +9,7 @@ import labkit
 
 @pytest.fixture(scope="session")
 def without_dropout(tmp_path_factory) -> Path:
-    """A folder with gpt2-mini, without dropout: its loss depends on nothing but its weights and the rows."""
+    """A folder with gpt2-mini without dropout: its loss depends only on its weights and the rows."""
     folder = tmp_path_factory.mktemp("models") / "gpt2-mini"
     lm = labkit.load("gpt2-mini", device="cpu")
     for place in ("attn", "embd", "resid"):

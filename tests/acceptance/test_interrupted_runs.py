@@ -1,6 +1,6 @@
-"""A training run that is interrupted, by SIGKILL or by a full disk, resumes and ends as if it had not been.
+"""A training run that SIGKILL or a full disk interrupts can be resumed, and ends like an uninterrupted run.
 
-A run whose loss is NaN stops, and leaves checkpoints that load.
+A run whose loss becomes NaN stops, and its last checkpoint is good.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def whole(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """As many threads as the other processes have: sums in another order have other last bits."""
+    """Use one thread, as the started processes do: another order of summation changes the last bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -106,7 +106,7 @@ def test_a_full_disk_stops_a_run_with_one_line_and_the_run_resumes_when_there_is
 def test_a_loss_that_becomes_nan_stops_a_run_with_one_line_and_the_last_checkpoint_is_good(
     whole, labkit_command, tmp_path, monkeypatch
 ):
-    """A weight becomes NaN after step 4; without that, the run resumes from there and ends as the whole one does."""
+    """A weight becomes NaN after step 4. Resumed without that fault, the run ends like the uninterrupted one."""
     folder, step = tmp_path / "run", Trainer.training_step
 
     def poisoned(trainer, model, *rest):

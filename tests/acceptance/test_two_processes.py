@@ -1,4 +1,4 @@
-"""Two processes under torchrun train as one process with the same global batch does."""
+"""Two processes under torchrun have the loss curve of one process with the same global batch."""
 
 from __future__ import annotations
 
