@@ -83,7 +83,7 @@ class Looks:
         """The whole prompt: a map of generated tokens and context, and the share of each piece (`fusion_figure`)."""
         title = title or self._title()
         pieces = (self.context_tokens, self.segments, self.generated_tokens)
-        return fusion_figure(self.weights, *pieces, NAMES, title)
+        return fusion_figure(self.weights, *pieces, NAMES, title, "the attention")
 
     def figure_of_paraphrases(self, title: str | None = None) -> go.Figure:
         """The same for the paraphrases alone: of what a token gives them, how much each gets. FusionError as above."""
@@ -92,7 +92,9 @@ class Looks:
         numbers = [number for number in self.segments if number not in NAMES]
         title = title or f"{self._title()}, of the attention on paraphrases"
         weights = self.weights[:, kept] / self._given_paraphrases()
-        return fusion_figure(weights, tokens, numbers, self.generated_tokens, {}, title)
+        return fusion_figure(
+            weights, tokens, numbers, self.generated_tokens, {}, title, "the attention on the paraphrases"
+        )
 
     def __repr__(self) -> str:
         generated, context = self.weights.shape

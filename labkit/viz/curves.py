@@ -63,7 +63,7 @@ def curves_figure(
     if at is not None:
         figure.add_vline(at, line={"color": INK, "width": 1})
     last = x.index(at) if at is not None else len(x) - 1
-    n = {len(seeds) for seeds in values.values()}
+    n = {int(count) for seeds in values.values() for count in np.isfinite(seeds).sum(0) if count}
     said = f"At {x_name} {x[last]:g}: " + ", ".join(
         f"{name} {np.nanmean(seeds[:, last]):.2f}"
         for name, seeds in values.items()

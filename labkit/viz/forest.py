@@ -75,7 +75,9 @@ def forest_figure(
         figure.add_vline(0, line={"color": INK, "width": 1})
     for name, x in (marks or {}).items():
         dashed = {"color": GREY, "width": 1, "dash": "dash"}
-        figure.add_vline(x, line=dashed, annotation={"text": escape(name), "font": {"size": 11}})
+        figure.add_vline(
+            x, line=dashed, annotation={"text": escape(name), "font": {"size": 11}}, annotation_position="top"
+        )
     margin = 0.06 * (max(ends) - min(ends) or 1)
     rows = {"tickvals": [row for row, *_ in points], "ticktext": [escape(arm) for _, arm, *_ in points], "ticks": ""}
     figure.update_layout(

@@ -79,17 +79,16 @@ def attention_figure(
         grids = weight_grids(weights)
         maps = {f"head {i}" if len(grids) > 1 else "": grid for i, grid in enumerate(grids)}
     top = max(max(float(one.max()) for one in maps.values()), 1e-9)
-    of = "attention" if name == "weight" else name
     panels = []
     for heading, grid in maps.items():
         queries, keys = token_labels(tokens, *grid.shape)
-        share = f"{grid[future_of(*grid.shape)].sum() / max(grid.sum(), 1e-9):.0%} of the {of} on the future"
+        share = f"{grid[future_of(*grid.shape)].sum() / len(grid):.0%} on the future"
         numbers = _numbers(grid) if grid.shape[1] <= 8 else None
         scale = None if panels else name
         panels.append(Panel(f"{heading}\n{share}", grid, queries, keys, WEIGHTS, 0, top, numbers, scale=scale))
     if len(panels) == 1:
         panels[0].heading = ""
-        return drawn(panels, title or next(iter(maps)) or of.capitalize(), share.capitalize() + ".")
+        return drawn(panels, title or next(iter(maps)) or "Attention", f"{share}.")
     return drawn(panels, title)
 
 
@@ -207,14 +206,21 @@ def category_figure(
 
 
 def fusion_figure(
-    weights, context: Sequence[str], segments: Sequence, generated: Sequence[str], names: Mapping, title: str
+    weights,
+    context: Sequence[str],
+    segments: Sequence,
+    generated: Sequence[str],
+    names: Mapping,
+    title: str,
+    whole: str = "the attention",
 ) -> go.Figure:
-    """Attention of generated tokens on a prompt of paraphrases, and beside it the share of each segment.
+    """Attention of generated tokens on a prompt of paraphrases, and below it the share of each segment.
 
     Args:
         weights: (generated, context), at least 0; rows sum to at most 1.
         segments: for each token of the context its segment: the number of a paraphrase, or a key of `names`.
         names: how segments are called; other segments are "paraphrase 0", and so on.
+        whole: what the shares are shares of, such as "the attention".
     """
     grid = weight_grids(weights)[0]
     order = list(dict.fromkeys(segments))
@@ -229,20 +235,12 @@ def fusion_figure(
         ),
     ]
     most = called[int(shares.mean(0).argmax())]
-    text = f"On average {shares.mean(0).max():.0%} of the attention goes to {most}. Lines separate the segments."
+    text = f"On average {shares.mean(0).max():.0%} of {whole} goes to {most}. Lines separate the segments."
     figure = drawn(panels, title, text, wide=max(5, min(14, 600 // grid.shape[1])), high=22)
     edges = [j + 0.5 for j in range(len(segments) - 1) if segments[j] != segments[j + 1]]
     for edge in edges:
-        figure.add_shape(
-            type="line",
-            x0=edge,
-            x1=edge,
-            y0=-0.5,
-            y1=len(grid) - 0.5,
-            line={"color": INK, "width": 2},
-            xref="x",
-            yref="y",
-        )
+        ends = {"x0": edge, "x1": edge, "y0": -0.5, "y1": len(grid) - 0.5}
+        figure.add_shape(type="line", line={"color": INK, "width": 2}, xref="x", yref="y", **ends)
     return figure
 
 
@@ -270,7 +268,9 @@ def _numbers(grid: np.ndarray) -> np.ndarray:
 def _mask_in_words(cells: np.ndarray, wrong: np.ndarray | None) -> str:
     future = int((cells & future_of(*cells.shape)).sum())
     words = f"{int(cells.sum())} of {cells.size} cells open, {future or 'none'} in the future"
-    return words if wrong is None else f"{words}; {int(wrong.sum()) or 'none'} not as expected"
+    if wrong is None:
+        return words
+    return f"{words}; {int(wrong.sum())} not as expected" if wrong.any() else f"{words}; all as expected"
 
 
 def _same_shape(grid: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -77,17 +77,18 @@ def drawn(
         [
             f"<b>{escape(line)}</b>" if i == 0 else escape(line)
             for i, part in enumerate(panel.heading.split("\n"))
-            for line in wrap(part, letters, break_on_hyphens=False, break_long_words=False)
+            for line in wrap(part, letters, break_long_words=False)
         ]
         for panel in panels
     ]
-    places, y = [], 0
+    places, tops, y = [], [], 0
     for first in range(0, len(panels), per_row):
         row = range(first, min(first + per_row, len(panels)))
         rooms = [_label_room(panels[i], panels[i].cell or cell) for i in row]
         above = max(17 * len(heads[i]) + room * panels[i].on_top for i, room in zip(row, rooms, strict=True))
         below = max(room * (not panels[i].on_top) for i, room in zip(row, rooms, strict=True))
         places += [((i - first) * (left + cell * n_columns + 14) + left, y + above) for i in row]
+        tops += [y] * len(row)
         y += above + high * max(len(panels[i].rows) for i in row) + below + 16
     across = (
         max(x + (panel.cell or cell) * len(panel.columns) for panel, (x, _) in zip(panels, places, strict=True)) + 14
@@ -99,13 +100,12 @@ def drawn(
         side = panel.cell or cell
         domain = (x / width, y / height, side * len(panel.columns) / width, high * len(panel.rows) / height)
         _add(figure, panel, "" if i == 0 else str(i + 1), domain, side, high)
-        rise = _label_room(panel, side) if panel.on_top else 0
         for line, words in enumerate(heads[i]):
             figure.add_annotation(
                 text=words,
                 font={"size": 12},
                 x=(x - left + 6) / width,
-                y=1 - (y - rise - 17 * (len(heads[i]) - line)) / height,
+                y=1 - (tops[i] + 17 * line) / height,
                 xref="paper",
                 yref="paper",
                 xanchor="left",
@@ -120,11 +120,8 @@ def _add(figure: go.Figure, panel: Panel, number: str, domain: tuple, cell: int,
     """The panel's heat map, its two axes, and the stepped line."""
     x, y, across, down = domain
     codes = panel.values.dtype.kind in "bui"
-    parts = (
-        []
-        if panel.texts is None
-        else [part for text in panel.texts.flat for part in unescape(text.replace("<br>", "\n")).split("\n")]
-    )
+    texts = [] if panel.texts is None else panel.texts.flat
+    parts = [part for text in texts for part in unescape(text.replace("<br>", "\n")).split("\n")]
     roomy = bool(parts) and max(map(len, parts)) * LETTER <= cell + 4
     heat = go.Heatmap(
         z=panel.values.astype(np.uint8) if codes else np.round(panel.values, 4),

@@ -40,7 +40,7 @@ def objectives_figure(tokens: Sequence[str], examples: Sequence[Mapping], title:
         later = bool(counted) and all(i + 1 < len(tokens) and targets[i] == tokens[i + 1] for i in counted)
         arrows += [(number, i, i + later) for i in counted]
         texts = [inputs, [""] * len(tokens), ["" if target is None else target for target in targets]]
-        heading = f"{example['name']}: {len(counted)} of {len(tokens)} positions count"
+        heading = f"{example['name']}: {len(counted)} of {len(tokens)} positions must predict"
         panels.append(_boxes(heading, codes, texts, ["reads", "", "must predict"]))
     figure = drawn(panels, title, wide=_wide(panels), high=24)
     for number, i, meant in arrows:
@@ -122,7 +122,7 @@ def fill_ins_figure(
     sentence = " ".join("____" if i == position else visible(token) for i, token in enumerate(tokens))
     named = [model for model, best in answers.items() if best and best[0][0] == truth]
     words = f"Hidden: “{visible(truth)}”. First choice of {', '.join(named) or 'none of the models'}."
-    return titled(figure, sentence, words, 820, 28 * top + 60, l=10, r=10, t=24, b=30)
+    return titled(figure, sentence, words, 820, 28 * top + 60, l=24, r=10, t=24, b=30)
 
 
 def windows_figure(windows: Sequence[tuple[int, int]], answer: tuple[int, int], n: int) -> go.Figure:

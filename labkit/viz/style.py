@@ -12,15 +12,15 @@ from textwrap import wrap
 import plotly.graph_objects as go
 import plotly.io
 
-# Okabe and Ito's palette: the colours differ with every kind of colour vision.
+# Okabe and Ito's palette, and Paul Tol's red: the colours differ with every kind of colour vision.
 OPEN = "#0072B2"  # a cell that the mask leaves open; attention, from nearly white to dark blue
 MASKED = "#E2E4E7"  # a cell that the mask closes
-WRONG = "#D55E00"  # a leak, a cell that differs from the mask that was declared, a wrong answer
+WRONG = "#CC3311"  # a leak, a cell that differs from the mask that was declared, a wrong answer
 CAUSAL, BIDIRECTIONAL = "#E69F00", "#009E73"
 OTHERS = ("#CC79A7", "#56B4E9", "#5B6670", "#882255", "#999933", "#332288")  # all other models and arms
 PAPER, INK, GREY, RULE = "#FFFFFF", "#222222", "#5B6670", "#E1E6EA"
 WEIGHTS = [[0, "#F7FBFF"], [0.25, "#C6DBEF"], [0.5, "#6BAED6"], [0.75, "#2171B5"], [1, "#08306B"]]
-LIGHT_OPEN, LIGHT_WRONG = "#D6E9F5", "#FBE3D3"
+LIGHT_OPEN, LIGHT_WRONG = "#D6E9F5", "#F8DAD4"
 DASHES = ("solid", "dash", "dot", "dashdot")
 MEANINGS = {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL, "unmasked": BIDIRECTIONAL, "open": BIDIRECTIONAL}
 

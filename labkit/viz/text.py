@@ -192,18 +192,15 @@ def _chip(words: str, colour: str) -> str:
 
 
 def _ground(word: str, weight: float, tip: str = "") -> str:
-    red, green, blue = (0, 114, 178) if weight >= 0 else (213, 94, 0)
+    red, green, blue = (0, 114, 178) if weight >= 0 else (204, 51, 17)
     style = f"background:rgba({red},{green},{blue},{min(abs(weight), 1) * 0.6:.2f});border-radius:3px;padding:1px 3px"
     return f'<span title="{escape(tip)}" style="{style}">{escape(word)}</span>'
 
 
 def _table(rows: list[list[str]]) -> str:
     lines = ["<tr>" + "".join(f'<td style="{_CELL}">{cell}</td>' for cell in row) + "</tr>" for row in rows]
-    return (
-        f'<table style="border-collapse:collapse;margin:10px 0 0;color:inherit">{"".join(lines)}</table>'
-        if rows
-        else ""
-    )
+    style = "border-collapse:collapse;margin:10px 0 0;color:inherit"
+    return f'<table style="{style}">{"".join(lines)}</table>' if rows else ""
 
 
 def _lanes(spans: Sequence[tuple]) -> list[int]:
