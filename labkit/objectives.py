@@ -175,7 +175,7 @@ def by_name(name: str) -> Objective:
 class Collator:
     """Rows of token ids to a batch of one objective.
 
-    Called with a list of `{"row": k, "ids": [...]}`; returns `input_ids`, `targets`, `attention_mask` (batch, seq), and
+    Called with a list of `{"row": k, "ids": [...]}`; returns `input_ids`, `labels`, `attention_mask` (batch, seq), and
     `lengths` (batch,) for "prefix" and "hybrid": where the bidirectional prefix ends, or the causal part. Row k is
     corrupted by a generator seeded with (`seed`, k), so it does not matter which worker or resumed run makes it.
     """
@@ -193,7 +193,7 @@ class Collator:
         examples, lengths = zip(*(self._example(row) for row in rows), strict=True)
         batch = {
             "input_ids": _stack([e.inputs for e in examples], self.pad_id),
-            "targets": _stack([e.targets for e in examples], IGNORE),
+            "labels": _stack([e.targets for e in examples], IGNORE),
             "attention_mask": _stack([torch.ones_like(e.inputs) for e in examples], 0),
         }
         if by_name(self.objective).attention == "per row":
@@ -236,12 +236,12 @@ def loss(model: nn.Module, batch: dict[str, Tensor], objective: str) -> Float[Te
     from labkit.decoder.hooks import masked
 
     in_force = masked(model, mask_of(batch, objective)) if by_name(objective).attention == "per row" else nullcontext()
-    counted = batch["targets"] != IGNORE
+    counted = batch["labels"] != IGNORE
     if not bool(counted.any()):
         raise ObjectiveError(f"under {objective} no position of this batch is counted: there is nothing to predict")
     with in_force:
         logits = logits_at(model, batch["input_ids"], batch.get("attention_mask"), counted)
-    return F.cross_entropy(logits.float(), batch["targets"][counted])
+    return F.cross_entropy(logits.float(), batch["labels"][counted])
 
 
 def logits_at(

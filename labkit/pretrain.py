@@ -23,7 +23,7 @@ from labkit.errors import DataError, TrainingError, reading
 from labkit.objectives import Collator, loss
 from labkit.pretraining_rows import Curriculum, in_pieces, row_maker
 from labkit.run_folder import RunFolder, is_first_process, process_count
-from labkit.training import Settings, random_state_kept, require, save_model, train
+from labkit.training import Rows, preset, random_state_kept, save_model, settled, train
 
 END, PAD, MASK = "<|endoftext|>", "<pad>", "<mask>"  # ids 0, 1, 2; <mask> waits for a later training
 
@@ -57,7 +57,7 @@ def pretrain(
     output_dir: str | Path,
     *,
     shape: Shape | None = None,
-    settings: Settings | None = None,
+    settings: dict[str, Any] | None = None,
     held_out: float = 0.1,
     repeats: float = 0.0,
     first_length: int | None = None,
@@ -77,22 +77,22 @@ def pretrain(
     Raises:
         DataError: no text, or less of it than one row. TrainingError: see `RunFolder.open` and `training.train`.
     """
-    shape, settings = shape or Shape(), settings or Settings(max_steps=2000, batch_size=8)
-    require(settings)
+    shape, settings = shape or Shape(), settings or preset("lm", learning_rate=1e-3)
     say = say if is_first_process() else (lambda text: None)
     documents = read_documents(texts)
     if not 0 <= held_out < 1 or not 0 <= repeats <= 1:
         raise TrainingError(f"held-out share {held_out} must be in [0, 1), share of repeated rows {repeats} in [0, 1]")
     if first_length is not None and not 2 <= first_length <= shape.context:
         raise TrainingError(f"the first rows' length {first_length} must be 2 to the context, {shape.context} tokens")
+    settings = settled(settings, "gpt2", say)
     config = {
         "command": "pretrain", "texts": {d.name: hashlib.sha256(d.text.encode()).hexdigest() for d in documents},
-        "shape": asdict(shape), "settings": asdict(settings), "held_out": held_out, "repeats": repeats,
-        "first_length": first_length,
+        "shape": asdict(shape), "settings": settings, "held_out": held_out, "repeats": repeats,
+        "first_length": first_length, "processes": process_count(),
     }  # fmt: skip
     run = RunFolder.check(output_dir, config, resume=resume)
     if run.metrics is not None:
-        say(f"{run.path} is finished: {settings.max_steps:,} steps")
+        say(f"{run.path} is finished: {run.metrics['steps']:,} steps")
         return run.metrics
     parts = [document.split(held_out) for document in documents]
     tokenizer = _tokenizer_of(run, [train_part for train_part, _ in parts], shape)
@@ -105,22 +105,25 @@ def pretrain(
         held = {document.name: part for document, (_, part) in zip(documents, parts, strict=True) if part.strip()}
         n_eval = sum(len(text.encode()) for text in held.values())
         say(f"{len(documents)} text(s): {len(ids):,} tokens to train on, {n_eval:,} bytes held out")
-        model = new_model(shape, settings.seed)
-        say(f"GPT-2 of {model.num_parameters() / 1e6:.1f} M parameters, {settings.max_steps:,} steps")
+        model = new_model(shape, settings["seed"])
+        say(f"GPT-2 of {model.num_parameters() / 1e6:.1f} M parameters, {settings['max_steps']:,} steps")
 
         def evaluate(model: nn.Module) -> dict[str, float]:
-            say("  " + sample(model, tokenizer, seed=settings.seed))
+            say("  " + sample(model, tokenizer, seed=settings["seed"]))
             return {"val_loss": validation_loss(model, tokenizer, held.values(), rows=32)} if held else {}
 
-        rows = settings.max_steps * settings.rows_per_step * process_count()
+        rows = settings["max_steps"] * settings["gradient_accumulation_steps"] * process_count()
+        rows *= settings["per_device_train_batch_size"]
         curriculum = Curriculum(rows, shape.context, first_length, repeats)
+        make_row = row_maker(ids, curriculum, settings["seed"])
         outcome = train(
             model,
-            row_maker(ids, curriculum, settings.seed),
-            collate=in_pieces(Collator("next", pad_id=tokenizer.pad_token_id, seed=settings.seed), curriculum),
+            Rows(rows, lambda k: {"row": k, "ids": make_row(k)}),
+            collate=in_pieces(Collator("next", pad_id=tokenizer.pad_token_id, seed=settings["seed"]), curriculum),
             loss=lambda model, batch: loss(model, batch, "next"),
             settings=settings,
             run=run,
+            tokens=lambda k: shape.context,
             evaluate=evaluate,
             say=say,
         )
@@ -130,7 +133,6 @@ def pretrain(
             scores = {name: bits_per_byte(model, tokenizer, text) for name, text in held.items()}
         metrics = outcome | {
             "bits_per_byte": scores,
-            "steps": settings.max_steps,
             "n_train": len(ids),
             "n_eval": n_eval,
             "parameters": model.num_parameters(),

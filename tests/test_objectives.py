@@ -272,7 +272,7 @@ def test_padding_is_on_the_right_not_attended_to_and_not_counted(objective):
     lengths = torch.tensor([len(row["ids"]) for row in rows])
     real = torch.arange(12) < lengths[:, None]
     assert torch.equal(batch["attention_mask"].bool(), real)
-    assert (batch["input_ids"][~real] == 99).all() and (batch["targets"][~real] == IGNORE).all()
+    assert (batch["input_ids"][~real] == 99).all() and (batch["labels"][~real] == IGNORE).all()
     assert all(batch[name].dtype == torch.int64 for name in ("input_ids", "targets", "attention_mask"))
     assert ("lengths" in batch) == (objective in ("prefix", "hybrid"))
     if "lengths" in batch:
@@ -303,7 +303,7 @@ def test_the_loss_is_0_exactly_where_the_logits_at_a_position_name_its_target(ob
     right, wrong = (itself, after) if objective == "mlm" else (after, itself)
     assert loss_of(right) == 0
     assert loss_of(wrong) > 500
-    counted = batch["targets"] != IGNORE
+    counted = batch["labels"] != IGNORE
     assert loss_of(torch.where(counted, right, 7)) == 0  # the others are not asked
     i = tuple(counted.nonzero()[-1])
     right[i] = (right[i] + 1) % V
@@ -350,7 +350,7 @@ def test_the_loss_of_transformers_is_that_of_our_gpt_under_the_mask_of_the_batch
     for rows in (texts(6), texts(6, shortest=9, longest=9)):
         batch = Collator(objective, PAD, BERT)(rows)
         mask = mask_of(batch, objective) & masks.padding(batch["attention_mask"].sum(1).tolist())
-        ours = GPT.from_transformers(model).loss(batch["input_ids"], batch["targets"], mask)
+        ours = GPT.from_transformers(model).loss(batch["input_ids"], batch["labels"], mask)
         torch.testing.assert_close(objectives.loss(model, batch, objective), ours, atol=1e-6, rtol=1e-6)
 
 
@@ -364,7 +364,7 @@ def test_the_next_token_loss_is_that_of_transformers(tiny, name):
 
 def test_the_head_computes_the_chosen_positions_only_and_is_left_as_it_was(tiny):
     model, batch = tiny("tiny-gpt2").model, Collator("mlm", PAD, BERT)(texts(6))
-    counted, rows = batch["targets"] != IGNORE, []
+    counted, rows = batch["labels"] != IGNORE, []
     watching = model.lm_head.register_forward_hook(lambda _, args, out: rows.append(out.shape[:-1].numel()))
     found = objectives.logits_at(model, batch["input_ids"], batch["attention_mask"], counted)
     with pytest.raises(IndexError):

@@ -132,7 +132,7 @@ def test_a_batch_holds_the_rows_pieces_in_order_and_every_token_once():
     assert batch["input_ids"].shape == (8, 8)
     assert torch.equal(batch["input_ids"].flatten(), torch.cat([row["ids"] for row in rows]))
     assert bool(batch["attention_mask"].all())
-    assert torch.equal(batch["targets"][:, :-1], batch["input_ids"][:, 1:])  # no piece is asked for the next one's
+    assert torch.equal(batch["labels"][:, :-1], batch["input_ids"][:, 1:])  # no piece is asked for the next one's
     late = in_pieces(Collator("next", pad_id=1, seed=0), curriculum)([row | {"row": 99} for row in rows])
     assert late["input_ids"].shape == (2, 32)
 

@@ -227,10 +227,10 @@ class _Carrier(nn.Module):
         self.register_buffer("read", torch.zeros(32, dtype=torch.uint8))
 
     def forward(self, arm: Arm, batch: dict[str, Tensor]) -> Tensor:
-        rows = torch.cat([batch["input_ids"], batch["targets"][:, -1:]], dim=1).cpu().numpy().tobytes()
+        rows = torch.cat([batch["input_ids"], batch["labels"][:, -1:]], dim=1).cpu().numpy().tobytes()
         digest = hashlib.sha256(bytes(self.read.tolist()) + rows).digest()
         self.read.copy_(torch.tensor(list(digest), dtype=torch.uint8))
-        loss, extra = arm.losses(self.gpt, batch["input_ids"], batch["targets"])
+        loss, extra = arm.losses(self.gpt, batch["input_ids"], batch["labels"])
         return loss if extra is None else loss + extra
 
 
@@ -243,7 +243,7 @@ def flops_per_token(arm: Arm, model: GPT, batch: dict[str, Tensor]) -> float:
     try:
         with torch.random.fork_rng(), FlopCounterMode(display=False) as counted:
             device = model.wte.weight.device
-            loss, extra = arm.losses(model, batch["input_ids"].to(device), batch["targets"].to(device))
+            loss, extra = arm.losses(model, batch["input_ids"].to(device), batch["labels"].to(device))
             (loss if extra is None else loss + extra).backward()
     finally:
         model.naive, cross_entropy.FEW = was, few

@@ -1,7 +1,7 @@
 """Adapt a language model with a new objective: MLM or MNTP after unmasking, prefix-LM, hybrid, or the next token.
 
     lm = labkit.load("gpt2-mini")
-    metrics = train_lm("gpt2-mini", texts, "run", objective="mlm", settings=Settings(max_steps=500))
+    metrics = train_lm("gpt2-mini", texts, "run", objective="mlm", settings=preset("lm", max_steps=500))
     fill_in(lm, "The ferry <mask> at noon.")
 
 How well a model fills a gap is scored on the same hidden tokens before and after, so the comparison is paired.
@@ -13,23 +13,24 @@ import hashlib
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from labkit.convert import to_bidirectional
 from labkit.decoder.running import evaluating
 from labkit.errors import DataError, ObjectiveError
+from labkit.models import load
 from labkit.models.export import choose_layers
 from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
 from labkit.run_folder import RunFolder, is_first_process, process_count
 from labkit.tasks.adapters import weights_to, with_lora
-from labkit.tasks.order import shuffled_order
+from labkit.tasks.base import pad_id
 from labkit.tasks.special_tokens import fit_embeddings
-from labkit.training import Settings, require, save_model, train
-from labkit.training_settings import settled
+from labkit.training import Rows, draw, save_model, settled, train
 
 READS = ("same", "before")  # where the logits of a hidden token are: at its own position, or at the one before it
 
@@ -71,7 +72,7 @@ def train_lm(
     output_dir: str | Path,
     *,
     objective: str,
-    settings: Settings,
+    settings: dict[str, Any],
     eval_texts: Sequence[str] = (),
     max_length: int = 128,
     mask_rate: float = 0.15,
@@ -97,26 +98,24 @@ def train_lm(
     Raises:
         ObjectiveError, TrainingError, DataError, ModelError: each with one clear sentence.
     """
-    import labkit
-
     goal = by_name(objective)
-    require(settings)
     say = say if is_first_process() else (lambda text: None)
+    # small updates are lost in 16-bit weights, so weights that are trained are float32; LoRA's are by themselves
+    stored = None if settings["dtype"] == "auto" else settings["dtype"]
+    lm = load(model, attn=attn, dtype=stored if lora else "float32")
+    settings = settled(settings, lm.model.config.get_text_config().model_type, say)
     config = {
-        "command": "train lm", "model": str(model), "objective": objective, "settings": asdict(settings),
+        "command": "train lm", "model": str(model), "objective": objective, "settings": settings,
         "texts": _digest(texts), "eval_texts": _digest(eval_texts), "max_length": max_length, "mask_rate": mask_rate,
         "whole_words": whole_words, "window": window, "layers": layers, "lora": lora, "dropout": dropout, "attn": attn,
+        "processes": process_count(),
     }  # fmt: skip
     finished = RunFolder.check(output_dir, config, resume=resume)
     if finished.metrics is not None:
-        say(f"{finished.path} is finished: {settings.max_steps:,} steps")
+        say(f"{finished.path} is finished: {finished.metrics['steps']:,} steps")
         return finished.metrics
-    # small updates are lost in 16-bit weights, so weights that are trained are float32; LoRA's are by themselves
-    stored = None if settings.dtype == "auto" else settings.dtype
-    lm = labkit.load(model, attn=attn, dtype=stored if lora else "float32")
-    settings = settled(settings, lm.model, say, begun=finished.begun_in)
     if lora:
-        weights_to(lm.model, getattr(torch, settings.dtype))
+        weights_to(lm.model, getattr(torch, settings["dtype"]))
     if goal.hides_tokens:
         ensure_mask_token(lm.model, lm.tokenizer)
     _require_embeddings(lm)
@@ -126,7 +125,7 @@ def train_lm(
     rows = cut_into_rows(lm.tokenizer, texts, max_length)
     held = cut_into_rows(lm.tokenizer, eval_texts, max_length) if eval_texts else []
     corruption = corruption_for(lm.tokenizer, mask_rate, whole_words) if goal.hides_tokens else None
-    collate = Collator(objective, pad_id=pad_id(lm.tokenizer), corruption=corruption, seed=settings.seed)
+    collate = Collator(objective, pad_id=pad_id(lm.tokenizer), corruption=corruption, seed=settings["seed"])
     scores: dict[str, dict[str, float]] = {}
 
     def measure(model: nn.Module, name: str) -> dict[str, float]:
@@ -136,38 +135,30 @@ def train_lm(
 
     before = measure(lm.model, "before") if held else {}
     if goal.attention == "bidirectional":
-        labkit.to_bidirectional(lm.model, window=window, layers=chosen)
-    trained = with_lora(lm.model, settings.seed) if lora else lm.model
-    # nothing is written before all input has been checked
-    with RunFolder.alone(output_dir, config, resume=resume) as run:
+        to_bidirectional(lm.model, window=window, layers=chosen)
+    trained = with_lora(lm.model, settings["seed"]) if lora else lm.model
+    order = [row for (row,) in draw([len(row) for row in rows], settings, packed=True)]
+    with RunFolder.alone(output_dir, config, resume=resume) as run:  # nothing is written before all input is checked
         if held:
             say(f"as it is: {_shown(before)}")
             if goal.attention == "bidirectional":
                 say(f"unmasked: {_shown(measure(lm.model, 'unmasked'))}")
         outcome = train(
             trained,
-            shuffled(rows, settings.seed),
+            Rows(len(order), lambda k: {"row": k, "ids": rows[order[k]]}),
             collate=collate,
             loss=lambda model, batch: loss(model, batch, objective),
             settings=settings,
             run=run,
+            tokens=lambda k: len(rows[order[k]]),
             evaluate=(lambda model: measure(model, "after")) if held else None,
             say=say,
         )
         save_model(trained.merge_and_unload() if lora else trained, lm.tokenizer, run)
         run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
-        metrics = outcome | {"scores": scores, "steps": settings.max_steps, "n_train": len(rows), "n_eval": len(held)}
+        metrics = outcome | {"scores": scores, "n_train": len(rows), "n_eval": len(held)}
         run.write_json("metrics.json", metrics)
         return metrics
-
-
-def steps_of(model: Any, texts: Sequence[str], max_length: int, rows_per_step: int, epochs: float) -> int:
-    """How many steps `epochs` passes over the texts take; `rows_per_step`: of each process that trains."""
-    import labkit
-
-    processes = process_count()
-    rows = cut_into_rows(labkit.load(model, device="cpu").tokenizer, texts, max_length)
-    return max(1, math.ceil(epochs * len(rows) / (rows_per_step * processes)))
 
 
 def ensure_mask_token(model: Any, tokenizer: Any) -> int:
@@ -266,12 +257,6 @@ def cut_into_rows(tokenizer: Any, texts: Sequence[str], max_length: int) -> list
     return rows
 
 
-def shuffled(rows: Sequence[Any], seed: int) -> Callable[[int], Any]:
-    """`make(k)`: row k of endless passes over `rows`, each in another order that depends on `seed`."""
-    order = shuffled_order(len(rows), seed)
-    return lambda k: rows[order(k)]
-
-
 def set_dropout(model: nn.Module, p: float) -> None:
     """Set every dropout of the model, those that are numbers on attention modules included."""
     if not 0 <= p < 1:
@@ -294,7 +279,7 @@ def _measured(model, tokenizer, rows: list[Tensor], collate: Collator, objective
         items = [{"row": -1 - i, "ids": row} for i, row in enumerate(rows)]
         batches = [collate(items[first : first + 8]) for first in range(0, len(items), 8)]
         on_device = [{key: value.to(model.device) for key, value in batch.items()} for batch in batches]
-        counts = [int((batch["targets"] != -100).sum()) for batch in batches]
+        counts = [int((batch["labels"] != -100).sum()) for batch in batches]
         losses = [float(loss(model, batch, objective)) for batch in on_device]
     found = {"loss": sum(c * v for c, v in zip(counts, losses, strict=True)) / sum(counts), "n": sum(counts)}
     if by_name(objective).attention == "bidirectional":
@@ -329,11 +314,6 @@ def _require_embeddings(lm: Any) -> None:
             f"the tokenizer of {lm.name} has {len(lm.tokenizer):,} tokens, and the model has embeddings for {known:,}: "
             "they do not belong together"
         )
-
-
-def pad_id(tokenizer: Any) -> int:
-    """The pad token, or any id where there is none: padding is hidden by the attention mask."""
-    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
 
 
 def _digest(texts: Sequence[str]) -> str:
