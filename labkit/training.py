@@ -52,9 +52,9 @@ PRESETS = {
     | {"num_train_epochs": 3.0, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
     | {"learning_rate": 3e-4, "patience": 20},
     "lm": DEFAULTS  # language modelling: `labkit train lm`, `labkit pretrain`
-    | {"max_steps": 2000, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "learning_rate": 5e-4}
-    | {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}, "warmup_steps": 0.05}
-    | {"weight_decay": 0.1, "adam_beta2": 0.95},
+    | {"num_train_epochs": None, "max_steps": 2000, "per_device_train_batch_size": 8, "learning_rate": 5e-4}
+    | {"gradient_accumulation_steps": 1, "warmup_steps": 0.05, "weight_decay": 0.1, "adam_beta2": 0.95}
+    | {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}},
 }
 
 
@@ -70,16 +70,24 @@ def preset(name: str, **changes: Any) -> dict[str, Any]:
     if unknown := sorted(set(chosen) - _known()):
         raise TrainingError(f"{unknown[0]} is not a hyperparameter: give a field of transformers.TrainingArguments")
     for key in ("num_train_epochs", "learning_rate"):
-        if not 0 < chosen[key] < math.inf:
+        if chosen[key] is not None and not 0 < chosen[key] < math.inf:
             raise TrainingError(f"{key} is {chosen[key]}; it must be a positive number")
     if not 0 <= chosen["warmup_steps"] or not chosen["weight_decay"] >= 0 or not 0 <= chosen["seed"] < 2**32:
         raise TrainingError(
             f"warmup_steps {chosen['warmup_steps']} and weight_decay {chosen['weight_decay']} must be 0 or more, "
             f"seed {chosen['seed']} between 0 and {2**32 - 1}"
         )
+    if chosen["lr_scheduler_type"] not in (schedules := _schedules()):
+        raise TrainingError(f"schedule is {chosen['lr_scheduler_type']!r}; choose one of {', '.join(schedules)}")
     if chosen["dtype"] not in ("auto", *DTYPES):
         raise TrainingError(f"dtype is {chosen['dtype']!r}; choose auto, {', '.join(DTYPES)}")
     return chosen
+
+
+def _schedules() -> list[str]:
+    from transformers import SchedulerType
+
+    return [kind.value for kind in SchedulerType]
 
 
 @cache
@@ -160,11 +168,13 @@ def _filled(order: list[int], lengths: Sequence[int], tokens: int) -> list[list[
 
 
 def steps(items: int, settings: dict[str, Any]) -> int:
-    """The optimiser steps of a run on so many items per epoch."""
+    """The optimiser steps of a run on so many items per epoch; `max_steps` ends it earlier."""
     per_step = settings["gradient_accumulation_steps"] * process_count()
     per_step *= 1 if settings["batch_tokens"] else settings["per_device_train_batch_size"]
-    asked = max(1, math.ceil(settings["num_train_epochs"] * items / per_step))
-    return min(asked, settings["max_steps"]) if settings["max_steps"] > 0 else asked
+    limits = [settings["max_steps"]] if settings["max_steps"] > 0 else []
+    if settings["num_train_epochs"] is not None:
+        limits.append(max(1, math.ceil(settings["num_train_epochs"] * items / per_step)))
+    return min(limits)
 
 
 class Rows(torch.utils.data.Dataset):
@@ -271,6 +281,7 @@ def _arguments(settings: dict[str, Any], items: int, run: RunFolder, metric: str
         "logging_steps": max(1, max_steps // 100), "logging_nan_inf_filter": False,
         "report_to": _trackers(settings) or "none", "use_cpu": not torch.cuda.is_available(), "disable_tqdm": True,
         "dataloader_pin_memory": torch.cuda.is_available(), "remove_unused_columns": False,
+        "average_tokens_across_devices": True,
         "ddp_find_unused_parameters": False, **DTYPES[settings["dtype"]],
     }  # fmt: skip
     del given["tf32"]  # `precision.kernels` sets it, and restores it
@@ -319,6 +330,7 @@ def _trainer(model, arguments, rows, collate, loss, evaluate, run, tokenizer) ->
         processing_class=tokenizer,
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
+    trainer.accelerator.gradient_accumulation_steps = 1  # or transformers 5.3 divides by them once more
     trainer.model_accepts_loss_kwargs = True  # count the labels of a step; `compute_loss` divides by their number
     trainer._loss_shifts_labels = False  # labels[i] belongs to the logits at i
     return trainer

@@ -23,8 +23,8 @@ import typer
 from labkit import __version__
 from labkit.cli import course as cli_course
 from labkit.cli import data as cli_data
-from labkit.cli import finetune as cli_finetune
 from labkit.cli import fuse as cli_fuse
+from labkit.cli import predict as cli_predict
 from labkit.cli import train as cli_train
 from labkit.cli.console import Attn, Dtype, Json, Name, add_command, plain, print_json, print_table, waiting
 from labkit.decoder.limits import is_out_of_memory
@@ -65,9 +65,9 @@ app.add_typer(cache_app, name="cache")
 app.add_typer(notebooks_app, name="notebooks")
 app.add_typer(cli_data.app, name="data")
 app.add_typer(cli_train.train_app, name="train")
-app.add_typer(cli_finetune.predict_app, name="predict")
+app.add_typer(cli_predict.predict_app, name="predict")
 app.add_typer(cli_course.app, name="course")
-add_command(app, "pretrain", cli_train.PRETRAIN_HELP, cli_train.PRETRAIN, cli_train.pretrain)
+add_command(app, "pretrain", cli_train.PRETRAIN_HELP, cli_train.PRETRAINING, cli_train.pretrain)
 add_command(app, "fuse", cli_fuse.HELP, cli_fuse.OPTIONS, cli_fuse.fuse)
 
 LEAKAGE_VOCABULARY = 64  # few tokens: what chance can do is seen early

@@ -136,7 +136,8 @@ def finetune(
     if packing and not packs:
         say(f"rows are not packed but grouped by length: {reason}")
     if settings["batch_tokens"] and not (packs and task.split_by_tokens):
-        raise TrainingError(f"batch_tokens is for packed rows, and {'a pair alone' if packs else 'these are not packed'}")
+        reason = "they are not packed" if not packs else "a batch of one pair has nothing to compare it with"
+        raise TrainingError(f"batch_tokens {settings['batch_tokens']} cannot be used for these rows: {reason}")
     order = draw(lengths, settings, packed=packs)
     items = sum(lengths) // settings["batch_tokens"] if settings["batch_tokens"] else len(rows)
     per_epoch = steps(max(1, items), settings | {"num_train_epochs": 1.0, "max_steps": -1})
@@ -279,9 +280,7 @@ def _load(
     return lm
 
 
-def _save(
-    lm: Any, trained: Any, task: Task, run: RunFolder, metrics: dict[str, Any], config: dict[str, Any]
-) -> None:
+def _save(lm: Any, trained: Any, task: Task, run: RunFolder, metrics: dict[str, Any], config: dict[str, Any]) -> None:
     """`model/`, and with LoRA `adapter/`."""
     record = {"task": task.name, "options": asdict(task)}
     setattr(lm.model.config, TASK, record)

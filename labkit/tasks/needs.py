@@ -58,7 +58,10 @@ def require_memory(model: nn.Module, settings: dict[str, Any], length: int) -> s
     total = PROCESS + SLACK * sum(need.values())
     free = limits.available_bytes(device) + need["weights"] + PROCESS
     if settings["batch_tokens"]:
-        batch, half = f"batches of {settings['batch_tokens']:,} tokens", f"--batch-tokens {settings['batch_tokens'] // 2}"
+        batch, half = (
+            f"batches of {settings['batch_tokens']:,} tokens",
+            f"--batch-tokens {settings['batch_tokens'] // 2}",
+        )
     else:
         rows, accumulated = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
         batch = f"batches of {rows} x {length}"

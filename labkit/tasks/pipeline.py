@@ -24,7 +24,7 @@ PART = 500  # rows of a file that are predicted together
 
 
 class Pipeline:
-    """A model with a head, its tokenizer, and the task with the options that it was trained with. Made by `pipeline`."""
+    """A model with a head, its tokenizer, and its task with the options of the training; made by `pipeline`."""
 
     def __init__(self, lm: Any, task: Task, batch_size: int = 8):
         self.lm, self.task, self.batch_size = lm, task, batch_size
