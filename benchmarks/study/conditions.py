@@ -18,7 +18,7 @@ from labkit.datasets import readers, splits
 from labkit.datasets.sources import drawn, sides
 from labkit.errors import DataError
 from labkit.tasks.finetune import digest, require_apart
-from labkit.tasks.qa_frames import ORDERS
+from labkit.tasks.qa import ORDERS
 from labkit.tasks.recipes import by_name
 
 TEST_SHARE, DEV_SHARE = 0.25, 0.2  # of all examples, and of the rest
