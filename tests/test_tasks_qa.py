@@ -12,6 +12,7 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
+from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 import labkit
 from labkit.datasets import embedded
@@ -348,19 +349,30 @@ def test_a_model_learns_a_few_answers_by_heart(lm):
     assert task.example("1", {"question": "cat?", "context": context}, ()) == Question("1", "cat?", context)
 
 
-def test_the_threshold_is_chosen_on_dev_only_if_some_questions_have_no_answer(lm):
-    task, answerable = qa.QuestionAnswering(), [asked(MAT, "cat"), asked(MAT, "mat", id="r")]
-    mixed = [*answerable, asked(MAT, question="When?", id="s")]
+class NeverAnswers(torch.nn.Linear):
+    """A model whose logits are highest at "no answer"."""
+
+    def forward(self, input_ids, attention_mask):
+        logits = (input_ids == TINY.eos_token_id).float()
+        return QuestionAnsweringModelOutput(start_logits=logits, end_logits=logits)
+
+
+def test_the_threshold_is_chosen_on_dev_if_some_questions_have_no_answer():
+    answerable = [asked(MAT, "cat", id="a"), asked(MAT, "sat", id="b"), asked(MAT, "mat", id="c")]
+    mixed = [*answerable, asked(MAT, id="d")]
+
+    def run(task, questions):
+        predictions = task.predict(NeverAnswers(1, 1), TINY, questions, ())
+        return [prediction.text for prediction in predictions], task.score(questions, predictions)
+
+    task = base.get("qa")
     assert (task.metric(answerable), task.metric(mixed)) == ("f1", "best_f1")
-    assert all(p.text for p in task.predict(lm.model, lm.tokenizer, answerable, ()))
-    for prediction in task.predict(lm.model, lm.tokenizer, mixed, ()):
-        assert bool(prediction.text) == (prediction.null_score_diff <= 0)
-    scores = task.score(mixed, task.predict(lm.model, lm.tokenizer, mixed, ()))
+    texts, scores = run(task, mixed)
+    assert texts == [""] * 4 and scores["best_f1"] == scores["f1"] == 25
     tuned = task.tuned(scores)
-    assert tuned.metric(mixed) == "f1" and tuned.tuned({}) == tuned
-    assert tuned.score(mixed, tuned.predict(lm.model, lm.tokenizer, mixed, ()))["f1"] == scores["best_f1"]
-    always = task.tuned(task.score(answerable, task.predict(lm.model, lm.tokenizer, answerable, ())))
-    assert all(p.text for p in always.predict(lm.model, lm.tokenizer, mixed, ()))
+    assert tuned.metric(mixed) == "f1" and tuned.tuned({}) == tuned and run(tuned, mixed)[0] == [""] * 4
+    texts, scores = run(task, answerable)  # without unanswerable questions, it always answers, also after dev
+    assert texts == ["The"] * 3 and run(task.tuned(scores), mixed)[0] == ["The"] * 4
 
 
 # -- scores ------------------------------------------------------------------------------------------------------------
@@ -447,6 +459,12 @@ def test_the_best_threshold_gives_its_f1_and_none_gives_more(rows):
     threshold, f1 = qa_scores.best_threshold(questions, predictions)
     assert at(threshold) == pytest.approx(f1)
     assert f1 == pytest.approx(max(at(t) for t in [-9.0, *(p.null_score_diff for p in predictions)]))
+
+
+def test_a_threshold_that_adds_nothing_is_not_taken():
+    questions = [asked(MAT, "the mat", id="a"), asked(MAT, "the mat", id="b")]
+    predictions = [prediction("a", "", -1.0, best="the mat"), prediction("b", "", 0.0, best="cat")]
+    assert qa_scores.best_threshold(questions, predictions) == (-1.0, 50.0)
 
 
 def test_the_baselines():
