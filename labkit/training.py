@@ -288,8 +288,9 @@ def _arguments(settings: dict[str, Any], items: int, run: RunFolder, metric: str
     if metric is not None:
         given |= {"metric_for_best_model": metric, "greater_is_better": True, "load_best_model_at_end": True}
         given |= {"restore_callback_states_from_checkpoint": True}
-    if given["gradient_checkpointing"]:
-        given["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+    if given.pop("gradient_checkpointing"):
+        option = "activation_checkpointing" if "activation_checkpointing" in _known() else "gradient_checkpointing"
+        given |= {option: True, f"{option}_kwargs": {"use_reentrant": False}}
     arguments = TrainingArguments(**given)
     arguments._n_gpu = min(arguments.n_gpu, 1)  # one GPU per process: several are for torchrun, not for DataParallel
     # an `accelerate config` file must not change the dtype
@@ -366,7 +367,7 @@ def _watch(trainer: Any, say: Callable[[str], None]) -> Any:
                     instead = ", or use float32" if args.bf16 or args.fp16 else ""
                     latest = RunFolder(Path(args.output_dir).parent).latest_checkpoint()
                     raise TrainingError(
-                        f"{name} is {logs[name]} at step {state.global_step}: {rate}{instead} and train in another "
+                        f"{name} is NaN or infinite at step {state.global_step}: {rate}{instead} and train in another "
                         f"folder ({described(latest)})"
                     )
             self.bar.set_postfix_str(f"loss {self.loss:.3f}")

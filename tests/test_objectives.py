@@ -231,7 +231,7 @@ def unpadded(batch):
     """The rows of a batch as lists, without their padding."""
     rows = []
     for b, n in enumerate(batch["attention_mask"].sum(1).tolist()):
-        row = {name: batch[name][b, :n].tolist() for name in ("input_ids", "targets")}
+        row = {name: batch[name][b, :n].tolist() for name in ("input_ids", "labels")}
         rows.append(row | ({"length": int(batch["lengths"][b])} if "lengths" in batch else {}))
     return rows
 
@@ -273,7 +273,7 @@ def test_padding_is_on_the_right_not_attended_to_and_not_counted(objective):
     real = torch.arange(12) < lengths[:, None]
     assert torch.equal(batch["attention_mask"].bool(), real)
     assert (batch["input_ids"][~real] == 99).all() and (batch["labels"][~real] == IGNORE).all()
-    assert all(batch[name].dtype == torch.int64 for name in ("input_ids", "targets", "attention_mask"))
+    assert all(batch[name].dtype == torch.int64 for name in ("input_ids", "labels", "attention_mask"))
     assert ("lengths" in batch) == (objective in ("prefix", "hybrid"))
     if "lengths" in batch:
         assert ((batch["lengths"] >= 1) & (batch["lengths"] < lengths)).all() and len(batch["lengths"].unique()) > 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from labkit.decoder import limits
@@ -33,7 +32,11 @@ def training_bytes(model: nn.Module, settings: dict[str, Any], length: int) -> d
     hidden = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * width
     gated = any(name.endswith("gate_proj") for name, _ in model.named_modules())
     attention = 2 * (heads + key_heads) * head_width
-    scores = 2 * heads * length if config._attn_implementation == "eager" or settings["device"] == "cpu" else 0
+    scores = (
+        2 * heads * length
+        if config._attn_implementation == "eager" or next(model.parameters()).device.type == "cpu"
+        else 0
+    )
     layer = tokens * size * (8 * width + attention + (4 if gated else 2) * hidden + scores)
     states = tokens * size * width * layers
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
@@ -54,7 +57,7 @@ def require_memory(model: nn.Module, settings: dict[str, Any], length: int) -> s
             raises an error that a run can be resumed from, so there it is tried.
     """
     device = str(next(model.parameters()).device)
-    need = training_bytes(model, settings | {"device": torch.device(device).type}, length)
+    need = training_bytes(model, settings, length)
     total = PROCESS + SLACK * sum(need.values())
     free = limits.available_bytes(device) + need["weights"] + PROCESS
     if settings["batch_tokens"]:
