@@ -59,8 +59,8 @@ NOTES = (
 
 def measure(row: dict[str, Any], seconds: float = 5.0) -> dict[str, Any]:
     """The numbers of one row, or {"reason": why it could not be measured}."""
+    from labkit.decoder.limits import is_out_of_memory
     from labkit.errors import LabkitError
-    from labkit.memory import is_out_of_memory
 
     try:
         return {"reason": None} | _measured(row, seconds)
@@ -72,7 +72,8 @@ def measure(row: dict[str, Any], seconds: float = 5.0) -> dict[str, Any]:
 
 
 def _measured(row: dict[str, Any], seconds: float) -> dict[str, Any]:
-    from labkit import convert, precision
+    from labkit import convert
+    from labkit.models import precision
     from labkit.tasks import adapters
     from labkit.training import peak_memory
 
@@ -112,13 +113,16 @@ def _measured(row: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 def load(name: str, attn: str | None, dtype: str, device: str) -> tuple[Any, str]:
     """A causal model with a head that classifies tokens, and the attention backend that it uses."""
-    from labkit import hub_models, memory, models
-    from labkit.heads import Head
+    from labkit import models
+    from labkit.decoder import limits as memory
+    from labkit.models import hub as hub_models
+    from labkit.models import loading
+    from labkit.models.heads import Head
 
     head = Head("token-classification", labels=LABELS)
     if name.startswith(RANDOM):
         kind, config = hub_models.class_for(shape(name), head, name)
-        attn, _ = models._choose_attention(kind, config, attn, name)
+        attn, _ = loading._choose_attention(kind, config, attn, name)
         memory.require_memory(name, memory.configured_parameters(config, kind), getattr(torch, dtype), device)
         with torch.device(device):
             model = kind._from_config(config, attn_implementation=attn, dtype=getattr(torch, dtype))

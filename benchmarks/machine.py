@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.writing import write_whole
+from labkit.files import write_whole
 
 RESULTS = Path(__file__).parent / "results"
 DRAWS = 4000

@@ -7,8 +7,8 @@
 
 Arms, of one bidirectional model: `grouped`, batches of nearly one length, as `labkit.tasks.order` makes them of the
 whole data set; `plain`, the same rows shuffled over the batches, padded to their longest; `packed`, the batches of
-`plain` under `labkit.packing.packed`; `full`, packed too, but as many of these rows in each batch as fit into the slots
-that a batch of shuffled rows takes, real or not: about the same memory, more texts and fewer steps
+`plain` under `labkit.decoder.packing.packed`; `full`, packed too, but with as many of these rows in each batch as fit
+into the slots that a batch of shuffled rows takes, real or not: about the same memory, more texts and fewer steps
 (`labkit train --packing --batch-tokens`). In a round every arm computes the very same rows, so its seconds compare.
 
 Length mixes: short texts (NER: WNUT 17) and long ones (QA: XQuAD) from DIR, which holds `wnut17/wnut17train.conll` and
@@ -127,7 +127,7 @@ class Mix:
         return time.perf_counter()
 
     def running(self, arm: str):
-        from labkit.packing import packed
+        from labkit.decoder.packing import packed
 
         return packed(self.model) if arm in ("packed", "full") else nullcontext()
 
@@ -138,7 +138,7 @@ class Mix:
 
     def slots_per_token(self, arm: str) -> float:
         """Of the rows of the first timed round."""
-        from labkit.anatomy import find_decoder
+        from labkit.decoder.anatomy import find_decoder
 
         seen, real = [], 0
         layer = find_decoder(self.model).layers[0]

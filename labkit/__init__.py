@@ -7,12 +7,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit import convert, errors, masks, measure, models, notebooks, pitfalls, profile, resources, viz
-    from labkit.attention_maps import explore_attention
+    from labkit import convert, errors, masks, models, notebooks, pitfalls, profile, resources, viz
+    from labkit.attention.maps import explore_attention
+    from labkit.auditing.leaks import find_leaks
+    from labkit.auditing.measure import AuditReport, assert_bidirectional, assert_causal, audit
     from labkit.convert import masked, to_bidirectional, to_causal
     from labkit.errors import ConversionError, LabkitError
-    from labkit.leakage import find_leaks
-    from labkit.measure import AuditReport, assert_bidirectional, assert_causal, audit
     from labkit.models import Loaded, load
     from labkit.tasks.pipeline import pipeline
 
@@ -24,12 +24,12 @@ _HOME = {  # public name -> the module that defines it
     "to_bidirectional": "convert",
     "to_causal": "convert",
     "masked": "convert",
-    "audit": "measure",
-    "assert_bidirectional": "measure",
-    "assert_causal": "measure",
-    "AuditReport": "measure",
-    "find_leaks": "leakage",
-    "explore_attention": "attention_maps",
+    "audit": "auditing.measure",
+    "assert_bidirectional": "auditing.measure",
+    "assert_causal": "auditing.measure",
+    "AuditReport": "auditing.measure",
+    "find_leaks": "auditing.leaks",
+    "explore_attention": "attention.maps",
     "pipeline": "tasks.pipeline",
     "LabkitError": "errors",
     "ConversionError": "errors",
@@ -38,7 +38,6 @@ _SUBMODULES = (
     "convert",
     "errors",
     "masks",
-    "measure",
     "models",
     "notebooks",
     "pitfalls",
@@ -63,7 +62,6 @@ __all__ = [
     "load",
     "masked",
     "masks",
-    "measure",
     "models",
     "notebooks",
     "pipeline",

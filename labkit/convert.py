@@ -21,10 +21,10 @@ from contextlib import nullcontext
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from labkit import proof
-from labkit.anatomy import SLIDING, Decoder, backend_of, decoder_or_none, find_decoder
+from labkit.decoder import proof
+from labkit.decoder.anatomy import SLIDING, Decoder, backend_of, decoder_or_none, find_decoder
+from labkit.decoder.hooks import ATTRIBUTE, LayerMasks, layer_mask, masked
 from labkit.errors import BidirectionalGenerationError, ConversionError
-from labkit.layer_masks import ATTRIBUTE, LayerMasks, layer_mask, masked
 from labkit.masks import Mask, causal
 from labkit.masks import sliding_window as sliding
 

@@ -139,7 +139,7 @@ def _linear_seconds(dtype: torch.dtype, side: int = 512, tries: int = 5) -> floa
 
 
 def _memory() -> Finding:
-    from labkit.memory import available_bytes
+    from labkit.decoder.limits import available_bytes
 
     free = available_bytes()
     detail = f"{free / GB:.1f} GB free"
@@ -162,7 +162,7 @@ def _profile() -> Finding:
 
 
 def _cache() -> Finding:
-    from labkit.model_cache import cache_dir
+    from labkit.models.cache import cache_dir
 
     folder = cache_dir()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
@@ -176,8 +176,9 @@ def _cache() -> Finding:
 
 
 def _models() -> Iterator[Finding]:
-    from labkit import embedded_models, model_cache
-    from labkit.model_registry import REGISTRY
+    from labkit.models import cache as model_cache
+    from labkit.models import embedded as embedded_models
+    from labkit.models.registry import REGISTRY
 
     cached = {entry.name: entry for entry in model_cache.entries()}
     for card in REGISTRY.values():

@@ -126,7 +126,7 @@ def reading(what: str, refusal: type[LabkitError] = ModelError) -> Iterator[None
     try:
         yield
     except Exception as error:
-        from labkit.memory import is_out_of_memory
+        from labkit.decoder.limits import is_out_of_memory
 
         if isinstance(error, LabkitError) or is_out_of_memory(error):
             raise

@@ -31,9 +31,9 @@ from torch.nn import functional as F
 
 from labkit import masks
 from labkit.errors import FutureAttentionError
+from labkit.files import write_whole
 from labkit.gpt import CAUSAL, GPT, Attention, Cache, GPTConfig
 from labkit.masks import Mask
-from labkit.writing import write_whole
 
 SOURCES = ("position", "tokens", "memory")
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 from labkit import __version__, resources
 from labkit.errors import LabkitError, NotebookError
+from labkit.files import require_writable, write_files, write_whole
 from labkit.profile import VARIABLE, by_name, current, in_colab
-from labkit.writing import require_writable, write_files, write_whole
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode

@@ -233,7 +233,7 @@ def loss(model: nn.Module, batch: dict[str, Tensor], objective: str) -> Float[Te
     Raises:
         ObjectiveError: no position is counted, so there is no mean.
     """
-    from labkit.layer_masks import masked
+    from labkit.decoder.hooks import masked
 
     in_force = masked(model, mask_of(batch, objective)) if by_name(objective).attention == "per row" else nullcontext()
     counted = batch["targets"] != IGNORE

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import TrainingError
-from labkit.writing import WRITING, os_error_in, require_writable, write_folder, write_whole
+from labkit.files import WRITING, os_error_in, require_writable, write_folder, write_whole
 
 LONGEST_WAIT = timedelta(hours=12)  # of one process for another
 SEAL = "sealed.json"

@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit import memory, precision
+from labkit.decoder import limits as memory
+from labkit.decoder.running import evaluating
 from labkit.errors import DivergedError, TrainingError
+from labkit.models import precision
 from labkit.progress import bars_on_terminals_only, transformers_errors_only
 from labkit.run_folder import RunFolder, first_process_first
-from labkit.running import evaluating
 from labkit.training_settings import DTYPES, MIXED, Settings, require, settled
 
 __all__ = ["Rows", "Settings", "evaluating", "peak_memory", "random_state_kept", "require", "save_model", "train"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from labkit import precision
 from labkit.errors import MissingPackageError, TrainingError
+from labkit.models import precision
 
 DTYPES = {"float32": {}, "bfloat16": {"bf16": True}, "float16": {"fp16": True}}
 MIXED = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
@@ -26,7 +26,7 @@ class Settings:
         learning_rate: the peak, reached after the share `warmup` of all steps.
         schedule: "cosine" down to `final_share` of the peak, or "linear" down to 0.
         dtype: "float32", or autocast in "bfloat16" or "float16" (weights stay as they are); "auto": the rule of
-            `labkit.precision` for the model and this machine, which chooses tf32 too.
+            `labkit.models.precision` for the model and this machine, which chooses tf32 too.
         evaluate_every, save_every: in steps; 0 = a tenth of the run. `log_every` likewise, 0 = a hundredth. The last
             step is always logged, evaluated and saved.
         keep: how many checkpoints stay, besides the best one.

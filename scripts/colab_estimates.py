@@ -3,7 +3,7 @@
     python scripts/colab_estimates.py [--write]      (--write: put it into docs/colab.md, between its two marks)
 
 GPU memory: the memory model of `labkit train` (labkit/tasks/needs.py: one row is run on the CPU, and scaled to a batch
-of rows as long as the task allows), and that of `labkit.load` (labkit/memory.py: 1.2 times the weights) for models that
+of rows as long as the task allows), and that of `labkit.load` (1.2 times the weights) for models that
 are only read, with 0.8 GB for CUDA itself.
 
 Minutes: 2 for everything but the long loops (in profile ci a whole notebook stays under 90 s on two CPU cores), 1 more
@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ["LABKIT_PROFILE"] = "colab"
 
-from labkit.memory import _OVERHEAD as LOADING  # noqa: E402
-from labkit.memory import GB  # noqa: E402
+from labkit.decoder.limits import _OVERHEAD as LOADING  # noqa: E402
+from labkit.decoder.limits import GB  # noqa: E402
 from labkit.profile import by_name  # noqa: E402
 
 SIZE = by_name("colab")

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from labkit.model_registry import NOTICES, REGISTRY
+from labkit.models.registry import NOTICES, REGISTRY
 from labkit.run_folder import read_json, sha256
 
 SHOWN = ("f1", "best_f1", "exact_match", "HasAns_f1", "NoAns_f1", "token_accuracy", "accuracy")

@@ -1,4 +1,4 @@
-"""Write small GGUF files as llama.cpp's `convert_hf_to_gguf.py` would: the other half of `labkit.gguf_models`."""
+"""Write small GGUF files as llama.cpp's `convert_hf_to_gguf.py` would: the other half of `labkit.models.gguf`."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 
 if TYPE_CHECKING:  # imported where it is used: a plugin that loads labkit would forestall the run-time type checks
     from labkit import Loaded
-    from labkit.model_registry import ModelCard
+    from labkit.models.registry import ModelCard
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +65,7 @@ def small_gguf(tmp_path_factory) -> tuple[Path, object]:
 @pytest.fixture
 def small_card(small_gguf, own_cache, monkeypatch) -> ModelCard:
     """The small GGUF model, registered as "small", with an empty cache: the whole embedded route in a second."""
-    from labkit.model_registry import REGISTRY
+    from labkit.models.registry import REGISTRY
 
     folder, _ = small_gguf
     monkeypatch.syspath_prepend(str(folder.parent))
@@ -107,7 +107,7 @@ def load_or_skip(name: str, **wanted: str) -> Loaded:
 
 def card_of_small_gguf(folder: Path) -> ModelCard:
     """The registry entry of the package in `folder`."""
-    from labkit.model_registry import REGISTRY, GgufPackage
+    from labkit.models.registry import REGISTRY, GgufPackage
 
     digest = hashlib.sha256((folder / "small.gguf").read_bytes()).hexdigest()
     package = GgufPackage(

@@ -9,10 +9,10 @@ from torch import nn
 
 import labkit
 from labkit import masks
-from labkit.attention_maps import AttentionMaps, attention_maps, explore_attention
+from labkit.attention.maps import AttentionMaps, attention_maps, explore_attention
 from labkit.errors import MaskError, UnsupportedModelError
 from labkit.gpt import GPT
-from labkit.tiny_models import TINY_NAMES, WINDOW
+from labkit.models.tiny import TINY_NAMES, WINDOW
 
 CASES = [(name, attn) for name in TINY_NAMES for attn in ("eager", "sdpa") if (name, attn) != ("tiny-gemma2", "sdpa")]
 N = 20

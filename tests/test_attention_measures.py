@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from labkit import attention_measures as measures
+from labkit.attention import measures
 from labkit.errors import MaskError
 
 # queries      a     b     c      keys a, b, c

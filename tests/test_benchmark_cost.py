@@ -9,8 +9,8 @@ import transformers
 
 import labkit
 from benchmarks import cost
-from labkit import memory
-from labkit.heads import Head
+from labkit.decoder import limits as memory
+from labkit.models.heads import Head
 
 ROW = {"model": "tiny-llama", "batch_size": 2, "length": 32, "dtype": "float32", "attn": None}
 ROW |= {"method": "full", "mask": "bidirectional", "device": "cpu"}

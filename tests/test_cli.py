@@ -14,7 +14,7 @@ import typer
 
 from labkit import __version__, models
 from labkit.cli import app
-from labkit.models import REGISTRY
+from labkit.models.registry import REGISTRY
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 
@@ -354,7 +354,7 @@ def test_a_damaged_model_folder_is_bad_input(labkit_command, tiny, tmp_path, fil
     ],
 )
 def test_layers_are_chosen_by_name_or_number(choice, count, layers):
-    from labkit.export import choose_layers
+    from labkit.models.export import choose_layers
 
     assert choose_layers(choice, count) == layers
 

@@ -11,8 +11,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import labkit
 from labkit import convert
+from labkit.decoder.packing import packed
 from labkit.errors import BidirectionalGenerationError, ConversionError, UnsupportedModelError
-from labkit.packing import packed
 from tests.perturbation import layer_cells, window_cells
 
 CASES = [

@@ -97,7 +97,7 @@ def test_a_damaged_model_is_found_before_it_is_needed(small_card, own_cache):
 
 
 def test_a_model_whose_package_is_missing_comes_with_the_pip_command(small_card, monkeypatch):
-    from labkit import model_registry
+    from labkit.models import registry as model_registry
 
     monkeypatch.setattr(model_registry, "find_spec", lambda name: None)
     finding = find("model small")
@@ -109,7 +109,7 @@ def test_an_installed_but_unconverted_model_is_fine(small_card):
 
 
 def test_too_little_memory_and_too_little_disk_are_warnings(own_cache, monkeypatch):
-    from labkit import memory
+    from labkit.decoder import limits as memory
 
     monkeypatch.setattr(memory, "available_bytes", lambda device="cpu": 10**9)
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**9))

@@ -14,19 +14,19 @@ from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
 
 import labkit
+from labkit.auditing.leaks import find_leaks
+from labkit.auditing.measure import QUICK_TOKENS
 from labkit.datasets.examples import Answer, Labelled, Question, Sentence
 from labkit.datasets.words import words_of
+from labkit.decoder.running import BODY_MEASURED
 from labkit.errors import DataError, EncoderError, MissingPackageError, ModelError, TrainingError
-from labkit.heads import Head
-from labkit.leakage import find_leaks
-from labkit.measure import QUICK_TOKENS
-from labkit.model_registry import REGISTRY, FolderPackage
-from labkit.running import BODY_MEASURED
+from labkit.models.heads import Head
+from labkit.models.registry import REGISTRY, FolderPackage
+from labkit.models.tiny import build_tiny_tokenizer
 from labkit.tasks import classify, ner, qa
 from labkit.tasks.finetune import finetune
 from labkit.tasks.plans import Plan
 from labkit.tasks.special_tokens import row_ends
-from labkit.tiny_models import build_tiny_tokenizer
 
 WORDS = "who lives in paris gurk does not . ? a".split()
 CONTEXT, ASKED = "gurk lives in paris .", "who lives in paris ?"

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from labkit.auditing.leaks import find_leaks
 from labkit.errors import FutureAttentionError
 from labkit.future_arms import arm, matched_inner, token_losses
 from labkit.gpt import GPT, GPTConfig
-from labkit.leakage import find_leaks
 
 CONFIG = GPTConfig(vocab_size=300, context=16, width=16, layers=1, heads=2)
 ARMS = (

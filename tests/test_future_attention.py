@@ -9,12 +9,12 @@ import torch
 from torch.nn import functional as F
 
 from labkit import masks
+from labkit.auditing.leaks import find_leaks, leak_meter
 from labkit.errors import FutureAttentionError, UnsupportedModelError
 from labkit.future_attention import Future, FutureAttention, FutureGPT, predicted, true_weights
 from labkit.future_losses import FutureLoss, predicted_contribution, true_contribution
 from labkit.gpt import GPT, Cache, GPTConfig
-from labkit.leakage import find_leaks, leak_meter
-from labkit.tiny_models import build_tiny_model
+from labkit.models.tiny import build_tiny_model
 
 CONFIG = GPTConfig(vocab_size=23, context=12, width=16, layers=2, heads=2)
 FUTURES = {

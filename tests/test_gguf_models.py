@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from labkit.errors import UnsupportedModelError
-from labkit.gguf_models import convert_gguf
+from labkit.models.gguf import convert_gguf
 from tests.gguf_files import random_gemma3, random_llama, write_gemma3, write_llama
 
 FAMILIES = {"llama": (random_llama, write_llama), "gemma3": (random_gemma3, write_gemma3)}
@@ -101,8 +101,8 @@ def test_a_file_that_lacks_a_tensor_is_refused_by_the_name_of_the_tensor(tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma3-270m", "smollm2-135m"])
 def test_weights_are_bit_equal_to_those_of_transformers_own_gguf_loader(name, tmp_path):
-    from labkit.embedded_models import _joined
-    from labkit.model_registry import REGISTRY
+    from labkit.models.embedded import _joined
+    from labkit.models.registry import REGISTRY
     from tests.model_fixtures import load_or_skip
 
     ours = load_or_skip(name).model
@@ -115,8 +115,8 @@ def test_weights_are_bit_equal_to_those_of_transformers_own_gguf_loader(name, tm
 @pytest.mark.gemma
 @pytest.mark.slow
 def test_gemma_tokenizes_as_transformers_own_gguf_loader_does(gemma, tmp_path):
-    from labkit.embedded_models import _joined
-    from labkit.model_registry import REGISTRY
+    from labkit.models.embedded import _joined
+    from labkit.models.registry import REGISTRY
 
     with _joined(REGISTRY["gemma3-270m"].package.part_paths(), tmp_path) as file:
         theirs = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)

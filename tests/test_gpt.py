@@ -10,9 +10,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
 import labkit
 from labkit import masks
+from labkit.auditing.measure import audit
 from labkit.errors import BidirectionalGenerationError, MaskError, UnsupportedModelError
 from labkit.gpt import GPT, Cache, GPTConfig
-from labkit.measure import audit
 
 VOCAB, CONTEXT, N, P = 61, 32, 12, 5  # vocabulary, positions; length of a text, and of a prompt
 IDS = torch.randint(VOCAB, (3, N), generator=torch.Generator().manual_seed(1))

@@ -14,7 +14,7 @@ from labkit import resources
 from labkit.datasets.catalogue import card_faults
 from labkit.errors import ModelError
 from labkit.gpt import GPT
-from labkit.pretraining import bits_per_byte, sample
+from labkit.pretrain import bits_per_byte, sample
 from labkit.tasks.lm import fill_in_scores
 
 pytestmark = pytest.mark.end_to_end

@@ -7,9 +7,9 @@ from torch.testing import assert_close
 import labkit
 from labkit.convert import conversion_of
 from labkit.errors import HeadError
-from labkit.heads import TASKS, Head, head_in, set_backbone_dropout
-from labkit.pooling import POOLINGS, make_pooling
-from labkit.tiny_models import TINY_NAMES
+from labkit.models.heads import TASKS, Head, head_in, set_backbone_dropout
+from labkit.models.pooling import POOLINGS, make_pooling
+from labkit.models.tiny import TINY_NAMES
 
 LABELS = ("O", "B-PER", "I-PER")
 

@@ -13,7 +13,7 @@ from huggingface_hub import errors
 from transformers import BertConfig, T5Config
 
 import labkit
-from labkit import memory
+from labkit.decoder import limits as memory
 from labkit.errors import (
     GatedModelError,
     HubUnreachableError,

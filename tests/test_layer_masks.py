@@ -182,7 +182,7 @@ def test_flex_attention_carries_the_mask(tiny, name, mask):
 
 
 def test_packed_documents_are_recognised_by_positions_on_three_axes():
-    from labkit.layer_masks import _documents
+    from labkit.decoder.hooks import _documents
 
     text = torch.tensor([[0, 1, 2, 0, 1, 2]])
     assert _documents(text.expand(3, 1, -1), None).tolist() == [[0, 0, 0, 1, 1, 1]]

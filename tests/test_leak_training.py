@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from labkit import leak_training
+from labkit import leak_meter as leak_training
 from labkit.errors import LeakageError
 from labkit.gpt import GPT
-from labkit.leak_training import CERTAINTY, Arm, LeakMeter, leak_meter
+from labkit.leak_meter import CERTAINTY, Arm, LeakMeter, leak_meter
 from tests import leaky_models as planted
 
 pytestmark = pytest.mark.end_to_end

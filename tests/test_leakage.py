@@ -12,10 +12,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, GPT2Config, GPT2LMHeadModel
 
 import labkit
-from labkit import leakage, masks, running
+from labkit import masks
+from labkit.auditing import leaks as leakage
+from labkit.auditing.leaks import find_leaks
+from labkit.decoder import running
 from labkit.errors import AuditError, LeakageError
 from labkit.gpt import GPT
-from labkit.leakage import find_leaks
 from tests import leaky_models as planted
 from tests.model_fixtures import load_or_skip
 

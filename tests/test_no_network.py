@@ -6,7 +6,7 @@ import pytest
 
 import labkit
 from labkit import doctor, models
-from labkit.tiny_models import TINY_NAMES
+from labkit.models.tiny import TINY_NAMES
 
 pytestmark = pytest.mark.usefixtures("no_network")
 

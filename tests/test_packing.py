@@ -6,14 +6,15 @@ import pytest
 import torch
 
 import labkit
-from labkit import masks, packing
-from labkit.checks import Subject, packed_batch
+from labkit import masks
+from labkit.auditing.checks import Subject, packed_batch
 from labkit.convert import MARK
+from labkit.decoder import packing
+from labkit.decoder.hooks import LayerMasks
+from labkit.decoder.packing import arrange, packed, why_not
+from labkit.decoder.running import Runner
 from labkit.errors import ConversionError
-from labkit.heads import Head
-from labkit.layer_masks import LayerMasks
-from labkit.packing import arrange, packed, why_not
-from labkit.running import Runner
+from labkit.models.heads import Head
 
 LENGTHS = (20, 3, 7, 11, 1, 14)  # some longer than the window of 8 tokens that the tiny Gemmas have
 MODELS = [
@@ -61,7 +62,7 @@ def gap(a, b):
 def computed_slots(model):
     """A list that notes the (rows, width) of what the first layer computes."""
     seen = []
-    layer = labkit.anatomy.find_decoder(model).layers[0]
+    layer = labkit.decoder.anatomy.find_decoder(model).layers[0]
     layer.register_forward_pre_hook(lambda _, args, kwargs: seen.append(tuple(args[0].shape[:2])), with_kwargs=True)
     return seen
 
@@ -84,7 +85,7 @@ def worst_leak(model, ids, mask, row_length):
 
 def subject_of(model, verdict):
     """The model as the checks of the audit take it."""
-    decoder = labkit.anatomy.find_decoder(model)
+    decoder = labkit.decoder.anatomy.find_decoder(model)
     return Subject(model, decoder, Runner(model, decoder), [], verdict, 512, 0)
 
 
@@ -152,7 +153,7 @@ def test_a_leaking_packing_is_caught_by_the_same_test_and_by_the_audit(tiny, mod
     problems = []
     packed_batch(subject_of(model, mode), problems, [])
     assert [p.kind for p in problems] == ["packing-leak"]
-    assert "labkit.packing.packed" in problems[0]
+    assert "labkit.decoder.packing.packed" in problems[0]
 
 
 def test_the_audit_says_why_a_model_was_not_packed(tiny):

@@ -7,7 +7,7 @@ import pytest
 
 import labkit
 from labkit.errors import MissingPackageError
-from labkit.heads import Head
+from labkit.models.heads import Head
 from labkit.tasks.adapters import trained_part
 from labkit.tasks.lm import with_lora
 

@@ -13,12 +13,13 @@ from functools import cache
 import pytest
 import torch
 
-from labkit import measure, pitfalls
+from labkit import pitfalls
+from labkit.auditing import measure
 from labkit.errors import ConversionError, LabkitError
+from labkit.models.tiny import build_tiny_model
 from labkit.pitfalls import rewrites
 from labkit.pitfalls.interventions import TEXT_FAMILIES
 from labkit.pitfalls.rewrites import attention_in_full, rewrite
-from labkit.tiny_models import build_tiny_model
 
 pytestmark = pytest.mark.matrix
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from labkit.errors import TrainingError
-from labkit.precision import choose, kernels
+from labkit.models.precision import choose, kernels
 
 T4, V100, A100, H100 = (7, 5), (7, 0), (8, 0), (9, 0)
 

@@ -24,9 +24,10 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 import labkit
-from labkit import pretraining
+from labkit import pretrain as pretraining
+from labkit.decoder.running import evaluating
 from labkit.errors import DataError, MissingPackageError, TrainingError
-from labkit.pretraining import (
+from labkit.pretrain import (
     Shape,
     bits_per_byte,
     encode_all,
@@ -37,7 +38,6 @@ from labkit.pretraining import (
     validation_loss,
 )
 from labkit.run_folder import SEAL, read_json
-from labkit.running import evaluating
 from labkit.training import Settings
 
 pytestmark = pytest.mark.end_to_end
@@ -293,7 +293,7 @@ def test_a_run_killed_at_any_delicate_moment_ends_the_same(finished, text, tmp_p
 
 _LAUNCHED = """
     import sys
-    from labkit.pretraining import Shape, pretrain
+    from labkit.pretrain import Shape, pretrain
     from labkit.training import Settings
 
     text, folder, batch_size = sys.argv[1:]

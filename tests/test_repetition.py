@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import labkit
+from labkit.decoder.hooks import masked
+from labkit.decoder.packing import packed
+from labkit.decoder.repetition import repeated
 from labkit.errors import ConversionError
-from labkit.layer_masks import masked
 from labkit.masks import causal, sliding_window
-from labkit.packing import packed
-from labkit.repetition import repeated
 
 NAMES = ("tiny-gpt2", "tiny-gemma3", "tiny-llama")
 

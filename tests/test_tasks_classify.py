@@ -13,11 +13,11 @@ from torch.testing import assert_close
 import labkit
 from labkit.datasets.examples import Labelled
 from labkit.errors import DataError, MissingPackageError
-from labkit.heads import Head
+from labkit.models.heads import Head
+from labkit.models.tiny import build_tiny_tokenizer
 from labkit.run_folder import RunFolder
 from labkit.tasks import classify
 from labkit.tasks.classify import Classified, Collator, Feature, features, predict
-from labkit.tiny_models import build_tiny_tokenizer
 from labkit.training import Settings, train
 
 PAD, EOS, BOS = 0, 1, 2

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 import labkit
 from labkit.datasets.examples import Pair
 from labkit.errors import DataError, HeadError, ObjectiveError
-from labkit.heads import Head
-from labkit.pooling import POOLINGS
+from labkit.models.heads import Head
+from labkit.models.pooling import POOLINGS
+from labkit.models.tiny import build_tiny_tokenizer
 from labkit.run_folder import RunFolder
 from labkit.tasks import embed, embed_scores
 from labkit.tasks.embed import Collator, Feature, encode, in_batch_contrastive, pair_features
-from labkit.tiny_models import build_tiny_tokenizer
 from labkit.training import Settings, train
 
 PAD, EOS, BOS = 0, 1, 2

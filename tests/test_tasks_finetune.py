@@ -17,13 +17,14 @@ import pytest
 import torch
 
 import labkit
-from labkit import precision, run_folder
-from labkit.adapter_folders import TASK
+from labkit import run_folder
 from labkit.datasets import embedded
 from labkit.datasets.examples import Labelled, Pair, Sentence
 from labkit.datasets.sources import sides
 from labkit.errors import DataError, HeadError, TrainingError
-from labkit.heads import head_in
+from labkit.models import precision
+from labkit.models.adapter_folders import TASK
+from labkit.models.heads import head_in
 from labkit.run_folder import RunFolder, read_json
 from labkit.tasks import finetune as finetune_module
 from labkit.tasks.adapters import trained_part

@@ -18,9 +18,9 @@ from labkit.datasets.examples import Entity, Sentence
 from labkit.datasets.tags import entities_of, to_bio
 from labkit.datasets.words import words_of
 from labkit.errors import DataError, MissingPackageError
-from labkit.heads import Head
+from labkit.models.heads import Head
+from labkit.models.tiny import build_tiny_tokenizer
 from labkit.tasks import ner
-from labkit.tiny_models import build_tiny_tokenizer
 
 LABELS = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
 TINY = build_tiny_tokenizer()

@@ -17,10 +17,10 @@ from labkit.datasets import embedded
 from labkit.datasets.evidence import CRITERIA, INSTRUCTION, MARKS
 from labkit.datasets.examples import Answer, Question
 from labkit.errors import DataError, HeadError
-from labkit.gguf_tokenizers import build_tokenizer
+from labkit.models.gguf_tokenizers import build_tokenizer
+from labkit.models.tiny import build_tiny_tokenizer
 from labkit.tasks import qa, qa_frames, qa_scores
 from labkit.tasks.special_tokens import add_tokens
-from labkit.tiny_models import build_tiny_tokenizer
 from labkit.training import Rows
 
 MAT = "The cat sat on the mat."  # The| cat| sat| on| the| mat|. : 7 tokens

@@ -19,11 +19,11 @@ import pytest
 import torch
 
 from labkit import training, training_settings
+from labkit.decoder.running import evaluating
 from labkit.errors import DivergedError, LabkitError, MissingPackageError, TrainingError
 from labkit.objectives import Collator, generator, loss
-from labkit.pretraining import Shape, new_model
+from labkit.pretrain import Shape, new_model
 from labkit.run_folder import SEAL, RunFolder, read_json
-from labkit.running import evaluating
 from labkit.training import Settings, train
 from labkit.training_settings import settled
 

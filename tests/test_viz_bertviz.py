@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from labkit import masks, viz
-from labkit.attention_maps import attention_maps
+from labkit.attention.maps import attention_maps
+from labkit.attention.neurons import neuron_maps
 from labkit.errors import LabkitError, MaskError, UnsupportedModelError
-from labkit.neuron_maps import neuron_maps
-from labkit.tiny_models import TINY_NAMES
+from labkit.models.tiny import TINY_NAMES
 from labkit.viz import bertviz, browser_libraries
 from labkit.viz.bertviz_page import BertvizView
 

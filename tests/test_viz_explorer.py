@@ -12,9 +12,9 @@ import torch
 
 pytest.importorskip("anywidget")
 
-from labkit import attention_measures as measures
 from labkit import viz
-from labkit.attention_maps import AttentionMaps
+from labkit.attention import measures
+from labkit.attention.maps import AttentionMaps
 from labkit.errors import LabkitError, MaskError
 from labkit.viz.explorer import ALL_PICTURES, ONE_HEAD, PAGE_LIMIT
 from labkit.viz.heat import pooled

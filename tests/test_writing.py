@@ -12,7 +12,7 @@ import threading
 import pytest
 import torch
 
-from labkit.writing import os_error_in, require_writable, write_files, write_folder, write_whole
+from labkit.files import os_error_in, require_writable, write_files, write_folder, write_whole
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links, pipes and devices are a POSIX matter")
 LONG = "text\n" * 1000
@@ -40,7 +40,7 @@ def save_state(folder):
 
 
 def save_tokenizer(folder):
-    from labkit.tiny_models import build_tiny_tokenizer
+    from labkit.models.tiny import build_tiny_tokenizer
 
     build_tiny_tokenizer().save_pretrained(folder)
 
@@ -119,7 +119,7 @@ def test_a_device_is_written_to_and_stays_a_device(tmp_path, minor, fails):
 @pytest.mark.parametrize("into", ["pipe", "file"])
 def test_standard_output_is_written_to_in_turn_with_what_is_printed(tmp_path, place, into):
     (tmp_path / "link").symlink_to("/dev/stdout")
-    program = f"from labkit.writing import write_whole\nprint('a')\nwrite_whole({place!r}, 'b\\n')\nprint('c')"
+    program = f"from labkit.files import write_whole\nprint('a')\nwrite_whole({place!r}, 'b\\n')\nprint('c')"
     (tmp_path / "log").write_text("before\n")
     with (tmp_path / "log").open("a") as log:
         stdout = subprocess.PIPE if into == "pipe" else log

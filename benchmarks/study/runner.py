@@ -23,10 +23,10 @@ import torch
 from filelock import FileLock, Timeout
 
 from benchmarks.study import report
+from labkit.decoder.limits import is_out_of_memory
 from labkit.errors import LabkitError, TrainingError
-from labkit.memory import is_out_of_memory
+from labkit.files import write_whole
 from labkit.run_folder import read_json
-from labkit.writing import write_whole
 
 WAIT = 2.0  # seconds until the runs of other processes are tried again, if there was nothing else to do
 

@@ -45,8 +45,8 @@ A2.draws("pads")(lambda variant: variant.choose("a2 pads", (3, 2, 4)))
 def model(kind: str, seed: int, training: bool = False, twins: tuple = (), attn: str = "sdpa") -> nn.Module:
     """A tiny GPT-2 with weights of this seed, to which `kind` was done. `twins`: ids with the vector of the first."""
     from labkit import pitfalls, to_bidirectional
+    from labkit.models.tiny import build_tiny_model
     from labkit.pitfalls.rewrites import attention_in_full, rewrite
-    from labkit.tiny_models import build_tiny_model
 
     made, generator = build_tiny_model("tiny-gpt2", attn=attn), torch.Generator().manual_seed(seed)
     words, places = made.transformer.wte.weight, made.transformer.wpe.weight

@@ -24,8 +24,8 @@ from labkit import resources
 from labkit.course.exercises import NAMES, Assignment, assignment
 from labkit.course.variant import Variant
 from labkit.errors import CourseError
+from labkit.files import write_files
 from labkit.notebooks import FIRST_CELL, run
-from labkit.writing import write_files
 
 KINDS = ("student", "solution", "nbgrader")
 COMPARED_TAG = "nbval-check-output"  # running a solution again under nbval compares what its checks say

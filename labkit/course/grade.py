@@ -27,7 +27,7 @@ from labkit.course.sandbox import Limits, Sandbox, SandboxAnswer
 from labkit.course.submissions import Submission
 from labkit.course.variant import Variant
 from labkit.errors import CourseError, LabkitError
-from labkit.writing import write_whole
+from labkit.files import write_whole
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def grade_all(
 
 def _import_for_judges() -> None:
     """What checks import when they are first asked, imported before there are threads: imports race."""
-    from labkit.tiny_models import build_tiny_model
+    from labkit.models.tiny import build_tiny_model
 
     for name in ("tiny-gpt2", "tiny-gemma3"):
         build_tiny_model(name, attn="sdpa")

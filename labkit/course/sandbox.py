@@ -32,7 +32,7 @@ from labkit.course import wire
 from labkit.course.answers import Answer
 from labkit.course.mistakes import Mistake, NotBegun
 from labkit.errors import CourseError
-from labkit.model_cache import cache_dir
+from labkit.models.cache import cache_dir
 
 KEPT_VARIABLES = (
     "PATH", "LANG", "LC_ALL", "PYTHONPATH", "SYSTEMROOT", "LD_LIBRARY_PATH", "LABKIT_CACHE", "LABKIT_PROFILE",

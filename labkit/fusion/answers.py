@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import DataError, MissingPackageError, reading
+from labkit.files import write_whole
 from labkit.fusion import scores
-from labkit.writing import write_whole
 
 ABOUT = b"labkit"  # the key of the schema's metadata under which a file says how it was made
 NEEDED = ("id", "answers", "prediction")  # columns that scores are made of
@@ -71,7 +71,7 @@ def read_answers(path: str | Path) -> Answers:
 
 
 def write_answers(answers: Answers, path: str | Path) -> None:
-    """Write the file whole or not at all (`labkit.writing`)."""
+    """Write the file whole or not at all (`labkit.files`)."""
     require_pyarrow()
     import pyarrow
     from pyarrow import feather

@@ -10,11 +10,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from labkit.anatomy import FULL, SLIDING, Decoder, decoder_or_none
+from labkit.decoder.anatomy import FULL, SLIDING, Decoder, decoder_or_none
+from labkit.decoder.limits import GB, available_bytes
+from labkit.decoder.packing import MARK
 from labkit.errors import FusionError
 from labkit.fusion.layout import Prompts
-from labkit.memory import GB, available_bytes
-from labkit.packing import MARK
 
 BIDIRECTIONAL = (("is_causal", False), ("use_bidirectional_attention", True))  # settings of transformers
 

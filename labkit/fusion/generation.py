@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labkit.decoder.running import evaluating
 from labkit.errors import FusionError
 from labkit.fusion.combine import combine
 from labkit.fusion.decoding import Answer, Decoding, decode
@@ -20,7 +21,6 @@ from labkit.fusion.layout import Prompts, Weights, prompts, token_ids
 from labkit.fusion.methods import Method, method_named
 from labkit.fusion.reference import ReferenceEngine
 from labkit.models import Loaded
-from labkit.running import evaluating
 
 ENGINES = {
     "fast": "segments read as one batch, keys and values joined once, ordinary decoding over them",

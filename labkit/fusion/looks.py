@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from labkit.anatomy import Decoder
+from labkit.decoder.anatomy import Decoder
+from labkit.decoder.running import evaluating
 from labkit.errors import FusionError
 from labkit.fusion.engine import fusable_decoder, require_room
 from labkit.fusion.generation import generate
@@ -27,7 +28,6 @@ from labkit.fusion.layout import Prompts, prompts, token_ids
 from labkit.fusion.methods import METHODS, method_named
 from labkit.fusion.reference import ReferenceEngine, RowState, attention_backend
 from labkit.models import Loaded
-from labkit.running import evaluating
 from labkit.viz.heat import fusion_figure
 from labkit.viz.labels import visible
 

@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.anatomy import find_decoder
+from labkit.auditing.measure import audit
+from labkit.decoder.anatomy import find_decoder
+from labkit.decoder.running import evaluating
 from labkit.errors import FusionError
 from labkit.fusion.engine import Engine
 from labkit.fusion.fast import FastEngine
 from labkit.fusion.layout import Prompts, prompts, token_ids
 from labkit.fusion.methods import method_named
-from labkit.measure import audit
 from labkit.models import Loaded
-from labkit.running import evaluating
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}  # of the largest logit
 HALF = 1e-1  # in half precision, where sums in another order differ by some hundredths

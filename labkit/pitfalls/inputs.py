@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.anatomy import find_decoder
+from labkit.decoder.anatomy import find_decoder
 from labkit.pitfalls.exhibit import Pitfall
 from labkit.pitfalls.interventions import TEXT_FAMILIES, Batch, replace_mask
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.anatomy import find_decoder
+from labkit.decoder.anatomy import find_decoder
 from labkit.errors import ConversionError
 
 TEXT_FAMILIES = ("gpt2", "gemma", "gemma2", "gemma3_text", "llama")

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from labkit.anatomy import find_decoder
+from labkit.decoder.anatomy import find_decoder
 from labkit.pitfalls.exhibit import Pitfall
 from labkit.pitfalls.interventions import (
     TEXT_FAMILIES,

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from labkit.anatomy import find_decoder
+from labkit.decoder.anatomy import find_decoder
 from labkit.errors import ConversionError
 from labkit.pitfalls.exhibit import Pitfall
 from labkit.pitfalls.interventions import (

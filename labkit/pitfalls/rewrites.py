@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.anatomy import find_decoder
+from labkit.decoder.anatomy import find_decoder
 from labkit.errors import ConversionError
 from labkit.pitfalls.exhibit import Pitfall
 from labkit.pitfalls.interventions import (

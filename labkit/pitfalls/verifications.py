@@ -9,7 +9,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from labkit.anatomy import find_decoder
+from labkit.decoder.anatomy import find_decoder
 from labkit.pitfalls.exhibit import Verification
 from labkit.pitfalls.interventions import TEXT_FAMILIES
 

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from labkit.anatomy import find_decoder
+from labkit.decoder.anatomy import find_decoder
 from labkit.pitfalls.exhibit import Pitfall
 from labkit.pitfalls.interventions import TEXT_FAMILIES, config_with, rebuild_in_place
 

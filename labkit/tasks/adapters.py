@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from labkit.anatomy import decoder_or_none
+from labkit.decoder.anatomy import decoder_or_none
 from labkit.errors import TrainingError
-from labkit.heads import sha256_of
-from labkit.peft_library import peft_for
+from labkit.models.heads import sha256_of
+from labkit.models.peft_library import peft_for
 from labkit.training import random_state_kept
 
 METHODS = ("full", "lora", "frozen")

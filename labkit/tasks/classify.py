@@ -21,11 +21,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from labkit.anatomy import decoder_or_none
 from labkit.datasets.examples import Labelled
+from labkit.decoder.anatomy import decoder_or_none
+from labkit.decoder.running import evaluating
 from labkit.errors import DataError, MissingPackageError
-from labkit.heads import head_in
-from labkit.running import evaluating
+from labkit.models.heads import head_in
 from labkit.tasks.lm import pad_id
 from labkit.tasks.special_tokens import row_ends
 

@@ -20,16 +20,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from labkit import precision
-from labkit.adapter_folders import TASK
-from labkit.adapter_folders import save as save_adapter
 from labkit.datasets import splits
 from labkit.datasets.checks import require_characters
 from labkit.datasets.evidence import MARKS
+from labkit.decoder.packing import why_not
+from labkit.decoder.running import evaluating
 from labkit.errors import DataError, TrainingError
-from labkit.packing import why_not
+from labkit.models import precision
+from labkit.models.adapter_folders import TASK
+from labkit.models.adapter_folders import save as save_adapter
 from labkit.run_folder import RunFolder, is_first_process, process_count
-from labkit.running import evaluating
 from labkit.tasks import adapters, task_card
 from labkit.tasks.in_force import in_force, require_mask
 from labkit.tasks.lm import pad_id
@@ -80,10 +80,10 @@ def finetune(
         plan: how long and how hard, see `labkit.tasks.plans`. options: of the task, see `labkit.tasks.recipes`.
         mask: "bidirectional" removes the causal mask (`window`, `layers` as for `labkit.to_bidirectional`), "causal"
             leaves the model as it is, "right-to-left" is a control (`labkit.tasks.in_force`).
-        readings: how often every row is read; 2 is the control of `labkit.repetition`.
+        readings: how often every row is read; 2 is the control of `labkit.decoder.repetition`.
         method: "full", "lora" (of this `rank`) or "frozen".
-        head: changes to the head, as the fields of `labkit.heads.Head`: {"dropout": 0.2, "init": "zeros"}.
-        packing: several rows in the place of one, without padding (`labkit.packing`), in training and evaluation: the
+        head: changes to the head, as the fields of `labkit.models.heads.Head`: {"dropout": 0.2, "init": "zeros"}.
+        packing: several rows in the place of one, without padding, in training and evaluation: the
             same batches cost less. Where the model or its attention cannot, `say` is told, and rows of one length are
             batched together, as without it.
         keep_model: False leaves no `model/` behind, for runs of which only the scores are wanted; the controls can
@@ -93,7 +93,7 @@ def finetune(
             twins that begin with models stored in different ones.
         skipped: how many rows of each side could not be read and were left out; the metrics record it.
 
-    The folder: `model/` with a card, with LoRA also `adapter/` (`labkit.adapter_folders`), predictions.dev.jsonl and
+    The folder: `model/` with a card, with LoRA also `adapter/`, predictions.dev.jsonl and
     predictions.test.jsonl, judged.dev.jsonl and judged.test.jsonl (what is right, example by example), metrics.json,
     trainer_state.json, `checkpoints/`. The metrics: `dev` and `test` with the scores of the best checkpoint,
     `baselines`, `mask` as it was measured, `head_start` (the sha256 of the head before the first step),

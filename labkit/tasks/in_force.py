@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from labkit.anatomy import SLIDING, backend_of, decoder_or_none, find_decoder
+from labkit.decoder.anatomy import SLIDING, backend_of, decoder_or_none, find_decoder
+from labkit.decoder.hooks import masked
+from labkit.decoder.packing import packed
+from labkit.decoder.repetition import repeated
 from labkit.errors import TrainingError
-from labkit.export import choose_layers
-from labkit.layer_masks import masked
 from labkit.masks import Mask, causal, sliding_window
-from labkit.packing import packed
-from labkit.repetition import repeated
+from labkit.models.export import choose_layers
 
 MASKS = ("bidirectional", "causal", "right-to-left", "encoder")
 LASTING = ("bidirectional", "causal", "encoder")  # a saved model can have these; others end with their block

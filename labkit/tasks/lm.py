@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from labkit.decoder.running import evaluating
 from labkit.errors import DataError, ObjectiveError
-from labkit.export import choose_layers
+from labkit.models.export import choose_layers
 from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
 from labkit.run_folder import RunFolder, is_first_process, process_count
-from labkit.running import evaluating
 from labkit.tasks.adapters import weights_to, with_lora
 from labkit.tasks.order import shuffled_order
 from labkit.tasks.special_tokens import fit_embeddings

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit import memory
+from labkit.decoder import limits as memory
 from labkit.errors import TrainingError
 from labkit.run_folder import process_count
 from labkit.tasks.plans import Plan

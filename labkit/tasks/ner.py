@@ -25,7 +25,7 @@ from labkit.datasets.examples import NO_TAG, Entity, Sentence
 from labkit.datasets.tags import parts, to_bio
 from labkit.datasets.words import entities_in
 from labkit.errors import DataError, MissingPackageError
-from labkit.heads import IGNORED, head_in
+from labkit.models.heads import IGNORED, head_in
 from labkit.tasks.classify import run_by_length
 from labkit.tasks.lm import pad_id
 from labkit.tasks.special_tokens import row_ends

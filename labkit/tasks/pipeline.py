@@ -12,14 +12,14 @@ import re
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from labkit.adapter_folders import TASK
 from labkit.datasets.examples import NO_TAG, Labelled, Question, Sentence
 from labkit.datasets.files import fault, json_lines
 from labkit.datasets.words import words_of
 from labkit.errors import DataError, HeadError, reading
-from labkit.heads import head_in
+from labkit.files import require_writable, write_whole
+from labkit.models.adapter_folders import TASK
+from labkit.models.heads import head_in
 from labkit.tasks.recipes import Options, by_name
-from labkit.writing import require_writable, write_whole
 
 FIELDS = {"qa": ("question", "context"), "ner": ("text",), "classify": ("text",), "embed": ("first", "second")}
 PART = 500  # rows of a file that are predicted together
@@ -123,7 +123,7 @@ def predict_file(pipe: Pipeline, source: str | Path, target: str | Path | None) 
     """JSONL in, JSONL out, line by line, the input's `id` kept (else the line's number); returns how many.
 
     All lines are read and checked first; `target` (None: standard output) is written whole or not at all
-    (`labkit.writing`). A progress bar on terminals.
+    (`labkit.files`). A progress bar on terminals.
 
     Raises:
         DataError: a line that is not a JSON object or lacks a field, with file and line number; `target` is a folder,

@@ -95,7 +95,7 @@ def preset(name: str, **changes: object) -> Plan:
 
 def default_preset(model: str) -> str:
     """ "mini" for the models of a few million parameters that labkit ships, "gemma" for all others."""
-    from labkit.model_registry import REGISTRY
+    from labkit.models.registry import REGISTRY
 
     card = REGISTRY.get(model)
     return "mini" if card is not None and card.parameters and card.parameters < SMALL else "gemma"

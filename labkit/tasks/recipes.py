@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from labkit.errors import DataError
-from labkit.heads import Head, label_names
+from labkit.models.heads import Head, label_names
 from labkit.tasks import classify, embed, embed_scores, ner, ner_counts, qa, qa_scores
 
 NEVER_NULL = 1e9  # a threshold that "no answer" never reaches
@@ -61,7 +61,7 @@ class Recipe:
     """A task to fine-tune on.
 
     Attributes:
-        name: as in `labkit train NAME`. head_task: of `labkit.heads`.
+        name: as in `labkit train NAME`. head_task: of `labkit.models.heads`.
         metric: (examples, options) -> the name of the score that chooses the best checkpoint.
         defaults: of the `Options` that the task has.
         labels: the classes in the training examples, () where there are none.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import __version__
-from labkit.export import licence_files, licence_name, shown_name
+from labkit.models.export import licence_files, licence_name, shown_name
 from labkit.progress import bars_on_terminals_only
 from labkit.run_folder import RunFolder
 

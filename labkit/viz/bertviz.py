@@ -32,7 +32,7 @@ def bertviz_head_view(lm, text, mask=None, *, layers=None, heads=None, layer=Non
     """One layer's attention as lines between the tokens, a colour for each head; the layer can be chosen in the view.
 
     Args:
-        lm, text, mask, layers: as `labkit.attention_maps.attention_maps` takes them; None for all layers.
+        lm, text, mask, layers: as `labkit.attention.maps.attention_maps` takes them; None for all layers.
         heads: indices of the heads to show, None for all.
         layer: the layer shown first, by default the first of `layers`.
         force: draw it even if the browser will be busy for long.
@@ -41,7 +41,7 @@ def bertviz_head_view(lm, text, mask=None, *, layers=None, heads=None, layer=Non
         LabkitError: the view would keep the browser busy; the message names a smaller one. MissingPackageError: bertviz
             is not installed. MaskError: as `attention_maps`, or a head that the model does not have.
     """
-    from labkit.attention_maps import attention_maps
+    from labkit.attention.maps import attention_maps
 
     maps = attention_maps(lm, text, mask, layers=layers)
     return head_view(
@@ -51,7 +51,7 @@ def bertviz_head_view(lm, text, mask=None, *, layers=None, heads=None, layer=Non
 
 def bertviz_model_view(lm, text, mask=None, *, layers=None, heads=None, force: bool = False) -> BertvizView:
     """Every layer and head as a small drawing; a click opens one. Arguments and errors as `bertviz_head_view`."""
-    from labkit.attention_maps import attention_maps
+    from labkit.attention.maps import attention_maps
 
     maps = attention_maps(lm, text, mask, layers=layers)
     return model_view(maps.weights, maps.tokens, layers=maps.layers, heads=heads, note=_note(maps), force=force)
@@ -68,7 +68,7 @@ def bertviz_neuron_view(
     Arguments and errors as `bertviz_head_view`; `head` is the head shown first. UnsupportedModelError: a model whose
     weights are not the softmax of these products alone (a softcap, attention sinks).
     """
-    from labkit.neuron_maps import neuron_maps
+    from labkit.attention.neurons import neuron_maps
 
     maps = neuron_maps(lm, text, mask, layers=layers)
     return neuron_view(
@@ -82,7 +82,7 @@ def bertviz_compare(lm, text, masks=None, *, layers=None, heads=None, layer=None
 
     By default causal and bidirectional. The model is left as it was. Other arguments and errors as `bertviz_head_view`.
     """
-    from labkit.attention_maps import attention_maps
+    from labkit.attention.maps import attention_maps
     from labkit.masks import bidirectional, causal
 
     if masks is None:

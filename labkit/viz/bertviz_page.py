@@ -117,7 +117,7 @@ class BertvizView:
 
     def save(self, file) -> None:
         """Write the view as an HTML page of its own, which needs no network."""
-        from labkit.writing import write_whole
+        from labkit.files import write_whole
 
         page = f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(self.alt)}</title></head>'
         write_whole(file, f"{page}<body>\n{self.html()}\n</body></html>\n")

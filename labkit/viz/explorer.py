@@ -22,7 +22,7 @@ import anywidget
 import numpy as np
 import traitlets
 
-from labkit import attention_measures as measures
+from labkit.attention import measures
 from labkit.errors import MaskError
 from labkit.viz.heat import attention_figure, pooled
 from labkit.viz.labels import plain_array, token_labels, visible
@@ -45,7 +45,7 @@ def attention_explorer(
     """A widget to look through the attention of every layer and head, and to compare it under two masks.
 
     Args:
-        before: what `labkit.attention_maps.attention_maps` gives, or weights of shape (layers, heads, n, n),
+        before: what `labkit.attention.maps.attention_maps` gives, or weights of shape (layers, heads, n, n),
             (heads, n, n) or (n, n). They are kept as float16.
         after: the same text under another mask; None: there is nothing to compare.
         tokens: one for each position; None: those of the maps, or the positions.

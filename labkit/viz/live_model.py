@@ -20,15 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from labkit.anatomy import find_decoder
-from labkit.attention_maps import attention_maps
+from labkit.attention.maps import attention_maps
+from labkit.auditing.measure import composed, layer_list, mask_verdict
+from labkit.auditing.probe import AttentionCall, attention_influence, attention_influence_by_row, recorded_calls
+from labkit.decoder.anatomy import find_decoder
+from labkit.decoder.hooks import masked
+from labkit.decoder.running import Runner, evaluating, without_mlps
 from labkit.errors import LabkitError, MaskError, ObjectiveError
-from labkit.layer_masks import masked
 from labkit.masks import Mask, recognise, self_for_empty_rows
-from labkit.measure import composed, layer_list, mask_verdict
 from labkit.objectives import logits_at
-from labkit.probe import AttentionCall, attention_influence, attention_influence_by_row, recorded_calls
-from labkit.running import Runner, evaluating, without_mlps
 from labkit.viz.labels import quoted
 from labkit.viz.mask_state import MOST_TOKENS, checked_tokens
 
@@ -275,7 +275,7 @@ class LiveModel:
         columns = list(range(n)) if n <= MOST_PERTURBED else [round(i) for i in np.linspace(0, n - 1, MOST_PERTURBED)]
         said = self_for_empty_rows(q.mask.dense(n).reshape(n, n))
         other = ~torch.eye(n, dtype=torch.bool)[:, columns]  # a token's own cell cannot be told from outside
-        # One row of the batch for each key that is changed, so that a layer is replayed once; as labkit.proof does.
+        # One row of the batch for each key that is changed, so that a layer is replayed once.
         layers = [
             attention_influence_by_row(call, columns).T
             for call in self._calls(q.mask, torch.tensor([ids] * len(columns)))

@@ -17,7 +17,7 @@ from anywidget import AnyWidget
 from ipywidgets import DOMWidget
 from ipywidgets.widgets.widget import _remove_buffers
 
-from labkit.writing import write_whole
+from labkit.files import write_whole
 
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 PAGE = """<!doctype html>

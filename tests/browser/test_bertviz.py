@@ -10,8 +10,8 @@ import pytest
 
 import labkit
 from labkit import masks, viz
-from labkit.attention_maps import attention_maps
-from labkit.neuron_maps import neuron_maps
+from labkit.attention.maps import attention_maps
+from labkit.attention.neurons import neuron_maps
 from labkit.viz import bertviz, browser_libraries
 
 pytest.importorskip("bertviz")

@@ -1,0 +1,210 @@
+"""Attention maps of a model, captured once and kept small: who looked at whom, in every layer and head.
+
+    lm = labkit.load("gpt2-mini")
+    before = attention_maps(lm, "the cat sat", masks.causal())
+    after = attention_maps(lm, "the cat sat", masks.bidirectional())
+    before.weights                                       # float16 (layers, heads, queries, keys), rows sum to 1
+
+Only the eager way of computing attention ever holds these weights (a fused kernel gives none), so it is put in force
+for the capture; afterwards the model is what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float16, Int
+from torch import Tensor, nn
+
+from labkit.convert import conversion_of
+from labkit.decoder.anatomy import SLIDING, Decoder, find_decoder
+from labkit.decoder.hooks import ATTRIBUTE, masked
+from labkit.decoder.running import Runner, evaluating
+from labkit.errors import MaskError, UnsupportedModelError
+from labkit.masks import Mask, bidirectional, causal, sliding_window
+from labkit.viz.labels import clean, visible
+
+__all__ = ["AttentionMaps", "attention_maps", "explore_attention"]
+
+if TYPE_CHECKING:
+    from labkit.viz.explorer import Explorer
+
+OWN = "the model's own"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionMaps:
+    """The attention weights of one text.
+
+    Attributes:
+        weights: (layers, heads, queries, keys); a row sums to 1 to the precision of float16. Heads are query heads,
+            also where several of them share their keys.
+        tokens: the tokens as they are shown, one for each position.
+        layers: which layers of the model these are; `weights[i]` is layer `layers[i]`.
+        mask: what was in force, in words: the mask as Python, or "the model's own".
+        name: the model.
+    """
+
+    weights: Float16[np.ndarray, "layers heads query key"]
+    tokens: list[str]
+    layers: tuple[int, ...]
+    mask: str
+    name: str
+
+    def __repr__(self) -> str:
+        layers, heads, n, _ = self.weights.shape
+        return f"AttentionMaps({self.name!r}: {layers} layers x {heads} heads, {n} tokens, mask: {self.mask})"
+
+
+def attention_maps(lm, text, mask=None, *, layers=None) -> AttentionMaps:
+    """The attention weights of every layer and head of a model on one text.
+
+    A query that may look at nothing looks at itself alone, as everywhere in labkit (`masks.self_for_empty_rows`).
+
+    Args:
+        lm: what `labkit.load` gives.
+        text: a string, or the ids of its tokens: a list, or a tensor of shape (seq,) or (1, seq).
+        mask: a labkit Mask to put in force (`labkit.masked` says what else it may be). None: what is in force already,
+            the causal mask of a decoder, or what a conversion or a surrounding `masked` has set.
+        layers: indices of the layers to keep, in the order wanted; None for all.
+
+    Raises:
+        MaskError: no text, more tokens than the model has positions for, a layer the model does not have, or a mask for
+            more than one row. UnsupportedModelError: a model whose attention modules give no weights.
+    """
+    decoder = find_decoder(lm.model)
+    n_layers = len(decoder.layers)
+    chosen = tuple(range(n_layers)) if layers is None else tuple(map(int, layers))
+    if not chosen or not set(chosen) <= set(range(n_layers)):
+        raise MaskError(f"layers={layers!r}: expected a list of layers from 0 to {n_layers - 1}, or None for all")
+    ids = _token_ids(lm, text)  # (1, seq)
+    _require_room(lm, decoder, ids)
+    with masked(lm.model, mask) if mask is not None else nullcontext():
+        said = _in_words(decoder, chosen)
+        weights = _captured(lm, decoder, chosen, ids)
+    return AttentionMaps(np.stack([weights[i] for i in chosen]), _shown(lm, ids), chosen, said, lm.name)
+
+
+def explore_attention(lm, text, *, layers=None) -> Explorer:
+    """The attention explorer on one text, causal against bidirectional: two captures, whatever state the model is in.
+
+    The local layers of a model keep their window: W tokens back, and in the bidirectional maps W - 1 on either side, as
+    `to_bidirectional(window="keep")` leaves them. Arguments and errors as `attention_maps`.
+    """
+    from labkit.viz.explorer import attention_explorer
+
+    decoder = find_decoder(lm.model)
+    mark = conversion_of(lm.model)
+    window = mark["sliding_window"] if mark else getattr(decoder.config, "sliding_window", None)
+    local = [kind == SLIDING and window is not None for kind in decoder.layer_types]
+    before = [causal() & sliding_window(window) if each else causal() for each in local]
+    after = [sliding_window(window, causal=False) if each else bidirectional() for each in local]
+    maps = [attention_maps(lm, text, mask, layers=layers) for mask in (before, after)]
+    return attention_explorer(*maps, names=("causal", "bidirectional"))
+
+
+# ------------------------------------------------------------------------------------------------------- the capture
+def _captured(lm, decoder: Decoder, chosen: tuple[int, ...], ids: Int[Tensor, "1 seq"]) -> dict[int, np.ndarray]:
+    """One forward pass in eager attention; {layer: float16 (heads, q, k)}, taken as each layer hands it out."""
+    weights: dict[int, np.ndarray] = {}
+
+    def keep(index: int, module: nn.Module, args, output) -> None:
+        given = output[1] if isinstance(output, (tuple, list)) and len(output) > 1 else None
+        if isinstance(given, Tensor) and given.ndim == 4 and len(given) == 1:
+            weights[index] = given[0].to(torch.float16).cpu().numpy()
+
+    hooks = [decoder.attentions[i].register_forward_hook(partial(keep, i)) for i in chosen]
+    try:
+        with evaluating(lm.model), _eager(decoder):
+            Runner(lm.model, decoder).run(ids)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    expected = (ids.shape[1], ids.shape[1])
+    for i in chosen:
+        if i not in weights or weights[i].shape[1:] != expected:
+            given = f"of shape {weights[i].shape}" if i in weights else "none"
+            raise UnsupportedModelError(
+                f"{lm.name}: expected attention weights (heads, {expected[0]}, {expected[1]}) from "
+                f"{decoder.names[i]} ({type(decoder.attentions[i]).__name__}) under eager attention, and got {given}"
+            )
+    return weights
+
+
+@contextmanager
+def _eager(decoder: Decoder) -> Iterator[None]:
+    """Eager attention for the block; afterwards the text config says again what it said, the local window included.
+
+    The config is set rather than the model asked, because asking has side effects (it may load kernels, and it changes
+    all parts of a multimodal model). The window belongs to it: a converted model keeps it as its backend counts it.
+    """
+    read = [decoder.config, *(getattr(attention, "config", decoder.config) for attention in decoder.attentions)]
+    settings = [vars(config) for config in {id(config): config for config in read}.values()]
+    names = ("_attn_implementation_internal", "sliding_window")
+    before = [{name: each[name] for name in names if name in each} for each in settings]
+    try:
+        for each in settings:
+            each["_attn_implementation_internal"] = "eager"
+        yield
+    finally:
+        for each, values in zip(settings, before, strict=True):
+            each.pop("_attn_implementation_internal")
+            each.update(values)
+
+
+# ---------------------------------------------------------------------------------------------- what is asked for
+
+
+def _token_ids(lm, text) -> Int[Tensor, "1 seq"]:
+    if isinstance(text, str):
+        if lm.tokenizer is None:
+            raise MaskError(f"{lm.name} came without a tokenizer: pass the ids of the tokens instead of a text")
+        text = lm.tokenizer(text)["input_ids"] if text else []
+    ids = torch.as_tensor(text)
+    if ids.numel() == 0:
+        raise MaskError("there is nothing to look at in an empty text: give at least one token")
+    ids = ids[None] if ids.ndim == 1 else ids
+    if ids.ndim != 2 or len(ids) != 1:
+        raise MaskError(
+            f"attention maps are of one text: expected ids of shape (seq,) or (1, seq), not {(*ids.shape,)}"
+        )
+
+    return ids.long()
+
+
+def _require_room(lm, decoder: Decoder, ids: Int[Tensor, "1 seq"]) -> None:
+    longest = getattr(decoder.config, "max_position_embeddings", None)
+    if longest is not None and ids.shape[1] > longest:
+        raise MaskError(f"{ids.shape[1]} tokens, and {lm.name} has positions for {longest}: give a shorter text")
+    vocabulary = decoder.config.vocab_size
+    if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
+        raise MaskError(f"the token ids of {lm.name} are 0 to {vocabulary - 1}, and one of these is not among them")
+
+
+def _in_words(decoder: Decoder, chosen: tuple[int, ...]) -> str:
+    """What is in force in the chosen layers, once it has been set; also checks that it is for a batch of one."""
+    layer_masks = getattr(decoder.stack, ATTRIBUTE, None)
+    overrides = layer_masks.overrides if layer_masks is not None else []
+    in_force: list[Mask | None] = [next((o[i] for o in reversed(overrides) if i in o), None) for i in chosen]
+    for each in in_force:
+        if each is not None and each.batch_size not in (None, 1):
+            raise MaskError(f"{each} is for a batch of {each.batch_size} rows, and attention maps are of one text")
+    said = [OWN if each is None else repr(each) for each in in_force]
+    if len(set(said)) == 1:
+        return said[0]
+    return "; ".join(f"layer {i}: {words}" for i, words in zip(chosen, said, strict=True))
+
+
+def _shown(lm, ids: Int[Tensor, "1 seq"]) -> list[str]:
+    """Each token as a figure shows it, except that a long one is not cut; without a tokenizer, its id."""
+    if lm.tokenizer is None:
+        return [str(i) for i in ids[0].tolist()]
+    decoded = [lm.tokenizer.decode([i]) for i in ids[0].tolist()]
+    drawn = [visible(token) for token in decoded]
+    return [clean(token.strip()) if short.endswith("…") else short for token, short in zip(decoded, drawn, strict=True)]

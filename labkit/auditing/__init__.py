@@ -1,0 +1,1 @@
+"""Measure which mask a model really uses."""

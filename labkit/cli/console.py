@@ -1,0 +1,104 @@
+"""What the commands of `labkit` share: options by the same name, tables, JSON, a spinner."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from typing import Annotated, Any
+
+import typer
+
+from labkit.errors import LabkitError
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
+Name = Annotated[str, typer.Argument(metavar="NAME_OR_PATH", help="A registered name, a hub id or a local folder.")]
+Attn = Annotated[str | None, typer.Option(help="Attention backend: eager, sdpa or flex_attention.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: as stored.")]
+
+Options = dict[str, tuple[Any, Any]]  # by name: annotation and default
+REQUIRED = inspect.Parameter.empty  # in place of a default
+Text, Whole, Real = str | None, int | None, float | None
+
+
+def option(kind: Any, text: str, *names: str, default: Any = None, **settings: Any) -> tuple[Any, Any]:
+    """An entry of `Options`, with `text` as its help."""
+    return Annotated[kind, typer.Option(*names, help=text, **settings)], default
+
+
+def flag(name: str, text: str) -> tuple[Any, Any]:
+    return option(bool, text, name, default=False)
+
+
+def add_command(
+    app: typer.Typer, name: str, text: str, options: Options, run: Callable[[dict[str, Any]], None]
+) -> None:
+    """Add a command with this help and these options. It calls `run` with a dict of what was given."""
+
+    def command(**given: Any) -> None:
+        run(given)
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    command.__signature__ = inspect.Signature(
+        [inspect.Parameter(name, kind, default=default, annotation=note) for name, (note, default) in options.items()]
+    )
+    command.__annotations__ = {name: note for name, (note, _) in options.items()}
+    app.command(name, help=text)(command)
+
+
+def aside(output: Any) -> AbstractContextManager[Any]:
+    """What is printed in the block goes to standard error if the file `output` is standard output itself."""
+    from labkit.files import is_standard_output
+
+    return redirect_stdout(sys.stderr) if output and is_standard_output(output) else nullcontext()
+
+
+def waiting(what: str) -> Any:
+    """A spinner on a terminal, nothing elsewhere."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return console.status(what) if console.is_terminal else nullcontext()
+
+
+def print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """On a terminal fitted to its width; elsewhere each row stays on one line."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in header:
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console = Console()
+    console = console if console.is_terminal else Console(width=1000)
+    with console.capture() as rendered:
+        console.print(table)
+    print(rendered.get(), end="")  # rich itself would end the process with 1 if the reader has gone
+
+
+def parts(text: str) -> list[str]:
+    """a,b as ["a", "b"]"""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def whole_numbers(option: str, text: str) -> list[int]:
+    """0,2 as [0, 2]. Raises LabkitError, which names the option, for anything else."""
+    given = parts(text)
+    if wrong := [part for part in given if not re.fullmatch(r"-?\d+", part, re.ASCII)]:
+        raise LabkitError(f"{option} is {text!r}, and {wrong[0]!r} is not a whole number; give numbers such as 0,2,4")
+    return [int(part) for part in given]
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1, default=str))
+
+
+def plain(value: Any) -> Any:
+    """What JSON has a word for, as it is; the rest as text."""
+    return value if isinstance(value, int | float | str | None) else str(value)

@@ -1,0 +1,1 @@
+"""Where a decoder's parts are, how a mask reaches its layers, and what limits it."""

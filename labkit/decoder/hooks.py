@@ -1,0 +1,495 @@
+"""Deliver a Mask to each decoder layer, whatever the attention backend: the machinery under `masked` and `convert`.
+
+A hook on the layer stack notes what the call says about padding, packing and the cache; a hook on every decoder layer
+then replaces the mask which that layer was handed. The hooks sit on the *layers*, not on their attention modules, so
+gradient checkpointing recomputes with the mask of its own forward pass.
+
+Positions in a mask are positions in the **text**: pads are not counted, and each packed document starts at 0. So a
+`prefix(3)` opens the first three real tokens of each row, on whichever side the padding is.
+
+Packed documents are recognised by their `position_ids`, which restart, whether or not a 2-D padding mask comes with
+them. (transformers itself looks for packed documents only where no mask is given: pull request 46634.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labkit.decoder.anatomy import FULL, SLIDING, Decoder, argument_position, backend_of, find_decoder
+from labkit.decoder.text_by_text import TextMask
+from labkit.errors import ConversionError, MaskError
+from labkit.masks import Mask, bidirectional, block_mask_of, causal, self_for_empty_rows, sliding_window
+
+ATTRIBUTE = "_labkit_layer_masks"  # where a layer stack keeps its LayerMasks
+
+
+@contextmanager
+def masked(model: nn.Module, mask) -> Iterator[nn.Module]:
+    """Run `model` with `mask` in force in its attention layers; what was in force before returns on exit.
+
+    Args:
+        model: any model with a transformers decoder inside, on eager, sdpa or flex attention.
+        mask: one Mask for every layer, or one per layer: a list (None = leave the layer as it is) or a dict by layer.
+            It replaces the layer's own mask, the window of a local layer included. Padding (a 2-D attention_mask) and
+            packed documents (restarting position_ids), or both together, stay isolated on top of it, in every layer.
+
+    Contexts nest; the innermost mask that speaks of a layer counts. With gradient checkpointing, call `backward`
+    inside. With a KV cache, mind that transformers' default one keeps no keys of a local layer beyond its window; a
+    mask that opens them needs `past_key_values=DynamicCache()`, made without a config.
+
+    Raises:
+        MaskError: not a mask, or not one per layer. ConversionError: a backend, a model (Falcon with ALiBi) or an input
+            that cannot carry a mask, packed documents with a cache, or a cache that has let go of keys which the mask
+            opens.
+    """
+    decoder = find_decoder(model)
+    chosen = _per_layer(mask, len(decoder.layers))
+    layer_masks = LayerMasks.on(decoder)
+    layer_masks.overrides.append(chosen)
+    try:
+        yield model
+    finally:
+        layer_masks.overrides.pop()
+        layer_masks.remove_if_idle()
+
+
+@dataclass
+class _Call:
+    """What one forward pass says about its batch. Shapes: real (batch, kv_len), documents (batch, q_len)."""
+
+    real: Tensor | None = None  # True = a real token; None = no padding
+    documents: Tensor | None = None  # number of the packed document of each token; None = one document per row
+    cache: object | None = None
+    one_by_one: bool = False  # the documents of one row are attended to one after the other
+    masks: dict[int, Mask] = field(default_factory=dict)  # what each layer was to get when the pass began
+    built: dict = field(default_factory=dict)  # masks made in this pass, shared by the layers that want the same
+
+
+class LayerMasks:
+    """The masks of one decoder: `converted` (lasting, set by convert) and `overrides` (a stack, set by `masked`)."""
+
+    def __init__(self, decoder: Decoder):
+        self.decoder, self.stack, self.layers = decoder, decoder.stack, decoder.layers
+        self.overrides: list[dict[int, Mask]] = []
+        self.converted: dict[int, Mask] = {}  # the mask that each converted layer is meant to have
+        self.always: frozenset[int] = frozenset()  # converted layers that transformers itself cannot give their mask
+        self.deaf = decoder.deaf_layers()  # a flag does not reach their attention: their mask is written out
+        self.where_none: frozenset[int] = frozenset()  # converted layers that get theirs where they come with none
+        self.window_of_backend = None  # has .apply(): sets the window as the backend in use counts it
+        self.isolating = False  # layers that are not converted are given their mask of packed texts, too
+        self.positions_from_mask = False  # a table's positions, converted, are counted from the first real token
+        self.contexts_apply = True  # False for the moment in which a conversion proves itself
+        self.call: _Call | None = None
+        self._callers: list[nn.Module] = []  # models around the stack that are watched
+        self._call_from_outside: tuple[nn.Module, Any] | None = None  # the outermost of them, and the mask it was given
+        noted = ("attention_mask", "position_ids", "past_key_values")
+        self._stack_at = {name: argument_position(self.stack.forward, name) for name in noted}
+        self._mask_at = argument_position(self.layers[0].forward, "attention_mask")
+        self._handles = [self.stack.register_forward_pre_hook(self._before_stack, with_kwargs=True)]
+        self._handles.append(self.stack.register_forward_hook(self._after_stack, always_call=True))
+        for index, layer in enumerate(self.layers):
+            hook = _BeforeLayer(self, index)
+            self._handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
+
+    @property
+    def takes_positions(self) -> bool:
+        """Whether a call can say where its tokens stand; BART's decoder counts them by itself, pads and all."""
+        return self._stack_at["position_ids"] is not None
+
+    @classmethod
+    def on(cls, decoder: Decoder) -> LayerMasks:
+        """The LayerMasks of this decoder; made and hooked in at the first call."""
+        existing = getattr(decoder.stack, ATTRIBUTE, None)
+        if existing is None:
+            existing = cls(decoder)
+            setattr(decoder.stack, ATTRIBUTE, existing)
+        for caller in decoder.callers:
+            existing._watch(caller)
+        return existing
+
+    def remove_if_idle(self) -> None:
+        """Take the hooks away when neither a conversion nor a context (`masked`, `packed`) needs them."""
+        if not self.overrides and not self.converted and not self.isolating:
+            for handle in self._handles:
+                handle.remove()
+            delattr(self.stack, ATTRIBUTE)
+
+    @contextmanager
+    def contexts_set_aside(self) -> Iterator[None]:
+        """For the block, `masked` and `packed` have no effect: what remains in force is the conversion."""
+        overrides, self.overrides, self.contexts_apply = self.overrides, [], False
+        try:
+            yield
+        finally:
+            self.overrides, self.contexts_apply = overrides, True
+
+    def wanted(self, index: int, packed: bool, from_outside: bool) -> Mask | None:
+        """The mask that has to be delivered to this layer in the current call; None = leave it alone.
+
+        Args:
+            from_outside: a multimodal model built the masks of this call. It may cut a causal window out of them
+                (Gemma 3 with token_type_ids), so local layers are given theirs.
+        """
+        for override in reversed(self.overrides):
+            if index in override:
+                return override[index]
+        if index in self.converted:
+            own = index in self.always or index in self.where_none
+            cut = from_outside and self.decoder.layer_types[index] == SLIDING
+            return self.converted[index] if own or packed or cut else None
+        flash = backend_of(self.stack.config) == "flash"  # takes no mask; its kernel keeps texts apart by position_ids
+        return self._causal(index) if packed and not flash else None
+
+    def _causal(self, index: int) -> Mask:
+        """The mask of a layer that was never converted: causal, within its window if it is a local one."""
+        kind, window = self.decoder.layer_types[index], getattr(self.stack.config, "sliding_window", None)
+        if kind not in (FULL, SLIDING) or opened_otherwise(self.stack.config):
+            raise ConversionError(
+                f"packed documents (restarting position_ids) cannot be kept apart in layer {index} ({kind}): labkit "
+                "does not know its mask. Give each document its own row, or convert the model with to_bidirectional"
+            )
+        return sliding_window(window) if kind == SLIDING and window is not None else causal()
+
+    # -- the hooks ----------------------------------------------------------------------------------------------------
+
+    def _before_stack(self, stack: nn.Module, args: tuple, kwargs: dict):
+        if self.window_of_backend is not None:
+            self.window_of_backend.apply()
+
+        def given(name):
+            at = self._stack_at[name]
+            return kwargs.get(name, args[at] if at is not None and at < len(args) else None)
+
+        attention_mask, positions, cache = given("attention_mask"), given("position_ids"), given("past_key_values")
+        from_outside = not _is_padding(attention_mask) and self._call_from_outside is not None
+        if from_outside:
+            attention_mask = self._call_from_outside[1]  # from which a multimodal model built the masks of this call
+        if not _is_padding(attention_mask):
+            if self.overrides or self.always:
+                what = "a dict of masks" if isinstance(attention_mask, dict) else f"{attention_mask.ndim} dimensions"
+                raise ConversionError(
+                    f"labkit sets the mask of this model's layers, and the call brings masks of its own ({what}): "
+                    "pass the 2-D padding mask of shape (batch, sequence), or none"
+                )
+            self.call = _Call(cache=cache)  # the caller's own masks say everything
+            return args, kwargs
+        real = None if attention_mask is None else attention_mask.bool()
+        if real is not None and self.positions_from_mask and positions is None:
+            past = 0 if cache is None else cache.get_seq_length()
+            kwargs = {**kwargs, "position_ids": (real.long().cumsum(-1) - 1).clamp(min=0)[:, past:]}
+        real = None if real is None or (not _is_compiling() and bool(real.all())) else real
+        documents = _documents(positions, real)
+        if documents is not None:
+            self._require_separable(cache)
+        alone = self.isolating and documents is not None and real is None and one_by_one(stack.config, documents)
+        self.call = _Call(real=real, documents=documents, cache=cache, one_by_one=alone)
+        wanted = {i: self.wanted(i, documents is not None, from_outside) for i in range(len(self.layers))}
+        self.call.masks = {i: mask for i, mask in wanted.items() if mask is not None}
+        return args, kwargs
+
+    def _require_separable(self, cache) -> None:
+        """Raise if masks cannot keep the packed documents of this call apart."""
+        mixing = sorted({kind for kind in self.decoder.layer_types if not kind.endswith("attention")})
+        if cache is None and not mixing:
+            return
+        why = (
+            "past_key_values is given"
+            if cache is not None
+            else f"layers of type {mixing[0]!r} mix tokens by other means"
+        )
+        raise ConversionError(
+            f"position_ids restart within a row (packed documents), and {why}: masks cannot keep the documents apart. "
+            f"Give each document its own row{', or leave out past_key_values' if cache is not None else ''}"
+        )
+
+    def _after_stack(self, *_) -> None:
+        self.call = None  # its masks can be large
+
+    def _watch(self, caller: nn.Module) -> None:
+        """Note the padding mask that a multimodal model is called with: it hands its stack masks of its own."""
+        at, config = argument_position(caller.forward, "attention_mask"), getattr(caller, "config", self.stack.config)
+        multimodal = config is not self.stack.config and not getattr(config, "is_encoder_decoder", False)
+        if at is None or not multimodal or any(caller is known for known in self._callers):
+            return
+        self._callers.append(caller)
+        hooks = _AroundCaller(self, at)
+        self._handles.append(caller.register_forward_pre_hook(hooks.before, with_kwargs=True))
+        self._handles.append(caller.register_forward_hook(hooks.after, always_call=True))
+
+    def _before_layer(self, index: int, layer: nn.Module, args: tuple, kwargs: dict):
+        hidden = args[0] if args else kwargs["hidden_states"]
+        call = self._call_of(layer, hidden)
+        if call is None or index not in call.masks:
+            return None
+        mask = call.masks[index]
+        backend = backend_of(self.stack.config)
+        if backend == "flash":
+            if self.overrides:
+                raise ConversionError(
+                    f"flash attention takes no mask, so {mask} cannot be put in force: load the model with attn='sdpa'"
+                )
+            if index in self.deaf:
+                raise ConversionError(
+                    f"the layers of {self.decoder.family} do not tell flash attention what they are: load "
+                    "the model with attn='sdpa' or attn='eager'"
+                )
+            if call.documents is not None and (call.real is not None or hidden.shape[-3] > 1):
+                raise ConversionError(
+                    "flash attention keeps packed documents (restarting position_ids) apart only in a batch of one row "
+                    "without padding: lay the documents in one row and leave out attention_mask, or load the model "
+                    "with attn='sdpa'"
+                )
+            return args, {**kwargs, "is_causal": False}  # its padding or packing reaches the kernel as it is
+        at = self._mask_at
+        given = args[at] if at is not None and at < len(args) else kwargs.get("attention_mask")
+        if given is not None and self._is_good_enough(index, call):
+            return None
+        if isinstance(given, Tensor) and getattr(self.stack.config, "alibi", False):
+            raise ConversionError(
+                f"{self.decoder.family} with ALiBi has the distances of its tokens in the mask that transformers "
+                f"builds: {mask} in its place would take them away"
+            )
+        by_flag = index not in self.deaf and (given is None or not self._may_need_one(index, backend))
+        rendered = _render(mask, call, index, hidden, backend, by_flag=by_flag)
+        kwargs = {**kwargs, "is_causal": False}
+        if self._mask_at is not None and self._mask_at < len(args):
+            return (*args[: self._mask_at], rendered, *args[self._mask_at + 1 :]), kwargs
+        return args, {**kwargs, "attention_mask": rendered}
+
+    def _may_need_one(self, index: int, backend: str) -> bool:
+        """Whether a layer that came with a mask may need one to run (DeepSeek V3.2), and not for its window."""
+        return backend == "sdpa" and self.decoder.layer_types[index] != SLIDING
+
+    def _is_good_enough(self, index: int, call: _Call) -> bool:
+        """Whether the mask that transformers built is this layer's: it may hold a bias, too (ALiBi in Falcon)."""
+        told = any(index in override for override in self.overrides)
+        return index in self.where_none and index not in self.always and call.documents is None and not told
+
+    def _call_of(self, layer: nn.Module, hidden: Tensor) -> _Call | None:
+        """The forward pass that this layer call belongs to; under gradient checkpointing maybe not the latest one."""
+        if not (layer.training and getattr(layer, "gradient_checkpointing", False)) or _is_compiling():
+            return self.call
+        if torch._C._current_graph_task_id() == -1:  # not within a backward pass
+            hidden._labkit_call = self.call
+            return self.call
+        call = getattr(hidden, "_labkit_call", None)  # recomputing (some transformers versions run hooks again)
+        if call is None:
+            raise ConversionError(
+                "gradient checkpointing recomputes a layer on a copy of its input, and the mask of that forward pass "
+                "is lost: call gradient_checkpointing_enable({'use_reentrant': False})"
+            )
+        return call
+
+
+def _render(mask: Mask, call: _Call, index: int, hidden: Tensor, backend: str, by_flag: bool):
+    """The mask as this backend takes it: bool (sdpa), float (eager), BlockMask (flex); None if a flag opens all."""
+    q_len = hidden.shape[-2]  # (batch, q_len, dim); in Gemma 3n (copies, batch, q_len, dim)
+    past, kv_len = _cache_lengths(call.cache, index, q_len)
+    open_to_all = mask == bidirectional() and call.real is None and call.documents is None and past == 0
+    if by_flag and open_to_all and kv_len == q_len and backend != "eager":
+        return None
+    key = (mask, q_len, past, kv_len, hidden.dtype, backend)
+    if key not in call.built and call.one_by_one:
+        lengths = call.documents[0].unique_consecutive(return_counts=True)[1].tolist()
+        call.built[key] = TextMask.of(mask, lengths, hidden.device)
+    elif key not in call.built:
+        cells = _cells(mask, call, q_len, past, kv_len, hidden.device)  # (batch or 1, q_len, kv_len)
+        call.built[key] = _as_backend_mask(cells, backend, hidden.dtype)
+    return call.built[key]
+
+
+def one_by_one(config, rows: Tensor) -> bool:
+    """Whether the documents of `rows` (rows, q_len) are attended to one after the other: a single row on a CPU."""
+    return len(rows) == 1 and rows.device.type == "cpu" and backend_of(config) == "sdpa"
+
+
+def opened_otherwise(config) -> bool:
+    """Whether the causal mask was removed by a switch of the config; for models that labkit has not converted."""
+    switch = getattr(config, "use_bidirectional_attention", None)  # in Gemma 4 a word, of which "vision" is of images
+    return getattr(config, "is_causal", True) is False or switch in (True, "all")
+
+
+class _AroundCaller:
+    """The hooks of one model around the stack. A class, so that a hooked model can be copied and pickled."""
+
+    def __init__(self, layer_masks: LayerMasks, at: int):
+        self.layer_masks, self.at = layer_masks, at
+
+    def before(self, caller: nn.Module, args: tuple, kwargs: dict) -> None:
+        mask = kwargs.get("attention_mask", args[self.at] if self.at < len(args) else None)
+        if self.layer_masks._call_from_outside is None:  # the outermost caller was given what the user gave
+            self.layer_masks._call_from_outside = (caller, mask)
+
+    def after(self, caller: nn.Module, *_) -> None:
+        outside = self.layer_masks._call_from_outside
+        if outside is not None and outside[0] is caller:
+            self.layer_masks._call_from_outside = None
+
+
+class _BeforeLayer:
+    """The hook of one layer. A class, not a closure, so that a hooked model can be copied and pickled."""
+
+    def __init__(self, layer_masks: LayerMasks, index: int):
+        self.layer_masks, self.index = layer_masks, index
+
+    def __call__(self, layer, args, kwargs):
+        return self.layer_masks._before_layer(self.index, layer, args, kwargs)
+
+
+@contextmanager
+def shrunken_windows(decoder: Decoder, by: int) -> Iterator[None]:
+    """Every local window shorter by `by` tokens for the block: a way to see past a window without a long sequence."""
+    config, layer_masks = decoder.config, getattr(decoder.stack, ATTRIBUTE, None)
+    sized = [a for a in decoder.attentions if getattr(a, "sliding_window", None)] if by else []
+    before = config.sliding_window, [a.sliding_window for a in sized]
+    keeper = layer_masks.window_of_backend if layer_masks else None
+    reach, converted = keeper.reach if keeper else None, dict(layer_masks.converted) if layer_masks else {}
+    try:
+        if by:
+            config.sliding_window -= by
+            for attention in sized:
+                attention.sliding_window -= by
+            if reach is not None:
+                keeper.reach -= by
+            for i, mask in converted.items():
+                if mask.identity[0] == "sliding_window":
+                    layer_masks.converted[i] = sliding_window(mask.identity[1] - by, causal=False)
+        yield
+    finally:
+        config.sliding_window = before[0]
+        for attention, size in zip(sized, before[1], strict=True):
+            attention.sliding_window = size
+        if keeper is not None:
+            keeper.reach = reach
+        if layer_masks is not None:
+            layer_masks.converted = converted
+
+
+def _per_layer(mask, n: int) -> dict[int, Mask]:
+    """`mask` as {layer index: Mask}, checked, for a model of n layers."""
+    if isinstance(mask, Mask):
+        return dict.fromkeys(range(n), mask)
+    if isinstance(mask, Mapping):
+        chosen = dict(mask)
+    elif isinstance(mask, Sequence) and not isinstance(mask, str):
+        if len(mask) != n:
+            raise MaskError(f"the model has {n} layers and {len(mask)} masks were given: give one per layer (or None)")
+        chosen = {i: m for i, m in enumerate(mask) if m is not None}
+    else:
+        raise MaskError(f"expected a Mask, a list of one per layer or a dict by layer, not {type(mask).__name__}")
+    for i, m in chosen.items():
+        if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < n:
+            raise MaskError(f"there is no layer {i!r}: the model has layers 0 to {n - 1}")
+        if not isinstance(m, Mask):
+            raise MaskError(f"layer {i}: expected a labkit Mask, not {type(m).__name__} (see masks.from_dense)")
+    return chosen
+
+
+def layer_mask(reach: int | None, layer_type: str) -> Mask:
+    """What a bidirectional layer of this type is meant to see; `reach` = tokens on either side, None = no window."""
+    return sliding_window(reach + 1, causal=False) if layer_type == SLIDING and reach is not None else bidirectional()
+
+
+def _cells(mask: Mask, call: _Call, q_len: int, past: int, kv_len: int, device) -> Tensor:
+    total = past + q_len
+    real = None if call.real is None else call.real[:, :total].to(device)  # (batch, total)
+    if call.documents is not None:  # positions restart with each document, and no document sees another
+        documents = call.documents.to(device)  # (batch or 1, total): packed documents come without a cache
+        positions = _positions_within(documents, real)
+        cells = _at_positions(mask, positions, positions) & (documents[:, :, None] == documents[:, None, :])
+    elif real is not None:
+        positions = (real.long().cumsum(-1) - 1).clamp(min=0)  # (batch, total)
+        cells = _at_positions(mask, positions[:, past:], positions)
+    else:
+        cells = mask.dense(q_len, total, device=device)
+        cells = cells if cells.ndim == 3 else cells[None]
+    cells = self_for_empty_rows(cells if real is None else cells & real[:, None, :])
+    if kv_len > total:  # a static cache: slots that are not filled yet
+        return torch.nn.functional.pad(cells, (0, kv_len - total))
+    dropped = total - kv_len  # the cache of a local layer lets go of the oldest keys
+    if dropped and bool(cells[..., :dropped].any()):
+        raise ConversionError(
+            f"{mask} opens keys that the cache of this local layer has let go of (it kept {kv_len} of {total}): pass "
+            "past_key_values=transformers.DynamicCache(), made without a config, which keeps them all"
+        )
+    return cells[..., dropped:]
+
+
+def _at_positions(mask: Mask, queries: Tensor, keys: Tensor) -> Tensor:
+    """The cells at these text positions: queries (batch, q_len), keys (batch, kv_len) -> (batch, q_len, kv_len)."""
+    n = max(int(keys.max()) + 1, mask.needs)
+    mask.dense(1, n)  # raises if the mask is not defined for so many tokens
+    if mask.batch_size not in (None, len(keys)):
+        raise MaskError(f"{mask} is for a batch of {mask.batch_size} rows, and this batch has {len(keys)}")
+    rows = torch.arange(len(keys), device=keys.device)[:, None, None]
+    return mask.predicate(rows, queries[:, :, None], keys[:, None, :], n)
+
+
+def _as_backend_mask(cells: Tensor, backend: str, dtype: torch.dtype):
+    if backend == "eager":
+        blocked = torch.finfo(dtype).min
+        return torch.zeros(cells.shape, dtype=dtype, device=cells.device).masked_fill(~cells, blocked)[:, None]
+    if backend == "sdpa":
+        return cells[:, None]
+    if backend == "flex_attention":
+        return block_mask_of(cells)
+    raise ConversionError(f"labkit does not know how the attention backend {backend!r} takes a mask: use eager or sdpa")
+
+
+def _documents(positions: Tensor | None, real: Tensor | None) -> Tensor | None:
+    """The packed document of each token, (batch, q_len), numbered from 0, if position_ids restart in a row; else None.
+
+    A document goes on while the positions grow by one from token to token, pads counted or not. Padding starts none.
+    Qwen-VL counts time, height and width, (3, batch, q_len), maybe with the position in the text before them. In a row
+    with images those three stand still or jump, and a document starts where all of them are 0.
+    """
+    if positions is None or positions.ndim not in (2, 3) or positions.shape[-1] < 2:
+        return None
+    axes = positions if positions.ndim == 3 and len(positions) == 3 else None
+    positions = positions if positions.ndim == 2 else positions[0]
+    q_len = positions.shape[1]
+    real = torch.ones_like(positions, dtype=torch.bool) if real is None else real[:, -q_len:].to(positions.device)
+    positions, real = torch.broadcast_tensors(positions, real)
+    places = torch.arange(q_len, device=positions.device)
+    latest = torch.where(real, places, -1).cummax(-1).values  # place of the latest real token
+    before = torch.nn.functional.pad(latest[:, :-1], (1, 0), value=-1)  # of the one before this token; -1 = none
+    step = positions - positions.gather(-1, before.clamp(min=0))
+    restarts = (step != 1) & (step != places - before)
+    if axes is not None:
+        text_only = (axes == positions).all(dim=0).all(dim=-1, keepdim=True)  # (batch, 1)
+        restarts = torch.where(text_only, restarts, (axes == 0).all(dim=0))
+    starts = real & (before >= 0) & restarts
+    return None if not _is_compiling() and not bool(starts.any()) else starts.long().cumsum(-1)
+
+
+def _positions_within(documents: Tensor, real: Tensor | None) -> Tensor:
+    """The position of each token within its document, (batch, q_len), pads not counted."""
+    counted = (torch.ones_like(documents) if real is None else real.long()).cumsum(-1) - 1
+    first = torch.diff(documents, prepend=documents[:, :1], dim=-1) != 0
+    return (counted - torch.where(first, counted, 0).cummax(-1).values).clamp(min=0)
+
+
+def _is_padding(mask) -> bool:
+    return mask is None or (isinstance(mask, Tensor) and mask.ndim == 2)
+
+
+def _cache_lengths(cache, index: int, q_len: int) -> tuple[int, int]:
+    """(tokens seen before this call, keys that this layer's attention will be given)."""
+    if cache is None:
+        return 0, q_len
+    past = int(cache.get_seq_length(index))
+    try:
+        kv_len, _ = cache.get_mask_sizes(q_len, index)
+    except AttributeError:  # older transformers: takes the positions of the queries, not their number
+        kv_len, _ = cache.get_mask_sizes(torch.arange(past, past + q_len), index)
+    return past, int(kv_len)
+
+
+def _is_compiling() -> bool:
+    return torch.compiler.is_compiling()

@@ -1,0 +1,118 @@
+"""Let a causal model read its input twice: the control that every claim about an unmasked model has to face.
+
+    with repeated(model):
+        model(input_ids, attention_mask=real)       # the states are those of the second reading
+
+On the second reading every token is behind the whole text, so its state can depend on all of it, though no layer looks
+ahead. If that does as well as removing the mask, it was the missing context that mattered and not the mask. The price
+is twice the tokens. (Input repetition for sequence labelling: Findings of EACL 2026; as an embedding: Springer et al.,
+arXiv 2402.15449.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from labkit.decoder.anatomy import argument_position, find_decoder
+from labkit.errors import ConversionError
+
+
+@contextmanager
+def repeated(model: nn.Module, times: int = 2) -> Iterator[nn.Module]:
+    """Within the block, `model` reads every row `times` times in a row and gives the states of the last reading.
+
+    The caller hands over (batch, seq) token ids, padded on the right, with their 2-D attention_mask, and gets states
+    of that shape: heads, losses and decoding need not know. A bos at the row's beginning and an eos at its end stay
+    single: [bos] text text [eos]. Positions go on through all readings.
+
+    Raises:
+        ConversionError: fewer than 1 readings; padding on the left, a KV cache, or masks and positions of the caller's
+            own; more tokens than the model has positions.
+    """
+    if times < 1:
+        raise ConversionError(f"a text can be read once or more often, not {times} times")
+    decoder = find_decoder(model)
+    reading = _Reading(decoder, times)
+    before = decoder.stack.register_forward_pre_hook(reading.before, with_kwargs=True, prepend=True)
+    after = decoder.stack.register_forward_hook(reading.after)
+    try:
+        yield model
+    finally:
+        before.remove()
+        after.remove()
+
+
+class _Reading:
+    """The two hooks of one context: what goes in is repeated, of what comes out the last reading is kept."""
+
+    def __init__(self, decoder: Any, times: int):
+        self.times, self.config = times, decoder.config
+        names = ("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds")
+        self.at = {name: argument_position(decoder.stack.forward, name) for name in names}
+        self.places: Tensor | None = None  # (batch, seq): where each token stands in its last reading
+
+    def before(self, stack: nn.Module, args: tuple, kwargs: dict):
+        given = {
+            name: kwargs.get(name, args[at] if at is not None and at < len(args) else None)
+            for name, at in self.at.items()
+        }
+        if unfit := [name for name in ("position_ids", "past_key_values", "inputs_embeds") if given[name] is not None]:
+            raise ConversionError(f"a repeated reading takes token ids and a padding mask, but {unfit[0]} was given")
+        ids, real = given["input_ids"], given["attention_mask"]
+        if real is None:
+            real = torch.ones_like(ids)
+        if real.ndim != 2 or bool((real[:, 1:].bool() & ~real[:, :-1].bool()).any()):
+            raise ConversionError("a repeated reading needs a 2-D attention_mask with the padding on the right")
+        twice, counted, self.places = self._repeated(ids, real.long())
+        limit = getattr(self.config, "max_position_embeddings", twice.shape[1])
+        if twice.shape[1] > limit:
+            raise ConversionError(
+                f"{self.times} readings make a row of {twice.shape[1]:,} tokens, and the model has {limit:,} positions"
+            )
+        rest = {name: value for name, value in kwargs.items() if name not in self.at}
+        others = [args[at] for at in range(len(args)) if at not in self.at.values()]
+        if others:
+            raise ConversionError("a repeated reading takes its arguments by name")
+        return (), rest | {"input_ids": twice, "attention_mask": counted, "use_cache": False}
+
+    def after(self, stack: nn.Module, args: tuple, output: Any):
+        states = output.last_hidden_state  # (batch, longest, width)
+        index = self.places[..., None].expand(-1, -1, states.shape[-1])
+        output.last_hidden_state = states.gather(1, index)  # (batch, seq, width)
+        return output
+
+    def _repeated(self, ids: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """ids and mask (batch, longest) of the repeated rows, and the place (batch, seq) of each token's last reading.
+
+        A padded token has the place of the row's first token: its state is never used.
+        """
+        batch, seq = ids.shape
+        lengths = real.sum(1)  # (batch,)
+        rows = torch.arange(batch, device=ids.device)
+        head = (ids[:, 0] == _id(self.config, "bos")).long() * (lengths > 1)
+        last = ids[rows, (lengths - 1).clamp(min=0)]
+        tail = (last == _id(self.config, "eos")).long() * (lengths > 1 + head)
+        body = lengths - head - tail  # (batch,)
+        total = head + self.times * body + tail
+        slots = torch.arange(int(total.max()), device=ids.device)[None]  # (1, longest)
+        within = (slots - head[:, None]).clamp(min=0) % body.clamp(min=1)[:, None] + head[:, None]
+        source = torch.where(slots < head[:, None], 0, within)
+        source = torch.where(slots == (total - 1)[:, None], (lengths - 1)[:, None], source)
+        counted = slots < total[:, None]
+        twice = ids.gather(1, source.clamp(0, seq - 1)).masked_fill(~counted, int(_id(self.config, "pad", 0)))
+        tokens = torch.arange(seq, device=ids.device)[None]
+        skipped = ((self.times - 1) * body)[:, None]
+        places = torch.where(tokens < head[:, None], tokens, tokens + skipped)
+        return twice, counted.long(), torch.where(real.bool(), places, 0)
+
+
+def _id(config: Any, name: str, otherwise: int = -1) -> int:
+    """The id of a special token; of several (Gemma's list of eos) the first."""
+    value = getattr(config, f"{name}_token_id", None)
+    value = value[0] if isinstance(value, list) else value
+    return otherwise if value is None else value

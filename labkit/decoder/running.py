@@ -1,0 +1,245 @@
+"""A model of any kind, run on token ids: what it gave at each position, and in which state it was run.
+
+Under the probes, which run it twice and compare: so nothing may pass from token to token here but what the model itself
+connects.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from labkit.decoder.anatomy import Decoder
+from labkit.decoder.limits import is_out_of_memory
+from labkit.errors import AuditError, LabkitError
+
+APART = "batched_mm"  # how transformers calls a computation of experts in which no token changes another's rounding
+BODY_MEASURED = "its output is one per text, so the states of its body were measured"
+TARGETS = ("targets", "labels", "target", "y")  # given them, nanoGPT and its like give the logits of all positions
+GATHERED = 2e9  # bytes: the most that the weights of experts may take, once for each token
+
+
+class Runner:
+    """Calls any model on token ids, and finds its output per position.
+
+    Works on a transformers model (its last hidden state is read, so a large head costs nothing) and on any other module
+    that maps `input_ids` and, if it takes one, `attention_mask` to a tensor, or a structure holding one, of shape
+    (batch, seq, ...). Of a transformers model that gives one output per text, the states of its body are read;
+    `pooled` then says so.
+    """
+
+    def __init__(self, model: nn.Module, decoder: Decoder | None, vocab_size: int | None = None):
+        self.model, self.decoder = model, decoder
+        self.body = decoder.stack if decoder is not None else _body(model)
+        self.pooled = False
+        self.tried: dict[str, bool] = {}
+        parameters = inspect.signature(model.forward).parameters
+        self.takes_anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        self.parameters = set(parameters)
+        placed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        self.by_name = "input_ids" in parameters or not any(p.kind in placed for p in parameters.values())
+        inside = decoder.stack if decoder is not None else model  # a multimodal model has other embeddings, too
+        embedding = next((m for m in inside.modules() if isinstance(m, nn.Embedding)), None)
+        if vocab_size is None and embedding is None:
+            raise AuditError(
+                f"{type(model).__name__} has no nn.Embedding: say how many token ids there are (vocab_size=)"
+            )
+        self.vocab_size = vocab_size or embedding.num_embeddings
+        tensor = next(iter(model.parameters()), None)
+        known = embedding.weight if embedding is not None else tensor
+        self.device = torch.device("cpu") if known is None else known.device
+        self.targets: str | None = None  # the argument without which the model gives its last position only
+        targets = next((name for name in TARGETS if name in parameters), None)
+        if targets and decoder is None:
+            try:
+                with evaluating(model):
+                    self.run(self.tokens(1, 4))
+            except AuditError:
+                self.targets = targets
+
+    def takes(self, name: str) -> bool:
+        """Whether the model can be called with this argument: "attention_mask", "position_ids" or "use_cache".
+
+        One that takes any keyword and is no decoder that we know is tried: it may hand the argument on, or ignore it.
+        """
+        if name in self.parameters or (self.takes_anything and self.decoder is not None):
+            return True
+        if self.takes_anything and name != "use_cache" and name not in self.tried:
+            ids = self.tokens(1, 4)
+            hidden_first = torch.tensor(
+                [[False, True, True, True]]
+            )  # a last one would change nothing under a causal mask
+            value = hidden_first if name == "attention_mask" else torch.tensor([[0, 1, 0, 1]])
+            more = {"real": value} if name == "attention_mask" else {name: value}
+            try:
+                self.tried[name] = not torch.equal(self.run(ids, **more), self.run(ids))
+            except AuditError:
+                self.tried[name] = False
+        return self.tried.get(name, False)
+
+    @torch.no_grad()
+    def run(self, ids: Tensor, real: Tensor | None = None, **more) -> Tensor:
+        """Output per position, (batch, seq, dim), for ids (batch, seq) and real (batch, seq) bool, None = no mask."""
+        kwargs = {"input_ids": ids.to(self.device)}
+        if real is not None:
+            kwargs["attention_mask"] = real.long().to(self.device)
+        kwargs |= {k: v.to(self.device) if isinstance(v, Tensor) else v for k, v in more.items()}
+        if "use_cache" in self.parameters or (self.takes_anything and self.decoder is not None):
+            kwargs.setdefault("use_cache", False)
+        if self.decoder is not None and "logits_to_keep" in self.parameters:
+            # Gemma 4 with shared keys and values computes its last layers at these positions only.
+            if not getattr(self.decoder.config, "num_kv_shared_layers", 0):
+                kwargs["logits_to_keep"] = 1
+        if self.targets:
+            kwargs[self.targets] = torch.zeros_like(kwargs["input_ids"])  # the same for all texts: it connects nothing
+        first = () if self.by_name else (kwargs.pop("input_ids"),)
+        seen: list = []
+        with ExitStack() as stack:
+            if self.body is not self.model or self.decoder is not None:
+                hook = self.body.register_forward_hook(lambda m, a, out: seen.append(out))
+                stack.callback(hook.remove)
+            stack.enter_context(_told_apart(self.model, ids.numel(), kwargs.get("use_cache", False)))
+            try:
+                out = self.model(*first, **kwargs)
+            except LabkitError:
+                raise
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                said = " ".join(str(error).split())[:200]
+                raise AuditError(
+                    f"{type(self.model).__name__} could not be called on token ids of shape {tuple(ids.shape)}"
+                    f"{''.join(f', {name}' for name in kwargs if name != 'input_ids')}: {type(error).__name__}: {said}"
+                ) from error
+        if seen and self.decoder is None:  # classes of a text may be as many as its tokens: two axes are not enough
+            own = first_tensor(out)
+            self.pooled = own is None or own.ndim < 3 or own.shape[:2] != ids.shape
+        states = first_tensor(seen[-1] if seen and (self.pooled or self.decoder is not None) else out)
+        if states is not None and states.shape[:2] == ids.shape:
+            return states.reshape(*states.shape[:2], -1)
+        shape = None if states is None else tuple(states.shape)
+        raise AuditError(
+            f"{type(self.model).__name__} gave {shape} for token ids of shape {tuple(ids.shape)}: the audit needs one "
+            "output per position, (batch, sequence, ...). If the model can give them, wrap it:\n"
+            "    every = torch.nn.Module(); every.model = model\n"
+            "    every.forward = lambda input_ids: model(input_ids, ...)  # a call that gives all positions\n"
+            "and measure `every`"
+        )
+
+    def tokens(self, batch: int, n: int, seed: int = 0) -> Tensor:
+        """Distinct random token ids, the same in every row, (batch, n); the lowest ids are left out, being special."""
+        low = min(8, max(0, self.vocab_size - 2 * n))
+        generator = torch.Generator().manual_seed(seed)
+        span = min(self.vocab_size - low, 50_000)
+        drawn = torch.randperm(span, generator=generator)[:n] if span >= n else torch.arange(n) % span
+        return (drawn + low).expand(batch, n).clone()
+
+
+def _body(model: nn.Module) -> nn.Module:
+    """What transformers calls the base model, through its heads and adapters; the model itself where there is none."""
+    while isinstance(inner := getattr(model, "base_model", None), nn.Module) and inner is not model:
+        model = inner
+    return model
+
+
+@contextmanager
+def _told_apart(model: nn.Module, tokens: int, use_cache: bool) -> Iterator[None]:
+    """For the block no token can be heard by another but through the model's own connections.
+
+    No part of the model keeps keys and values, unless asked to. And where experts are chosen token by token, each token
+    is computed with its own copy of their weights: taken together, as they are otherwise, the tokens of one expert
+    change each other's rounding, which is no influence. (Not where these copies would take more than `GATHERED` bytes.)
+    """
+    configs = {id(c): c for m in model.modules() if hasattr(c := getattr(m, "config", None), "__dict__")}.values()
+    with ExitStack() as stack:
+        for config in configs:
+            if not use_cache and getattr(config, "use_cache", False) is True:
+                stack.callback(setattr, config, "use_cache", True)
+                config.use_cache = False
+            way = getattr(config, "_experts_implementation", None)
+            if way not in (None, APART) and tokens * _bytes_of_experts(model, config) <= GATHERED:
+                stack.callback(setattr, config, "_experts_implementation", way)
+                config._experts_implementation = APART
+        yield
+
+
+def _bytes_of_experts(model: nn.Module, config) -> int:
+    """What the weights of one token's experts take, in the layer where they take the most."""
+    chosen = max(
+        getattr(config, name, 0) or 0 for name in ("num_experts_per_tok", "num_experts_per_token", "top_k", "moe_topk")
+    )
+    each = [
+        sum(p.numel() * p.element_size() // len(p) for p in m.parameters(recurse=False) if p.ndim == 3)
+        for m in model.modules()
+        if "Experts" in type(m).__name__
+    ]
+    return max(1, chosen) * max(each, default=0)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[nn.Module]:
+    """`model` in evaluation mode and without gradients; afterwards every submodule is in the mode it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield model
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def computing_in(dtype: torch.dtype, model: nn.Module, *instead_of: torch.dtype) -> Iterator[None]:
+    """For the block the weights of these types are of type `dtype`; afterwards they are the same tensors as before."""
+    kept = [(tensor, tensor.data) for tensor in (*model.parameters(), *model.buffers()) if tensor.dtype in instead_of]
+    try:
+        for tensor, data in kept:
+            tensor.data = data.to(dtype)
+        yield
+    finally:
+        for tensor, data in kept:
+            tensor.data = data
+
+
+def in_float32(model: nn.Module, *instead_of: torch.dtype):
+    """`computing_in` float32."""
+    return computing_in(torch.float32, model, *instead_of)
+
+
+@contextmanager
+def without_mlps(decoder: Decoder) -> Iterator[None]:
+    """Skip the feed-forward blocks: attention measured in isolation does not depend on them, and they cost the most."""
+    skipped = []
+    for layer in decoder.layers:
+        mlp = getattr(layer, "mlp", None)
+        if not isinstance(mlp, nn.Module) or hasattr(mlp, "experts"):  # those may give more than the states
+            continue
+        if type(mlp).__name__.endswith("MLP") and "forward" not in vars(mlp):
+            mlp.forward = _as_it_came
+            skipped.append(mlp)
+    try:
+        yield
+    finally:
+        for mlp in skipped:
+            del mlp.forward
+
+
+def _as_it_came(hidden: Tensor, *_, **__) -> Tensor:
+    return hidden
+
+
+def first_tensor(out) -> Tensor | None:
+    """The output per position inside a tensor, tuple, dict or ModelOutput."""
+    if isinstance(out, Tensor):
+        return out
+    for name in ("last_hidden_state", "logits"):
+        value = out.get(name) if isinstance(out, dict) else getattr(out, name, None)
+        if isinstance(value, Tensor):
+            return value
+    values = out.values() if isinstance(out, dict) else out if isinstance(out, (tuple, list)) else ()
+    return next((v for v in values if isinstance(v, Tensor) and v.ndim >= 3), None)

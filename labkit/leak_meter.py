@@ -1,0 +1,399 @@
+"""The leak meter: train a model as it is, and its unmasked twin, and see whose loss is too good to be true.
+
+A model that sees the token it must name learns to copy it. Its loss falls below what is possible: below ln V on
+uniformly random tokens, where nothing can be known of the next one. The same model is lost as soon as the future is
+really absent, which is when a text is generated.
+
+Chance raises no alarm. The likelihood of random tokens under an honest model, divided by that of guessing, is 1 on
+average, so a mean loss over N tokens lies more than s/N below ln V with probability e^-s at most (Markov's inequality;
+in training, where the model changes on the way, Ville's). Here s is 14: once in a million.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from labkit import masks
+from labkit.convert import to_bidirectional
+from labkit.decoder.anatomy import decoder_or_none
+from labkit.decoder.running import evaluating, first_tensor
+from labkit.errors import ConversionError, LeakageError, UnsupportedModelError
+from labkit.gpt import GPT
+from labkit.objectives import generator
+
+AS_BUILT, UNMASKED = "as built", "unmasked"
+CERTAINTY = 14.0  # e^-14: the chance of a false alarm, about one in a million
+MEASURING = 10**9  # the row numbers from here on are for measuring, and are never trained on
+MEASURED_ROWS, FEW_ROWS = 64, 16
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of training, over the seeds. Losses in nats per token; lists hold one number per seed.
+
+    Attributes:
+        steps: after how many steps the curves were measured.
+        curves: teacher-forced loss on held-out text, per seed, one number per entry of `steps`.
+        truncated: the loss when the future is really absent: each token named from the tokens before it and no more.
+        in_sight: on the same rows, the loss with the later tokens in the input. An honest model's is the same.
+        copy_rate: a token is replaced by a random one: how often the position before it names exactly that.
+        copy_rate_training: the same in train mode, dropout and all.
+        reported: what the training itself said at its end: its own loss, in train mode.
+        next_token: the loss of the next token on the same logits as `reported`.
+        free_running: the honest model's loss on text that this one generates; empty where there is no honest model.
+    """
+
+    name: str
+    steps: list[int]
+    curves: list[list[float]]
+    truncated: list[float]
+    in_sight: list[float]
+    copy_rate: list[float]
+    copy_rate_training: list[float]
+    reported: list[float]
+    next_token: list[float]
+    free_running: list[float] = field(default_factory=list)
+
+    @property
+    def teacher_forced(self) -> list[float]:
+        return [curve[-1] for curve in self.curves]
+
+
+@dataclass(frozen=True)
+class LeakMeter:
+    """What `leak_meter` measured. `floor` is ln V, None on real text; `leaks` says which arms leak and why."""
+
+    arms: dict[str, Arm]
+    floor: float | None
+    leaks: dict[str, str]
+    seeds: tuple[int, ...]
+
+    @property
+    def clean(self) -> bool:
+        return AS_BUILT not in self.leaks
+
+    def __str__(self) -> str:
+        rows = [("", "teacher-forced", "truncated", "generated text", "copies")]
+        for arm in self.arms.values():
+            cells = (arm.teacher_forced, arm.truncated, arm.free_running, arm.copy_rate)
+            rows.append((arm.name, *(_mean_and_interval(values) for values in cells)))
+        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        floor = "" if self.floor is None else f"; floor ln V = {self.floor:.3f}"
+        lines.append(f"nats per token, mean and 95 % interval over {len(self.seeds)} seeds{floor}")
+        return "\n".join(lines + [f"leak: {name}: {why}" for name, why in self.leaks.items()])
+
+    def to_json(self) -> str:
+        return json.dumps({"clean": self.clean} | asdict(self), indent=1)
+
+
+def leak_meter(
+    model: nn.Module | Callable[[int], nn.Module],
+    data: Tensor | int,
+    *,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
+    steps: int = 300,
+    batch_size: int = 16,
+    length: int = 32,
+    learning_rate: float = 3e-3,
+    measure_every: int = 0,
+) -> LeakMeter:
+    """Train `model` as it is and its unmasked twin, from the same weights, in the same order, once per seed.
+
+    Args:
+        model: maps ids (batch, seq) to logits (batch, seq, vocab); or a factory `seed -> model`. Copies are trained, in
+            float32. A `labkit.gpt.GPT` or a transformers model gets an unmasked twin; your own is measured as it is.
+        data: token ids of a text, one line (tokens,), of which the last tenth is held out; or a whole number V:
+            uniformly random tokens, V of them.
+        loss: `loss(logits, ids)` that is trained on, in nats per token; by default the cross entropy of the next token.
+            Give your own to find out whether its labels are right.
+        seeds: of the factory, the order of the rows and dropout; two or more, all different.
+        measure_every: steps between two points of the curves; 0 = a twentieth of the run.
+
+    Raises:
+        LeakageError: with these arguments nothing can be measured (the message says why), or training diverged.
+    """
+    seeds, every = tuple(seeds), measure_every or max(1, steps // 20)
+    _require_sense(seeds, steps=steps, batch_size=batch_size, length=length, measure_every=every)
+    source = _RandomTokens(data, length) if isinstance(data, int) else _Text(data, length)
+    measured_at = sorted({*range(0, steps + 1, every), steps})
+    plan = _Plan(source, loss or next_token_loss, steps, batch_size, learning_rate, measured_at)
+    trained: dict[str, list[_Trained]] = {}
+    with tqdm(total=len(seeds), unit="run", disable=None, leave=False) as bar:  # disable=None: on a terminal only
+        for seed in seeds:
+            twins = _twins(_start(model, seed), source)
+            bar.total = len(seeds) * len(twins)
+            for name, twin in twins.items():
+                bar.set_description(f"{name}, seed {seed}")
+                trained.setdefault(name, []).append(plan.run(twin, seed))
+                bar.update()
+    arms = {name: _arm(name, runs, plan) for name, runs in trained.items()}
+    floor = math.log(data) if isinstance(data, int) else None
+    leaks = {name: why for name, arm in arms.items() if (why := _verdict(arm, floor, plan))}
+    if floor is None and AS_BUILT not in leaks:
+        honest = [run.model for run in trained[AS_BUILT]]
+        for name, runs in trained.items():  # the judge is the honest model of another seed
+            arms[name].free_running.extend(map(plan.free_running, runs, honest[1:] + honest[:1]))
+    return LeakMeter(arms, floor, leaks, seeds)
+
+
+def next_token_loss(logits: Tensor, ids: Tensor) -> Tensor:
+    """Mean nats: the logits at position i against the token at i + 1. Shapes (batch, seq, vocab), (batch, seq)."""
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+
+
+def logits_of(model: nn.Module, ids: Tensor) -> Tensor:
+    """(batch, seq, vocab) from any model that maps ids to logits."""
+    known = decoder_or_none(model) is not None
+    return first_tensor(model(input_ids=ids, use_cache=False) if known else model(ids))
+
+
+def context_of(model: nn.Module) -> int | None:
+    """The longest row that a config inside the model speaks of, or None where none does."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+        for name in ("max_position_embeddings", "context", "block_size"):
+            if isinstance(getattr(config, name, None), int):
+                return getattr(config, name)
+    return None
+
+
+@dataclass
+class _Trained:
+    model: nn.Module
+    curve: list[float]
+    reported: float
+    next_token: float
+    seed: int
+
+
+class _RandomTokens:
+    """Batches of uniformly random tokens, never the same twice."""
+
+    def __init__(self, vocabulary: int, length: int):
+        if vocabulary < 2:
+            raise LeakageError(f"random tokens need a vocabulary of at least 2, not {vocabulary}")
+        self.alphabet, self.length = torch.arange(vocabulary), length
+
+    def rows(self, count: int, seed: int, number: int) -> Tensor:
+        return torch.randint(len(self.alphabet), (count, self.length), generator=generator(seed, number))
+
+
+class _Text:
+    """Rows of a text at random places: from its first nine tenths to train, from its last to measure."""
+
+    def __init__(self, ids: Tensor, length: int):
+        if ids.ndim != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+            raise LeakageError(f"a text is one line of whole token ids, (tokens,), not {ids.dtype} {tuple(ids.shape)}")
+        if len(ids) <= 10 * length:
+            raise LeakageError(f"a text of {len(ids)} tokens is too short: to hold out a row, take {10 * length + 1}")
+        if int(ids.min()) < 0:
+            raise LeakageError(f"token ids are counted from 0, and the text holds {int(ids.min())}")
+        ids, cut = ids.long().cpu(), len(ids) * 9 // 10
+        self.train, self.held_out, self.alphabet, self.length = ids[:cut], ids[cut:], ids.unique(), length
+
+    def rows(self, count: int, seed: int, number: int) -> Tensor:
+        ids = self.held_out if number >= MEASURING else self.train
+        starts = torch.randint(len(ids) - self.length, (count,), generator=generator(seed, number))
+        return torch.stack([ids[start : start + self.length] for start in starts.tolist()])
+
+
+@dataclass(frozen=True)
+class _Plan:
+    source: _RandomTokens | _Text
+    loss: Callable[[Tensor, Tensor], Tensor]
+    steps: int
+    batch_size: int
+    learning_rate: float
+    measured_at: list[int]
+
+    @property
+    def last_steps(self) -> int:
+        """The steps at the end over which `reported` is averaged."""
+        return max(1, self.steps // 10)
+
+    def run(self, model: nn.Module, seed: int) -> _Trained:
+        """Train, with the same batches for every twin of a seed, and measure the curve on the same held-out rows."""
+        held_out = self.source.rows(MEASURED_ROWS, seed, MEASURING).to(_device(model))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=self.learning_rate, weight_decay=0.0)
+        warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=self.last_steps)
+        curve, said = [], []
+        model.train()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)  # dropout
+            for step in range(self.steps + 1):
+                if step in self.measured_at:
+                    with evaluating(model):
+                        curve.append(float(next_token_loss(logits_of(model, held_out), held_out)))
+                if step == self.steps:
+                    break
+                ids = self.source.rows(self.batch_size, seed, step).to(_device(model))
+                logits = logits_of(model, ids)
+                loss = self.loss(logits, ids)
+                loss.backward()
+                said.append((float(loss.detach()), float(next_token_loss(logits.detach(), ids))))
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                warmup.step()
+        if not math.isfinite(sum(curve) + sum(loss for loss, _ in said)):
+            raise LeakageError(f"training diverged, from {curve[0]:.3f} to {curve[-1]:.3f}: lower the learning rate")
+        reported, next_token = (statistics.mean(losses) for losses in zip(*said[-self.last_steps :], strict=True))
+        return _Trained(model.eval(), curve, reported, next_token, seed)
+
+    @torch.no_grad()
+    def losses(self, run: _Trained, truncated: bool) -> float:
+        """Each token named from the row; or, `truncated`, from the tokens before it and nothing after, pass by pass."""
+        ids = self._few(run)
+        if not truncated:
+            return float(next_token_loss(logits_of(run.model, ids), ids))
+        logits = [logits_of(run.model, ids[:, :i])[:, -1:] for i in range(1, ids.size(1) + 1)]
+        return float(next_token_loss(torch.cat(logits, dim=1), ids))
+
+    @torch.no_grad()
+    def copy_rate(self, run: _Trained, training: bool) -> float:
+        """Share of positions that name the token which was put after them, drawn evenly from all: 1 in V if honest."""
+        ids, alphabet, rng, hits = self._few(run), self.source.alphabet, generator(run.seed, MEASURING + 1), []
+        with torch.random.fork_rng():
+            torch.manual_seed(run.seed)
+            run.model.train(training)
+            for i in range(1, ids.size(1)):
+                replaced = ids.clone()
+                replaced[:, i] = alphabet[torch.randint(len(alphabet), (len(ids),), generator=rng)]
+                hits.append(logits_of(run.model, replaced)[:, i - 1].argmax(-1) == replaced[:, i])
+            run.model.eval()
+        return float(torch.stack(hits).float().mean())
+
+    @torch.no_grad()
+    def free_running(self, run: _Trained, judge: nn.Module) -> float:
+        """The judge's mean nats on what this model generates, drawn token by token after a held-out quarter row."""
+        ids = self._few(run)
+        text = ids[:, : (prompt := max(1, ids.size(1) // 4))]
+        with torch.random.fork_rng():
+            torch.manual_seed(run.seed)
+            while text.size(1) < ids.size(1):
+                probabilities = logits_of(run.model, text)[:, -1].float().softmax(-1)
+                text = torch.cat([text, torch.multinomial(probabilities, 1)], dim=1)
+        logits = logits_of(judge, text)[:, prompt - 1 : -1]
+        return float(F.cross_entropy(logits.flatten(0, 1).float(), text[:, prompt:].flatten()))
+
+    def _few(self, run: _Trained) -> Tensor:
+        return self.source.rows(FEW_ROWS, run.seed, MEASURING).to(_device(run.model))
+
+
+def _require_sense(seeds: tuple, **counts: int) -> None:
+    if len(seeds) < 2 or len(set(seeds)) < len(seeds):
+        raise LeakageError(f"an interval needs at least two seeds, all different, and {list(seeds)} were given")
+    for name, given in counts.items():
+        if given < (least := 2 if name == "length" else 1):
+            raise LeakageError(f"{name} must be at least {least}, not {given}")
+
+
+def _start(model: nn.Module | Callable[[int], nn.Module], seed: int) -> nn.Module:
+    """A copy of the model, or of what the factory makes of this seed; in float32, the global random state untouched."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        made = model if isinstance(model, nn.Module) else model(seed)
+    return copy.deepcopy(made).float()
+
+
+def _twins(model: nn.Module, source: _RandomTokens | _Text) -> dict[str, nn.Module]:
+    """The model, and a copy of it that sees everything, where labkit can make one."""
+    _require_fit(model, source)
+    twin = copy.deepcopy(model)
+    if type(model) is GPT:
+        twin.forward = functools.partial(twin.forward, mask=masks.bidirectional())
+        return {AS_BUILT: model, UNMASKED: twin}
+    try:
+        return {AS_BUILT: model, UNMASKED: to_bidirectional(twin)}
+    except (UnsupportedModelError, ConversionError):  # no decoder that labkit knows, or one with a will of its own
+        return {AS_BUILT: model}
+
+
+def _require_fit(model: nn.Module, source: _RandomTokens | _Text) -> None:
+    """One row is tried out; two mistakes have a clearer name."""
+    name, length, top = type(model).__name__, source.length, int(source.alphabet.max())
+    decoder, context = decoder_or_none(model), context_of(model)
+    inside = (decoder.stack if decoder else model).modules()
+    tables = [module.num_embeddings for module in inside if isinstance(module, nn.Embedding)]
+    known = tables[0] if decoder else max(tables, default=top + 1)  # a foreign model may have its positions first
+    if known <= top:
+        raise LeakageError(f"the data have token ids up to {top}, and {name} knows {known} tokens")
+    if context is not None and context < length:
+        raise LeakageError(f"a row of {length} tokens is longer than the context of {name}, {context}")
+    ids = source.rows(1, 0, MEASURING).to(_device(model))
+    ids[0, 0] = top
+    try:
+        with evaluating(model):
+            shape = tuple(logits_of(model, ids).shape)
+    except (TypeError, ValueError, IndexError, RuntimeError, AttributeError) as error:
+        raise LeakageError(f"{name} cannot be called on {length} token ids of up to {top}: {error}") from error
+    if len(shape) != 3 or shape[:2] != (1, length) or shape[2] <= top:
+        raise LeakageError(f"{name} gave {shape} for ids (1, {length}): expected (1, {length}, {top + 1} or more)")
+
+
+def _arm(name: str, runs: list[_Trained], plan: _Plan) -> Arm:
+    return Arm(
+        name,
+        steps=plan.measured_at,
+        curves=[run.curve for run in runs],
+        truncated=[plan.losses(run, truncated=True) for run in runs],
+        in_sight=[plan.losses(run, truncated=False) for run in runs],
+        copy_rate=[plan.copy_rate(run, training=False) for run in runs],
+        copy_rate_training=[plan.copy_rate(run, training=True) for run in runs],
+        reported=[run.reported for run in runs],
+        next_token=[run.next_token for run in runs],
+    )
+
+
+def _verdict(arm: Arm, floor: float | None, plan: _Plan) -> str:
+    """Why this arm leaks, or "". Chance is allowed for as the module's text says."""
+    mean, row, limit = statistics.mean, plan.source.length - 1, -math.inf if floor is None else floor
+    if low := [loss for loss in arm.teacher_forced if loss < limit - CERTAINTY / (MEASURED_ROWS * row)]:
+        return f"its loss on random tokens is {mean(low):.3f}; no honest model gets below the floor of {floor:.3f}"
+    if any(abs(b - s) > 1e-3 * max(1.0, b) for s, b in zip(arm.in_sight, arm.truncated, strict=True)):
+        seen, blind = mean(arm.in_sight), mean(arm.truncated)
+        return f"its loss is {seen:.3f} with the later tokens in sight, and {blind:.3f} on the same text without them"
+    chance, trials = 1 / len(plan.source.alphabet), FEW_ROWS * row
+    if copied := [rate for rate in arm.copy_rate_training if trials * _surprise(rate, chance) > CERTAINTY]:
+        blind = f"in evaluation {mean(arm.copy_rate):.0%}, by chance {chance:.0%}"
+        return f"in train mode it copies {mean(copied):.0%} of random tokens ahead, {blind}: train mode drops the mask"
+    if mean(arm.reported) < 0.5 * mean(arm.next_token):
+        due = f"on the same logits the loss of the next token is {mean(arm.next_token):.3f}"
+        return f"its training reports {mean(arm.reported):.3f}, and {due}: the labels are misplaced (not shifted?)"
+    if low := [loss for loss in arm.reported if loss < limit - CERTAINTY / (plan.last_steps * plan.batch_size * row)]:
+        cause = "train mode drops the mask, or the labels are misplaced"
+        return f"its training reports {mean(low):.3f} on random tokens, below the floor of {floor:.3f}: {cause}"
+    return ""
+
+
+def _surprise(rate: float, chance: float) -> float:
+    """Nats per trial: by chance a share is as high as `rate` with probability e^-(trials x this) at most (Chernoff)."""
+    parts = [(rate, chance), (1 - rate, 1 - chance)] if rate > chance else []
+    return math.fsum(p * math.log(p / q) for p, q in parts if p)
+
+
+def _mean_and_interval(values: list[float]) -> str:
+    """Mean and half of its 95 % interval, by Student's t."""
+    from scipy import stats  # takes a second to import, and find_leaks imports this module
+
+    if not values:
+        return "-"
+    return f"{statistics.mean(values):.3f} ± {stats.t.ppf(0.975, len(values) - 1) * stats.sem(values):.3f}"
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
