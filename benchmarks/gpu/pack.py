@@ -31,9 +31,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
 
-from labkit import embedded_models, gguf_models  # noqa: E402
 from labkit.datasets import readers  # noqa: E402
-from labkit.model_registry import REGISTRY  # noqa: E402
+from labkit.models import embedded, gguf  # noqa: E402
+from labkit.models.registry import REGISTRY  # noqa: E402
 
 CARD = REGISTRY["gemma3-270m"]
 EMBEDDING = "token_embd.weight"
@@ -97,7 +97,7 @@ def _merged_from(token: str, rank: dict[tuple[str, str], int]) -> set[str]:
 
 def pack(texts: list[str], folder: Path, piece_bytes: int) -> dict[str, Any]:
     """Write manifest.json and the pieces into `folder`; returns the manifest."""
-    source = embedded_models.cached_folder(CARD)
+    source = embedded.cached_folder(CARD)
     files = {name: (source / name).read_text(encoding="utf-8") for name in
              ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")}  # fmt: skip
     tokenizer, old_ids = cut(json.loads(files["tokenizer.json"]), texts)
@@ -110,8 +110,8 @@ def pack(texts: list[str], folder: Path, piece_bytes: int) -> dict[str, Any]:
         files[name] = json.dumps(settings, indent=2)
     stream = [_archive(files)]
     tensors = []
-    with tempfile.TemporaryDirectory() as work, embedded_models._joined(CARD.package.part_paths(), Path(work)) as gguf:
-        for tensor in gguf_models._read(gguf)[1]:
+    with tempfile.TemporaryDirectory() as work, embedded._joined(CARD.package.part_paths(), Path(work)) as file:
+        for tensor in gguf._read(file)[1]:
             data = tensor.data[old_ids] if tensor.name == EMBEDDING else tensor.data
             stream.append(np.ascontiguousarray(data).tobytes())
             tensors.append({"name": tensor.name, "type": tensor.tensor_type.name, "stored": data.shape,
@@ -165,8 +165,8 @@ def unpack(folders: list[Path], output: Path) -> None:
                                        n_bytes=facts["bytes"], n_elements=np.prod(shape)))  # fmt: skip
         at += facts["bytes"]
     config = AutoConfig.from_pretrained(output)
-    weights, _ = gguf_models._dequantise(tensors, config, lambda done, total: None)
-    gguf_models._require_exact_weights(Gemma3ForCausalLM, config, weights, output)
+    weights, _ = gguf._dequantise(tensors, config, lambda done, total: None)
+    gguf._require_exact_weights(Gemma3ForCausalLM, config, weights, output)
     save_file(weights, output / "model.safetensors", metadata={"format": "pt"})
     (output / "kept_ids.json").write_text(json.dumps(manifest["ids"]), encoding="utf-8")
 
@@ -183,7 +183,7 @@ def check(folder: Path, texts: list[str]) -> str:
     for options in ({}, {"add_special_tokens": False, "split_special_tokens": True}):
         ours, theirs = (lm.tokenizer(texts, verbose=False, **options)["input_ids"] for lm in (smaller, full))
         assert all(old_ids[torch.tensor(a, dtype=torch.long)].tolist() == b for a, b in zip(ours, theirs, strict=True))
-    source = load_file(embedded_models.cached_folder(CARD) / "model.safetensors")
+    source = load_file(embedded.cached_folder(CARD) / "model.safetensors")
     for name, weight in load_file(folder / "model.safetensors").items():
         assert torch.equal(weight, source[name][old_ids] if "embed_tokens" in name else source[name]), name
     apart = 0.0
