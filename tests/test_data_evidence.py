@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from labkit.datasets import readers
 from labkit.datasets.embedded import posts
-from labkit.datasets.evidence import CRITERIA, INSTRUCTION, MARKS, ORDERS, Found, locate, prompt
+from labkit.datasets.evidence import CRITERIA, INSTRUCTION, MARKS, ORDERS, Match, locate, prompt
 from labkit.errors import DataError, MissingPackageError
 
 POST = (
@@ -32,7 +32,7 @@ def words(text: str) -> str:
 @pytest.mark.parametrize("evidence", [SLEEP, f" {SLEEP}\n", "Mum said “rest”, so\u00a0I tried it, and lay there."])
 def test_an_exact_copy_is_found_to_the_letter(evidence):
     found = locate(POST, evidence)
-    assert (found.how, found.alike) == ("exact", 100.0)
+    assert (found.method, found.similarity) == ("exact", 100.0)
     assert POST[found.start : found.end] == evidence.strip()
 
 
@@ -49,18 +49,18 @@ def test_an_exact_copy_is_found_to_the_letter(evidence):
 )
 def test_other_white_space_is_no_difference(evidence):
     found = locate(POST, evidence)
-    assert (found.how, found.alike) == ("spaces", 100.0)
+    assert (found.method, found.similarity) == ("spaces", 100.0)
     assert POST[found.start : found.end] != evidence and words(POST[found.start : found.end]) == words(evidence)
 
 
 def test_signs_of_a_pattern_are_letters_like_others():
-    assert locate("why (me)?\n.* [no] $", "why (me)? .* [no] $").how == "spaces"
+    assert locate("why (me)?\n.* [no] $", "why (me)? .* [no] $").method == "spaces"
     assert locate("whyme no and on and so forth", "why (me)? .* [no]") is None
 
 
 def test_the_first_of_several_places_is_taken():
-    assert locate("so tired. so  tired.", "so tired.") == Found(0, 9, "exact")
-    assert locate("so\ntired. so\ttired.", "so tired.") == Found(0, 9, "spaces")
+    assert locate("so tired. so  tired.", "so tired.") == Match(0, 9, "exact")
+    assert locate("so\ntired. so\ttired.", "so tired.") == Match(0, 9, "spaces")
 
 
 # ---- fuzzy -----------------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_the_first_of_several_places_is_taken():
 )
 def test_a_copy_with_slips_is_found_and_the_original_sliced(evidence, stands):
     found = locate(POST, evidence)
-    assert found.how == "fuzzy" and 80 <= found.alike < 100
+    assert found.method == "fuzzy" and 80 <= found.similarity < 100
     got, start = POST[found.start : found.end], POST.index(stands)
     both = min(found.end, start + len(stands)) - max(found.start, start)
     assert both >= 0.9 * max(len(got), len(stands)), got
@@ -103,13 +103,13 @@ def test_a_text_of_white_space_holds_nothing():
 
 def test_a_span_does_not_end_within_a_word():
     found = locate("she was utterly exhausted-looking afterwards", "she was uterly exhau")
-    assert found.how == "fuzzy"
+    assert found.method == "fuzzy"
     assert "she was utterly exhausted-looking afterwards"[found.start : found.end] == "she was utterly exhausted"
 
 
 def test_a_word_without_end_is_cut_where_the_evidence_ends():
     found = locate("a" * 1000, "a" * 30 + "bb")
-    assert found.how == "fuzzy" and 25 <= found.end - found.start <= 35
+    assert found.method == "fuzzy" and 25 <= found.end - found.start <= 35
 
 
 @pytest.mark.parametrize("evidence", ["", " \n\u00a0"])
@@ -120,7 +120,7 @@ def test_empty_evidence_is_refused(evidence):
 
 def test_without_rapidfuzz_the_exact_is_found_and_the_rest_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "rapidfuzz", None)
-    assert locate(POST, SLEEP).how == "exact" and locate(POST, words(SLEEP)).how == "spaces"
+    assert locate(POST, SLEEP).method == "exact" and locate(POST, words(SLEEP)).method == "spaces"
     with pytest.raises(MissingPackageError, match="rapidfuzz.*pip install"):
         locate(POST, "It was a long weak.")
 
@@ -181,8 +181,8 @@ def test_any_span_lies_in_the_text_and_begins_and_ends_with_a_sign(text, evidenc
     if found := locate(text, evidence):
         assert 0 <= found.start < found.end <= len(text)
         assert text[found.start : found.end] == text[found.start : found.end].strip()
-        assert found.alike >= 80
-        if found.how != "fuzzy":
+        assert found.similarity >= 80
+        if found.method != "fuzzy":
             assert words(text[found.start : found.end]) == words(evidence)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from labkit.datasets.examples import Answer, Entity, Labelled, Pair, Question, Sentence
 from labkit.datasets.readers import TASKS, read, scan
 from labkit.datasets.tags import entities_of, scheme_of, to_bio
-from labkit.datasets.words import _JOINERS, entities_in, tags_over, words_of
+from labkit.datasets.tags import _JOINERS, entities_in, tags_over, words_of
 from labkit.errors import DataError, LabkitError
 
 PARIS = "Paris lies on the Seine. The Seine rises in Burgundy."

@@ -7,18 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.datasets.myriad_lama import read_myriad_lama
-from labkit.datasets.paraphrased_question import BLANK, list_in
+
+from labkit.datasets.paraphrases import BLANK, list_in, filled, TEMPLATES
 from labkit.datasets.paraphrases import (
     ParaphrasedQuestion,
     read_known_facts,
     read_paraphrases,
-    read_pararel,
-    read_webquestions,
     sample,
 )
-from labkit.datasets.pararel import filled
-from labkit.datasets.webquestions import TEMPLATES, json_entries
+
+
 from labkit.errors import DataError
 from tests.cards import rows_of
 
@@ -183,10 +181,10 @@ def test_webquestions_get_twenty_different_wordings_by_templates_and_say_so(tmp_
 
 def test_webquestions_with_paraphrases_of_their_own_use_those_after_the_question(tmp_path):
     row = CHER | {"paraphrases": ["Whom did Cher bear?", "who is cher's son?"]}
-    (question,) = read_webquestions(lines(tmp_path / "test.json", [row]))
+    (question,) = read_paraphrases(lines(tmp_path / "test.json", [row]))
     assert question.paraphrases == ("who is cher's son?", "Whom did Cher bear?") and question.natural
     with pytest.raises(DataError, match="line 1: has an empty list of paraphrases"):
-        read_webquestions(lines(tmp_path / "test.json", [CHER | {"paraphrases": []}]))
+        read_paraphrases(lines(tmp_path / "test.json", [CHER | {"paraphrases": []}]))
 
 
 def test_webquestions_are_known_by_their_fields_one_a_line_too(tmp_path):
@@ -200,14 +198,14 @@ def test_fault_in_a_json_list_is_named_by_the_line_where_its_entry_begins(tmp_pa
     file.write_text(json.dumps([CHER, CHER | {"qId": "b", "answers": "Chaz"}], indent=1))
     assert file.read_text().splitlines()[10].strip() == "{"  # where the second begins
     with pytest.raises(DataError, match="test.json, line 11: has 'Chaz' as its answers; write a list of texts"):
-        read_webquestions(file)
+        read_paraphrases(file)
     file.write_text(file.read_text()[:-1])
     with pytest.raises(DataError, match=f"test.json, line {file.read_text().count(chr(10)) + 1}: is not JSON"):
-        read_webquestions(file)
+        read_paraphrases(file)
     with pytest.raises(DataError, match="line 1: holds a int in its list"):
-        read_webquestions(lines(file, [1]))
+        read_paraphrases(lines(file, [1]))
     with pytest.raises(DataError, match="holds no question"):
-        read_webquestions(lines(file, []))
+        read_paraphrases(lines(file, []))
 
 
 @given(
@@ -261,13 +259,13 @@ def test_patterns_of_a_relation_are_paraphrases_and_all_objects_of_a_subject_are
 
 def test_pararel_folder_that_is_not_whole_is_refused(pararel):
     with pytest.raises(DataError, match="graphs_json.graphs_json is no folder; the patterns of ParaRel were expected"):
-        read_pararel(pararel / "graphs_json")
+        read_paraphrases(pararel / "graphs_json")
     (pararel / "trex_lms_vocab" / "P36.jsonl").unlink()
     with pytest.raises(DataError, match="P36.jsonl has patterns, and there are no pairs for them"):
-        read_pararel(pararel)
+        read_paraphrases(pararel)
     (pararel / "graphs_json" / "P36.jsonl").unlink()
     with pytest.raises(DataError, match="holds no relation with 2 patterns"):
-        read_pararel(pararel)
+        read_paraphrases(pararel)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +287,7 @@ def test_faulty_line_of_pararel_is_named(pararel, file, row, what):
     with (pararel / file).open("a") as out:
         out.write(json.dumps(row) + "\n")
     with pytest.raises(DataError, match=f"{(pararel / file).name}, line {line}: {what}"):
-        read_pararel(pararel)
+        read_paraphrases(pararel)
 
 
 @pytest.mark.parametrize(
@@ -371,7 +369,7 @@ def test_faulty_row_of_myriad_lama_is_named(tmp_path, row, what):
 
 def test_myriad_lama_without_rows_is_refused(tmp_path):
     with pytest.raises(DataError, match="holds no question"):
-        read_myriad_lama(tmp_path / "m.jsonl", [])
+        read_paraphrases(tmp_path / "m.jsonl", [])
 
 
 # ---- by name -------------------------------------------------------------------------------------------------------

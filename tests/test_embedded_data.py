@@ -12,7 +12,7 @@ import pytest
 from labkit.datasets import catalogue, embedded
 from labkit.datasets.catalogue import CATALOGUE
 from labkit.datasets.evidence import CRITERIA, MARKS
-from labkit.datasets.words import words_of
+from labkit.datasets.tags import words_of
 from labkit.errors import DataError
 from tests.cards import DATA, SPLITS, counts, rows_of, table
 

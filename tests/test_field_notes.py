@@ -11,7 +11,7 @@ import pytest
 
 from labkit.datasets import embedded, field_notes
 from labkit.datasets.tags import entities_of
-from labkit.datasets.words import words_of
+from labkit.datasets.tags import words_of
 from labkit.errors import DataError
 from tests.cards import DATA, SPLITS, counts, rows_of, table
 
