@@ -32,8 +32,8 @@ def test_a_card_lists_every_other_file_as_sha256sum_prints_it(place):
 
 
 def test_the_list_shows_what_how_many_whose_and_where(labkit_command):
-    listed = {each["name"]: each for each in json.loads(labkit_command("data", "list", "--json")[1])}
-    assert {name: each["count"] for name, each in listed.items()} == {
+    listed = {entry["name"]: entry for entry in json.loads(labkit_command("data", "list", "--json")[1])}
+    assert {name: entry["count"] for name, entry in listed.items()} == {
         "field-notes": 168,
         "field-notes-questions": 672,
         "field-notes-entities": 1746,
@@ -44,7 +44,7 @@ def test_the_list_shows_what_how_many_whose_and_where(labkit_command):
     }
     assert listed["field-notes"]["path"] == str(DATA / "field_notes" / "passages.jsonl")
     code, out, _ = labkit_command("data", "list")
-    assert code == 0 and all(each["licence"] in out and each["path"] in out for each in listed.values())
+    assert code == 0 and all(entry["licence"] in out and entry["path"] in out for entry in listed.values())
 
 
 def test_what_is_shipped_is_in_order(labkit_command):
@@ -92,7 +92,7 @@ def test_each_post_has_the_form_of_the_card():
     assert [row["id"] for row in POSTS] == [f"ev-{n:03d}" for n in range(1, len(POSTS) + 1)]
     assert len({" ".join(row["post"].split()).casefold() for row in POSTS}) == len(POSTS)
     for row in POSTS:
-        post, criteria = row["post"], [each["criterion"] for each in row["criteria"]]
+        post, criteria = row["post"], [label["criterion"] for label in row["criteria"]]
         assert set(row) == {"id", "split", "post", "criteria"} and row["split"] in SPLITS, row["id"]
         assert post == post.strip() and 50 <= len(post.split()) <= 140, row["id"]
         assert not [mark for mark in MARKS if mark in post], row["id"]
@@ -101,7 +101,7 @@ def test_each_post_has_the_form_of_the_card():
 
 def test_evidence_is_a_whole_sentence_that_stands_once_in_its_post():
     for row in POSTS:
-        given = [each["evidence"] for each in row["criteria"] if each["evidence"] is not None]
+        given = [label["evidence"] for label in row["criteria"] if label["evidence"] is not None]
         assert len(set(given)) == len(given), row["id"]
         for evidence in given:
             assert evidence and evidence == evidence.strip() and row["post"].count(evidence) == 1, row["id"]
@@ -115,20 +115,20 @@ def test_evidence_is_a_whole_sentence_that_stands_once_in_its_post():
 def test_the_numbers_of_the_card_of_evidence_are_those_of_the_file():
     counted, by_criterion = defaultdict(Counter), {key: [0, 0] for key in CRITERIA}
     for row in POSTS:
-        given = [each["evidence"] is not None for each in row["criteria"]]
+        given = [label["evidence"] is not None for label in row["criteria"]]
         numbers = {"posts": 1, "words": len(row["post"].split()), "labels": 3, "labels with evidence": sum(given)}
         numbers |= {"labels without": 3 - sum(given)}
         numbers |= {"posts with evidence for all three": all(given), "posts with evidence for none": not any(given)}
         for name, number in numbers.items():
             counted[name][row["split"]] += number
-        for each in row["criteria"]:
-            by_criterion[each["criterion"]][each["evidence"] is None] += 1
+        for label in row["criteria"]:
+            by_criterion[label["criterion"]][label["evidence"] is None] += 1
     assert table("evidence", "Counts") == counts(counted)
     assert all(0.4 < counted["labels with evidence"][split] / counted["labels"][split] < 0.6 for split in SPLITS)
     card = (DATA / "evidence" / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\w+) \| ([^|]+) \| (\d+) \| (\d+) \|$", card, re.M)
     assert [(key, asked) for key, asked, _, _ in rows] == list(CRITERIA.items())
-    assert {key: [int(found), int(none)] for key, _, found, none in rows} == by_criterion
+    assert {key: [int(with_evidence), int(none)] for key, _, with_evidence, none in rows} == by_criterion
 
 
 # ---- Which way round -------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def test_the_numbers_of_the_card_of_which_way_round_are_those_of_the_file():
         triples[f"triples, {row['direction']}"].add((row["split"], row["group"]))
         counted["sentences"][row["split"]] += 1
         counted["words"][row["split"]] += len(row["text"].split())
-    counted |= {name: Counter(split for split, _ in found) for name, found in triples.items()}
+    counted |= {name: Counter(split for split, _ in groups) for name, groups in triples.items()}
     assert table("which_way_round", "Counts") == counts(counted)
 
 
@@ -191,8 +191,8 @@ def table_accuracy(key, direction=None):
 
 
 def test_neither_the_name_nor_its_place_gives_the_kind_away():
-    said = table("which_way_round", "What cannot solve it", ("accuracy",))
-    assert said == {name: {"accuracy": round(table_accuracy(key), 3)} for name, key in KEYS.items()}
+    stated = table("which_way_round", "What cannot solve it", ("accuracy",))
+    assert stated == {name: {"accuracy": round(table_accuracy(key), 3)} for name, key in KEYS.items()}
     for key in KEYS.values():
         assert all(table_accuracy(key, direction) < 1 / 3 + 0.05 for direction in ("after", "before"))
     assert table_accuracy(lambda item: item.label) == 1.0, "where there is something to learn, the table learns it"

@@ -23,8 +23,8 @@ CARD = "README.md"
 
 
 @dataclass(frozen=True)
-class EmbeddedData:
-    """One embedded data set, or checkpoint.
+class Shipped:
+    """One data set or checkpoint.
 
     `files`, inside the folder `data`, is the file of its records or weights, or a pattern of several. Several sets may
     share a folder and its card.
@@ -51,32 +51,17 @@ class EmbeddedData:
 
 
 CATALOGUE = (
-    EmbeddedData("field-notes", "short English prose passages about an invented world", "field_notes/passages.jsonl"),
-    EmbeddedData(
-        "field-notes-questions",
-        "questions on these passages; a fifth has no answer",
-        "field_notes/questions.*.json",
-    ),
-    EmbeddedData(
-        "field-notes-entities", "sentences of these passages with their named entities", "field_notes/entities.*.conll"
-    ),
-    EmbeddedData("evidence", "invented posts; the sentence that supports a criterion, or none", "evidence/posts.jsonl"),
-    EmbeddedData(
-        "which-way-round",
-        "sentences with a name whose kind only one side of it determines",
-        "which_way_round/items.jsonl",
-    ),
-    EmbeddedData("known-facts", "well-known facts, each asked in five ways", "known_facts/facts.jsonl"),
-    EmbeddedData(
-        "gpt2-mini",
-        "a GPT-2 of 5.9 M parameters, trained by this project",
-        "checkpoints/gpt2-mini/model.safetensors",
-        "Apache-2.0",
-    ),
+    Shipped("field-notes", "short English prose passages about an invented world", "field_notes/passages.jsonl"),
+    Shipped("field-notes-questions", "questions on them; a fifth has no answer", "field_notes/questions.*.json"),
+    Shipped("field-notes-entities", "their sentences with named entities", "field_notes/entities.*.conll"),
+    Shipped("evidence", "invented posts; the sentence that supports a criterion, or none", "evidence/posts.jsonl"),
+    Shipped("which-way-round", "names whose kind one side of them determines", "which_way_round/items.jsonl"),
+    Shipped("known-facts", "well-known facts, each asked in five ways", "known_facts/facts.jsonl"),
+    Shipped("gpt2-mini", "a GPT-2 of 5.9 M parameters", "checkpoints/gpt2-mini/model.safetensors", "Apache-2.0"),
 )
 
 
-def check(data: EmbeddedData) -> list[str]:
+def check(data: Shipped) -> list[str]:
     """Which files of a data set differ from its card, one message each; [] if none does."""
     file = folder("data") / data.files
     is_shared = sum(Path(other.files).parent == Path(data.files).parent for other in CATALOGUE) > 1
