@@ -20,19 +20,9 @@ _CHUNKS = set("NP VP PP ADVP ADJP SBAR PRT CONJP INTJ LST UCP NC VC PC".split())
 Line = tuple[int, list[str]]  # (line number, its columns)
 
 
-def read_conll(path: str | Path, tag_column: int | None = None) -> list[Sentence]:
-    """The sentences of a column file with BIO tags. The first column is the word, the last its tag.
-
-    Tabs separate the columns if the line has one, otherwise spaces. A first column that numbers the words is skipped.
-    `group` is the document, which "-DOCSTART-" or a comment "# document = NAME" begins.
-
-    Args:
-        tag_column: the number of the column that holds the tags; the first is 1.
-
-    Raises:
-        DataError: a line without these columns, a tag of no scheme, or two columns of tags and no `tag_column`.
-    """
-    return in_bio(scan(path, tag_column).all("sentence"))
+def read_conll(path: str | Path) -> list[Sentence]:
+    """The sentences of a column file with BIO tags. Raises DataError, with the line, for whatever `scan` reports."""
+    return in_bio(scan(path).all("sentence"))
 
 
 def in_bio(sentences: list[Sentence]) -> list[Sentence]:
@@ -42,7 +32,18 @@ def in_bio(sentences: list[Sentence]) -> list[Sentence]:
 
 
 def scan(path: str | Path, tag_column: int | None = None) -> Reading:
-    """The sentences with the tags of the file's own scheme, and the faults of the lines that cannot be read."""
+    """The sentences with the tags of the file's own scheme, and the faults of the lines that cannot be read.
+
+    The first column is the word, the last its tag. Tabs separate the columns if the line has one, otherwise spaces. A
+    first column that numbers the words is skipped. `group` is the document; "-DOCSTART-" or a comment
+    "# document = NAME" begins one.
+
+    Args:
+        tag_column: the number of the column that holds the tags; the first is 1.
+
+    Raises:
+        DataError: two columns of tags and no `tag_column`, or one that the file does not have.
+    """
     sentences, comments = _sentences(path)
     word, tag, width = _columns(path, [lines for _, lines in sentences], tag_column)
     reading = collect(path, _records(Path(path).stem, sentences, word, tag, width), lambda sentence, id: sentence)
