@@ -22,8 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from labkit.datasets.examples import NO_TAG, Entity, Sentence
-from labkit.datasets.tags import parts, to_bio
-from labkit.datasets.words import entities_in
+from labkit.datasets.tags import entities_in, parts, to_bio
 from labkit.errors import DataError, MissingPackageError
 from labkit.models.heads import IGNORED, head_in
 from labkit.tasks.classify import run_by_length

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.datasets.examples import Sentence
-from labkit.datasets.words import entities_in
+from labkit.datasets.tags import entities_in
 
 
 def judged(sentences: Sequence[Sentence], tagged: Sequence[Any]) -> list[dict[str, Any]]:

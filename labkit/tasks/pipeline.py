@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 from labkit.datasets.examples import NO_TAG, Labelled, Question, Sentence
 from labkit.datasets.files import fault, json_lines
-from labkit.datasets.words import words_of
+from labkit.datasets.tags import words_of
 from labkit.errors import DataError, HeadError, reading
 from labkit.files import require_writable, write_whole
 from labkit.models.adapter_folders import TASK
