@@ -83,11 +83,11 @@ def test_the_counts_of_the_card_are_those_of_the_file():
         if row["split"] == "test":
             most[row["relation"]][row["answers"][0]] += 1
     assert table("known_facts", "Counts", FACT_SPLITS) == counts(counted, FACT_SPLITS)
-    told = re.findall(r"^\| ([\w-]+) \| [^|]*[a-z][^|]* \| (\d+) \| (\d+) \|$", CARD, re.M)
-    assert {name: (int(n), int(different)) for name, n, different in told} == {
-        name: (len(each), len(set(each))) for name, each in answers.items()
+    listed = re.findall(r"^\| ([\w-]+) \| [^|]*[a-z][^|]* \| (\d+) \| (\d+) \|$", CARD, re.M)
+    assert {name: (int(n), int(different)) for name, n, different in listed} == {
+        name: (len(usual), len(set(usual))) for name, usual in answers.items()
     }
-    solved = sum(max(each.values()) for each in most.values()) / counted["facts"]["test"]
+    solved = sum(max(counts_of_answers.values()) for counts_of_answers in most.values()) / counted["facts"]["test"]
     assert f"is right on {solved:.3f} of test".replace("0.", ".") in CARD
 
 
@@ -102,13 +102,13 @@ def test_the_wordings_of_a_fact_and_the_frames_of_a_relation_differ_as_the_card_
         for frame in frames:
             users[row["relation"], re.sub(r"\b(a|an|the) X", "X", frame)].add(row["id"])
     measured = [sum(means) / len(means), max(means), max(pairs), len(users), max(map(len, users.values()))]
-    said = table("known_facts", "How much the wordings differ", ("value",)).values()
-    assert [round(number, 3) for number in measured] == [each["value"] for each in said]
+    stated = table("known_facts", "How much the wordings differ", ("value",)).values()
+    assert [round(number, 3) for number in measured] == [row["value"] for row in stated]
     assert max(means) <= 0.28 and max(pairs) <= 0.65 and measured[-1] <= 12 / 4
 
 
 @pytest.mark.parametrize(
-    ("fact", "said"),
+    ("fact", "given"),
     [
         ("currency-12", "British pounds; British pound sterling; pounds; GBP; £"),
         ("currency-05", "Russian rubles; the Russian rouble; RUB"),
@@ -134,7 +134,7 @@ def test_the_wordings_of_a_fact_and_the_frames_of_a_relation_differ_as_the_card_
         ("chemical-symbol-06", "the letter K"),
     ],
 )
-def test_a_right_answer_counts_in_the_plural_with_its_adjective_or_as_a_code(fact, said):
+def test_a_right_answer_counts_in_the_plural_with_its_adjective_or_as_a_code(fact, given):
     (accepted,) = [row["answers"] for row in FACTS if row["id"] == fact]
-    missed = [text for text in said.split("; ") if not exact_match(text, accepted)]
+    missed = [text for text in given.split("; ") if not exact_match(text, accepted)]
     assert not missed

@@ -12,8 +12,7 @@ import pytest
 from labkit.datasets import catalogue, embedded
 from labkit.datasets.catalogue import CATALOGUE
 from labkit.datasets.evidence import CRITERIA, MARKS
-from labkit.datasets.words import words_of
-from labkit.errors import DataError
+from labkit.datasets.tags import words_of
 from tests.cards import DATA, SPLITS, counts, rows_of, table
 
 CARDS = sorted(path.parent for path in DATA.glob("*/README.md"))
@@ -33,8 +32,8 @@ def test_a_card_lists_every_other_file_as_sha256sum_prints_it(place):
 
 
 def test_the_list_shows_what_how_many_whose_and_where(labkit_command):
-    listed = {each["name"]: each for each in json.loads(labkit_command("data", "list", "--json")[1])}
-    assert {name: each["count"] for name, each in listed.items()} == {
+    listed = {entry["name"]: entry for entry in json.loads(labkit_command("data", "list", "--json")[1])}
+    assert {name: entry["count"] for name, entry in listed.items()} == {
         "field-notes": 168,
         "field-notes-questions": 672,
         "field-notes-entities": 1746,
@@ -45,7 +44,7 @@ def test_the_list_shows_what_how_many_whose_and_where(labkit_command):
     }
     assert listed["field-notes"]["path"] == str(DATA / "field_notes" / "passages.jsonl")
     code, out, _ = labkit_command("data", "list")
-    assert code == 0 and all(each["licence"] in out and each["path"] in out for each in listed.values())
+    assert code == 0 and all(entry["licence"] in out and entry["path"] in out for entry in listed.values())
 
 
 def test_what_is_shipped_is_in_order(labkit_command):
@@ -56,33 +55,25 @@ def test_what_is_shipped_is_in_order(labkit_command):
 
 
 @pytest.mark.parametrize(
-    ("damage", "named", "words"),
+    ("file", "content", "damaged", "words"),
     [
-        (lambda place: (place / "passages.jsonl").write_text("x"), ["field-notes"], "passages.jsonl is not the file"),
-        (lambda place: (place / "entities.dev.conll").unlink(), ["field-notes-entities"], "dev.conll is missing"),
-        (lambda place: (place / "README.md").unlink(), ["field-notes", "field-notes-questions", "field-notes-entities"],
-         "README.md is missing"),
-        (lambda place: (place / "README.md").write_text("# Notes"),
-         ["field-notes", "field-notes-questions", "field-notes-entities"], "lists no sha256"),
+        ("passages.jsonl", "x", 1, "passages.jsonl is not the file"),
+        ("entities.dev.conll", None, 1, "dev.conll is missing"),
+        ("README.md", None, 3, "README.md is missing"),
+        ("README.md", "# Notes", 3, "lists no sha256"),
     ],
-    ids=["altered", "missing", "no card", "empty card"],
-)  # fmt: skip
-def test_damaged_data_is_named_with_exit_code_1(labkit_command, tmp_path, monkeypatch, damage, named, words):
+)
+def test_damaged_data_is_named_with_exit_code_1(labkit_command, tmp_path, monkeypatch, file, content, damaged, words):
     shutil.copytree(DATA, tmp_path / "data")
     monkeypatch.setattr(catalogue, "folder", lambda name: tmp_path / "data")
-    damage(tmp_path / "data" / "field_notes")
+    path = tmp_path / "data" / "field_notes" / file
+    path.unlink()
+    if content:
+        path.write_text(content)
     code, out, _ = labkit_command("data", "check", "--json")
-    faults = {each["name"]: each["faults"] for each in json.loads(out) if not each["ok"]}
-    assert (code, list(faults)) == (1, named)
-    assert all(len(each) == 1 and words in each[0] for each in faults.values())
-    assert labkit_command("data", "check")[0] == 1
-
-
-def test_counting_a_missing_file_is_an_error_that_names_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(catalogue, "folder", lambda name: tmp_path)
-    for data in CATALOGUE[:-1]:
-        with pytest.raises(DataError, match=r"could not be read"):
-            _ = data.count
+    faults = {entry["name"]: entry["faults"] for entry in json.loads(out) if not entry["ok"]}
+    assert code == 1 and len(faults) == damaged and all(name.startswith("field-notes") for name in faults)
+    assert all(len(messages) == 1 and words in messages[0] for messages in faults.values())
 
 
 def test_counting_and_checking_load_neither_torch_nor_numpy():
@@ -101,7 +92,7 @@ def test_each_post_has_the_form_of_the_card():
     assert [row["id"] for row in POSTS] == [f"ev-{n:03d}" for n in range(1, len(POSTS) + 1)]
     assert len({" ".join(row["post"].split()).casefold() for row in POSTS}) == len(POSTS)
     for row in POSTS:
-        post, criteria = row["post"], [each["criterion"] for each in row["criteria"]]
+        post, criteria = row["post"], [label["criterion"] for label in row["criteria"]]
         assert set(row) == {"id", "split", "post", "criteria"} and row["split"] in SPLITS, row["id"]
         assert post == post.strip() and 50 <= len(post.split()) <= 140, row["id"]
         assert not [mark for mark in MARKS if mark in post], row["id"]
@@ -110,7 +101,7 @@ def test_each_post_has_the_form_of_the_card():
 
 def test_evidence_is_a_whole_sentence_that_stands_once_in_its_post():
     for row in POSTS:
-        given = [each["evidence"] for each in row["criteria"] if each["evidence"] is not None]
+        given = [label["evidence"] for label in row["criteria"] if label["evidence"] is not None]
         assert len(set(given)) == len(given), row["id"]
         for evidence in given:
             assert evidence and evidence == evidence.strip() and row["post"].count(evidence) == 1, row["id"]
@@ -124,20 +115,20 @@ def test_evidence_is_a_whole_sentence_that_stands_once_in_its_post():
 def test_the_numbers_of_the_card_of_evidence_are_those_of_the_file():
     counted, by_criterion = defaultdict(Counter), {key: [0, 0] for key in CRITERIA}
     for row in POSTS:
-        given = [each["evidence"] is not None for each in row["criteria"]]
+        given = [label["evidence"] is not None for label in row["criteria"]]
         numbers = {"posts": 1, "words": len(row["post"].split()), "labels": 3, "labels with evidence": sum(given)}
         numbers |= {"labels without": 3 - sum(given)}
         numbers |= {"posts with evidence for all three": all(given), "posts with evidence for none": not any(given)}
         for name, number in numbers.items():
             counted[name][row["split"]] += number
-        for each in row["criteria"]:
-            by_criterion[each["criterion"]][each["evidence"] is None] += 1
+        for label in row["criteria"]:
+            by_criterion[label["criterion"]][label["evidence"] is None] += 1
     assert table("evidence", "Counts") == counts(counted)
     assert all(0.4 < counted["labels with evidence"][split] / counted["labels"][split] < 0.6 for split in SPLITS)
     card = (DATA / "evidence" / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\w+) \| ([^|]+) \| (\d+) \| (\d+) \|$", card, re.M)
     assert [(key, asked) for key, asked, _, _ in rows] == list(CRITERIA.items())
-    assert {key: [int(found), int(none)] for key, _, found, none in rows} == by_criterion
+    assert {key: [int(with_evidence), int(none)] for key, _, with_evidence, none in rows} == by_criterion
 
 
 # ---- Which way round -------------------------------------------------------------------------------------------------
@@ -167,7 +158,7 @@ def test_the_numbers_of_the_card_of_which_way_round_are_those_of_the_file():
         triples[f"triples, {row['direction']}"].add((row["split"], row["group"]))
         counted["sentences"][row["split"]] += 1
         counted["words"][row["split"]] += len(row["text"].split())
-    counted |= {name: Counter(split for split, _ in found) for name, found in triples.items()}
+    counted |= {name: Counter(split for split, _ in groups) for name, groups in triples.items()}
     assert table("which_way_round", "Counts") == counts(counted)
 
 
@@ -200,8 +191,8 @@ def table_accuracy(key, direction=None):
 
 
 def test_neither_the_name_nor_its_place_gives_the_kind_away():
-    said = table("which_way_round", "What cannot solve it", ("accuracy",))
-    assert said == {name: {"accuracy": round(table_accuracy(key), 3)} for name, key in KEYS.items()}
+    stated = table("which_way_round", "What cannot solve it", ("accuracy",))
+    assert stated == {name: {"accuracy": round(table_accuracy(key), 3)} for name, key in KEYS.items()}
     for key in KEYS.values():
         assert all(table_accuracy(key, direction) < 1 / 3 + 0.05 for direction in ("after", "before"))
     assert table_accuracy(lambda item: item.label) == 1.0, "where there is something to learn, the table learns it"

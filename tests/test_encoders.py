@@ -17,7 +17,7 @@ import labkit
 from labkit.auditing.leaks import find_leaks
 from labkit.auditing.measure import QUICK_TOKENS
 from labkit.datasets.examples import Answer, Labelled, Question, Sentence
-from labkit.datasets.words import words_of
+from labkit.datasets.tags import words_of
 from labkit.decoder.running import BODY_MEASURED
 from labkit.errors import DataError, EncoderError, MissingPackageError, ModelError, TrainingError
 from labkit.models.heads import Head

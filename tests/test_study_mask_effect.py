@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -201,6 +202,25 @@ def test_a_run_that_another_process_is_at_comes_last(tmp_path, monkeypatch):
     log = []
     assert run_study(SMALL, [diagnostic()], tmp_path / "s", say=log.append) == {}
     assert [line.split(", ")[1] for line in log if " of 2: " in line] == ["bidirectional", "causal"]
+
+
+def test_texts_of_their_own_are_adapted_to_once_and_runs_that_wait_for_it_come_last(tmp_path, monkeypatch):
+    (tmp_path / "wiki.txt").write_text("\n = Title = \n\n the first paragraph \n the second paragraph \n")
+    runner.begun(tmp_path / "s", {}, ())
+    held = runner.alone(Path("adapted/texts/mntp-2/seed-0"), tmp_path / "s")
+    held.acquire()
+    monkeypatch.setattr(runner.time, "sleep", lambda seconds: held.release())
+    texts = (str(tmp_path / "wiki.txt"),)
+    study = replace(SMALL, arms=("causal", "mntp:2"), seeds=(0, 1), adaptation_texts=texts)
+    log = []
+    assert run_study(study, [diagnostic()], tmp_path / "s", say=log.append) == {}
+    assert [line.split(", ")[1] for line in log if " of 4: " in line] == ["causal", "causal", "mntp:2", "mntp:2"]
+    (adapted,) = metrics_of(tmp_path / "s", "adapted/*/*/*").values()
+    assert (adapted["seed"], adapted["n_train"]) == (0, 2)
+    assert runner.read_study(tmp_path / "s")["adaptation_texts"][0] == "wiki.txt"
+    (tmp_path / "wiki.txt").write_text("other texts\n")
+    with pytest.raises(TrainingError, match="adaptation_texts was"):
+        run_study(study, [diagnostic()], tmp_path / "s", say=quiet)
 
 
 def test_arms_that_did_not_start_alike_are_not_compared(done, tmp_path):

@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 import labkit
 from labkit.datasets.examples import Entity, Sentence
-from labkit.datasets.tags import entities_of, to_bio
-from labkit.datasets.words import words_of
+from labkit.datasets.tags import entities_of, to_bio, words_of
 from labkit.errors import DataError
 from labkit.models.tiny import build_tiny_tokenizer
 from labkit.tasks import ner

@@ -8,8 +8,9 @@ Three stages, in this order:
 2. frozen.json: the best rate of each arm, written before the first test set is read
 3. runs: every arm is trained with its rate, one run per seed and size, and scored on test
 
-The same command again continues a study, or adds arms, seeds, sizes and data. To use several GPUs, start it once for
-each, with its own CUDA_VISIBLE_DEVICES and the same folder. Arms: see benchmarks/study/arms.py.
+The same command again continues a study, or adds arms, seeds, sizes and data. Several processes may work in the same
+folder, on one GPU or each with its own CUDA_VISIBLE_DEVICES; the arms that need an adaptation (such as mntp:200) begin
+first, since their runs wait for it. Arms: see benchmarks/study/arms.py.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from labkit.errors import DataError, DivergedError, TrainingError  # noqa: E402
 from labkit.models import load  # noqa: E402
 from labkit.run_folder import read_json  # noqa: E402
 from labkit.tasks import adapters, plans  # noqa: E402
-from labkit.tasks.finetune import finetune  # noqa: E402
+from labkit.tasks.finetune import digest, finetune  # noqa: E402
 from labkit.tasks.lm import train_lm  # noqa: E402
 from labkit.tasks.recipes import Options, by_name  # noqa: E402
 from labkit.training_settings import Settings  # noqa: E402
@@ -57,6 +58,8 @@ class Study:
         plan: how long and how hard; its learning rate and seed are not used.
         max_length: tokens per row; None: the default of the task.
         adaptation_rate, adaptation_batch, adaptation_length: of the steps in arms such as mntp:200.
+        adaptation_texts: files whose paragraphs these steps read, once for all seeds and conditions; without any, each
+            seed is adapted to the training texts of its condition.
     """
 
     model: str
@@ -73,6 +76,7 @@ class Study:
     adaptation_rate: float = 5e-4
     adaptation_batch: int = 8
     adaptation_length: int = 128
+    adaptation_texts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arms", tuple(each.name for each in arms(self.arms)))
@@ -123,13 +127,18 @@ def run_study(study: Study, data: Sequence[Condition], folder: str | Path, **log
     if not data:
         raise DataError("there is no data to compare the arms on")
     stored = str(load(study.model, attn=study.attn, device="cpu").model.dtype).removeprefix("torch.")
+    texts = [paragraph for file in study.adaptation_texts for paragraph in _paragraphs(Path(file))]
     settings = asdict(study) | {"conditions": {condition.name: condition.facts for condition in data}}
+    if texts:  # study.json names the files, and recognises their content
+        settings["adaptation_texts"] = [Path(file).name for file in study.adaptation_texts] + [digest(texts)]
     path = runner.begun(folder, settings, GROWING)
-    train = partial(_train, study, path, stored)
+    train = partial(_train, study, path, stored, texts)
+    # adaptations begin first, since other runs wait for them
+    in_order = sorted(arms(study.arms), key=lambda one: one.objective is None)
     tuning = [
         Run(condition, one, TUNING_SEED, rate)
         for condition in data
-        for one in arms(study.arms)
+        for one in in_order
         for rate in study.learning_rates
         if len(study.learning_rates) > 1
     ]
@@ -140,7 +149,7 @@ def run_study(study: Study, data: Sequence[Condition], folder: str | Path, **log
         for seed in study.seeds
         for condition in data
         for size in study.sizes
-        for one in arms(study.arms)
+        for one in in_order
         if one.name in rates[condition.name] and (size is None or size < len(condition.train))
     ]
     return failures | runner.run_all(reported, train, path, score=_score, **log)
@@ -216,14 +225,15 @@ def slug(name: str) -> str:
     return re.sub(r"[^\w.=-]", "-", name.replace("/", "--"))
 
 
-def _train(study: Study, path: Path, stored: str, run: Run) -> dict[str, Any]:
+def _train(study: Study, path: Path, stored: str, texts: Sequence[str], run: Run) -> dict[str, Any]:
     """One run, from its adaptation to its scores. A rate of the grid at which training diverges is done, with no score.
 
     `stored`: the dtype of the study's model, in which every head is drawn; an adapted model may have another.
+    `texts`: of the adaptation, if they are not those of the condition.
     """
     folder, start, more = path / run.folder, run.arm.model or study.model, {}
     if run.arm.objective:
-        adapted = _adapted(study, path, run)
+        adapted = _adapted(study, path, texts, run)
         start, more = str(adapted), {"known_as": adapted.relative_to(path).as_posix(), "head_dtype": stored}
     try:
         metrics = finetune(
@@ -257,19 +267,23 @@ def _train(study: Study, path: Path, stored: str, run: Run) -> dict[str, Any]:
     return metrics
 
 
-def _adapted(study: Study, path: Path, run: Run) -> Path:
-    """The model trained on the texts of the condition before the task; the runs that need it share it."""
-    data = f"{run.condition.task}--{slug(run.condition.name.split('/')[0])}"
-    folder = Path("adapted", data, slug(run.arm.name), f"seed-{run.seed}")
+def _adapted(study: Study, path: Path, texts: Sequence[str], run: Run) -> Path:
+    """The model trained on texts before the task; the runs that need it share it.
+
+    Raises filelock.Timeout while another process is training it.
+    """
+    data = "texts" if texts else f"{run.condition.task}--{slug(run.condition.name.split('/')[0])}"
+    seed = 0 if texts else run.seed
+    folder = Path("adapted", data, slug(run.arm.name), f"seed-{seed}")
     every = max(1, run.arm.steps // 4)
     settings = Settings(
         max_steps=run.arm.steps, batch_size=study.adaptation_batch, learning_rate=study.adaptation_rate,
-        weight_decay=0.01, warmup=0.1, dtype=study.plan.dtype, seed=run.seed, evaluate_every=every, save_every=every,
+        weight_decay=0.01, warmup=0.1, dtype=study.plan.dtype, seed=seed, evaluate_every=every, save_every=every,
     )  # fmt: skip
-    with runner.alone(folder, path):
+    with runner.alone(folder, path, timeout=0):
         train_lm(
             study.model,
-            run.condition.texts(),
+            texts or run.condition.texts(),
             path / folder,
             objective=run.arm.objective,
             settings=settings,
@@ -281,6 +295,15 @@ def _adapted(study: Study, path: Path, run: Run) -> Path:
             say=lambda text: None,
         )
     return path / folder / "model"
+
+
+def _paragraphs(file: Path) -> list[str]:
+    """The lines of a text file that are not blank and not headings of WikiText. DataError if it cannot be read."""
+    try:
+        lines = file.expanduser().read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read as text ({error}); give UTF-8 text files") from error
+    return [line.strip() for line in lines if line.strip() and not line.startswith(" = ")]
 
 
 def _options(study: Study, condition: Condition) -> Options:
@@ -351,6 +374,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-eval", type=int, help="at most so many dev and so many test examples")
     add("--adaptation-rate", type=float, default=5e-4, help="learning rate of mntp, mlm and next")
     add("--adaptation-batch", type=int, default=8, help="rows per step of mntp, mlm and next")
+    add("--adaptation-length", type=int, default=128, help="tokens per row of mntp, mlm and next")
+    texts = (
+        "text files that mntp, mlm and next read, one paragraph a line (default: the training texts of each data set)"
+    )
+    add("--adaptation-texts", type=runner.listed(), default=(), help=texts)
     return parser
 
 

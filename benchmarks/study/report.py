@@ -13,16 +13,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 from scipy import optimize, stats
 
 from labkit.errors import DataError
-from labkit.viz import forest_figure
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 LEVEL = 0.95
 DRAWS = 20_000  # of the test examples
@@ -154,6 +156,8 @@ def forest(rows: pd.DataFrame, unit: str, reference: str) -> go.Figure:
 
     Each group of rows is named by the columns before `arm` that are not the same in all rows.
     """
+    from labkit.viz import forest_figure
+
     rows = rows.dropna(subset="difference")
     about = list(rows.columns[: rows.columns.get_loc("arm")])
     varying = [name for name in about if name == "condition" or rows[name].nunique() > 1]
@@ -167,12 +171,12 @@ def forest(rows: pd.DataFrame, unit: str, reference: str) -> go.Figure:
 
 
 def write(rows: pd.DataFrame, folder: Path, *, unit: str, reference: str, digits: int = 1) -> None:
-    """Print the table; write report.md, report.csv with all digits, and report.html with the forest plot."""
+    """Print the table; write report.md, report.csv with all digits, and report.html (a forest plot) with plotly."""
     text = to_markdown(rows, digits)
     print(text)
     (folder / "report.md").write_text(text + "\n", encoding="utf-8")
     rows.to_csv(folder / "report.csv", index=False)
-    if rows["difference"].notna().any():
+    if rows["difference"].notna().any() and find_spec("plotly"):
         forest(rows, unit, reference).write_html(folder / "report.html", include_plotlyjs="directory")
 
 

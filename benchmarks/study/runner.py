@@ -3,8 +3,8 @@
     folder = begun("runs/fx", settings, growing=("arms", "seeds"))
     failures = run_all(runs, train, folder, score=lambda run, metrics: f"{metrics['f1']:.3f}")
 
-The same command again continues a study that was stopped, and may add arms and seeds. Several processes, one for each
-GPU, may work in one folder: each takes the runs that no other process is at.
+The same command again continues a study that was stopped, and may add arms and seeds. Several processes, on
+one GPU or on several, may work in one folder: each takes the runs that no other process is at.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from labkit.errors import LabkitError, TrainingError
 from labkit.files import write_whole
 from labkit.run_folder import read_json
 
-WAIT = 10.0  # seconds until the runs of other processes are looked at again
+WAIT = 2.0  # seconds until the runs of other processes are tried again, if there was nothing else to do
 
 
 class Run(Protocol):
@@ -48,7 +48,8 @@ def run_all(
     """Call `train(run)` for every run that is not done. Returns {run: reason} of the runs that failed.
 
     A run that raises a LabkitError, or runs out of memory, has failed, and the others go on. `train` writes
-    metrics.json; `score` gives the result of a run for the log.
+    metrics.json; `score` gives the result of a run for the log. A run that raises filelock.Timeout needs something that
+    another process is making; it is tried again later.
     """
     todo = [run for run in runs if not is_done(run, folder)]
     total, number, began = len(todo), 0, time.perf_counter()
@@ -69,7 +70,7 @@ def run_all(
             number += 1
             left = (time.perf_counter() - began) / number * (total - number)
             say(f"{number} of {total}: {run}: {outcome} (about {left / 60:.0f} min left)")
-        if held:
+        if len(held) == len(todo):
             time.sleep(WAIT)
         todo = held
     return failures

@@ -31,12 +31,9 @@ def data_list(as_json: Json = False) -> None:
         fields = ("name", "what", "licence", "path", "count")
         print_json([{field: getattr(data, field) for field in fields} for data in CATALOGUE])
     else:
-        cells = [(data.name, data.what, _counted(data.count), data.licence, str(data.path)) for data in CATALOGUE]
-        print_table(("name", "what", "records", "licence", "path"), cells)
-
-
-def _counted(records: int | None) -> str:
-    return "-" if records is None else f"{records:,}"
+        counts = ["-" if data.count is None else f"{data.count:,}" for data in CATALOGUE]
+        rows = [(d.name, d.what, n, d.licence, str(d.path)) for d, n in zip(CATALOGUE, counts, strict=True)]
+        print_table(("name", "what", "records", "licence", "path"), rows)
 
 
 @app.command("check")
@@ -64,10 +61,10 @@ def data_check(
 
     faults = {data.name: check(data) for data in CATALOGUE}
     if as_json:
-        print_json([{"name": name, "ok": not found, "faults": found} for name, found in faults.items()])
+        print_json([{"name": name, "ok": not messages, "faults": messages} for name, messages in faults.items()])
     else:
-        for name, found in faults.items():
-            print("\n".join(found) if found else f"{name}: in order")
+        for name, messages in faults.items():
+            print("\n".join(messages) or f"{name}: in order")
     raise typer.Exit(1 if any(faults.values()) else 0)
 
 

@@ -9,100 +9,63 @@ does the same without labkit.
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from labkit.datasets.conll import read_conll
-from labkit.datasets.embedded import SPLITS
-from labkit.datasets.squad import read_squad
-from labkit.errors import DataError
+from labkit.datasets import embedded
+from labkit.datasets.files import json_lines
 from labkit.resources import folder
-from labkit.run_folder import sha256
 
 CARD = "README.md"
 
 
 @dataclass(frozen=True)
-class EmbeddedData:
-    """One embedded data set, or checkpoint.
+class Shipped:
+    """One data set or checkpoint.
 
-    `place`, inside the folder `data`, holds it; `files` names the file of its records, or its weights, or is a pattern
-    of several. Several sets may share a place, and its card. `records` counts the records at `path`.
+    `files`, inside the folder `data`, is the file of its records or weights, or a pattern of several. Several sets may
+    share a folder and its card.
     """
 
     name: str
     what: str
-    licence: str
-    place: str
     files: str
-    records: Callable[[Path], int] | None = None
+    licence: str = "CC0-1.0"
 
     @property
     def path(self) -> Path:
         """The file, or, where the set has several, their folder."""
-        place = folder("data") / self.place
-        return place if "*" in self.files else place / self.files
+        path = folder("data") / self.files
+        return path.parent if "*" in self.files else path
 
     @property
     def count(self) -> int | None:
-        """How many records it has, None for weights. Raises DataError where a file is missing or cannot be read."""
-        return None if self.records is None else self.records(self.path)
-
-
-def _lines(path: Path) -> int:
-    try:
-        return path.read_bytes().count(b"\n")
-    except OSError as error:
-        raise DataError(f"{path} could not be read ({error.strerror or error}); reinstall labkit") from error
-
-
-def _questions(place: Path) -> int:
-    return sum(len(read_squad(place / f"questions.{split}.json")) for split in SPLITS)
-
-
-def _sentences(place: Path) -> int:
-    return sum(len(read_conll(place / f"entities.{split}.conll")) for split in SPLITS)
+        """The number of records, None for weights. Raises DataError where a file is missing or cannot be read."""
+        task = {".json": "qa", ".conll": "ner"}.get(Path(self.files).suffix)
+        if task:
+            return sum(len(embedded.read(task, "field-notes", split)) for split in embedded.SPLITS)
+        return sum(1 for _ in json_lines(self.path)) if self.files.endswith(".jsonl") else None
 
 
 CATALOGUE = (
-    EmbeddedData(
-        "field-notes", "short English prose passages about an invented world", "CC0-1.0",
-        "field_notes", "passages.jsonl", _lines,
-    ),
-    EmbeddedData(
-        "field-notes-questions", "questions on these passages, a fifth without an answer", "CC0-1.0",
-        "field_notes", "questions.*.json", _questions,
-    ),
-    EmbeddedData(
-        "field-notes-entities", "sentences of these passages with their named entities", "CC0-1.0",
-        "field_notes", "entities.*.conll", _sentences,
-    ),
-    EmbeddedData(
-        "evidence", "invented posts; the sentence that supports a criterion, or none", "CC0-1.0",
-        "evidence", "posts.jsonl", _lines,
-    ),
-    EmbeddedData(
-        "which-way-round", "sentences with a name whose kind only one side of it tells", "CC0-1.0",
-        "which_way_round", "items.jsonl", _lines,
-    ),
-    EmbeddedData(
-        "known-facts", "facts that everybody knows, each asked in five ways", "CC0-1.0",
-        "known_facts", "facts.jsonl", _lines,
-    ),
-    EmbeddedData(
-        "gpt2-mini", "a GPT-2 of 5.9 M parameters, trained by this project", "Apache-2.0",
-        "checkpoints/gpt2-mini", "model.safetensors",
-    ),
-)  # fmt: skip
+    Shipped("field-notes", "short English prose passages about an invented world", "field_notes/passages.jsonl"),
+    Shipped("field-notes-questions", "questions on them; a fifth has no answer", "field_notes/questions.*.json"),
+    Shipped("field-notes-entities", "their sentences with named entities", "field_notes/entities.*.conll"),
+    Shipped("evidence", "invented posts; the sentence that supports a criterion, or none", "evidence/posts.jsonl"),
+    Shipped("which-way-round", "names whose kind one side of them determines", "which_way_round/items.jsonl"),
+    Shipped("known-facts", "well-known facts, each asked in five ways", "known_facts/facts.jsonl"),
+    Shipped("gpt2-mini", "a GPT-2 of 5.9 M parameters", "checkpoints/gpt2-mini/model.safetensors", "Apache-2.0"),
+)
 
 
-def check(data: EmbeddedData) -> list[str]:
+def check(data: Shipped) -> list[str]:
     """Which files of a data set differ from its card, one message each; [] if none does."""
-    is_shared = sum(each.place == data.place for each in CATALOGUE) > 1
-    return card_faults(folder("data") / data.place, data.files if is_shared else "*")
+    file = folder("data") / data.files
+    is_shared = sum(Path(other.files).parent == Path(data.files).parent for other in CATALOGUE) > 1
+    return card_faults(file.parent, file.name if is_shared else "*")
 
 
 def card_faults(place: Path, pattern: str = "*") -> list[str]:
@@ -111,11 +74,14 @@ def card_faults(place: Path, pattern: str = "*") -> list[str]:
     if not card.is_file():
         return [f"{card} is missing; every data set has a card"]
     listed = re.findall(r"^([0-9a-f]{64})  (\S+)$", card.read_text(encoding="utf-8"), re.M)
-    chosen = [(digest, name) for digest, name in listed if fnmatchcase(name, pattern)]
+    chosen = [(expected, place / name) for expected, name in listed if fnmatchcase(name, pattern)]
     faults = [] if chosen else [f"{card} lists no sha256 of {pattern}"]
-    for digest, name in chosen:
-        if not (place / name).is_file():
-            faults.append(f"{place / name} is missing; {CARD} lists it")
-        elif (found := sha256(place / name)) != digest:
-            faults.append(f"{place / name} is not the file of the card: its sha256 is {found}, the card has {digest}")
+    for expected, file in chosen:
+        if not file.is_file():
+            faults.append(f"{file} is missing; {CARD} lists it")
+            continue
+        with file.open("rb") as content:
+            actual = hashlib.file_digest(content, "sha256").hexdigest()
+        if actual != expected:
+            faults.append(f"{file} is not the file of the card: its sha256 is {actual}, the card has {expected}")
     return faults

@@ -1,7 +1,7 @@
-"""What a task learns from, whatever file it came in: a question, a tagged sentence, a labelled text, a pair of texts.
+"""What a task learns from, whatever file it came from: a question, a tagged sentence, a labelled text, a pair of texts.
 
-Offsets are always characters of the text as it was given, half open: text[start:end]. `group` names what an example was
-taken from (a passage, an article): examples of one group belong on the same side of a split.
+Offsets are characters of the unchanged text, half open: text[start:end]. `group` names the source of an example (a
+passage, an article); a split keeps the examples of a group together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Question:
-    """An extractive question. No answers means that the context does not answer it (SQuAD 2.0)."""
+    """An extractive question. Without answers, the context does not answer it (SQuAD 2.0)."""
 
     id: str
     question: str
@@ -36,28 +36,28 @@ class Question:
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words and their tags in BIO ("B-PER", "I-PER", "O"), and where each word stands in `text`."""
+    """Words with BIO tags ("B-PER", "I-PER", "O"), and the span of each word in `text`."""
 
     id: str
     text: str
     words: tuple[str, ...]
-    spans: tuple[tuple[int, int], ...]  # of the words
+    spans: tuple[tuple[int, int], ...]
     tags: tuple[str, ...]
     group: str = ""
 
     @classmethod
     def of_words(cls, id: str, words: list[str], tags: list[str], group: str = "") -> Sentence:
-        """A sentence that came as words only: its text is the words with one space between them."""
-        spans, at = [], 0
+        """A sentence whose text is its words, joined by single spaces."""
+        spans, start = [], 0
         for word in words:
-            spans.append((at, at + len(word)))
-            at += len(word) + 1
+            spans.append((start, start + len(word)))
+            start += len(word) + 1
         return cls(id, " ".join(words), tuple(words), tuple(spans), tuple(tags), group)
 
 
 @dataclass(frozen=True)
 class Entity:
-    """A named span of a text: text[start:end] is of the kind `label`."""
+    """A named span of a text."""
 
     start: int
     end: int
@@ -76,7 +76,7 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two texts and how alike they are in meaning, or None for a positive pair without a number."""
+    """Two texts and the similarity of their meaning, or None for a positive pair without a score."""
 
     id: str
     first: str

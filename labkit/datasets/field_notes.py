@@ -1,9 +1,4 @@
-"""Field Notes, short English prose passages about an invented world (CC0-1.0).
-
-    passages("train")                -> the training passages, in the order of the file
-
-The card, with the counts and the sha256, lies beside the file: data/field_notes/README.md.
-"""
+"""Field Notes, short English prose passages about an invented world (CC0-1.0). Card: data/field_notes/README.md."""
 
 from __future__ import annotations
 
@@ -32,7 +27,7 @@ def passages(split: str | None = None) -> list[Passage]:
     """The passages of one split ("train", "dev" or "test"), or all of them, in the order of the file.
 
     Raises:
-        DataError: no such split, or the file is missing or damaged; the message names the file and the line.
+        DataError: no such split, or the file is missing or damaged.
     """
     if split not in (None, *SPLITS):
         raise DataError(f"Field Notes has no split {split!r}; it has {', '.join(SPLITS)}, or None for all")

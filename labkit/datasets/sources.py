@@ -5,16 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from labkit.datasets import embedded, hub, readers
+from labkit.datasets import embedded, readers
 from labkit.errors import DataError
 
-DEFAULTS = {  # embedded, by task
-    "qa": "field-notes",
-    "ner": "field-notes",
-    "classify": "which-way-round",
-    "embed": "field-notes",
-}
-DEV_NAMES = ("dev", "validation", "valid", "eval")  # what data sets call the side that chooses
+DEFAULTS = {"qa": "field-notes", "ner": "field-notes", "classify": "which-way-round", "embed": "field-notes"}
+DEV_NAMES = ("dev", "validation", "valid", "eval")  # the names that data sets give to the side for model selection
 
 
 def sides(
@@ -33,42 +28,39 @@ def sides(
     """(train, dev, test) examples; dev and test are empty where there are none.
 
     Args:
-        data: an embedded data set, a hub name, or a folder laid out like one, instead of files; without either, the
+        data: an embedded data set, a hub name, or a folder with the hub's layout, instead of files. Without either, the
             embedded data of the task.
-        max_train, max_eval: at most so many examples; those of train are drawn with `seed`, those of dev and test are
-            the same for all seeds, so that runs of several seeds are judged on the same.
+        max_train, max_eval: the largest number of examples. Those of train are drawn with `seed`; those of dev and test
+            are the same for all seeds, so that runs with several seeds are scored on the same examples.
         tag_column: of column files, the number of the column that holds the tags.
         skipped: rows that cannot be read are left out, with a warning, and counted here by side. None: they are errors.
 
     Raises:
-        DataError: files and a name at once, no training side, or whatever is wrong in them.
+        DataError: files and a name at once, no training side, or a fault of the data.
     """
-    files = (train_file, dev_file, test_file)
-    if data and any(files):
-        raise DataError("give the name of a data set, or files, not both")
-    if any(files):
+    sources = (train_file, dev_file, test_file)
+    if any(sources):
+        if data:
+            raise DataError("give the name of a data set, or files, not both")
         if not train_file:
             raise DataError("there is no training file beside the others; give --train-file")
-        sources = files
     else:
-        sources = _named(data or DEFAULTS[task])
+        sources = _splits(data or DEFAULTS[task])
     parts = []
-    for side, source, limit, part_seed in zip(
-        ("train", "dev", "test"), sources, (max_train, max_eval, max_eval), (seed, 0, 0), strict=True
-    ):
+    for side, source, limit in zip(("train", "dev", "test"), sources, (max_train, max_eval, max_eval), strict=True):
         examples = []
         if source:
             reading = readers.scan(task, source, tag_column)
-            examples = readers.accepted(reading, skipped is not None)
+            examples = readers.accepted(reading, skip_bad_rows=skipped is not None)
             if skipped is not None:
                 skipped[side] = reading.skipped
-        parts.append(drawn(examples, limit, part_seed))
+        parts.append(drawn(examples, limit, seed if side == "train" else 0))
     return tuple(parts)
 
 
-def _named(name: str) -> list[str | None]:
+def _splits(name: str) -> list[str | None]:
     """The names of the three sides of a data set; None for a side that it does not have."""
-    names = embedded.SPLITS if name in embedded.NAMES else hub.split_names(name)
+    names = embedded.SPLITS if name in embedded.NAMES else readers.split_names(name)
     if "train" not in names:
         raise DataError(f"{name} has no split called train, only {', '.join(names)}; give files instead")
     dev = next((split for split in DEV_NAMES if split in names), None)
@@ -80,5 +72,4 @@ def drawn(examples: list[Any], limit: int | None, seed: int) -> list[Any]:
     """At most `limit` of the examples, drawn with `seed`, in their order."""
     if limit is None or limit >= len(examples):
         return examples
-    chosen = set(random.Random(seed).sample(range(len(examples)), limit))
-    return [each for number, each in enumerate(examples) if number in chosen]
+    return [examples[i] for i in sorted(random.Random(seed).sample(range(len(examples)), limit))]

@@ -1,14 +1,13 @@
-"""Dividing examples so that what belongs together stays together: a part held out, and k folds.
+"""A part held out, and k folds, with the examples of one `group` (a passage, an article, a post) kept together.
 
-Examples of one `group` (a passage, an article, a post) never stand on two sides; an example without a group is its own.
-What is drawn depends on the seed and on the groups, not on the order in which the examples came.
+An example without a group is its own. The result depends on the seed and the groups, not on the order of the examples.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,19 +29,16 @@ def held_out(examples: Sequence[Any], share: float, seed: int) -> tuple[list[Any
         raise DataError("all examples are of one group (one passage, one article): nothing can be held out")
     chosen: set[str] = set()
     count = 0
-    for name, members in groups[:-1]:
-        if chosen and count + len(members) / 2 > share * len(examples):
+    for name, size in groups[:-1]:
+        if chosen and count + size / 2 > share * len(examples):
             break
         chosen.add(name)
-        count += len(members)
+        count += size
     return [e for e in examples if group_of(e) not in chosen], [e for e in examples if group_of(e) in chosen]
 
 
 def folds(examples: Sequence[Any], k: int, seed: int) -> list[list[Any]]:
-    """The examples in `k` parts of about one size; every group is in one part, whole. Parts keep the examples' order.
-
-    Groups are dealt largest first, each to the smallest part: with passages that have different numbers of questions
-    the parts are as even as that allows.
+    """The examples in `k` parts of about equal size; every group is in one part. Parts keep the examples' order.
 
     Raises:
         DataError: fewer than 2 folds, or fewer groups than folds.
@@ -52,10 +48,9 @@ def folds(examples: Sequence[Any], k: int, seed: int) -> list[list[Any]]:
         raise DataError(f"{k} folds of {len(groups)} groups (passages, articles): give from 2 to {len(groups)}")
     part_of: dict[str, int] = {}
     sizes = [0] * k
-    for name, members in sorted(groups, key=lambda group: -len(group[1])):  # stable: among equals as shuffled
-        smallest = min(range(k), key=lambda part: sizes[part])
-        part_of[name] = smallest
-        sizes[smallest] += len(members)
+    for name, size in sorted(groups, key=lambda group: -group[1]):  # the largest first, each to the smallest part
+        part_of[name] = sizes.index(min(sizes))
+        sizes[part_of[name]] += size
     return [[example for example in examples if part_of[group_of(example)] == part] for part in range(k)]
 
 
@@ -69,10 +64,8 @@ def has_name(example: Any) -> bool:
     return bool(example.group) and not _NUMBERED.fullmatch(example.group)
 
 
-def _shuffled_groups(examples: Sequence[Any], seed: int) -> list[tuple[str, list[Any]]]:
-    members: dict[str, list[Any]] = defaultdict(list)
-    for example in examples:
-        members[group_of(example)].append(example)
-    groups = sorted(members.items())
+def _shuffled_groups(examples: Sequence[Any], seed: int) -> list[tuple[str, int]]:
+    """(name, number of examples) of each group."""
+    groups = sorted(Counter(map(group_of, examples)).items())
     random.Random(seed).shuffle(groups)
     return groups

@@ -1,80 +1,127 @@
-"""Tag schemes: BIO is the house's own; IO, IOB1 and BIOES are recognised and rewritten. Spans from tags.
+"""Words of a text, and their entity tags. labkit uses BIO; other schemes are recognised and rewritten.
 
-Ramshaw and Marcus 1995 (IOB1: B only where two entities of one kind touch), Tjong Kim Sang and Veenstra 1999 (IOB2,
-here called BIO), Ratinov and Roth 2009 (BILOU, which is BIOES by other letters).
+IOB1 (Ramshaw and Marcus 1995) has B only where two entities of one kind touch. BIO is IOB2 (Tjong Kim Sang and Veenstra
+1999). BILOU (Ratinov and Roth 2009) is BIOES with other letters.
 """
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 
-from labkit.datasets.examples import NO_TAG, Sentence
+from labkit.datasets.examples import NO_TAG, Entity
+from labkit.datasets.files import shown
 
 TAG_FORM = "expected O, or B-, I-, E-, L-, S-, U- and a kind, as in B-PER"
 _SINGLE, _END = ("S", "U"), ("E", "L")
 
-
-def scheme_of(sentences: Iterable[Sequence[str]]) -> str:
-    """The scheme of a whole file: what no sentence in it contradicts. ValueError, in words, for a foreign tag."""
-    letters, after_outside = set(), False
-    begins = False
-    for tags in sentences:
-        before = NO_TAG
-        for tag in tags:
-            letter, kind = parts(tag)
-            letters.add(letter)
-            after_outside |= letter == "I" and parts(before)[1] != kind  # an entity that begins with I
-            begins |= letter == "B" and parts(before)[1] != kind  # B where IOB1 would have I
-            before = tag
-    if letters & {*_SINGLE, *_END}:
-        return "BIOES"
-    if "B" not in letters:
-        return "IO" if "I" in letters else "BIO"
-    return "IOB1" if after_outside and not begins else "BIO"
-
-
-def to_bio(tags: Sequence[str], scheme: str) -> list[str]:
-    """The same entities in BIO. Under "BIO" an entity that begins with I (a slip, or a model's) is begun with B."""
-    found, before = [], NO_TAG
-    for tag in tags:
-        letter, kind = parts(tag)
-        if letter == NO_TAG:
-            found.append(NO_TAG)
-        elif letter in ("B", *_SINGLE) or parts(before)[1] != kind:
-            found.append(f"B-{kind}")
-        elif scheme == "BIOES" and parts(before)[0] in (*_SINGLE, *_END):
-            found.append(f"B-{kind}")
-        else:
-            found.append(f"I-{kind}")
-        before = tag
-    return found
+# A possessive 's stands alone, as the name before it may be an entity. Zero-width characters, variation selectors and
+# skin tones stay with the sign before them, so that an emoji is one word; combining marks stay with their letter.
+_JOINERS = "\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff\u00ad"
+_SKIN_TONES = "\U0001f3fb-\U0001f3ff"
+_MARKS = "".join(c for c in map(chr, range(0x300, 0x10000)) if unicodedata.category(c)[0] == "M") + _SKIN_TONES
+_LETTERS = rf"[^\W_]+(?:[{_MARKS}]+[^\W_]*)*"
+_WORD = re.compile(
+    rf"""
+      (?:[A-Z]\.){{2,}}                                               # U.S., J.S.
+    | (?<=[\w{_MARKS}])['’][sS]\b                                     # Brill's
+    | \d+(?:[.,:]\d+)+                                                # 1,200 and 3.5 and 14:30
+    | {_LETTERS}(?:(?:[-\u200c\u200d]|['’](?![sS]\b)){_LETTERS})*     # O'Neil-Smith
+    | [\U0001f1e6-\U0001f1ff]{{2}}                                    # a flag
+    | [^\s{_JOINERS}][{_MARKS}]*(?:[{_JOINERS}]+[^\s\w{_JOINERS}][{_MARKS}]*)*[{_JOINERS}]*  # any other sign
+    """,
+    re.VERBOSE,
+)
 
 
-def in_bio(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """The sentences of a whole file with their tags in BIO. The tag scheme is recognised from all tags."""
-    scheme = scheme_of(sentence.tags for sentence in sentences)
-    return [replace(sentence, tags=tuple(to_bio(sentence.tags, scheme))) for sentence in sentences]
+def words_of(text: str) -> list[tuple[int, int]]:
+    """(start, end) of each word of a text, in order. Only white space and joiners lie between two words."""
+    return [match.span() for match in _WORD.finditer(text)]
+
+
+def tags_over(words: Sequence[tuple[int, int]], entities: Sequence[Entity], text: str) -> list[str]:
+    """BIO tags of the words of a text.
+
+    Raises:
+        ValueError: two entities overlap, an entity contains no word, or it cuts through one.
+    """
+    tags = [NO_TAG] * len(words)
+    for entity in sorted(entities, key=lambda entity: entity.start):
+        if not 0 <= entity.start < entity.end <= len(text):
+            raise ValueError(f"has an entity from {entity.start} to {entity.end} in a text of {len(text)} characters")
+        what = f"has the entity {shown(text[entity.start : entity.end])} at {entity.start}, which"
+        inside = [i for i, (start, end) in enumerate(words) if start < entity.end and end > entity.start]
+        if not inside:
+            raise ValueError(f"{what} contains no word")
+        start, end = words[inside[0]][0], words[inside[-1]][1]
+        if start < entity.start or end > entity.end:
+            raise ValueError(f"{what} cuts through {shown(text[start:end])}")
+        if any(tags[i] != NO_TAG for i in inside):
+            raise ValueError(f"{what} overlaps another")
+        for i in inside:
+            tags[i] = f"{'B' if i == inside[0] else 'I'}-{entity.label}"
+    return tags
+
+
+def entities_in(words: Sequence[tuple[int, int]], tags: Sequence[str]) -> list[Entity]:
+    """The entities of words with BIO tags, as spans of the text."""
+    return [Entity(words[first][0], words[end - 1][1], kind) for first, end, kind in entities_of(tags)]
 
 
 def entities_of(tags: Sequence[str]) -> list[tuple[int, int, str]]:
     """(first word, word after the last, kind) of each entity in BIO tags.
 
-    The rule for tags that no BIO file has, as a model may give them: an I that does not go on with an entity of its own
-    kind begins one (as seqeval's and conlleval's default reading).
+    An I that does not continue an entity of its kind begins one (the default of seqeval and conlleval).
     """
-    found: list[tuple[int, int, str]] = []
+    entities: list[tuple[int, int, str]] = []
     for i, tag in enumerate(to_bio(tags, "BIO")):
         letter, kind = parts(tag)
         if letter == "B":
-            found.append((i, i + 1, kind))
+            entities.append((i, i + 1, kind))
         elif letter == "I":
-            found[-1] = (found[-1][0], i + 1, kind)
-    return found
+            entities[-1] = (entities[-1][0], i + 1, kind)
+    return entities
 
 
-@lru_cache(maxsize=1024)  # asked for every word of a set, and a set has few tags
+def to_bio(tags: Sequence[str], scheme: str) -> list[str]:
+    """The same entities in BIO. Under "BIO", an entity that begins with I begins with B instead."""
+    bio, before = [], NO_TAG
+    for tag in tags:
+        letter, kind = parts(tag)
+        before_letter, before_kind = parts(before)
+        ended = scheme == "BIOES" and before_letter in (*_SINGLE, *_END)
+        if letter == NO_TAG:
+            bio.append(NO_TAG)
+        elif letter in ("B", *_SINGLE) or before_kind != kind or ended:
+            bio.append(f"B-{kind}")
+        else:
+            bio.append(f"I-{kind}")
+        before = tag
+    return bio
+
+
+def scheme_of(sentences: Iterable[Sequence[str]]) -> str:
+    """The tag scheme of a whole file: BIO, IOB1, IO or BIOES. Raises ValueError for a tag of no scheme."""
+    letters, begins_with_i, begins_with_b = set(), False, False
+    for tags in sentences:
+        before = NO_TAG
+        for tag in tags:
+            letter, kind = parts(tag)
+            letters.add(letter)
+            is_new = parts(before)[1] != kind  # where IOB1 has I and BIO has B
+            begins_with_i |= is_new and letter == "I"
+            begins_with_b |= is_new and letter == "B"
+            before = tag
+    if letters & {*_SINGLE, *_END}:
+        return "BIOES"
+    if "B" not in letters:
+        return "IO" if "I" in letters else "BIO"
+    return "IOB1" if begins_with_i and not begins_with_b else "BIO"
+
+
+@lru_cache(maxsize=1024)  # called for every word, and a data set has few tags
 def parts(tag: str) -> tuple[str, str]:
     """("B", "PER") of "B-PER"; ("O", "") of "O". Raises ValueError for anything else."""
     letter, dash, kind = tag.partition("-")

@@ -1,7 +1,7 @@
-"""Plain text as training material: files and folders in, cleaned documents out.
+"""Plain text as training material: files and folders in, documents out.
 
-A file from Project Gutenberg is recognised by its markers: its header, licence and hard line breaks are taken out.
-Every other file is taken as it stands, byte for byte, so that losses per byte compare with other people's.
+The header, licence and hard line breaks of a Project Gutenberg file, recognised by its markers, are removed. Any other
+file is kept byte for byte, so that losses per byte are comparable with other people's.
 """
 
 from __future__ import annotations
@@ -41,32 +41,27 @@ def read_documents(paths: Sequence[str | Path]) -> list[Document]:
     Raises:
         DataError: no such path, no text file in a folder, a file that is not UTF-8, or one without a word in it.
     """
-    found = [(base, file) for path in paths for base, file in _text_files(path_of(path))]
-    if not found:
+    if not paths:
         raise DataError("no text was given: name text files, or folders that hold some")
-    files: dict[Path, tuple[Path, Path]] = {}
-    for base, file in found:
-        files.setdefault(file.resolve(), (base, file))  # a file named twice is read once
-    named = [(file.relative_to(base).as_posix(), file) for base, file in files.values()]
-    twice = {name for name, count in Counter(name for name, _ in named).items() if count > 1}
-    return [_document(file, file.as_posix() if name in twice else name) for name, file in named]
+    names: dict[Path, tuple[str, Path]] = {}  # a file that is named twice is read once
+    for path in map(path_of, paths):
+        if path.is_file():
+            names.setdefault(path.resolve(), (path.name, path))
+            continue
+        if not path.is_dir():
+            raise DataError(f"{path} does not exist; give a text file, or a folder of {', '.join(SUFFIXES)} files")
+        files = [file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file()]
+        if not files:
+            raise DataError(f"{path} holds no text: no file in it ends in {', '.join(SUFFIXES)}")
+        for file in sorted(files, key=Path.as_posix):
+            names.setdefault(file.resolve(), (file.relative_to(path).as_posix(), file))
+    counts = Counter(name for name, _ in names.values())
+    return [Document(name if counts[name] == 1 else file.as_posix(), _text(file)) for name, file in names.values()]
 
 
-def _text_files(path: Path) -> list[tuple[Path, Path]]:
-    """(folder, file): each text file, and the folder that its name is relative to."""
-    if path.is_file():
-        return [(path.parent, path)]
-    if not path.is_dir():
-        raise DataError(f"{path} does not exist; give a text file, or a folder of {', '.join(SUFFIXES)} files")
-    found = [file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file()]
-    if not found:
-        raise DataError(f"{path} holds no text: no file in it ends in {', '.join(SUFFIXES)}")
-    return [(path, file) for file in sorted(found, key=lambda file: file.as_posix())]
-
-
-def _document(file: Path, name: str) -> Document:
+def _text(file: Path) -> str:
     try:
-        text = file.read_bytes().decode("utf-8")  # read_text would turn \r\n into \n
+        text = file.read_bytes().decode("utf-8")  # Path.read_text would turn \r\n into \n
     except UnicodeDecodeError as error:
         raise DataError(f"{file} is not UTF-8 text (byte {error.start}); convert it first") from error
     except OSError as error:
@@ -75,17 +70,14 @@ def _document(file: Path, name: str) -> Document:
         text = _unwrapped(book[1].translate(_QUOTES))
     if not text.strip():
         raise DataError(f"{file} is empty")
-    return Document(name, text)
+    return text
 
 
 def _unwrapped(text: str) -> str:
-    """Paragraphs of one line each: within a block of prose a line break is a space; short lines (verse, lists) stay."""
-    text = "\n".join(re.split(r"\r\n|\r|\n", text)).strip()
-    blocks = [block.strip("\n") for block in re.split(r"\n\s*\n", text)]
-    return "\n\n".join(_one_paragraph(block) for block in blocks if block.strip()) + "\n"
-
-
-def _one_paragraph(block: str) -> str:
-    lines = [line.strip() for line in block.split("\n")]
-    prose = len(lines) > 1 and all(len(line) > 50 for line in lines[:-1])
-    return re.sub(r" {2,}", " ", " ".join(lines)) if prose else "\n".join(lines)
+    """The text with each paragraph of prose on one line. Short lines (verse, lists) stay."""
+    paragraphs = []
+    for block in re.split(r"\n\s*\n", "\n".join(re.split(r"\r\n|\r|\n", text)).strip()):
+        lines = [line.strip() for line in block.strip("\n").split("\n")]
+        is_prose = len(lines) > 1 and all(len(line) > 50 for line in lines[:-1])
+        paragraphs.append(re.sub(r" {2,}", " ", " ".join(lines)) if is_prose else "\n".join(lines))
+    return "\n\n".join(filter(None, paragraphs)) + "\n"

@@ -21,8 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from labkit.datasets.examples import NO_TAG, Entity, Sentence
-from labkit.datasets.tags import parts, to_bio
-from labkit.datasets.words import entities_in, words_of
+from labkit.datasets.tags import entities_in, parts, to_bio, words_of
 from labkit.errors import DataError
 from labkit.tasks.base import IGNORED, Task, option, pad_id, pad_rows, padded, require_labels, run_by_length
 from labkit.tasks.classify import needs_train_extra

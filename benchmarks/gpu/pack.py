@@ -1,0 +1,224 @@
+"""Make Gemma 3 270M small enough to travel: only the tokens that occur in some texts, and the weights still quantised.
+
+    python benchmarks/gpu/pack.py pack --data ner:wikigold.conll.txt qa:xquad.en.json --texts wiki.valid.txt \\
+        --output-dir packed --piece-mib 12
+    python benchmarks/gpu/pack.py unpack packed --output gemma-cut
+    python benchmarks/gpu/pack.py check gemma-cut --data ner:wikigold.conll.txt
+
+Two thirds of the model's parameters are embeddings of tokens that a small data set never uses. `pack` keeps the rows
+of the tokens that occur, with the merges that make them, so the cut tokenizer encodes these texts to the same tokens.
+The other weights travel as the bytes of the GGUF file; `unpack` dequantises them as labkit does. `check` compares the
+unpacked model with the full one: the tokens of every text, every weight bit for bit, and some logits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import json
+import re
+import sys
+import tarfile
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
+
+from labkit.datasets import readers  # noqa: E402
+from labkit.models import embedded, gguf  # noqa: E402
+from labkit.models.registry import REGISTRY  # noqa: E402
+
+CARD = REGISTRY["gemma3-270m"]
+EMBEDDING = "token_embd.weight"
+RESERVED = re.compile(r"<unused[1-9]\d*>")  # <unused0> stays: labkit takes it as the mask token
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+def texts_in(data: list[str], files: list[Path]) -> list[str]:
+    """The texts of data sets (TASK:FILE) and the paragraphs of plain files, as labkit tokenises them."""
+    texts: list[str] = []
+    for source in data:
+        task, _, file = source.partition(":")
+        for example in readers.read(task, file):
+            texts += [example.question, example.context] if task == "qa" else [example.text]
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        texts += [line.strip() for line in text.split("\n")]
+    return list(dict.fromkeys(filter(None, texts)))
+
+
+def cut(spec: dict[str, Any], texts: list[str]) -> tuple[dict[str, Any], list[int]]:
+    """The tokenizer.json `spec` with only the tokens that `texts` need, and the old id of each new one, ascending.
+
+    Kept are the tokens of the encodings and those that they are merged from, all characters and bytes, and the added
+    tokens. A merge that took place in these texts is still there, in its order, so the encodings are the same.
+    """
+    from tokenizers import Tokenizer
+
+    full, model = Tokenizer.from_str(json.dumps(spec)), spec["model"]
+    token_of = {number: token for token, number in model["vocab"].items()}
+    used: set[int] = set()
+    for full.encode_special_tokens in (False, True):
+        used.update(number for made in full.encode_batch_fast(texts) for number in made.ids)
+    rank = {tuple(pair): place for place, pair in enumerate(model["merges"])}
+    added = [token for token in spec["added_tokens"] if not RESERVED.fullmatch(token["content"])]
+    kept = {token_of[number] for number in used if number in token_of}
+    kept |= {part for token in list(kept) for part in _merged_from(token, rank)}
+    kept |= {token["content"] for token in added} | {token for token in model["vocab"] if BYTE.fullmatch(token)}
+    kept |= set().union(*texts, "▁") & model["vocab"].keys()
+    old_ids = sorted(model["vocab"][token] for token in kept)
+    vocabulary = {token_of[old]: new for new, old in enumerate(old_ids)}
+    merges = [[a, b] for a, b in model["merges"] if {a, b, a + b} <= kept]
+    smaller = spec | {"model": model | {"vocab": vocabulary, "merges": merges}}
+    smaller["added_tokens"] = [token | {"id": vocabulary[token["content"]]} for token in added]
+    if (processor := spec.get("post_processor")) and "special_tokens" in processor:
+        special = processor["special_tokens"].items()
+        special = {name: value | {"ids": [vocabulary[token] for token in value["tokens"]]} for name, value in special}
+        smaller["post_processor"] = processor | {"special_tokens": special}
+    return smaller, old_ids
+
+
+def _merged_from(token: str, rank: dict[tuple[str, str], int]) -> set[str]:
+    """Every token that byte-pair encoding makes on the way from the characters of `token` to the token."""
+    parts, made = list(token), set(token)
+    while ranked := [(rank[pair], place) for place, pair in enumerate(pairwise(parts)) if pair in rank]:
+        place = min(ranked)[1]
+        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+        made.add(parts[place])
+    return made
+
+
+def pack(texts: list[str], folder: Path, piece_bytes: int) -> dict[str, Any]:
+    """Write manifest.json and the pieces into `folder`; returns the manifest."""
+    source = embedded.cached_folder(CARD)
+    files = {name: (source / name).read_text(encoding="utf-8") for name in
+             ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")}  # fmt: skip
+    tokenizer, old_ids = cut(json.loads(files["tokenizer.json"]), texts)
+    new_id = {old: new for new, old in enumerate(old_ids)}
+    files["tokenizer.json"] = json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":"))
+    for name in ("config.json", "generation_config.json"):
+        settings = json.loads(files[name])
+        settings |= {key: new_id[value] for key, value in settings.items() if key.endswith("_token_id")}
+        settings |= {"vocab_size": len(old_ids)} if name == "config.json" else {}
+        files[name] = json.dumps(settings, indent=2)
+    stream = [_archive(files)]
+    tensors = []
+    with tempfile.TemporaryDirectory() as work, embedded._joined(CARD.package.part_paths(), Path(work)) as file:
+        for tensor in gguf._read(file)[1]:
+            data = tensor.data[old_ids] if tensor.name == EMBEDDING else tensor.data
+            stream.append(np.ascontiguousarray(data).tobytes())
+            tensors.append({"name": tensor.name, "type": tensor.tensor_type.name, "stored": data.shape,
+                            "width": int(tensor.shape[0]), "bytes": len(stream[-1])})  # fmt: skip
+    whole, folder = b"".join(stream), Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    pieces = {}
+    for number, start in enumerate(range(0, len(whole), piece_bytes)):
+        piece = whole[start : start + piece_bytes]
+        (folder / f"piece-{number:02}").write_bytes(piece)
+        pieces[f"piece-{number:02}"] = hashlib.sha256(piece).hexdigest()
+    manifest = {"model": CARD.name, "files_bytes": len(stream[0]), "tensors": tensors, "pieces": pieces, "ids": old_ids}
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    return manifest
+
+
+def _archive(files: dict[str, str]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:xz") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    return packed.getvalue()
+
+
+def unpack(folders: list[Path], output: Path) -> None:
+    """Write the model folder `output` from the pieces in `folders`. SystemExit if one is missing or damaged."""
+    from gguf import GGMLQuantizationType
+    from safetensors.torch import save_file
+    from transformers import AutoConfig, Gemma3ForCausalLM
+
+    lying = {file.name: file for folder in folders for file in Path(folder).iterdir()}
+    manifest = json.loads(lying["manifest.json"].read_text(encoding="utf-8"))
+    whole = bytearray()
+    for name, digest in manifest["pieces"].items():
+        piece = lying[name].read_bytes() if name in lying else b""
+        if hashlib.sha256(piece).hexdigest() != digest:
+            sys.exit(f"{name} is {'damaged' if piece else 'missing'}; copy it again")
+        whole += piece
+    at = manifest["files_bytes"]
+    with tarfile.open(fileobj=io.BytesIO(whole[:at])) as archive:
+        archive.extractall(output, filter="data")
+    tensors = []
+    for facts in manifest["tensors"]:
+        kind = GGMLQuantizationType[facts["type"]]
+        raw = np.frombuffer(whole, np.uint8, facts["bytes"], at)
+        data = (raw.view(np.float32) if facts["type"] == "F32" else raw).reshape(facts["stored"])
+        shape = (facts["width"], *data.shape[:-1])  # ggml's order: the width first
+        tensors.append(SimpleNamespace(name=facts["name"], data=data, tensor_type=kind, shape=shape,
+                                       n_bytes=facts["bytes"], n_elements=np.prod(shape)))  # fmt: skip
+        at += facts["bytes"]
+    config = AutoConfig.from_pretrained(output)
+    weights, _ = gguf._dequantise(tensors, config, lambda done, total: None)
+    gguf._require_exact_weights(Gemma3ForCausalLM, config, weights, output)
+    save_file(weights, output / "model.safetensors", metadata={"format": "pt"})
+    (output / "kept_ids.json").write_text(json.dumps(manifest["ids"]), encoding="utf-8")
+
+
+def check(folder: Path, texts: list[str]) -> str:
+    """Compare the unpacked model with the full one; AssertionError where they differ."""
+    import torch
+    from safetensors.torch import load_file
+
+    from labkit.models import load
+
+    smaller, full = (load(name, dtype="float32", device="cpu") for name in (folder, CARD.name))
+    old_ids = torch.tensor(json.loads((folder / "kept_ids.json").read_text(encoding="utf-8")))
+    for options in ({}, {"add_special_tokens": False, "split_special_tokens": True}):
+        ours, theirs = (lm.tokenizer(texts, verbose=False, **options)["input_ids"] for lm in (smaller, full))
+        assert all(old_ids[torch.tensor(a, dtype=torch.long)].tolist() == b for a, b in zip(ours, theirs, strict=True))
+    source = load_file(embedded.cached_folder(CARD) / "model.safetensors")
+    for name, weight in load_file(folder / "model.safetensors").items():
+        assert torch.equal(weight, source[name][old_ids] if "embed_tokens" in name else source[name]), name
+    apart = 0.0
+    for text in texts[:: max(1, len(texts) // 8)]:
+        ids = smaller.tokenizer(text[:1000], return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            logits, reference = smaller.model(ids).logits, full.model(old_ids[ids]).logits[..., old_ids]
+        apart = max(apart, float((logits - reference).abs().max()))
+    assert apart < 1e-3, f"the logits differ by {apart}"
+    return f"{len(texts):,} texts have the same tokens, the weights are the same, the logits differ by {apart:.1e}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    made, opened, compared = (commands.add_parser(name) for name in ("pack", "unpack", "check"))
+    for command in (made, compared):
+        command.add_argument("--data", nargs="*", default=[], help="data sets as TASK:FILE, tasks ner and qa")
+        command.add_argument("--texts", nargs="*", type=Path, default=[], help="plain text files")
+    made.add_argument("--output-dir", type=Path, required=True)
+    made.add_argument("--piece-mib", type=int, default=12, help="size of a piece (default 12)")
+    opened.add_argument("folders", nargs="+", type=Path, help="folders with the pieces and manifest.json")
+    opened.add_argument("--output", type=Path, required=True, help="the model folder to write")
+    compared.add_argument("folder", type=Path, help="the unpacked model")
+    options, began = parser.parse_args(), time.perf_counter()
+    if options.command == "pack":
+        manifest = pack(texts_in(options.data, options.texts), options.output_dir, options.piece_mib << 20)
+        print(f"{len(manifest['ids']):,} tokens in {len(manifest['pieces'])} pieces", end="")
+    elif options.command == "unpack":
+        unpack(options.folders, options.output)
+        print(f"{options.output} written", end="")
+    else:
+        print(check(options.folder, texts_in(options.data, options.texts)), end="")
+    print(f" ({time.perf_counter() - began:.0f} s)")
+
+
+if __name__ == "__main__":
+    main()
