@@ -1,18 +1,19 @@
 """What every task has: rows, batches, a loss, predictions and scores. One subclass per task, in a file of its own.
 
-    task = get("ner", max_length=128)
-    labels = task.labels(train)
-    rows = task.rows(tokenizer, train, labels)            # what the model is trained on
-    batch = task.collate(rows[:8], pad_id)                # input_ids, attention_mask (batch, seq), labels
-    task.loss(model, batch)                               # the mean over the labels that are not -100
-    predictions = task.predict(model, tokenizer, test, labels)
-    task.score(test, predictions)                         # {"f1": ..., ...}
+task = get("ner", max_length=128)
+labels = task.labels(train)
+rows = task.rows(tokenizer, train, labels)            # what the model is trained on
+batch = task.collate(rows[:8], pad_id)                # input_ids, attention_mask (batch, seq), labels
+task.loss(model, batch)                               # the mean over the labels that are not -100
+predictions = task.predict(model, tokenizer, test, labels)
+task.score(test, predictions)                         # {"f1": ..., ...}
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -21,21 +22,16 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from labkit.decoder.running import evaluating
-from labkit.errors import DataError
+from labkit.errors import DataError, ModelError
 from labkit.models.heads import Head, head_in
 
 IGNORED = -100  # the label of what does not count in a loss
 NAMES = {"qa": "QuestionAnswering", "ner": "NamedEntities", "classify": "Classification", "embed": "Embedding"}
 
 
-def option(default: Any, help: str, **limits: Any) -> Any:
-    """A choice of a task: its default, and what `labkit train TASK --help` says about it."""
-    return field(default=default, metadata={"help": help, **limits})
-
-
 @dataclass(frozen=True)
 class Task:
-    """A task to fine-tune on. Its fields are its options, each one an option of `labkit train`.
+    """A task to fine-tune on. Its fields are the options in `labkit.tasks.options`.
 
     A row is any object with `ids` (a sequence of token ids) and `example` (the number of its example).
     """
@@ -44,8 +40,6 @@ class Task:
     head_task: ClassVar[str]  # as in `labkit.models.heads`
     inputs: ClassVar[tuple[str, ...]] = ("text",)  # the fields of an example to predict
     split_by_tokens: ClassVar[bool] = True  # a batch may have any number of rows
-
-    max_length: int = option(256, "Tokens per row.", min=8)
 
     def labels(self, examples: Sequence[Any]) -> Sequence[str]:
         """The classes of the training examples, in the order of the logits; empty if the task has none."""
@@ -72,6 +66,10 @@ class Task:
             DataError: an example that cannot be a row; the message names it.
         """
         raise NotImplementedError
+
+    def length(self, row: Any) -> int:
+        """The longest sequence of tokens in a row."""
+        return len(row.ids)
 
     def collate(self, rows: Sequence[Any], pad_id: int) -> dict[str, Tensor]:
         """A batch: input_ids and attention_mask (batch, seq), padded on the right, and `labels`."""
@@ -184,3 +182,12 @@ def require_labels(model: nn.Module, labels: Sequence[str]) -> None:
     head = head_in(model.config)
     if head is not None and head.labels and list(head.labels) != list(labels):
         raise DataError(f"the labels are {', '.join(labels)}; the model has {', '.join(head.labels)}")
+
+
+@contextmanager
+def needs_train_extra() -> Iterator[None]:
+    """Turn a failed import of a package that scores into a ModelError with the pip command."""
+    try:
+        yield
+    except ImportError as error:
+        raise ModelError(f'{error.name} is not installed: pip install "labkit-bidirectional[train]"') from None

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -23,9 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from labkit.datasets.examples import Labelled
-from labkit.errors import DataError, ModelError
+from labkit.errors import DataError
 from labkit.models.heads import Head, label_names
-from labkit.tasks.base import Task, option, pad_id, padded, require_labels, run_by_length
+from labkit.tasks.base import Task, needs_train_extra, pad_id, padded, require_labels, run_by_length
+from labkit.tasks.options import ClassifyOptions
 from labkit.tasks.special_tokens import row_ends
 
 
@@ -61,10 +61,8 @@ class Classified:
 
 
 @dataclass(frozen=True)
-class Classification(Task):
+class Classification(ClassifyOptions, Task):
     name, head_task = "classify", "sequence-classification"
-
-    pooling: str = option("last", "Pooling: first, last, mean, weighted_mean, attention_query or attention_kv.")
 
     def labels(self, examples: Sequence[Labelled]) -> Sequence[str]:
         return label_names([example.label for example in examples])
@@ -222,15 +220,6 @@ def frame(
     if cut := sum(tokens > 0 for _, tokens in framed):
         say(f"{cut:,} of {len(framed):,} texts have more than {max_length} tokens and were cut at their end")
     return framed
-
-
-@contextmanager
-def needs_train_extra() -> Iterator[None]:
-    """Turn a failed import of a package that scores into a ModelError with the pip command."""
-    try:
-        yield
-    except ImportError as error:
-        raise ModelError(f'{error.name} is not installed: pip install "labkit-bidirectional[train]"') from None
 
 
 def _classified(id: str, labels: Sequence[str], probabilities: list[float], cut: int = 0) -> Classified:

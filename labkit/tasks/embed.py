@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from labkit.datasets.examples import Pair
 from labkit.errors import DataError, ModelError, TrainingError
 from labkit.models.heads import Head
-from labkit.tasks.base import Task, option, pad_id, padded, run_by_length
-from labkit.tasks.classify import frame, needs_train_extra
+from labkit.tasks.base import Task, needs_train_extra, pad_id, padded, run_by_length
+from labkit.tasks.classify import frame
+from labkit.tasks.options import EmbedOptions
 
 CONSTANT = 1e-6  # cosines that differ by less differ by rounding only
 WORDS = 4096  # hashed words of the baseline
@@ -68,10 +69,11 @@ class Embedded:
 
 
 @dataclass(frozen=True)
-class Embedding(Task):
+class Embedding(EmbedOptions, Task):
     name, head_task, inputs, split_by_tokens = "embed", "embedding", ("first", "second"), False
 
-    pooling: str = option("mean", "Pooling: first, last, mean, weighted_mean, attention_query or attention_kv.")
+    def length(self, row: Row) -> int:
+        return max(len(row.first), len(row.second))
 
     def head(self, labels: Sequence[str], **changes: Any) -> Head:
         return super().head(labels, **{"pooling": self.pooling} | changes)

@@ -309,9 +309,9 @@ def require_apart(train_examples: Sequence[Any], dev: Sequence[Any], test: Seque
 def require_positions(lm: Any, rows: Sequence[Any], task: Task, readings: int) -> None:
     """Raise DataError if a row, read `readings` times, is longer than the model has positions."""
     places = getattr(lm.model.config.get_text_config(), "max_position_embeddings", None)
-    longest = max(rows, key=lambda row: len(row.ids))
-    begin = int(longest.ids[0] == lm.tokenizer.bos_token_id)  # is not repeated
-    if places and (total := (len(longest.ids) - begin) * readings + begin) > places:
+    longest = max(map(task.length, rows))
+    begin = int(rows[0].ids[0] == lm.tokenizer.bos_token_id)  # is not repeated
+    if places and (total := (longest - begin) * readings + begin) > places:
         raise DataError(
             f"the longest row has {total:,} tokens, and {lm.name} has {places:,} positions; give "
             f"--max-length {(places - begin) // readings + begin}"

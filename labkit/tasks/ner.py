@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from labkit.datasets.examples import NO_TAG, Entity, Sentence
 from labkit.datasets.tags import entities_in, parts, to_bio, words_of
 from labkit.errors import DataError
-from labkit.tasks.base import IGNORED, Task, option, pad_id, pad_rows, padded, require_labels, run_by_length
-from labkit.tasks.classify import needs_train_extra
+from labkit.tasks.base import IGNORED, Task, needs_train_extra, pad_id, pad_rows, padded, require_labels, run_by_length
+from labkit.tasks.options import NerOptions
 from labkit.tasks.special_tokens import row_ends
 
 LABEL_ON = ("last", "first")  # the token of a word that carries its label
@@ -67,11 +67,8 @@ class Tagged:
 
 
 @dataclass(frozen=True)
-class NamedEntities(Task):
+class NamedEntities(NerOptions, Task):
     name, head_task = "ner", "token-classification"
-
-    doc_stride: int = option(64, "Tokens that two consecutive windows share.", min=0)
-    label_on: str = option("last", "Token of a word that carries its label: last or first.")
 
     def labels(self, examples: Sequence[Sentence]) -> Sequence[str]:
         return labels_of(examples)

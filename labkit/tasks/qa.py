@@ -27,7 +27,8 @@ from labkit.datasets.evidence import INSTRUCTION, MARKS
 from labkit.datasets.examples import Question
 from labkit.errors import DataError, ModelError
 from labkit.tasks import qa_scores
-from labkit.tasks.base import Task, option, pad_id, padded, run_by_length
+from labkit.tasks.base import Task, pad_id, padded, run_by_length
+from labkit.tasks.options import QaOptions
 from labkit.tasks.special_tokens import between, row_ends
 
 ORDERS = ("question-first", "question-last")
@@ -36,7 +37,7 @@ ALWAYS_ANSWER = 1e9  # a threshold that no null score exceeds; finite, so that i
 
 
 @dataclass(frozen=True)
-class QuestionAnswering(Task):
+class QuestionAnswering(QaOptions, Task):
     """Find the span of the context that answers the question, or predict that there is none.
 
     If `null_threshold` is None, `tuned` chooses it on the dev set: every question is answered if all questions of the
@@ -46,13 +47,6 @@ class QuestionAnswering(Task):
     name = "qa"
     head_task = "question-answering"
     inputs = ("question", "context")
-
-    max_length: int = option(384, "Tokens per row.", min=8)
-    doc_stride: int = option(128, "Tokens from the start of one window to the start of the next.", min=1)
-    order: str = option("question-first", "Position of the question: question-first or question-last.")
-    prompt: str = option("plain", "Prompt format: plain, or evidence ([INST] [POST] [CRITERION]).")
-    max_answer_tokens: int = option(30, "Maximum number of tokens of an answer.", min=1)
-    null_threshold: float | None = option(None, "Threshold for no answer. Default: chosen on the dev set.")
 
     def metric(self, examples: Sequence[Question]) -> str:
         choose = self.null_threshold is None and not all(question.answers for question in examples)
