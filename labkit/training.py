@@ -366,10 +366,12 @@ def _watch(trainer: Any, say: Callable[[str], None]) -> Any:
                     rate = f"lower the learning rate ({args.learning_rate:g})"
                     instead = ", or use float32" if args.bf16 or args.fp16 else ""
                     latest = RunFolder(Path(args.output_dir).parent).latest_checkpoint()
-                    raise TrainingError(
+                    error = TrainingError(
                         f"{name} is NaN or infinite at step {state.global_step}: {rate}{instead} and train in another "
                         f"folder ({described(latest)})"
                     )
+                    error.diverged = True
+                    raise error
             self.bar.set_postfix_str(f"loss {self.loss:.3f}")
 
         def on_evaluate(self, args, state, control, metrics=None, **_):

@@ -37,7 +37,7 @@ def training_bytes(model: nn.Module, settings: dict[str, Any], length: int) -> d
         if config._attn_implementation == "eager" or next(model.parameters()).device.type == "cpu"
         else 0
     )
-    layer = tokens * size * (8 * width + attention + (4 if gated else 2) * hidden + scores)
+    layer = tokens * size * (12 * width + attention + (4 if gated else 2) * hidden + scores)
     states = tokens * size * width * layers
     trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())

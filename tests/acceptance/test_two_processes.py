@@ -9,6 +9,7 @@ from tests.acceptance.command_line import TORCHRUN, losses, run
 pytest.importorskip("resource", reason="torchrun with gloo is for POSIX systems")
 pytestmark = pytest.mark.end_to_end
 
+
 @pytest.mark.parametrize("task", ["classify", "ner"])
 def test_two_processes_have_the_loss_curve_of_one_with_the_same_global_batch(
     labkit_command, without_dropout, tmp_path, task
