@@ -17,9 +17,9 @@ from typing import Any
 from labkit.datasets import readers, splits
 from labkit.datasets.sources import drawn, sides
 from labkit.errors import DataError
+from labkit.tasks.base import Task, get
 from labkit.tasks.finetune import digest, require_apart
 from labkit.tasks.qa import ORDERS
-from labkit.tasks.base import Task, get
 
 TEST_SHARE, DEV_SHARE = 0.25, 0.2  # of all examples, and of the rest
 SPLIT_SEED = 0  # the split belongs to the condition, not to a run
