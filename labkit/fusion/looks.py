@@ -10,13 +10,16 @@ decides the answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from labkit.decoder.anatomy import Decoder
 from labkit.decoder.running import evaluating
 from labkit.errors import FusionError
 from labkit.fusion.engine import fusable_decoder, require_room
@@ -147,9 +150,11 @@ def looks(
     with evaluating(model), attention_backend(model, "eager"):
         engine, row = ReferenceEngine(model, prompt, rendering="dense"), RowState(prompt.rows[0], prompt, cached=True)
         model(**engine.inputs_of(row, []))  # first the prompt, because its weights are large and not needed
-        output = model(**engine.inputs_of(row, [*prompt.cue, *tokens[:-1]]), output_attentions=True)
-    maps = [output.attentions[number][0, list(heads), -len(tokens) :].double() for number in layers]
-    attention = torch.stack(maps).mean((0, 1)).cpu().numpy()  # (layers, heads, generated, keys) -> (generated, keys)
+        inputs = engine.inputs_of(row, [*prompt.cue, *tokens[:-1]])
+        with _attention_of(decoder, layers) as maps:
+            model(**inputs)
+    attention = torch.stack([maps[number][0, list(heads), -len(tokens) :].double() for number in layers])
+    attention = attention.mean((0, 1)).cpu().numpy()  # (layers, heads, generated, keys) -> (generated, keys)
     ids = [*prefix_ids, *(token for segment in prompt.rows[0].segments for token in segment.ids), *cue_ids]
     pieces = segments[:1] if method == "single" else segments
     numbers = [number for number, piece in enumerate(pieces) for _ in piece]
@@ -169,6 +174,24 @@ def looks(
         layers=layers,
         heads=heads,
     )
+
+
+@contextmanager
+def _attention_of(decoder: Decoder, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+    """For the block, collect the weights of each layer, (1, heads, q, keys).
+
+    `output_attentions=True` would leave transformers' own hooks on the model.
+    """
+    maps: dict[int, Tensor] = {}
+    hooks = [
+        decoder.attentions[number].register_forward_hook(lambda _, args, out, n=number: maps.update({n: out[1]}))
+        for number in layers
+    ]
+    try:
+        yield maps
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _numbers(kind: str, chosen: int | Sequence[int] | None, count: int) -> tuple[int, ...]:
