@@ -153,9 +153,9 @@ def run(
         write_answers(answers, output)
         return replace(answers, path=output)
     require_writable(output)
-    journal = journal_of(output)
     if output.is_dir():
         raise FusionError(f"{output} is a folder; give a file, such as {output / 'out.feather'}")
+    journal = journal_of(output)
     if output.exists() and not resume:
         raise FusionError(f"{output} exists already; give another output, or --rescore it")
     if journal.exists() and not resume:
