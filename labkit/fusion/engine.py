@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -193,81 +194,63 @@ class FastEngine:
 
     def _joined(self) -> _Context:
         """Prefix and segments of all rows, read and put side by side."""
-        rows, begin = self.prompts.rows, len(self.prompts.prefix)
-        shape = (len(rows), begin + max(row.length for row in rows))  # (rows, keys)
-        positions, owners = torch.zeros(shape, dtype=torch.long), torch.full(shape, PADDING)
-        bias = torch.zeros(shape, dtype=torch.promote_types(self.dtype, torch.float32))
-        positions[:, :begin], owners[:, :begin] = torch.arange(begin), PREFIX
-        placed = []
-        for number, row in enumerate(rows):
-            at = begin
-            for owner, segment in enumerate(row.segments, 1):
-                end = at + len(segment.ids)
-                positions[number, at:end] = segment.start + torch.arange(end - at)
-                owners[number, at:end], bias[number, at:end] = owner, segment.bias
-                placed.append((segment, number * shape[1] + at))
-                at = end
-        prefix = self._empty_context(1)
+        rows, begin = [row.segments for row in self.prompts.rows], len(self.prompts.prefix)
+        empty = torch.zeros(1, 0, dtype=torch.long, device=self.device)
+        prefix = _Context(DynamicCache(), empty, empty, empty.to(torch.promote_types(self.dtype, torch.float32)))
         if begin:
-            where = torch.arange(begin, device=self.device)[None]  # (1, prefix)
+            positions = torch.arange(begin, device=self.device)[None]  # (1, prefix)
             ids = torch.tensor([self.prompts.prefix], device=self.device)
-            self._read(self.decoder.stack, prefix, ids, where, torch.full_like(where, PREFIX))
-        joined: list[list[Tensor]] = []  # per layer keys and values, (rows * keys, heads, head_dim)
+            self._read(self.decoder.stack, prefix, ids, positions, torch.full_like(positions, PREFIX))
+        _, positions, owners, bias = self._side_by_side(rows)  # (rows, length)
+        tokens = (owners != PADDING).flatten().nonzero()[:, 0]  # (tokens of all segments,), their places in the rows
+        segments = [segment for row in rows for segment in row]
+        placed = list(zip(segments, accumulate((len(segment.ids) for segment in segments), initial=0), strict=False))
+        joined: list[list[Tensor]] = []  # per layer keys and values, (rows * length, heads, head_dim)
         for batch in packed(placed, begin, TOKENS_AT_ONCE.get(self.device.type, TOKENS_AT_ONCE["cuda"])):
-            cache, source, destination = self._read_segments(batch, prefix)
-            for number, layer in enumerate(cache.layers):
+            ids, where, owner, _ = self._side_by_side([[segment for segment, _ in row] for row in batch])
+            context = _repeated(prefix, len(batch))
+            self._read(self.decoder.stack, context, ids, where, owner)
+            order = [first + i for row in batch for segment, first in row for i in range(len(segment.ids))]
+            destination, source = tokens[order], (owner != PADDING).flatten()
+            for number, layer in enumerate(context.cache.layers):
+                parts = [side[:, :, begin:].transpose(1, 2).flatten(0, 1) for side in (layer.keys, layer.values)]
                 if number == len(joined):
-                    sizes = [(t.shape[1], t.shape[3]) for t in (layer.keys, layer.values)]
-                    joined.append([layer.keys.new_zeros(shape[0] * shape[1], *size) for size in sizes])
-                for whole, part in zip(joined[number], (layer.keys, layer.values), strict=True):
-                    whole[destination] = part[:, :, begin:].transpose(1, 2).flatten(0, 1)[source]
-        cache = DynamicCache()
+                    joined.append([part.new_zeros(owners.numel(), *part.shape[1:]) for part in parts])
+                for whole, part in zip(joined[number], parts, strict=True):
+                    whole[destination] = part[source]
+        context = _repeated(prefix, len(rows))
         for number in range(len(joined)):
-            sides = [side.unflatten(0, shape).transpose(1, 2) for side in joined.pop(0)]  # (rows, heads, keys, dim)
-            if begin:
-                layer = prefix.cache.layers[number]
-                sides[0][:, :, :begin], sides[1][:, :, :begin] = layer.keys, layer.values
-            cache.update(*sides, number)
-        return _Context(cache, *(table.to(self.device) for table in (positions, owners, bias)))
+            keys, values = joined.pop(0)
+            context.cache.update(*(side.unflatten(0, owners.shape).transpose(1, 2) for side in (keys, values)), number)
+        tables = zip((context.positions, context.owners, context.bias), (positions, owners, bias), strict=True)
+        return _Context(context.cache, *(torch.cat(pair, 1) for pair in tables))
 
-    def _read_segments(self, batch: Sequence[_Packed], prefix: _Context) -> tuple[DynamicCache, Tensor, Tensor]:
-        """Read rows of segments behind copies of the prefix.
-
-        Returns:
-            The cache (rows, heads, prefix + length, head_dim); for each token of a segment its place in the rows of the
-            batch, flattened, without the prefix; and its place in the joined rows, flattened.
-        """
-        length = max(sum(len(segment.ids) for segment, _ in row) for row in batch)
-        ids, positions = torch.zeros(2, len(batch), length, dtype=torch.long)  # (rows, length) each
-        owners = torch.full_like(ids, PADDING)
-        source: list[int] = []
-        destination: list[int] = []
-        for number, row in enumerate(batch):
+    def _side_by_side(self, rows: Sequence[Sequence[Segment]]) -> list[Tensor]:
+        """Ids, positions, owners and biases of segments side by side, padded on the right, (rows, length) each."""
+        length = max(sum(len(segment.ids) for segment in row) for row in rows)
+        ids, positions = torch.zeros(2, len(rows), length, dtype=torch.long)
+        owners, bias = torch.full_like(ids, PADDING), torch.zeros(len(rows), length, dtype=torch.float64)
+        for number, row in enumerate(rows):
             at = 0
-            for owner, (segment, place) in enumerate(row, 1):
-                end = at + len(segment.ids)
-                ids[number, at:end] = torch.tensor(segment.ids)
-                positions[number, at:end] = segment.start + torch.arange(end - at)
-                owners[number, at:end] = owner
-                source += range(number * length + at, number * length + end)
-                destination += range(place, place + end - at)
-                at = end
-        context = self._empty_context(len(batch))
-        for number, layer in enumerate(prefix.cache.layers):
-            context.cache.update(*(side.expand(len(batch), -1, -1, -1) for side in (layer.keys, layer.values)), number)
-        for table in ("positions", "owners", "bias"):
-            setattr(context, table, getattr(prefix, table).expand(len(batch), -1))
-        self._read(self.decoder.stack, context, *(table.to(self.device) for table in (ids, positions, owners)))
-        places = (torch.tensor(numbers, device=self.device) for numbers in (source, destination))
-        return context.cache, *places
-
-    def _empty_context(self, rows: int) -> _Context:
-        # A cache made with a config would drop the keys behind a sliding window.
-        table = torch.zeros(rows, 0, dtype=torch.long, device=self.device)
-        return _Context(DynamicCache(), table, table, table.to(torch.promote_types(self.dtype, torch.float32)))
+            for owner, segment in enumerate(row, 1):
+                place = (number, slice(at, at + len(segment.ids)))
+                ids[place] = torch.tensor(segment.ids)
+                positions[place] = segment.start + torch.arange(len(segment.ids))
+                owners[place], bias[place] = owner, segment.bias
+                at += len(segment.ids)
+        bias = bias.to(torch.promote_types(self.dtype, torch.float32))
+        return [table.to(self.device) for table in (ids, positions, owners, bias)]
 
 
-_Packed = list[tuple[Segment, int]]  # the segments of a row, each with its place in the joined rows, flattened
+def _repeated(context: _Context, rows: int) -> _Context:
+    """The context of one row, for `rows` rows."""
+    cache = DynamicCache()  # without a config, which would make it drop the keys behind a sliding window
+    for number, layer in enumerate(context.cache.layers):
+        cache.update(*(side.expand(rows, -1, -1, -1) for side in (layer.keys, layer.values)), number)
+    return _Context(cache, *(table.expand(rows, -1) for table in (context.positions, context.owners, context.bias)))
+
+
+_Packed = list[tuple[Segment, int]]  # the segments of a row, each with its place
 
 
 def packed(placed: Sequence[tuple[Segment, int]], begin: int, tokens: int) -> Iterator[list[_Packed]]:
