@@ -168,13 +168,13 @@ def run(
         _require_same(output, answers.about, fixed)
         journal.unlink(missing_ok=True)
         return answers
+    lm = lm or load_model(settings)
+    fixed |= {"model": _model_facts(lm)}
     header, lines = read_journal(journal)
     if header is not None:
         _require_same(journal, header, fixed)
-    lm = lm or load_model(settings)
-    fixed |= {"model": _model_facts(lm)}
-    if header is not None:
-        _require_same(journal, header, fixed)
+    if [line["id"] for line in lines] != [question.id for question in planned.questions[: len(lines)]]:
+        raise DataError(f"{journal} is damaged: its questions are not those of this run; delete it and start again")
     about = header or fixed | _plan_facts(planned)
     lines = lines[: len(lines) // settings.batch_size * settings.batch_size]  # the batches of an uninterrupted run
     if lines:
@@ -185,7 +185,7 @@ def run(
     rows = [_row(settings, *row) for row in zip(planned.questions, planned.texts, lines, strict=True)]
     answers = judged(Answers(output, rows, about), lemmatizer)
     write_answers(answers, output)
-    journal.unlink()
+    journal.unlink(missing_ok=True)
     return answers
 
 
@@ -201,9 +201,7 @@ def plan(settings: Settings, unanswered: bool = False) -> Plan:
     questions = [question for question in rest if len(question.paraphrases) >= least]
     if not questions:
         most = max(len(question.paraphrases) for question in rest)
-        what = (
-            f"index {least - 1}" if settings.indexes is not None and not settings.at_least else f"{least} paraphrases"
-        )
+        what = f"index {least - 1}" if settings.indexes and not settings.at_least else f"{least} paraphrases"
         raise FusionError(f"{what}: none of the {len(rest):,} questions has enough paraphrases; the maximum is {most}")
     left_out, taken_out = len(rest) - len(questions), len(everything) - len(rest)
     if settings.max_questions:
@@ -278,7 +276,7 @@ def read_journal(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]
     for number, text in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), 1):
         try:
             lines.append(json.loads(text))
-            _ = lines[-1]["settings" if number == 1 else "generation"]
+            _ = [lines[-1][name] for name in (("settings",) if number == 1 else ("id", "generation"))]
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}, line {number} is damaged; delete the file and start the run again") from error
     return (lines[0], lines[1:]) if lines else (None, [])
