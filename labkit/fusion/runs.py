@@ -353,10 +353,7 @@ def _fixed(settings: Settings, planned: Plan) -> dict[str, dict[str, Any]]:
 
 def _model_facts(lm: Loaded) -> dict[str, Any]:
     weights = hashlib.sha256()
-    for (
-        name,
-        weight,
-    ) in lm.model.state_dict().items():  # about a thousand numbers of each are enough to tell models apart
+    for name, weight in lm.model.state_dict().items():  # a thousand numbers of each tell models apart
         numbers = weight.detach().flatten()[:: max(1, weight.numel() // 1000)]
         weights.update(f"{name} {tuple(weight.shape)} ".encode() + numbers.double().cpu().numpy().tobytes())
     return {
