@@ -98,18 +98,14 @@ class Bench:
 
     def _engine(self, arm: str, segments: list, new_tokens: int, stamps: list[float]) -> list[int]:
         from labkit.fusion.decoding import Decoding, decode
-        from labkit.fusion.fast import FastEngine
+        from labkit.fusion.generation import make_engine
         from labkit.fusion.layout import prompts
         from labkit.fusion.methods import method_named
-        from labkit.fusion.reference import ReferenceEngine
 
         method = method_named(arm if arm in ("logit-average", "concat") else "fuse")
         made = prompts(method, self.prefix, [segments], self.cue)
-        if arm in ("dense", "flex", "cacheless"):
-            rendering = "flex" if arm == "flex" else "dense"
-            engine = ReferenceEngine(self.lm.model, made, rendering=rendering, cached=arm != "cacheless")
-        else:
-            engine = FastEngine(self.lm.model, made)
+        name = "reference" if arm == "flex" else arm if arm in ("dense", "cacheless") else "fast"
+        engine = make_engine(name, self.lm.model, made)
         self.names[arm] = engine.name
         read = engine.step
 

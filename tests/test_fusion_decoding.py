@@ -5,10 +5,11 @@ import torch
 
 import labkit
 from labkit import fusion
-from labkit.fusion.decoding import Decoding, _Text, decode
-from labkit.fusion.fast import FastEngine
+from labkit.fusion.decoding import Answer, AnswerText, Decoding, decode
+from labkit.fusion.engine import FastEngine
+from labkit.fusion.generation import _elect
 from labkit.fusion.layout import prompts, token_ids
-from labkit.fusion.methods import method_named
+from labkit.fusion.methods import METHODS
 from labkit.fusion.reference import ReferenceEngine
 
 TEXTS = ["the cat sat on the mat", "money and the bank of the river", "look at the past", "you can see it", "Paris is"]
@@ -48,10 +49,10 @@ def test_one_paraphrase_is_written_as_generate_writes_it(name, num_beams, ending
     if ending:
         lm.model.generation_config.eos_token_id = sorted({written(lm, text, max_new_tokens=8)[2] for text in TEXTS})
     greedy = [written(lm, text, max_new_tokens=8) for text in TEXTS]
-    wanted = [written(lm, text, **settings) for text in TEXTS]
-    assert (wanted == greedy) == (num_beams == 1)
-    assert (min(map(len, wanted)) < 8) == ending
-    assert fusion.generate(lm, [[text] for text in TEXTS], "single", cue="word:", **settings).tokens == wanted
+    expected = [written(lm, text, **settings) for text in TEXTS]
+    assert (expected == greedy) == (num_beams == 1)
+    assert (min(map(len, expected)) < 8) == ending
+    assert fusion.generate(lm, [[text] for text in TEXTS], "single", cue="word:", **settings).tokens == expected
 
 
 @pytest.mark.matrix
@@ -60,11 +61,11 @@ def test_one_paraphrase_is_written_as_generate_writes_it(name, num_beams, ending
 def test_beams_of_copies_are_the_beams_of_one(method, engine):
     lm, text = lively("tiny-gemma3"), TEXTS[0]
     settings = {"max_new_tokens": 6, "num_beams": 4}
-    wanted = written(lm, text, **settings)
-    assert wanted != written(lm, text, max_new_tokens=6)
+    expected = written(lm, text, **settings)
+    assert expected != written(lm, text, max_new_tokens=6)
     one = fusion.generate(lm, [[text]], "single", cue="word:", **settings)
     copies = fusion.generate(lm, [[text] * 3, [text]], method, engine, cue="word:", **settings)
-    assert one.tokens == [wanted] and copies.tokens == [wanted] * 2
+    assert one.tokens == [expected] and copies.tokens == [expected] * 2
     assert copies.log_probs == pytest.approx([one.log_probs[0]] * 2, abs=1e-3)
 
 
@@ -82,17 +83,10 @@ def test_beams_that_all_end_at_once_give_the_answer_that_generate_gives():
     assert got.tokens == alone
 
 
-def test_the_paraphrases_of_a_vote_draw_for_themselves():
-    lm = labkit.load("tiny-llama")
-    settings = {"cue": "word:", "max_new_tokens": 6, "do_sample": True, "temperature": 3.0}
-    result = fusion.generate(lm, [[TEXTS[0]] * 5], "majority-vote", **settings)
-    assert len(result.votes[0]) > 1
-
-
 def test_as_many_beams_as_tokens_find_the_likeliest_fused_answer_of_all():
     lm = lively("tiny-llama")
     begins, ids, cue = token_ids(lm.tokenizer, [TEXTS[:3]], "", "word:", "\n")
-    engine = ReferenceEngine(lm.model, prompts(method_named("fuse"), begins, ids, cue), rendering="dense")
+    engine = ReferenceEngine(lm.model, prompts(METHODS["fuse"], begins, ids, cue), rendering="dense")
     with torch.no_grad():
         first = engine.start().log_softmax(-1)[0]  # (vocab,)
         engine.select([0] * len(first))
@@ -113,8 +107,8 @@ def test_the_log_probability_is_that_of_the_tokens_read_by_the_model():
     with torch.no_grad():
         log_probs = lm.model(ids).logits.log_softmax(-1)[0]
     begin = ids.shape[1] - 5
-    wanted = sum(float(log_probs[begin + i, token]) for i, token in enumerate(got.tokens[0]))
-    assert got.log_probs[0] == pytest.approx(wanted, abs=1e-4)
+    expected = sum(float(log_probs[begin + i, token]) for i, token in enumerate(got.tokens[0]))
+    assert got.log_probs[0] == pytest.approx(expected, abs=1e-4)
 
 
 def test_drawn_answers_are_repeatable_differ_by_seed_and_do_not_depend_on_the_batch():
@@ -126,17 +120,10 @@ def test_drawn_answers_are_repeatable_differ_by_seed_and_do_not_depend_on_the_ba
     assert fusion.generate(lm, questions, seed=1, **settings).tokens != first
 
 
-def test_drawing_from_one_token_is_greedy():
-    lm, questions = labkit.load("tiny-llama"), [TEXTS[:2]]
-    greedy = fusion.generate(lm, questions, cue="word:", max_new_tokens=6).tokens
-    drawn = fusion.generate(lm, questions, cue="word:", max_new_tokens=6, do_sample=True, top_k=1)
-    assert drawn.tokens == greedy
-
-
 def test_tokens_are_drawn_as_often_as_they_are_probable():
     lm = labkit.load("tiny-llama")
     begins, ids, cue = token_ids(lm.tokenizer, [TEXTS[:2]], "", "word:", "\n")
-    made = prompts(method_named("fuse"), begins, ids * 400, cue)
+    made = prompts(METHODS["fuse"], begins, ids * 400, cue)
     with torch.no_grad():
         engine = FastEngine(lm.model, made)
         answers, scores = decode(
@@ -171,13 +158,13 @@ def test_a_stop_that_is_a_special_token_ends_an_answer():
 def test_the_length_penalty_is_that_of_generate():
     lm = lively("tiny-llama")
     lm.model.generation_config.eos_token_id = [written(lm, TEXTS[2], max_new_tokens=8)[2]]
-    wanted, got = {}, {}
+    expected, got = {}, {}
     for penalty in (0.0, 1.0, 2.0):
         settings = {"max_new_tokens": 8, "num_beams": 3, "length_penalty": penalty}
-        wanted[penalty] = written(lm, TEXTS[2], **settings)
+        expected[penalty] = written(lm, TEXTS[2], **settings)
         got[penalty] = fusion.generate(lm, [[TEXTS[2]]], "single", cue="word:", **settings).tokens[0]
-    assert len(wanted[0.0]) < len(wanted[1.0]) < len(wanted[2.0])
-    assert got == wanted
+    assert len(expected[0.0]) < len(expected[1.0]) < len(expected[2.0])
+    assert got == expected
 
 
 class Letters:
@@ -192,7 +179,7 @@ class Letters:
     [(" Paris\nQuestion", " Paris"), ("\n\n Paris \nLyon", "\n\n Paris "), ("\n", None), ("Paris", None), (" ", None)],
 )
 def test_an_answer_ends_with_its_first_line_that_is_not_empty(written, answer):
-    text, ids = _Text(Letters(), set(), Decoding(first_line=True)), list(map(ord, written))
+    text, ids = AnswerText(Letters(), set(), Decoding(first_line=True)), list(map(ord, written))
     assert text.of(ids) == (written if answer is None else answer)
     ended = [n for n in range(1, len(ids) + 1) if text.ends(ids[:n])]
     assert ended[:1] == ([] if answer is None else [len(answer) + 1])
@@ -207,3 +194,13 @@ def test_an_answer_ends_at_an_end_token_while_others_go_on():
     for before, after in zip(whole, cut, strict=True):
         length = before.index(end) + 1 if end in before else 8
         assert after == before[:length]
+
+
+def test_votes_compare_the_first_line_or_with_a_stop_the_whole_answer():
+    def elect(texts, whole=False):
+        return _elect([Answer([1, 2], text, -1.0) for text in texts], whole)
+
+    winner, votes = elect(["", "?", "The The", "Paris", " paris."])
+    assert (winner.text, votes) == ("Paris", {"": 1, "?": 1, "the the": 1, "paris": 2})
+    assert elect(["1. b\nx", "1. b\ny"])[1] == {"1 b": 2}
+    assert elect(["1. b\nx", "1. b\ny"], whole=True)[1] == {"1 b x": 1, "1 b y": 1}

@@ -1,4 +1,4 @@
-"""Which paraphrase each generated token looks at: held against closed forms and transformers' own attention."""
+"""Attention of generated tokens to paraphrases, against closed forms and transformers' own attention."""
 
 import numpy as np
 import pytest
@@ -30,152 +30,99 @@ def ids_of(lm, text):
 @pytest.mark.parametrize("method", JOINED)
 def test_attention_of_each_generated_token_sums_to_1(name, method):
     lm = labkit.load(name)
-    found = seen(lm, method=method)
+    lm.model.train()
+    before, result = _state(lm.model), seen(lm, method=method)
+    assert _state(lm.model) == before
     pieces = [QUESTION[0]] if method == "single" else QUESTION
-    bos = lm.tokenizer("")["input_ids"]
-    context = len(bos) + len(ids_of(lm, PREFIX)) + sum(len(ids_of(lm, text + "\n")) for text in pieces)
-    assert found.weights.shape == (4, context + len(ids_of(lm, CUE)))
-    assert len(found.context_tokens) == len(found.segments) == found.weights.shape[1]
-    assert np.allclose(found.weights.sum(1) + found.before, 1, atol=1e-5)
-    assert found.before[0] == 0, "before the first token there is none"
-    assert found.share.shape == (4, len(pieces)) and (found.share > 0).all()
-    assert np.allclose(found.share_among_paraphrases.sum(1), 1)
+    assert result.weights.shape == (4, len(result.context_tokens)) and len(result.segments) == len(
+        result.context_tokens
+    )
+    for number, text in enumerate(pieces):
+        assert result.segments.count(number) == len(ids_of(lm, text + "\n"))
+    assert result.segments.count("cue") == len(ids_of(lm, CUE))
+    assert np.allclose(result.weights.sum(1) + result.before, 1, atol=1e-5) and result.before[0] == 0
+    assert result.share.shape == (4, len(pieces)) and (result.share > 0).all()
+    assert np.allclose(result.share_among_paraphrases.sum(1), 1)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("method", ["single", "concat", "isolate", "isolate+restart", "fuse"])
-def test_one_paraphrase_is_looked_at_as_transformers_itself_says(name, method):
+def test_with_one_paraphrase_the_weights_are_those_of_transformers(name, method):
     lm = labkit.load(name, attn="eager")
     text = "look at the past and the future of the word that you can not see"  # longer than the tiny models' window
-    found = seen(lm, [text], method)
+    result = seen(lm, [text], method)
     prompt = lm.tokenizer("")["input_ids"][:1] + [
         token for piece in (PREFIX, text + "\n", CUE) for token in ids_of(lm, piece)
     ]
-    row = torch.tensor([prompt + found.generated_ids[:-1]])
+    row = torch.tensor([prompt + result.generated_ids[:-1]])
     with torch.no_grad():
         maps = torch.stack(lm.model(row, output_attentions=True).attentions)  # (layers, 1, heads, n, n)
     expected = maps.mean((0, 1, 2))[len(prompt) - 1 :].numpy()
-    assert np.allclose(found.weights, expected[:, : len(prompt)], atol=1e-5)
-    assert np.allclose(found.before, expected[:, len(prompt) :].sum(1), atol=1e-5)
+    assert np.allclose(result.weights, expected[:, : len(prompt)], atol=1e-5)
+    assert np.allclose(result.before, expected[:, len(prompt) :].sum(1), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_layers_and_heads_asked_for_are_those_averaged(name):
+def test_chosen_layers_and_heads_are_those_averaged(name):
     lm = labkit.load(name)
     whole = seen(lm)
     tokens, heads = whole.generated_ids, range(lm.model.config.num_attention_heads)
-    one_by_one = [seen(lm, tokens=tokens, layer=i, head=j).weights for i in (0, 1) for j in heads]
-    assert np.allclose(np.mean(one_by_one, 0), whole.weights, atol=1e-6)
-    assert np.abs(one_by_one[0] - one_by_one[-1]).max() > 1e-4
-    assert np.allclose(
-        seen(lm, tokens=tokens, layer=[1], head=[0, 1]).weights, np.mean(one_by_one[-len(heads) :][:2], 0)
-    )
-
-
-def test_tokens_of_a_result_are_read_as_they_were_generated():
-    lm = labkit.load("tiny-llama")
-    result = fusion.generate(lm, [QUESTION], prefix=PREFIX, cue=CUE, max_new_tokens=4)
-    found = seen(lm, tokens=result.tokens[0])
-    assert found.generated_ids == result.tokens[0] == seen(lm).generated_ids
-    other = seen(lm, tokens=[result.tokens[0][0], 5, 6, 7])
-    assert np.array_equal(other.weights[0], found.weights[0]), "the first token is chosen before any other is read"
-    assert not np.allclose(other.weights[2], found.weights[2])
+    single = {(i, j): seen(lm, tokens=tokens, layer=i, head=j).weights for i in (0, 1) for j in heads}
+    assert np.allclose(np.mean(list(single.values()), 0), whole.weights, atol=1e-6)
+    pair = seen(lm, tokens=tokens, layer=[1], head=[0, 1]).weights
+    assert np.allclose(pair, (single[1, 0] + single[1, 1]) / 2)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_copies_of_a_paraphrase_are_looked_at_alike_and_together_as_much_as_one(name):
+def test_copies_of_a_paraphrase_share_the_attention_of_one(name):
     lm, text = labkit.load(name), QUESTION[2]
     one = seen(lm, [text])
     copies = seen(lm, [text] * 3)
     assert copies.generated_ids == one.generated_ids
     assert np.allclose(copies.share, one.share / 3, atol=1e-5)
-    heavy = seen(lm, [text] * 3, "isolate+restart", tokens=one.generated_ids)
-    assert (heavy.share.sum(1) > copies.share.sum(1) + 1e-3).all(), "without the bias three copies weigh three times"
+    unweighted = seen(lm, [text] * 3, "isolate+restart", tokens=one.generated_ids)
+    assert (unweighted.share.sum(1) > copies.share.sum(1) + 1e-3).all()
 
 
-def test_a_paraphrase_of_next_to_no_weight_is_hardly_looked_at():
-    lm = labkit.load("tiny-gemma3")
-    found = seen(lm, method="weighted", weights=[1.0, 1e-9, 1.0])
-    assert (found.share[:, 1] < 1e-6).all() and (found.share[:, [0, 2]] > 1e-3).all()
-
-
-def test_the_order_of_the_paraphrases_is_the_order_of_the_shares():
+def test_weights_and_order_of_the_paraphrases_are_those_of_the_shares():
     lm = labkit.load("tiny-llama")
-    here, there = seen(lm), seen(lm, QUESTION[::-1])
-    assert here.generated_ids == there.generated_ids
-    assert np.allclose(here.share, there.share[:, ::-1], atol=1e-5)
+    light = seen(lm, method="weighted", weights=[1.0, 1e-9, 1.0])
+    assert (light.share[:, 1] < 1e-6).all() and (light.share[:, [0, 2]] > 1e-3).all()
+    assert np.allclose(seen(lm).share, seen(lm, QUESTION[::-1]).share[:, ::-1], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma2"])
-def test_the_model_is_as_it_was_also_after_an_exception(name):
-    lm = labkit.load(name)
-    lm.model.train()
-    before = _state(lm.model)
-    seen(lm)
-    assert _state(lm.model) == before
-    handle = lm.model.lm_head.register_forward_pre_hook(lambda *args: 1 / 0)
-    before = _state(lm.model)
-    with pytest.raises(ZeroDivisionError):
-        seen(lm, tokens=[1, 2])
-    assert _state(lm.model) == before
-    handle.remove()
-
-
-def test_pieces_are_named_and_drawn():
-    lm = labkit.load("tiny-llama")
-    found = seen(lm)
-    kinds = list(dict.fromkeys(found.segments))
-    assert kinds == [None, 0, 1, 2, "cue"]
-    words = [token for token, kind in zip(found.context_tokens, found.segments, strict=True) if kind == 0]
-    assert "".join(words) == "thecatsat⏎"
-    tokens, shares = found.figure("a title").data
-    assert np.allclose(tokens.z, found.weights, atol=6e-5)
-    assert [name.strip("\u200b\u200c") for name in shares.x] == [
-        "prefix",
-        "paraphrase 0",
-        "paraphrase 1",
-        "paraphrase 2",
-        "cue",
-    ]
-    assert np.allclose(shares.z[:, 1:4], found.share, atol=6e-5)
-    tokens, shares = found.figure_of_paraphrases().data
-    assert [name.strip("\u200b\u200c") for name in shares.x] == [
-        "paraphrase 0",
-        "paraphrase 1",
-        "paraphrase 2",
-    ] and np.allclose(tokens.z.sum(1), 1, atol=2e-3)
-    assert np.allclose(shares.z, found.share_among_paraphrases, atol=6e-5)
-    assert "'fuse': 4 generated tokens" in repr(found)
+def test_figures_contain_the_weights_and_shares():
+    result = seen(labkit.load("tiny-llama"))
+    tokens, shares = result.figure("a title").data
+    assert np.allclose(tokens.z, result.weights, atol=6e-5) and np.allclose(shares.z[:, 1:4], result.share, atol=6e-5)
+    tokens, shares = result.figure_of_paraphrases().data
+    assert np.allclose(tokens.z.sum(1), 1, atol=2e-3)
+    assert np.allclose(shares.z, result.share_among_paraphrases, atol=6e-5)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("invalid", "message"),
     [
         ({"method": "logit-average"}, "row of its own.*choose one of single, concat, isolate"),
-        ({"method": "majority-vote"}, "row of its own"),
         ({"method": "fusion"}, "'fusion'; choose one of single"),
         ({"layer": 2}, "no layer 2: the model has layers 0 to 1"),
-        ({"layer": -1}, "no layer -1"),
-        ({"layer": []}, "no layer was asked for"),
+        ({"layer": []}, "no layer was chosen"),
         ({"head": [0, 99]}, "no head 99"),
-        ({"tokens": []}, "no generated token was given"),
+        ({"tokens": []}, "there is no generated token"),
         ({"tokens": [1, 10**6]}, "1000000 is not among them"),
         ({"tokens": [1] * 1000}, "reach position 1,0"),
         ({"paraphrases": []}, "has no paraphrase"),
-        ({"paraphrases": "the cat"}, "is a text"),
-        ({"method": "weighted", "weights": [1.0]}, "3 paraphrases and 1 weights"),
     ],
 )
-def test_what_cannot_be_looked_at_is_one_clear_error(wrong, told):
-    with pytest.raises(FusionError, match=told):
-        seen(labkit.load("tiny-llama"), **wrong)
+def test_invalid_arguments_are_refused(invalid, message):
+    with pytest.raises(FusionError, match=message):
+        seen(labkit.load("tiny-llama"), **invalid)
 
 
-def test_a_token_that_no_window_lets_see_the_paraphrases_has_no_share_among_them():
+def test_a_token_whose_window_ends_before_the_paraphrases_has_no_share_among_them():
     lm = labkit.load("tiny-gemma3")
     local = lm.model.config.layer_types.index("sliding_attention")
-    long_cue = "word: " * (lm.model.config.sliding_window + 2)
-    found = seen(lm, cue=long_cue, layer=local)
-    assert not found.share.any()
+    result = seen(lm, cue="word: " * (lm.model.config.sliding_window + 2), layer=local)
+    assert not result.share.any()
     with pytest.raises(FusionError, match="gives no paraphrase any attention"):
-        found.figure_of_paraphrases()
+        result.figure_of_paraphrases()

@@ -1,10 +1,13 @@
-"""A run leaves one file that explains itself; stopped anywhere, it goes on and ends the same."""
+"""A run leaves one file that describes itself; interrupted anywhere, it continues and ends the same."""
 
-import hashlib
 import json
 import os
+import signal
+import subprocess
 import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +15,10 @@ import torch
 import labkit
 from labkit.datasets.paraphrases import ParaphrasedQuestion, read_known_facts, read_paraphrases
 from labkit.errors import DataError, FusionError, MissingPackageError
-from labkit.fusion import answers, journal, runs, scores
-from labkit.fusion.few_shot import CUE, Choice, asked, prefix_of, take_shots
+from labkit.fusion import answers, generation, runs, scores
+from labkit.fusion.few_shot import CUE, asked, examples_for, prefix_of, take_shots
 from labkit.fusion.generation import generate
-from labkit.fusion.runs import Settings, journal_of, plan, run
+from labkit.fusion.runs import Settings, journal_of, plan, read_journal, run
 
 pytest.importorskip("pyarrow")
 
@@ -31,8 +34,11 @@ QUESTIONS = [
 
 
 @pytest.fixture
-def dataset(tmp_path):
-    return write_set(tmp_path / "set.jsonl", QUESTIONS)
+def settings(tmp_path):
+    dataset = write_set(tmp_path / "set.jsonl", QUESTIONS)
+    return Settings(
+        dataset, "tiny-llama", num_paraphrases=3, few_shot=2, batch_size=4, max_new_tokens=4, device="cpu", seed=3
+    )
 
 
 def write_set(path, rows):
@@ -40,14 +46,7 @@ def write_set(path, rows):
     return str(path)
 
 
-@pytest.fixture
-def settings(dataset):
-    return Settings(
-        dataset, "tiny-llama", num_paraphrases=3, few_shot=2, batch_size=4, max_new_tokens=4, device="cpu", seed=3
-    )
-
-
-def but_seconds(rows):
+def without_seconds(rows):
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
@@ -55,31 +54,38 @@ class Stopped(Exception):
     pass
 
 
-def stop_at_call(monkeypatch, number):
-    """The function that writes answers breaks off at its call of this number, from 0; returns the calls it took."""
-    calls = []
+def stop_at_batch(monkeypatch, number):
+    """Reading breaks off at the batch of this number, from 0; returns the sizes of the batches until then."""
+    sizes, make = [], generation.make_engine
 
-    def breaks_off(lm, questions, *args, **kwargs):
-        calls.append(list(questions))
-        if len(calls) > number:
+    def breaks_off(name, model, batch, *args):
+        sizes.append(len(batch.counts))
+        if len(sizes) > number:
             raise Stopped
-        return generate(lm, questions, *args, **kwargs)
+        return make(name, model, batch, *args)
 
-    monkeypatch.setattr(runs, "generate", breaks_off)
-    return calls
+    monkeypatch.setattr(generation, "make_engine", breaks_off)
+    return sizes
+
+
+def interrupted_run(settings, output, batches=1):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+        stop_at_batch(patch, batches)
+        run(settings, output)
 
 
 # ---- a run and its file --------------------------------------------------------------------------------------------
 
 
-def test_the_file_says_what_was_asked_of_what_and_how(settings, dataset, tmp_path):
+def test_the_file_contains_the_answers_and_how_they_were_made(settings, tmp_path):
     output = tmp_path / "new" / "out.feather"
     made = run(settings, output)
-    found = answers.read_answers(output)
-    assert found.rows == made.rows and found.about == made.about
-    assert [row["id"] for row in found.rows] == [each.id for each in plan(settings).questions]
+    stored = answers.read_answers(output)
+    assert stored.rows == made.rows and stored.about == made.about
+    assert answers.judged(stored).rows == made.rows
+    assert [row["id"] for row in stored.rows] == [question.id for question in plan(settings).questions]
     by_id = {row["id"]: row for row in QUESTIONS}
-    for row in found.rows:
+    for row in stored.rows:
         own = by_id[row["id"]]
         assert (row["paraphrases"], row["answers"]) == (own["paraphrases"], own["answers"])
         assert row["prompt"] == [f"Question: {text}\n" for text in own["paraphrases"]]
@@ -87,22 +93,14 @@ def test_the_file_says_what_was_asked_of_what_and_how(settings, dataset, tmp_pat
         assert row["prediction"] == scores.first_line(row["generation"])
         assert row["correct"] is scores.exact_match(row["prediction"], own["answers"])
         assert row["seconds"] > 0 and row["votes"] is None and row["correct_lemmatised"] is None
-    about = found.about
+    about = stored.about
     assert about["settings"]["seed"] == 3 and about["settings"]["model"] == "tiny-llama"
-    assert about["dataset_sha256"] == hashlib.sha256(open(dataset, "rb").read()).hexdigest()
     assert about["versions"]["torch"] == torch.__version__ and about["versions"]["labkit"] == labkit.__version__
     assert about["prefix"] == plan(settings).prefix and about["model"]["dtype"] == "float32"
     assert [path.name for path in output.parent.iterdir()] == ["out.feather"]
 
 
-def test_pandas_reads_the_file(settings, tmp_path):
-    pandas = pytest.importorskip("pandas")
-    run(settings, tmp_path / "out.feather")
-    frame = pandas.read_feather(tmp_path / "out.feather")
-    assert list(frame["id"]) == [each.id for each in plan(settings).questions]
-
-
-def test_one_paraphrase_is_answered_as_transformers_answers_the_prompt_that_the_file_states(settings, tmp_path):
+def test_one_paraphrase_is_answered_as_transformers_answers_the_prompt_in_the_file(settings, tmp_path):
     made = run(replace(settings, num_paraphrases=1), tmp_path / "out.feather")
     lm = labkit.load("tiny-llama", device="cpu")
 
@@ -111,176 +109,141 @@ def test_one_paraphrase_is_answered_as_transformers_answers_the_prompt_that_the_
 
     for row in made.rows:
         prompt = [*lm.tokenizer("")["input_ids"], *ids(made.about["prefix"]), *ids("".join(row["prompt"])), *ids(CUE)]
-        written = lm.model.generate(torch.tensor([prompt]), max_new_tokens=4, do_sample=False)[0, len(prompt) :]
-        whole = lm.tokenizer.decode(written, skip_special_tokens=True)
-        assert row["prediction"] == scores.first_line(whole)
+        output = lm.model.generate(torch.tensor([prompt]), max_new_tokens=4, do_sample=False)[0, len(prompt) :]
+        assert row["prediction"] == scores.first_line(lm.tokenizer.decode(output, skip_special_tokens=True))
 
 
-def test_votes_of_the_paraphrases_are_in_the_file(settings, tmp_path):
-    run(replace(settings, method="majority-vote", max_questions=3), tmp_path / "out.feather")
-    for row in answers.read_answers(tmp_path / "out.feather").rows:
-        assert sum(row["votes"].values()) == 3
-        assert scores.normalised(row["prediction"]) in row["votes"]
+def test_methods_and_choices_are_in_the_file(settings, tmp_path):
+    few = replace(settings, max_questions=3)
+    for row in run(replace(few, method="majority-vote"), tmp_path / "votes.feather").rows:
+        assert sum(row["votes"].values()) == 3 and scores.normalised(row["prediction"]) in row["votes"]
+    for row in run(replace(few, method="single"), tmp_path / "single.feather").rows:
+        assert row["prompt"] == [asked(row["paraphrases"][0]) + "\n"]
+    second = replace(few, num_paraphrases=None, indexes=(1,))
+    alone, copies = run(second, tmp_path / "alone.feather"), run(replace(second, repeat=4), tmp_path / "copies.feather")
+    assert [row["generation"] for row in copies.rows] == [row["generation"] for row in alone.rows]
+    assert all(row["paraphrases"] == QUESTIONS[int(row["id"][1:])]["paraphrases"][1:2] * 4 for row in copies.rows)
+    weighted = replace(few, method="weighted", weights=(1.0, 1.0, 1.0))
+    texts = [[row["generation"] for row in run(s, tmp_path / f"{s.method}.feather").rows] for s in (few, weighted)]
+    assert texts[0] == texts[1]
 
 
-def test_a_single_method_reads_one_paraphrase_and_says_so(settings, tmp_path):
-    made = run(replace(settings, method="single", max_questions=2), tmp_path / "out.feather")
-    assert all(row["prompt"] == [asked(row["paraphrases"][0]) + "\n"] for row in made.rows)
-
-
-def test_a_repeated_paraphrase_fused_is_answered_as_that_paraphrase_alone(settings, tmp_path):
-    alone = run(replace(settings, num_paraphrases=None, indexes=(1,)), tmp_path / "alone.feather")
-    often = run(replace(settings, num_paraphrases=None, indexes=(1,), repeat=4), tmp_path / "often.feather")
-    assert [row["generation"] for row in often.rows] == [row["generation"] for row in alone.rows]
-    assert all(row["paraphrases"] == QUESTIONS[int(row["id"][1:])]["paraphrases"][1:2] * 4 for row in often.rows)
-
-
-# ---- where an answer ends ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def begins_with_a_line_end():
-    """A model whose first token is always a line end: it adds to that logit wherever the cue was read last."""
+@pytest.mark.parametrize("method", ["fuse", "majority-vote"])
+def test_an_answer_that_begins_with_a_line_end_is_continued(settings, tmp_path, method):
     lm = labkit.load("tiny-llama", device="cpu")
     (line_end,) = lm.tokenizer("\n", add_special_tokens=False)["input_ids"]
     cue = lm.tokenizer(CUE, add_special_tokens=False)["input_ids"]
 
-    def hook(module, args, kwargs, output):
+    def begin_with_a_line_end(module, args, kwargs, output):
         if kwargs["input_ids"][0].tolist()[-len(cue) :] == cue:
             output.logits[:, -1, line_end] += 1e4
         return output
 
-    lm.model.register_forward_hook(hook, with_kwargs=True)
-    return lm
-
-
-@pytest.mark.parametrize("method", ["fuse", "majority-vote"])
-def test_a_model_that_begins_with_a_line_end_is_read_on(
-    settings, tmp_path, monkeypatch, method, begins_with_a_line_end
-):
-    monkeypatch.setattr(runs, "load", lambda *args, **kwargs: begins_with_a_line_end)
-    made = run(replace(settings, method=method), tmp_path / "out.feather")
+    lm.model.register_forward_hook(begin_with_a_line_end, with_kwargs=True)
+    made = run(replace(settings, method=method), tmp_path / "out.feather", lm=lm)
     for row in made.rows:
         texts = [asked(text) for text in row["paraphrases"]]
-        (whole,) = generate(
-            begins_with_a_line_end, [texts], method, prefix=made.about["prefix"], max_new_tokens=4
-        ).texts
+        (whole,) = generate(lm, [texts], method, prefix=made.about["prefix"], max_new_tokens=4).texts
         assert row["generation"].startswith("\n") and row["prediction"] == scores.first_line(whole) != ""
 
 
-def test_with_a_stop_of_ones_own_the_prediction_is_all_up_to_it(settings, tmp_path):
+def test_with_a_stop_the_prediction_is_all_up_to_it(settings, tmp_path):
     free = run(replace(settings, few_shot=0), tmp_path / "free.feather")
     row = next(row for row in free.rows if len(row["generation"].strip()) > 2)
     letter = row["generation"].strip()[-1]
     made = run(replace(settings, few_shot=0, stop=(letter,)), tmp_path / "out.feather")
-    assert all(letter not in row["prediction"] for row in made.rows)
-    assert all(row["prediction"] == row["generation"].strip() for row in made.rows)
+    assert all(letter not in row["prediction"] == row["generation"].strip() for row in made.rows)
 
 
 # ---- interrupted anywhere ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("finished", [0, 1, 2])
-def test_a_run_that_was_stopped_goes_on_and_ends_as_if_it_had_not_been(settings, tmp_path, monkeypatch, finished):
-    whole = run(settings, tmp_path / "whole.feather")
+def test_a_killed_process_continues_and_ends_with_the_same_file(tmp_path):
+    command = [sys.executable, "-m", "labkit", "fuse", "--model", "tiny-llama", "--num-paraphrases", "2"]
+    command += ["--max-questions", "40", "--max-new-tokens", "4", "--batch-size", "1", "--device", "cpu"]
     output = tmp_path / "out.feather"
-    stop_at_call(monkeypatch, finished)
-    with pytest.raises(Stopped):
-        run(settings, output)
-    assert not output.exists()
-    kept = journal.read_journal(journal_of(output))[1]
-    assert len(kept) == min(4 * finished, 9) and journal_of(output).exists() == bool(finished)
-    calls = stop_at_call(monkeypatch, 99)
-    again = run(settings, output, resume=True)
-    assert sum(map(len, calls)) == 9 - len(kept)  # no answered question is asked again
-    assert but_seconds(again.rows) == but_seconds(whole.rows)
-    assert all(row["seconds"] == kept[row["id"]]["seconds"] for row in again.rows if row["id"] in kept)
-    assert [path.name for path in tmp_path.glob("out*")] == ["out.feather"]
-    assert again.about == whole.about
+    process = subprocess.Popen([*command, "--output", str(output)], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while len(read_journal(journal_of(output))[1]) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    kept = read_journal(journal_of(output))[1]
+    assert 3 <= len(kept) < 40 and not output.exists()
+    for path in (output, tmp_path / "whole.feather"):
+        resume = ["--resume"] if path == output else []
+        subprocess.run([*command, "--output", str(path), *resume], check=True, stdout=subprocess.DEVNULL)
+    again, whole = answers.read_answers(output), answers.read_answers(tmp_path / "whole.feather")
+    assert without_seconds(again.rows) == without_seconds(whole.rows) and again.about == whole.about
+    assert [row["seconds"] for row in again.rows][: len(kept)] == [line["seconds"] for line in kept]
+    assert {path.name for path in tmp_path.iterdir()} == {"out.feather", "whole.feather"}
 
 
-def test_a_journal_torn_at_any_byte_is_gone_on_with(settings, tmp_path, monkeypatch):
+def test_a_journal_torn_at_any_byte_is_continued(settings, tmp_path, monkeypatch):
     whole = run(settings, tmp_path / "whole.feather")
     output = tmp_path / "out.feather"
-    stop_at_call(monkeypatch, 2)
-    with pytest.raises(Stopped):
-        run(settings, output)
-    written = journal_of(output).read_bytes()
-    lines = written.splitlines(keepends=True)
+    interrupted_run(settings, output, batches=2)
+    content = journal_of(output).read_bytes()
+    lines = content.splitlines(keepends=True)
     assert len(lines) == 9
-    last = len(written) - len(lines[-1])
-    for cut in (0, 5, len(lines[0]) - 1, len(lines[0]), last - 1, last, last + 7, len(written) - 1):
-        journal_of(output).write_bytes(written[:cut])
-        whole_lines = max(0, written[:cut].count(b"\n") - 1)
-        calls = stop_at_call(monkeypatch, 99)
-        again = run(settings, output, resume=True)
-        assert sum(map(len, calls)) == 9 - whole_lines
-        assert but_seconds(again.rows) == but_seconds(whole.rows)
+    last = len(content) - len(lines[-1])
+    for cut in (0, 5, len(lines[0]) - 1, len(lines[0]), last - 1, last, last + 7, len(content) - 1, len(content)):
+        journal_of(output).write_bytes(content[:cut])
+        batches_kept = max(0, content[:cut].count(b"\n") - 1) // 4
+        with monkeypatch.context() as patch:
+            sizes = stop_at_batch(patch, 99)
+            again = run(settings, output, resume=True)
+        assert sum(sizes) == 9 - 4 * batches_kept
+        assert without_seconds(again.rows) == without_seconds(whole.rows) and again.about == whole.about
+        assert [path.name for path in tmp_path.glob("out*")] == ["out.feather"]
         output.unlink()
 
 
-def test_a_damaged_line_within_a_journal_is_named(settings, tmp_path, monkeypatch):
+def test_a_failure_to_write_keeps_the_journal_and_a_finished_run_is_not_repeated(settings, tmp_path, monkeypatch):
     output = tmp_path / "out.feather"
-    stop_at_call(monkeypatch, 1)
-    with pytest.raises(Stopped):
-        run(settings, output)
-    lines = journal_of(output).read_text().splitlines(keepends=True)
-    journal_of(output).write_text("".join([*lines[:2], "{}\n", *lines[3:]]))
-    with pytest.raises(DataError, match=r"out.feather.jsonl, line 3 is damaged"):
-        run(settings, output, resume=True)
 
+    def full(*_):
+        raise OSError(28, "No space left on device")
 
-def full(*_):
-    raise OSError(28, "No space left on device")
-
-
-def test_when_only_the_file_could_not_be_written_no_model_is_needed_again(settings, tmp_path, monkeypatch):
-    output = tmp_path / "out.feather"
     with monkeypatch.context() as broken:
         broken.setattr(os, "replace", full)
-        with pytest.raises(OSError, match="No space left.*out.feather"):
+        with pytest.raises(OSError, match=r"No space left.*out.feather"):
             run(settings, output)
     assert [path.name for path in tmp_path.glob("*out*")] == ["out.feather.jsonl"]
-    monkeypatch.setattr(runs, "load", lambda *args, **kwargs: pytest.fail("loaded a model"))
-    assert len(run(settings, output, resume=True).rows) == 9
-
-
-def test_a_finished_run_is_given_back_and_a_journal_left_beside_it_goes(settings, tmp_path, monkeypatch):
-    output = tmp_path / "out.feather"
-    made = run(settings, output)
-    journal_of(output).write_text(json.dumps(made.about) + "\n")  # killed between the last two steps
+    made = run(settings, output, resume=True)
+    journal_of(output).write_text(json.dumps(made.about) + "\n")  # killed before the journal was removed
     monkeypatch.setattr(runs, "load", lambda *args, **kwargs: pytest.fail("loaded a model"))
     assert run(settings, output, resume=True).rows == made.rows
     assert not journal_of(output).exists()
 
 
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changed", "message"),
     [
-        ({"seed": 4}, "seed was 3, now 4"),
-        ({"method": "concat", "few_shot": 1}, "few_shot was 2, now 1; method was 'fuse', now 'concat'"),
-        ({"dtype": "float64"}, "dtype was None, now 'float64'"),
+        ({"method": "concat", "few_shot": 1}, "method was 'fuse', now 'concat'; few_shot was 2, now 1"),
         ({"num_paraphrases": None, "indexes": (0, 2)}, r"indexes was None, now \[0, 2\]"),
+        ({"answers": ["changed"]}, "questions_sha256 was"),
     ],
 )
 @pytest.mark.parametrize("state", ["begun", "finished"])
-def test_a_run_of_other_settings_is_not_gone_on_with(settings, tmp_path, monkeypatch, changed, words, state):
+def test_a_run_of_other_settings_or_data_is_not_continued(settings, tmp_path, changed, message, state):
     output = tmp_path / "out.feather"
     if state == "finished":
         run(settings, output)
     else:
-        stop_at_call(monkeypatch, 1)
-        with pytest.raises(Stopped):
-            run(settings, output)
+        interrupted_run(settings, output)
     (path,) = tmp_path.glob("out*")
     before = path.read_bytes()
-    with pytest.raises(FusionError, match=f"begun with other settings: {words}"):
+    if "answers" in changed:
+        write_set(tmp_path / "set.jsonl", [*QUESTIONS[:-1], QUESTIONS[-1] | changed])
+        changed = {}
+    with pytest.raises(FusionError, match=f"begun with other settings: .*{message}"):
         run(replace(settings, **changed), output, resume=True)
     assert path.read_bytes() == before and list(tmp_path.glob("out*")) == [path]
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (lambda model: model.lm_head.weight.data.mul_(1.001), "weights was '"),
         (lambda model: model.double(), "dtype was 'float32', now 'float64'"),
@@ -288,121 +251,111 @@ def test_a_run_of_other_settings_is_not_gone_on_with(settings, tmp_path, monkeyp
     ],
     ids=["weights", "dtype", "attention"],
 )
-def test_a_model_of_the_same_name_that_is_another_one_does_not_go_on(settings, tmp_path, monkeypatch, change, words):
+def test_another_model_of_the_same_name_does_not_continue(settings, tmp_path, change, message):
     output = tmp_path / "out.feather"
-    stop_at_call(monkeypatch, 1)
-    with pytest.raises(Stopped):
-        run(settings, output)
-    monkeypatch.undo()
-    begun = journal_of(output).read_bytes()
+    interrupted_run(settings, output)
+    before = journal_of(output).read_bytes()
     lm = labkit.load("tiny-llama", device="cpu")
     change(lm.model)
-    with pytest.raises(FusionError, match=f"begun with another model of that name: .*{words}"):
+    with pytest.raises(FusionError, match=message):
         run(settings, output, resume=True, lm=lm)
-    assert journal_of(output).read_bytes() == begun and not output.exists()
-    assert len(run(settings, output, resume=True).rows) == 9
+    assert journal_of(output).read_bytes() == before and not output.exists()
 
 
-def test_two_processes_do_not_answer_into_one_file(settings, tmp_path):
+# ---- refusals ------------------------------------------------------------------------------------------------------
+
+
+def test_existing_files_are_not_overwritten_and_damaged_journals_are_named(settings, tmp_path):
     output = tmp_path / "out.feather"
-    with journal.alone(output), pytest.raises(FusionError, match="another process is answering into"):
-        run(settings, output)
-    run(settings, output)
-    assert [file.name for file in tmp_path.iterdir() if "out" in file.name] == ["out.feather"]
+    interrupted_run(settings, output)
+    (tmp_path / "mine.feather").write_bytes(b"mine")
+    for path, message in {
+        "mine.feather": "mine.feather exists already",
+        "out.feather": "contains an interrupted run: continue it with --resume",
+        ".": "is a folder",
+    }.items():
+        with pytest.raises(FusionError, match=message):
+            run(settings, tmp_path / path)
+    lines = journal_of(output).read_text().splitlines(keepends=True)
+    journal_of(output).write_text("".join([*lines[:2], "{}\n", *lines[3:]]))
+    with pytest.raises(DataError, match=r"out.feather.jsonl, line 3 is damaged"):
+        run(settings, output, resume=True)
 
 
-def test_other_data_under_the_same_name_are_other_settings(settings, dataset, tmp_path):
-    run(settings, tmp_path / "out.feather")
-    write_set(tmp_path / "set.jsonl", [*QUESTIONS[:-1], QUESTIONS[-1] | {"answers": ["changed"]}])
-    with pytest.raises(FusionError, match="dataset_sha256 was"):
-        run(settings, tmp_path / "out.feather", resume=True)
-
-
-def test_what_is_there_is_not_overwritten(settings, tmp_path, monkeypatch):
-    (tmp_path / "out.feather").write_bytes(b"mine")
-    with pytest.raises(FusionError, match="out.feather exists already"):
-        run(settings, tmp_path / "out.feather")
-    assert (tmp_path / "out.feather").read_bytes() == b"mine"
-    stop_at_call(monkeypatch, 1)
-    with pytest.raises(Stopped):
-        run(settings, tmp_path / "other.feather")
-    with pytest.raises(FusionError, match="holds a run that was interrupted: --resume goes on"):
-        run(settings, tmp_path / "other.feather")
-    with pytest.raises(FusionError, match="is a folder"):
-        run(settings, tmp_path)
-
-
-def test_prompts_that_do_not_fit_are_refused_before_the_first_is_answered(settings, tmp_path):
-    long = QUESTIONS[0] | {"id": "zz", "paraphrases": ["word " * 1100, "short", "shorter"]}
-    settings = replace(settings, dataset=write_set(tmp_path / "long.jsonl", [*QUESTIONS, long]), few_shot=0)
-    with pytest.raises(FusionError, match="the model has 1,024"):
-        run(settings, tmp_path / "out.feather")
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"method": "mean"}, FusionError, "the fusion method is 'mean'; choose one of single"),
+        ({"engine": "slow"}, FusionError, "the fusion engine is 'slow'; choose one of fast"),
+        ({"method": "weighted"}, FusionError, "needs a weight for each paraphrase"),
+        ({"weights": (1.0, 2.0)}, FusionError, "takes no weights"),
+        ({"method": "weighted", "weights": (1.0, 2.0)}, FusionError, "question 0 has 3 paraphrases and 2 weights"),
+        ({"indexes": (0,)}, FusionError, "not both"),
+        ({"repeat": 2}, FusionError, "not both"),
+        ({"num_paraphrases": None, "indexes": ()}, FusionError, "give places from 0"),
+        ({"num_paraphrases": None, "indexes": (1, 1)}, FusionError, "contain a place twice"),
+        ({"num_paraphrases": None, "indexes": (4,), "at_least": 2}, FusionError, "index 4 needs 5"),
+        ({"num_paraphrases": 4}, FusionError, "4 paraphrases: none of the 9 questions"),
+        ({"num_paraphrases": None, "indexes": (0, 3)}, FusionError, "index 3: none of the 9 questions"),
+        ({"few_shot": 12}, DataError, "12 few-shot examples were requested, but there are 11"),
+        ({"few_shot": 11}, DataError, "no question is left"),
+        ({"max_new_tokens": 1100}, FusionError, "the model has 1,024"),
+    ],
+)
+def test_invalid_settings_are_refused_and_nothing_is_written(settings, tmp_path, changed, error, message):
+    with pytest.raises(error, match=message):
+        run(replace(settings, **changed), tmp_path / "out.feather")
     assert not list(tmp_path.glob("out*"))
 
 
-def test_without_pyarrow_the_pip_command_is_given(settings, tmp_path, monkeypatch):
+def test_files_that_contain_no_answers_are_refused(settings, tmp_path, monkeypatch):
+    import pyarrow
+    from pyarrow import feather
+
+    (tmp_path / "text.feather").write_text("hello")
+    for name, columns in {
+        "few.feather": {"id": ["a"], "answers": [["b"]]},
+        "types.feather": {"id": [1], "answers": [["b"]], "prediction": ["b"]},
+    }.items():
+        feather.write_feather(pyarrow.table(columns), str(tmp_path / name))
+    for name, message in {
+        "none.feather": "is not a file",
+        "text.feather": "text.feather cannot be read",
+        "few.feather": "has no column 'prediction'",
+        "types.feather": "types.feather cannot be read",
+    }.items():
+        with pytest.raises(DataError, match=message):
+            answers.read_answers(tmp_path / name)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingPackageError, match=r"pip install \"labkit-bidirectional\[fusion\]\""):
         run(settings, tmp_path / "out.feather")
 
 
-# ---- scoring what is there -----------------------------------------------------------------------------------------
+# ---- scores of files -----------------------------------------------------------------------------------------------
 
 
-def test_scoring_anew_gives_what_the_run_gave_and_catches_what_was_changed(settings, tmp_path):
-    made = run(settings, tmp_path / "out.feather")
-    found = answers.read_answers(tmp_path / "out.feather")
-    assert answers.judged(found).rows == made.rows
-    assert answers.summary(answers.judged(found)) == answers.summary(made)
-    found.rows[0]["correct"] = not found.rows[0]["correct"]
-    assert answers.judged(found).rows == made.rows
-
-
-def test_summary_and_comparison_are_those_of_the_scores():
-    def file(name, right):
+def test_summary_and_comparison_by_hand():
+    def file(name, correct):
         rows = [
             {"id": str(n), "relation": "ab"[n % 2], "answers": ["cities"], "prediction": "city" if ok else "town"}
-            for n, ok in enumerate(right)
+            for n, ok in enumerate(correct)
         ]
-        return answers.judged(answers.Answers(name, rows, {}), scores.load_lemmatizer())
+        return answers.judged(answers.Answers(Path(name), rows, {}), scores.load_lemmatizer())
 
-    from pathlib import Path
-
-    one, other = file(Path("one"), [1, 1, 1, 0, 1, 0, 1, 1]), file(Path("other"), [1, 0, 0, 1, 0, 0, 1, 0])
+    one, other = file("one", [1, 1, 1, 0, 1, 0, 1, 1]), file("other", [1, 0, 0, 1, 0, 0, 1, 0])
     assert answers.summary(one)["accuracy"]["value"] == 0.0  # "city" is not "cities" ...
     assert answers.summary(one, True)["accuracy"]["value"] == 6 / 8  # ... but a form of it
     assert answers.summary(one, True)["by_relation"]["b"]["value"] == 2 / 4
-    assert answers.summary(one)["seconds_per_question"] is None
-    found = answers.comparison(one, other, True)
-    assert found["difference"]["value"] == 3 / 8
-    assert (found["mcnemar"]["only_one"], found["mcnemar"]["only_other"]) == (4, 1)
-    assert found["mcnemar"]["p"] == pytest.approx(2 * (1 + 5) / 2**5)
+    result = answers.comparison(one, other, True)
+    assert result["difference"]["value"] == 3 / 8
+    assert (result["mcnemar"]["only_one"], result["mcnemar"]["only_other"]) == (4, 1)
+    assert result["mcnemar"]["p"] == pytest.approx(2 * (1 + 5) / 2**5)
     other.rows[0]["answers"] = ["villages"]
-    with pytest.raises(DataError, match="not of one set"):
+    with pytest.raises(DataError, match="has different accepted answers"):
         answers.comparison(one, other)
 
 
-def test_files_that_are_no_answers_are_refused(tmp_path):
-    import pyarrow
-    from pyarrow import feather
-
-    (tmp_path / "text.feather").write_text("hello")
-    feather.write_feather(pyarrow.table({"id": ["a"], "answers": [["b"]]}), str(tmp_path / "few.feather"))
-    feather.write_feather(
-        pyarrow.table({"id": [1], "answers": [["b"]], "prediction": ["b"]}), str(tmp_path / "kinds.feather")
-    )
-    for name, words in [
-        ("none.feather", "is no file"),
-        ("text.feather", "text.feather cannot be read"),
-        ("few.feather", "has no column 'prediction'"),
-        ("kinds.feather", "row 0: id, prediction and relation must be texts"),
-    ]:
-        with pytest.raises(DataError, match=words):
-            answers.read_answers(tmp_path / name)
-
-
 # ---- which questions, which paraphrases, which examples ------------------------------------------------------------
-
 
 QUESTION = ParaphrasedQuestion("x", ("a", "b", "c", "d"), ("y",))
 
@@ -410,33 +363,18 @@ QUESTION = ParaphrasedQuestion("x", ("a", "b", "c", "d"), ("y",))
 @pytest.mark.parametrize(
     ("choice", "texts", "label"),
     [
-        (Choice(), ("a", "b", "c", "d"), "all"),
-        (Choice(2), ("a", "b"), "n2"),
-        (Choice(9, at_least=2), ("a", "b", "c", "d"), "n9"),
-        (Choice(places=(3, 0)), ("d", "a"), "i3-0"),
-        (Choice(repeat=3), ("a", "a", "a"), "i0x3"),
-        (Choice(places=(2, 1), repeat=2), ("c", "c"), "i2x2"),
+        ({}, "abcd", "all"),
+        ({"num_paraphrases": 2}, "ab", "n2"),
+        ({"num_paraphrases": 9, "at_least": 2}, "abcd", "n9"),
+        ({"indexes": (3, 0)}, "da", "i3-0"),
+        ({"repeat": 3}, "aaa", "i0x3"),
+        ({"indexes": (2, 1), "repeat": 2}, "cc", "i2x2"),
     ],
 )
-def test_the_chosen_paraphrases(choice, texts, label):
-    assert choice.able([QUESTION]) == [QUESTION]
-    assert (choice.of(QUESTION), choice.label) == (texts, label)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "words"),
-    [
-        ({"first": 2, "places": (0,)}, "not both"),
-        ({"first": 2, "repeat": 2}, "not both"),
-        ({"places": ()}, "give places from 0"),
-        ({"places": (0, -1)}, "give places from 0"),
-        ({"places": (1, 1)}, "name a place twice"),
-        ({"places": (4,), "at_least": 2}, "index 4 needs 5 paraphrases"),
-    ],
-)
-def test_a_choice_without_meaning_is_refused(numbers, words):
-    with pytest.raises(FusionError, match=words):
-        Choice(**numbers)
+def test_the_chosen_paraphrases_and_the_name_of_their_file(choice, texts, label):
+    settings = Settings("webqa:data/web questions.json", "org/Some-Model", engine="dense", **choice)
+    assert "".join(settings.chosen(QUESTION)) == texts
+    assert str(runs.default_output(settings)) == f"runs/fuse/web-questions_Some-Model_fuse-dense_{label}_5-shot.feather"
 
 
 def test_questions_with_too_few_paraphrases_are_left_out_and_counted(settings, tmp_path):
@@ -446,83 +384,50 @@ def test_questions_with_too_few_paraphrases_are_left_out_and_counted(settings, t
     fewer = plan(replace(settings, at_least=1))
     assert (fewer.left_out, {len(texts) for texts in fewer.texts}) == (0, {1, 3})
     assert plan(replace(settings, num_paraphrases=1, at_least=3)).questions == plan(settings).questions
-    for unknown in ({"num_paraphrases": 4}, {"num_paraphrases": None, "indexes": (0, 3)}):
-        with pytest.raises(FusionError, match=r"(4 paraphrases|index 3): none of the 15 questions"):
-            plan(replace(settings, **unknown))
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_no_example_is_asked_and_examples_do_not_depend_on_the_choice(settings, dataset, seed):
+@pytest.mark.parametrize("seed", range(3))
+def test_no_example_is_asked_and_examples_do_not_depend_on_the_choice(settings, tmp_path, seed):
     twin = QUESTIONS[0] | {"id": "twin", "paraphrases": ["where is  IT 0?", "of course", "and so"]}
-    settings = replace(settings, seed=seed, dataset=write_set(settings_path(dataset), [*QUESTIONS, twin]))
-    made = plan(settings)
-    assert len(made.shots) == 2 and len({each.relation for each in made.shots}) == 2
-    seen = {" ".join(text.casefold().split()) for each in made.shots for text in each.paraphrases}
-    asked_texts = {" ".join(text.casefold().split()) for texts in made.texts for text in texts}
-    assert not seen & asked_texts
-    assert made.taken_out + len(made.questions) == 12
-    assert plan(replace(settings, num_paraphrases=1, max_questions=3)).shots == made.shots
+    settings = replace(settings, seed=seed, dataset=write_set(tmp_path / "twin.jsonl", [*QUESTIONS, twin]))
+    planned = plan(settings)
+    assert len(planned.shots) == 2 and len({shot.relation for shot in planned.shots}) == 2
+    examples = {" ".join(text.casefold().split()) for shot in planned.shots for text in shot.paraphrases}
+    questions = {" ".join(text.casefold().split()) for texts in planned.texts for text in texts}
+    assert not examples & questions
+    assert planned.taken_out + len(planned.questions) == 12
+    assert plan(replace(settings, num_paraphrases=1, max_questions=3)).shots == planned.shots
 
 
-def settings_path(dataset):
-    from pathlib import Path
-
-    return Path(dataset).with_name("twin.jsonl")
-
-
-def test_examples_of_the_embedded_facts_are_those_set_apart():
+def test_examples_of_the_embedded_facts_are_their_own_split():
     facts = read_paraphrases("known-facts")
     shots, rest = take_shots("known-facts", facts, 5, 0)
     assert rest == facts and set(shots) <= set(read_known_facts("shots"))
-    assert len({each.relation for each in shots}) == 5
+    assert len({shot.relation for shot in shots}) == 5
     drawn, left = take_shots("known-facts:shots", read_known_facts("shots"), 5, 0)
-    assert not {each.id for each in drawn} & {each.id for each in left}
+    assert not {shot.id for shot in drawn} & {question.id for question in left}
 
 
-def test_the_prefix_holds_each_example_once_with_its_usual_answer():
+def test_examples_for_a_users_file_are_known_facts_unless_it_gives_them(tmp_path):
+    fact = read_known_facts("shots")[0]
+    rows = [{"paraphrases": [f"What is {n}?"], "answers": ["it"] if n else []} for n in range(4)]
+    file = write_set(tmp_path / "own.jsonl", [*rows, {"id": fact.id, "paraphrases": ["Else?"], "answers": ["that"]}])
+    questions = read_paraphrases(file, unanswered=True)
+    assert examples_for(file) == "known-facts"
+    assert {examples_for(name) for name in ("known-facts", f"webqa:{file}", f"lama:{tmp_path}", "none.jsonl")} == {None}
+    shots, rest = take_shots(file, questions, 32, 0, examples_for(file))
+    assert set(shots) == set(read_known_facts("shots")) and rest == questions
+    same = ParaphrasedQuestion("own", (fact.paraphrases[0].upper(),), ())
+    assert take_shots(file, [*questions, same], 32, 0, "known-facts")[1] == questions, "its answer is in the prefix"
+    drawn, rest = take_shots(file, questions, 4, 0)
+    assert all(shot.answers for shot in drawn) and rest == questions[:1]
+
+
+def test_the_prefix_contains_each_example_once_with_its_first_answer():
     shots = [QUESTION, ParaphrasedQuestion("z", ("____ is it.", "It is ____."), ("Oslo", "Kristiania"))]
-    texts = {prefix_of(shots, seed) for seed in range(40)}
-    assert texts == {
+    assert {prefix_of(shots, seed) for seed in range(40)} == {
         f"Question: {one}\nAnswer: y\n\nQuestion: {two}\nAnswer: Oslo\n\n"
         for one in QUESTION.paraphrases
         for two in shots[1].paraphrases
     }
     assert prefix_of([], 0) == ""
-
-
-@pytest.mark.parametrize(("k", "words"), [(12, "there are 11 to take"), (11, "no question is left")])
-def test_examples_that_cannot_be_had_are_refused(settings, k, words):
-    with pytest.raises(DataError, match=words):
-        plan(replace(settings, few_shot=k))
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"method": "mean"}, "the fusion method is 'mean'; choose one of single"),
-        ({"engine": "slow"}, "the fusion engine is 'slow'; choose one of fast"),
-        ({"method": "weighted"}, "needs a weight for each paraphrase"),
-        ({"weights": (1.0, 2.0)}, "takes no weights"),
-    ],
-)
-def test_settings_without_meaning_are_refused(settings, changed, words):
-    with pytest.raises(FusionError, match=words):
-        replace(settings, **changed)
-
-
-def test_weights_are_one_for_each_chosen_paraphrase(settings, tmp_path):
-    with pytest.raises(FusionError, match="question 0 has 3 paraphrases and 2 weights"):
-        run(replace(settings, method="weighted", weights=(1.0, 2.0)), tmp_path / "out.feather")
-    alike = replace(settings, method="weighted", weights=(1.0, 1.0, 1.0), max_questions=2)
-    fused = run(replace(settings, max_questions=2), tmp_path / "fused.feather")
-    weighted = run(alike, tmp_path / "weighted.feather")
-    assert [row["generation"] for row in weighted.rows] == [row["generation"] for row in fused.rows]
-
-
-def test_the_default_file_is_named_by_what_was_asked():
-    settings = Settings("webqa:data/web questions.json", "org/Some-Model", indexes=(0, 2), method="isolate+restart")
-    assert str(runs.default_output(settings)) == (
-        "runs/fuse/web-questions_Some-Model_isolate+restart_i0-2_5-shot.feather"
-    )
-    settings = Settings("known-facts", "tiny-llama", engine="dense", num_paraphrases=5)
-    assert runs.default_output(settings).name == "known-facts_tiny-llama_fuse-dense_n5_5-shot.feather"

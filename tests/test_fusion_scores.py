@@ -23,7 +23,6 @@ from labkit.fusion.scores import (
     load_lemmatizer,
     macro_accuracy,
     mcnemar,
-    normalised,
     score,
     starts_with_answer,
 )
@@ -50,10 +49,6 @@ def test_first_line_is_the_first_that_is_not_empty(text, line):
     assert first_line(text) == line
 
 
-def test_normalised_is_squads_rule():
-    assert normalised("  The U.S.A.,  an Idea ") == "usa idea"
-
-
 @pytest.mark.parametrize(
     ("prediction", "exact", "begins"),
     [
@@ -78,11 +73,6 @@ def test_answer_that_normalises_to_nothing_is_compared_as_it_is_and_never_to_not
     assert not exact_match("", ["The The"]) and not exact_match("A", ["The The"]) and not exact_match("", [])
 
 
-def test_looser_rule_looks_at_the_first_line_only():
-    assert starts_with_answer("\nParis it is\nLyon", ["Paris"])
-    assert not starts_with_answer("Lyon\nParis", ["Paris"])
-
-
 @pytest.mark.parametrize(
     ("question", "holds"),
     [
@@ -104,10 +94,6 @@ def test_one_text_in_place_of_a_list_of_answers_is_refused():
     for match in (exact_match, starts_with_answer, holds_answer):
         with pytest.raises(DataError, match="the answers are one text, 'Paris'; give a list of texts"):
             match("P", "Paris")
-
-
-def test_answers_may_be_an_array_as_tables_hold_them():
-    assert exact_match("Paris", np.array(["Lutetia", "Paris"], dtype=object))
 
 
 words = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp")), max_size=12)
@@ -141,10 +127,10 @@ def test_words_are_compared_in_their_dictionary_form(prediction, answer, same):
     assert lemmatised_match(prediction, ["nothing of it", answer], load_lemmatizer()) is same
 
 
-def test_lemmatizer_that_is_not_there_is_named_with_what_installs_it(monkeypatch):
+def test_missing_lemmatisers_are_named_with_their_pip_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "simplemma", None)
     monkeypatch.setitem(sys.modules, "spacy", None)
-    with pytest.raises(MissingPackageError, match=r'simplemma: pip install "labkit-bidirectional\[fusion\]"'):
+    with pytest.raises(MissingPackageError, match=r'pip install "labkit-bidirectional\[fusion\]"'):
         load_lemmatizer()
     with pytest.raises(MissingPackageError, match="pip install spacy"):
         load_lemmatizer("spacy:en_core_web_sm")
@@ -162,16 +148,21 @@ QUESTIONS = [
 
 
 def test_score_judges_each_question_by_its_prediction_whatever_their_order():
-    found = score(QUESTIONS, {"jp": "edo", "fr": "Lyon"})
-    assert found == Scored(("fr", "jp"), (False, True), ("capital", "capital"))
+    result = score(QUESTIONS, {"jp": "edo", "fr": "Lyon"})
+    assert result == Scored(("fr", "jp"), (False, True), ("capital", "capital"))
     assert score(QUESTIONS, {"jp": "Edo or so", "fr": "Lyon"}, starts_with_answer).correct == (False, True)
 
 
-def test_score_needs_one_prediction_for_each_question():
-    with pytest.raises(DataError, match="question 'jp' has no prediction"):
-        score(QUESTIONS, {"fr": "Paris"})
-    with pytest.raises(DataError, match="question 'de' has a prediction and is not asked"):
-        score(QUESTIONS, {"fr": "Paris", "jp": "Tokyo", "de": "Berlin"})
+@pytest.mark.parametrize(
+    ("predictions", "message"),
+    [
+        ({"fr": "Paris"}, "question 'jp' has no prediction"),
+        ({"fr": "Paris", "jp": "Tokyo", "de": "Berlin"}, "question 'de' has a prediction but was not asked"),
+    ],
+)
+def test_score_needs_one_prediction_for_each_question(predictions, message):
+    with pytest.raises(DataError, match=message):
+        score(QUESTIONS, predictions)
     with pytest.raises(DataError, match="there is no question to score"):
         score([], {})
     with pytest.raises(DataError, match="question 'fr' was scored twice"):
@@ -190,25 +181,19 @@ def binomial_quantile(n, share, level):
 
 @pytest.mark.parametrize(("right", "n"), [(15, 20), (3, 50), (320, 500)])
 def test_interval_of_accuracy_is_that_of_all_resamples(right, n):
-    found = accuracy(scored([1] * right + [0] * (n - right)), draws=40_000)
-    assert found.value == right / n and found.n == n
-    assert found.low == pytest.approx(binomial_quantile(n, right / n, 0.025), abs=1.01 / n)
-    assert found.high == pytest.approx(binomial_quantile(n, right / n, 0.975), abs=1.01 / n)
+    result = accuracy(scored([1] * right + [0] * (n - right)), draws=40_000)
+    assert result.value == right / n and result.n == n
+    assert result.low == pytest.approx(binomial_quantile(n, right / n, 0.025), abs=1.01 / n)
+    assert result.high == pytest.approx(binomial_quantile(n, right / n, 0.975), abs=1.01 / n)
 
 
 def test_interval_of_a_difference_is_that_of_all_resamples_of_five_questions():
     one, other = scored([1, 1, 1, 1, 0]), scored([0, 1, 0, 0, 1])
     gaps = [1, 0, 1, 1, -1]
     means = [sum(resample) / 5 for resample in itertools.product(gaps, repeat=5)]  # all 3125, equally likely
-    found = difference(one, other, draws=100_000)
-    assert found.value == pytest.approx(0.4)
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])))
-
-
-def test_same_seed_gives_the_same_interval_and_another_seed_another():
-    some = scored([1, 0, 0] * 50)
-    assert accuracy(some, seed=1) == accuracy(some, seed=1)
-    assert accuracy(some, draws=50, seed=1) != accuracy(some, draws=50, seed=2)
+    result = difference(one, other, draws=100_000)
+    assert result.value == pytest.approx(0.4)
+    assert (result.low, result.high) == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])))
 
 
 def test_pairing_is_by_id_and_narrows_the_difference():
@@ -254,13 +239,8 @@ def test_interval_of_the_macro_average_is_that_of_drawing_relations_and_then_que
         drawn = [groups[i] for i in rng.integers(5, size=5)]
         means.append(np.mean([group[rng.integers(len(group), size=len(group))].mean() for group in drawn]))
     relations = [f"r{number}" for number, group in enumerate(groups) for _ in group]
-    found = macro_accuracy(scored(np.concatenate(groups), relations), draws=20_000)
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])), abs=0.02)
-
-
-def test_macro_average_of_relations_that_are_all_right_has_width_too():
-    found = macro_accuracy(scored([1, 1, 1, 1], ["a", "a", "b", "b"]))
-    assert found.value == found.high == 1.0 and (1 - (1 - found.low)) ** 2 == pytest.approx(0.025)
+    result = macro_accuracy(scored(np.concatenate(groups), relations), draws=20_000)
+    assert (result.low, result.high) == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])), abs=0.02)
 
 
 # ---- McNemar -------------------------------------------------------------------------------------------------------
@@ -278,9 +258,9 @@ def test_macro_average_of_relations_that_are_all_right_has_width_too():
     ],
 )
 def test_mcnemar_by_hand(only_one, only_other, p):
-    found = mcnemar(*shared_out(4, only_one, only_other, 7))
-    assert (found.both, found.only_one, found.only_other, found.neither) == (4, only_one, only_other, 7)
-    assert found.p == pytest.approx(p)
+    result = mcnemar(*shared_out(4, only_one, only_other, 7))
+    assert (result.both, result.only_one, result.only_other, result.neither) == (4, only_one, only_other, 7)
+    assert result.p == pytest.approx(p)
 
 
 pairs = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40)
@@ -294,12 +274,6 @@ def test_exchanging_the_methods_turns_the_difference_round_and_leaves_p(pairs):
     assert forth.value == pytest.approx(-back.value) == pytest.approx(accuracy(one).value - accuracy(other).value)
     assert forth.low - 1e-9 <= forth.value <= forth.high + 1e-9
     assert mcnemar(one, other).p == mcnemar(other, one).p
-
-
-@given(pairs)
-def test_method_differs_from_itself_in_nothing(pairs):
-    one = scored([each for each, _ in pairs])
-    assert difference(one, one).value == 0 and mcnemar(one, one).p == 1.0
 
 
 def test_methods_on_other_questions_are_not_compared():

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.study import fusion
 from benchmarks.study.fusion import ANSWERS, Study, cells, named, run_study, tables
 from labkit.errors import DataError, FusionError, TrainingError
-from labkit.fusion import runs
+from labkit.fusion import generation, runs
 from labkit.fusion.answers import read_answers
 from labkit.fusion.generation import generate
 
@@ -64,23 +64,23 @@ def done(tmp_path_factory, questions):
 
 
 def counting(monkeypatch, stop_at=None):
-    """The questions that are asked from now on; the process is killed at the call with the number `stop_at`."""
-    calls = []
+    """The batches that are read from now on; the process is killed at the batch with the number `stop_at`."""
+    calls, make = [], generation.make_engine
 
-    def counted(lm, asked, *args, **kwargs):
+    def counted(name, model, batch, *args):
         if len(calls) == stop_at:
             raise KeyboardInterrupt
-        calls.append(list(asked))
-        return generate(lm, asked, *args, **kwargs)
+        calls.append(batch.counts)
+        return make(name, model, batch, *args)
 
-    monkeypatch.setattr(runs, "generate", counted)
+    monkeypatch.setattr(generation, "make_engine", counted)
     return calls
 
 
 def planted(monkeypatch, tmp_path, shares):
     """A study of a model that is right on these shares of the questions; a hard question is hard for all methods."""
 
-    def answers(lm, asked, method, *args, **kwargs):
+    def answers(lm, asked, method, *args, on_batch, **kwargs):
         texts = []
         for each in asked:
             name, places = each[0].split()[1], [text.split()[-1] for text in each]
@@ -88,7 +88,7 @@ def planted(monkeypatch, tmp_path, shares):
             luck = random.Random(f"{name} {how}").random()
             right = 0.5 * random.Random(name).random() + 0.5 * luck < shares.get(how.split()[0], 0.4)
             texts.append(f"right {int(name[1:])}" if right else "wrong")
-        return SimpleNamespace(texts=texts, engine="fast", seconds=0.01 * len(asked), votes=None)
+        on_batch(SimpleNamespace(texts=texts, engine="fast", seconds=0.01 * len(asked), votes=None))
 
     monkeypatch.setattr(runs, "generate", answers)
     data = write_set(tmp_path / "planted.jsonl", 402, relations=60)

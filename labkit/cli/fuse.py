@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -26,9 +28,6 @@ from labkit.errors import FusionError
 
 RESCORING = {"rescore", "compare", "lemmatize", "lemmatizer", "output", "as_json"}
 PROVING = {"prove", "model", "engine", "device", "dtype", "as_json"}
-LEMMATIZER = "simplemma"
-PROVED_IN = "float32"  # in which the proofs are strict
-HALF = ("bfloat16", "float16")
 INTERRUPTED = 130  # the exit code of a process that Ctrl-C ended
 
 
@@ -87,172 +86,146 @@ but not scored. --resume continues an interrupted run.
 computes in float32 by default, whatever the dtype of the stored weights; the exit code is 1 if a proof fails.
 
 Example: labkit fuse --model gemma3-270m --method fuse --num-paraphrases 5"""
-SAME = (  # options that are a setting of the run as they are
+SAME = (  # options that are settings of the run, unchanged
     "dataset", "model", "method", "engine", "num_paraphrases", "repeat", "at_least", "layer", "few_shot", "seed",
     "max_questions", "max_new_tokens", "batch_size", "device", "dtype", "pairs",
 )  # fmt: skip
 
 
 def fuse(given: dict[str, Any]) -> None:
-    lemmatizer = given["lemmatizer"] or (LEMMATIZER if given["lemmatize"] else None)
-    output, as_json = given["output"], given["as_json"]
+    lemmatizer = given["lemmatizer"] or ("simplemma" if given["lemmatize"] else None)
     if given["rescore"] is not None:
         _require_only(given, RESCORING, "--rescore")
-        _rescore(given["rescore"], given["compare"], lemmatizer, output, as_json)
+        _rescore(given["rescore"], given["compare"], lemmatizer, given["output"], given["as_json"])
     elif given["compare"] is not None:
         raise FusionError("--compare needs --rescore FILE, the other file of answers")
     elif given["model"] is None:
         raise FusionError("--model is missing; give a registered name, a hub id or a local folder")
     elif given["prove"]:
         _require_only(given, PROVING, "--prove")
-        _prove(given["model"], given["engine"], given["device"], given["dtype"], as_json)
+        _prove(given["model"], given["engine"], given["device"], given["dtype"], given["as_json"])
     else:
-        from labkit.fusion.few_shot import examples_for
-        from labkit.fusion.runs import Settings
-
-        settings = Settings(
-            indexes=None if given["indexes"] is None else tuple(whole_numbers("--indexes", given["indexes"])),
-            weights=None if given["weights"] is None else _weights(given["weights"]),
-            stop=tuple(each.replace("\\n", "\n") for each in given["stop"] or ()),
-            lemmatizer=lemmatizer,
-            examples=None if given["few_shot_from_data"] else examples_for(given["dataset"]),
-            **{name: given[name] for name in SAME},
-        )
-        _run(settings, output, given["resume"], as_json)
+        _run(given, lemmatizer)
 
 
-def _run(settings: Any, output: str | None, resume: bool, as_json: bool) -> None:
-    from labkit.fusion.journal import journal_of, read_journal
-    from labkit.fusion.runs import default_output, run
+def _run(given: dict[str, Any], lemmatizer: str | None) -> None:
+    from labkit.fusion.few_shot import examples_for
+    from labkit.fusion.runs import Settings, default_output, journal_of, read_journal, run
 
-    output = output or str(default_output(settings))
+    settings = Settings(
+        indexes=None if given["indexes"] is None else tuple(whole_numbers("--indexes", given["indexes"])),
+        weights=None if given["weights"] is None else _weights(given["weights"]),
+        stop=tuple(text.replace("\\n", "\n") for text in given["stop"] or ()),
+        lemmatizer=lemmatizer,
+        examples=None if given["few_shot_from_data"] else examples_for(given["dataset"]),
+        **{name: given[name] for name in SAME},
+    )
+    output = given["output"] or str(default_output(settings))
     try:
-        answers = run(settings, output, resume=resume, unanswered=True)
+        answers = run(settings, output, resume=given["resume"], unanswered=True)
     except KeyboardInterrupt:
-        kept = len(read_journal(journal_of(output))[1])
-        kept_in = f"{kept:,} answers are kept in {journal_of(output)}: the same command with --resume goes on"
-        print(f"labkit: interrupted; {kept_in if kept else 'nothing was written'}", file=sys.stderr)
+        kept, journal = len(read_journal(journal_of(output))[1]), journal_of(output)
+        message = f"{kept:,} answers are in {journal}: continue with --resume" if kept else "nothing was written"
+        print(f"labkit: interrupted; {message}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
-    taken_out = answers.about["taken_out"]
-    if settings.examples and settings.few_shot:
-        what = f"the {settings.few_shot} few-shot examples are known facts; questions of {settings.dataset} taken out"
-        print(f"labkit: {what} for sharing a text with one: {taken_out:,}", file=sys.stderr)
-    elif taken_out:
-        what = f"questions of {settings.dataset} taken out as few-shot examples, or for sharing a text with one"
-        print(f"labkit: {what}: {taken_out:,}", file=sys.stderr)
-    if left_out := answers.about["left_out"]:
-        print(f"labkit: {left_out:,} questions have too few paraphrases and were left out", file=sys.stderr)
-    if made := answers.about["questions"] - answers.about["natural"]:
-        what = f"the paraphrases of {made:,} questions were made by templates"
-        print(f"labkit: {what}; they say little about natural ones", file=sys.stderr)
+    about = answers.about
+    source = "known facts" if settings.examples else settings.dataset
+    notes = {
+        f"questions were taken out, because they are few-shot examples from {source} or share a text with one": (
+            about["taken_out"]
+        ),
+        "questions have too few paraphrases and were left out": about["left_out"],
+        "questions have paraphrases made by templates, which differ less than natural ones": (
+            about["questions"] - about["natural"]
+        ),
+    }
+    for note, count in notes.items():
+        if count:
+            print(f"labkit: {count:,} {note}", file=sys.stderr)
     with aside(output):
-        _show(answers, settings.lemmatizer is not None, as_json)
+        _show(answers, lemmatizer is not None, given["as_json"])
 
 
 def _rescore(path: str, other: str | None, lemmatizer: str | None, output: str | None, as_json: bool) -> None:
-    from pathlib import Path
-
     from labkit.files import is_standard_output
     from labkit.fusion.answers import comparison, judged, read_answers, write_answers
     from labkit.fusion.scores import load_lemmatizer
 
     lemmas = load_lemmatizer(lemmatizer) if lemmatizer else None
-    stored = read_answers(path)
-    answers = judged(stored, lemmas)
-    if any(
-        was.get("correct") not in (None, now["correct"]) for was, now in zip(stored.rows, answers.rows, strict=True)
-    ):
-        print(f"labkit: {path} says otherwise of some answers: it was scored by another rule", file=sys.stderr)
-    against = comparison(answers, judged(read_answers(other), lemmas), lemmas is not None) if other else None
+    answers = judged(read_answers(path), lemmas)
+    compared = comparison(answers, judged(read_answers(other), lemmas), lemmas is not None) if other else {}
     if output is not None:
         if Path(output).expanduser().is_file() and not is_standard_output(output):
             raise FusionError(f"{output} exists already; give another --output")
         write_answers(answers, output)
     with aside(output):
-        _show(answers, lemmas is not None, as_json, other, against)
+        _show(answers, lemmas is not None, as_json, other, compared)
 
 
 def _prove(model: str, engine: str, device: str, dtype: str | None, as_json: bool) -> None:
-    from labkit.fusion import proofs
-    from labkit.fusion.generation import ENGINES, engine_named
+    from labkit.fusion.generation import make_engine, require_engine
+    from labkit.fusion.proofs import prove
     from labkit.fusion.runs import device_named
     from labkit.models import load
 
-    if engine not in ENGINES:
-        raise FusionError(f"the fusion engine is {engine!r}; choose one of {', '.join(ENGINES)}")
-    if dtype in HALF:
-        what = "sums in another order differ too much to tell a right engine from a faulty one; leave --dtype out"
-        print(f"labkit: in {dtype} this is no proof, only a smoke test: {what}", file=sys.stderr)
-    lm = load(model, dtype=dtype or PROVED_IN, device=device_named(device))
+    require_engine(engine)
+    lm = load(model, dtype=dtype or "float32", device=device_named(device))
     with waiting(f"proving {engine} on {model}"):
-        found = proofs.prove(lm, lambda *read: engine_named(engine, *read, None))
+        proofs = prove(lm, lambda *read: make_engine(engine, *read))
+    if not proofs.strict:
+        print(f"labkit: in {dtype} this is no proof, because correct engines differ too much too", file=sys.stderr)
     if as_json:
-        rows = [{"name": p.name, "holds": p.holds, "value": p.value, "limit": p.limit} for p in found.proofs]
-        print_json({"model": found.model, "engine": found.engine, "holds": found.holds, "proofs": rows})
+        print_json(asdict(proofs) | {"holds": proofs.holds})
     else:
-        print(found)
-    raise typer.Exit(0 if found.holds else 1)
+        print(proofs)
+    raise typer.Exit(0 if proofs.holds else 1)
 
 
-def _show(answers: Any, lemmatised: bool, as_json: bool, other: str | None = None, against: Any = None) -> None:
-    """The scores of a file as a table, or as JSON: exact match, then in dictionary form where that was asked for."""
+def _show(answers: Any, lemmatised: bool, as_json: bool, other: str | None = None, compared: Any = None) -> None:
+    """The scores of a file as a table or as JSON: exact match and, if it was requested, lemmatised."""
     from labkit.fusion.answers import summary
 
-    kinds = {"exact": summary(answers)} | ({"lemmatised": summary(answers, True)} if lemmatised else {})
+    scores = {"exact": summary(answers)} | ({"lemmatised": summary(answers, True)} if lemmatised else {})
     if as_json:
-        stated = {name: value for name, value in answers.about.items() if name != "prefix"}
-        print_json({"file": str(answers.path), "scores": kinds, "compared_with": other, **(against or {}), **stated})
+        about = {name: value for name, value in answers.about.items() if name != "prefix"}
+        print_json({"file": str(answers.path), "scores": scores, "compared_with": other, **(compared or {}), **about})
         return
-    exact = kinds["exact"]
-    named = [*(["mean of relations"] if "macro_accuracy" in exact else []), *exact.get("by_relation", {})]
-    named = ["all", *named] if exact["n"] else []
-    columns = [_estimates(found) for found in kinds.values()]
-    header = ("", "n", *(part for kind in kinds for part in (f"accuracy, {kind}", "95 % interval")))
-    rows = []
-    for name in named:
-        cells = [part for column in columns for part in _cells(column[name])]
-        rows.append((name, str(columns[0][name]["n"]), *cells))
-    print(f"{answers.path}: {_in_words(answers)}")
-    if rows:
-        print_table(header, rows)
-    if without := exact["without_answers"]:
-        print(f"{without:,} of {len(answers.rows):,} questions have no answer to compare with, and are in no score")
-    if exact["seconds_per_question"] is not None:
-        print(f"{exact['seconds_per_question']:.3f} s per question")
-    if against is not None:
-        gap, test = against["difference"], against["mcnemar"]
+    settings = answers.about.get("settings")
+    engines = ", ".join(sorted({row["engine"] for row in answers.rows if row.get("engine")}))
+    how = f"{settings['method']} ({engines}), {settings['model']} on {settings['dataset']}" if settings else "unknown"
+    print(f"{answers.path}: {how}")
+    columns = [_estimates(score) for score in scores.values()]
+    if columns[0]:
+        header = ("", "n", *(part for kind in scores for part in (f"accuracy, {kind}", "95 % interval")))
+        cells = [[(f"{e['value']:.3f}", f"{e['low']:.3f} to {e['high']:.3f}") for e in c.values()] for c in columns]
+        names = [(name, str(estimate["n"])) for name, estimate in columns[0].items()]
+        print_table(header, [sum(row, ()) for row in zip(names, *cells, strict=True)])
+    if without := scores["exact"]["without_answers"]:
+        print(f"{without:,} of {len(answers.rows):,} questions have no accepted answer and are not scored")
+    if (seconds := scores["exact"]["seconds_per_question"]) is not None:
+        print(f"{seconds:.3f} s per question")
+    if compared:
+        gap, test = compared["difference"], compared["mcnemar"]
         print(
             f"accuracy minus that of {other}: {gap['value']:+.3f} "
-            f"(95 % interval {gap['low']:+.3f} to {gap['high']:+.3f}); "
-            f"McNemar: {test['only_one']} right in the first only, {test['only_other']} in the other only, "
-            f"p = {test['p']:.3g}"
+            f"(95 % interval {gap['low']:+.3f} to {gap['high']:+.3f}); McNemar: {test['only_one']} correct in the "
+            f"first only, {test['only_other']} in the other only, p = {test['p']:.3g}"
         )
 
 
-def _estimates(found: dict[str, Any]) -> dict[str, Any]:
+def _estimates(score: dict[str, Any]) -> dict[str, Any]:
     """{row of the table: estimate}"""
-    macro = {"mean of relations": found["macro_accuracy"]} if "macro_accuracy" in found else {}
-    return {"all": found["accuracy"]} | macro | found.get("by_relation", {})
+    if score["accuracy"] is None:
+        return {}
+    macro = {"mean of relations": score["macro_accuracy"]} if "macro_accuracy" in score else {}
+    return {"all": score["accuracy"]} | macro | score.get("by_relation", {})
 
 
-def _cells(estimate: dict[str, Any]) -> tuple[str, str]:
-    return f"{estimate['value']:.3f}", f"{estimate['low']:.3f} to {estimate['high']:.3f}"
-
-
-def _in_words(answers: Any) -> str:
-    """Method, engine, model and set of a file that says so."""
-    settings = answers.about.get("settings")
-    if not settings:
-        return "answers of unknown origin"
-    engines = ", ".join(sorted({row["engine"] for row in answers.rows}))
-    return f"{settings['method']} ({engines}), {settings['model']} on {settings['dataset']}"
-
-
-def _require_only(given: dict[str, Any], allowed: set[str], what: str) -> None:
-    """FusionError if an option was given that means nothing together with `what`."""
-    strange = [name for name, value in given.items() if name not in allowed and value != OPTIONS[name][1]]
-    if strange:
-        raise FusionError(f"--{strange[0].replace('_', '-')} means nothing together with {what}; leave it out")
+def _require_only(given: dict[str, Any], allowed: set[str], mode: str) -> None:
+    """Raise FusionError if an option was given that does not apply with `mode`."""
+    extra = [name for name, value in given.items() if name not in allowed and value != OPTIONS[name][1]]
+    if extra:
+        raise FusionError(f"--{extra[0].replace('_', '-')} does not apply with {mode}; leave it out")
 
 
 def _weights(text: str) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Paraphrase fusion: several paraphrases of a question, none of which sees another, and one answer that looks at all.
+"""Paraphrase fusion: one answer from several paraphrases of a question that do not attend to each other.
 
 from labkit import fusion
 result = fusion.generate(lm, [["Where is Paris?", "Paris is in which country?"]], method="fuse")

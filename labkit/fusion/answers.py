@@ -1,4 +1,4 @@
-"""A file of answers: Feather, one row per question, with all that says how it was made; and what it amounts to.
+"""Feather files of answers: one row per question, and how they were made; with their scores.
 
 answers = read_answers("out.feather")
 summary(judged(answers))["accuracy"]
@@ -15,24 +15,20 @@ from labkit.errors import DataError, MissingPackageError, reading
 from labkit.files import write_whole
 from labkit.fusion import scores
 
-ABOUT = b"labkit"  # the key of the schema's metadata under which a file says how it was made
-NEEDED = ("id", "answers", "prediction")  # columns that scores are made of
+ABOUT = b"labkit"  # key of the schema's metadata that describes how the file was made
+NEEDED = ("id", "answers", "prediction")
 
 
 @dataclass(frozen=True)
 class Answers:
-    """A file of answers: its rows, one per question, and how it was made ({} if it does not say)."""
+    """Answers to questions: one row per question, and how they were made ({} if unknown)."""
 
     path: Path
     rows: list[dict[str, Any]]
     about: dict[str, Any]
 
     def scored(self, lemmatised: bool = False) -> scores.Scored:
-        """Which questions are answered rightly, as the rows say; those without accepted answers are left out.
-
-        Raises:
-            DataError: none has any.
-        """
+        """Which questions are answered correctly. Those without accepted answers are left out; DataError if all are."""
         rows = [row for row in self.rows if row["answers"]]
         relations = tuple(row.get("relation") for row in rows)
         correct = tuple(bool(row["correct_lemmatised" if lemmatised else "correct"]) for row in rows)
@@ -40,10 +36,10 @@ class Answers:
 
 
 def read_answers(path: str | Path) -> Answers:
-    """The rows of a file that `run` wrote, or of another one with the columns that scores are made of.
+    """The answers in a Feather file of `labkit fuse`, or in one with at least the columns `NEEDED`.
 
     Raises:
-        DataError: no such file, no Feather file, or without those columns.
+        DataError: no such file, not a Feather file, or columns that are missing or of another type.
     """
     require_pyarrow()
     import pyarrow
@@ -51,27 +47,20 @@ def read_answers(path: str | Path) -> Answers:
 
     path = Path(path).expanduser()
     if not path.is_file():
-        raise DataError(f"{path} is no file; give a Feather file that labkit fuse wrote")
+        raise DataError(f"{path} is not a file; give a Feather file of labkit fuse")
     with reading(f"the Feather file {path}", DataError):
         table = feather.read_table(path)
+        about = json.loads((table.schema.metadata or {}).get(ABOUT, "{}"))
+        rows = table.to_pylist()
+        pyarrow.Table.from_pylist(rows, _schema())
     if missing := [name for name in NEEDED if name not in table.column_names]:
         raise DataError(f"{path} has no column {missing[0]!r}; a file of answers has {', '.join(NEEDED)}")
-    rows = table.to_pylist()
-    for number, row in enumerate(rows):
-        named = [row["id"], row["prediction"], row.get("relation") or ""]
-        if not (_texts(named) and _texts(row["answers"])):
-            raise DataError(f"{path}, row {number}: id, prediction and relation must be texts, answers a list of texts")
-    with reading(f"a column of {path}", DataError):
-        pyarrow.Table.from_pylist(rows, _schema())
     rows = [row | ({"votes": dict(row["votes"])} if row.get("votes") else {}) for row in rows]
-    with reading(str(path), DataError):
-        about = json.loads((table.schema.metadata or {}).get(ABOUT, "{}"))
-        _ = [about["settings"][name] for name in ("method", "model", "dataset") if about != {}]
     return Answers(path, rows, about)
 
 
 def write_answers(answers: Answers, path: str | Path) -> None:
-    """Write the file whole or not at all (`labkit.files`)."""
+    """Write the file whole or not at all."""
     require_pyarrow()
     import pyarrow
     from pyarrow import feather
@@ -84,10 +73,7 @@ def write_answers(answers: Answers, path: str | Path) -> None:
 
 
 def judged(answers: Answers, lemmatizer: scores.Lemmatizer | None = None) -> Answers:
-    """The same answers, with `correct` from their predictions anew, and `correct_lemmatised` (None without one).
-
-    Both are None where there is no accepted answer to compare with.
-    """
+    """The answers with `correct` and, with a lemmatiser, `correct_lemmatised`; None if there is no accepted answer."""
     rows = []
     for row in answers.rows:
         pair = row["prediction"], row["answers"]
@@ -98,27 +84,27 @@ def judged(answers: Answers, lemmatizer: scores.Lemmatizer | None = None) -> Ans
 
 
 def summary(answers: Answers, lemmatised: bool = False) -> dict[str, Any]:
-    """n, accuracy with its interval, that of each relation, seconds per question; ready for JSON.
+    """n, accuracy with its interval, that of each relation, and seconds per question; ready for JSON.
 
-    `without_answers` counts the questions that have no accepted answer and are not among the n; accuracy is None if
-    that are all.
+    `without_answers` counts the questions without an accepted answer, which are not part of n.
     """
     seconds = [row["seconds"] for row in answers.rows if row.get("seconds") is not None]
     without = sum(not row["answers"] for row in answers.rows)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "n": len(answers.rows) - without,
         "without_answers": without,
         "accuracy": None,
         "seconds_per_question": sum(seconds) / len(seconds) if seconds else None,
     }
-    if not found["n"] and without:
-        return found
+    if not result["n"] and without:
+        return result
     scored = answers.scored(lemmatised)
-    found["accuracy"] = asdict(scores.accuracy(scored))
+    result["accuracy"] = asdict(scores.accuracy(scored))
     if scored.relations and None not in scored.relations:
-        found["macro_accuracy"] = asdict(scores.macro_accuracy(scored))
-        found["by_relation"] = {name: asdict(each) for name, each in scores.accuracy_by_relation(scored).items()}
-    return found
+        by_relation = scores.accuracy_by_relation(scored)
+        result["macro_accuracy"] = asdict(scores.macro_accuracy(scored))
+        result["by_relation"] = {name: asdict(estimate) for name, estimate in by_relation.items()}
+    return result
 
 
 def comparison(one: Answers, other: Answers, lemmatised: bool = False) -> dict[str, Any]:
@@ -130,12 +116,16 @@ def comparison(one: Answers, other: Answers, lemmatised: bool = False) -> dict[s
     accepted = {row["id"]: row["answers"] for row in other.rows}
     for row in one.rows:
         if accepted.get(row["id"], row["answers"]) != row["answers"]:
-            raise DataError(
-                f"question {row['id']!r} has other accepted answers in {other.path} than in {one.path}: "
-                "they are not of one set"
-            )
+            raise DataError(f"question {row['id']!r} has different accepted answers in {one.path} and {other.path}")
     pair = one.scored(lemmatised), other.scored(lemmatised)
     return {"difference": asdict(scores.difference(*pair)), "mcnemar": asdict(scores.mcnemar(*pair))}
+
+
+def require_pyarrow() -> None:
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise MissingPackageError('files of answers need pyarrow: pip install "labkit-bidirectional[fusion]"') from None
 
 
 def _schema() -> Any:
@@ -149,14 +139,3 @@ def _schema() -> Any:
         "votes": pa.map_(pa.string(), pa.int32()),
     }  # fmt: skip
     return pa.schema(list(kinds.items()))
-
-
-def _texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
-def require_pyarrow() -> None:
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        raise MissingPackageError('files of answers need pyarrow: pip install "labkit-bidirectional[fusion]"') from None

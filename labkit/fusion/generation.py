@@ -1,10 +1,10 @@
-"""Answer questions from several paraphrases each: one function, one result, whatever the method and the engine."""
+"""`generate`: answer questions from several paraphrases each, with any method and engine."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,33 +13,32 @@ from torch import Tensor
 
 from labkit.decoder.running import evaluating
 from labkit.errors import FusionError
-from labkit.fusion.combine import combine
 from labkit.fusion.decoding import Answer, Decoding, decode
-from labkit.fusion.engine import Engine, fusable_decoder, require_room
-from labkit.fusion.fast import FastEngine
+from labkit.fusion.engine import Engine, FastEngine, fusable_decoder, require_room
 from labkit.fusion.layout import Prompts, Weights, prompts, token_ids
-from labkit.fusion.methods import Method, method_named
+from labkit.fusion.methods import combine, method_named
 from labkit.fusion.reference import ReferenceEngine
+from labkit.fusion.scores import comparable, first_line
 from labkit.models import Loaded
 
 ENGINES = {
     "fast": "segments read as one batch, keys and values joined once, ordinary decoding over them",
     "reference": "each row in one piece under FlexAttention",
     "dense": "each row in one piece under a 4-D mask",
-    "cacheless": "as dense, and all is read again for each token, as the public experiment does",
+    "cacheless": "as dense, but everything is read again for each token, as in the public experiment",
 }
 
 
 @dataclass(frozen=True, eq=False)
 class FusionResult:
-    """Answers, one per question, and how they came about.
+    """Answers, one per question.
 
     Attributes:
-        texts: up to a stop. tokens: as generated, an end token among them. log_probs: of the tokens, summed.
-        first_logits: (questions, vocab), what the first generated token was chosen by, on the CPU; for "majority-vote",
-            whose paraphrases answer apart, their mean.
+        texts: up to a stop. tokens: as generated, including an end token. log_probs: of the tokens, summed.
+        first_logits: (questions, vocab), the scores that chose the first generated token, on the CPU; for
+            "majority-vote", their mean over the paraphrases.
         votes: for "majority-vote", how often each answer was given; otherwise None.
-        seconds: of reading and writing, loading and tokenising not among them.
+        seconds: of reading and generating, without loading and tokenising.
     """
 
     texts: list[str]
@@ -74,120 +73,115 @@ def generate(
     length_penalty: float = 1.0,
     seed: int = 0,
     batch_size: int = 16,
+    on_batch: Callable[[FusionResult], None] | None = None,
 ) -> FusionResult:
-    """Answer each question from its paraphrases; the model is as it was afterwards, also after an exception.
+    """Answer each question from its paraphrases. The model is not changed.
 
         fusion.generate(lm, [["Where is Paris?", "Paris is in which country?"]], prefix="...", cue="Answer:")
 
     Args:
-        questions: for each its paraphrases; there may be more of one than of another.
-        method: a name of `METHODS`. engine: one of `ENGINES`; the result names what was used.
-        prefix: seen by all paraphrases and read once: examples, instructions. cue: sees all paraphrases; the answer
-            follows it. separator: ends each paraphrase and belongs to it.
+        questions: for each question its paraphrases; their number may differ.
+        method: a name of `METHODS`. engine: one of `ENGINES`; the result names the one that was used.
+        prefix: examples or instructions; all paraphrases attend to it. cue: attends to all paraphrases and precedes the
+            answer. separator: appended to each paraphrase.
         weights: for the method "weighted": positive numbers, one for each paraphrase.
         layer: for the method "hidden-average": from 0; by default the middle one.
         stop: texts that end an answer. first_line: so does the end of its first line that is not empty. The other
             settings are those of transformers' `generate`.
-        batch_size: questions at once.
+        batch_size: in questions. on_batch: called with the result of each batch.
 
     Raises:
-        FusionError: an unknown method or engine; a question without paraphrases, or an empty one; settings that do not
-            go together; a prompt beyond the model's positions or the memory; a model that cannot be fused.
+        FusionError: an unknown method or engine; a question without paraphrases, or an empty one; settings that exclude
+            each other; a prompt beyond the model's positions or the memory; a model that cannot be fused.
     """
     if not isinstance(lm, Loaded):
-        raise FusionError(f"give what labkit.load gives, model and tokenizer together, not a {type(lm).__name__}")
+        raise FusionError(f"give the result of labkit.load, model and tokenizer together, not a {type(lm).__name__}")
     chosen = method_named(method)
-    if engine not in ENGINES:
-        raise FusionError(f"the fusion engine is {engine!r}; choose one of {', '.join(ENGINES)}")
+    require_engine(engine)
     if batch_size < 1:
         raise FusionError(f"batch_size is {batch_size} questions; it must be at least 1")
-    decoder = fusable_decoder(lm.model)
-    averaged_layer = _layer(chosen, layer, len(decoder.layers))
-    begins, ids, cue_ids = token_ids(lm.tokenizer, questions, prefix, cue, separator)
+    layers = len(fusable_decoder(lm.model).layers)
+    if layer is not None and not chosen.averages_states:
+        raise FusionError(f"the method {method!r} averages no layer: give layer with 'hidden-average' only")
+    if layer is not None and not 0 <= layer < layers:
+        raise FusionError(f"there is no layer {layer}: the model has layers 0 to {layers - 1}")
+    averaged_layer = (layers // 2 if layer is None else layer) if chosen.averages_states else None
+    prefix_ids, segments, cue_ids = token_ids(lm.tokenizer, questions, prefix, cue, separator)
     ends, stops = _ends(lm, stop)
-    how = Decoding(
+    decoding = Decoding(
         max_new_tokens, stops, first_line, do_sample, temperature, top_k, top_p, num_beams, length_penalty, seed
     )
-    whole = prompts(chosen, begins, ids, cue_ids, weights)
-    require_room(lm.model, whole, batch_size, max_new_tokens, num_beams)
-    answers, first, votes, name, seconds = [], [], [], "", 0.0
+    require_room(
+        lm.model, prompts(chosen, prefix_ids, segments, cue_ids, weights), batch_size, max_new_tokens, num_beams
+    )
+    results = []
     with evaluating(lm.model):
-        for begin in range(0, len(ids), batch_size):
-            some = slice(begin, begin + batch_size)
-            batch = prompts(chosen, begins, ids[some], cue_ids, None if weights is None else weights[some])
+        for begin in range(0, len(segments), batch_size):
+            part = slice(begin, begin + batch_size)
+            batch = prompts(chosen, prefix_ids, segments[part], cue_ids, None if weights is None else weights[part])
+            counts, votes = batch.counts, None
+            numbers = list(range(begin, begin + len(counts)))
+            if chosen.votes:  # each paraphrase is answered as a question, with random numbers of its own
+                numbers = [
+                    number + 1_000_000_007 * row for number, n in zip(numbers, counts, strict=True) for row in range(n)
+                ]
+                batch = replace(batch, counts=(1,) * len(batch.rows))
             began = time.perf_counter()
-            with torch.no_grad():
-                numbers = range(begin, begin + len(batch.counts))
-                if chosen.votes:
-                    places = [(n, row) for n, count in zip(numbers, batch.counts, strict=True) for row in range(count)]
-                    numbers = [number + 1_000_000_007 * row for number, row in places]  # each draws for itself
-                apart = replace(batch, counts=(1,) * len(batch.rows)) if chosen.votes else batch
-                made = engine_named(engine, lm.model, apart, averaged_layer)
-                said, scores = decode(made, chosen.combine, lm.tokenizer, ends, how, numbers)
-            seconds += time.perf_counter() - began
-            name = made.name
+            reader = make_engine(engine, lm.model, batch, averaged_layer)
+            answers, scores = decode(reader, chosen.combine, lm.tokenizer, ends, decoding, numbers)
+            seconds = time.perf_counter() - began
             if chosen.votes:
-                said, tallies = _counted(said, batch.counts, how)
-                scores, votes = combine("average", scores, batch.counts), votes + tallies
-            answers += said
-            first.append(scores.cpu())
+                rows = [answers[sum(counts[:n]) :][:count] for n, count in enumerate(counts)]
+                answers, votes = map(list, zip(*(_elect(row, bool(stops)) for row in rows), strict=True))
+                scores = combine("average", scores, counts)
+            texts, tokens, log_probs = map(list, zip(*((a.text, a.tokens, a.log_prob) for a in answers), strict=True))
+            results.append(FusionResult(texts, tokens, log_probs, scores.cpu(), method, reader.name, seconds, votes))
+            if on_batch is not None:
+                on_batch(results[-1])
     return FusionResult(
-        [each.text for each in answers], [each.tokens for each in answers], [each.log_prob for each in answers],
-        torch.cat(first), method, name, seconds, votes or None,
-    )  # fmt: skip
+        [text for result in results for text in result.texts],
+        [tokens for result in results for tokens in result.tokens],
+        [log_prob for result in results for log_prob in result.log_probs],
+        torch.cat([result.first_logits for result in results]),
+        method,
+        results[0].engine,
+        sum(result.seconds for result in results),
+        [tally for result in results for tally in result.votes] if chosen.votes else None,
+    )
 
 
-def engine_named(name: str, model: Any, batch: Prompts, averaged_layer: int | None) -> Engine:
+def require_engine(name: str) -> None:
+    if name not in ENGINES:
+        raise FusionError(f"the fusion engine is {name!r}; choose one of {', '.join(ENGINES)}")
+
+
+def make_engine(name: str, model: Any, batch: Prompts, averaged_layer: int | None = None) -> Engine:
+    """The engine of this name of `ENGINES`, for the prompts of `batch`."""
     if name == "fast":
         return FastEngine(model, batch, averaged_layer)
     rendering = "flex" if name == "reference" else "dense"
     return ReferenceEngine(model, batch, averaged_layer, rendering=rendering, cached=name != "cacheless")
 
 
-def _counted(said: Sequence[Answer], counts: Sequence[int], how: Decoding) -> tuple[list[Answer], list[dict[str, int]]]:
-    """The winner of each question, and how often each of its answers was given; question i has counts[i] of `said`."""
-    elected, begin = [], 0
-    for count in counts:
-        elected.append(_elected(said[begin : begin + count], how))
-        begin += count
-    return [winner for winner, _ in elected], [tally for _, tally in elected]
+def _elect(answers: Sequence[Answer], whole: bool) -> tuple[Answer, dict[str, int]]:
+    """The most probable of the most frequent answers, and how often each was given.
 
-
-def _elected(said: Sequence[Answer], how: Decoding) -> tuple[Answer, dict[str, int]]:
-    """The likeliest of the answers that were given most often, compared as scores compare them.
-
-    Where the caller says at which texts an answer ends, all of it counts, otherwise its first line.
+    Answers are compared as `labkit.fusion.scores` compares them: all of their text if `whole`, else the first line.
     """
-    from labkit.fusion.scores import comparable, first_line
-
     by_text: dict[str, list[Answer]] = defaultdict(list)
-    for answer in said:
-        by_text[comparable(answer.text if how.stop else first_line(answer.text))].append(answer)
-
-    def likeliest(answers: Sequence[Answer]) -> Answer:
-        return max(answers, key=lambda answer: answer.log_prob / len(answer.tokens))
-
+    for answer in answers:
+        by_text[comparable(answer.text if whole else first_line(answer.text))].append(answer)
     most = max(map(len, by_text.values()))
-    winners = [likeliest(answers) for answers in by_text.values() if len(answers) == most]
-    return likeliest(winners), {text: len(answers) for text, answers in by_text.items()}
+    candidates = [answer for same in by_text.values() if len(same) == most for answer in same]
+    winner = max(candidates, key=lambda answer: answer.log_prob / len(answer.tokens))
+    return winner, {text: len(same) for text, same in by_text.items()}
 
 
 def _ends(lm: Loaded, stop: str | Sequence[str]) -> tuple[set[int], tuple[str, ...]]:
-    """The ids at which an answer ends, and the texts; a stop that is a special token is an id, as it has no text."""
-    special = dict(zip(lm.tokenizer.all_special_tokens, lm.tokenizer.all_special_ids, strict=True))
+    """The ids and the texts that end an answer. A stop that is a special token is an id, because it has no text."""
     texts = (stop,) if isinstance(stop, str) else tuple(stop)
-    named = getattr(lm.model.generation_config, "eos_token_id", None)
-    ids = {*(named if isinstance(named, list) else [named]), lm.tokenizer.eos_token_id}
+    special = dict(zip(lm.tokenizer.all_special_tokens, lm.tokenizer.all_special_ids, strict=True))
+    configured = getattr(lm.model.generation_config, "eos_token_id", None)
+    ids = {*(configured if isinstance(configured, list) else [configured]), lm.tokenizer.eos_token_id}
     ids |= {special[text] for text in texts if text in special}
-    return {number for number in ids if number is not None}, tuple(text for text in texts if text not in special)
-
-
-def _layer(method: Method, layer: int | None, layers: int) -> int | None:
-    if not method.averages_states:
-        if layer is not None:
-            raise FusionError(f"the method {method.name!r} averages no layer: give layer with 'hidden-average' only")
-        return None
-    chosen = layers // 2 if layer is None else layer
-    if not 0 <= chosen < layers:
-        raise FusionError(f"there is no layer {layer}: the model has layers 0 to {layers - 1}")
-    return chosen
+    return ids - {None}, tuple(text for text in texts if text not in special)

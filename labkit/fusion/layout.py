@@ -1,10 +1,10 @@
-"""Where every token of a fused prompt stands: prefix, segments, cue; each with its positions and its weight.
+"""The layout of a fused prompt: prefix, segments, cue, each with its positions, and the mask over them.
 
-    prefix        few-shot examples, instructions: seen by all, encoded once
+    prefix        few-shot examples, instructions: all tokens attend to it, and it is encoded once
     segments      the paraphrases, each with the separator that ends it
-    cue           "Answer:": sees prefix and all segments, so that the first generated token is fused like all others
+    cue           "Answer:": attends to the prefix and all segments, so the first generated token is fused as well
 
-Pieces are made of token ids once and laid side by side; nothing is decoded and read again.
+Each piece is tokenised once, and the ids are put side by side; nothing is decoded and tokenised again.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from labkit import masks
 from labkit.errors import FusionError
 from labkit.fusion.methods import GIVEN, UNIFORM, Method
 
 Weights = Sequence[float] | np.ndarray | Tensor  # one number for each paraphrase of a question
+Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Token ids, the position of the first of them, and what is added to the attention scores of its keys."""
+    """Token ids, the position of the first one, and the number added to the attention scores of its keys."""
 
-    ids: tuple[int, ...]
+    ids: Ids
     start: int
     bias: float = 0.0
 
@@ -39,114 +41,111 @@ class Row:
     segments: tuple[Segment, ...]
     cue_start: int
 
+    @property
+    def length(self) -> int:
+        """Tokens of all segments."""
+        return sum(len(segment.ids) for segment in self.segments)
+
 
 @dataclass(frozen=True)
 class Prompts:
-    """What an engine is given.
+    """What an engine reads. The rows of a question are adjacent; question i has counts[i] rows."""
 
-    Attributes:
-        prefix, cue: token ids, the same for all rows. rows: those of a question stand one behind the other.
-        counts: how many rows each question has.
-    """
-
-    prefix: tuple[int, ...]
-    cue: tuple[int, ...]
+    prefix: Ids
+    cue: Ids
     rows: tuple[Row, ...]
     counts: tuple[int, ...]
 
-    @property
-    def last_position(self) -> int:
-        """The highest position that the prompts need, the cue included."""
-        return max(row.cue_start for row in self.rows) + len(self.cue) - 1
 
-    @property
-    def longest_row(self) -> int:
-        """Tokens in the longest row, prefix and cue included."""
-        within = max(sum(len(segment.ids) for segment in row.segments) for row in self.rows)
-        return len(self.prefix) + within + len(self.cue)
+def mask_of(row: Row, prefix: int) -> masks.Mask:
+    """The mask of a row behind a prefix of `prefix` tokens, with whatever follows its segments."""
+    segment_ids = [0] * prefix + [n for n, segment in enumerate(row.segments, 1) for _ in segment.ids]
+    end = len(segment_ids)
+    isolated = masks.segments(segment_ids, fuse_from=end)
+    if not prefix:
+        return isolated
+    behind_the_prefix = masks.segments([0] * prefix + [1] * (end - prefix), fuse_from=end)
+    return isolated | (masks.causal() & ~behind_the_prefix)
 
 
 def token_ids(
     tokenizer: Any, questions: Sequence[Sequence[str]], prefix: str, cue: str, separator: str
-) -> tuple[tuple[int, ...], list[list[tuple[int, ...]]], tuple[int, ...]]:
+) -> tuple[Ids, list[list[Ids]], Ids]:
     """(prefix ids, for each question the ids of its paraphrases, cue ids).
 
-    A beginning-of-sequence token, where the tokenizer has one, is the prefix's; the separator belongs to the segment
+    If the tokenizer adds a beginning-of-sequence token, it belongs to the prefix. The separator belongs to the segment
     that it ends.
 
     Raises:
         FusionError: no tokenizer, no question, a question without paraphrases, an empty paraphrase, or no cue.
     """
     if tokenizer is None:
-        raise FusionError("the model came without a tokenizer, so no text can be read: add its tokenizer files")
+        raise FusionError("the model has no tokenizer, so no text can be read: add its tokenizer files")
     if isinstance(questions, str) or not questions:
-        raise FusionError("give a list of questions, each a list of its paraphrases; there is none")
-
-    def plain(text: str) -> tuple[int, ...]:
-        return tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
-
-    segments = []
+        raise FusionError("there is no question; give a list of questions, each a list of its paraphrases")
     for number, paraphrases in enumerate(questions):
         if isinstance(paraphrases, str):
-            raise FusionError(f"question {number} is a text; give a list of its paraphrases, [{paraphrases!r}] for one")
+            raise FusionError(f"question {number} is a text; give a list of its paraphrases, such as [{paraphrases!r}]")
         if not paraphrases:
             raise FusionError(f"question {number} has no paraphrase; it needs at least one")
         for place, text in enumerate(paraphrases):
             if not text.strip():
                 raise FusionError(f"paraphrase {place} of question {number} is empty")
-        segments.append([plain(text + separator) for text in paraphrases])
-    cue_ids = plain(cue)
+
+    def tokenised(text: str) -> Ids:
+        return tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
+
+    cue_ids = tokenised(cue)
     if not cue_ids:
-        raise FusionError("the cue is empty: it is what sees all paraphrases, so it must have at least one token")
-    special = tokenizer("")["input_ids"]
-    begins = (
-        tuple(special[:1]) if tokenizer.bos_token_id is not None and special[:1] == [tokenizer.bos_token_id] else ()
-    )
-    return begins + plain(prefix), segments, cue_ids
+        raise FusionError("the cue is empty; it attends to all paraphrases, so it needs at least one token")
+    first = tuple(tokenizer("")["input_ids"][:1])
+    begin = first if first and first[0] == tokenizer.bos_token_id else ()
+    segments = [[tokenised(text + separator) for text in paraphrases] for paraphrases in questions]
+    return begin + tokenised(prefix), segments, cue_ids
 
 
 def prompts(
     method: Method,
-    prefix: tuple[int, ...],
-    segments: Sequence[Sequence[tuple[int, ...]]],
-    cue: tuple[int, ...],
+    prefix: Ids,
+    segments: Sequence[Sequence[Ids]],
+    cue: Ids,
     weights: Sequence[Weights] | None = None,
 ) -> Prompts:
-    """The rows that `method` asks for; `segments` holds, for each question, the ids of its paraphrases.
+    """The rows of `method`; `segments` contains, for each question, the ids of its paraphrases.
 
     Raises:
-        FusionError: weights given to a method that takes none, or lacking, or not one positive number per paraphrase.
+        FusionError: weights for a method that takes none, missing weights, or not one positive number per paraphrase.
     """
     if (weights is None) == (method.weights == GIVEN):
-        wanted = "needs a weight for each paraphrase" if weights is None else "takes no weights: use 'weighted'"
-        raise FusionError(f"the method {method.name!r} {wanted}")
+        problem = "needs a weight for each paraphrase" if weights is None else "takes no weights: use 'weighted'"
+        raise FusionError(f"the method {method.name!r} {problem}")
     if weights is not None and len(weights) != len(segments):
-        raise FusionError(f"there are weights for {len(weights)} questions, and {len(segments)} questions")
-    rows, counts = [], []
-    for number, ids in enumerate(segments):
-        own = None if weights is None else _normalised(weights[number], len(ids), number)
-        made = _rows(method, len(prefix), ids, own)
-        rows += made
-        counts.append(len(made))
+        raise FusionError(f"there are weights for {len(weights)} questions, but {len(segments)} questions")
+    rows, counts, begin = [], [], len(prefix)
+    for number, pieces in enumerate(segments):
+        shares = [1.0] * len(pieces)
+        if method.weights == UNIFORM:
+            shares = [1 / len(pieces)] * len(pieces)
+        elif weights is not None:
+            shares = _normalised(weights[number], len(pieces), number)
+        if method.name == "single":
+            pieces, shares = pieces[:1], shares[:1]
+        elif not method.isolated:
+            pieces, shares = [tuple(token for piece in pieces for token in piece)], [1.0]
+        if method.joined:
+            rows.append(_joined_row(pieces, shares, begin, method.restart))
+        else:
+            rows += [_joined_row([piece], [1.0], begin, True) for piece in pieces]
+        counts.append(1 if method.joined else len(pieces))
     return Prompts(prefix, cue, tuple(rows), tuple(counts))
 
 
-def _rows(method: Method, begin: int, ids: Sequence[tuple[int, ...]], weights: list[float] | None) -> list[Row]:
-    if method.name == "single":
-        ids = ids[:1]
-    if not method.joined:
-        return [Row((Segment(each, begin),), begin + len(each)) for each in ids]
-    if not method.isolated:
-        whole = tuple(token for each in ids for token in each)
-        return [Row((Segment(whole, begin),), begin + len(whole))]
-    if method.weights == UNIFORM:
-        weights = [1 / len(ids)] * len(ids)
-    made, start = [], begin
-    for each, weight in zip(ids, weights or [1.0] * len(ids), strict=True):
-        made.append(Segment(each, start, math.log(weight)))
-        start += 0 if method.restart else len(each)
-    end = max(segment.start + len(segment.ids) for segment in made)
-    return [Row(tuple(made), end)]
+def _joined_row(pieces: Sequence[Ids], shares: Sequence[float], begin: int, restart: bool) -> Row:
+    segments, start = [], begin
+    for piece, share in zip(pieces, shares, strict=True):
+        segments.append(Segment(piece, start, math.log(share)))
+        start += 0 if restart else len(piece)
+    return Row(tuple(segments), max(segment.start + len(segment.ids) for segment in segments))
 
 
 def _normalised(weights: Weights, count: int, number: int) -> list[float]:
