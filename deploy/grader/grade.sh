@@ -29,16 +29,18 @@ for notebook in "$submissions"/*.ipynb; do
         continue
     fi
     box=$(mktemp -d)
-    in_container --env LABKIT_VARIANT_SECRET --mount "type=bind,src=$notebook,dst=/in/$name.ipynb,readonly" \
-        --mount "type=bind,src=$box,dst=/grades" -- \
-        grade "/in/$name.ipynb" --output-dir /grades --jobs 1 --trust-submissions "$@" >"$box.log" 2>&1 </dev/null ||
+    mkdir "$box/in" "$box/out"
+    cp "$notebook" "$box/in/submission.ipynb" # a fixed name: a student's could hold options of docker
+    in_container --env LABKIT_VARIANT_SECRET --mount "type=bind,src=$box/in,dst=/in,readonly" \
+        --mount "type=bind,src=$box/out,dst=/out" -- \
+        grade /in/submission.ipynb --output-dir /out --jobs 1 --trust-submissions "$@" >/dev/null 2>&1 </dev/null ||
         echo "labkit: $(printf %q "$name") was not graded" >&2
     # Nothing but one small JSON file leaves the box: an HTML page could hold a script.
-    file="$box/$name.json"
+    file="$box/out/submission.json"
     if [ -f "$file" ] && [ ! -L "$file" ] && [ "$(stat -c %s "$file")" -le 1000000 ]; then
         cp "$file" "$grades/$name.json"
     fi
-    rm -rf "$box" "$box.log"
+    rm -rf "$box"
 done
 # The last step runs no submission: it reads the JSON files, and writes the pages of the students and of the class.
 in_container --mount "type=bind,src=$grades,dst=/grades" -- pages /grades

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 from labkit import __version__
 from labkit.course.judging import SIGNS, Outcome
 from labkit.course.mistakes import clean
-from labkit.course.submissions import read_regular
+from labkit.course.submissions import read_regular, student_name
 from labkit.errors import CourseError
 
 MOST_BYTES = 2**20
@@ -69,7 +69,7 @@ def read_grades(folder: str | Path) -> Iterator[Grade]:
             ) from error
         if not grade.failure and None in (grade.points, grade.out_of):
             raise CourseError(f"{path} has neither points nor a reason why it could not be graded; remove it")
-        yield replace(grade, student=path.stem)  # whatever it calls itself
+        yield replace(grade, student=student_name(path.stem))  # not what it calls itself
 
 
 def _outcome(values: dict[str, Any]) -> Outcome:

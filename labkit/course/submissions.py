@@ -44,12 +44,12 @@ def find(path: str | Path) -> dict[str, Path]:
     """
     path = Path(path).expanduser()
     if path.is_file():
-        return {_name(path.stem): path}
+        return {student_name(path.stem): path}
     if not path.is_dir():
         raise CourseError(f"{path} is neither a notebook nor a folder of notebooks")
     notebooks: dict[str, Path] = {}
     for notebook in _notebooks(path):
-        student = _name(notebook.relative_to(path).parts[0].removesuffix(".ipynb"))
+        student = student_name(notebook.relative_to(path).parts[0].removesuffix(".ipynb"))
         if student in notebooks:
             raise CourseError(f"{student} has handed in two notebooks, {notebooks[student]} and {notebook}: keep one")
         notebooks[student] = notebook
@@ -111,7 +111,7 @@ def _notebooks(path: Path) -> Iterator[Path]:
         yield Path(error.filename)
 
 
-def _name(given: str) -> str:
+def student_name(given: str) -> str:
     """The student's name as files, tables and terminals can hold it: at most LONGEST bytes, no control characters."""
     name = clean(given, LONGEST).replace("\\", "_")
     if name != given or name in RESERVED or len(name.encode()) > LONGEST:
