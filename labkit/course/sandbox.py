@@ -109,13 +109,9 @@ class Sandbox:
 
         def respond(request: dict[str, Any]) -> Reply:
             try:
-                reply = self._ask(request, self.limits.call_seconds)
+                return self._ask(request, self.limits.call_seconds)
             except Stopped as stopped:
                 return {"mistake": [f"{name} to return", str(stopped), None]}
-            if "mistake" in reply:  # written by the submission's process
-                expected, came, likely = (*map(str, reply["mistake"]), "", "", "")[:3]
-                return {"mistake": [expected, came, None if likely in ("None", "") else likely]}
-            return reply
 
         return Answer(name, self.assignment, respond)
 
@@ -134,7 +130,7 @@ class Sandbox:
 
     def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="labkit-submission-", ignore_cleanup_errors=True)
-        self._errors, self._rest = tempfile.TemporaryFile(), b""
+        self._rest = b""
         rlimits = {"DATA": self.limits.memory_bytes, "FSIZE": self.limits.file_bytes, "CORE": 0}
         if not self.trusted:  # elsewhere it would count all processes of the user
             rlimits["NPROC"] = 2 * self.limits.processes  # threads included
@@ -149,19 +145,20 @@ class Sandbox:
             command = [*_scope(self.limits), *bubblewrap(self.limits), *command]
         self._process = subprocess.Popen(
             command, cwd=self._folder.name, env=environment, start_new_session=True, bufsize=0,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         os.set_blocking(self._process.stdin.fileno(), False)
         try:
             self._receive("start", START_SECONDS)
         except Stopped as stopped:
-            self._errors.seek(0)
-            words = self._errors.read().decode(errors="replace").strip()[-500:]
+            self._process.kill()
+            words = (self._process.stderr.read(2**16) or b"").decode(errors="replace").strip()[-500:]
             self._end()
             raise CourseError(f"the process for a submission did not start: {stopped}; {words}. {ADVICE}") from None
         except BaseException:
             self._end()
             raise
+        self._process.stderr.close()  # it was needed for the reason of a failed start only
 
     def _end(self) -> None:
         if self._process is None:
@@ -171,7 +168,7 @@ class Sandbox:
                 process.kill()
         self._process.kill()
         self._process.wait()
-        for file in (self._process.stdin, self._process.stdout, self._errors):
+        for file in (self._process.stdin, self._process.stdout, self._process.stderr):
             file.close()
         self._process = None
         self._folder.cleanup()
@@ -209,11 +206,12 @@ class Sandbox:
         """Wait until the pipe is ready, while the submission keeps its limits."""
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, event)
-            while not selector.select(TICK):
-                if time.monotonic() > end:
-                    raise Stopped(f"no answer within {seconds:g} seconds: a loop that does not end?")
+            ready = False
+            while not ready:
+                ready = bool(selector.select(TICK))
                 self._watch()
-        self._watch()
+                if time.monotonic() > end:  # also where something is ready: one byte after the other may come for ever
+                    raise Stopped(f"no answer within {seconds:g} seconds: a loop that does not end?")
 
     def _watch(self) -> None:
         if self._cancelled.is_set():
@@ -312,5 +310,7 @@ def _scope(limits: Limits) -> list[str]:
 
 
 def _is_well_formed(reply: dict[str, Any]) -> bool:
-    mistake, texts = reply.get("mistake", []), [reply.get("error"), reply.get("answer")]
-    return isinstance(mistake, list) and all(text is None or isinstance(text, str) for text in [*mistake, *texts])
+    mistake = reply.get("mistake", ["", "", None])
+    if not isinstance(mistake, list) or len(mistake) != 3 or None in mistake[:2]:
+        return False
+    return all(text is None or isinstance(text, str) for text in [*mistake, reply.get("error"), reply.get("answer")])

@@ -72,6 +72,8 @@ def test_only_its_own_folder_can_be_written(sandbox, evaluated, tmp_path):
         assert "Error" in sandbox.run(f"open({place + '/mark'!r}, 'w')"), place
     for setting in ("core_pattern", "hostname"):  # a grader that is root could write them, and the kernel would obey
         assert "Error" in sandbox.run(f"open('/proc/sys/kernel/{setting}', 'r+')")
+    files = "[fd for fd in os.listdir('/proc/1/fd') if os.path.isfile('/proc/1/fd/' + fd)]"
+    assert evaluated(files) == []  # those of bubblewrap itself could be opened for writing
     mounts = evaluated("open('/proc/mounts').read()").splitlines()
     writable = {line.split()[1] for line in mounts if "rw" in line.split()[3].split(",")}
     assert {path for path in writable if not path.startswith("/dev/")} == {"/home/student"}
@@ -188,6 +190,14 @@ def test_a_reply_that_was_written_ahead_counts_for_nothing(trusted, line):
     with pytest.raises(Mistake, match="pipe"):
         trusted.answer("f")()
     assert trusted.answer("causal_mask")(2).tolist() == [[True, False], [True, True]]
+
+
+def test_a_reply_that_comes_byte_by_byte_ends_with_the_time_limit(trusted):
+    write = WRITES_TO_ALL.format(data=b" ").replace("def f", "def write").replace("2048", "30")
+    drip = f"{write}\nimport time\ndef f():\n    while True:\n        time.sleep(0.02)\n        write()"
+    assert trusted.run(drip) is None
+    with pytest.raises(Mistake, match="within 3 seconds"):
+        trusted.answer("f")()
 
 
 def test_replies_without_one_defined_answer_earn_no_point(tmp_path):
