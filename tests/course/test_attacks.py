@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from labkit import cli
@@ -60,7 +61,8 @@ def test_a_submission_has_no_capabilities_and_cannot_get_any(evaluated):
     assert all(int(status[f"Cap{kind}"], 16) == 0 for kind in ("Inh", "Prm", "Eff", "Bnd", "Amb"))
     assert status["NoNewPrivs"].strip() == "1"
     libc = "libc = ctypes.CDLL(None)"
-    assert evaluated("[libc.unshare(flag) for flag in (0x10000000, 0x20000)]", libc) == [-1, -1]  # NEWUSER, NEWNS
+    for kind in ("--user", "--mount", "--net"):
+        assert evaluated(f"__import__('subprocess').call(['unshare', {kind!r}, 'true'])") != 0
     assert evaluated("[libc.umount2(path, 2) for path in (b'/proc', b'/home', b'/usr')]", libc) == [-1, -1, -1]
 
 
@@ -161,8 +163,6 @@ time.sleep(60)
 
 @isolated
 def test_what_it_leaves_running_ends_with_it():
-    import psutil
-
     mark = f"left running by {os.getpid()}"
     loop = f"import os, time; os.setsid(); {mark!r}\nif os.fork(): os._exit(0)\nwhile True: time.sleep(0.05)"
 
@@ -258,7 +258,8 @@ def test_links_pipes_and_huge_files_fail_alone_and_at_once(tmp_path):
     grades = {each.student: each for each in grade_all(folder, tmp_path / "out", limits=TIGHT, trusted=True)}
     assert time.monotonic() - began < 60 and grades.pop("ada").points == 2
     assert set(grades) == {"pipe", "zero", "thief", "mole", "sparse"}
-    assert all(each.points is None and "not" in each.failure for each in grades.values())
+    assert all(each.points is None for each in grades.values()) and "more than" in grades.pop("sparse").failure
+    assert all("not a regular file" in each.failure for each in grades.values())
 
 
 # ------------------------------------------------------------------------- 5 to 7: messages, terminals and spreadsheets
@@ -299,9 +300,9 @@ def test_an_interruption_ends_at_once_and_keeps_what_is_done(tmp_path):
     command = [sys.executable, "-m", "labkit", "course", "grade", tmp_path, "--output-dir", tmp_path / "out"]
     running = subprocess.Popen([*command, "--trust-submissions"], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
-    while not (tmp_path / "out").exists() and time.monotonic() < deadline:
+    while not psutil.Process(running.pid).children() and time.monotonic() < deadline:
         time.sleep(0.1)
-    time.sleep(6)
+    time.sleep(3)  # the cell runs now
     running.send_signal(signal.SIGINT)
     began = time.monotonic()
     _, error = running.communicate(timeout=30)
