@@ -54,7 +54,7 @@ test-fast: setup ## tests without notebooks and without real weights, under two 
 	@$(QUIET) $(PYTEST) $(PARALLEL) -m "not slow and not browser and not gemma and not matrix and not end_to_end" tests
 
 test-browser: setup ## figures, widgets, pages and Jupyter in a real browser; installs Chromium with apt-get where it is missing
-	@bash scripts/install_browser.sh
+	@bash scripts/install_debian_packages.sh
 	@echo "labkit: running the browser tests"
 	@$(QUIET) LABKIT_BROWSER=required $(PYTEST) $(PARALLEL) -m "browser" tests/browser
 
@@ -88,7 +88,7 @@ site: setup ## the tour, the playground, the guides and the API reference as sta
 	@$(VENV_PYTHON) scripts/build_site.py
 
 notebooks: setup ## execute the notebooks for committing, with a PNG beside each figure for pages without JavaScript
-	@bash scripts/install_browser.sh
+	@bash scripts/install_debian_packages.sh
 	@$(QUIET) PLOTLY_RENDERER=plotly_mimetype+png $(VENV_PYTHON) -m labkit notebooks run $(NOTEBOOKS) --output-dir notebooks
 
 cli-docs: setup ## write docs/cli.md, the reference of the commands, from their --help

@@ -2,8 +2,8 @@
 
     python scripts/draw_front_page.py
 
-It opens the playground in JupyterLab, in Chromium (scripts/install_browser.sh), and uses the mouse. Needs the real
-Gemma weights and pillow, which nothing else in the project does: pip install pillow
+It opens the playground in JupyterLab, in Chromium (scripts/install_debian_packages.sh), and uses the mouse. Needs the
+real Gemma weights and pillow, which nothing else in the project does: pip install pillow
 """
 
 from __future__ import annotations

@@ -130,7 +130,8 @@ def _explain(error: BaseException, arguments: list[str]) -> int:
             f"{type(error).__name__} in `labkit {command}`: {error}. This is a fault of labkit: please report it; "
             f"{TRACEBACK}=1 shows where"
         )
-    print("labkit: " + " ".join(message.split()), file=sys.stderr)
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(message.split()))  # a file name may clear the screen
+    print(f"labkit: {line}", file=sys.stderr)
     return code
 
 

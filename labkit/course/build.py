@@ -13,7 +13,6 @@ and variant give the same files, byte for byte; solutions can be executed beside
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import resources
-from labkit.course.exercises import NAMES, Assignment, assignment
+from labkit.course.exercises import NAMES, Assignment, Exercise, assignment
 from labkit.course.variant import Variant
 from labkit.errors import CourseError
 from labkit.files import write_files
@@ -48,8 +47,7 @@ class MasterCell:
 def masters() -> dict[str, Path]:
     """The master of each assignment that has one: {"a1": .../a1_masks_and_attention.py, ...}."""
     folder = resources.folder("notebooks") / "assignments" / "src"
-    found = {path.name.partition("_")[0]: path for path in sorted(folder.glob("a[0-9]_*.py"))}
-    return {name: path for name, path in found.items() if name in NAMES}
+    return {path.name[:2]: path for path in sorted(folder.glob("a[0-9]_*.py")) if path.name[:2] in NAMES}
 
 
 def build(
@@ -85,35 +83,29 @@ def read_master(path: Path, of: Assignment, variant: Variant) -> list[MasterCell
     """The cells of a master, with what the variant draws. Raises CourseError where it does not fit its checks."""
     import jupytext
 
-    drawn = {name: draw(variant) for name, draw in of.drawn.items()}
-
-    def value(name: str) -> Any:
-        if name not in drawn:
-            raise CourseError(
-                f"{path.name}: nothing called {name!r} is drawn; {of.name} draws {', '.join(drawn) or 'nothing'}"
-            )
-        return drawn[name]
-
-    cells = []
+    drawn, cells = {name: draw(variant) for name, draw in of.drawn.items()}, []
     for cell in jupytext.read(path, fmt="py:percent").cells:
         roles = [role for role in ROLES if role in cell.metadata]
         role = roles[0] if roles else None
         if cell.cell_type == "markdown":
-            source = re.sub(r"\{\{(\w+)\}\}", lambda found: str(value(found[1])), cell.source)
+            source = re.sub(r"\{\{(\w+)\}\}", lambda match: str(drawn[match[1]]), cell.source)
         else:
-            source = _DRAWN.sub(lambda found: f"{found['left']}{value(found['name'])!r}", cell.source)
+            source = _DRAWN.sub(lambda match: f"{match['left']}{drawn[match['name']]!r}", cell.source)
         cells.append(MasterCell(cell.cell_type, source, role, cell.metadata.get(role) if role else None))
-    _require_fit(path, cells, of)
+    for role in ("exercise", "hint", "answer"):
+        names = [cell.exercise for cell in cells if cell.role == role]
+        if names != list(of.exercises):
+            raise CourseError(f"{path.name} has the {role}s of {names}; the checks are of {list(of.exercises)}")
     return cells
 
 
 def notebook_text(cells: list[MasterCell], of: Assignment, variant: Variant, kind: str) -> str:
     """The notebook of that kind as the text of an .ipynb file."""
-    made = [_code(FIRST_CELL, "setup"), _code(_use_checks(variant), "checks")]
+    use = "" if variant.public else f'\n\ncheck.use("{variant.key}")'
+    made = [_code(FIRST_CELL, "setup"), _code(f"from labkit.course import check{use}", "checks")]
     if kind == "nbgrader":  # read-only: put back as they were before a submission is graded
         for cell in made:
             cell["metadata"]["nbgrader"] = _nbgrader(f"{of.name}_{cell['id']}")
-    open_solutions = variant.public  # a private variant is for a class that is graded
     numbers = {name: i for i, name in enumerate(of.exercises, 1)}
     for i, cell in enumerate(cells):
         exercise = of.exercises.get(cell.exercise or "")
@@ -124,11 +116,11 @@ def notebook_text(cells: list[MasterCell], of: Assignment, variant: Variant, kin
             case "hint":
                 made.append(_markdown(_folded("Hint", cell.source), identity))
             case "answer":
-                if kind == "student" and open_solutions:
+                if kind == "student" and variant.public:  # a private variant is for a class that is graded
                     solution = f"```python\n{_solved(cell.source)}\n```"
                     made.append(_markdown(_folded("Solution", solution), f"{identity}-solution"))
                 made.append(_answer(cell, kind, identity))
-                made += _checks(exercise, variant, kind, identity)
+                made.append(_check(exercise, variant, kind, identity))
             case "look":
                 made.append(_code(_guarded(cell.source) if kind != "solution" else cell.source, identity))
             case _:
@@ -140,35 +132,13 @@ def notebook_text(cells: list[MasterCell], of: Assignment, variant: Variant, kin
     return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
-def _require_fit(path: Path, cells: list[MasterCell], of: Assignment) -> None:
-    """Each exercise of the checks has its task, a hint and one answer with a solution, in order; and no other has."""
-    for role in ("exercise", "hint", "answer"):
-        found = [cell.exercise for cell in cells if cell.role == role]
-        if found != list(of.exercises):
-            raise CourseError(
-                f"{path.name}: the cells of role {role!r} are of {found}; the checks are of {list(of.exercises)}"
-            )
-    for cell in cells:
-        if cell.role == "answer" and (cell.source.count(BEGIN) != 1 or cell.source.count(END) != 1):
-            raise CourseError(f"{path.name}: the answer of {cell.exercise} needs one '{BEGIN}' and one '{END}'")
-    for cell in cells:
-        if cell.role == "look":
-            try:
-                ast.parse(f"({cell.source}\n)", mode="eval")
-            except SyntaxError as error:
-                raise CourseError(f"{path.name}: the look of {cell.exercise} is not one expression: {error}") from error
-    if not cells or cells[0].kind != "markdown" or cells[0].role:
-        raise CourseError(f"{path.name}: begins with a markdown cell that holds the title")
-
-
 def _headed(cell: MasterCell, of: Assignment, number: int) -> str:
     exercise = of.exercises[cell.exercise]
     dots = "●" * exercise.difficulty + "○" * (5 - exercise.difficulty)
-    points = sum(part.points for part in exercise.parts)
     track = f"*{exercise.track}* · " if exercise.track else ""
     return (
         f"## Exercise {number} · {exercise.title}\n\n"
-        f"{track}*difficulty {dots} · about {exercise.minutes} minutes · {points} points · "
+        f"{track}*difficulty {dots} · about {exercise.minutes} minutes · {exercise.points} points · "
         f"you define* `{exercise.answer}`\n\n{cell.source}"
     )
 
@@ -181,17 +151,17 @@ def _answer(cell: MasterCell, kind: str, identity: str) -> dict[str, Any]:
     return made
 
 
-def _checks(exercise: Any, variant: Variant, kind: str, identity: str) -> list[dict[str, Any]]:
+def _check(exercise: Exercise, variant: Variant, kind: str, identity: str) -> dict[str, Any]:
     call = f"check.{exercise.name}({exercise.answer})"
     if kind != "nbgrader":
         tags = ["check", COMPARED_TAG] if kind == "solution" else ["check"]
-        return [_code(call, f"{identity}-check", tags, exercise=exercise.name)]
+        return _code(call, f"{identity}-check", tags, exercise=exercise.name)
     asked = f'key="{variant.key}", salt="{variant.salt}"' if variant.salt else f'key="{variant.key}"'
     graded = f"check.{exercise.name}({exercise.answer}, hidden=True, {asked}).graded()"
     source = f"{call}\n### BEGIN HIDDEN TESTS\n{graded}\n### END HIDDEN TESTS"
     made = _code(source, f"{identity}-check", ["check"], exercise=exercise.name)
     made["metadata"]["nbgrader"] = _nbgrader(f"{exercise.name}_test", points=exercise.points)
-    return [made]
+    return made
 
 
 def _nbgrader(grade_id: str, *, solution: bool = False, points: int | None = None) -> dict[str, Any]:
@@ -201,31 +171,20 @@ def _nbgrader(grade_id: str, *, solution: bool = False, points: int | None = Non
 
 
 def _stub(cell: MasterCell) -> str:
-    return _between(cell.source, lambda indent: f'{indent}raise NotImplementedError("{cell.exercise}")')
+    """The answer with NotImplementedError in place of the solution."""
+    stub = rf'\1raise NotImplementedError("{cell.exercise}")'
+    return re.sub(rf"^( *){BEGIN}$.*^ *{END}$", stub, cell.source, flags=re.MULTILINE | re.DOTALL)
 
 
 def _solved(source: str) -> str:
     return "\n".join(line for line in source.split("\n") if line.strip() not in (BEGIN, END))
 
 
-def _between(source: str, replaced: Any) -> str:
-    """The source with the solution, its two signs included, replaced."""
-    lines = source.split("\n")
-    first, last = (next(i for i, line in enumerate(lines) if line.strip() == sign) for sign in (BEGIN, END))
-    indent = lines[first][: len(lines[first]) - len(lines[first].lstrip())]
-    return "\n".join([*lines[:first], replaced(indent), *lines[last + 1 :]])
-
-
 def _guarded(source: str) -> str:
-    """The cell, one expression, shows something once the exercise has an answer: a stub does not stop anybody."""
-    return (
-        f"check.look(lambda: ({source}))" if "\n" not in source else f"check.look(\n    lambda: (\n{source}\n    )\n)"
-    )
-
-
-def _use_checks(variant: Variant) -> str:
-    lines = ["from labkit.course import check"] + ([] if variant.public else ["", f'check.use("{variant.key}")'])
-    return "\n".join(lines)
+    """A cell that shows something once the exercise has an answer: a stub does not stop the notebook."""
+    if "\n" in source:
+        return f"check.look(\n    lambda: (\n{source}\n    )\n)"
+    return f"check.look(lambda: ({source}))"
 
 
 def _folded(title: str, text: str) -> str:
@@ -233,7 +192,7 @@ def _folded(title: str, text: str) -> str:
 
 
 def _markdown(source: str, identity: str) -> dict[str, Any]:
-    return {"cell_type": "markdown", "id": identity, "metadata": {}, "source": _lines(source)}
+    return {"cell_type": "markdown", "id": identity, "metadata": {}, "source": source.splitlines(keepends=True)}
 
 
 def _code(source: str, identity: str, tags: list[str] | None = None, exercise: str | None = None) -> dict[str, Any]:
@@ -241,11 +200,7 @@ def _code(source: str, identity: str, tags: list[str] | None = None, exercise: s
     if exercise:
         metadata["labkit"] = {"exercise": exercise}
     cell = {"cell_type": "code", "execution_count": None, "id": identity, "metadata": metadata, "outputs": []}
-    return cell | {"source": _lines(source)}
-
-
-def _lines(source: str) -> list[str]:
-    return source.splitlines(keepends=True)
+    return cell | {"source": source.splitlines(keepends=True)}
 
 
 NBGRADER_CONFIG = '''"""nbgrader's settings for this course: run nbgrader in this folder. See docs/instructors.md."""

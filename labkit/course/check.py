@@ -12,31 +12,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from labkit.course.answers import LocalAnswer, TooSlow, time_limit
+from labkit.course.answers import TooSlow, local_answer, time_limit
 from labkit.course.exercises import NAMES, assignment, exercise
 from labkit.course.judging import Outcome, judged
 from labkit.course.variant import Variant
 from labkit.errors import CourseError
 
 LOOK_SECONDS = 30.0
+FIELDS = ("points", "out_of")
 NBGRADER = "NBGRADER_EXECUTION"  # nbgrader sets it to "autograde" or "validate" where it runs a notebook
 
 _variant = Variant()
-_seen: dict[str, Outcome] = {}  # the latest outcome of each exercise in this process
+_outcomes: dict[str, Outcome] = {}  # the latest of each exercise in this process
 
 
 class CheckFailed(AssertionError):
     """An answer that was required to be right is not; the message is the check's."""
 
 
+@dataclass(frozen=True, repr=False)
 class Shown:
     """The outcome of a check, as a notebook shows it."""
 
-    def __init__(self, outcome: Outcome):
-        self.outcome = outcome
+    outcome: Outcome
 
     def __repr__(self) -> str:
         return str(self.outcome)
@@ -50,10 +52,7 @@ class Shown:
         )
 
     def graded(self) -> float:
-        """The points, 0.0 included, for the last line of an nbgrader test cell: it takes that number as the score.
-
-        Prints what is wrong, for nbgrader's feedback.
-        """
+        """The points, for the last line of an nbgrader test cell. Prints what is wrong, for nbgrader's feedback."""
         print(self.outcome)
         return float(self.outcome.points)
 
@@ -65,30 +64,27 @@ class Shown:
 
 
 def __getattr__(name: str) -> Callable[..., Shown]:
-    if name.partition("_")[0] not in NAMES:
-        raise AttributeError(f"labkit.course.check has no {name!r}; its checks are named as the exercises: a1_...")
     try:
-        found = exercise(name)
+        task = exercise(name)
     except CourseError as error:
         raise AttributeError(str(error)) from None
 
     def check(answer: Any, *, hidden: bool = False, key: str | None = None, salt: str = "") -> Shown:
         variant = _variant if key is None else Variant(key, salt)
-        local = LocalAnswer(found.answer, answer, name.partition("_")[0])
-        outcome = judged(found, local, variant, hidden=hidden)
+        outcome = judged(task, local_answer(task.answer, answer, name[:2]), variant, hidden=hidden)
         if not hidden:
-            _seen[name] = outcome
+            _outcomes[name] = outcome
         if outcome.status != "right" and os.environ.get(NBGRADER) == "validate":
             raise CheckFailed(str(outcome))  # its Validate button knows errors only
         return Shown(outcome)
 
     check.__name__ = check.__qualname__ = name
-    check.__doc__ = f"{found.title}: is `{found.answer}` right?"
+    check.__doc__ = f"{task.title}: is `{task.answer}` right?"
     return check
 
 
 def __dir__() -> list[str]:
-    return ["look", "progress", "use", *(name for each in NAMES for name in assignment(each).exercises)]
+    return ["look", "progress", "use", *(task for name in NAMES for task in assignment(name).exercises)]
 
 
 def use(key: str) -> None:
@@ -106,14 +102,16 @@ def look(show: Callable[[], Any]) -> Any:
         print(f"There will be something to see here once {error} is done.")
     except TooSlow:
         print(f"Nothing to see within {LOOK_SECONDS:g} seconds: a loop that does not end?")
-    return None
 
 
 def progress() -> str:
-    """What was checked in this notebook so far, with points."""
-    if not _seen:
+    """What was checked in this notebook so far, with points; of several tracks, the one with more points counts."""
+    if not _outcomes:
         return "Nothing has been checked yet."
-    width = max(map(len, _seen))
-    lines = [f"{name:<{width}}  {each.status:<9}  {each.points} of {each.out_of}" for name, each in _seen.items()]
-    points, out_of = (sum(getattr(each, what) for each in _seen.values()) for what in ("points", "out_of"))
-    return "\n".join([*lines, f"{'so far':<{width}}  {'':<9}  {points} of {out_of}"])
+    rows = [(name, outcome.status, outcome.points, outcome.out_of) for name, outcome in _outcomes.items()]
+    for name in dict.fromkeys(task[:2] for task in _outcomes):
+        of, mine = assignment(name), {task: outcome for task, outcome in _outcomes.items() if task[:2] == name}
+        best = (of.best({task: getattr(outcome, field) for task, outcome in mine.items()}) for field in FIELDS)
+        rows.append((f"{name} so far", "", *best))
+    width = max(len(row[0]) for row in rows)
+    return "\n".join(f"{name:<{width}}  {status:<9}  {points} of {out_of}" for name, status, points, out_of in rows)

@@ -11,36 +11,35 @@
     def one_token(answer, variant): ...
 
 A check calls the answer as often as it likes and raises `Mistake` (labkit.course.mistakes) at the first thing that is
-wrong. It runs in the grader's process, the answer perhaps in another (labkit.course.answers): so it may hand over and
-get back only plain values, tensors, masks, and what the assignment has under a name (`given`, `observer`).
+wrong. The answer may live in another process (labkit.course.answers), so arguments and results are plain values,
+tensors, and what the assignment has under a name (`given`, `observer`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from labkit.course.variant import Variant
 from labkit.errors import CourseError
-
-if TYPE_CHECKING:
-    from labkit.course.answers import Answer
-    from labkit.course.variant import Variant
 
 NAMES = ("a1", "a2", "a3", "a4", "a5")
 
-Judge = Callable[["Answer", "Variant"], None]
+Check = Callable[[Any, Variant], None]  # of an Answer and a variant
+Decorator = Callable[[Callable], Callable]
 
 
 @dataclass(frozen=True)
 class Part:
-    """One check of an exercise: its points are given or not, as a whole."""
+    """One check of an exercise: it gives all of its points or none."""
 
     name: str
     points: int
-    judge: Judge
+    judge: Check
     hidden: bool
 
 
@@ -48,7 +47,7 @@ class Part:
 class Exercise:
     """One task for the student, who defines an object called `answer`; difficulty from 1 to 5.
 
-    `track`: the one of several ways through the assignment that it belongs to; None is for all.
+    `track`: the one of several ways through the assignment that it belongs to; None belongs to all.
     """
 
     name: str
@@ -66,7 +65,12 @@ class Exercise:
 
 @dataclass
 class Assignment:
-    """Exercises in their order; what the masters draw; and what checks may name without sending it."""
+    """Exercises in their order, and what has a name.
+
+    `drawn`: what the master's `{{name}}` and `# drawn: name` stand for in a variant, a plain value. `givens`: makers of
+    what cannot travel, such as a model; a check hands over `Given("a2", name, {...})`. `observers`: for results that
+    cannot travel; called with (result, *arguments) in the process of the answer.
+    """
 
     name: str
     title: str
@@ -78,22 +82,20 @@ class Assignment:
 
     @property
     def tracks(self) -> list[str | None]:
-        """The ways through the assignment, [None] where there is but one."""
-        return list(dict.fromkeys(each.track for each in self.exercises.values() if each.track)) or [None]
+        """The ways through the assignment, [None] where there is only one."""
+        return list(dict.fromkeys(exercise.track for exercise in self.exercises.values() if exercise.track)) or [None]
 
     @property
     def points(self) -> int:
-        """What can be had on one track: the exercises for all, and its own."""
-        return self.of_track({name: each.points for name, each in self.exercises.items()}, self.tracks[0])
-
-    def of_track(self, points: dict[str, int], track: str | None) -> int:
-        """The sum over the exercises for all and those of the track; an exercise that is missing counts nothing."""
-        chosen = [name for name, each in self.exercises.items() if each.track in (None, track)]
-        return sum(points.get(name, 0) for name in chosen)
+        """The maximum on one track."""
+        return self.best({name: exercise.points for name, exercise in self.exercises.items()})
 
     def best(self, points: dict[str, int]) -> int:
-        """The sum on the track where it is largest: whoever tries both loses nothing."""
-        return max(self.of_track(points, track) for track in self.tracks)
+        """The sum on the track where it is largest; an exercise that is missing counts nothing."""
+        return max(
+            sum(points.get(name, 0) for name, exercise in self.exercises.items() if exercise.track in (None, track))
+            for track in self.tracks
+        )
 
     def exercise(
         self,
@@ -105,34 +107,27 @@ class Assignment:
         difficulty: int,
         minutes: int,
         track: str | None = None,
-    ) -> Callable[[Judge], Judge]:
+    ) -> Decorator:
         """Registers an exercise, with the decorated function as its first part."""
-        self.exercises[name] = Exercise(name, title, answer, difficulty, minutes, track=track)
+        self.exercises[name] = Exercise(name, title, answer, difficulty, minutes, track)
         return self.also(name, points=points)
 
-    def also(self, name: str, *, points: int, hidden: bool = False) -> Callable[[Judge], Judge]:
+    def also(self, name: str, *, points: int, hidden: bool = False) -> Decorator:
         """Registers a further part of the exercise `name`; a hidden one is judged by graders only."""
 
-        def register(judge: Judge) -> Judge:
-            title = judge.__name__.strip("_").replace("_", " ")
-            self.exercises[name].parts.append(Part(title, points, judge, hidden))
+        def register(judge: Check) -> Check:
+            self.exercises[name].parts.append(Part(judge.__name__.replace("_", " "), points, judge, hidden))
             return judge
 
         return register
 
-    def draws(self, name: str) -> Callable[[Callable[[Variant], Any]], Callable[[Variant], Any]]:
-        """Registers what the master's `{{name}}` and `# drawn: name` stand for in a variant: a plain value."""
+    def draws(self, name: str) -> Decorator:
         return _registering(self.drawn, name)
 
-    def given(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Registers a maker of what cannot be sent, such as a model: a check hands over `Given("a2", name, {...})`."""
+    def given(self, name: str) -> Decorator:
         return _registering(self.givens, name)
 
-    def observer(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Registers a look at what an answer has returned and was given, where that cannot be sent.
-
-        It is called with (result, *arguments) in the process of the answer, and returns what can.
-        """
+    def observer(self, name: str) -> Decorator:
         return _registering(self.observers, name)
 
 
@@ -146,19 +141,17 @@ def assignment(name: str) -> Assignment:
 
 def exercise(name: str) -> Exercise:
     """The exercise called `name`, such as "a1_causal_mask". Raises CourseError, with the closest names, for another."""
-    from difflib import get_close_matches
-
     prefix = name.partition("_")[0]
     known = assignment(prefix).exercises if prefix in NAMES else {}
     if name not in known:
-        close = get_close_matches(name, known or [e for each in NAMES for e in assignment(each).exercises], 3, 0.4)
+        close = get_close_matches(name, known or [e for name in NAMES for e in assignment(name).exercises], 3, 0.4)
         raise CourseError(f"there is no exercise {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
     return known[name]
 
 
-def _registering(where: dict[str, Any], name: str) -> Callable[[Any], Any]:
-    def register(made: Any) -> Any:
-        where[name] = made
-        return made
+def _registering(registry: dict[str, Any], name: str) -> Decorator:
+    def register(function: Callable) -> Callable:
+        registry[name] = function
+        return function
 
     return register

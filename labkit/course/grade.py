@@ -1,60 +1,35 @@
-"""Grading: each submission runs in a process of its own, its answers are judged from outside it, one by one.
+"""Grading: each submission runs in a process of its own, and its answers are judged outside it, one by one.
 
-    labkit course grade submissions/ --output-dir grades        # a folder, in parallel; a killed run goes on
+    labkit course grade submissions/ --output-dir grades        # a folder, in parallel; a killed run continues
 
-leaves for each student a JSON file with all that was found, and an HTML page to hand back; and for the class grades.csv
-with what the gradebooks of Canvas and Moodle import. A submission whose file has not changed since is not run again.
+writes for each student a JSON file and an HTML page to hand back, and for the class grades.csv and class.html. A
+submission whose file has not changed since is not run again.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from labkit import __version__
 from labkit.course import submissions
-from labkit.course.exercises import NAMES, assignment
-from labkit.course.grade_pages import class_page, student_page
-from labkit.course.gradebook import class_csv
-from labkit.course.judging import Outcome, clean, judged
-from labkit.course.sandbox import Limits, Sandbox, SandboxAnswer
+from labkit.course.exercises import NAMES, Exercise, assignment
+from labkit.course.grades import Grade, read_grades, short
+from labkit.course.judging import Outcome, judged
+from labkit.course.mistakes import clean
+from labkit.course.pages import write_class, write_student
+from labkit.course.sandbox import Limits, Sandbox, require_isolation
 from labkit.course.submissions import Submission
 from labkit.course.variant import Variant
 from labkit.errors import CourseError, LabkitError
 from labkit.files import write_whole
-
-
-@dataclass(frozen=True)
-class Grade:
-    """What was found of a submission. `trouble`: cells that failed or were stopped; `failure`: why it did not run."""
-
-    student: str
-    assignment: str
-    variant: str
-    digest: str
-    points: int
-    out_of: int
-    outcomes: list[Outcome]
-    trouble: list[str]
-    failure: str
-    in_force: list[str]
-    seconds: float
-    labkit: str = __version__
-    settings: dict[str, Any] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        return self.__dict__ | {"outcomes": [outcome.to_dict() for outcome in self.outcomes]}
-
-    @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> Grade:
-        outcomes = [Outcome(**each | {"failed": tuple(each["failed"])}) for each in found["outcomes"]]
-        return cls(**found | {"outcomes": outcomes})
 
 
 def grade(
@@ -63,12 +38,13 @@ def grade(
     limits: Limits | None = None,
     *,
     hidden: bool = True,
-    unseen: tuple[Path, ...] = (),
+    trusted: bool = False,
+    cancelled: threading.Event | None = None,
 ) -> Grade:
-    """Runs a submission and judges its answers, hidden parts included unless told otherwise.
+    """Run a submission and judge its answers, hidden parts included unless told otherwise.
 
-    `variant`: the one it is judged by; None is the public one. `unseen`: folders that the submission is not to see,
-    where the system can hide them. Never raises for what a student has done.
+    `variant`: the one it is judged by; None is the public one. `trusted`: its code runs as you, without isolation.
+    Never raises for what a student has done.
 
     Raises:
         CourseError: the process could not be started, or the submission was made for another variant.
@@ -77,25 +53,26 @@ def grade(
     if submission.variant_key != variant.key:
         raise CourseError(
             f"{submission.path} is of another variant (key {submission.variant_key}, this one's is {variant.key}); "
-            "give the --variant that it was built with"
+            "give --variant with the secret that it was built with"
         )
     of, began = assignment(submission.assignment), time.monotonic()
+    errors: dict[str, str] = {}  # by the source of the cell
     trouble: list[str] = []
-    with Sandbox(of.name, limits, unseen) as sandbox:
+    with Sandbox(of.name, limits, trusted=trusted, cancelled=cancelled) as sandbox:
         for number, source in enumerate(submission.cells, 1):
             if error := sandbox.run(source):
-                first = next(iter(source.strip().splitlines()), "")
-                trouble.append(clean(f"code cell {number} (`{first[:80]}`): {error}"))
+                errors[source] = error
+                trouble.append(f"code cell {number} (`{source.strip().splitlines()[0][:80]}`): {error}")
         outcomes = [
-            judged(exercise, SandboxAnswer(sandbox, exercise.answer), variant, hidden=hidden)
+            _explained(judged(exercise, sandbox.answer(exercise.answer), variant, hidden=hidden), exercise, errors)
             for exercise in of.exercises.values()
         ]
-        in_force = sandbox.in_force
-    points = of.best({outcome.exercise: outcome.points for outcome in outcomes})
-    out_of = of.best({outcome.exercise: outcome.out_of for outcome in outcomes})
     return Grade(
-        submission.student, of.name, variant.key, submission.digest, points, out_of, outcomes, trouble, "", in_force,
-        round(time.monotonic() - began, 2), settings=_settings(limits, hidden),
+        submission.student, of.name, variant.key, submission.digest,
+        points=of.best({outcome.exercise: outcome.points for outcome in outcomes}),
+        out_of=of.best({outcome.exercise: outcome.out_of for outcome in outcomes}),
+        outcomes=outcomes, trouble=short(trouble), failure="", isolation="none" if trusted else "bubblewrap",
+        seconds=round(time.monotonic() - began, 2), settings=_settings(limits, hidden, trusted),
     )  # fmt: skip
 
 
@@ -108,42 +85,76 @@ def grade_all(
     assignment_name: str | None = None,
     jobs: int | None = None,
     again: bool = False,
+    trusted: bool = False,
     on_grade: Callable[[Grade, bool], None] = lambda grade, kept: None,
 ) -> list[Grade]:
-    """Grades a notebook or a folder of them into `output_dir`; one broken submission never stops the others.
+    """Grade a notebook or a folder of them into `output_dir`; one broken submission never stops the others.
 
-    `jobs`: processes at a time, the number of cores by default. `again`: also those that have a grade of the same file,
-    variant and version of labkit. `on_grade(grade, kept)` is called as each is there.
+    `jobs`: processes at a time, the number of cores by default. `again`: also grade those that have a grade of the same
+    file, variant, limits and version of labkit. `on_grade(grade, kept)` is called for each. The pages of the class hold
+    all grades in `output_dir`, those of earlier runs included.
 
     Raises:
-        CourseError: no submissions, several of one student, or an output folder that is a file.
+        CourseError: no submissions, several of one student, no isolation, or an output folder with other files in it.
     """
-    variant, limits = variant or Variant(), limits or Limits()
-    found = submissions.find(path)
-    output_dir = Path(output_dir).expanduser()
+    variant, limits, output_dir = variant or Variant(), limits or Limits(), Path(output_dir).expanduser()
+    notebooks = submissions.find(path)
     if output_dir.is_file():
         raise CourseError(f"{output_dir} is a file; give --output-dir a folder")
+    if not trusted:
+        require_isolation([Path(path), output_dir])
     output_dir.mkdir(parents=True, exist_ok=True)
+    earlier = {grade.student: grade for grade in read_grades(output_dir)}
     _import_for_judges()
+    settings, cancelled = _settings(limits, True, trusted), threading.Event()
 
     def one(student: str, notebook: Path) -> tuple[Grade, bool]:
-        unseen = tuple(folder for folder in (Path(path).expanduser(), output_dir) if folder.is_dir())
-        return _graded(student, notebook, output_dir, variant, limits, assignment_name, again, unseen)
+        known, failure = earlier.get(student), ""
+        try:
+            submission = submissions.read(student, notebook, assignment_name)
+            of = (submission.digest, submission.assignment, variant.key, __version__, settings)
+            if known and not again and of == (
+                known.digest, known.assignment, known.variant, known.labkit, known.settings
+            ):  # fmt: skip
+                return known, True
+            result = grade(submission, variant, limits, trusted=trusted, cancelled=cancelled)
+        except LabkitError as error:
+            failure = str(error)
+        except Exception as error:  # the class is graded all the same, and the message says what to look at
+            failure = f"labkit could not grade this: {type(error).__name__}: {error}"
+        if failure:
+            result = Grade(student, assignment_name or "", variant.key, "", None, None, [], [], clean(failure))
+        write_student(result, output_dir)
+        write_whole(output_dir / f"{student}.json", json.dumps(result.to_dict(), indent=1))  # the last: all is there
+        return result, False
 
-    grades = []
+    grades = {}
     with ThreadPoolExecutor(max_workers=jobs or os.cpu_count() or 1) as pool:
-        running = [pool.submit(one, student, notebook) for student, notebook in found.items()]
+        running = [pool.submit(one, student, notebook) for student, notebook in notebooks.items()]
         try:
             for done in as_completed(running):
                 result, kept = done.result()
                 on_grade(result, kept)
-                grades.append(result)
+                grades[result.student] = result
         except BaseException:
+            cancelled.set()
             pool.shutdown(cancel_futures=True)
             raise
-    grades.sort(key=lambda each: each.student)
-    _write_class(grades, output_dir)
-    return grades
+    write_class(list((earlier | grades).values()), output_dir)
+    return [grades[student] for student in sorted(grades)]
+
+
+def _explained(outcome: Outcome, exercise: Exercise, errors: dict[str, str]) -> Outcome:
+    """An answer that is missing because its cell does not run is wrong, and the message says why it does not run."""
+    defines = re.compile(rf"^\s*((def|class)\s+{exercise.answer}\b|{exercise.answer}\s*=)", re.MULTILINE)
+    error = next((error for source, error in errors.items() if defines.search(source)), None)
+    if outcome.status != "not begun" or error is None:
+        return outcome
+    return replace(outcome, status="wrong", message=clean(f"The cell does not run: {error}"))
+
+
+def _settings(limits: Limits, hidden: bool, trusted: bool) -> dict:
+    return asdict(limits) | {"hidden": hidden, "trusted": trusted}
 
 
 def _import_for_judges() -> None:
@@ -154,63 +165,3 @@ def _import_for_judges() -> None:
         build_tiny_model(name, attn="sdpa")
     for name in NAMES:
         assignment(name)
-
-
-def read_grades(folder: str | Path) -> Iterator[Grade]:
-    """The grades that lie in a folder, in the order of the students' names. Raises CourseError for a damaged one."""
-    for path in sorted(Path(folder).glob("*.json")):
-        try:
-            yield Grade.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, KeyError, TypeError) as error:
-            raise CourseError(f"{path} is no grade that labkit has written: {error}") from error
-
-
-def _graded(
-    student: str,
-    notebook: Path,
-    output_dir: Path,
-    variant: Variant,
-    limits: Limits,
-    name: str | None,
-    again: bool,
-    unseen: tuple[Path, ...],
-) -> tuple[Grade, bool]:
-    target = output_dir / f"{student}.json"
-    try:
-        submission = submissions.read(student, notebook, name)
-        if not again and (kept := _kept(target, submission, variant, _settings(limits, True))):
-            return kept, True
-        result = grade(submission, variant, limits, unseen=unseen)
-    except LabkitError as error:
-        result = _failed(student, name, variant, str(error))
-    except Exception as error:  # the class is graded all the same, and the line says what is to be looked at
-        result = _failed(student, name, variant, f"labkit could not grade this: {type(error).__name__}: {error}")
-    write_whole(output_dir / f"{student}.html", student_page(result))
-    write_whole(target, json.dumps(result.to_dict(), indent=1))  # last: whoever has it has all
-    return result, False
-
-
-def _settings(limits: Limits, hidden: bool) -> dict[str, Any]:
-    """What a grade depends on beside the submission, in the words of JSON."""
-    return asdict(limits) | {"hidden": hidden}
-
-
-def _kept(target: Path, submission: Submission, variant: Variant, settings: dict[str, Any]) -> Grade | None:
-    """The grade that is there already, if it is of this very file, assignment, variant, labkit and limits."""
-    try:
-        found = Grade.from_dict(json.loads(target.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    one = (found.digest, found.assignment, found.variant, found.labkit, found.settings)
-    other = (submission.digest, submission.assignment, variant.key, __version__, settings)
-    return found if one == other and not found.failure else None
-
-
-def _failed(student: str, name: str | None, variant: Variant, why: str) -> Grade:
-    out_of = assignment(name).points if name else 0
-    return Grade(student, name or "", variant.key, "", 0, out_of, [], [], why, [], 0.0)
-
-
-def _write_class(grades: list[Grade], output_dir: Path) -> None:
-    write_whole(output_dir / "grades.csv", class_csv(grades))
-    write_whole(output_dir / "class.html", class_page(grades))

@@ -1,24 +1,25 @@
-"""Judging an answer: the parts of an exercise, one after the other, and what is said of the first that fails."""
+"""Judge an answer: the parts of an exercise, one after the other, and the message of the first that fails."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from labkit.course.answers import Answer
 from labkit.course.exercises import Exercise, Part
-from labkit.course.mistakes import Mistake, NotBegun
+from labkit.course.mistakes import Mistake, NotBegun, clean
 from labkit.course.variant import Variant
 
 ROUNDS = 3  # of draws that graders ask; a self-check asks one
+SIGNS = {"right": "✔", "partly": "◐", "wrong": "✘", "not begun": "○"}  # the values of a status
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an exercise.
+    """The result of an exercise.
 
-    status: "right", "partly", "wrong" or "not begun". `message`: the first mistake, in words. `failed`: the parts that
-    gave no points. Points count the parts that were judged; those of hidden parts only where they were.
+    `status`: one of SIGNS. `message`: the first mistake. `failed`: the parts that gave no points. Only the parts that
+    were judged count: hidden ones count where graders ask.
     """
 
     exercise: str
@@ -26,46 +27,36 @@ class Outcome:
     points: int
     out_of: int
     message: str = ""
-    failed: tuple[str, ...] = ()
+    failed: tuple = ()
 
     def __str__(self) -> str:
-        sign = {"right": "✔", "not begun": "○"}.get(self.status, "✘")
-        head = f"{sign} {self.exercise}: {self.status} ({self.points} of {self.out_of} points)"
+        head = f"{SIGNS[self.status]} {self.exercise}: {self.status} ({self.points} of {self.out_of} points)"
         return f"{head}\n{self.message}" if self.message else head
 
     def to_dict(self) -> dict[str, Any]:
-        return {**self.__dict__, "failed": list(self.failed)}
+        return asdict(self) | {"failed": list(self.failed)}
 
 
 def judged(exercise: Exercise, answer: Answer, variant: Variant, *, hidden: bool) -> Outcome:
-    """Judges the open parts, one round of draws; with `hidden` all parts, in several rounds."""
+    """Judge the open parts in one round of draws; with `hidden` all parts, in several rounds."""
     parts = [part for part in exercise.parts if hidden or not part.hidden]
     rounds = [variant] + [variant.another_round(i) for i in range(1, ROUNDS if hidden else 1)]
+    out_of = sum(part.points for part in parts)
     points, failed, message = 0, [], ""
     for part in parts:
         try:
-            found = _first_mistake(part, answer, rounds)
+            mistake = _first_mistake(part, answer, rounds)
         except NotBegun:
-            if part is not parts[0]:
-                failed.append(part.name)
-                message = message or f"Not begun: {part.name}."
-                continue
-            return Outcome(
-                exercise.name, "not begun", 0, sum(p.points for p in parts), "", tuple(p.name for p in parts)
-            )
-        if found is None:
+            if part is parts[0]:
+                return Outcome(exercise.name, "not begun", 0, out_of, "", tuple(part.name for part in parts))
+            mistake = f"Not begun: {part.name}."
+        if mistake is None:
             points += part.points
         else:
             failed.append(part.name)
-            message = message or str(found)
-    message = clean(message)
+            message = message or clean(mistake)
     status = "right" if not failed else "partly" if points else "wrong"
-    return Outcome(exercise.name, status, points, sum(p.points for p in parts), message, tuple(failed))
-
-
-def clean(text: str) -> str:
-    """The text without halves of characters, which no file can be written with."""
-    return text.encode("utf-8", "replace").decode()
+    return Outcome(exercise.name, status, points, out_of, message, tuple(failed))
 
 
 def _first_mistake(part: Part, answer: Answer, rounds: list[Variant]) -> Mistake | None:
@@ -74,9 +65,9 @@ def _first_mistake(part: Part, answer: Answer, rounds: list[Variant]) -> Mistake
             part.judge(answer, variant)
         except Mistake as mistake:
             return mistake
-        except (NotBegun, ImportError, MemoryError, OSError):  # of this machine, no mistake of the answer's
+        except (NotBegun, ImportError, MemoryError, OSError):  # this machine's fault, not a mistake of the answer
             raise
-        except Exception as error:  # the check has compared what cannot be: the form of the answer is not the task's
+        except Exception as error:  # the check compared what cannot be compared: the answer has another form
             came = f"one that cannot be compared ({type(error).__name__}: {error})"
             return Mistake("an answer of the form that the task asks for", came)
     return None

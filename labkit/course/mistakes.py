@@ -30,6 +30,16 @@ class Mistake(Exception):
         return "\n".join(lines + ([f"Likely:   {self.likely}"] if self.likely else []))
 
 
+def clean(text: object, most: int = 600, lines: int = 20) -> str:
+    """The text as a page, a table and a terminal can show it: cut, and without control characters and half characters.
+
+    What a submission raises, prints or calls itself is written by a stranger: it may be 20 MB, or clear a terminal.
+    """
+    text = "".join(c if c.isprintable() or c == "\n" else "?" for c in str(text)[: most + 1])
+    cut = "\n".join(text.split("\n")[:lines])[:most]
+    return cut if cut == text else f"{cut} ..."
+
+
 class NotBegun(Exception):
     """The answer raises NotImplementedError still, or is missing."""
 

@@ -1,13 +1,12 @@
-"""A process apart in which a submission runs, with limits; the check stays in ours and judges what comes back.
-
-What isolates: a process of its own without our environment variables, in an empty folder that is removed; seconds per
-cell and per call, and in all; memory; file size; on Linux, where the system allows it, no network, no sight of other
-processes and submissions, and nothing to write outside its folder (`in_force` says what is). What does not: it runs as
-the same user and can read what else that user can. docs/instructors.md has a container for those who need more.
+"""A process of its own in which a submission runs, with limits; the checks stay in ours and judge what comes back.
 
     with Sandbox("a1", Limits()) as sandbox:
         sandbox.run("def causal_mask(n): ...")      # a cell; returns its error, or None
-        SandboxAnswer(sandbox, "causal_mask")(4)    # an Answer, as checks want one
+        sandbox.answer("causal_mask")(4)            # an Answer, as checks want one
+
+bubblewrap isolates it: a submission sees Python, labkit and the system's libraries, read-only, and one empty folder of
+its own in memory; no network, no socket, no other process, no variable of ours. `trusted` leaves that out, and then the
+code can do what you can do. docs/instructors.md states what is protected and what is not.
 """
 
 from __future__ import annotations
@@ -15,43 +14,50 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import selectors
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from labkit import resources
 from labkit.course import wire
-from labkit.course.answers import Answer
-from labkit.course.mistakes import Mistake, NotBegun
+from labkit.course.answers import Answer, Reply
 from labkit.errors import CourseError
 from labkit.models.cache import cache_dir
 
-KEPT_VARIABLES = (
-    "PATH", "LANG", "LC_ALL", "PYTHONPATH", "SYSTEMROOT", "LD_LIBRARY_PATH", "LABKIT_CACHE", "LABKIT_PROFILE",
-    "XDG_CACHE_HOME", "CUDA_VISIBLE_DEVICES",
-)  # fmt: skip
+HOME = "/home/student"  # where a submission runs
+KEPT_VARIABLES = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "LABKIT_PROFILE")
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 MOST_REPLY = 2 * wire.MOST_BYTES
-TICK = 0.1  # seconds between looks at memory
+TICK = 0.1  # seconds between looks at memory, processes and Ctrl-C
 START_SECONDS = 120.0
+ADVICE = (
+    "Install bubblewrap 0.8 or newer (sudo apt-get install bubblewrap), use the container in deploy/grader, or let the "
+    "students' code run as you, with --trust-submissions"
+)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one submission may use."""
+    """What one submission may use. `file_bytes`: all its files together; with `trusted`, each of them."""
 
     cell_seconds: float = 60.0
     call_seconds: float = 10.0
     total_seconds: float = 600.0
     memory_bytes: int = 4 * 2**30
     file_bytes: int = 256 * 2**20
+    processes: int = 64
 
 
 class Stopped(Exception):
@@ -59,145 +65,174 @@ class Stopped(Exception):
 
 
 class Sandbox:
-    """The process, begun anew when it had to be stopped: cells that ran before run again, but for the one that hung."""
+    """The process, started again if it had to be stopped: the cells that had run run again, without the one that hung.
 
-    def __init__(self, of_assignment: str, limits: Limits | None = None, hidden: tuple[Path, ...] = ()):
-        self.assignment, self.limits = of_assignment, limits or Limits()
-        self._hidden = [str(path.resolve()) for path in hidden if path.is_dir() and not _needed_in(path.resolve())]
-        self.in_force: list[str] = []
+    `cancelled`: an event that ends it with KeyboardInterrupt.
+
+    Raises:
+        CourseError: the process does not start.
+    """
+
+    def __init__(
+        self,
+        of_assignment: str,
+        limits: Limits | None = None,
+        *,
+        trusted: bool = False,
+        cancelled: threading.Event | None = None,
+    ):
+        self.assignment, self.limits, self.trusted = of_assignment, limits or Limits(), trusted
+        self._cancelled = cancelled or threading.Event()
         self._done: list[str] = []  # cells that came back
         self._process: subprocess.Popen | None = None
         self._deadline = time.monotonic() + self.limits.total_seconds
+        self._next_look = 0.0
 
     def __enter__(self) -> Sandbox:
-        self._begin()
+        self._start()
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._end()
 
     def run(self, source: str) -> str | None:
-        """Runs a cell; what went wrong in it, or None. A stub's NotImplementedError is nothing wrong."""
+        """Run a cell; returns what went wrong in it, or None. A stub's NotImplementedError is not an error."""
         try:
-            reply = self._asked({"do": "cell", "source": source}, self.limits.cell_seconds)
+            error = self._ask({"source": source}, self.limits.cell_seconds).get("error")
         except Stopped as stopped:
             return str(stopped)
         self._done.append(source)
-        if mistake := reply.get("mistake"):
-            return mistake[1]
-        return None if reply.get("not_begun") else reply.get("error")
+        return None if error is None else str(error)
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The reply to a call. Raises Stopped."""
-        return self._asked(request, self.limits.call_seconds)
+    def answer(self, name: str) -> Answer:
+        """What the submission has defined under `name`."""
 
-    def _asked(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        def respond(request: dict[str, Any]) -> Reply:
+            try:
+                return self._ask(request, self.limits.call_seconds)
+            except Stopped as stopped:
+                return {"mistake": [f"{name} to return", str(stopped), None]}
+
+        return Answer(name, self.assignment, respond)
+
+    def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         if time.monotonic() > self._deadline:
             raise Stopped(f"the submission's {self.limits.total_seconds:g} seconds were used up")
         try:
             if self._process is None:
-                self._begin()
+                self._start()
                 for source in self._done:
-                    self._exchange({"do": "cell", "source": source}, self.limits.cell_seconds)
+                    self._exchange({"source": source}, self.limits.cell_seconds)
             return self._exchange(request, seconds)
         except Stopped:
             self._end()
             raise
 
-    def _begin(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="labkit-submission-"))  # a new one each time: nothing is left in it
-        self._said = tempfile.TemporaryFile()  # no file that a submission could replace
-        ours, theirs = os.pipe(), os.pipe()  # requests, replies
-        environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-        environment |= {"HOME": str(self._folder), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        environment |= {"TMPDIR": str(self._folder)}
-        environment |= {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "IPYTHONDIR": str(self._folder / ".ipython")}
-        environment.setdefault("LABKIT_CACHE", str(cache_dir()))
-        paths = [str(Path(__file__).parents[2]), *environment.get("PYTHONPATH", "").split(os.pathsep)]  # labkit as ours
-        environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths if path)
-        environment |= {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}  # no import from the submission's folder
-        command = [
-            sys.executable,
-            "-m",
-            "labkit.course.child",
-            str(ours[0]),
-            str(theirs[1]),
-            json.dumps(asdict(self.limits) | {"hidden": self._hidden}),
-        ]
+    def _start(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="labkit-submission-", ignore_cleanup_errors=True)
+        self._rest = b""
+        rlimits = {"DATA": self.limits.memory_bytes, "FSIZE": self.limits.file_bytes, "CORE": 0}
+        if not self.trusted:  # elsewhere it would count all processes of the user
+            rlimits["NPROC"] = 2 * self.limits.processes  # threads included
+        command = [sys.executable, "-m", "labkit.course.child"]
+        command.append(json.dumps({f"RLIMIT_{name}": value for name, value in rlimits.items()}))
+        if self.trusted:
+            environment = _environment(self._folder.name)
+        else:
+            # bubblewrap's own variables can be read inside, in /proc/1/environ: it gets those of systemd-run only.
+            environment = {k: os.environ[k] for k in ("DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR") if k in os.environ}
+            environment["PATH"] = os.defpath
+            command = [*_scope(self.limits), *bubblewrap(self.limits), *command]
+        self._process = subprocess.Popen(
+            command, cwd=self._folder.name, env=environment, start_new_session=True, bufsize=0,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        os.set_blocking(self._process.stdin.fileno(), False)
         try:
-            self._process = subprocess.Popen(
-                command, cwd=self._folder, env=environment, pass_fds=(ours[0], theirs[1]), start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=self._said, stderr=self._said,
-            )  # fmt: skip
-        except BaseException:
-            for pipe in (*ours, *theirs):
-                os.close(pipe)
-            self._leave_folder()
-            raise
-        os.close(ours[0])
-        os.close(theirs[1])
-        self._requests, self._replies, self._rest = ours[1], theirs[0], b""
-        try:
-            self.in_force = self._received(START_SECONDS)["ready"]
-        except (Stopped, KeyError) as error:
-            self._said.seek(0)
-            said = self._said.read().decode(errors="replace").strip()[-500:]
+            self._receive("start", START_SECONDS)
+        except Stopped as stopped:
+            self._process.kill()
+            words = (self._process.stderr.read(2**16) or b"").decode(errors="replace").strip()[-500:]
             self._end()
-            raise CourseError(f"the process for a submission did not start: {error}; {said}") from None
+            raise CourseError(f"the process for a submission did not start: {stopped}; {words}. {ADVICE}") from None
+        except BaseException:
+            self._end()
+            raise
+        self._process.stderr.close()  # it was needed for the reason of a failed start only
 
     def _end(self) -> None:
         if self._process is None:
             return
-        for process in _family(self._process.pid):
-            with contextlib.suppress(Exception):
+        for process in self._family():
+            with contextlib.suppress(psutil.Error):
                 process.kill()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
         self._process.wait()
-        for pipe in (self._requests, self._replies):
-            os.close(pipe)
+        for file in (self._process.stdin, self._process.stdout, self._process.stderr):
+            file.close()
         self._process = None
-        self._leave_folder()
-
-    def _leave_folder(self) -> None:
-        self._said.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.cleanup()
 
     def _exchange(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        data = memoryview((json.dumps(request) + "\n").encode())
-        end = time.monotonic() + seconds
-        os.set_blocking(self._requests, False)
+        nonce, end = secrets.token_hex(8), time.monotonic() + seconds
+        data = memoryview((json.dumps(request | {"nonce": nonce}) + "\n").encode())
+        pipe = self._process.stdin.fileno()
         while data:
-            if not _ready(self._requests, selectors.EVENT_WRITE, max(0.0, end - time.monotonic())):
-                raise Stopped(f"no answer within {seconds:g} seconds: a loop that does not end?")
+            self._wait_for(pipe, selectors.EVENT_WRITE, end, seconds)
             try:
-                data = data[os.write(self._requests, data) :]
+                data = data[os.write(pipe, data) :]
             except BrokenPipeError:
                 raise Stopped(self._last_words()) from None
-        return self._received(seconds)
+        return self._receive(nonce, seconds)
 
-    def _received(self, seconds: float) -> dict[str, Any]:
-        end = min(time.monotonic() + seconds, self._deadline)
+    def _receive(self, nonce: str, seconds: float) -> dict[str, Any]:
+        """The next reply, if it carries the nonce: a line written ahead, or by another request's answer, does not."""
+        end, pipe = min(time.monotonic() + seconds, self._deadline), self._process.stdout.fileno()
         while b"\n" not in self._rest:
-            if time.monotonic() > end:
-                raise Stopped(f"no answer within {seconds:g} seconds: a loop that does not end?")
-            if _memory_of(self._process.pid) > self.limits.memory_bytes:
-                raise Stopped(f"more than {self.limits.memory_bytes / 2**30:.1f} GB of memory were used")
-            if not _ready(self._replies, selectors.EVENT_READ, TICK):
-                continue
-            if not (piece := os.read(self._replies, 2**20)):
+            self._wait_for(pipe, selectors.EVENT_READ, end, seconds)
+            if not (piece := os.read(pipe, 2**20)):
                 raise Stopped(self._last_words())
             self._rest += piece
             if len(self._rest) > MOST_REPLY:
                 raise Stopped("the answer was too large to be judged")
         line, _, self._rest = self._rest.partition(b"\n")
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             reply = json.loads(line)
-        except (ValueError, RecursionError):
-            reply = None
-        if not isinstance(reply, dict) or not _well_formed(reply):
-            raise Stopped("the process answered in a way that labkit does not (was something written into its pipe?)")
-        return reply
+            if isinstance(reply, dict) and reply.get("nonce") == nonce and _is_well_formed(reply):
+                return reply
+        raise Stopped("the process sent a reply that is not labkit's (was something written into its pipe?)")
+
+    def _wait_for(self, pipe: int, event: int, end: float, seconds: float) -> None:
+        """Wait until the pipe is ready, while the submission keeps its limits."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, event)
+            ready = False
+            while not ready:
+                ready = bool(selector.select(TICK))
+                self._watch()
+                if time.monotonic() > end:  # also where something is ready: one byte after the other may come for ever
+                    raise Stopped(f"no answer within {seconds:g} seconds: a loop that does not end?")
+
+    def _watch(self) -> None:
+        if self._cancelled.is_set():
+            raise KeyboardInterrupt
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + TICK
+        processes, memory = self._family(), 0
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                memory += process.memory_info().rss
+        if memory > self.limits.memory_bytes:
+            raise Stopped(f"more than {self.limits.memory_bytes / 2**30:.1f} GB of memory were used")
+        if len(processes) > self.limits.processes:
+            raise Stopped(f"more than {self.limits.processes} processes were running")
+
+    def _family(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self._process.pid)
+            return [process, *process.children(recursive=True)]
+        return []
 
     def _last_words(self) -> str:
         try:
@@ -208,67 +243,74 @@ class Sandbox:
         return f"the process ended {how}" + (" (often: out of memory)" if code in (-9, 137) else "")
 
 
-class SandboxAnswer(Answer):
-    """What the submission in a sandbox has defined under `name`."""
-
-    def __init__(self, sandbox: Sandbox, name: str):
-        self.name, self._sandbox = name, sandbox
-
-    def value(self) -> Any:
-        return self._read({"do": "value", "name": self.name})
-
-    def _ask(self, arguments: tuple, named: dict[str, Any], observer: str | None) -> Any:
-        sent = wire.dumps([list(arguments), named])
-        request = {"do": "call", "name": self.name, "sent": sent, "observer": observer}
-        return self._read(request | {"assignment": self._sandbox.assignment})
-
-    def _read(self, request: dict[str, Any]) -> Any:
-        try:
-            reply = self._sandbox.ask(request)
-        except Stopped as stopped:
-            raise Mistake(f"{self.name} to return", str(stopped)) from None
-        if reply.get("not_begun"):
-            raise NotBegun(self.name)
-        if mistake := reply.get("mistake"):
-            raise Mistake(*(words if words is None else str(words) for words in mistake[:3]))
-        try:
-            return wire.loads(reply["answer"])
-        except (CourseError, KeyError) as error:
-            raise Mistake(f"{self.name} to return something that can be judged", str(error)) from None
+def bubblewrap(limits: Limits) -> list[str]:
+    """The command that runs the command after it in isolation, in HOME. Raises CourseError without bubblewrap."""
+    if (program := shutil.which("bwrap")) is None:
+        raise CourseError(f"submissions run in bubblewrap, and this machine has none. {ADVICE}")
+    command = [program, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"]
+    command += ["--cap-drop", "ALL", "--uid", "1000", "--gid", "1000", "--hostname", "grader", "--clearenv"]
+    for name, value in _environment(HOME).items():
+        command += ["--setenv", name, value]
+    command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/run", "--tmpfs", "/home"]
+    for path in SYSTEM:
+        link = os.path.islink(path)
+        command += ["--symlink", os.readlink(path), path] if link else ["--ro-bind-try", path, path]
+    for folder in _visible():
+        command += ["--ro-bind", str(folder), str(folder)]
+    command += ["--size", str(limits.file_bytes), "--tmpfs", HOME, "--chdir", HOME]
+    for folder in ("/proc", "/dev", "/tmp", "/run", "/home", "/"):  # root could write to /proc/sys
+        command += ["--remount-ro", folder]
+    return command
 
 
-def _ready(pipe: int, event: int, seconds: float) -> bool:
-    """Whether the pipe can be read or written within the time; also where its number is above 1,023."""
-    with selectors.DefaultSelector() as waiting:
-        waiting.register(pipe, event)
-        return bool(waiting.select(seconds))
+def require_isolation(private: Sequence[Path] = ()) -> None:
+    """Raise CourseError unless bubblewrap works here and hides the files and folders `private` from submissions."""
+    for path in (Path(path).expanduser().resolve() for path in private):
+        for folder in (*_visible(), *map(Path, SYSTEM)):
+            if path.is_relative_to(folder.resolve()):
+                raise CourseError(f"{path} lies in {folder}, which submissions can read; move it somewhere else")
+    command = [*bubblewrap(Limits()), sys.executable, "-c", ""]
+    done = subprocess.run(command, env={}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        raise CourseError(f"bubblewrap does not work on this machine: {done.stderr.strip()[-300:]}. {ADVICE}")
 
 
-def _well_formed(reply: dict[str, Any]) -> bool:
-    mistake, error = reply.get("mistake"), reply.get("error")
-    words = mistake if isinstance(mistake, list) and 2 <= len(mistake) <= 3 else [0] if mistake is not None else []
-    texts = [*words, error, reply.get("answer")]
-    return all(each is None or isinstance(each, str) for each in texts) and isinstance(reply.get("ready", []), list)
+def _visible() -> list[Path]:
+    """What a submission needs beside the system: Python, labkit with its data, and the converted models."""
+    package, shipped = Path(__file__).parents[1], [resources.folder("data"), resources.folder("results")]
+    checkout = package.parent / "pyproject.toml"  # by which labkit.resources knows a checkout
+    paths = [Path(sys.base_prefix), Path(sys.prefix), package, *shipped, cache_dir(), checkout]
+    return [path for path in dict.fromkeys(paths) if path.exists()]
 
 
-def _needed_in(folder: Path) -> bool:
-    """True if Python, labkit or the models lie in this folder, which can then not be hidden."""
-    needed = (Path(sys.prefix), Path(sys.base_prefix), Path(__file__), cache_dir(), Path(tempfile.gettempdir()))
-    return any(path.resolve().is_relative_to(folder) for path in needed)
+def _environment(home: str) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    return kept | {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.defpath]), "HOME": home, "TMPDIR": home,
+        "USER": "student", "IPYTHONDIR": f"{home}/.ipython", "MPLBACKEND": "agg", "LABKIT_CACHE": str(cache_dir()),
+        "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }  # fmt: skip
 
 
-def _family(pid: int) -> list[Any]:
-    try:
-        process = psutil.Process(pid)
-        return [*process.children(recursive=True), process]
-    except psutil.Error:
-        return []
+@cache
+def _scope(limits: Limits) -> list[str]:
+    """The command for a control group with these limits, where systemd runs; elsewhere nothing, and `_watch` remains.
+
+    A control group also counts memory that belongs to no process.
+    """
+    command = ["systemd-run", "--scope", "--quiet", "--collect", "-p", f"MemoryMax={limits.memory_bytes}"]
+    command += ["-p", "MemorySwapMax=0", "-p", f"TasksMax={2 * limits.processes}"]
+    command += [] if os.geteuid() == 0 else ["--user"]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        if subprocess.run([*command, "true"], capture_output=True, timeout=10).returncode == 0:
+            return command
+    return []
 
 
-def _memory_of(pid: int) -> int:
-    """Resident bytes of the process and its children."""
-    total = 0
-    for process in _family(pid):
-        with contextlib.suppress(psutil.Error):
-            total += process.memory_info().rss
-    return total
+def _is_well_formed(reply: dict[str, Any]) -> bool:
+    mistake = reply.get("mistake", ["", "", None])
+    if not isinstance(mistake, list) or len(mistake) != 3 or None in mistake[:2]:
+        return False
+    return all(text is None or isinstance(text, str) for text in [*mistake, reply.get("error"), reply.get("answer")])

@@ -1,7 +1,7 @@
-"""How arguments and answers travel between a check and the process of an answer: as JSON, never as pickle.
+"""The JSON in which arguments and answers travel between a check and the process of an answer; never pickle.
 
-Plain values, lists, tuples, sets, dictionaries, tensors, arrays and masks keep their type. `Given` names what cannot
-travel, such as a model: it is made where the answer is, by the assignment's function of that name.
+Plain values, lists, tuples, sets, dictionaries and tensors keep their type; an array becomes a tensor. `Given` names
+what cannot travel, such as a model: the assignment's function of that name makes it where the answer is.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from labkit.errors import CourseError
-from labkit.masks import Mask
 
-SIGN = "$"  # the key that marks what JSON has no word for
-MOST_BYTES = 32 * 2**20
+TYPE = "$"  # the key that marks what JSON has no notation for
+MOST_BYTES = 4 * 2**20
 MOST_DEEP = 40
 MOST_ITEMS = 10_000  # of a set or a dictionary: hashes that collide would keep the grader busy for hours
-_DTYPES = {
+DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
         torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -42,103 +41,80 @@ class Given:
 
 def dumps(value: Any) -> str:
     """The JSON text of a value. Raises CourseError, naming the type, for what cannot travel or is too large."""
-    text = json.dumps(encoded(value))
+    text = json.dumps(_encoded(value))
     if len(text) > MOST_BYTES:
         raise CourseError(f"a value of {len(text) / 2**20:.0f} MB is too large to be judged")
     return text
 
 
 def loads(text: str) -> Any:
-    """The value of a text that `dumps` wrote. Raises CourseError for anything else."""
+    """The value of a text that `dumps` wrote. Raises CourseError for any other text."""
     try:
-        return decoded(json.loads(text))
+        return _decoded(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
         raise CourseError(f"not a value as labkit writes it: {error}") from error
 
 
-def encoded(value: Any, deep: int = 0) -> Any:
-    """The value in what JSON has words for."""
-    if deep > MOST_DEEP:
+def _encoded(value: Any, depth: int = 0) -> Any:
+    if depth > MOST_DEEP:
         raise CourseError(f"a value nested more than {MOST_DEEP} deep cannot be judged")
-
     if isinstance(value, set | frozenset | dict) and len(value) > MOST_ITEMS:
         raise CourseError(f"a {type(value).__name__} of {len(value):,} items is too large to be judged")
     match value:
         case None | bool() | str():
             return value
-        case int() | float():
-            return float(value) if isinstance(value, float) else int(value)
+        case float():
+            return float(value)  # of a subclass, such as numpy's
+        case int():
+            return int(value)
         case list():
-            return [encoded(each, deep + 1) for each in value]
-        case tuple() | set() | frozenset() | range():
-            kind = "set" if isinstance(value, set | frozenset) else "tuple"
-            return {SIGN: kind, "items": [encoded(each, deep + 1) for each in value]}
+            return [_encoded(item, depth + 1) for item in value]
+        case tuple() | range():
+            return {TYPE: "tuple", "items": [_encoded(item, depth + 1) for item in value]}
+        case set() | frozenset():
+            return {TYPE: "set", "items": [_encoded(item, depth + 1) for item in value]}
         case dict():
-            return {
-                SIGN: "dict",
-                "items": [[encoded(key, deep + 1), encoded(each, deep + 1)] for key, each in value.items()],
-            }
+            items = [[_encoded(key, depth + 1), _encoded(item, depth + 1)] for key, item in value.items()]
+            return {TYPE: "dict", "items": items}
         case Tensor():
-            return _tensor(value)
-        case np.ndarray() | np.generic():
-            array = np.asarray(value)
-            if array.dtype.kind not in "biuf":
-                raise CourseError(f"an array of {array.dtype} cannot be judged; give numbers or booleans")
-            return {SIGN: "array", "of": _tensor(torch.from_numpy(np.array(array)))}
-        case Mask():
-            from labkit.viz.mask_state import tree_of
-
-            return {SIGN: "mask", "tree": tree_of(value)}
+            return _encoded_tensor(value)
+        case np.ndarray() | np.generic() if value.dtype.kind in "biuf":
+            return _encoded_tensor(torch.from_numpy(np.array(value)))
         case Given():
-            return {
-                SIGN: "given",
-                "from": [value.assignment, value.name],
-                "arguments": encoded(value.arguments, deep + 1),
-            }
-    raise CourseError(f"a {type(value).__name__} cannot be judged; give plain values, tensors or masks")
+            return {TYPE: "given", "of": [value.assignment, value.name], "arguments": _encoded(value.arguments)}
+    raise CourseError(f"a {type(value).__name__} cannot be judged; give plain values or tensors")
 
 
-def decoded(value: Any) -> Any:
-    """What was encoded; a Given stays one until `labkit.course.answers.made` makes it."""
+def _decoded(value: Any) -> Any:
     if isinstance(value, list):
-        return [decoded(each) for each in value]
+        return [_decoded(item) for item in value]
     if not isinstance(value, dict):
         return value
-    if value[SIGN] in ("set", "dict") and len(value["items"]) > MOST_ITEMS:
+    if value[TYPE] in ("set", "dict") and len(value["items"]) > MOST_ITEMS:
         raise ValueError("too many items")
-    match value[SIGN]:
+    match value[TYPE]:
         case "tuple":
-            return tuple(decoded(each) for each in value["items"])
+            return tuple(_decoded(item) for item in value["items"])
         case "set":
-            return {decoded(each) for each in value["items"]}
+            return {_decoded(item) for item in value["items"]}
         case "dict":
-            return {decoded(key): decoded(each) for key, each in value["items"]}
+            return {_decoded(key): _decoded(item) for key, item in value["items"]}
         case "tensor":
-            return _tensor_of(value)
-        case "array":
-            return _tensor_of(value["of"]).numpy()
-        case "mask":
-            from labkit.viz.mask_state import mask_of
-
-            return mask_of(value["tree"])
+            data, dtype = bytearray(base64.b64decode(value["data"])), DTYPES[value["dtype"]]
+            flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+            return flat.reshape(value["shape"]).clone()
         case "given":
-            return Given(*value["from"], decoded(value["arguments"]))
-    raise ValueError(f"unknown kind {value[SIGN]!r}")
+            return Given(*value["of"], _decoded(value["arguments"]))
+    raise ValueError(f"unknown kind {value[TYPE]!r}")
 
 
-def _tensor(tensor: Tensor) -> dict[str, Any]:
+def _encoded_tensor(tensor: Tensor) -> dict[str, Any]:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in _DTYPES:
+    if dtype not in DTYPES:
         raise CourseError(f"a tensor of {dtype} cannot be judged; give numbers or booleans")
-    tensor = tensor.detach().cpu().contiguous()
     if tensor.numel() * tensor.element_size() > MOST_BYTES:
         raise CourseError(f"a tensor of shape {tuple(tensor.shape)} is too large to be judged")
-    data = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
-    shape = list(tensor.shape)
-    return {SIGN: "tensor", "dtype": dtype, "shape": shape, "data": base64.b64encode(data.numpy().tobytes()).decode()}
-
-
-def _tensor_of(value: dict[str, Any]) -> Tensor:
-    data, dtype = bytearray(base64.b64decode(value["data"])), _DTYPES[value["dtype"]]
-    flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-    return flat.reshape(value["shape"]).clone()
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    text = base64.b64encode(data).decode()
+    return {TYPE: "tensor", "dtype": dtype, "shape": list(tensor.shape), "data": text}

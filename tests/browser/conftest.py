@@ -1,6 +1,6 @@
 """What the browser tests share: one Chromium per file, pages that reach no other machine, pictures kept on request.
 
-They need Chromium (scripts/install_browser.sh) and skip without it; with LABKIT_BROWSER=required, as in `make
+They need Chromium (scripts/install_debian_packages.sh) and skip without it; with LABKIT_BROWSER=required, as in `make
 test-browser`, that is a failure. With LABKIT_SCREENSHOTS=FOLDER the pictures of the pages are kept there.
 """
 
@@ -26,7 +26,7 @@ def browser():
         give_up("playwright is not installed: pip install playwright")
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:
-        give_up("no Chromium on this machine: scripts/install_browser.sh")
+        give_up("no Chromium on this machine: scripts/install_debian_packages.sh")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=QUIET)
         yield browser
