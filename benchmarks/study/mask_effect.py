@@ -239,7 +239,7 @@ def _train(study: Study, path: Path, stored: str, texts: Sequence[str], run: Run
     folder, start, more = path / run.folder, run.arm.model or study.model, {}
     if run.arm.objective:
         adapted = _adapted(study, path, texts, run)
-        start, more = str(adapted), {"known_as": adapted.relative_to(path).as_posix(), "head_dtype": stored}
+        start, more = str(adapted), {"model_name": adapted.relative_to(path).as_posix(), "head_dtype": stored}
     try:
         metrics = finetune(
             _task(study, run.condition),

@@ -62,7 +62,7 @@ def finetune(
     attn: str | None = None,
     packing: bool = False,
     keep_model: bool = True,
-    known_as: str | None = None,
+    model_name: str | None = None,
     head_dtype: str | None = None,
     skipped: dict[str, int] | None = None,
     resume: bool = False,
@@ -81,7 +81,7 @@ def finetune(
         packing: several texts share a row and no padding is computed. Where the model or its attention cannot, `say`
             receives the reason and rows of similar length share a batch.
         keep_model: False saves no model; only scores and predictions remain.
-        known_as: what config.json calls the model, in place of a path that may change.
+        model_name: what config.json calls the model, in place of a path that may change.
         head_dtype: in which a new head is drawn; for pairs of runs that begin with models stored in different ones.
         skipped: how many rows of each side could not be read; the metrics record it.
 
@@ -102,7 +102,7 @@ def finetune(
         raise DataError("there are no training examples")
     require_characters(task.name, [*train_examples, *dev, *test])
     config = {
-        "command": f"train {task.name}", "model": known_as or str(model), "mask": mask, "window": window,
+        "command": f"train {task.name}", "model": model_name or str(model), "mask": mask, "window": window,
         "layers": layers, "readings": readings, "packing": packing, "keep_model": keep_model, "method": method,
         "rank": rank, "head": head or {}, "attn": attn, "options": asdict(task), "train": digest(train_examples),
         "dev": digest(dev), "test": digest(test), "processes": process_count(),
