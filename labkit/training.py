@@ -56,6 +56,8 @@ PRESETS = {
     | {"gradient_accumulation_steps": 1, "warmup_steps": 0.05, "weight_decay": 0.1, "adam_beta2": 0.95}
     | {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}},
 }
+POSITIVE = ("num_train_epochs", "learning_rate", "per_device_train_batch_size", "per_device_eval_batch_size")
+POSITIVE += ("gradient_accumulation_steps", "eval_steps", "save_steps", "save_total_limit", "batch_tokens")
 
 
 def preset(name: str, **changes: Any) -> dict[str, Any]:
@@ -64,30 +66,26 @@ def preset(name: str, **changes: Any) -> dict[str, Any]:
     Raises:
         TrainingError: no such preset or hyperparameter, or a value that makes no sense.
     """
+    from transformers import SchedulerType
+
     if name not in PRESETS:
         raise TrainingError(f"the preset is {name!r}; choose one of {', '.join(PRESETS)}")
     chosen = PRESETS[name] | {key: value for key, value in changes.items() if value is not None}
     if unknown := sorted(set(chosen) - _known()):
         raise TrainingError(f"{unknown[0]} is not a hyperparameter: give a field of transformers.TrainingArguments")
-    for key in ("num_train_epochs", "learning_rate"):
+    for key in POSITIVE:
         if chosen[key] is not None and not 0 < chosen[key] < math.inf:
             raise TrainingError(f"{key} is {chosen[key]}; it must be a positive number")
-    if not 0 <= chosen["warmup_steps"] or not chosen["weight_decay"] >= 0 or not 0 <= chosen["seed"] < 2**32:
-        raise TrainingError(
-            f"warmup_steps {chosen['warmup_steps']} and weight_decay {chosen['weight_decay']} must be 0 or more, "
-            f"seed {chosen['seed']} between 0 and {2**32 - 1}"
-        )
-    if chosen["lr_scheduler_type"] not in (schedules := _schedules()):
+    for key in ("warmup_steps", "weight_decay", "patience", "seed"):
+        if not 0 <= chosen[key] < 2**32:
+            raise TrainingError(f"{key} is {chosen[key]}; it must be between 0 and {2**32 - 1}")
+    if chosen["num_train_epochs"] is None and chosen["max_steps"] < 1:
+        raise TrainingError(f"max_steps is {chosen['max_steps']} without num_train_epochs; give one of them")
+    if chosen["lr_scheduler_type"] not in (schedules := [kind.value for kind in SchedulerType]):
         raise TrainingError(f"schedule is {chosen['lr_scheduler_type']!r}; choose one of {', '.join(schedules)}")
     if chosen["dtype"] not in ("auto", *DTYPES):
         raise TrainingError(f"dtype is {chosen['dtype']!r}; choose auto, {', '.join(DTYPES)}")
     return chosen
-
-
-def _schedules() -> list[str]:
-    from transformers import SchedulerType
-
-    return [kind.value for kind in SchedulerType]
 
 
 @cache
@@ -131,27 +129,34 @@ def draw(lengths: Sequence[int], settings: dict[str, Any], *, packed: bool = Fal
     """
     passes = (torch.randperm(len(lengths), generator=generator(settings["seed"], k)).tolist() for k in count())
     if tokens := settings["batch_tokens"]:
-        first = _filled(next(passes), lengths, tokens)
-        total = steps(len(first), settings) * settings["gradient_accumulation_steps"] * process_count()
-        items = first
+        items = _filled(next(passes), lengths, tokens)
+        total = steps(len(items), settings) * settings["gradient_accumulation_steps"] * process_count()
         while len(items) < total:
             items += _filled(next(passes), lengths, tokens)
         return items[:total]
-    together = settings["per_device_train_batch_size"] * process_count()
-    total = steps(len(lengths), settings) * settings["gradient_accumulation_steps"] * together
+    batch = settings["per_device_train_batch_size"] * process_count()
+    total = steps(len(lengths), settings) * settings["gradient_accumulation_steps"] * batch
     order: list[int] = []
     while len(order) < total:
-        order += next(passes)
-    order = order[:total]
-    if not packed:
-        batches: list[list[int]] = []
-        for start in range(0, total, together * SORTED_BATCHES):
-            near = sorted(order[start : start + together * SORTED_BATCHES], key=lambda row: lengths[row])
-            near_batches = [near[at : at + together] for at in range(0, len(near), together)]
-            mixed = torch.randperm(len(near_batches), generator=generator(settings["seed"], -1 - start)).tolist()
-            batches += [near_batches[place] for place in mixed]
-        order = [row for batch in batches for row in batch]
-    return [[row] for row in order]
+        rows = next(passes)
+        if not packed:
+            begun = -len(order) % batch  # rows that complete the last batch of the pass before
+            whole = max(0, len(rows) - begun) // batch * batch
+            middle = _by_length(
+                rows[begun : begun + whole], lengths, batch, generator(settings["seed"], -1 - len(order))
+            )
+            rows = rows[:begun] + middle + rows[begun + whole :]
+        order += rows
+    return [[row] for row in order[:total]]
+
+
+def _by_length(rows: list[int], lengths: Sequence[int], batch: int, random: torch.Generator) -> list[int]:
+    """The rows in batches of similar length; the batches are shuffled."""
+    window = batch * SORTED_BATCHES
+    windows = [sorted(rows[at : at + window], key=lambda row: lengths[row]) for at in range(0, len(rows), window)]
+    near = [row for window_rows in windows for row in window_rows]
+    starts = (torch.randperm(len(rows) // batch, generator=random) * batch).tolist()
+    return [row for start in starts for row in near[start : start + batch]]
 
 
 def _filled(order: list[int], lengths: Sequence[int], tokens: int) -> list[list[int]]:

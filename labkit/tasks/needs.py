@@ -15,7 +15,7 @@ SLACK = 1.2  # short-lived copies in the backward pass and in the optimiser's st
 
 
 def training_bytes(model: nn.Module, settings: dict[str, Any], length: int) -> dict[str, int]:
-    """Bytes of the weights, of what is kept per trained weight, and of the activations of one batch.
+    """Bytes of the weights, of what training keeps per weight, and of the activations of one batch.
 
     Args:
         settings: as for `labkit.training.train`. length: tokens in the longest row.
@@ -43,8 +43,9 @@ def training_bytes(model: nn.Module, settings: dict[str, Any], length: int) -> d
     weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     copies = 0 if size == 4 else 2 * sum(weight.numel() for weight in model.parameters() if weight.element_size() == 4)
     return {
-        "weights": weights + copies,
-        "training": (12 if process_count() == 1 else 16) * trained,  # gradient, two moments of AdamW; DDP's buckets
+        "weights": weights,
+        # gradient, two moments of AdamW, DDP's buckets; the weights in 16 bits
+        "training": (12 if process_count() == 1 else 16) * trained + copies,
         "activations": layer + states if settings["gradient_checkpointing"] else layer * layers,
     }
 
@@ -60,16 +61,16 @@ def require_memory(model: nn.Module, settings: dict[str, Any], length: int) -> s
     need = training_bytes(model, settings, length)
     total = PROCESS + SLACK * sum(need.values())
     free = limits.available_bytes(device) + need["weights"] + PROCESS
-    if settings["batch_tokens"]:
-        batch, half = (
-            f"batches of {settings['batch_tokens']:,} tokens",
-            f"--batch-tokens {settings['batch_tokens'] // 2}",
+    rows, tokens = settings["per_device_train_batch_size"], settings["batch_tokens"]
+    batch = f"batches of {tokens:,} tokens" if tokens else f"batches of {rows} x {length}"
+    cures = ["--gradient-checkpointing", "--method lora"]
+    if tokens:
+        cures.insert(0, f"--batch-tokens {tokens // 2}")
+    elif rows > 1:
+        cures.insert(
+            0, f"--batch-size {rows // 2} --gradient-accumulation {settings['gradient_accumulation_steps'] * 2}"
         )
-    else:
-        rows, accumulated = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
-        batch = f"batches of {rows} x {length}"
-        half = f"--batch-size {max(1, rows // 2)} --gradient-accumulation {accumulated * 2}"
     sentence = f"needs about {total / limits.GB:.1f} GB for {batch}, {free / limits.GB:.1f} GB are free"
     if total > free and not device.startswith("cuda"):
-        raise TrainingError(f"this training {sentence}; try {half}, --gradient-checkpointing, or --method lora")
+        raise TrainingError(f"this training {sentence}; try {', '.join(cures)}")
     return sentence
