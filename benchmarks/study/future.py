@@ -41,8 +41,7 @@ from labkit.future_arms import Arm, arm, token_losses  # noqa: E402
 from labkit.future_attention import FutureGPT  # noqa: E402
 from labkit.future_losses import FutureLoss  # noqa: E402
 from labkit.gpt import GPT, GPTConfig  # noqa: E402
-from labkit.pretrain import encode_all, train_tokenizer  # noqa: E402
-from labkit.pretraining_rows import Curriculum, row_maker  # noqa: E402
+from labkit.pretrain import Curriculum, encode_all, row_maker, train_tokenizer  # noqa: E402
 from labkit.run_folder import RunFolder, read_json  # noqa: E402
 from labkit.training import Rows, preset, settled, train  # noqa: E402
 
