@@ -30,7 +30,7 @@ from labkit.objectives import generator
 from labkit.progress import bars_on_terminals_only, transformers_errors_only
 from labkit.run_folder import STATE, RunFolder, described, first_process_first, is_first_process, process_count
 
-DTYPES = {"float32": {}, "bfloat16": {"bf16": True}, "float16": {"fp16": True}}
+DTYPES = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 SORTED_BATCHES = 50  # rows of so many batches are sorted by length together: less padding, still shuffled
 OURS = {
     "dtype": "auto",  # of the computation: auto, float32, bfloat16 or float16; trained weights stay float32
@@ -96,7 +96,9 @@ def _known() -> set[str]:
 
 
 def settled(settings: dict[str, Any], model_type: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """The hyperparameters with the dtype that "auto" means for this model on this machine; `say` receives the reason.
+    """The hyperparameters with what "auto" means for this model on this machine, and the trackers as a list.
+
+    `say` receives the reason for the dtype.
 
     Raises:
         TrainingError: this machine or model cannot compute in the dtype, or a package is missing.
@@ -107,13 +109,13 @@ def settled(settings: dict[str, Any], model_type: str, say: Callable[[str], None
         raise TrainingError('training needs accelerate: pip install "labkit-bidirectional[train]"') from None
     from transformers.integrations import get_available_reporting_integrations
 
-    for tracker in _trackers(settings):
-        if tracker not in (known := get_available_reporting_integrations()):
-            raise TrainingError(f"the tracker {tracker!r} is not installed; installed are {', '.join(known) or 'none'}")
+    trackers = [name for name in map(str.strip, settings["report_to"].split(",")) if name not in ("", "none")]
+    if missing := sorted(set(trackers) - set(known := get_available_reporting_integrations())):
+        raise TrainingError(f"the tracker {missing[0]!r} is not installed; installed are {', '.join(known) or 'none'}")
     chosen = precision.choose(model_type, precision.here(), settings["dtype"])
     if precision.here() is not None and chosen.why != precision.AS_ASKED:
         say(f"computing in {chosen.dtype}: {chosen.why}")
-    return settings | {"dtype": chosen.dtype, "tf32": chosen.tf32}
+    return settings | {"dtype": chosen.dtype, "tf32": chosen.tf32, "report_to": trackers}
 
 
 def draw(lengths: Sequence[int], settings: dict[str, Any], *, packed: bool = False) -> list[list[int]]:
@@ -240,8 +242,7 @@ def train(
     ):  # fmt: skip
         arguments = _arguments(settings, len(rows), run, metric, evaluate is not None)
         trainer = _trainer(model, arguments, rows, collate, loss, evaluate, run, tokenizer)
-        watch = _watch(trainer, say)
-        trainer.add_callback(watch)
+        trainer.add_callback(_watch(say))
         if metric is not None and settings["patience"]:
             from transformers import EarlyStoppingCallback
 
@@ -276,6 +277,7 @@ def _arguments(settings: dict[str, Any], items: int, run: RunFolder, metric: str
     from transformers import TrainingArguments
 
     given = {name: value for name, value in settings.items() if name not in OURS and value is not None}
+    mixed = DTYPES[settings["dtype"]]
     batch = 1 if settings["batch_tokens"] else settings["per_device_train_batch_size"]
     max_steps = items // (batch * settings["gradient_accumulation_steps"] * process_count())
     eval_steps = min(settings["eval_steps"] or max(1, max_steps // 10), max_steps)
@@ -284,10 +286,10 @@ def _arguments(settings: dict[str, Any], items: int, run: RunFolder, metric: str
         "train_sampling_strategy": "sequential", "eval_strategy": "steps" if evaluates else "no",
         "eval_steps": eval_steps, "save_steps": eval_steps if metric else settings["save_steps"] or eval_steps,
         "logging_steps": max(1, max_steps // 100), "logging_nan_inf_filter": False,
-        "report_to": _trackers(settings) or "none", "use_cpu": not torch.cuda.is_available(), "disable_tqdm": True,
+        "use_cpu": not torch.cuda.is_available(), "disable_tqdm": True,
         "dataloader_pin_memory": torch.cuda.is_available(), "remove_unused_columns": False,
         "average_tokens_across_devices": True,
-        "ddp_find_unused_parameters": False, **DTYPES[settings["dtype"]],
+        "ddp_find_unused_parameters": False, "bf16": mixed == "bf16", "fp16": mixed == "fp16",
     }  # fmt: skip
     del given["tf32"]  # `precision.kernels` sets it, and restores it
     if metric is not None:
@@ -298,8 +300,7 @@ def _arguments(settings: dict[str, Any], items: int, run: RunFolder, metric: str
         given |= {option: True, f"{option}_kwargs": {"use_reentrant": False}}
     arguments = TrainingArguments(**given)
     arguments._n_gpu = min(arguments.n_gpu, 1)  # one GPU per process: several are for torchrun, not for DataParallel
-    # an `accelerate config` file must not change the dtype
-    arguments.mixed_precision = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}[settings["dtype"]]
+    arguments.mixed_precision = mixed  # an `accelerate config` file must not change it
     return arguments
 
 
@@ -342,7 +343,7 @@ def _trainer(model, arguments, rows, collate, loss, evaluate, run, tokenizer) ->
     return trainer
 
 
-def _watch(trainer: Any, say: Callable[[str], None]) -> Any:
+def _watch(say: Callable[[str], None]) -> Any:
     """A callback: progress bar, one line per evaluation, elapsed seconds in the log, and an end if the loss is NaN."""
     from tqdm import tqdm
     from transformers import TrainerCallback
@@ -366,7 +367,7 @@ def _watch(trainer: Any, say: Callable[[str], None]) -> Any:
             if "loss" not in (logs or {}):
                 return
             self.loss = float(logs["loss"])
-            for name in ("loss", "grad_norm"):
+            for name in ["loss"] if args.fp16 else ["loss", "grad_norm"]:  # float16 skips steps that overflow
                 if not math.isfinite(logs.get(name, 0.0)):
                     rate = f"lower the learning rate ({args.learning_rate:g})"
                     instead = ", or use float32" if args.bf16 or args.fp16 else ""
@@ -396,10 +397,6 @@ def _stopped_early(state: dict[str, Any], settings: dict[str, Any]) -> bool:
     callback = state.get("stateful_callbacks", {}).get("EarlyStoppingCallback", {})
     counter = callback.get("attributes", {}).get("early_stopping_patience_counter", 0)
     return bool(settings["patience"]) and counter >= settings["patience"]
-
-
-def _trackers(settings: dict[str, Any]) -> list[str]:
-    return [name.strip() for name in settings["report_to"].split(",") if name.strip() not in ("", "none")]
 
 
 @contextmanager
