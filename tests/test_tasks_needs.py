@@ -105,7 +105,7 @@ def test_activations_grow_with_the_rows_and_faster_with_the_length(model):
     ("device", "free", "changes", "advice"),
     [
         ("cpu", 4e9, {}, None),
-        ("cpu", 1e6, {}, "--batch-size 2 --gradient-accumulation 8, --gradient-checkpointing, --method lora"),
+        ("cpu", 1e6, {}, "--batch-size 2 --gradient-accumulation 8, --gradient-checkpointing, or --method lora"),
         ("cpu", 1e6, {"per_device_train_batch_size": 1}, "; try --gradient-checkpointing, "),
         ("cpu", 1e6, {"batch_tokens": 2**21}, "--batch-tokens 1048576"),
         ("cuda:0", 1e6, {}, None),  # a GPU that is full raises an error, so it is tried

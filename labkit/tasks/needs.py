@@ -63,7 +63,7 @@ def require_memory(model: nn.Module, settings: dict[str, Any], length: int) -> s
     free = limits.available_bytes(device) + need["weights"] + PROCESS
     rows, tokens = settings["per_device_train_batch_size"], settings["batch_tokens"]
     batch = f"batches of {tokens:,} tokens" if tokens else f"batches of {rows} x {length}"
-    cures = ["--gradient-checkpointing", "--method lora"]
+    cures = ["--gradient-checkpointing", "or --method lora"]
     if tokens:
         cures.insert(0, f"--batch-tokens {tokens // 2}")
     elif rows > 1:
