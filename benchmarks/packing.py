@@ -5,7 +5,7 @@
     python benchmarks/packing.py --model gemma3-270m --dtype bfloat16 --steps 2 --rounds 3    (with LoRA)
     python benchmarks/packing.py --quick          (a tiny model, seconds, nothing is written)
 
-Arms, of one bidirectional model: `grouped`, batches of nearly one length, as `labkit.tasks.order` makes them of the
+Arms, of one bidirectional model: `grouped`, batches of nearly one length, as `labkit.training.draw` makes them of the
 whole data set; `plain`, the same rows shuffled over the batches, padded to their longest; `packed`, the batches of
 `plain` under `labkit.decoder.packing.packed`; `full`, packed too, but with as many of these rows in each batch as fit
 into the slots that a batch of shuffled rows takes, real or not: about the same memory, more texts and fewer steps
