@@ -227,7 +227,7 @@ def _repeated(piece: Tensor, known: Tensor, rng: torch.Generator) -> Tensor:
 def train_tokenizer(texts: Sequence[str], vocab_size: int, context: int) -> Any:
     """A byte-level BPE of at most `vocab_size` tokens: any text goes in and comes back unchanged.
 
-    It has a pad token of its own (a pad that is also the end of text cannot be told from it) and a mask token.
+    It has a pad token of its own (padding must differ from the end of a text) and a mask token.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -296,7 +296,7 @@ def new_model(shape: Shape, seed: int) -> Any:
 
 @torch.no_grad()
 def bits_per_byte(model: nn.Module, tokenizer: Any, text: str, batch_size: int = 8) -> float:
-    """How many bits the model needs per byte of `text`, every token but the first counted once.
+    """The bits that the model needs per byte of `text`; every token but the first counts once.
 
     Windows of the model's context advance by half of it, so that a token has at least half a context before it (at the
     text's beginning: what there is).

@@ -27,7 +27,7 @@ from labkit.files import WRITING, os_error_in, require_writable, write_folder, w
 LONGEST_WAIT = timedelta(hours=12)  # of one process for another
 LOCK = ".lock"
 STATE = "trainer_state.json"
-FREE = ("gradient_checkpointing",)  # may change when a run is resumed: it does not change what is computed
+FREE = ("gradient_checkpointing", "tf32")  # may change when a run is resumed: memory and rounding, not what is computed
 
 
 class RunFolder:

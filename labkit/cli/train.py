@@ -37,9 +37,14 @@ HYPERPARAMETERS: dict[str, tuple[str, tuple[Any, Any]]] = {  # option -> field o
     "schedule": ("lr_scheduler_type", option(Text, "Learning-rate schedule: linear or cosine.")),
     "warmup": ("warmup_steps", option(Real, "Fraction of the steps for warm-up.", min=0, max=0.99)),
     "weight_decay": ("weight_decay", option(Real, "Weight decay of AdamW.")),
-    "evaluate_every": ("eval_steps", option(Whole, "Steps between evaluations.", min=1)),
+    "evaluate_every": (
+        "eval_steps",
+        option(
+            Whole, "Steps between evaluations. Default: at most 500 and an epoch; on text a tenth of the run.", min=1
+        ),
+    ),
     "save_every": ("save_steps", option(Whole, "Steps between checkpoints.", min=1)),
-    "keep": ("save_total_limit", option(Whole, "Number of checkpoints to keep.", min=1)),
+    "keep": ("save_total_limit", option(Whole, "Number of checkpoints to keep, the best one included.", min=1)),
     "patience": ("patience", option(Whole, "Stop after this many evaluations without improvement; 0 is never.", min=0)),
     "dtype": ("dtype", option(Text, "auto (depends on GPU and model), float32, bfloat16 or float16.")),
     "seed": ("seed", option(int, "Seed of weights, data order and dropout.", default=0)),

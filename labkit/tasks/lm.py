@@ -37,11 +37,11 @@ READS = ("same", "before")  # where the logits of a hidden token are: at its own
 
 @dataclass(frozen=True)
 class FillInScores:
-    """How a model names hidden tokens, each hidden alone.
+    """How well a model predicts hidden tokens, each of them hidden alone.
 
     Attributes:
         nats: cost of each hidden token; the mean's exponential is the pseudo-perplexity (Salazar et al. 2020).
-        ranks: rank of the right token among all, 1 = named first.
+        ranks: rank of the right token among all; 1 is the most probable.
     """
 
     nats: list[float]
@@ -118,7 +118,11 @@ def train_lm(
         weights_to(lm.model, getattr(torch, settings["dtype"]))
     if goal.hides_tokens:
         ensure_mask_token(lm.model, lm.tokenizer)
-    _require_embeddings(lm)
+    if len(lm.tokenizer) > (rows_of_table := lm.model.get_input_embeddings().num_embeddings):
+        raise DataError(
+            f"the tokenizer of {lm.name} has {len(lm.tokenizer):,} tokens, and the model has {rows_of_table:,} "
+            "embeddings: they do not belong together"
+        )
     if dropout is not None:
         set_dropout(lm.model, dropout)
     chosen = choose_layers(layers, lm.model.config.get_text_config().num_hidden_layers)
@@ -213,9 +217,9 @@ def fill_in_scores(
     seed: int = 0,
     batch_size: int = 16,
 ) -> FillInScores:
-    """Hide `positions` tokens of the rows, one at a time, and see what the model puts there.
+    """Hide `positions` tokens of the rows, one at a time, and score what the model predicts there.
 
-    Which tokens are hidden depends on the rows and on `seed` alone, so two models are asked the same.
+    Which tokens are hidden depends on the rows and on `seed` alone, so two models predict the same tokens.
 
     Args:
         rows: token ids, each (seq,), from `cut_into_rows`.
@@ -269,33 +273,33 @@ def set_dropout(model: nn.Module, p: float) -> None:
 
 
 def reads_of(objective: str) -> str:
-    """Where a model of this objective says a hidden token: "same" for MLM, "before" for all others."""
+    """Where a model of this objective predicts a hidden token: "same" for MLM, "before" for all others."""
     return "same" if objective == "mlm" else "before"
 
 
 def _measured(model, tokenizer, rows: list[Tensor], collate: Collator, objective: str, name: str) -> dict[str, float]:
-    """The scores of one state of the model. Before training it is read as a decoder: from the position before."""
+    """The scores of one state of the model. Before training its logits are a decoder's, at the position before."""
     with evaluating(model):
         items = [{"row": -1 - i, "ids": row} for i, row in enumerate(rows)]
         batches = [collate(items[first : first + 8]) for first in range(0, len(items), 8)]
         on_device = [{key: value.to(model.device) for key, value in batch.items()} for batch in batches]
         counts = [int((batch["labels"] != -100).sum()) for batch in batches]
         losses = [float(loss(model, batch, objective)) for batch in on_device]
-    found = {"loss": sum(c * v for c, v in zip(counts, losses, strict=True)) / sum(counts), "n": sum(counts)}
+    scores = {"loss": sum(c * v for c, v in zip(counts, losses, strict=True)) / sum(counts), "n": sum(counts)}
     if by_name(objective).attention == "bidirectional":
         reads = reads_of(objective) if name == "after" else "before"
         filled = fill_in_scores(model, tokenizer, rows, reads=reads)
-        found |= {
+        scores |= {
             "pseudo_perplexity": filled.pseudo_perplexity,
             "fill_in_accuracy": filled.accuracy,
             "fill_in_top_5": filled.top_5,
             "n": len(filled.ranks),
         }
-    return found
+    return scores
 
 
 def _probabilities_of(model, ids: Tensor, at: Tensor, reads: str, real: Tensor | None = None) -> Tensor:
-    """(rows, vocab): what row b says of its position at[b]."""
+    """(rows, vocab): the probabilities that row b gives for its position at[b]."""
     if reads not in READS:
         raise ObjectiveError(f"reads is {reads!r}; give 'same' (MLM) or 'before' (MNTP and next-token models)")
     where = at.cpu() - int(reads == "before")
@@ -305,15 +309,6 @@ def _probabilities_of(model, ids: Tensor, at: Tensor, reads: str, real: Tensor |
     positions[torch.arange(len(ids)), where] = True
     real = real.to(model.device) if real is not None else None
     return logits_at(model, ids.to(model.device), real, positions.to(model.device)).float().softmax(-1)
-
-
-def _require_embeddings(lm: Any) -> None:
-    known = lm.model.get_input_embeddings().num_embeddings
-    if len(lm.tokenizer) > known:
-        raise DataError(
-            f"the tokenizer of {lm.name} has {len(lm.tokenizer):,} tokens, and the model has embeddings for {known:,}: "
-            "they do not belong together"
-        )
 
 
 def _digest(texts: Sequence[str]) -> str:
