@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, Trainer
 
 from labkit.cli.train import HYPERPARAMETERS
-from labkit.datasets import embedded, sources
+from labkit.datasets import sources
 from labkit.errors import DataError, LabkitError
 from labkit.run_folder import read_json
 
@@ -206,16 +206,6 @@ def test_a_task_has_the_options_that_are_its_own(labkit_command):
         "--mask": set(helps), "--folds": set(helps), "--resume": set(helps),
     }.items():  # fmt: skip
         assert {task for task, text in helps.items() if f"{option} " in text} == tasks, option
-
-
-def test_the_sides_of_a_data_set():
-    train, dev, test = sources.sides("ner", "field-notes", max_train=20, max_eval=5)
-    assert (len(train), len(dev), len(test)) == (20, 5, 5)
-    everything = embedded.read("ner", "field-notes", "train")
-    assert [sentence for sentence in everything if sentence in train] == train  # drawn, and in their order
-    assert sources.sides("ner", "field-notes", max_train=20)[0] == train
-    assert sources.sides("ner", "field-notes", max_train=20, seed=1)[0] != train
-    assert sources.sides("classify")[0] == embedded.read("classify", "which-way-round", "train")
 
 
 def test_the_sides_of_a_folder_laid_out_as_on_the_hub(tmp_path):

@@ -345,14 +345,6 @@ def test_packed_batches_have_the_losses_and_scores_of_the_same_batches_padded(ta
     assert numbers(packed["test"]) == pytest.approx(numbers(padded["test"]), abs=1e-3, nan_ok=True)
 
 
-def test_batches_of_tokens_are_as_full_as_possible(tmp_path):
-    settings = SETTINGS | {"batch_tokens": 96, "max_steps": -1, "num_train_epochs": 1.0}
-    metrics = run("ner", tmp_path / "run", settings=settings, packing=True)
-    rows = TASKS["ner"].rows(labkit.load("tiny-gpt2").tokenizer, examples("ner"), metrics["labels"])
-    lengths = [len(row.ids) for row in rows]
-    assert sum(lengths) / 96 <= metrics["steps"] < len(lengths)
-
-
 def test_a_model_that_cannot_be_packed_is_trained_on_padded_rows(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(finetune_module, "why_not", lambda model: "its positions are odd")
