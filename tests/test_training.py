@@ -363,6 +363,11 @@ def test_the_model_at_the_end_is_the_one_of_the_best_evaluation(tmp_path):
     assert checkpoints(tmp_path / "run") == {6, 10, 12}
 
 
+def test_where_no_score_is_defined_the_first_checkpoint_is_the_best(tmp_path):
+    outcome, _ = by_f1(tmp_path / "run", Scripted(*[math.nan] * 6))
+    assert outcome["best_step"] == 2
+
+
 def test_without_a_metric_the_model_at_the_end_is_the_last(tmp_path):
     evaluate = Scripted(0.1, 0.5, 0.9, 0.3, 0.2, 0.4)
     outcome, model = by_f1(tmp_path / "run", evaluate, metric=None)
@@ -443,6 +448,12 @@ def test_a_run_killed_after_its_last_checkpoint_takes_no_further_step(request, t
         assert outcome["best_step"] == 4
     assert outcome["history"] == expected["history"] and outcome["steps"] == expected["steps"]
     assert same_weights(same, model) and not same_weights(same, fresh_model())
+
+
+def test_a_run_that_is_moved_after_its_last_step_still_ends_with_its_best_model(tmp_path):
+    _, model = by_f1(tmp_path / "run", Scripted(*SCORES))
+    _, same = by_f1(shutil.move(tmp_path / "run", tmp_path / "moved"), no_step, loss=no_step)
+    assert same_weights(same, model)
 
 
 @pytest.mark.parametrize(
