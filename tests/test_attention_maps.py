@@ -10,7 +10,7 @@ from torch import nn
 import labkit
 from labkit import masks
 from labkit.attention.maps import AttentionMaps, attention_maps, explore_attention
-from labkit.errors import MaskError, UnsupportedModelError
+from labkit.errors import MaskError, ModelError
 from labkit.gpt import GPT
 from labkit.models.tiny import TINY_NAMES, WINDOW
 
@@ -208,10 +208,10 @@ def test_what_cannot_be_captured_is_refused_in_a_sentence(tiny, text, options, w
 def test_a_model_without_attention_maps_is_named(tiny):
     lm = tiny("tiny-llama")
     lm.model.model.layers[1].self_attn.register_forward_hook(lambda module, args, output: (output[0], None))
-    with pytest.raises(UnsupportedModelError, match=r"model\.layers\.1\.self_attn .* got none"):
+    with pytest.raises(ModelError, match=r"model\.layers\.1\.self_attn .* got none"):
         attention_maps(lm, IDS)
     lm.model = nn.Linear(2, 2)
-    with pytest.raises(UnsupportedModelError, match="no decoder"):
+    with pytest.raises(ModelError, match="no decoder"):
         attention_maps(lm, IDS)
 
 

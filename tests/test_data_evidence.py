@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from labkit.datasets import readers
 from labkit.datasets.embedded import posts
 from labkit.datasets.evidence import CRITERIA, INSTRUCTION, MARKS, ORDERS, Found, locate, prompt
-from labkit.errors import DataError, MissingPackageError
+from labkit.errors import DataError, ModelError
 
 POST = (
     "It was a long week.  I haven’t slept properly\nsince the move, not one night.\n\n"
@@ -121,7 +121,7 @@ def test_empty_evidence_is_refused(evidence):
 def test_without_rapidfuzz_the_exact_is_found_and_the_rest_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "rapidfuzz", None)
     assert locate(POST, SLEEP).how == "exact" and locate(POST, words(SLEEP)).how == "spaces"
-    with pytest.raises(MissingPackageError, match="rapidfuzz.*pip install"):
+    with pytest.raises(ModelError, match="rapidfuzz.*pip install"):
         locate(POST, "It was a long weak.")
 
 

@@ -11,7 +11,7 @@ import torch
 
 import labkit
 from labkit.datasets.paraphrases import ParaphrasedQuestion, read_known_facts, read_paraphrases
-from labkit.errors import DataError, FusionError, MissingPackageError
+from labkit.errors import DataError, FusionError, ModelError
 from labkit.fusion import answers, journal, runs, scores
 from labkit.fusion.few_shot import CUE, Choice, asked, prefix_of, take_shots
 from labkit.fusion.generation import generate
@@ -342,7 +342,7 @@ def test_prompts_that_do_not_fit_are_refused_before_the_first_is_answered(settin
 
 def test_without_pyarrow_the_pip_command_is_given(settings, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingPackageError, match=r"pip install \"labkit-bidirectional\[fusion\]\""):
+    with pytest.raises(ModelError, match=r"pip install \"labkit-bidirectional\[fusion\]\""):
         run(settings, tmp_path / "out.feather")
 
 

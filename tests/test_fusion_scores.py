@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from labkit.datasets.paraphrases import ParaphrasedQuestion
-from labkit.errors import DataError, MissingPackageError
+from labkit.errors import DataError, ModelError
 from labkit.fusion.scores import (
     Scored,
     accuracy,
@@ -144,9 +144,9 @@ def test_words_are_compared_in_their_dictionary_form(prediction, answer, same):
 def test_lemmatizer_that_is_not_there_is_named_with_what_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "simplemma", None)
     monkeypatch.setitem(sys.modules, "spacy", None)
-    with pytest.raises(MissingPackageError, match=r'simplemma: pip install "labkit-bidirectional\[fusion\]"'):
+    with pytest.raises(ModelError, match=r'simplemma: pip install "labkit-bidirectional\[fusion\]"'):
         load_lemmatizer()
-    with pytest.raises(MissingPackageError, match="pip install spacy"):
+    with pytest.raises(ModelError, match="pip install spacy"):
         load_lemmatizer("spacy:en_core_web_sm")
     for name in ("spacy", "porter", "simplemma:de"):
         with pytest.raises(DataError, match=f"the lemmatiser is '{name}'; choose one of simplemma, spacy:MODEL"):

@@ -19,8 +19,8 @@ from labkit.datasets.conll import read_conll
 from labkit.datasets.embedded import SPLITS
 from labkit.datasets.squad import read_squad
 from labkit.errors import DataError
+from labkit.files import sha256
 from labkit.resources import folder
-from labkit.run_folder import sha256
 
 CARD = "README.md"
 

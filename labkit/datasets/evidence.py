@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from labkit.errors import DataError, MissingPackageError
+from labkit.errors import DataError, ModelError
 
 CRITERIA = {  # what each criterion asks; the posts are invented, and nothing here is a diagnosis
     "low_mood": "feeling sad, empty or close to tears",
@@ -60,7 +60,7 @@ def locate(text: str, evidence: str) -> Found | None:
     are at least 80, or nothing is found. Of several places the first is taken.
 
     Raises:
-        DataError: the evidence is empty. MissingPackageError: rapidfuzz is needed and not installed.
+        DataError: the evidence is empty. ModelError: rapidfuzz is needed and not installed.
     """
     wanted = evidence.strip()
     if not wanted:
@@ -73,7 +73,7 @@ def locate(text: str, evidence: str) -> Found | None:
     try:
         from rapidfuzz import fuzz
     except ImportError:
-        raise MissingPackageError(
+        raise ModelError(
             'evidence that is not there to the letter is found by rapidfuzz: pip install "labkit-bidirectional[train]"'
         ) from None
     (squeezed, places), wanted = _squeezed(text), " ".join(wanted.split())

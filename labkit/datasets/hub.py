@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.datasets.files import Record
-from labkit.errors import DataError, MissingPackageError
+from labkit.errors import DataError, ModelError
 
 KNOWN = {  # short name -> repository on the hub, where the short name alone no longer loads
     "squad": "rajpurkar/squad",
@@ -29,7 +29,7 @@ def records(name: str, split: str) -> Iterator[Record]:
     where the folder's README.md lists it.
 
     Raises:
-        MissingPackageError: `datasets` is not installed.
+        ModelError: `datasets` is not installed.
         DataError: the data set cannot be reached, or has no such split.
     """
     rows = _load(name, split)
@@ -64,7 +64,7 @@ def _package(name: str) -> Any:
     try:
         import datasets
     except ImportError:
-        raise MissingPackageError(
+        raise ModelError(
             f'{name} is no file; reading it from the hub needs datasets: pip install "labkit-bidirectional[train]"'
         ) from None
     return datasets

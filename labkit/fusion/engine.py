@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.decoder.anatomy import FULL, SLIDING, Decoder, decoder_or_none
-from labkit.decoder.limits import GB, available_bytes
+from labkit.decoder.limits import require_memory, require_positions
 from labkit.decoder.packing import MARK
 from labkit.errors import FusionError
 from labkit.fusion.layout import Prompts
@@ -76,23 +76,15 @@ def require_room(model: nn.Module, prompts: Prompts, batch_size: int, new_tokens
     """Raise FusionError if a position is beyond the model's, or the keys and values of a batch beyond the memory."""
     decoder, parameter = fusable_decoder(model), next(model.parameters())
     config, dtype = decoder.config, parameter.dtype
-    last_position = prompts.last_position + new_tokens - 1
     rows = max(prompts.counts) * min(batch_size, len(prompts.counts)) * beams
     cached_tokens = rows * (prompts.longest_row + new_tokens)
-    limit = getattr(config, "max_position_embeddings", None)
-    if limit is not None and last_position >= limit:
-        raise FusionError(
-            f"the prompt and its answer reach position {last_position + 1:,}, and the model has {limit:,}: give fewer "
-            "or shorter paraphrases, fewer examples or fewer new tokens, or a method that restarts positions"
-        )
+    cure = "give fewer or shorter paraphrases, fewer examples or fewer new tokens, or a method that restarts positions"
+    require_positions(prompts.last_position + new_tokens, config, refusal=FusionError, cure=cure)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     needed = 2 * len(decoder.layers) * heads * size * dtype.itemsize * cached_tokens
-    if needed > (free := available_bytes(str(parameter.device))):
-        raise FusionError(
-            f"keys and values of {cached_tokens:,} tokens need {needed / GB:.1f} GB, and {free / GB:.1f} GB are free: "
-            "take a smaller batch_size, or fewer paraphrases"
-        )
+    what, cure = f"the cache of {cached_tokens:,} tokens", "take a smaller batch_size, or fewer paraphrases"
+    require_memory(what, needed, str(parameter.device), cure=cure, refusal=FusionError)
 
 
 def windows(decoder: Decoder) -> dict[str, int | None]:

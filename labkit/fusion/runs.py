@@ -22,7 +22,7 @@ from typing import Any
 
 from labkit.datasets.paraphrases import KNOWN_FACTS, ParaphrasedQuestion, read_paraphrases, sample
 from labkit.errors import FusionError
-from labkit.files import is_regular, is_standard_output, require_writable
+from labkit.files import is_regular, is_standard_output, require_writable, sha256
 from labkit.fusion import scores
 from labkit.fusion.answers import Answers, judged, read_answers, require_pyarrow, write_answers
 from labkit.fusion.few_shot import CUE, SEPARATOR, Choice, asked, prefix_of, take_shots
@@ -32,7 +32,6 @@ from labkit.fusion.methods import GIVEN, method_named
 from labkit.fusion.sameness import fingerprint, require_same, versions
 from labkit.models import Loaded, load
 from labkit.resources import folder
-from labkit.run_folder import sha256
 
 
 @dataclass(frozen=True)

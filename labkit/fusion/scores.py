@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.datasets.paraphrases import ParaphrasedQuestion
-from labkit.errors import DataError, MissingPackageError
+from labkit.errors import DataError, ModelError
 from labkit.tasks.qa_scores import normalize as normalised
 
 LEMMATIZERS = ("simplemma", "spacy:MODEL")
@@ -124,7 +124,7 @@ def load_lemmatizer(name: str = "simplemma") -> Lemmatizer:
     """What gives the lemmas of a text: "simplemma" (English, word by word), or "spacy:en_core_web_sm" (in context).
 
     Raises:
-        DataError: no such lemmatiser. MissingPackageError: it, or its model, is not installed.
+        DataError: no such lemmatiser. ModelError: it, or its model, is not installed.
     """
     kind, _, model = name.partition(":")
     if kind == "simplemma" and not model:
@@ -230,7 +230,7 @@ def _simplemma() -> Lemmatizer:
     try:
         import simplemma
     except ImportError:
-        raise MissingPackageError('lemmas need simplemma: pip install "labkit-bidirectional[fusion]"') from None
+        raise ModelError('lemmas need simplemma: pip install "labkit-bidirectional[fusion]"') from None
     return lambda text: [simplemma.lemmatize(word, lang="en") for word in normalised(text).split()]
 
 
@@ -238,11 +238,11 @@ def _spacy(model: str) -> Lemmatizer:
     try:
         import spacy
     except ImportError:
-        raise MissingPackageError("lemmas in context need spaCy, which is not installed: pip install spacy") from None
+        raise ModelError("lemmas in context need spaCy, which is not installed: pip install spacy") from None
     try:
         pipeline = spacy.load(model, exclude=["ner", "parser"])
     except OSError:
-        raise MissingPackageError(
+        raise ModelError(
             f"spaCy has no model {model!r} here: python -m spacy download {model}; or use simplemma, which needs none"
         ) from None
     if not pipeline("cities")[0].lemma_:
