@@ -53,8 +53,9 @@ def packaged(wordpiece, tmp_path, monkeypatch):
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("config.json", "model.safetensors")
     }
     package = FolderPackage(
-        "small-bert", "pip install small-bert", ("small_bert", "model"), sha256, "nobody/small-bert"
-    )
+        distribution="small-bert", pip_command="pip install small-bert", original="nobody/small-bert",
+        folder=("small_bert", "model"), sha256=sha256,
+    )  # fmt: skip
     card = replace(REGISTRY["minilm-l6"], name="small-bert", parameters=1, layers=2, origin=package)
     monkeypatch.setitem(REGISTRY, "small-bert", card)
     return folder

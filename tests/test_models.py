@@ -154,7 +154,7 @@ def test_a_sharded_folder_loads_as_what_was_saved_and_a_lost_shard_is_named(tiny
     assert torch.equal(logits(labkit.load(tmp_path, device="cpu")), logits(tiny("tiny-llama")))
     lost = sorted(tmp_path.glob("*.safetensors"))[-1]
     lost.unlink()
-    with pytest.raises(ModelError, match=f"lacks 1 of .* {lost.name}"):
+    with pytest.raises(ModelError, match=lost.name):
         labkit.load(tmp_path)
 
 
@@ -258,8 +258,8 @@ def _lose_a_weight(folder):
     ("damage", "message"),
     [
         (_lose_a_weight, r"lacks 1 weights.*layers\.1\.self_attn\.q_proj"),
-        (_cut(100), "model.safetensors is not a complete"),
-        (_cut(-100), "model.safetensors is not a complete"),
+        (_cut(100), "model.safetensors cannot be read"),
+        (_cut(-100), "model.safetensors cannot be read"),
         (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "pickled weights"),
         (lambda folder: (folder / "config.json").unlink(), "no config.json"),
         (_rewrite_config(model_type="never-heard-of"), "never-heard-of"),

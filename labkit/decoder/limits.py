@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.errors import LabkitError, ModelError
+from labkit.errors import LabkitError, ModelError, reading
 
 if TYPE_CHECKING:
     import torch
@@ -66,22 +66,15 @@ def _left_in_container(limit: str, used: str, statistics: str, idle: str) -> int
 
 
 def stored_weights(folder: Path) -> tuple[int, torch.dtype]:
-    """How many parameters the safetensors files in `folder` hold, and the dtype of most of them; reads headers only.
-
-    Raises:
-        ModelError: a file is cut short; the message names it.
-    """
+    """How many parameters the safetensors files in `folder` hold, and the dtype of most of them; reads headers only."""
     import torch
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     counts: Counter[str] = Counter(F32=0)
     for file in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="pt") as stored:
-                for tensor in (stored.get_slice(name) for name in stored.keys()):
-                    counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
-        except SafetensorError as error:
-            raise ModelError(f"{file} is not a complete safetensors file; download or save the model again") from error
+        with reading(str(file)), safe_open(file, framework="pt") as stored:
+            for tensor in (stored.get_slice(name) for name in stored.keys()):
+                counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
     names = {"BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
     return counts.total(), names.get(counts.most_common(1)[0][0], torch.float32)
 

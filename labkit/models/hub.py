@@ -140,22 +140,15 @@ def _concrete_class(auto_class: Any, config: PreTrainedConfig) -> type | None:
 
 
 def require_weights(folder: Path, name: str) -> None:
-    """Raise ModelError unless `folder` holds safetensors weights, all of them."""
-    if not list(folder.glob("*.safetensors")):
-        if list(folder.glob("*.bin")) or list(folder.glob("*.pt")):
-            raise ModelError(
-                f"{name} has only pickled weights (*.bin), which can run code when opened; labkit reads safetensors "
-                "only: convert it with save_pretrained where you trust it"
-            )
-        raise ModelError(f"{name} holds a config.json but no *.safetensors weights; save or download the model again")
-    index = folder / "model.safetensors.index.json"
-    if index.is_file() and not (folder / "model.safetensors").is_file():
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        if missing := sorted(shard for shard in shards if not (folder / shard).is_file()):
-            raise ModelError(
-                f"{name} lacks {len(missing)} of {len(shards)} weight files, the first is {missing[0]}; "
-                "download it again"
-            )
+    """Raise ModelError unless `folder` holds safetensors weights."""
+    if list(folder.glob("*.safetensors")):
+        return
+    if list(folder.glob("*.bin")) or list(folder.glob("*.pt")):
+        raise ModelError(
+            f"{name} has only pickled weights (*.bin), which can run code when opened; labkit reads safetensors only: "
+            "convert it with save_pretrained where you trust it"
+        )
+    raise ModelError(f"{name} holds a config.json but no *.safetensors weights; save or download the model again")
 
 
 def read_model(

@@ -18,24 +18,30 @@ NOTICES = {  # licence -> the text file that it wants beside every copy (Gemma: 
 }
 
 
-@dataclass(frozen=True)
-class GgufPackage:
-    """Quantised weights in Python packages: one GGUF file, or parts of one in several packages.
-
-    `parts` are (import name, file inside it), in order; `sha256` is that of the joined file; `terms` is the licence
-    text, if the package has one. The packages are only looked into, never imported.
-    """
+@dataclass(frozen=True, kw_only=True)
+class _Package:
+    """Weights in a Python package, which is only looked into, never imported."""
 
     distribution: str
     pip_command: str
-    parts: tuple[tuple[str, str], ...]
-    sha256: str
-    quantisation: str
     original: str
-    terms: tuple[str, str] | None = None
 
     def __str__(self) -> str:
         return f"package {self.distribution}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufPackage(_Package):
+    """Quantised weights: one GGUF file, or parts of one in several packages.
+
+    `parts` are (import name, file inside it), in order; `sha256` is that of the joined file; `terms` is the licence
+    text, if the package has one.
+    """
+
+    parts: tuple[tuple[str, str], ...]
+    sha256: str
+    quantisation: str
+    terms: tuple[str, str] | None = None
 
     def part_paths(self) -> list[Path] | None:
         """The parts on this machine, in order, or None if one of them is not installed."""
@@ -62,22 +68,15 @@ class GgufPackage:
         return (True, "the first load converts it") if self.is_installed() else (False, f"run: {self.pip_command}")
 
 
-@dataclass(frozen=True)
-class FolderPackage:
-    """A model folder inside a Python package, as `save_pretrained` writes it; it is used where it is.
+@dataclass(frozen=True, kw_only=True)
+class FolderPackage(_Package):
+    """A model folder as `save_pretrained` writes it, used where it is.
 
-    `folder` is (import name, folder inside it), `sha256` that of each file that affects the output. The package is
-    only looked into, never imported.
+    `folder` is (import name, folder inside it), `sha256` that of each file that affects the output.
     """
 
-    distribution: str
-    pip_command: str
     folder: tuple[str, str]
     sha256: dict[str, str]
-    original: str
-
-    def __str__(self) -> str:
-        return f"package {self.distribution}"
 
     def path(self) -> Path | None:
         """The folder on this machine, or None if the package is not installed."""
