@@ -185,7 +185,7 @@ def test_ids_come_as_a_list_or_as_a_tensor_of_one_row(tiny):
     [
         ("", {}, "empty text"),
         ([], {}, "empty text"),
-        ([40] * 1025, {}, "1025 tokens, and tiny-gpt2 has positions for 1024"),
+        ([40] * 1025, {}, "1,025 tokens, and the model has 1,024 positions"),
         ([[40], [41]], {}, "of one text"),
         ([40, -1], {}, "the token ids of tiny-gpt2 are 0 to"),
         ([40, 10**6], {}, "the token ids of tiny-gpt2 are 0 to"),

@@ -376,7 +376,7 @@ def test_an_exception_within_the_model_takes_the_hook_of_hidden_average_along():
         ({"seed": 2**62}, "the seed is 4611686018427387904; it must be from 0"),
         ({"seed": -1}, "the seed is -1; it must be from 0"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ({"max_new_tokens": 1000}, "reach position 1,0"),
+        ({"max_new_tokens": 1000}, "1,0.. tokens, and the model has 1,024 positions"),
         ({"questions": [["the word of it " * 300] * 2], "method": "concat"}, "a method that restarts positions"),
         ({"temperature": 0.5}, "has no effect unless tokens are drawn"),
         ({"do_sample": True, "top_p": 1.5}, "top_p is 1.5"),
@@ -392,7 +392,7 @@ def test_what_cannot_be_is_one_clear_error(wrong, told):
 
 def test_a_prompt_beyond_the_memory_is_refused_and_new_tokens_and_beams_count(monkeypatch):
     lm, needed = labkit.load("tiny-llama"), {}
-    monkeypatch.setattr("labkit.fusion.engine.available_bytes", lambda device: 1000)
+    monkeypatch.setattr("labkit.decoder.limits.available_bytes", lambda device: 1000)
     for name, more in (("plain", {}), ("longer", {"max_new_tokens": 500}), ("beams", {"num_beams": 4})):
         with pytest.raises(FusionError, match="take a smaller batch_size") as refused:
             answered(lm, **more)

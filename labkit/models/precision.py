@@ -29,13 +29,13 @@ class Precision:
     why: str
 
 
-def choose(model_type: str, capability: tuple[int, int] | None, wanted: str = "auto") -> Precision:
+def choose(model_type: str, capability: tuple[int, int] | None, dtype: str = "auto") -> Precision:
     """The precision to train a model of `model_type` with.
 
     Args:
         model_type: as in the config, "gemma3_text".
         capability: of the GPU as (major, minor), None without one; `here()` gives this machine's.
-        wanted: "auto" for the rule, else "float32", "bfloat16" or "float16", which is refused where it cannot work.
+        dtype: "auto" for the rule, else "float32", "bfloat16" or "float16", which is refused where it cannot work.
 
     Raises:
         TrainingError: float16 without a GPU, or for a family whose activations overflow in it.
@@ -43,17 +43,17 @@ def choose(model_type: str, capability: tuple[int, int] | None, wanted: str = "a
     overflows = model_type.lower().startswith(OVERFLOWS_IN_FLOAT16)
     ampere = capability is not None and tuple(capability) >= AMPERE
     gpu = f"a GPU of compute capability {'.'.join(map(str, capability or ()))}"
-    if wanted == "float16" and capability is None:
+    if dtype == "float16" and capability is None:
         raise TrainingError("float16 needs a GPU, and there is none here; choose auto, bfloat16 or float32")
-    if wanted == "float16" and overflows:
+    if dtype == "float16" and overflows:
         raise TrainingError(
             f"{model_type} overflows in float16 (its activations exceed 65,504), so the loss would become NaN; choose "
             f"{'bfloat16' if ampere else 'float32'}"
         )
-    if wanted == "bfloat16" and capability is not None and not ampere:
+    if dtype == "bfloat16" and capability is not None and not ampere:
         return Precision("bfloat16", False, f"{gpu} has no bfloat16 in hardware: torch emulates it, slowly")
-    if wanted != "auto":
-        return Precision(wanted, ampere and wanted == "float32", AS_ASKED)
+    if dtype != "auto":
+        return Precision(dtype, ampere and dtype == "float32", AS_ASKED)
     if capability is None:
         return Precision("float32", False, "no GPU")
     if ampere:
