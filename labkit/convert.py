@@ -55,7 +55,7 @@ def to_bidirectional(model: nn.Module, *, window: str = "keep", layers=None) -> 
 
     Raises:
         ConversionError: a wrong argument, or the measured mask is not the intended one. The model is then as it was.
-        UnsupportedModelError: there is no decoder that labkit knows in this model.
+        ModelError: there is no decoder that labkit knows in this model.
     """
     decoder = find_decoder(model)
     chosen = _checked_layers(layers, len(decoder.layers))

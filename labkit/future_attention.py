@@ -295,7 +295,7 @@ class FutureGPT(GPT):
         """Begin with the weights of a `labkit.gpt.GPT` or of transformers' GPT-2; only the columns are new.
 
         Raises:
-            FutureAttentionError: a `Future` that does not fit. UnsupportedModelError: no GPT-2.
+            FutureAttentionError: a `Future` that does not fit. ModelError: no GPT-2.
         """
         if isinstance(model, FutureGPT):
             raise FutureAttentionError("this model has columns already; `load` reads a saved one with them")

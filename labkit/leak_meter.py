@@ -27,8 +27,9 @@ from tqdm import tqdm
 from labkit import masks
 from labkit.convert import to_bidirectional
 from labkit.decoder.anatomy import decoder_or_none
+from labkit.decoder.limits import position_limit
 from labkit.decoder.running import evaluating, first_tensor
-from labkit.errors import ConversionError, LeakageError, UnsupportedModelError
+from labkit.errors import ConversionError, LeakageError, ModelError
 from labkit.gpt import GPT
 from labkit.objectives import generator
 
@@ -164,10 +165,9 @@ def context_of(model: nn.Module) -> int | None:
     """The longest row that a config inside the model speaks of, or None where none does."""
     for module in model.modules():
         config = getattr(module, "config", None)
-        config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-        for name in ("max_position_embeddings", "context", "block_size"):
-            if isinstance(getattr(config, name, None), int):
-                return getattr(config, name)
+        stated = position_limit(config), getattr(config, "context", None), getattr(config, "block_size", None)
+        if limit := next((limit for limit in stated if isinstance(limit, int)), None):
+            return limit
     return None
 
 
@@ -319,7 +319,7 @@ def _twins(model: nn.Module, source: _RandomTokens | _Text) -> dict[str, nn.Modu
         return {AS_BUILT: model, UNMASKED: twin}
     try:
         return {AS_BUILT: model, UNMASKED: to_bidirectional(twin)}
-    except (UnsupportedModelError, ConversionError):  # no decoder that labkit knows, or one with a will of its own
+    except (ModelError, ConversionError):  # no decoder that labkit knows, or one with a will of its own
         return {AS_BUILT: model}
 
 

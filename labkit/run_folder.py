@@ -13,7 +13,6 @@ processes train together (`accelerate launch`, torchrun), the first one writes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import TrainingError
-from labkit.files import WRITING, os_error_in, require_writable, write_folder, write_whole
+from labkit.files import WRITING, os_error_in, require_writable, sha256, write_folder, write_whole
 
 LONGEST_WAIT = timedelta(hours=12)  # of one process for another
 SEAL = "sealed.json"
@@ -255,12 +254,6 @@ def read_json(path: Path) -> dict | None:
         return None
     except (ValueError, RecursionError) as error:
         raise TrainingError(f"{path} is damaged ({error}); restore it, or start a new run elsewhere") from error
-
-
-def sha256(path: Path) -> str:
-    """The sha256 of a file, as hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _as_json(value: Any) -> str:

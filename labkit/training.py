@@ -21,9 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.decoder import limits as memory
 from labkit.decoder.running import evaluating
-from labkit.errors import DivergedError, TrainingError
+from labkit.errors import DivergedError, TrainingError, is_out_of_memory
 from labkit.models import precision
 from labkit.progress import bars_on_terminals_only, transformers_errors_only
 from labkit.run_folder import RunFolder, first_process_first
@@ -67,7 +66,7 @@ def train(
     Raises:
         TrainingError: the loss is no number any more, a checkpoint was altered, the disk or the memory is full, or
             there are more or fewer processes, or other numbers, than before. The last whole checkpoint stays.
-        MissingPackageError: accelerate is not installed.
+        ModelError: accelerate is not installed.
     """
     from tqdm import tqdm
 
@@ -351,7 +350,7 @@ def _too_little_memory_explained(settings: Settings) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not memory.is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         on = "where there is more" if settings.gradient_checkpointing else "with gradient checkpointing"
         cures = ["fewer tokens to a batch, if rows are packed"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from labkit.errors import MissingPackageError, TrainingError
+from labkit.errors import ModelError, TrainingError
 from labkit.models import precision
 
 DTYPES = {"float32": {}, "bfloat16": {"bf16": True}, "float16": {"fp16": True}}
@@ -115,12 +115,12 @@ def require(settings: Settings) -> None:
     """Raise, before anything is written, if this machine cannot train with `settings`.
 
     Raises:
-        MissingPackageError: accelerate or a tracker is not installed. TrainingError: float16 without a GPU.
+        ModelError: accelerate or a tracker is not installed. TrainingError: float16 without a GPU.
     """
     try:
         import accelerate  # noqa: F401
     except ImportError:
-        raise MissingPackageError('training needs accelerate: pip install "labkit-bidirectional[train]"') from None
+        raise ModelError('training needs accelerate: pip install "labkit-bidirectional[train]"') from None
     if settings.dtype == "float16" and not torch.cuda.is_available():
         raise TrainingError("float16 needs a GPU, and there is none here; choose bfloat16 or float32")
     if settings.trackers:
@@ -130,7 +130,7 @@ def require(settings: Settings) -> None:
         for name in settings.trackers:
             if name not in ready:
                 choices = ", ".join(["none", *ready])
-                raise MissingPackageError(f"{name!r} is not installed, or no tracker at all; here: {choices}")
+                raise ModelError(f"{name!r} is not installed, or no tracker at all; here: {choices}")
 
 
 def settled(settings: Settings, model: Any, say: Callable[[str], None], begun: str | None = None) -> Settings:

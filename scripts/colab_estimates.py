@@ -23,8 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ["LABKIT_PROFILE"] = "colab"
 
-from labkit.decoder.limits import _OVERHEAD as LOADING  # noqa: E402
-from labkit.decoder.limits import GB  # noqa: E402
+from labkit.decoder.limits import GB, LOADING  # noqa: E402
 from labkit.profile import by_name  # noqa: E402
 
 SIZE = by_name("colab")

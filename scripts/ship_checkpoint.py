@@ -14,7 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from labkit.run_folder import read_json, sha256
+from labkit.files import sha256
+from labkit.run_folder import read_json
 
 CARD = """---
 license: apache-2.0

@@ -272,7 +272,7 @@ def test_majority_vote_takes_the_most_frequent_answer():
         ({"batch_size": 0}, "batch_size is 0"),
         ({"seed": -1}, "the seed is -1; it must be from 0"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ({"max_new_tokens": 1000}, "reach position 1,0"),
+        ({"max_new_tokens": 1000}, "1,0.. tokens, and the model has 1,024 positions"),
         ({"questions": [["the word of it " * 300] * 2], "method": "concat"}, "a method that restarts positions"),
         ({"temperature": 0.5}, "only applies to sampling"),
         ({"do_sample": True, "top_p": 1.5}, "top_p is 1.5"),

@@ -14,7 +14,7 @@ import torch
 
 import labkit
 from labkit.datasets.paraphrases import ParaphrasedQuestion, read_known_facts, read_paraphrases
-from labkit.errors import DataError, FusionError, MissingPackageError
+from labkit.errors import DataError, FusionError, ModelError
 from labkit.fusion import answers, generation, runs, scores
 from labkit.fusion.few_shot import CUE, asked, examples_for, prefix_of, take_shots
 from labkit.fusion.generation import generate
@@ -327,7 +327,7 @@ def test_files_that_contain_no_answers_are_refused(settings, tmp_path, monkeypat
         with pytest.raises(DataError, match=message):
             answers.read_answers(tmp_path / name)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingPackageError, match=r"pip install \"labkit-bidirectional\[fusion\]\""):
+    with pytest.raises(ModelError, match=r"pip install \"labkit-bidirectional\[fusion\]\""):
         run(settings, tmp_path / "out.feather")
 
 

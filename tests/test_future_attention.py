@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from labkit import masks
 from labkit.auditing.leaks import find_leaks, leak_meter
-from labkit.errors import FutureAttentionError, UnsupportedModelError
+from labkit.errors import FutureAttentionError, ModelError
 from labkit.future_attention import Future, FutureAttention, FutureGPT, predicted, true_weights
 from labkit.future_losses import FutureLoss, predicted_contribution, true_contribution
 from labkit.gpt import GPT, Cache, GPTConfig
@@ -333,5 +333,5 @@ def test_what_it_cannot_do_it_says():
         model.to_transformers()
     with pytest.raises(FutureAttentionError, match="has columns already"):
         FutureGPT.from_gpt(model)
-    with pytest.raises(UnsupportedModelError, match="reads the weights of a GPT-2"):
+    with pytest.raises(ModelError, match="reads the weights of a GPT-2"):
         FutureGPT.from_gpt(build_tiny_model("tiny-llama", attn="sdpa"))

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 import labkit
 from labkit import masks
 from labkit.auditing.measure import audit
-from labkit.errors import BidirectionalGenerationError, MaskError, UnsupportedModelError
+from labkit.errors import BidirectionalGenerationError, MaskError, ModelError
 from labkit.gpt import GPT, Cache, GPTConfig
 
 VOCAB, CONTEXT, N, P = 61, 32, 12, 5  # vocabulary, positions; length of a text, and of a prompt
@@ -192,7 +192,7 @@ def test_bfloat16_stays_bfloat16(model, naive):
     ],
 )
 def test_a_model_that_computes_otherwise_is_refused_by_name(other, named):
-    with pytest.raises(UnsupportedModelError, match=named):
+    with pytest.raises(ModelError, match=named):
         GPT.from_transformers(other())
 
 

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 import labkit
 from labkit import pretrain as pretraining
 from labkit.decoder.running import evaluating
-from labkit.errors import DataError, MissingPackageError, TrainingError
+from labkit.errors import DataError, ModelError, TrainingError
 from labkit.pretrain import (
     Shape,
     bits_per_byte,
@@ -429,7 +429,7 @@ def test_a_folder_without_text_is_one_clear_error_and_nothing_is_written(tmp_pat
         ({"held_out": 1.0}, TrainingError, r"held-out share 1.0 must be in \[0, 1\)"),
         ({"held_out": -0.1}, TrainingError, r"held-out share -0.1 must be in \[0, 1\)"),
         ({"repeats": 1.1}, TrainingError, r"share of repeated rows 1.1 in \[0, 1\]"),
-        ({"settings": Settings(2, report_to="my_tracker")}, MissingPackageError, "'my_tracker' is not installed"),
+        ({"settings": Settings(2, report_to="my_tracker")}, ModelError, "'my_tracker' is not installed"),
     ],
 )
 def test_what_cannot_be_done_is_one_clear_error_and_nothing_is_written(text, tmp_path, wrong, error, complaint):

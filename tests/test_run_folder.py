@@ -13,7 +13,8 @@ import pytest
 
 from labkit import run_folder
 from labkit.errors import TrainingError
-from labkit.run_folder import RunFolder, read_json, sha256
+from labkit.files import sha256
+from labkit.run_folder import RunFolder, read_json
 
 CONFIG = {"command": "pretrain", "settings": {"max_steps": 20, "dtype": "float32"}, "texts": {"a.txt": "12ab"}}
 

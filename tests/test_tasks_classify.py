@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 import labkit
 from labkit.datasets.examples import Labelled
-from labkit.errors import DataError, MissingPackageError
+from labkit.errors import DataError, ModelError
 from labkit.models.heads import Head
 from labkit.models.tiny import build_tiny_tokenizer
 from labkit.run_folder import RunFolder
@@ -275,9 +275,7 @@ def test_without_scikit_learn_the_pip_command_is_named(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(
-        MissingPackageError, match=r'scores need scikit-learn: pip install "labkit-bidirectional\[train'
-    ):
+    with pytest.raises(ModelError, match=r'scores need scikit-learn: pip install "labkit-bidirectional\[train'):
         classify.scores(labelled(["money"]), said(["money"]))
-    with pytest.raises(MissingPackageError, match="the bag of words needs scikit-learn"):
+    with pytest.raises(ModelError, match="the bag of words needs scikit-learn"):
         classify.bag_of_words(EXAMPLES, EXAMPLES)

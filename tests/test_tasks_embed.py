@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 import labkit
 from labkit.datasets.examples import Pair
-from labkit.errors import DataError, HeadError, ObjectiveError
-from labkit.models.heads import Head
-from labkit.models.pooling import POOLINGS
+from labkit.errors import DataError, ModelError, ObjectiveError
+from labkit.models.heads import POOLINGS, Head
 from labkit.models.tiny import build_tiny_tokenizer
 from labkit.run_folder import RunFolder
 from labkit.tasks import embed, embed_scores
@@ -116,7 +115,7 @@ def test_encoding_leaves_the_model_as_it_was_and_no_text_gives_no_vector():
 
 def test_a_model_without_an_embedding_head_is_refused():
     lm = labkit.load("tiny-gpt2", task="base", device="cpu")
-    with pytest.raises(HeadError, match='gives no vectors; load it with task="embedding"'):
+    with pytest.raises(ModelError, match='gives no vectors; load it with task="embedding"'):
         encode(lm.model, lm.tokenizer, TEXTS)
     with pytest.raises(DataError, match="2,002 tokens, and the model has 1,024 positions"):
         encode(lm.model, lm.tokenizer, ["x" * 2000], max_length=4000)

@@ -21,9 +21,9 @@ from labkit import run_folder
 from labkit.datasets import embedded
 from labkit.datasets.examples import Labelled, Pair, Sentence
 from labkit.datasets.sources import sides
-from labkit.errors import DataError, HeadError, TrainingError
+from labkit.errors import DataError, ModelError, TrainingError
 from labkit.models import precision
-from labkit.models.adapter_folders import TASK
+from labkit.models.adapters import TASK
 from labkit.models.heads import head_in
 from labkit.run_folder import RunFolder, read_json
 from labkit.tasks import finetune as finetune_module
@@ -296,7 +296,7 @@ def test_an_adapter_alone_is_the_whole_model_again(tmp_path):
         "qa", tmp_path / "more", train=given["train"], dev=given["dev"], test=(), options=options, model=folder
     )
     assert continued["mask"]["measured"] == "bidirectional"
-    with pytest.raises(HeadError, match=r"is for question-answering \(no labels\), not for token-classification"):
+    with pytest.raises(ModelError, match=r"is for question-answering \(no labels\), not for token-classification"):
         labkit.load(folder, task="token-classification")
     record, own = "labkit_adapter.json", "adapter_config.json"
     for file, change in [
@@ -654,7 +654,7 @@ def test_a_record_of_another_form_is_one_clear_error(done, tmp_path, record):
     shutil.copytree(done("ner")[1] / "model", tmp_path / "model")
     config = tmp_path / "model" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"labkit_task": record}))
-    with pytest.raises(HeadError):
+    with pytest.raises(ModelError):
         pipeline(tmp_path / "model")
 
 
@@ -676,12 +676,12 @@ def test_files_in_and_out(done, tmp_path):
 
 
 def test_a_model_that_is_no_fine_tuned_one_is_said_to_be_none(done, tmp_path):
-    with pytest.raises(HeadError, match="was not fine-tuned for a task by labkit"):
+    with pytest.raises(ModelError, match="was not fine-tuned for a task by labkit"):
         pipeline("tiny-gpt2")
-    with pytest.raises(HeadError, match="was fine-tuned for ner, not for qa"):
+    with pytest.raises(ModelError, match="was fine-tuned for ner, not for qa"):
         pipeline(done("ner")[1], task="qa")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    with pytest.raises(HeadError, match="is not finished: go on with it"):
+    with pytest.raises(ModelError, match="is not finished: go on with it"):
         pipeline(tmp_path / "run")
 
 

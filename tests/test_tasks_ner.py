@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 import labkit
 from labkit.datasets.examples import Entity, Sentence
 from labkit.datasets.tags import entities_of, to_bio, words_of
-from labkit.errors import DataError, MissingPackageError
+from labkit.errors import DataError, ModelError
 from labkit.models.heads import Head
 from labkit.models.tiny import build_tiny_tokenizer
 from labkit.tasks import ner
@@ -501,7 +501,7 @@ def test_no_entity_anywhere_scores_zero_without_a_warning():
 
 def test_without_seqeval_the_error_holds_the_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "seqeval.metrics", None)
-    with pytest.raises(MissingPackageError, match=r'pip install "labkit-bidirectional\[train\]"'):
+    with pytest.raises(ModelError, match=r'pip install "labkit-bidirectional\[train\]"'):
         ner.scores(gold("O"), [["O"]])
 
 

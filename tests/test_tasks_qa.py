@@ -16,8 +16,8 @@ import labkit
 from labkit.datasets import embedded
 from labkit.datasets.evidence import CRITERIA, INSTRUCTION, MARKS
 from labkit.datasets.examples import Answer, Question
-from labkit.errors import DataError, HeadError
-from labkit.models.gguf_tokenizers import build_tokenizer
+from labkit.errors import DataError, ModelError
+from labkit.models.gguf import build_tokenizer
 from labkit.models.tiny import build_tiny_tokenizer
 from labkit.tasks import qa, qa_frames, qa_scores
 from labkit.tasks.special_tokens import add_tokens
@@ -460,7 +460,7 @@ def test_a_model_in_bfloat16_answers(lm):
 
 def test_a_model_without_the_head_is_refused():
     lm = labkit.load("tiny-gpt2", device="cpu")
-    with pytest.raises(HeadError, match="task='question-answering'"):
+    with pytest.raises(ModelError, match="task='question-answering'"):
         qa.predict(lm, lm.tokenizer, [asked(MAT)])
     with pytest.raises(DataError, match="batch size"):
         qa.predict(lm, lm.tokenizer, [asked(MAT)], batch_size=0)

@@ -20,7 +20,7 @@ import torch
 
 from labkit import training, training_settings
 from labkit.decoder.running import evaluating
-from labkit.errors import DivergedError, LabkitError, MissingPackageError, TrainingError
+from labkit.errors import DivergedError, LabkitError, ModelError, TrainingError
 from labkit.objectives import Collator, generator, loss
 from labkit.pretrain import Shape, new_model
 from labkit.run_folder import SEAL, RunFolder, read_json
@@ -360,13 +360,13 @@ def test_float16_without_a_gpu_is_one_clear_error(tmp_path):
 
 
 def test_an_unknown_tracker_is_one_clear_error_that_lists_those_here(tmp_path):
-    with pytest.raises(MissingPackageError, match="'notebook_of_mine' is not installed, or no tracker.*here: none"):
+    with pytest.raises(ModelError, match="'notebook_of_mine' is not installed, or no tracker.*here: none"):
         trained(tmp_path / "run", report_to="notebook_of_mine")
 
 
 def test_without_accelerate_the_error_holds_the_pip_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(MissingPackageError, match=r'pip install "labkit-bidirectional\[train\]"'):
+    with pytest.raises(ModelError, match=r'pip install "labkit-bidirectional\[train\]"'):
         trained(tmp_path / "run")
 
 
@@ -499,7 +499,7 @@ def test_train_says_nothing_of_transformers_own(tmp_path, capfd, recwarn):
 
 
 def test_an_error_of_training_is_one_of_labkit():
-    assert issubclass(TrainingError, LabkitError) and issubclass(MissingPackageError, LabkitError)
+    assert issubclass(TrainingError, LabkitError) and issubclass(ModelError, LabkitError)
 
 
 _RUN = """

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Trainer
 
-from labkit.errors import MissingPackageError, TrainingError
+from labkit.errors import ModelError, TrainingError
 from labkit.run_folder import RunFolder
 from labkit.training import Settings
 from tests.test_training import (
@@ -200,7 +200,7 @@ def test_several_trackers_at_once_each_write_to_the_run(tmp_path):
 
 
 def test_one_of_several_trackers_that_is_missing_is_named(tmp_path):
-    with pytest.raises(MissingPackageError, match="'no_such_tracker' is not installed"):
+    with pytest.raises(ModelError, match="'no_such_tracker' is not installed"):
         trained(tmp_path / "run", report_to="none,no_such_tracker")
 
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from labkit.auditing.probe import attention_influence, by_head, changed_outputs, recorded_calls
 from labkit.auditing.report import LayerReport, Problem
-from labkit.decoder import limits as memory
+from labkit.decoder import limits
 from labkit.decoder.anatomy import SLIDING, Decoder, attention_modules, find_decoder
 from labkit.decoder.hooks import ATTRIBUTE as LAYER_MASKS
 from labkit.decoder.hooks import masked, shrunken_windows
 from labkit.decoder.packing import packed, why_not
 from labkit.decoder.running import Runner, first_tensor, in_float32
-from labkit.errors import AuditError, ConversionError, UnsupportedModelError
+from labkit.errors import AuditError, ConversionError, ModelError
 from labkit.masks import causal
 
 MARK = "labkit_attention"  # where a conversion is recorded in the config (labkit.convert)
@@ -94,7 +94,7 @@ def _confirmed(subject: Subject, notes: list[str], check: Callable[[Subject, lis
         return found
     dtype = str(halves[0].dtype).removeprefix("torch.")
     flash = subject.decoder is not None and subject.decoder.backend == "flash"  # which has no float32
-    if flash or 4 * sum(p.numel() for p in halves) > ROOM * memory.available_bytes(str(halves[0].device)):
+    if flash or 4 * sum(p.numel() for p in halves) > ROOM * limits.available_bytes(str(halves[0].device)):
         why = "which flash attention does not have" if flash else "for want of memory"
         notes.append(f"differences were found in {dtype}, and not confirmed in float32, {why}")
         return found
@@ -135,7 +135,7 @@ def windows(subject: Subject, reference: nn.Module | None, problems: list, notes
 def _measured_reach(decoder: Decoder, runner: Runner, max_tokens: int, seed: int, confirm: bool) -> tuple[dict, int]:
     """({local layer: (left, right) tokens seen, None = no limit met}, tokens by which windows were shrunk for it)."""
     configured = decoder.config.sliding_window
-    limit = min(max_tokens, getattr(decoder.config, "max_position_embeddings", max_tokens))
+    limit = min(max_tokens, limits.position_limit(decoder.config) or max_tokens)
     shrink = 0 if configured + 2 * MARGIN <= limit else configured - SMALL_WINDOW
     n = configured - shrink + 2 * MARGIN
     local = [i for i, kind in enumerate(decoder.layer_types) if kind == SLIDING]
@@ -427,7 +427,7 @@ def computation(subject: Subject, reference: nn.Module, problems: list[Problem],
             mine = subject.runner.run(ids)
         with masked(reference, causal()):
             expected = theirs.run(ids)
-    except (UnsupportedModelError, ConversionError) as error:
+    except (ModelError, ConversionError) as error:
         notes.append(f"the computation was not compared with the reference: {error}")
         return
     if mine.shape != expected.shape:

@@ -38,8 +38,7 @@ from torch import Tensor, nn
 from labkit.auditing import probe
 from labkit.auditing.measure import composed, layer_list
 from labkit.auditing.probe import AttentionCall
-from labkit.decoder import limits as memory
-from labkit.decoder import running
+from labkit.decoder import limits, running
 from labkit.decoder.anatomy import attention_modules, decoder_or_none
 from labkit.decoder.running import BODY_MEASURED, Runner
 from labkit.errors import AuditError, LeakageError
@@ -321,7 +320,7 @@ class _Subject:
         if not bool(changes.any()) or float(changes.max()) > (limit or min(0.3, ROUNDING * self.eps)):
             return changes
         try:
-            if 8 * sum(w.numel() for w in self.model.parameters()) > memory.available_bytes(str(self.runner.device)):
+            if 8 * sum(w.numel() for w in self.model.parameters()) > limits.available_bytes(str(self.runner.device)):
                 raise AuditError("the weights in float64 do not fit into memory")
             with _in_float64(self.model):
                 return torch.where(measure() > 0.1 * changes, changes, 0.0)

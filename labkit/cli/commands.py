@@ -27,8 +27,7 @@ from labkit.cli import finetune as cli_finetune
 from labkit.cli import fuse as cli_fuse
 from labkit.cli import train as cli_train
 from labkit.cli.console import Attn, Dtype, Json, Name, add_command, plain, print_json, print_table, waiting
-from labkit.decoder.limits import is_out_of_memory
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, is_out_of_memory
 from labkit.files import os_error_in
 
 ORDER = (  # of the commands in --help; a new command needs a place here
@@ -251,13 +250,15 @@ def audit(
 
 
 def _any_model(name: str, attn: str | None, dtype: str | None) -> Any:
-    """A language model, or the body of an encoder, which is said."""
-    from labkit.errors import EncoderError
+    """A language model, or the body of an encoder, which is reported."""
+    from labkit.errors import ModelError
     from labkit.models import load
 
     try:
         return load(name, attn=attn, dtype=dtype).model
-    except EncoderError:
+    except ModelError as error:
+        if error.kind != "encoder":
+            raise
         body = load(name, attn=attn, dtype=dtype, task="base").model
         print(f"labkit: {name} is an encoder: its body, {type(body).__name__}, is measured", file=sys.stderr)
         return body

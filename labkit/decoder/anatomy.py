@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from labkit.errors import UnsupportedModelError
+from labkit.decoder.limits import position_limit
+from labkit.errors import ModelError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 POSITION_TABLES = ("wpe", "embed_positions", "pos_encoding")  # what transformers calls them in GPT-2, OPT, CTRL
@@ -73,15 +74,14 @@ class Decoder:
     @property
     def most_positions(self) -> int | None:
         """How many positions the table has, as the config says it; None without a table: no text is too long then."""
-        said = [getattr(self.config, name, None) for name in ("max_position_embeddings", "max_target_positions")]
-        return next((each for each in said if each), None) if self.has_position_table else None
+        return position_limit(self.config) if self.has_position_table else None
 
 
 def find_decoder(model: nn.Module) -> Decoder:
     """The decoder inside `model`, through any wrapper (a language-model head, PEFT, a multimodal model).
 
     Raises:
-        UnsupportedModelError: no decoder stack as transformers builds them; the message names what was given.
+        ModelError: no decoder stack as transformers builds them; the message names what was given.
     """
     text_config = _text_config(model)
     found = []
@@ -102,7 +102,7 @@ def find_decoder(model: nn.Module) -> Decoder:
     causal = [d for d in found if getattr(d.attentions[0], "is_causal", False)]
     if len(found) == 1 or (len(causal) == 1 and text_config is not None):
         return found[0] if len(found) == 1 else causal[0]
-    raise UnsupportedModelError(
+    raise ModelError(
         f"{type(model).__name__} holds no decoder that labkit knows: expected a transformers decoder, that is a "
         "module with a config and a list of layers (`layers` or `h`), each with a self-attention that has `is_causal`"
     )
@@ -112,7 +112,7 @@ def decoder_or_none(model: nn.Module) -> Decoder | None:
     """The decoder inside `model` as `find_decoder` finds it, or None for a model built otherwise."""
     try:
         return find_decoder(model)
-    except UnsupportedModelError:
+    except ModelError:
         return None
 
 

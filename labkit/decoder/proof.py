@@ -14,9 +14,8 @@ from torch import Tensor
 
 from labkit.auditing.probe import AttentionCall, attention_influence, attention_influence_by_row, recorded_calls
 from labkit.decoder.anatomy import Decoder
-from labkit.decoder.limits import is_out_of_memory
 from labkit.decoder.running import evaluating, without_mlps
-from labkit.errors import ConversionError
+from labkit.errors import ConversionError, is_out_of_memory
 from labkit.masks import Mask
 
 TOKENS = 5

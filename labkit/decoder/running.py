@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.decoder.anatomy import Decoder
-from labkit.decoder.limits import is_out_of_memory
-from labkit.errors import AuditError, LabkitError
+from labkit.errors import AuditError, LabkitError, is_out_of_memory
 
 APART = "batched_mm"  # how transformers calls a computation of experts in which no token changes another's rounding
 BODY_MEASURED = "its output is one per text, so the states of its body were measured"

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from labkit.decoder.anatomy import FULL, SLIDING, Decoder, decoder_or_none
-from labkit.decoder.limits import GB, available_bytes
+from labkit.decoder.limits import require_memory, require_positions
 from labkit.decoder.packing import MARK
 from labkit.errors import FusionError
 from labkit.fusion.layout import Prompts, Segment
@@ -84,23 +84,16 @@ def require_room(model: nn.Module, prompts: Prompts, batch_size: int, new_tokens
     """Raise FusionError if a position exceeds the model's limit, or the cache of a batch the free memory."""
     decoder, parameter = fusable_decoder(model), next(model.parameters())
     config = decoder.config
-    positions = max(row.cue_start for row in prompts.rows) + len(prompts.cue) + new_tokens - 1
-    limit = getattr(config, "max_position_embeddings", None)
-    if limit is not None and positions > limit:
-        raise FusionError(
-            f"the prompt and its answer reach position {positions:,}, and the model has {limit:,}: use fewer or "
-            "shorter paraphrases, fewer examples or fewer new tokens, or a method that restarts positions"
-        )
+    last = max(row.cue_start for row in prompts.rows) + len(prompts.cue) + new_tokens - 1
+    cure = "use fewer or shorter paraphrases, fewer examples or new tokens, or a method that restarts positions"
+    require_positions(last, config, refusal=FusionError, cure=cure)
     longest = len(prompts.prefix) + max(row.length for row in prompts.rows) + len(prompts.cue) + new_tokens
     tokens = max(prompts.counts) * min(batch_size, len(prompts.counts)) * beams * longest
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     needed = 2 * len(decoder.layers) * heads * head_dim * parameter.dtype.itemsize * tokens
-    if needed > (free := available_bytes(str(parameter.device))):
-        raise FusionError(
-            f"keys and values of {tokens:,} tokens need {needed / GB:.1f} GB, and {free / GB:.1f} GB are free: "
-            "use a smaller batch_size, or fewer paraphrases"
-        )
+    cure = "use a smaller batch_size, or fewer paraphrases"
+    require_memory(f"the cache of {tokens:,} tokens", needed, str(parameter.device), cure=cure, refusal=FusionError)
 
 
 # ---- the fast engine -----------------------------------------------------------------------------------------------

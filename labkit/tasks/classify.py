@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from labkit.datasets.examples import Labelled
 from labkit.decoder.anatomy import decoder_or_none
 from labkit.decoder.running import evaluating
-from labkit.errors import DataError, MissingPackageError
+from labkit.errors import DataError, ModelError
 from labkit.models.heads import head_in
 from labkit.tasks.lm import pad_id
 from labkit.tasks.special_tokens import row_ends
@@ -151,7 +151,7 @@ def scores(examples: Sequence[Labelled], predictions: Sequence[Classified]) -> d
     columns the predicted ones, both in the order of `labels`; `n`.
 
     Raises:
-        DataError: no examples, or predictions of others. MissingPackageError: scikit-learn is not installed.
+        DataError: no examples, or predictions of others. ModelError: scikit-learn is not installed.
     """
     try:
         from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
@@ -187,7 +187,7 @@ def bag_of_words(train: Sequence[Labelled], examples: Sequence[Labelled]) -> lis
     """What a logistic regression on word counts says: no order, no pretraining, a second of work. For `scores`.
 
     Raises:
-        DataError: no words, or fewer than two classes, to train on. MissingPackageError: scikit-learn is not installed.
+        DataError: no words, or fewer than two classes, to train on. ModelError: scikit-learn is not installed.
     """
     try:
         from sklearn.feature_extraction.text import CountVectorizer
@@ -291,5 +291,5 @@ def _classified(id: str, labels: Sequence[str], probabilities: list[float], cut:
     return Classified(id, labels[best], probabilities[best], dict(zip(labels, probabilities, strict=True)), cut)
 
 
-def _needs_sklearn(what: str) -> MissingPackageError:
-    return MissingPackageError(f'{what} scikit-learn: pip install "labkit-bidirectional[train]"')
+def _needs_sklearn(what: str) -> ModelError:
+    return ModelError(f'{what} scikit-learn: pip install "labkit-bidirectional[train]"')

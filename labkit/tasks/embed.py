@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from labkit.datasets.examples import Pair
-from labkit.errors import DataError, HeadError, ObjectiveError
+from labkit.errors import DataError, ModelError, ObjectiveError
 from labkit.tasks.classify import frame, padded, run_by_length
 from labkit.tasks.embed_scores import all_scored, anisotropy, group_retrieval, nearest  # noqa: F401
 from labkit.tasks.lm import pad_id
@@ -41,7 +41,7 @@ def encode(
         max_length: in tokens, bos and eos included; a longer text is cut at its end.
 
     Raises:
-        DataError: an empty text, or one longer than the model's positions. HeadError: the model has no embedding head.
+        DataError: an empty text, or one longer than the model's positions. ModelError: the model has no embedding head.
     """
     rows = [ids for ids, _ in frame(tokenizer, texts, [f"text {i}" for i in range(len(texts))], max_length)]
     found = run_by_length(model, rows, _vectors, pad_id=pad_id(tokenizer), batch_size=batch_size, what="encode")
@@ -53,7 +53,7 @@ def encode(
 def _vectors(output: Any) -> Float[Tensor, "batch width"]:
     vectors = getattr(output, "pooler_output", None)
     if vectors is None:
-        raise HeadError('the model gives no vectors; load it with task="embedding"')
+        raise ModelError('the model gives no vectors; load it with task="embedding"')
     return vectors.float()
 
 

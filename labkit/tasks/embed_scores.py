@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from labkit.datasets.examples import Pair
-from labkit.errors import DataError, MissingPackageError
+from labkit.errors import DataError, ModelError
 
 CONSTANT = 1e-6  # cosines that differ by less differ by rounding only
 WORDS = 4096  # hashed words of the baseline
@@ -39,14 +39,12 @@ def bag_of_words(pairs: Sequence[Pair]) -> dict[str, Any]:
     """`pair_scores` of vectors of words (TF-IDF over hashed words, scikit-learn): what shared words alone achieve.
 
     Raises:
-        MissingPackageError: scikit-learn is not installed.
+        ModelError: scikit-learn is not installed.
     """
     try:
         from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
     except ImportError:
-        raise MissingPackageError(
-            'the words baseline needs scikit-learn: pip install "labkit-bidirectional[train]"'
-        ) from None
+        raise ModelError('the words baseline needs scikit-learn: pip install "labkit-bidirectional[train]"') from None
     texts = [pair.first for pair in pairs] + [pair.second for pair in pairs]
     words = HashingVectorizer(n_features=WORDS, alternate_sign=False, token_pattern=r"\w+").transform(texts)
     vectors = TfidfTransformer().fit_transform(words).toarray()

@@ -27,8 +27,8 @@ from labkit.decoder.packing import why_not
 from labkit.decoder.running import evaluating
 from labkit.errors import DataError, TrainingError
 from labkit.models import precision
-from labkit.models.adapter_folders import TASK
-from labkit.models.adapter_folders import save as save_adapter
+from labkit.models.adapters import TASK
+from labkit.models.adapters import save as save_adapter
 from labkit.run_folder import RunFolder, is_first_process, process_count
 from labkit.tasks import adapters, task_card
 from labkit.tasks.in_force import in_force, require_mask
@@ -101,7 +101,7 @@ def finetune(
     trained in: twins have the same), and those of `labkit.training.train`.
 
     Raises:
-        DataError, TrainingError, ModelError, HeadError: each with one clear sentence, before anything is written where
+        DataError, TrainingError, ModelError: each with one clear sentence, before anything is written where
             that is possible.
     """
     recipe, plan = by_name(task), plan or Plan()

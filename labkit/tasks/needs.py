@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.decoder import limits as memory
-from labkit.errors import TrainingError
+from labkit.errors import TrainingError, is_out_of_memory
 from labkit.run_folder import process_count
 from labkit.tasks.plans import Plan
 from labkit.training import random_state_kept
@@ -155,7 +155,7 @@ def room_for(
             gradient_checkpointing=plan.gradient_checkpointing, tokens=plan.batch_tokens,
         )  # fmt: skip
     except (RuntimeError, MemoryError) as error:
-        if not memory.is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         rows, length = trial["input_ids"].shape
         found = f"the memory is full with the forward pass of {rows} x {length}"

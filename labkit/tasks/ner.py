@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from labkit.datasets.examples import NO_TAG, Entity, Sentence
 from labkit.datasets.tags import entities_in, parts, to_bio
-from labkit.errors import DataError, MissingPackageError
+from labkit.errors import DataError, ModelError
 from labkit.models.heads import IGNORED, head_in
 from labkit.tasks.classify import run_by_length
 from labkit.tasks.lm import pad_id
@@ -208,14 +208,14 @@ def scores(sentences: Sequence[Sentence], predicted_tags: Sequence[Sequence[str]
     is there or predicted. `n_sentences`, `n_words`, `n_entities`. What is divided by nothing is 0.
 
     Raises:
-        MissingPackageError: seqeval is not installed.
+        ModelError: seqeval is not installed.
     """
     try:
         from seqeval.metrics import f1_score
         from seqeval.metrics.v1 import precision_recall_fscore_support, unique_labels
         from seqeval.scheme import IOB2
     except ImportError:
-        raise MissingPackageError('entity scores need seqeval: pip install "labkit-bidirectional[train]"') from None
+        raise ModelError('entity scores need seqeval: pip install "labkit-bidirectional[train]"') from None
 
     gold, predicted = [list(each.tags) for each in sentences], [list(tags) for tags in predicted_tags]
     strict = {"scheme": IOB2, "zero_division": 0}  # this function is what seqeval calls for mode="strict"

@@ -15,9 +15,9 @@ from typing import Any, get_type_hints
 from labkit.datasets.examples import NO_TAG, Labelled, Question, Sentence
 from labkit.datasets.files import fault, json_lines
 from labkit.datasets.tags import words_of
-from labkit.errors import DataError, HeadError, reading
+from labkit.errors import DataError, ModelError, reading
 from labkit.files import require_writable, write_whole
-from labkit.models.adapter_folders import TASK
+from labkit.models.adapters import TASK
 from labkit.models.heads import head_in
 from labkit.tasks.recipes import Options, by_name
 
@@ -94,7 +94,7 @@ def pipeline(
         task: only needed to check that the model is for it.
 
     Raises:
-        HeadError: the model was not fine-tuned by labkit, or for another task. ModelError: it cannot be loaded.
+        ModelError: the model was not fine-tuned by labkit, or for another task. ModelError: it cannot be loaded.
     """
     import labkit
 
@@ -102,16 +102,16 @@ def pipeline(
     if (folder / "metrics.json").is_file() and (folder / "model").is_dir():
         model = folder / "model"
     elif (folder / "checkpoints").is_dir():
-        raise HeadError(f"the run in {folder} is not finished: go on with it by labkit train ... --resume")
+        raise ModelError(f"the run in {folder} is not finished: go on with it by labkit train ... --resume")
     lm = labkit.load(model, device=device, attn=attn)
     record = getattr(lm.model.config, TASK, None)
     if record is None or head_in(lm.model.config) is None:
-        raise HeadError(
+        raise ModelError(
             f"{model} was not fine-tuned for a task by labkit; labkit train qa|ner|classify|embed does that"
         )
-    with reading(f"what labkit recorded in {model}", HeadError):
+    with reading(f"what labkit recorded in {model}", ModelError):
         if task not in (None, record["task"]):
-            raise HeadError(f"{model} was fine-tuned for {record['task']}, not for {task}")
+            raise ModelError(f"{model} was fine-tuned for {record['task']}, not for {task}")
         options = Options(**record["options"])
         for name, kind in get_type_hints(Options).items():
             if not isinstance(value := getattr(options, name), kind):

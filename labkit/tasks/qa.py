@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.datasets.examples import Question
-from labkit.errors import DataError, HeadError
+from labkit.errors import DataError, ModelError
 from labkit.models import Loaded
 from labkit.tasks.classify import run_by_length
 from labkit.tasks.lm import pad_id
@@ -226,7 +226,7 @@ def predict(
     """Ask a model with a question-answering head; the arguments are those of `windows` and `decode`.
 
     Raises:
-        HeadError: the model has no such head. DataError: as `windows`.
+        ModelError: the model has no such head. DataError: as `windows`.
     """
     model = lm.model if isinstance(lm, Loaded) else lm
     rows = windows(
@@ -235,7 +235,7 @@ def predict(
 
     def start_and_end(output: Any) -> Tensor:  # (batch, 2, seq)
         if "start_logits" not in output:
-            raise HeadError(f"{type(model).__name__} has no head for it; load it with task='question-answering'")
+            raise ModelError(f"{type(model).__name__} has no head for it; load it with task='question-answering'")
         return torch.stack([output.start_logits, output.end_logits], dim=1).float()
 
     logits = run_by_length(

@@ -25,6 +25,7 @@ from labkit.auditing.measure import composed, layer_list, mask_verdict
 from labkit.auditing.probe import AttentionCall, attention_influence, attention_influence_by_row, recorded_calls
 from labkit.decoder.anatomy import find_decoder
 from labkit.decoder.hooks import masked
+from labkit.decoder.limits import require_positions
 from labkit.decoder.running import Runner, evaluating, without_mlps
 from labkit.errors import LabkitError, MaskError, ObjectiveError
 from labkit.masks import Mask, recognise, self_for_empty_rows
@@ -69,7 +70,7 @@ class LiveModel:
         reads: where a hidden token is read: "before" (MNTP, and a model that only knows the next token), "same" (MLM).
 
     Raises:
-        MaskError: no tokenizer. UnsupportedModelError: no decoder that labkit knows.
+        MaskError: no tokenizer. ModelError: no decoder that labkit knows.
     """
 
     def __init__(self, lm: Any, tell: Callable[[str, dict], None], reads: str = "before") -> None:
@@ -97,9 +98,8 @@ class LiveModel:
             MaskError: no token, or more than the playground can show or the model has positions for.
         """
         ids = self.lm.tokenizer(sentence, verbose=False)["input_ids"] if sentence.strip() else []
-        longest = getattr(self.decoder.config, "max_position_embeddings", None) or MOST_TOKENS
-        if MOST_TOKENS >= len(ids) > longest:
-            raise MaskError(f"{len(ids)} tokens are too many: {self.lm.name} has positions for {longest}")
+        if len(ids) <= MOST_TOKENS:  # more are refused below, whatever the model
+            require_positions(len(ids), self.decoder.config, refusal=MaskError, cure="give a shorter text")
         return list(ids), checked_tokens([self.lm.tokenizer.decode([i]) for i in ids])
 
     # ------------------------------------------------------------------------------------------------- the worker
