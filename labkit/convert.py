@@ -24,7 +24,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from labkit.decoder import proof
 from labkit.decoder.anatomy import SLIDING, Decoder, backend_of, decoder_or_none, find_decoder
 from labkit.decoder.hooks import ATTRIBUTE, LayerMasks, layer_mask, masked
-from labkit.errors import BidirectionalGenerationError, ConversionError
+from labkit.errors import ConversionError
 from labkit.masks import Mask, causal
 from labkit.masks import sliding_window as sliding
 
@@ -302,7 +302,7 @@ def _generate_if_allowed(module: nn.Module, *args, allow_bidirectional: bool = F
     It then runs without a cache unless told otherwise: cached states would not have seen the tokens that came later.
     """
     if not allow_bidirectional:
-        raise BidirectionalGenerationError(
+        raise ConversionError(
             "this model is bidirectional: it was not trained to predict the next token from states that see both ways, "
             "and each new token changes the states of all before it, so its predictions are worse and a cache would be "
             "wrong. Call labkit.to_causal(model) first, or generate(..., allow_bidirectional=True) to try it anyway"

@@ -10,9 +10,17 @@ from torch.nn import functional as F
 
 from labkit import masks
 from labkit.auditing.leaks import find_leaks, leak_meter
-from labkit.errors import FutureAttentionError, UnsupportedModelError
-from labkit.future_attention import Future, FutureAttention, FutureGPT, predicted, true_weights
-from labkit.future_losses import FutureLoss, predicted_contribution, true_contribution
+from labkit.errors import ModelError, UnsupportedModelError
+from labkit.future_attention import (
+    Future,
+    FutureAttention,
+    FutureGPT,
+    FutureLoss,
+    predicted,
+    predicted_contribution,
+    true_contribution,
+    true_weights,
+)
 from labkit.gpt import GPT, Cache, GPTConfig
 from labkit.models.tiny import build_tiny_model
 
@@ -264,12 +272,12 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["future"]["source"] = "memory"
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(FutureAttentionError, match="holds no Future Attention model that can be read"):
+    with pytest.raises(ModelError, match="holds no Future Attention model that can be read"):
         FutureGPT.load(folder)
     (folder / "model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(FutureAttentionError, match="holds no Future Attention model"):
+    with pytest.raises(ModelError, match="holds no Future Attention model"):
         FutureGPT.load(folder)
-    with pytest.raises(FutureAttentionError, match="holds no Future Attention model"):
+    with pytest.raises(ModelError, match="holds no Future Attention model"):
         FutureGPT.load(tmp_path / "nowhere")
 
 
@@ -319,19 +327,19 @@ def test_attention_dropout_falls_on_past_and_columns(name):
     ],
 )  # fmt: skip
 def test_columns_that_cannot_be_are_refused(change, message):
-    with pytest.raises(FutureAttentionError, match=message):
+    with pytest.raises(ModelError, match=message):
         FutureGPT(CONFIG, Future(**{"dim": 3} | change))
 
 
 def test_what_it_cannot_do_it_says():
     model = made("position")
-    with pytest.raises(FutureAttentionError, match="causal by definition"):
+    with pytest.raises(ModelError, match="causal by definition"):
         model(some_ids(), masks.bidirectional())
-    with pytest.raises(FutureAttentionError, match="use `with model.watched"):
+    with pytest.raises(ModelError, match="use `with model.watched"):
         model.attentions(some_ids())
-    with pytest.raises(FutureAttentionError, match="no future columns"):
+    with pytest.raises(ModelError, match="no future columns"):
         model.to_transformers()
-    with pytest.raises(FutureAttentionError, match="has columns already"):
+    with pytest.raises(ModelError, match="has columns already"):
         FutureGPT.from_gpt(model)
     with pytest.raises(UnsupportedModelError, match="reads the weights of a GPT-2"):
         FutureGPT.from_gpt(build_tiny_model("tiny-llama", attn="sdpa"))

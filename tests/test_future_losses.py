@@ -6,9 +6,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from labkit.errors import FutureAttentionError
-from labkit.future_attention import Future, FutureGPT, Seen, true_weights
-from labkit.future_losses import LOSSES, FutureLoss, cosine, infonce, mse, predicted_contribution, true_contribution
+from labkit.errors import ModelError
+from labkit.future_attention import (
+    LOSSES,
+    Future,
+    FutureGPT,
+    FutureLoss,
+    Seen,
+    cosine,
+    infonce,
+    mse,
+    predicted_contribution,
+    true_contribution,
+    true_weights,
+)
 from labkit.gpt import Cache, GPTConfig
 
 CONFIG = GPTConfig(vocab_size=23, context=12, width=16, layers=2, heads=2)
@@ -196,31 +207,31 @@ def test_the_layers_of_the_loss_are_chosen():
     ],
 )  # fmt: skip
 def test_a_loss_that_is_none_is_refused(change, message):
-    with pytest.raises(FutureAttentionError, match=message):
+    with pytest.raises(ModelError, match=message):
         FutureLoss(**change)
 
 
 def test_what_cannot_be_compared_is_refused():
     seen = seen_by()
-    with pytest.raises(FutureAttentionError, match="no layer was watched"):
+    with pytest.raises(ModelError, match="no layer was watched"):
         FutureLoss()([])
-    with pytest.raises(FutureAttentionError, match="0 to 1 with columns"):
+    with pytest.raises(ModelError, match="0 to 1 with columns"):
         FutureLoss(layers=(2,))(seen)
-    with pytest.raises(FutureAttentionError, match="at least one, and none twice"):
+    with pytest.raises(ModelError, match="at least one, and none twice"):
         FutureLoss(layers=(0, 0))
     with (cached := model_of()).watched() as late:
         cache = Cache()
         cached(some_ids()[:, :6], cache=cache)
         cached(some_ids()[:, 6:], cache=cache)
     for kind in LOSSES:
-        with pytest.raises(FutureAttentionError, match="seen with a cache"):
+        with pytest.raises(ModelError, match="seen with a cache"):
             FutureLoss(kind)(late)
-    with pytest.raises(FutureAttentionError, match="stand for no position"):
+    with pytest.raises(ModelError, match="stand for no position"):
         FutureLoss("kl")(seen_by("memory"))
     with (model := model_of()).watched() as one:
         model(some_ids(rows=1))
-    with pytest.raises(FutureAttentionError, match="take 2 or more in a batch"):
+    with pytest.raises(ModelError, match="take 2 or more in a batch"):
         FutureLoss(shuffled=True)(one)
     short = seen_by(length=1)
-    with pytest.raises(FutureAttentionError, match="text of one token"):
+    with pytest.raises(ModelError, match="text of one token"):
         FutureLoss()(short)

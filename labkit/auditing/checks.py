@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from labkit.auditing.probe import attention_influence, by_head, changed_outputs, recorded_calls
 from labkit.auditing.report import LayerReport, Problem
@@ -224,7 +225,8 @@ def batch_and_positions(subject: Subject, problems: list[Problem]) -> None:
 def packing(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
     """Two documents in one row, positions restarting, with and without a 2-D mask: neither may influence the other.
 
-    transformers itself isolates them only where no mask is given, so for its own models a leak beside a mask is a note.
+    A leak is a problem where the documents are meant to be apart: in a model that labkit has converted, and in a causal
+    language model of transformers that is causal no more, where no mask is given. Of any other model it is a note.
     """
     runner = subject.runner
     if not runner.takes("position_ids"):
@@ -252,12 +254,17 @@ def packing(subject: Subject, problems: list[Problem], notes: list[str]) -> None
         return
     where = ", ".join(f"{title} ({which})" for title, which in leaks.items())
     text = f"documents packed into one row (restarting position_ids) leak into each other with {where}"
-    if "no attention_mask" in leaks or subject.decoder is None or hasattr(subject.decoder.stack, LAYER_MASKS):
+    decoder = subject.decoder
+    converted = decoder is not None and hasattr(decoder.stack, LAYER_MASKS)
+    was_causal = decoder is not None and type(decoder.config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if converted or (was_causal and subject.verdict != "causal" and "no attention_mask" in leaks):
         problems.append(Problem("packing-leak", text))
-    else:
+    elif was_causal and "no attention_mask" not in leaks:
         notes.append(
             "packed documents leak into each other beside an attention_mask: transformers isolates them only without"
         )
+    else:
+        notes.append(f"{text}: the model does not keep them apart, so give each document its own row")
 
 
 def packed_batch(subject: Subject, problems: list[Problem], notes: list[str]) -> None:

@@ -35,7 +35,8 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
-from labkit.decoder.running import computing_in, first_tensor
+from labkit.decoder.running import computing_in, first_tensor, replaced
+from labkit.errors import AuditError
 
 STRENGTH = 64.0  # size of a perturbation, in typical sizes of a hidden state
 NOISE_FACTOR = 8.0
@@ -69,11 +70,11 @@ class AttentionCall:
         """The call that is about to be made."""
         kwargs = {name: _own(value) for name, value in kwargs.items()}
         call = cls(module, tuple(map(_own, args)), kwargs, index=index)
-        call.hidden = _copy(call._given)
+        call.hidden = _copy(call.given)
         return call
 
     @property
-    def _given(self) -> Tensor | None:
+    def given(self) -> Tensor | None:
         """The hidden states among the arguments: by their name, else the first of three dimensions."""
         states = {k: v for k, v in self._named() if isinstance(v, Tensor) and v.ndim == 3 and v.is_floating_point()}
         return next((states[name] for name in states if HIDDEN.fullmatch(name)), next(iter(states.values()), None))
@@ -90,7 +91,7 @@ class AttentionCall:
 
         A module that was given the same states several times, as query, key and value, gets the new ones as often.
         """
-        given = self._given
+        given = self.given
         args = [hidden if value is given else _own(value) for value in self.args]
         kwargs = {name: hidden if value is given else _own(value) for name, value in self.kwargs.items()}
         kwargs |= {name: self._moved(v, hidden) for name, v in kwargs.items() if isinstance(v, UserDict)}
@@ -119,7 +120,7 @@ class AttentionCall:
         shapes = [
             tuple(x.shape[:2]) if isinstance(x, Tensor) and x.ndim == 3 else None for x in (self.hidden, self.output)
         ]
-        if shapes != [(batch, n)] * 2 or any(value is not self._given for value in self._keys_and_values()):
+        if shapes != [(batch, n)] * 2 or any(value is not self.given for value in self._keys_and_values()):
             return False
         gap = _difference(self.replay(self.hidden), self.output).max()
         return float(gap) <= REPRODUCED * float(self.output.float().abs().nan_to_num(0.0).max())
@@ -343,6 +344,11 @@ def embedding_influence(
         return confirmed(found, columns, doubtful, alike, exactly, outcome)
 
 
+def later(n: int, columns: Sequence[int], or_same: bool = False) -> Tensor:
+    """Bool (n, len(columns)): whether columns[c] is later than the position of the row, or the same."""
+    return torch.arange(n)[:, None] < torch.tensor(list(columns)) + int(or_same)
+
+
 def doubtful_columns(found: Tensor, columns: Sequence[int], real: Tensor | None = None) -> list[int]:
     """Which of `columns`, by index, have a cell that may be a connection too weak to show.
 
@@ -399,7 +405,7 @@ def _derivatives(outcome: Callable[[Tensor], Tensor], base: Tensor, columns: Seq
             if moves is None:  # it detaches its output
                 return None
             moved.append((moves.nan_to_num(0.0) != 0).any(-1).cpu())
-    except (RuntimeError, TypeError, ValueError):  # a kernel without derivatives, or without float64
+    except (AuditError, RuntimeError, TypeError, ValueError):  # a kernel without derivatives, or without float64
         return None
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
@@ -420,14 +426,11 @@ def _small_changes(outcome: Callable[[Tensor], Tensor], base: Tensor, columns: S
 @contextmanager
 def _flat_scores(model: nn.Module) -> Iterator[None]:
     """For the block attention scores are nearly 0 in modules that keep a factor on them, as those of transformers."""
-    scaled = {m: m.scaling for m in model.modules() if isinstance(getattr(m, "scaling", None), float)}
-    try:
-        for module, scaling in scaled.items():
-            module.scaling = FLAT * scaling
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(getattr(module, "scaling", None), float):
+                stack.enter_context(replaced(module, scaling=FLAT * module.scaling))
         yield
-    finally:
-        for module, scaling in scaled.items():
-            module.scaling = scaling
 
 
 def _in_float64(call: AttentionCall) -> AttentionCall:

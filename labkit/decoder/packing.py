@@ -91,6 +91,8 @@ def why_not(model: nn.Module) -> str | None:
         return "its conversion is recorded, but not in force: load it with labkit.load, or call labkit.convert.restore"
     if mark is None and opened_otherwise(config):
         return "its causal mask was removed by other means than labkit.to_bidirectional, so its mask is not known"
+    if not any(attention.is_causal for attention in decoder.attentions):
+        return "it is an encoder, or its layers were opened one by one, so its mask is not known"
     return None
 
 
