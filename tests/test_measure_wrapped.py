@@ -398,7 +398,7 @@ def test_heads_that_keep_a_causal_mask_are_told_however_open_the_others_are(tiny
 
     first = next(module for module in model.modules() if type(module).__name__.endswith("Attention"))
     first.register_forward_pre_hook(some_shut, with_kwargs=True)
-    with pytest.raises(AuditError, match=rf"{heads - 1} of {heads} heads of layer 0 see no later token"):
+    with pytest.raises(AuditError, match=rf"{heads - 1} of {heads} heads of layer 0 attend to no later token"):
         labkit.assert_bidirectional(model)
 
 

@@ -146,7 +146,7 @@ def test_a_leaking_packing_is_caught_by_the_same_test_and_by_the_audit(tiny, mod
     lm = tiny("tiny-llama", "eager")
     model = converted(lm.model, mode)
     ids, mask = padded_batch()
-    monkeypatch.setattr(LayerMasks, "wanted", lambda self, *_: None)  # as if no layer were given a mask
+    monkeypatch.setattr(LayerMasks, "mask_for", lambda self, *_: None)  # as if no layer were given a mask
     whole_row = torch.zeros(1, 1, 1, 1)
     monkeypatch.setattr(packing.TextMask, "of", lambda *_: whole_row)  # and transformers built an open one
     assert worst_leak(model, ids, mask, row_length) > 1e-3

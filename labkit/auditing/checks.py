@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,7 +21,7 @@ from labkit.decoder.anatomy import SLIDING, Decoder, attention_modules, find_dec
 from labkit.decoder.hooks import ATTRIBUTE as LAYER_MASKS
 from labkit.decoder.hooks import masked, shrunken_windows
 from labkit.decoder.packing import packed, why_not
-from labkit.decoder.running import Runner, first_tensor, in_float32
+from labkit.decoder.running import Runner, first_tensor, in_float32, replaced
 from labkit.errors import AuditError, ConversionError, UnsupportedModelError
 from labkit.masks import causal
 
@@ -65,8 +65,8 @@ def all_of_them(subject: Subject, reference: nn.Module | None, problems: list, n
     if subject.runner.takes("attention_mask") and padding_is_right:
         problems += _confirmed(subject, notes, batch_and_positions)
     packing(subject, problems, notes)
-    if padding_is_right:  # else it is told already that a text alone and a padded batch differ
-        problems += _confirmed(subject, notes, lambda subject, found: packed_batch(subject, found, notes))
+    if padding_is_right:  # else it is reported already that a text alone and a padded batch differ
+        problems += _confirmed(subject, notes, lambda subject, problems: packed_batch(subject, problems, notes))
     if subject.verdict == "bidirectional":
         word_order(subject, problems)
     heads(subject, problems, notes)
@@ -88,21 +88,21 @@ def _confirmed(subject: Subject, notes: list[str], check: Callable[[Subject, lis
 
     Some models blow the rounding of 16 bits up to a fifth of their states, and that says nothing of their mask.
     """
-    found: list[Problem] = []
-    check(subject, found)
+    problems: list[Problem] = []
+    check(subject, problems)
     halves = [p for p in (*subject.model.parameters(), *subject.model.buffers()) if p.dtype in SHORT]
-    if not found or not halves:
-        return found
+    if not problems or not halves:
+        return problems
     dtype = str(halves[0].dtype).removeprefix("torch.")
     flash = subject.decoder is not None and subject.decoder.backend == "flash"  # which has no float32
     if flash or 4 * sum(p.numel() for p in halves) > ROOM * memory.available_bytes(str(halves[0].device)):
         why = "which flash attention does not have" if flash else "for want of memory"
         notes.append(f"differences were found in {dtype}, and not confirmed in float32, {why}")
-        return found
+        return problems
     confirmed: list[Problem] = []
     with in_float32(subject.model, *SHORT):
         check(subject, confirmed)
-    if gone := {p.kind for p in found} - {p.kind for p in confirmed}:
+    if gone := {p.kind for p in problems} - {p.kind for p in confirmed}:
         notes.append(f"{', '.join(sorted(gone))} in {dtype} is rounding: it is not there in float32")
     return confirmed
 
@@ -112,10 +112,10 @@ def windows(subject: Subject, reference: nn.Module | None, problems: list, notes
     decoder = subject.decoder
     if SLIDING not in decoder.layer_types or not subject.layers:
         return subject.layers
-    wanted = _declared_reach(decoder, causal=subject.verdict == "causal")
+    declared = _declared_reach(decoder, causal=subject.verdict == "causal")
     for confirm in (False, True):  # derivatives on a long sequence are slow: only to confirm a finding
         reach, shrink = _measured_reach(decoder, subject.runner, subject.max_tokens, subject.seed, confirm)
-        findings = _window_findings(subject.layers, reach, wanted)
+        findings = _window_findings(subject.layers, reach, declared)
         if not findings:
             break
     if shrink:
@@ -164,7 +164,7 @@ def _declared_reach(decoder: Decoder, causal: bool) -> int | None:
     return {"keep": window - 1, "halve": window // 2, "global": None}[choice]
 
 
-def _window_findings(layers, reach, wanted) -> dict[str, tuple[str, list[int]]]:
+def _window_findings(layers, reach, declared) -> dict[str, tuple[str, list[int]]]:
     findings: dict[str, tuple[str, list[int]]] = {}
 
     def add(kind: str, i: int, text: str) -> None:
@@ -173,20 +173,30 @@ def _window_findings(layers, reach, wanted) -> dict[str, tuple[str, list[int]]]:
     for i, (left, right) in reach.items():
         if right != 0 and left != right:
             add(
-                "one-sided-window", i, f"local layers see {_tokens(left)} to the left and {_tokens(right)} to the right"
+                "one-sided-window",
+                i,
+                f"local layers see {_tokens(left)} to the left and {_tokens(right)} to the right",
             )
         sides = (left, right) if layers[i].verdict == "bidirectional" else (left,)
         for side in sides:
-            if side == wanted:
+            if side == declared:
                 continue
-            if side is None or wanted is None:
-                add("window-lost", i, f"local layers see {_tokens(side)} to a side; declared were {_tokens(wanted)}")
-            elif layers[i].verdict == "bidirectional" and abs(side - wanted) == 1:
-                than = f"one {'more' if side > wanted else 'fewer'} than the {wanted}"
-                text = f"local layers see {side} tokens to a side, {than} that a window of {wanted + 1} tokens means"
+            if side is None or declared is None:
+                add(
+                    "window-lost",
+                    i,
+                    f"local layers see {_tokens(side)} to a side; declared were {_tokens(declared)}",
+                )
+            elif layers[i].verdict == "bidirectional" and abs(side - declared) == 1:
+                than = f"one {'more' if side > declared else 'fewer'} than the {declared}"
+                text = f"local layers see {side} tokens to a side, {than} that a window of {declared + 1} tokens means"
                 add("window-off-by-one", i, text)
             else:
-                add("window-differs", i, f"local layers see {_tokens(side)} to a side; declared were {_tokens(wanted)}")
+                add(
+                    "window-differs",
+                    i,
+                    f"local layers see {_tokens(side)} to a side; declared were {_tokens(declared)}",
+                )
             break
     return findings
 
@@ -294,7 +304,7 @@ def packed_batch(subject: Subject, problems: list[Problem], notes: list[str]) ->
                 leaks |= {(text, other) for other in seen.nonzero()[:, 0].tolist() if other != text}
                 gap = max(gap, difference(base[text, :length], alone[text]))
     if leaks:
-        text = f"under labkit.decoder.packing.packed texts see each other: of 4 texts, {len(leaks)} of 12 pairs"
+        text = f"under labkit.decoder.packing.packed texts influence each other: of 4 texts, {len(leaks)} of 12 pairs"
         problems.append(Problem("packing-leak", text))
     elif not gap <= subject.tolerance:
         text = f"under labkit.decoder.packing.packed the states of a text differ by {gap:.1%} from those it has alone"
@@ -336,9 +346,9 @@ def heads(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
             blind[layer.index] = f"{int((~sees).sum())} of {count} heads of layer {layer.index}"
     if unknown:
         what = "their number or their output projection is not known"
-        notes.append(f"heads were not told apart in {len(unknown)} layers: {what}")
+        notes.append(f"heads were not measured one by one in {len(unknown)} layers: {what}")
     if blind:
-        text = f"{', '.join(blind.values())} see no later token, while the others do"
+        text = f"{', '.join(blind.values())} attend to no later token, while the others do"
         problems.append(Problem("heads-differ", text, tuple(blind)))
 
 
@@ -391,7 +401,6 @@ def backends(subject: Subject, problems: list[Problem], notes: list[str]) -> Non
     """The layers must see the same under eager and under sdpa, without and with padding."""
     config, here = subject.decoder.config, subject.decoder.backend
     own, finite = _all_cells(subject), _is_finite(subject)
-    original = config._attn_implementation
     for other in ("eager", "sdpa"):
         if other == here:
             continue
@@ -399,13 +408,11 @@ def backends(subject: Subject, problems: list[Problem], notes: list[str]) -> Non
             notes.append(f"{type(subject.decoder.stack).__name__} has no attention backend 'sdpa'")
             continue
         try:
-            config._attn_implementation = other
-            theirs, finite_there = _all_cells(subject), _is_finite(subject)
+            with replaced(config, _attn_implementation=other):
+                theirs, finite_there = _all_cells(subject), _is_finite(subject)
         except (ValueError, NotImplementedError, ConversionError, AuditError) as error:
             notes.append(f"the attention backend {other!r} does not run this model ({str(error).splitlines()[0]})")
             continue
-        finally:
-            config._attn_implementation = original
         differing = _differing(own, theirs)
         if differing:
             text = f"what {len(differing)} layers see depends on the attention backend: {here!r} and {other!r} disagree"
@@ -421,7 +428,7 @@ def train_mode(subject: Subject, problems: list[Problem]) -> None:
     with _training_without_dropout(subject.model):
         differing = _differing(own, _all_cells(subject))
     if differing:
-        text = f"{len(differing)} layers see something else in train mode than in evaluation mode"
+        text = f"{len(differing)} layers attend to something else in train mode than in evaluation mode"
         problems.append(Problem("train-eval-mismatch", text, differing))
 
 
@@ -481,19 +488,14 @@ def _differing(a: list[Tensor], b: list[Tensor]) -> tuple[int, ...]:
 @contextmanager
 def _training_without_dropout(model: nn.Module) -> Iterator[None]:
     """For the block the model is in train mode; afterwards its running averages (BatchNorm) are what they were."""
-    changed, buffers = [], [(buffer, buffer.clone()) for buffer in model.buffers()]
-    for module in model.modules():
-        for name, value in list(vars(module).items()):
-            is_dropout = "dropout" in name or (name == "p" and isinstance(module, nn.Dropout))
-            if isinstance(value, float) and value and is_dropout:
-                changed.append((module, name, value))
-                setattr(module, name, 0.0)
-    model.train()
-    try:
+    with ExitStack() as stack:
+        for module in model.modules():
+            for name, value in list(vars(module).items()):
+                is_dropout = "dropout" in name or (name == "p" and isinstance(module, nn.Dropout))
+                if isinstance(value, float) and value and is_dropout:
+                    stack.enter_context(replaced(module, **{name: 0.0}))
+        for buffer in model.buffers():
+            stack.callback(buffer.copy_, buffer.clone())
+        stack.callback(model.eval)
+        model.train()
         yield
-    finally:
-        model.eval()
-        for module, name, value in changed:
-            setattr(module, name, value)
-        for buffer, content in buffers:
-            buffer.copy_(content)

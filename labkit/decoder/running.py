@@ -114,10 +114,10 @@ class Runner:
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
-                said = " ".join(str(error).split())[:200]
+                cause = " ".join(str(error).split())[:200]
                 raise AuditError(
                     f"{type(self.model).__name__} could not be called on token ids of shape {tuple(ids.shape)}"
-                    f"{''.join(f', {name}' for name in kwargs if name != 'input_ids')}: {type(error).__name__}: {said}"
+                    f"{''.join(f', {name}' for name in kwargs if name != 'input_ids')}: {type(error).__name__}: {cause}"
                 ) from error
         if seen and self.decoder is None:  # classes of a text may be as many as its tokens: two axes are not enough
             own = first_tensor(out)
@@ -192,12 +192,12 @@ def _bytes_of_experts(model: nn.Module, config) -> int:
     chosen = max(
         getattr(config, name, 0) or 0 for name in ("num_experts_per_tok", "num_experts_per_token", "top_k", "moe_topk")
     )
-    each = [
+    of_layers = [
         sum(p.numel() * p.element_size() // len(p) for p in m.parameters(recurse=False) if p.ndim == 3)
         for m in model.modules()
         if "Experts" in type(m).__name__
     ]
-    return max(1, chosen) * max(each, default=0)
+    return max(1, chosen) * max(of_layers, default=0)
 
 
 @contextmanager
