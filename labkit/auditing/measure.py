@@ -87,21 +87,21 @@ def audit(
             (verdict,) = verdicts
         else:
             verdict = "mixed" if verdicts == {"causal", "bidirectional"} else "other"
-        subject = checks.Subject(model, decoder, runner, layers, verdict, max_tokens, seed)
+        subject = checks.Subject(model, decoder, runner, layers, verdict, max_tokens, seed, notes)
         if reference is not None:
-            checks.computation(subject, reference, problems, notes)
+            problems += checks.computation(subject, reference)
         if quick:
             notes.append(
                 "quick audit: windows, left padding, packing, cache, other backends and train mode not measured"
             )
         else:
-            layers = checks.all_of_them(subject, reference, problems, notes)
+            problems += checks.all_of_them(subject, reference, {problem.kind for problem in problems})
     return AuditReport(
         model=type(model).__name__,
         backend=decoder.backend if decoder else None,
         dtype=next((str(p.dtype).removeprefix("torch.") for p in model.parameters()), "no weights"),
         verdict=verdict,
-        layers=layers,
+        layers=subject.layers,
         whole=whole,
         problems=problems,
         notes=notes,
