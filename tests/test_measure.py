@@ -466,6 +466,18 @@ def test_assertions_for_other_peoples_tests(tiny):
         labkit.assert_causal(model)
 
 
+def test_an_assertion_fails_on_every_problem_that_is_not_allowed(tiny):
+    model = tiny("tiny-llama").model
+    model.config.is_causal = False  # the mask is open, and so are documents in a packed row to each other
+    with pytest.raises(AuditError, match="leak into each other"):
+        labkit.assert_bidirectional(model)
+    assert labkit.assert_bidirectional(model, allow=["packing-leak"]).problem_kinds() == {"packing-leak"}
+    learned = tiny("tiny-gpt2").model  # its positions count pads
+    assert labkit.assert_causal(learned).problem_kinds() == {"left-padding-position-shift"}
+    with pytest.raises(AuditError, match="pads count as positions"):
+        labkit.assert_causal(learned, allow=())
+
+
 def test_the_popular_recipe_fails_the_assertion_with_the_reason(tiny):
     model = tiny("tiny-llama", "sdpa").model
     for layer in model.model.layers:

@@ -237,7 +237,7 @@ def packing(subject: Subject) -> list[Problem]:
     """Two documents in one row, positions restarting, with and without a 2-D mask: neither may influence the other.
 
     A leak is a problem where the documents are meant to be apart: in a model that labkit has converted, and in a causal
-    language model of transformers that is causal no more, where no mask is given. Of any other model it is a note.
+    language model of transformers, which isolates them where no mask is given. Of any other model it is a note.
     """
     runner = subject.runner
     if not runner.takes("position_ids"):
@@ -267,10 +267,10 @@ def packing(subject: Subject) -> list[Problem]:
     text = f"documents packed into one row (restarting position_ids) leak into each other with {where}"
     decoder = subject.decoder
     converted = decoder is not None and hasattr(decoder.stack, LAYER_MASKS)
-    was_causal = decoder is not None and type(decoder.config) in MODEL_FOR_CAUSAL_LM_MAPPING
-    if converted or (was_causal and subject.verdict != "causal" and "no attention_mask" in leaks):
+    isolating = decoder is not None and type(decoder.config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if converted or (isolating and "no attention_mask" in leaks):
         return [Problem("packing-leak", text)]
-    if was_causal and "no attention_mask" not in leaks:
+    if isolating and "no attention_mask" not in leaks:
         subject.notes.append(
             "packed documents leak into each other beside an attention_mask: transformers isolates them only without"
         )

@@ -23,7 +23,7 @@ from labkit.auditing.probe import (
     recorded_calls,
     token_influence,
 )
-from labkit.auditing.report import ALLOWED, AuditReport, LayerReport, Problem, Scenario
+from labkit.auditing.report import AuditReport, LayerReport, Problem, Scenario
 from labkit.decoder.anatomy import Decoder, attention_modules, decoder_or_none
 from labkit.decoder.running import BODY_MEASURED, Runner, evaluating
 from labkit.errors import AuditError
@@ -109,23 +109,26 @@ def audit(
     )
 
 
-def assert_bidirectional(model: nn.Module, *, allow: Sequence[str] = ALLOWED, **kwargs) -> AuditReport:
+def assert_bidirectional(model: nn.Module, *, allow: Sequence[str] | None = None, **kwargs) -> AuditReport:
     """Raise `AuditError`, which is an AssertionError, unless every layer is bidirectional and there are no problems.
 
     Args:
-        allow: kinds of problem that do not count. By default only "left-padding-position-shift", which concerns
-            positions and not the mask. A model that you never give packed documents may have a "packing-leak", too.
+        allow: kinds of problem that do not count. None: "left-padding-position-shift", which concerns positions and not
+            the mask. Add "packing-leak" for a model that you never give packed documents.
         kwargs: passed on to `audit` (`quick=True`, `reference=original`, ...).
     """
     return _assert_verdict(model, "bidirectional", allow, kwargs)
 
 
-def assert_causal(model: nn.Module, *, allow: Sequence[str] = ALLOWED, **kwargs) -> AuditReport:
-    """Raise `AuditError` unless every layer is causal and there are no problems. Arguments as above."""
+def assert_causal(model: nn.Module, *, allow: Sequence[str] | None = None, **kwargs) -> AuditReport:
+    """Raise `AuditError` unless every layer is causal and there are no problems. Arguments as above.
+
+    By default "packing-leak" does not count here: a causal mask lets a later document attend to an earlier one.
+    """
     return _assert_verdict(model, "causal", allow, kwargs)
 
 
-def _assert_verdict(model: nn.Module, expected: str, allow: Sequence[str], kwargs: dict) -> AuditReport:
+def _assert_verdict(model: nn.Module, expected: str, allow: Sequence[str] | None, kwargs: dict) -> AuditReport:
     report = audit(model, **kwargs)
     if why := report.failure(expected, allow):
         raise AuditError(f"expected a {expected} model, and this one {why}\n{report}")
