@@ -29,10 +29,6 @@ class AuditError(LabkitError, AssertionError):
     """`assert_bidirectional` or `assert_causal` failed, or a model cannot be measured (no output per position, ...)."""
 
 
-class FusionError(LabkitError, ValueError):
-    """Paraphrases, weights, a method or a model that cannot be fused; the message says what would work."""
-
-
 class ModelError(LabkitError):
     """A model, its head, its cached copy or a package that it needs is missing, unsuitable or damaged.
 
