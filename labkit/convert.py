@@ -21,7 +21,7 @@ from contextlib import nullcontext
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from labkit.decoder import proof
+from labkit.auditing import proof
 from labkit.decoder.anatomy import SLIDING, Decoder, backend_of, decoder_or_none, find_decoder
 from labkit.decoder.hooks import ATTRIBUTE, LayerMasks, layer_mask, masked
 from labkit.errors import ConversionError

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from labkit import masks
 from labkit.convert import to_bidirectional
 from labkit.decoder.anatomy import decoder_or_none
-from labkit.decoder.limits import position_limit
+from labkit.decoder.limits import context_of
 from labkit.decoder.running import evaluating, first_tensor
 from labkit.errors import ConversionError, DataError, ModelError, TrainingError
 from labkit.gpt import GPT
@@ -163,16 +163,6 @@ def logits_of(model: nn.Module, ids: Tensor) -> Tensor:
     """(batch, seq, vocab) from any model that maps ids to logits."""
     known = decoder_or_none(model) is not None
     return first_tensor(model(input_ids=ids, use_cache=False) if known else model(ids))
-
-
-def context_of(model: nn.Module) -> int | None:
-    """The longest row that a config inside the model states, or None."""
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        stated = position_limit(config), getattr(config, "context", None), getattr(config, "block_size", None)
-        if limit := next((limit for limit in stated if isinstance(limit, int)), None):
-            return limit
-    return None
 
 
 @dataclass

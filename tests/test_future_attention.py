@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from labkit import masks
-from labkit.auditing.leaks import find_leaks, leak_meter
+from labkit.auditing.leaks import find_leaks
 from labkit.errors import LabkitError, ModelError
 from labkit.future_attention import (
     LOSSES,
@@ -28,6 +28,7 @@ from labkit.future_attention import (
     true_weights,
 )
 from labkit.gpt import GPT, Cache, GPTConfig
+from labkit.leak_meter import leak_meter
 from labkit.models.tiny import build_tiny_model
 
 CONFIG = GPTConfig(vocab_size=23, context=12, width=16, layers=2, heads=2)

@@ -16,9 +16,9 @@ from labkit.auditing.probe import AttentionCall
 from labkit.auditing.report import Cells, Leak
 from labkit.decoder import limits as memory
 from labkit.decoder.anatomy import attention_modules, decoder_or_none
+from labkit.decoder.limits import context_of
 from labkit.decoder.running import Runner, computing_in, configs_of, in_float32, replaced
 from labkit.errors import AuditError
-from labkit.leak_meter import context_of
 
 BATCH, PADS = 16, 3
 ROUNDING = 1000  # up to how many units of the dtype's precision a difference is confirmed in float64

@@ -38,10 +38,9 @@ from labkit.auditing.measure import layer_list
 from labkit.auditing.report import Leak, LeakReport
 from labkit.decoder.running import BODY_MEASURED, in_float32, without_mlps
 from labkit.errors import AuditError
-from labkit.leak_meter import LeakMeter, leak_meter
 from labkit.progress import transformers_errors_only
 
-__all__ = ["Leak", "LeakMeter", "LeakReport", "find_leaks", "leak_meter"]
+__all__ = ["Leak", "LeakReport", "find_leaks"]
 
 TOKENS = 16
 TRIES = 192  # random changes of several tokens

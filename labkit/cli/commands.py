@@ -321,7 +321,8 @@ def leakage(
 
     Example: labkit leakage gpt2-mini --train
     """
-    from labkit.auditing.leaks import find_leaks, leak_meter
+    from labkit.auditing.leaks import find_leaks
+    from labkit.leak_meter import leak_meter
     from labkit.models import load
 
     model = load(name, attn=attn, dtype=dtype).model
