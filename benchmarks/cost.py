@@ -59,8 +59,7 @@ NOTES = (
 
 def measure(row: dict[str, Any], seconds: float = 5.0) -> dict[str, Any]:
     """The numbers of one row, or {"reason": why it could not be measured}."""
-    from labkit.decoder.limits import is_out_of_memory
-    from labkit.errors import LabkitError
+    from labkit.errors import LabkitError, is_out_of_memory
 
     try:
         return {"reason": None} | _measured(row, seconds)
@@ -114,16 +113,15 @@ def _measured(row: dict[str, Any], seconds: float) -> dict[str, Any]:
 def load(name: str, attn: str | None, dtype: str, device: str) -> tuple[Any, str]:
     """A causal model with a head that classifies tokens, and the attention backend that it uses."""
     from labkit import models
-    from labkit.decoder import limits as memory
-    from labkit.models import hub as hub_models
-    from labkit.models import loading
+    from labkit.decoder import limits
+    from labkit.models import hub, loading
     from labkit.models.heads import Head
 
     head = Head("token-classification", labels=LABELS)
     if name.startswith(RANDOM):
-        kind, config = hub_models.class_for(shape(name), head, name)
-        attn, _ = loading._choose_attention(kind, config, attn, name)
-        memory.require_memory(name, memory.configured_parameters(config, kind), getattr(torch, dtype), device)
+        kind, config = hub.class_for(shape(name), head, name)
+        attn, _ = loading.choose_attention(kind, config, attn, name)
+        limits.require_memory_for_model(name, limits.configured_parameters(config, kind), getattr(torch, dtype), device)
         with torch.device(device):
             model = kind._from_config(config, attn_implementation=attn, dtype=getattr(torch, dtype))
     else:
@@ -132,14 +130,14 @@ def load(name: str, attn: str | None, dtype: str, device: str) -> tuple[Any, str
 
 
 def shape(name: str) -> Any:
-    """The configuration of a published shape. Raises UnknownModelError if there is none of this name."""
+    """The configuration of a published shape. Raises ModelError if there is none of this name."""
     import transformers
 
-    from labkit.errors import UnknownModelError
+    from labkit.errors import ModelError
 
     if name.removeprefix(RANDOM) not in SHAPES:
         known = ", ".join(RANDOM + known for known in SHAPES)
-        raise UnknownModelError(f"there is no shape {name!r}; choose one of {known}")
+        raise ModelError(f"there is no shape {name!r}; choose one of {known}")
     kind, sizes = SHAPES[name.removeprefix(RANDOM)]
     return getattr(transformers, kind)(**sizes)
 

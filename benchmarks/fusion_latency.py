@@ -68,11 +68,12 @@ class Bench:
         import torch
 
         import labkit
+        from labkit.decoder.limits import position_limit
         from labkit.fusion.engine import fusable_decoder
 
         self.torch, self.device = torch, options.device
         self.lm = labkit.load(options.model, dtype=options.dtype, device=options.device)
-        self.positions = getattr(fusable_decoder(self.lm.model).config, "max_position_embeddings", None)
+        self.positions = position_limit(fusable_decoder(self.lm.model).config)
         self.names: dict[str, str] = {}
         generator = torch.Generator().manual_seed(options.seed)
         highest = self.lm.model.get_input_embeddings().num_embeddings

@@ -176,20 +176,21 @@ def _cache() -> Finding:
 
 
 def _models() -> Iterator[Finding]:
-    from labkit.models import cache as model_cache
-    from labkit.models import embedded as embedded_models
-    from labkit.models.registry import REGISTRY
+    from labkit.models import cache
+    from labkit.models.registry import REGISTRY, GgufPackage
 
-    cached = {entry.name: entry for entry in model_cache.entries()}
+    cached = {entry.name: entry for entry in cache.entries()}
     for card in REGISTRY.values():
-        if card.package is None:
+        package = card.origin
+        if not isinstance(package, GgufPackage):
             continue
-        entry, command, name = cached.get(card.name), embedded_models.missing(card), f"model {card.name}"
+        entry, name = cached.get(card.name), f"model {card.name}"
         if entry and entry.state == "ready":
             yield Finding(name, "ok", f"ready, {entry.bytes / GB:.1f} GB in the cache")
-        elif command:
+        elif not package.is_installed():
             damage = f"the cached copy is {entry.state} and " if entry else ""
-            yield Finding(name, "warn", f"{damage}{card.package.distribution} or its reader is not installed", command)
+            problem = f"{damage}{package.distribution} or its reader is not installed"
+            yield Finding(name, "warn", problem, package.pip_command)
         elif entry:
             cure = f"nothing to do: the next load builds it anew (or: labkit cache clear {card.name})"
             yield Finding(name, "warn", f"the cached copy is {entry.state}: {entry.problem}", cure)

@@ -19,70 +19,30 @@ class MaskError(LabkitError, ValueError):
 
 
 class ConversionError(LabkitError, RuntimeError):
-    """A conversion did not take effect, or cannot be made on this model. Names the layer and the cause."""
+    """A conversion, a mask or packing cannot be put in force on this model or input, or did not take effect.
+
+    Also: `generate()` was called on a bidirectional model, which was not trained to continue a text.
+    """
 
 
-class BidirectionalGenerationError(LabkitError, RuntimeError):
-    """`generate()` was called on a bidirectional model, which was not trained to continue a text."""
-
-
-class AuditError(LabkitError, RuntimeError):
-    """A model could not be measured: it takes no `input_ids`, returns no per-position output, ..."""
-
-
-class MaskAssertionError(LabkitError, AssertionError):
-    """`assert_bidirectional` or `assert_causal` failed; the message holds the measured report."""
-
-
-class FusionError(LabkitError, ValueError):
-    """Paraphrases, weights, a method or a model that cannot be fused; the message says what would work."""
+class AuditError(LabkitError, AssertionError):
+    """`assert_bidirectional` or `assert_causal` failed, or a model cannot be measured (no output per position, ...)."""
 
 
 class ModelError(LabkitError):
-    """A model could not be loaded. The subclasses say why."""
+    """A model, its head, its cached copy or a package that it needs is missing, unsuitable or damaged.
 
+    `kind` is "encoder" for an encoder where a decoder is required, "not installed" where the package with the weights
+    is missing, and "" otherwise.
+    """
 
-class UnknownModelError(ModelError, KeyError):
-    """No model of this name; the message offers the closest ones."""
-
-    def __str__(self) -> str:  # KeyError would print the repr, quotes and all
-        return str(self.args[0]) if self.args else ""
-
-
-class MissingPackageError(ModelError, ImportError):
-    """The package that carries the weights, or reads them, is not installed; the message holds the pip command."""
-
-
-class HubUnreachableError(ModelError, ConnectionError):
-    """The model lives on a hub that does not answer, and no local copy was found."""
-
-
-class GatedModelError(ModelError, PermissionError):
-    """The model's licence must be accepted on the hub first; the message says where."""
-
-
-class UnsupportedModelError(ModelError, NotImplementedError):
-    """The architecture is not a decoder that labkit knows how to convert."""
-
-
-class EncoderError(UnsupportedModelError):
-    """The model is an encoder, bidirectional as it comes: it can be measured and compared with, not converted."""
-
-
-class NotEnoughMemoryError(ModelError, MemoryError):
-    """The weights, in the dtype asked for, would not fit into this machine's memory."""
-
-
-class CacheError(ModelError, OSError):
-    """The cached copy of a model is damaged and could not be rebuilt."""
-
-
-class HeadError(ModelError, ValueError):
-    """A task head was described in a way that has no meaning: unknown pooling, one label, dropout of 1, ..."""
+    def __init__(self, message: str, *, kind: str = ""):
+        super().__init__(message)
+        self.kind = kind
 
 
 class DataError(LabkitError, ValueError):
-    """A data file does not have the form it should have; the message names the file and the line."""
+    """A file, a text or a setting does not have the form it should have; the message names it, a file with its line."""
 
 
 class NotebookError(LabkitError, RuntimeError):
@@ -98,18 +58,6 @@ class TrainingError(LabkitError, RuntimeError):
     diverged = False
 
 
-class ObjectiveError(LabkitError, ValueError):
-    """A training objective was set up in a way that has no meaning (no mask token, nothing to predict, ...)."""
-
-
-class LeakageError(LabkitError, ValueError):
-    """A leak measurement was set up in a way that can say nothing: too little text, one seed, foreign token ids."""
-
-
-class FutureAttentionError(LabkitError, ValueError):
-    """Future Attention was set up in a way that has no meaning (more columns than positions, an unknown loss, ...)."""
-
-
 class LearnerError(LabkitError, ValueError):
     """A box for a prediction whose answer is not one of its choices."""
 
@@ -118,17 +66,25 @@ class CourseError(LabkitError, ValueError):
     """An assignment, a submission or a variant that cannot be built, checked or graded; the message says why."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` reports too little memory, of a GPU or of the machine.
+
+    torch has an error class for its own allocations on a GPU. CUDA and its libraries, and allocations on a CPU, only
+    say so in the text of a RuntimeError.
+    """
+    texts = ("allocate memory", "out of memory", "ALLOC_FAILED")
+    return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
+
+
 @contextmanager
 def reading(what: str, refusal: type[LabkitError] = ModelError) -> Iterator[None]:
-    """Turn all that libraries raise about damaged files in the block into a `refusal` that names `what`.
+    """Turn whatever libraries raise about damaged files in the block into a `refusal` that names `what`.
 
     transformers, tokenizers and safetensors check little of what they read, and raise any kind of exception.
     """
     try:
         yield
     except Exception as error:
-        from labkit.decoder.limits import is_out_of_memory
-
         if isinstance(error, LabkitError) or is_out_of_memory(error):
             raise
         cause = f"{type(error).__name__}: {shorten(str(error), 300, placeholder=' ...')}"

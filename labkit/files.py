@@ -8,6 +8,7 @@ output. All functions raise an OSError that names the place that could not be wr
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import secrets
@@ -82,6 +83,12 @@ def require_writable(path: str | Path) -> None:
         with suppress(FileNotFoundError):
             os.stat(path)  # raises for a file among the parents, a name that is too long, or a link to itself
         tempfile.TemporaryFile(dir=_existing(path)).close()
+
+
+def sha256(path: Path) -> str:
+    """The sha256 of a file, as hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_standard_output(path: str | Path) -> bool:

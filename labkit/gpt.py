@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from labkit import masks
 from labkit.cross_entropy import linear_cross_entropy
-from labkit.errors import BidirectionalGenerationError, MaskError, UnsupportedModelError
+from labkit.errors import ConversionError, MaskError, ModelError
 from labkit.masks import Mask, self_for_empty_rows
 
 CAUSAL = masks.causal()
@@ -222,7 +222,7 @@ class GPT(nn.Module):
         without, all of them again for each new token.
 
         Raises:
-            BidirectionalGenerationError: with the cache, a mask under which a new token changes what earlier positions
+            ConversionError: with the cache, a mask under which a new token changes what earlier positions
                 see: their cached states would be wrong. MaskError: longer than the context.
         """
         if use_cache:
@@ -273,7 +273,7 @@ class GPT(nn.Module):
         """A GPT with a copy of the weights of transformers' `GPT2LMHeadModel`; same mode, dtype and device.
 
         Raises:
-            UnsupportedModelError: not a GPT-2, or one with an option that GPT-2 itself does not use.
+            ModelError: not a GPT-2, or one with an option that GPT-2 itself does not use.
         """
         config = model.config
         activation = "gelu" if getattr(config, "activation_function", None) == "gelu" else "gelu_new"
@@ -283,9 +283,9 @@ class GPT(nn.Module):
         has = {name: getattr(config, name, None) for name in usual}
         if other := [f"{name}={value!r}" for name, value in has.items() if value != usual[name]]:
             this = type(model).__name__
-            raise UnsupportedModelError(f"GPT reads the weights of a GPT-2; this {this} has {', '.join(other)}")
+            raise ModelError(f"GPT reads the weights of a GPT-2; this {this} has {', '.join(other)}")
         if not hasattr(model, "lm_head"):
-            raise UnsupportedModelError(f"GPT reads a GPT2LMHeadModel, not a {type(model).__name__} without its head")
+            raise ModelError(f"GPT reads a GPT2LMHeadModel, not a {type(model).__name__} without its head")
         g = cls(
             GPTConfig(
                 vocab_size=config.vocab_size, context=config.n_positions, width=config.n_embd, layers=config.n_layer,
@@ -334,7 +334,7 @@ def _require_settled_past(mask: Mask, prompt: int, total: int) -> None:
     later = torch.ones(total, total, dtype=torch.bool).triu(1)
     later[:prompt, :prompt] = False  # the prompt is read at once, so it may look ahead within itself
     if bool((cells & later).any()) or not torch.equal(cells[..., :prompt, :prompt], mask.dense(prompt)):
-        raise BidirectionalGenerationError(
+        raise ConversionError(
             f"under {mask} a new token changes what earlier positions see, so their cached states would be wrong: pass "
             "use_cache=False to recompute them at every step, or masks.prefix(n) to read only a prompt both ways"
         )

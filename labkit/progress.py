@@ -1,24 +1,10 @@
-"""Progress bars: ours and those of the libraries, drawn on a terminal and nowhere else."""
+"""Progress bars and remarks of the libraries: shown on a terminal, and only if they require an action."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-
-
-@contextmanager
-def byte_bar(name: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields progress(bytes done, bytes in all), which moves a bar if standard error is a terminal."""
-    from tqdm import tqdm
-
-    with tqdm(desc=name, unit="B", unit_scale=True, disable=None, leave=False) as bar:  # None: on a terminal only
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield progress
 
 
 @contextmanager

@@ -12,7 +12,6 @@ While one command works in a folder, a second one is refused (`.lock`). Where se
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -189,12 +188,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return None
     except (ValueError, RecursionError) as error:
         raise TrainingError(f"{path} is damaged ({error}); restore it, or start a new run in another folder") from error
-
-
-def sha256(path: Path) -> str:
-    """The sha256 of a file, as hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def described(checkpoint: tuple[Path, dict[str, Any]] | None) -> str:

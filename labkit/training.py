@@ -22,9 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.decoder import limits
 from labkit.decoder.running import evaluating
-from labkit.errors import TrainingError
+from labkit.errors import TrainingError, is_out_of_memory
 from labkit.models import precision
 from labkit.objectives import generator
 from labkit.progress import bars_on_terminals_only, transformers_errors_only
@@ -422,7 +421,7 @@ def _memory_explained(settings: dict[str, Any]) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not limits.is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         batch = settings["per_device_train_batch_size"]
         cures = [f"--batch-size {batch // 2}"] if batch > 1 else []

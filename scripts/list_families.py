@@ -23,7 +23,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: E402
 
 import labkit  # noqa: E402
-from labkit.errors import ConversionError, UnsupportedModelError  # noqa: E402
+from labkit.errors import ConversionError, ModelError  # noqa: E402
 from labkit.run_folder import write_whole  # noqa: E402
 
 PAGE = ROOT / "docs" / "families.md"
@@ -74,7 +74,7 @@ def outcome(family: str, backend: str) -> str:
         labkit.to_bidirectional(model)
         moved = (_logits(model, pads=3) - _logits(model)).abs().max()
         labkit.to_causal(model)
-    except UnsupportedModelError:
+    except ModelError:
         return UNKNOWN
     except ConversionError as error:
         return " ".join(str(error).split()).removesuffix(" The model was put back as it was.")

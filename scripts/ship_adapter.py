@@ -13,8 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from labkit.files import sha256
 from labkit.models.registry import NOTICES, REGISTRY
-from labkit.run_folder import read_json, sha256
+from labkit.run_folder import read_json
 
 SHOWN = ("f1", "best_f1", "exact_match", "HasAns_f1", "NoAns_f1", "token_accuracy", "accuracy")
 CARD = """---

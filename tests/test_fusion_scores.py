@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from labkit.datasets.paraphrases import ParaphrasedQuestion
-from labkit.errors import DataError, MissingPackageError
+from labkit.errors import DataError, ModelError
 from labkit.fusion.scores import (
     Scored,
     accuracy,
@@ -130,9 +130,9 @@ def test_words_are_compared_in_their_dictionary_form(prediction, answer, same):
 def test_missing_lemmatisers_are_named_with_their_pip_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "simplemma", None)
     monkeypatch.setitem(sys.modules, "spacy", None)
-    with pytest.raises(MissingPackageError, match=r'pip install "labkit-bidirectional\[fusion\]"'):
+    with pytest.raises(ModelError, match=r'pip install "labkit-bidirectional\[fusion\]"'):
         load_lemmatizer()
-    with pytest.raises(MissingPackageError, match="pip install spacy"):
+    with pytest.raises(ModelError, match="pip install spacy"):
         load_lemmatizer("spacy:en_core_web_sm")
     for name in ("spacy", "porter", "simplemma:de"):
         with pytest.raises(DataError, match=f"the lemmatiser is '{name}'; choose one of simplemma, spacy:MODEL"):

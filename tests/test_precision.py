@@ -30,44 +30,42 @@ def test_the_rule(model_type, capability, dtype, tf32):
     assert (chosen.dtype, chosen.tf32) == (dtype, tf32)
 
 
-def test_float16_is_refused_where_it_ends_in_nan():
-    with pytest.raises(TrainingError, match=r"gemma3_text overflows in float16 .*choose float32"):
-        choose("gemma3_text", T4, "float16")
-    with pytest.raises(TrainingError, match=r"choose bfloat16"):
-        choose("gemma2", A100, "float16")
-    with pytest.raises(TrainingError, match="float16 needs a GPU"):
-        choose("gpt2", None, "float16")
+@pytest.mark.parametrize(
+    ("model_type", "capability", "message"),
+    [
+        ("gemma3_text", T4, r"gemma3_text overflows in float16 .*choose float32"),
+        ("gemma2", A100, "choose bfloat16"),
+        ("gpt2", None, "float16 needs a GPU"),
+    ],
+)
+def test_float16_is_refused_where_it_ends_in_nan(model_type, capability, message):
+    with pytest.raises(TrainingError, match=message):
+        choose(model_type, capability, "float16")
+
+
+def test_an_explicit_choice_is_kept():
     assert choose("gpt2", T4, "float16").dtype == "float16"
-
-
-def test_what_is_asked_for_is_what_is_taken():
-    assert choose("gpt2", A100, "float32").tf32
+    assert choose("gpt2", A100, "float32").tf32 and not choose("gpt2", T4, "float32").tf32
     assert choose("gpt2", None, "bfloat16").dtype == "bfloat16"
-    assert not choose("gpt2", T4, "float32").tf32
+
+
+def settings():
+    cuda, mkldnn = torch.backends.cuda, torch.backends.mkldnn
+    products = torch.get_float32_matmul_precision()
+    return cuda.cudnn_sdp_enabled(), products, cuda.matmul.fp32_precision, mkldnn.matmul.fp32_precision
 
 
 @pytest.mark.parametrize("tf32", [True, False])
-def test_kernels_are_set_for_the_block_and_as_before_after_it(tf32):
+def test_kernels_are_set_for_the_block_and_restored_after_it(tf32):
     """cuDNN's attention is off in it: its gradients can be NaN under a mask."""
-    before = found()
-    assert before == (True, "highest", "none", "none")
+    before = settings()
     with pytest.raises(ZeroDivisionError), kernels(tf32):
-        assert found()[:2] == (False, "high" if tf32 else "highest")
+        assert settings()[:2] == (False, "high" if tf32 else "highest")
         raise ZeroDivisionError
-    assert found() == before
+    assert settings() == before == (True, "highest", "none", "none")
 
 
-def found():
-    backends = torch.backends
-    products = torch.get_float32_matmul_precision()
-    return (
-        backends.cuda.cudnn_sdp_enabled(),
-        products,
-        *(of.matmul.fp32_precision for of in (backends.cuda, backends.mkldnn)),
-    )
-
-
-def test_where_somebody_has_set_products_by_the_newer_name_it_is_used(monkeypatch):
+def test_products_that_were_set_by_the_newer_name_are_set_by_it_again(monkeypatch):
     def mixed():
         raise RuntimeError("mix of the legacy and new APIs")
 

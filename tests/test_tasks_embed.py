@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import labkit
 from labkit.datasets.examples import Pair
 from labkit.errors import DataError, ModelError, TrainingError
-from labkit.models.pooling import POOLINGS
+from labkit.models.heads import POOLINGS
 from labkit.models.tiny import build_tiny_tokenizer
 from labkit.tasks import embed
 from labkit.tasks.base import get

@@ -19,7 +19,7 @@ from labkit.datasets.examples import Pair, Sentence
 from labkit.datasets.sources import sides
 from labkit.decoder import limits
 from labkit.errors import DataError, LabkitError, ModelError, TrainingError
-from labkit.models.adapter_folders import TASK
+from labkit.models.adapters import TASK
 from labkit.models.heads import head_in
 from labkit.run_folder import RunFolder, read_json
 from labkit.tasks import finetune as finetune_module

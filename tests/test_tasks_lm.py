@@ -9,7 +9,7 @@ from transformers import DynamicCache
 
 import labkit
 from labkit import masks
-from labkit.errors import DataError, LabkitError, ObjectiveError, TrainingError
+from labkit.errors import DataError, LabkitError, TrainingError
 from labkit.objectives import OBJECTIVES
 from labkit.tasks import lm as task
 from labkit.training import preset
@@ -116,10 +116,10 @@ def test_fill_in_scores_agree_with_one_forward_per_hidden_token(gpt2, reads):
     ],
 )
 def test_what_cannot_be_filled_in_is_refused(gpt2, text, reads, complaint):
-    with pytest.raises(ObjectiveError, match="no mask token"):
+    with pytest.raises(DataError, match="no mask token"):
         task.fill_in(gpt2, text, reads="same")
     task.ensure_mask_token(gpt2.model, gpt2.tokenizer)
-    with pytest.raises(ObjectiveError, match=complaint):
+    with pytest.raises(DataError, match=complaint):
         task.fill_in(gpt2, text, reads=reads)
 
 

@@ -16,7 +16,7 @@ import torch
 from labkit import masks, viz
 from labkit.attention.maps import attention_maps
 from labkit.attention.neurons import neuron_maps
-from labkit.errors import LabkitError, MaskError, UnsupportedModelError
+from labkit.errors import LabkitError, MaskError, ModelError
 from labkit.models.tiny import TINY_NAMES
 from labkit.viz import bertviz, browser_libraries
 from labkit.viz.bertviz_page import BertvizView
@@ -132,7 +132,7 @@ def test_rotary_embedding_is_in_the_vectors():
 
 
 def test_a_softcap_is_not_drawn_as_if_it_were_not_there(tiny):
-    with pytest.raises(UnsupportedModelError, match="softcap.*head view"):
+    with pytest.raises(ModelError, match="softcap.*head view"):
         viz.bertviz_neuron_view(tiny("tiny-gemma2"), TEXT, masks.bidirectional())
 
 
@@ -294,10 +294,10 @@ def test_with_the_libraries_nothing_is_warned_of(view):
 
 
 def test_missing_bertviz_is_an_error_with_the_command(monkeypatch):
-    from labkit.errors import MissingPackageError
+    from labkit.errors import ModelError
 
     monkeypatch.setattr(bertviz, "find_spec", lambda name: None)
-    with pytest.raises(MissingPackageError, match="pip install"):
+    with pytest.raises(ModelError, match="pip install"):
         bertviz.head_view(rows(3), list("abc"))
 
 

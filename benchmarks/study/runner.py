@@ -23,8 +23,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from benchmarks.study import report
-from labkit.decoder.limits import is_out_of_memory
-from labkit.errors import LabkitError, TrainingError
+from labkit.errors import LabkitError, TrainingError, is_out_of_memory
 from labkit.files import write_whole
 from labkit.run_folder import read_json
 

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from labkit.convert import conversion_of
 from labkit.decoder.anatomy import SLIDING, Decoder, find_decoder
 from labkit.decoder.hooks import ATTRIBUTE, masked
+from labkit.decoder.limits import require_positions
 from labkit.decoder.running import Runner, evaluating
-from labkit.errors import MaskError, UnsupportedModelError
+from labkit.errors import MaskError, ModelError
 from labkit.masks import Mask, bidirectional, causal, sliding_window
 from labkit.viz.labels import clean, visible
 
@@ -76,7 +77,7 @@ def attention_maps(lm, text, mask=None, *, layers=None) -> AttentionMaps:
 
     Raises:
         MaskError: no text, more tokens than the model has positions for, a layer the model does not have, or a mask for
-            more than one row. UnsupportedModelError: a model whose attention modules give no weights.
+            more than one row. ModelError: a model whose attention modules give no weights.
     """
     decoder = find_decoder(lm.model)
     n_layers = len(decoder.layers)
@@ -130,7 +131,7 @@ def _captured(lm, decoder: Decoder, chosen: tuple[int, ...], ids: Int[Tensor, "1
     for i in chosen:
         if i not in weights or weights[i].shape[1:] != expected:
             given = f"of shape {weights[i].shape}" if i in weights else "none"
-            raise UnsupportedModelError(
+            raise ModelError(
                 f"{lm.name}: expected attention weights (heads, {expected[0]}, {expected[1]}) from "
                 f"{decoder.names[i]} ({type(decoder.attentions[i]).__name__}) under eager attention, and got {given}"
             )
@@ -179,9 +180,7 @@ def _token_ids(lm, text) -> Int[Tensor, "1 seq"]:
 
 
 def _require_room(lm, decoder: Decoder, ids: Int[Tensor, "1 seq"]) -> None:
-    longest = getattr(decoder.config, "max_position_embeddings", None)
-    if longest is not None and ids.shape[1] > longest:
-        raise MaskError(f"{ids.shape[1]} tokens, and {lm.name} has positions for {longest}: give a shorter text")
+    require_positions(ids.shape[1], decoder.config, refusal=MaskError, cure="give a shorter text")
     vocabulary = decoder.config.vocab_size
     if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
         raise MaskError(f"the token ids of {lm.name} are 0 to {vocabulary - 1}, and one of these is not among them")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from labkit.attention.maps import AttentionMaps, attention_maps
 from labkit.decoder.anatomy import find_decoder
-from labkit.errors import UnsupportedModelError
+from labkit.errors import ModelError
 
 __all__ = ["NeuronMaps", "neuron_maps"]
 
@@ -49,7 +49,7 @@ def neuron_maps(lm, text, mask=None, *, layers: Sequence[int] | None = None) -> 
     """Queries, keys and weights of every layer and head of a model on one text; arguments as `attention_maps`.
 
     Raises:
-        MaskError: as `attention_maps`. UnsupportedModelError: an attention that does not go through transformers'
+        MaskError: as `attention_maps`. ModelError: an attention that does not go through transformers'
             interface, or one whose weights are not the softmax of the masked products alone (a softcap that
             bites, attention sinks, a position bias).
     """
@@ -59,7 +59,7 @@ def neuron_maps(lm, text, mask=None, *, layers: Sequence[int] | None = None) -> 
     queries, keys = [], []
     for weights, i in zip(attention.weights, attention.layers, strict=True):
         if attentions[i] not in seen:
-            raise UnsupportedModelError(
+            raise ModelError(
                 f"{lm.name}: layer {i} ({type(attentions[i]).__name__}) computes its attention by itself, so its "
                 "queries and keys cannot be taken; attention_maps shows its weights"
             )
@@ -118,7 +118,7 @@ def _eager_of(module: nn.Module) -> Callable:
     for kind in type(module).__mro__:
         if found := getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None):
             return found
-    raise UnsupportedModelError(f"{type(module).__name__} has no eager attention that labkit can find")
+    raise ModelError(f"{type(module).__name__} has no eager attention that labkit can find")
 
 
 def _require_that_they_explain(
@@ -130,7 +130,7 @@ def _require_that_they_explain(
         scores = scores + mask[..., : scores.shape[-1]]
     off = float((scores.softmax(-1) - torch.from_numpy(weights.astype(np.float32))).abs().max())
     if off > tolerance:
-        raise UnsupportedModelError(
+        raise ModelError(
             f"{where}: the attention weights are not the softmax of query times key (they differ by up to {off:.2g}): "
             "this model adds something in between, such as a softcap or attention sinks, which a neuron view cannot "
             "show; use the head view"

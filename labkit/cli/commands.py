@@ -27,8 +27,7 @@ from labkit.cli import fuse as cli_fuse
 from labkit.cli import predict as cli_predict
 from labkit.cli import train as cli_train
 from labkit.cli.console import Attn, Dtype, Json, Name, add_command, plain, print_json, print_table, waiting
-from labkit.decoder.limits import is_out_of_memory
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, is_out_of_memory
 from labkit.files import os_error_in
 
 ORDER = (  # of the commands in --help; a new command needs a place here
@@ -223,7 +222,7 @@ def audit(
     attn: Attn = None,
     dtype: Dtype = None,
     expect: Annotated[
-        str | None, typer.Option(help="causal or bidirectional: exit with 1 if the verdict differs.")
+        str | None, typer.Option(help="causal or bidirectional: exit with 1 if the model is not, or has problems.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Measure fewer kinds of input, which is faster.")] = False,
     reference: Annotated[str | None, typer.Option(help="Original model: check that only the mask differs.")] = None,
@@ -245,19 +244,21 @@ def audit(
     with waiting(f"measuring {name}"):
         report = measure.audit(model, reference=original, quick=quick)
     print(report.to_json() if as_json else str(report))
-    if expect not in (None, report.verdict):
-        print(f"labkit: {name} was expected to be {expect} and is {report.verdict}", file=sys.stderr)
+    if expect and (why := report.failure(expect)):
+        print(f"labkit: {name} was expected to be {expect} and {why}", file=sys.stderr)
         raise typer.Exit(1)
 
 
 def _any_model(name: str, attn: str | None, dtype: str | None) -> Any:
-    """A language model, or the body of an encoder, which is said."""
-    from labkit.errors import EncoderError
+    """A language model, or the body of an encoder, which is reported."""
+    from labkit.errors import ModelError
     from labkit.models import load
 
     try:
         return load(name, attn=attn, dtype=dtype).model
-    except EncoderError:
+    except ModelError as error:
+        if error.kind != "encoder":
+            raise
         body = load(name, attn=attn, dtype=dtype, task="base").model
         print(f"labkit: {name} is an encoder: its body, {type(body).__name__}, is measured", file=sys.stderr)
         return body
@@ -320,7 +321,8 @@ def leakage(
 
     Example: labkit leakage gpt2-mini --train
     """
-    from labkit.auditing.leaks import find_leaks, leak_meter
+    from labkit.auditing.leaks import find_leaks
+    from labkit.leak_meter import leak_meter
     from labkit.models import load
 
     model = load(name, attn=attn, dtype=dtype).model

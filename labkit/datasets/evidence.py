@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from labkit.errors import DataError, MissingPackageError
+from labkit.errors import DataError, ModelError
 
 CRITERIA = {  # the posts are invented, and nothing here is a diagnosis
     "low_mood": "feeling sad, empty or close to tears",
@@ -59,7 +59,7 @@ def locate(text: str, evidence: str) -> Match | None:
     ends are moved to the words that make the span most similar to the evidence (`ratio`). Both must be at least 80.
 
     Raises:
-        DataError: the evidence is empty. MissingPackageError: rapidfuzz is needed and not installed.
+        DataError: the evidence is empty. ModelError: rapidfuzz is needed and not installed.
     """
     evidence = evidence.strip()
     if not evidence:
@@ -71,7 +71,7 @@ def locate(text: str, evidence: str) -> Match | None:
     try:
         from rapidfuzz import fuzz
     except ImportError:
-        raise MissingPackageError(
+        raise ModelError(
             'evidence that differs from its post needs rapidfuzz: pip install "labkit-bidirectional[train]"'
         ) from None
     evidence = " ".join(evidence.split())

@@ -20,7 +20,7 @@ from typing import Any
 
 from labkit.datasets import conll, embedded, rows
 from labkit.datasets.files import Reading, Record, collect, csv_records, path_of, read_text
-from labkit.errors import DataError, MissingPackageError
+from labkit.errors import DataError, ModelError
 
 TASKS = tuple(rows.MAKERS)
 COLUMNS = (".conll", ".conllu", ".bio", ".iob", ".iob2", ".txt", ".tsv", ".annotated", ".data")
@@ -123,7 +123,7 @@ def split_names(name: str) -> list[str]:
     """The splits of a hub data set, or of a folder with its layout.
 
     Raises:
-        MissingPackageError: `datasets` is not installed. DataError: the data set cannot be reached.
+        ModelError: `datasets` is not installed. DataError: the data set cannot be reached.
     """
     return list(_call_datasets("get_dataset_split_names", name))
 
@@ -156,7 +156,7 @@ def _call_datasets(function: str, name: str, **options: Any) -> Any:
     try:
         import datasets
     except ImportError:
-        raise MissingPackageError(
+        raise ModelError(
             f'{name} is no file; reading it from the hub needs datasets: pip install "labkit-bidirectional[train]"'
         ) from None
     place = Path(name).expanduser()

@@ -1,4 +1,4 @@
-"""Will it fit? Bytes a model needs, and bytes this machine can still give. Loads torch only to look at a GPU."""
+"""What fits: tokens within a model's positions, and bytes within this machine's memory."""
 
 from __future__ import annotations
 
@@ -7,19 +7,46 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.errors import ModelError, NotEnoughMemoryError
+from labkit.errors import LabkitError, ModelError, reading
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
     from transformers import PreTrainedConfig
 
 GB = 10**9
 _V2, _V1 = "/sys/fs/cgroup/memory.", "/sys/fs/cgroup/memory/memory."
-CGROUPS = (  # of the kernel's two versions: the limit, what is used, and where to read how much of it idle files are
+CGROUPS = (  # files of both kernel versions: limit, use, statistics, and the name there of idle pages of files
     (f"{_V2}max", f"{_V2}current", f"{_V2}stat", "inactive_file"),
     (f"{_V1}limit_in_bytes", f"{_V1}usage_in_bytes", f"{_V1}stat", "total_inactive_file"),
 )
-_OVERHEAD = 1.2  # one more copy of the largest tensors while loading, and room for a short forward pass
+LOADING = 1.2  # memory for loading, in sizes of the model: one more copy of the largest tensors, a short forward pass
+
+
+def position_limit(config: PreTrainedConfig) -> int | None:
+    """The longest row, in tokens, that the configuration of a model (or of its text part) allows; None: not stated."""
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    stated = (getattr(config, name, None) for name in ("max_position_embeddings", "max_target_positions"))
+    return next((limit for limit in stated if limit), None)
+
+
+def context_of(model: nn.Module) -> int | None:
+    """The longest row that a config inside the model states, or None."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        stated = position_limit(config), getattr(config, "context", None), getattr(config, "block_size", None)
+        if limit := next((limit for limit in stated if isinstance(limit, int)), None):
+            return limit
+    return None
+
+
+def require_positions(
+    tokens: int, config: PreTrainedConfig, *, refusal: type[LabkitError] = ModelError, cure: str | None = None
+) -> None:
+    """Raise `refusal` if a row of `tokens` is longer than the model allows; `cure` replaces the advice."""
+    if (limit := position_limit(config)) is not None and tokens > limit:
+        cure = cure or f"give a shorter text, or --max-length {limit}"
+        raise refusal(f"a row has {tokens:,} tokens, and the model has {limit:,} positions: {cure}")
 
 
 def available_bytes(device: str = "cpu") -> int:
@@ -35,48 +62,32 @@ def available_bytes(device: str = "cpu") -> int:
         return min(free + kept, int(share * whole) - torch.cuda.memory_allocated(at))
     import psutil
 
-    free = psutil.virtual_memory().available
-    return min([free, *(left for left in map(_left_in_container, CGROUPS) if left is not None)])
+    left = [_left_in_container(*files) for files in CGROUPS]
+    return min([psutil.virtual_memory().available, *(free for free in left if free is not None)])
 
 
-def _left_in_container(files: tuple[str, str, str, str]) -> int | None:
-    """Bytes below the container's limit; the files' pages that it keeps for a second reading are given up for them."""
-    at_most, in_use, statistics, cached = files
-    limit, used = _read_int(at_most), _read_int(in_use)
-    if limit is None or used is None:
-        return None
+def _left_in_container(limit: str, used: str, statistics: str, idle: str) -> int | None:
+    """Bytes below the container's limit, or None without one. The kernel frees idle pages of files when it must."""
     try:
-        lines = Path(statistics).read_text(encoding="ascii").splitlines()
-    except OSError:
-        lines = []
-    kept = next((int(line.split()[1]) for line in lines if line.startswith(f"{cached} ")), 0)
-    return limit - used + kept
+        left = int(Path(limit).read_text()) - int(Path(used).read_text())
+        lines = Path(statistics).read_text().splitlines() if Path(statistics).is_file() else []
+    except (OSError, ValueError):  # no such limit here, or "max"
+        return None
+    return left + sum(int(line.split()[1]) for line in lines if line.startswith(f"{idle} "))
 
 
-def stored_parameters(folder: Path) -> dict[str, int]:
-    """How many parameters the safetensors files in `folder` hold, by stored dtype ("BF16", "F32", ...).
-
-    Only their headers are read. Raises ModelError, naming the file, if one is cut short.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    counts: Counter[str] = Counter()
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="pt") as stored:
-                for tensor in (stored.get_slice(name) for name in stored.keys()):
-                    counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
-        except SafetensorError as error:
-            raise ModelError(f"{file} is not a complete safetensors file; download or save the model again") from error
-    return counts
-
-
-def main_dtype(stored: dict[str, int]) -> torch.dtype:
-    """The torch dtype in which most of the stored parameters are."""
+def stored_weights(folder: Path) -> tuple[int, torch.dtype]:
+    """How many parameters the safetensors files in `folder` hold, and the dtype of most of them; reads headers only."""
     import torch
+    from safetensors import safe_open
 
-    names = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
-    return names.get(max(stored, key=stored.__getitem__, default="F32"), torch.float32)
+    counts: Counter[str] = Counter(F32=0)
+    for file in sorted(folder.glob("*.safetensors")):
+        with reading(str(file)), safe_open(file, framework="pt") as stored:
+            for tensor in (stored.get_slice(name) for name in stored.keys()):
+                counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
+    names = {"BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+    return counts.total(), names.get(counts.most_common(1)[0][0], torch.float32)
 
 
 def configured_parameters(config: PreTrainedConfig, kind: type) -> int:
@@ -87,36 +98,19 @@ def configured_parameters(config: PreTrainedConfig, kind: type) -> int:
         return sum(p.numel() for p in kind(config).parameters())
 
 
-def require_memory(name: str, parameters: int, dtype: torch.dtype, device: str = "cpu") -> None:
-    """Raise NotEnoughMemoryError if `parameters` of `dtype`, with room to work, exceed what `device` can still give."""
-    needed, free = int(parameters * dtype.itemsize * _OVERHEAD), available_bytes(device)
-    if needed <= free:
-        return
-    place = "the GPU" if device.startswith("cuda") else "this machine"
-    advice = "close other programs or take a smaller model (labkit models lists them)"
+def require_memory(
+    what: str, needed: float, device: str = "cpu", *, cure: str, refusal: type[LabkitError] = ModelError
+) -> None:
+    """Raise `refusal` if `what` needs more bytes than `device` can still give."""
+    if needed > (free := available_bytes(device)):
+        place = "the GPU" if device.startswith("cuda") else "this machine"
+        raise refusal(f"{what} needs about {needed / GB:.1f} GB, and {place} has {free / GB:.1f} GB free: {cure}")
+
+
+def require_memory_for_model(name: str, parameters: int, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Raise ModelError if a model of `parameters` weights in `dtype` cannot be loaded and run on `device`."""
+    cure = "close other programs or take a smaller model (labkit models lists them)"
     if dtype.itemsize > 2:
-        advice = f"ask for half of it with dtype='bfloat16', {advice}"
-    raise NotEnoughMemoryError(
-        f"{name} in {str(dtype).removeprefix('torch.')} needs about {needed / GB:.1f} GB "
-        f"({parameters / 1e6:,.0f} M parameters) and {place} has {free / GB:.1f} GB free; {advice}"
-    )
-
-
-def _read_int(path: str) -> int | None:
-    try:
-        return int(Path(path).read_text())
-    except (OSError, ValueError):  # no such limit here, or "max"
-        return None
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether it says that there is too little memory.
-
-    On a GPU torch has an error for it, but CUDA and its libraries, which allocate for themselves, have words alone, as
-    a CPU has.
-    """
-    import torch
-
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return any(words in str(error) for words in ("allocate memory", "out of memory", "ALLOC_FAILED"))
+        cure = f"ask for half of it with dtype='bfloat16', {cure}"
+    what = f"{name} in {str(dtype).removeprefix('torch.')} ({parameters / 1e6:,.0f} M parameters)"
+    require_memory(what, parameters * dtype.itemsize * LOADING, device, cure=cure)

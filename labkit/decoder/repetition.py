@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.decoder.anatomy import argument_position, find_decoder
+from labkit.decoder.limits import require_positions
 from labkit.errors import ConversionError
 
 
@@ -69,11 +70,8 @@ class _Reading:
         if real.ndim != 2 or bool((real[:, 1:].bool() & ~real[:, :-1].bool()).any()):
             raise ConversionError("a repeated reading needs a 2-D attention_mask with the padding on the right")
         twice, counted, self.places = self._repeated(ids, real.long())
-        limit = getattr(self.config, "max_position_embeddings", twice.shape[1])
-        if twice.shape[1] > limit:
-            raise ConversionError(
-                f"{self.times} readings make a row of {twice.shape[1]:,} tokens, and the model has {limit:,} positions"
-            )
+        cure = f"give a shorter text, which is read {self.times} times"
+        require_positions(twice.shape[1], self.config, refusal=ConversionError, cure=cure)
         rest = {name: value for name, value in kwargs.items() if name not in self.at}
         others = [args[at] for at in range(len(args)) if at not in self.at.values()]
         if others:

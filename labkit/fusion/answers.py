@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import DataError, MissingPackageError, reading
+from labkit.errors import DataError, ModelError, reading
 from labkit.files import write_whole
 from labkit.fusion import scores
 
@@ -125,7 +125,7 @@ def require_pyarrow() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        raise MissingPackageError('files of answers need pyarrow: pip install "labkit-bidirectional[fusion]"') from None
+        raise ModelError('files of answers need pyarrow: pip install "labkit-bidirectional[fusion]"') from None
 
 
 def _schema() -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.datasets.paraphrases import ParaphrasedQuestion
-from labkit.errors import DataError, MissingPackageError
+from labkit.errors import DataError, ModelError
 from labkit.tasks.qa_scores import normalize as normalised
 
 Lemmatizer = Callable[[str], list[str]]  # the lemmas of a text's words
@@ -117,7 +117,7 @@ def load_lemmatizer(name: str = "simplemma") -> Lemmatizer:
     """The lemmatiser "simplemma" (English, word by word), or "spacy:en_core_web_sm" (in context).
 
     Raises:
-        DataError: no such lemmatiser. MissingPackageError: it, or its model, is not installed.
+        DataError: no such lemmatiser. ModelError: it, or its model, is not installed.
     """
     kind, _, model = name.partition(":")
     if kind not in ("simplemma", "spacy") or (kind == "spacy") != bool(model):
@@ -132,9 +132,9 @@ def load_lemmatizer(name: str = "simplemma") -> Lemmatizer:
         pipeline = spacy.load(model, exclude=["ner", "parser"])
     except ImportError:
         command = 'pip install "labkit-bidirectional[fusion]"' if kind == "simplemma" else "pip install spacy"
-        raise MissingPackageError(f"{kind} is not installed: {command}") from None
+        raise ModelError(f"{kind} is not installed: {command}") from None
     except OSError:
-        raise MissingPackageError(f"spaCy has no model {model!r} here: python -m spacy download {model}") from None
+        raise ModelError(f"spaCy has no model {model!r} here: python -m spacy download {model}") from None
     if not pipeline("cities")[0].lemma_:
         raise DataError(f"spaCy's model {model!r} gives no lemmas; choose one that does, such as en_core_web_sm")
     return lambda text: [token.lemma_ or token.text for token in pipeline(text) if not token.is_punct]

@@ -1,7 +1,7 @@
-"""Write a converted model as a folder that others can load, with a card that says what was done to it.
+"""Write a converted model as a folder that others can load, with a card that describes the conversion.
 
-The folder is what `save_pretrained` writes, so plain transformers loads it. Where plain transformers cannot express
-what was done (a mask for some layers only), the card says so, and `labkit.load` is the way in.
+Plain transformers loads the folder. Where it cannot express the conversion (a mask for some layers only), the card
+refers to `labkit.load`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from labkit import __version__
 from labkit.errors import LabkitError
 from labkit.files import require_writable, write_folder
-from labkit.models.registry import NOTICES, REGISTRY
+from labkit.models.registry import NOTICES, REGISTRY, GgufPackage
 from labkit.progress import bars_on_terminals_only
 
 WINDOWS = ("keep", "halve", "global")
@@ -23,11 +23,21 @@ def export(lm: Any, output_dir: str | Path, *, window: str, layers: list[int] | 
     """Save the converted model `lm` (a `labkit.Loaded`), its tokenizer and a card into `output_dir`, or nothing.
 
     `window` and `layers` (None: all) are those of the conversion, for the card. Raises LabkitError if `output_dir` is a
-    file or a folder that holds anything, and OSError if it cannot be written.
+    file or a folder that is not empty, and OSError if it cannot be written.
     """
     target = Path(output_dir).expanduser().absolute()
     require_free(target)
-    write_folder(target, lambda folder: _write(lm, folder, window, layers))
+
+    def write(folder: Path) -> None:
+        with bars_on_terminals_only():
+            lm.model.save_pretrained(folder)
+        if lm.tokenizer is not None:
+            lm.tokenizer.save_pretrained(folder)
+        for name, content in licence_files(lm).items():
+            (folder / name).write_bytes(content)
+        (folder / "README.md").write_text(describe(lm, window=window, layers=layers), encoding="utf-8")
+
+    write_folder(target, write)
     return target
 
 
@@ -50,68 +60,57 @@ def choose_layers(choice: str, count: int) -> list[int] | None:
     if choice == "all":
         return None
     if choice == "middle-third":
-        return list(range(count // 3, count - count // 3))
-    if share := re.fullmatch(r"(below|middle|above)-(\d+)/(\d+)", choice):
-        return _share_of_layers(share[1], int(share[2]), int(share[3]), count)
-    try:
+        layers = list(range(count // 3, count - count // 3))
+    elif share := re.fullmatch(r"(below|middle|above)-(\d+)/(\d+)", choice):
+        above, below = int(share[2]), int(share[3])
+        size = round(count * above / below) if 0 < above <= below else 0
+        if not size:
+            raise LabkitError(f"{above}/{below} of {count} layers is no share to unmask; give one such as 1/3")
+        first = {"below": 0, "middle": (count - size) // 2, "above": count - size}[share[1]]
+        layers = list(range(first, first + size))
+    elif re.fullmatch(r"\s*-?\d+\s*(,\s*-?\d+\s*)*", choice):
         layers = sorted({int(part) for part in choice.split(",")})
-    except ValueError:
+    else:
         raise LabkitError(
             f"layers are {choice!r}; give all, middle-third, a share such as below-1/3 or numbers such as 0,1,2"
-        ) from None
+        )
     if layers[0] < 0 or layers[-1] >= count:
         raise LabkitError(f"layers are {choice!r}, but the model has layers 0 to {count - 1}")
     return None if len(layers) == count else layers
 
 
-def _share_of_layers(side: str, above: int, below: int, count: int) -> list[int] | None:
-    chosen = round(count * above / below) if 0 < above <= below else 0
-    if not chosen:
-        raise LabkitError(f"{above}/{below} of {count} layers is no share to unmask; give one such as 1/3")
-    first = {"below": 0, "middle": (count - chosen) // 2, "above": count - chosen}[side]
-    return None if chosen == count else list(range(first, first + chosen))
-
-
-def describe(lm: Any, *, window: str, layers: list[int] | None) -> str:
-    """The card (README.md) of an exported model: what was done, from what, which licence, and who can load it."""
-    config = lm.model.config.get_text_config()
-    depth = config.num_hidden_layers
-    which = f"all {depth} layers"
-    if layers is not None:
-        which = f"layers {', '.join(map(str, layers))} of {depth}, while the others stay causal"
-    name = shown_name(lm)
-    texts = ", ".join(licence_files(lm))
-    return _CARD.format(
-        name=name,
-        version=__version__,
-        which=which,
-        window=_window_sentence(config, window),
-        source=lm.source.replace(lm.name, name),
-        licence=licence_name(lm),
-        texts=f" ({texts} in this folder)" if texts else "",
-        loading=_SUBSET if layers is not None else _UNIFORM if is_for_all(lm.model, layers) else _DEAF,
-    )
-
-
 def is_for_all(model: Any, layers: list[int] | None) -> bool:
-    """Whether plain transformers gives a converted model its mask: in all layers, and none keeps the switch."""
+    """Whether plain transformers applies the mask of a converted model: in all layers, by `is_causal` alone."""
     from labkit.decoder.anatomy import find_decoder
 
     return layers is None and not find_decoder(model).deaf_layers()
 
 
-def _write(lm: Any, folder: Path, window: str, layers: list[int] | None) -> None:
-    with bars_on_terminals_only():
-        lm.model.save_pretrained(folder)
-    if lm.tokenizer is not None:
-        lm.tokenizer.save_pretrained(folder)
-    for name, content in licence_files(lm).items():
-        (folder / name).write_bytes(content)
-    (folder / "README.md").write_text(describe(lm, window=window, layers=layers), encoding="utf-8")
+def describe(lm: Any, *, window: str, layers: list[int] | None) -> str:
+    """The card (README.md) of an exported model: the conversion, the original, the licence, and how to load it."""
+    config, name = lm.model.config.get_text_config(), shown_name(lm)
+    which = f"all {config.num_hidden_layers} layers"
+    if layers is not None:
+        which = f"layers {', '.join(map(str, layers))} of {config.num_hidden_layers}; the others stay causal"
+    local = (getattr(config, "layer_types", None) or []).count("sliding_attention")
+    reach = {
+        "keep": "as far to the right as the causal model has to the left, W - 1 tokens each way",
+        "halve": "the causal window split over both sides, as EmbeddingGemma does",
+    }
+    windows = "none, every layer attends to the whole text"
+    if window != "global" and local:
+        windows = f"{reach[window]}, in the {local} local layers"
+    texts = ", ".join(licence_files(lm))
+    loading = _PLAIN if is_for_all(lm.model, layers) else _LABKIT.format(cause=_SOME if layers is not None else _FAMILY)
+    return _CARD.format(
+        name=name, version=__version__, which=which, windows=windows, window=window,
+        source=lm.source.replace(lm.name, name), licence=licence_name(lm),
+        texts=f" ({texts} in this folder)" if texts else "", loading=loading,
+    )  # fmt: skip
 
 
 def shown_name(lm: Any) -> str:
-    """The model's name without the path that leads to it on this machine."""
+    """The model's name without the path of its folder on this machine."""
     return lm.name if lm.name in REGISTRY or not Path(lm.name).expanduser().is_dir() else Path(lm.name).resolve().name
 
 
@@ -120,26 +119,16 @@ def licence_name(lm: Any) -> str:
 
 
 def licence_files(lm: Any) -> dict[str, bytes]:
-    """What has to go along with a copy: the licence's text and its notice, by file name."""
+    """The files that every copy has to include: the licence's text and its notice, by file name."""
     files, card = {}, REGISTRY.get(lm.name)
-    if card and card.package and (terms := card.package.terms_path()):
-        files[terms.name] = terms.read_bytes()
-    if (folder := Path(lm.name).expanduser()).is_dir() and card is None:
+    if card is None and (folder := Path(lm.name).expanduser()).is_dir():
         for pattern in ("LICEN[SC]E*", "NOTICE*", "*TERMS*"):
             files |= {file.name: file.read_bytes() for file in sorted(folder.glob(pattern)) if file.is_file()}
+    elif card and isinstance(card.origin, GgufPackage) and (terms := card.origin.terms_path()):
+        files[terms.name] = terms.read_bytes()
     if notice := NOTICES.get(licence_name(lm)):
         files.setdefault("NOTICE.txt", f"{notice}\n".encode())
     return files
-
-
-def _window_sentence(config: Any, window: str) -> str:
-    local = [kind for kind in getattr(config, "layer_types", None) or [] if kind == "sliding_attention"]
-    if window == "global" or not local:
-        return f"none, every layer sees the whole text (`--window {window}`)"
-    reach = "as far to the right as the causal model looks to the left, W - 1 tokens each way"
-    if window == "halve":
-        reach = "the causal window split over both sides, as EmbeddingGemma does"
-    return f"{reach} (`--window {window}`), in the {len(local)} local layers"
 
 
 _CARD = """\
@@ -153,12 +142,12 @@ library_name: transformers
 Made with labkit {version} (`labkit convert`). The weights are unchanged; only which token may attend to which is.
 
 - **Bidirectional:** {which}
-- **Window of local layers:** {window}
+- **Window of local layers:** {windows} (`--window {window}`)
 - **From:** {source}
 - **Licence:** {licence}{texts}. It applies to this folder as it does to the original.
 
-A model made bidirectional was not trained to continue a text (its next-token predictions are worse), and removing the
-mask alone does not make it a better encoder: it has to be trained on with its new mask.
+The model was not trained with this mask. Its next-token predictions are worse than before, and it is not a better
+encoder until it is trained with the new mask.
 
 ## Loading
 
@@ -167,27 +156,24 @@ mask alone does not make it a better encoder: it has to be trained on with its n
 Check what you loaded, in either case: `labkit audit THIS_FOLDER`.
 """
 
-_UNIFORM = """\
+_PLAIN = """\
 Plain transformers (5.3 or newer) loads it, and it is then bidirectional, because `config.is_causal` is false:
 
     AutoModel.from_pretrained("THIS_FOLDER")
 
-Two things to know about plain transformers here (`labkit.load` takes care of both):
+`labkit.load` also handles two cases that plain transformers does not:
 - under flash attention a window reaches one token less far than under the other backends;
-- several documents packed into one row (restarted `position_ids`, no mask) see each other once it is bidirectional."""
+- several documents packed into one row (restarted `position_ids`, no mask) attend to each other."""
 
-_DEAF = """\
-Plain transformers loads the folder, but the layers of this family keep its switch from their attention:
-**without labkit this model may be causal**, under sdpa wherever no row is padded. Load it with
-
-    labkit.load("THIS_FOLDER")
-
-which puts the conversion that is recorded in `config.json` (`labkit_attention`) in force again."""
-
-_SUBSET = """\
-Plain transformers loads the folder but cannot express a mask for some layers only: **without labkit this model is
-causal in every layer.** Load it with
+_LABKIT = """\
+Plain transformers loads the folder, but {cause}. Load it with
 
     labkit.load("THIS_FOLDER")
 
-which puts the conversion that is recorded in `config.json` (`labkit_attention`) in force again."""
+which applies the conversion that is recorded in `config.json` (`labkit_attention`) again."""
+
+_SOME = "it cannot express a mask for some layers only: **without labkit this model is\ncausal in every layer**"
+_FAMILY = (
+    "the layers of this family do not pass `is_causal` on to their attention:\n**without labkit this model may be "
+    "causal**, under sdpa wherever no row is padded"
+)

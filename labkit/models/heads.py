@@ -5,33 +5,43 @@
 
 transformers has no question-answering head for any Gemma and no token head for Gemma 3, and its sequence head pools the
 last token whose id is not the pad's, which is wrong where pad and end-of-text are one token (GPT-2). So the heads here
-are one mixin for all families: a class per family is made on first use, from the family's own PreTrainedModel, and with
-it come its weights' names, attention backends, gradient checkpointing and `save_pretrained`.
+are one mixin for all families. A class per family is made on first use from the family's own PreTrainedModel, so it
+has the family's weight names, attention backends, gradient checkpointing and `save_pretrained`.
 
-What was chosen is kept in `config.labkit_head`; `labkit.load(folder)` gives the same head back, and plain transformers'
-`AutoModel` finds the backbone in the same folder.
+The choice is recorded in `config.labkit_head`: `labkit.load(folder)` gives the same head back, and `AutoModel` of plain
+transformers reads the backbone from the same folder.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from labkit.decoder.anatomy import find_decoder
-from labkit.errors import HeadError
-from labkit.models.pooling import POOLINGS, AttentionPooling, make_pooling
+from labkit.errors import ModelError
 
 TASKS = ("token-classification", "question-answering", "sequence-classification", "embedding")
 INITIALISATIONS = ("normal", "zeros", "xavier")
 IGNORED = -100  # the label of a token that does not count
-POOLED = ("sequence-classification", "embedding")
 RECORD = "labkit_head"  # in the config
+POOLINGS = (  # how the states of a sequence become one vector; padding is never included
+    "first",  # of the real tokens; under a causal mask it does not depend on the others
+    "last",
+    "mean",
+    "weighted_mean",  # by position, 1, 2, 3, ...: later tokens of a causal model have more context (SGPT, 2202.08904)
+    "attention_query",  # one learned query per head attends to the states (arXiv 1810.00825, 2503.02656)
+    "attention_kv",  # the states attend to learned keys and values, then the mean (NV-Embed, arXiv 2405.17428)
+)
+PROBES = 64  # learned keys and values of attention_kv
 
 
 @dataclass(frozen=True)
@@ -40,16 +50,19 @@ class Head:
 
     Attributes:
         task: one of `TASKS`.
-        labels: the classes, in the order of the logits, of token and sequence classification; kept as a list. Empty
-            means two classes without names. The other tasks have no labels.
-        pooling: how a sequence becomes one vector (`labkit.models.pooling`), for sequence classification and embedding.
-            "last" by default, as a causal model needs it: only its last token has seen everything.
-        pooling_heads: of the attention poolings.
-        dropout: on what enters the linear head.
-        backbone_dropout: on what every attention and every feed-forward block adds to the residual stream; GPT-2 is
-            built with 0.1 of it, which None leaves as it is, Gemma and Llama with none.
+        labels: the classes of token and sequence classification, in the order of the logits. Empty means two classes
+            without names. The other tasks have no labels.
+        pooling: one of `POOLINGS`, for sequence classification and embedding. "last" by default, because only the last
+            token of a causal model has the whole text as its context.
+        pooling_heads: number of heads of the attention poolings.
+        dropout: on the input of the linear head.
+        backbone_dropout: on the output of every attention and feed-forward block; None leaves the model as it is: 0.1
+            in GPT-2, none in Gemma and Llama.
         init: of the linear head: "normal" (the model's own standard deviation), "zeros" or "xavier".
         normalize: embeddings of length 1.
+
+    Raises:
+        ModelError: a value that is not one of these, one label, a label twice, labels of a task without.
     """
 
     task: str
@@ -63,33 +76,28 @@ class Head:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", list(self.labels))
-        if self.task not in TASKS:
-            raise HeadError(f"task is {self.task!r}; choose one of {', '.join(TASKS)}")
-        wanted = self.task in ("token-classification", "sequence-classification")
-        if self.labels and not wanted:
-            raise HeadError(f"{self.task} has no labels, but {len(self.labels)} are given")
-        if len(set(self.labels)) != len(self.labels) or (self.labels and len(self.labels) < 2):
-            raise HeadError(f"labels are {list(self.labels)}; give at least two, each once")
-        if self.pooling not in POOLINGS:
-            raise HeadError(f"pooling is {self.pooling!r}; choose one of {', '.join(POOLINGS)}")
-        if self.init not in INITIALISATIONS:
-            raise HeadError(f"init is {self.init!r}; choose one of {', '.join(INITIALISATIONS)}")
+        choices = {"task": TASKS, "pooling": POOLINGS, "init": INITIALISATIONS}
+        for name, allowed in choices.items():
+            if (value := getattr(self, name)) not in allowed:
+                raise ModelError(f"{name} is {value!r}; choose one of {', '.join(allowed)}")
+        if self.labels and not self.task.endswith("classification"):
+            raise ModelError(f"{self.task} has no labels, but {len(self.labels)} are given")
+        if len(self.labels) == 1 or len(set(self.labels)) < len(self.labels):
+            raise ModelError(f"labels are {self.labels}; give at least two, each once")
         for name in ("dropout", "backbone_dropout"):
             if (share := getattr(self, name)) is not None and not 0 <= share < 1:
-                raise HeadError(f"{name.replace('_', ' ')} is a share in [0, 1), not {share}")
+                raise ModelError(f"{name.replace('_', ' ')} is a share in [0, 1), not {share}")
 
     @property
     def width(self) -> int | None:
-        """How many numbers the linear head gives: a start and an end, or one per class; None without one."""
+        """Outputs of the linear head: a start and an end, or one per class; None for embeddings, which have none."""
         return {"question-answering": 2, "embedding": None}.get(self.task, len(self.labels) or 2)
 
     def recorded(self, config: Any) -> Any:
         """A copy of `config` with this head in it, and its labels where transformers keeps labels."""
-        import copy
-
         config = copy.deepcopy(config)
         setattr(config, RECORD, asdict(self))
-        if self.width is not None and self.task != "question-answering":
+        if self.task.endswith("classification"):
             names = self.labels or tuple(f"LABEL_{i}" for i in range(self.width))
             config.id2label = dict(enumerate(names))
             config.label2id = {name: i for i, name in enumerate(names)}
@@ -97,14 +105,9 @@ class Head:
 
 
 def head_in(config: Any) -> Head | None:
-    """The head that a saved model has, or None for one that labkit put no head on."""
+    """The head that the configuration of a model records, or None."""
     record = getattr(config, RECORD, None)
-    if record is None:
-        return None
-    try:
-        return Head(**record)
-    except TypeError as error:
-        raise HeadError(f"the head recorded in the model's config is not one of this version: {error}") from error
+    return None if record is None else Head(**record)
 
 
 @cache
@@ -112,7 +115,7 @@ def model_class(base: type, task: str) -> type:
     """The class of `base` (a bare decoder such as `Gemma3TextModel`) with a head for `task`, made once."""
     from transformers import PreTrainedModel
 
-    family = next(each for each in base.__mro__[1:] if issubclass(each, PreTrainedModel))
+    family = next(parent for parent in base.__mro__[1:] if issubclass(parent, PreTrainedModel))
     kind = {
         "token-classification": _ForTokens,
         "question-answering": _ForSpans,
@@ -124,7 +127,7 @@ def model_class(base: type, task: str) -> type:
 
 
 class _WithHead:
-    """The mixin that the four kinds share. The backbone stands under the family's own `base_model_prefix`."""
+    """The mixin that the four kinds share. The backbone is the attribute that the family calls `base_model_prefix`."""
 
     def __init__(self, config: Any):
         super().__init__(config)
@@ -132,7 +135,7 @@ class _WithHead:
         self.head_is_new = True  # until `labkit.load` has read a trained one
         setattr(self, self.base_model_prefix, self._backbone(config))
         width = config.get_text_config().hidden_size
-        if head.task in POOLED:
+        if head.task in ("sequence-classification", "embedding"):
             self.pooling = make_pooling(head.pooling, width, head.pooling_heads)
         self.head_dropout = nn.Dropout(head.dropout)
         if head.width is not None:
@@ -152,9 +155,9 @@ class _WithHead:
         self.backbone.set_input_embeddings(value)
 
     def start_head(self, dtype: torch.dtype | None = None) -> list[str]:
-        """Start the head, and the pooling if it learns, anew; returns the names of their weights.
+        """Initialise the head, and the pooling if it learns, again; returns the names of their weights.
 
-        They are drawn on the CPU, so that one seed gives one head whatever the card, and in `dtype`, which they keep;
+        They are drawn on the CPU, so that a seed gives the same head on every device, and in `dtype`, which they keep;
         None: in the one they have.
         """
         for child in self._own().values():
@@ -168,7 +171,7 @@ class _WithHead:
         )
 
     def head_sha256(self) -> str:
-        """Of the weights of the head, and of the pooling if it learns: two models that start alike have the same."""
+        """The sha256 of the weights of the head and of the pooling: equal for two models that start alike."""
         return sha256_of(weight for child in self._own().values() for weight in child.state_dict().values())
 
     def _own(self) -> dict[str, nn.Module]:
@@ -176,7 +179,7 @@ class _WithHead:
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """As the family starts its own modules, except for the head and the probes of the pooling."""
+        """Initialise as the family does, except for the head and the probes of the pooling."""
         super()._init_weights(module)
         if module is getattr(self, "head", None):
             if self.head_settings.init == "zeros":
@@ -258,16 +261,80 @@ class _ForEmbedding(_WithHead):
 
 
 def _in_dtype_of(module: nn.Module, states: Tensor) -> Tensor:
-    """A head that is trained on a 16-bit backbone is itself float32."""
-    own = next(module.parameters(), states)
-    return states.to(own.dtype)
+    """The states in the dtype of the module: a head on a 16-bit backbone is trained in float32."""
+    return states.to(next(module.parameters(), states).dtype)
+
+
+def make_pooling(name: str, width: int, heads: int = 1) -> nn.Module:
+    """A module `(states (batch, seq, width), attention_mask (batch, seq)) -> (batch, width)`.
+
+    Raises ModelError if the heads do not divide the width.
+    """
+    if not name.startswith("attention"):
+        return PlainPooling(name)
+    if width % heads:
+        raise ModelError(f"{heads} pooling heads do not divide the width {width}")
+    return AttentionPooling(width, heads, probe_is_query=name == "attention_query")
+
+
+class PlainPooling(nn.Module):
+    """A fixed weighted mean of the states; nothing is learned."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.name = name
+
+    def forward(
+        self, states: Float[Tensor, "batch seq width"], attention_mask: Int[Tensor, "batch seq"]
+    ) -> Float[Tensor, "batch width"]:
+        real = attention_mask.to(torch.long)
+        order = real.cumsum(-1) * real  # 1 for the first real token, 2 for the next; 0 for padding; either side
+        weights = {
+            "first": order == 1,
+            "last": (order == order.amax(-1, keepdim=True)) & (order > 0),
+            "mean": order > 0,
+            "weighted_mean": order,
+        }[self.name].to(torch.float32)  # in float16 the sum of positions overflows at 362 tokens
+        weights = weights / weights.sum(-1, keepdim=True).clamp_min(1)
+        return torch.einsum("bs,bsw->bw", weights, states.float()).to(states.dtype)
+
+
+class AttentionPooling(nn.Module):
+    """Multi-head attention between the states and learned probes, with an output projection.
+
+    With `probe_is_query` one probe attends to the states. Otherwise every state attends to `PROBES` probes, and the
+    results are averaged over the real tokens.
+    """
+
+    def __init__(self, width: int, heads: int, *, probe_is_query: bool):
+        super().__init__()
+        self.heads, self.probe_is_query = heads, probe_is_query
+        self.probe = nn.Parameter(torch.randn(1 if probe_is_query else PROBES, width))
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+
+    def forward(
+        self, states: Float[Tensor, "batch seq width"], attention_mask: Int[Tensor, "batch seq"]
+    ) -> Float[Tensor, "batch width"]:
+        probes = self.probe.to(states.dtype).expand(len(states), -1, -1)  # (batch, probes, width)
+        queries, keys = (probes, states) if self.probe_is_query else (states, probes)
+        q, k, v = self._split(self.query(queries)), self._split(self.key(keys)), self._split(self.value(keys))
+        scores = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).float()  # (batch, head, queries, keys)
+        if self.probe_is_query:
+            scores = scores.masked_fill(attention_mask[:, None, None, :] == 0, torch.finfo(scores.dtype).min)
+        mixed = (scores.softmax(-1).to(v.dtype) @ v).transpose(1, 2).flatten(2)  # (batch, queries, width)
+        if self.probe_is_query:
+            return self.out(mixed[:, 0])
+        return PlainPooling("mean")(self.out(mixed), attention_mask)
+
+    def _split(self, x: Float[Tensor, "batch seq width"]) -> Float[Tensor, "batch head seq part"]:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 def set_backbone_dropout(model: nn.Module, share: float) -> None:
-    """Dropout on what every attention and feed-forward block adds to the residual stream, in training only.
+    """Apply dropout to the output of every attention and feed-forward block, in training only.
 
-    Where the family has dropout modules of its own (GPT-2) they are set; where it has none (Gemma, Llama) it is added.
-    Calling it again replaces the share. Dropout inside the attention weights is not touched: flex attention has none.
+    The dropout modules of the family are set if it has some (GPT-2), and added if it has none (Gemma, Llama). A second
+    call replaces the share. Dropout of the attention weights is not changed: flex attention has none.
     """
     decoder = find_decoder(model)
     for layer, attention in zip(decoder.layers, decoder.attentions, strict=True):
@@ -285,7 +352,7 @@ def set_backbone_dropout(model: nn.Module, share: float) -> None:
 
 
 class _BlockDropout(nn.Dropout):
-    """Added by labkit to a block that has none."""
+    """Dropout that labkit added to a block."""
 
 
 def _drop(block: nn.Module, inputs: Any, output: Any) -> Any:
@@ -308,5 +375,5 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def label_names(labels: Sequence[str]) -> tuple[str, ...]:
-    """The classes of a data set, sorted, with "O" first: the same whatever order the data came in."""
+    """The classes of a data set, sorted, with "O" first."""
     return tuple(sorted(set(labels), key=lambda name: (name != "O", name)))

@@ -1,7 +1,6 @@
-"""Models from a local folder or from the hub: one route, since a hub model is first fetched and is then a local folder.
+"""Model folders, as `save_pretrained` writes them, and the hub, from which such a folder is fetched first.
 
-The folder is laid out as the hub lays it out: config.json, *.safetensors (one file or shards with an index),
-tokenizer files. Nothing is ever unpickled and no code that comes with a model is ever run.
+Weights are read from safetensors only: nothing is ever unpickled, and no code that comes with a model is ever run.
 """
 
 from __future__ import annotations
@@ -11,16 +10,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.errors import (
-    EncoderError,
-    GatedModelError,
-    HubUnreachableError,
-    ModelError,
-    UnknownModelError,
-    UnsupportedModelError,
-    reading,
-)
+from labkit.errors import ModelError, reading
 from labkit.models.heads import RECORD, TASKS, Head, head_in, model_class
+from labkit.models.registry import closest_names
 from labkit.progress import bars_on_terminals_only, transformers_errors_only
 
 if TYPE_CHECKING:
@@ -29,125 +21,134 @@ if TYPE_CHECKING:
 _SMALL_FILES = ["config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json"]
 _SMALL_FILES += ["vocab.json", "merges.txt", "chat_template.jinja"]
 _WEIGHTS = ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"]
+_DECODERS = "labkit takes decoders such as GPT-2, Gemma or Llama"
 
 BODIES = {None: "AutoModelForCausalLM", "base": "AutoModel"}
 
 
 def fetch(hub_ids: tuple[str, ...], *, weights: bool) -> Path:
-    """The local folder of a hub model, downloaded if need be: the configuration and tokenizer, or the `weights` too.
+    """The local folder of a hub model, downloaded if necessary: the configuration and tokenizer, or the `weights` too.
 
-    `hub_ids` are the repository and its older names; a copy in the hub's own cache is used when there is no network.
-    Raises HubUnreachableError, GatedModelError, UnknownModelError, or ModelError where the repository has no
-    safetensors.
+    `hub_ids` are the repository and its older names; without a network a copy in the hub's own cache is used. Raises
+    ModelError if the hub cannot be reached or refuses, or the repository has no safetensors.
     """
+    import httpx
     import huggingface_hub
     from huggingface_hub import errors
 
-    hub_id = hub_ids[0]
-    files = _SMALL_FILES + (_WEIGHTS if weights else [])
+    hub_id = cached_id(hub_ids) or hub_ids[0]
     try:
-        hub_id = cached_config(hub_ids) or hub_id
         with bars_on_terminals_only():
+            files = _SMALL_FILES + (_WEIGHTS if weights else [])
             folder = Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=files))
-    except errors.GatedRepoError as error:
-        raise GatedModelError(
-            f"{hub_id} is gated: accept its licence at https://huggingface.co/{hub_id}, then log in with "
-            "`hf auth login` or set HF_TOKEN to a token of the same account"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise UnknownModelError(
-            f"the hub has no model {hub_id!r} that you may see; check the spelling, or, if it is private, log in with "
-            "`hf auth login`"
-        ) from error
+    except errors.HFValidationError as error:
+        raise ModelError(f"{hub_id!r} is neither a folder nor a possible hub id (owner/name)") from error
     except errors.HfHubHTTPError as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        if status in (401, 403):
-            raise GatedModelError(
-                f"the hub refuses {hub_id} (HTTP {status}): accept its licence at https://huggingface.co/{hub_id} "
-                "and log in with `hf auth login`, or check that HF_TOKEN may read it"
+        status = getattr(error.response, "status_code", None)
+        if isinstance(error, errors.RepositoryNotFoundError) and not isinstance(error, errors.GatedRepoError):
+            raise ModelError(
+                f"the hub has no model {hub_id!r} that you may read; check the spelling, or, if it is private, log in "
+                "with `hf auth login`"
+            ) from error
+        if isinstance(error, errors.GatedRepoError) or status in (401, 403):
+            raise ModelError(
+                f"the hub refuses {hub_id} (HTTP {status}): accept its licence at https://huggingface.co/{hub_id}, "
+                "then log in with `hf auth login` or set HF_TOKEN to a token of the same account"
             ) from error
         raise _unreachable(hub_id, f"the hub answered HTTP {status}") from error
-    except errors.HFValidationError as error:
-        raise UnknownModelError(f"{hub_id!r} is neither a folder nor a possible hub id (owner/name)") from error
-    except UnicodeDecodeError as error:
-        raise _unreachable(hub_id, "its entry in the hub cache is damaged") from error
-    except OSError as error:  # LocalEntryNotFoundError, OfflineModeIsEnabled and every kind of failed connection
-        if error.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):  # or a file that cannot be written
+    except (OSError, httpx.HTTPError) as error:  # offline mode, too, is an OSError
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EACCES, errno.EROFS):  # a file cannot be written
             raise
         raise _unreachable(hub_id, "the hub cannot be reached") from error
-    except Exception as error:  # httpx and requests have their own roots; anything else is not ours to explain
-        if type(error).__module__.split(".")[0] in ("httpx", "httpcore", "requests", "urllib3"):
-            raise _unreachable(hub_id, "the hub cannot be reached") from error
-        raise
-    if not (folder / "config.json").is_file() or (weights and not _weight_files(folder)):
-        if (folder / "config.json").is_file() and list(folder.glob("*.bin")):
-            raise ModelError(_pickle_only(hub_id))
+    if not (folder / "config.json").is_file() or (weights and not list(folder.glob("*.safetensors"))):
+        if list(folder.glob("*.bin")):
+            require_weights(folder, hub_id)
         raise _unreachable(hub_id, "only part of it is in the hub cache, or it has no safetensors weights")
     return folder
 
 
-def cached_config(hub_ids: tuple[str, ...]) -> str | None:
+def cached_id(hub_ids: tuple[str, ...]) -> str | None:
     """The first of `hub_ids` whose configuration is in the hub's cache on this machine, or None."""
     from huggingface_hub import try_to_load_from_cache
 
-    return next((each for each in hub_ids if isinstance(try_to_load_from_cache(each, "config.json"), str)), None)
+    return next((name for name in hub_ids if isinstance(try_to_load_from_cache(name, "config.json"), str)), None)
 
 
-def read_config(folder: Path, name: str, encoders: bool = False) -> PreTrainedConfig:
-    """The configuration in `folder`, if it is that of a decoder, or, where `encoders` are wanted too, of an encoder.
+def _unreachable(hub_id: str, cause: str) -> ModelError:
+    similar = [name for name in closest_names(hub_id) if name != hub_id]
+    return ModelError(
+        f"{hub_id} is not on this machine and {cause}; connect to the network, or download it elsewhere "
+        f"(`hf download {hub_id} --local-dir DIR`) and load the folder, or take a model that works offline "
+        "(gemma3-270m, tiny-gemma3)" + (f"; similar names: {', '.join(similar)}" if similar else "")
+    )
 
-    Else UnsupportedModelError or ModelError.
-    """
-    from transformers import AutoConfig
+
+def read_config(folder: Path, name: str, *, encoders: bool = False) -> PreTrainedConfig:
+    """The configuration in `folder`. Raises ModelError unless it is that of a decoder, or, if allowed, an encoder."""
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
     if not (folder / "config.json").is_file():
         raise ModelError(
             f"{name} holds no config.json, so it is not a model folder; point to the folder that save_pretrained wrote"
         )
-    with reading(f"the configuration of {name}", UnsupportedModelError):
+    with reading(f"the configuration of {name}"):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    _require_decoder(config, name, encoders or head_in(config) is not None)
+    kind = f"{name} is a {config.model_type} model"
+    if config.is_encoder_decoder:
+        raise ModelError(f"{kind}, an encoder-decoder; {_DECODERS}")
+    if (encoders or head_in(config) is not None) and _concrete_class(AutoModel, config) is not None:
+        return config
+    # BERT and similar encoders are also registered as causal models, for the decoder half of a translation model
+    if _concrete_class(AutoModelForMaskedLM, config) is not None and not getattr(config, "is_decoder", False):
+        cure = "to compare with one, load it with a head, or its body alone (task='base')"
+        raise ModelError(f"{kind}, which is not a decoder; {_DECODERS}; {cure}", kind="encoder")
+    if _concrete_class(AutoModelForCausalLM, config) is None:
+        raise ModelError(f"{kind}, which is not a decoder; {_DECODERS}")
     return config
 
 
 def class_for(config: PreTrainedConfig, task: str | Head | None, name: str) -> tuple[type, PreTrainedConfig]:
     """The model class for `task`, and the configuration to make it with (a copy if it is to have another head).
 
-    A task of `heads` gives the family's class with labkit's head on it; so does None if the configuration says
-    that it was saved with one. Raises UnsupportedModelError where transformers has no such model.
+    A task of `heads` gives the family's class with labkit's head on it, and so does None if the configuration records
+    one. Raises ModelError if transformers has no such model.
     """
     import transformers
 
     saved = head_in(config)
-    if task is None and saved is not None:
+    if task is None or (saved is not None and task == saved.task):
         task = saved
-    if task in TASKS:
-        task = saved if saved is not None and saved.task == task else Head(task)
+    elif task in TASKS:
+        task = Head(task)
     if isinstance(task, Head):
         config = task.recorded(config)
     elif task not in BODIES:
         raise ModelError(f"task is {task!r}; choose one of {', '.join(map(repr, [*BODIES, *TASKS]))}")
     auto_class = getattr(transformers, "AutoModel" if isinstance(task, Head) else BODIES[task])
-    found = _concrete_class(auto_class, config)
-    if found is None:
-        raise UnsupportedModelError(f"transformers has no {auto_class.__name__} for {config.model_type} ({name})")
-    return (model_class(found, task.task) if isinstance(task, Head) else found), config
+    concrete = _concrete_class(auto_class, config)
+    if concrete is None:
+        raise ModelError(f"transformers has no {auto_class.__name__} for {config.model_type} ({name})")
+    return (model_class(concrete, task.task) if isinstance(task, Head) else concrete), config
+
+
+def _concrete_class(auto_class: Any, config: PreTrainedConfig) -> type | None:
+    try:
+        concrete = auto_class._model_mapping[type(config)]
+    except KeyError:
+        return None
+    return concrete[0] if isinstance(concrete, list | tuple) else concrete
 
 
 def require_weights(folder: Path, name: str) -> None:
-    """Raise ModelError unless `folder` holds safetensors weights, all of them."""
-    if not _weight_files(folder):
-        if list(folder.glob("*.bin")) or list(folder.glob("*.pt")):
-            raise ModelError(_pickle_only(name))
-        raise ModelError(f"{name} holds a config.json but no *.safetensors weights; save or download the model again")
-    index = folder / "model.safetensors.index.json"
-    if index.is_file() and not (folder / "model.safetensors").is_file():
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        if missing := sorted(shard for shard in shards if not (folder / shard).is_file()):
-            raise ModelError(
-                f"{name} lacks {len(missing)} of {len(shards)} weight files, the first is {missing[0]}; "
-                "download it again"
-            )
+    """Raise ModelError unless `folder` holds safetensors weights."""
+    if list(folder.glob("*.safetensors")):
+        return
+    if list(folder.glob("*.bin")) or list(folder.glob("*.pt")):
+        raise ModelError(
+            f"{name} has only pickled weights (*.bin), which can run code when opened; labkit reads safetensors only: "
+            "convert it with save_pretrained where you trust it"
+        )
+    raise ModelError(f"{name} holds a config.json but no *.safetensors weights; save or download the model again")
 
 
 def read_model(
@@ -155,8 +156,8 @@ def read_model(
 ) -> tuple[PreTrainedModel, str]:
     """The model in `folder` on the CPU, in eval mode, and a remark if it has a new, untrained head.
 
-    A head that was saved there stays only if it is the very one of `config`: of the same task, labels and pooling.
-    Raises ModelError if the files lack any other weight: a model with a random layer in it would load without a word.
+    A saved head is kept only if it has the task, labels and pooling of the one in `config`. Raises ModelError if the
+    files lack any other weight, which transformers would fill with random numbers.
     """
     with reading(f"{name} with attn={attn!r}"), bars_on_terminals_only(), transformers_errors_only():
         model, report = kind.from_pretrained(
@@ -193,47 +194,3 @@ def read_tokenizer(folder: Path, name: str) -> tuple[Any, str]:
         tokenizer.pad_token = tokenizer.eos_token
         return tokenizer, f"pads with its end-of-text token {tokenizer.eos_token}, as it has no pad token"
     return tokenizer, ""
-
-
-def _require_decoder(config: PreTrainedConfig, name: str, encoders: bool) -> None:
-    """An encoder may be measured, or have a head of labkit, to be compared with; there is nothing to convert in it."""
-    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
-
-    kind = f"{name} is a {config.model_type} model"
-    if config.is_encoder_decoder:
-        raise UnsupportedModelError(f"{kind}, an encoder-decoder; labkit takes decoders such as GPT-2, Gemma or Llama")
-    # BERT and its kin are also registered as causal models, for the decoder half of a translation model
-    if encoders and _concrete_class(AutoModel, config) is not None:
-        return
-    masked = _concrete_class(AutoModelForMaskedLM, config) is not None and not getattr(config, "is_decoder", False)
-    if masked or _concrete_class(AutoModelForCausalLM, config) is None:
-        refused = EncoderError if masked else UnsupportedModelError
-        cure = "; to compare with one, load it with a head, or its body alone (task='base')" if masked else ""
-        raise refused(f"{kind}, which is not a decoder; labkit takes decoders such as GPT-2, Gemma or Llama{cure}")
-
-
-def _concrete_class(auto_class: Any, config: PreTrainedConfig) -> type | None:
-    try:
-        model_class = auto_class._model_mapping[type(config)]
-    except KeyError:
-        return None
-    return model_class[0] if isinstance(model_class, list | tuple) else model_class
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.safetensors"))
-
-
-def _unreachable(hub_id: str, cause: str) -> HubUnreachableError:
-    return HubUnreachableError(
-        f"{hub_id} is not on this machine and {cause}; connect to the network, or download it elsewhere "
-        f"(`hf download {hub_id} --local-dir DIR`) and load the folder, or take a model that works offline "
-        "(gemma3-270m, tiny-gemma3)"
-    )
-
-
-def _pickle_only(name: str) -> str:
-    return (
-        f"{name} has only pickled weights (*.bin), which can run code when opened; labkit reads safetensors only: "
-        "convert it with save_pretrained where you trust it"
-    )

@@ -1,8 +1,8 @@
-"""Which numbers to compute with: a rule per device and model family, and the reason in words.
+"""The dtype to train in: a rule per device and model family, with the reason.
 
-float16 ends at 65,504. The activations of Gemma pass that (its embeddings are scaled by the root of the width, and its
-residual stream grows), so that a training in float16 ends in NaN; GPUs before Ampere (a T4 has compute capability 7.5)
-have no bfloat16 in hardware, and torch emulates it slowly without saying so.
+float16 ends at 65,504. The activations of Gemma exceed that (its embeddings are scaled by the root of the width, and
+its residual stream grows), so that the loss becomes NaN in float16. GPUs before Ampere (a T4 has compute capability
+7.5) have no bfloat16 in hardware, and torch emulates it slowly without a warning.
 """
 
 from __future__ import annotations
@@ -29,45 +29,39 @@ class Precision:
     why: str
 
 
-def choose(model_type: str, capability: tuple[int, int] | None, wanted: str = "auto") -> Precision:
+def choose(model_type: str, capability: tuple[int, int] | None, dtype: str = "auto") -> Precision:
     """The precision to train a model of `model_type` with.
 
     Args:
         model_type: as in the config, "gemma3_text".
         capability: of the GPU as (major, minor), None without one; `here()` gives this machine's.
-        wanted: "auto" for the rule, else "float32", "bfloat16" or "float16", which is refused where it cannot work.
+        dtype: "auto" for the rule, else "float32", "bfloat16" or "float16", which is refused where it cannot work.
 
     Raises:
         TrainingError: float16 without a GPU, or for a family whose activations overflow in it.
     """
     overflows = model_type.lower().startswith(OVERFLOWS_IN_FLOAT16)
-    new = capability is not None and tuple(capability) >= AMPERE
-    if wanted == "float16" and capability is None:
+    ampere = capability is not None and tuple(capability) >= AMPERE
+    gpu = f"a GPU of compute capability {'.'.join(map(str, capability or ()))}"
+    if dtype == "float16" and capability is None:
         raise TrainingError("float16 needs a GPU, and there is none here; choose auto, bfloat16 or float32")
-    if wanted == "float16" and overflows:
+    if dtype == "float16" and overflows:
         raise TrainingError(
-            f"{model_type} overflows in float16 (its activations pass 65,504): the training would end in NaN; choose "
-            f"{'bfloat16' if new else 'float32'}"
+            f"{model_type} overflows in float16 (its activations exceed 65,504), so the loss would become NaN; choose "
+            f"{'bfloat16' if ampere else 'float32'}"
         )
-    if wanted == "bfloat16" and capability is not None and not new:
-        return Precision(
-            "bfloat16", False, f"{_name(capability)} has no bfloat16 in hardware: torch emulates it, slowly"
-        )
-    if wanted != "auto":
-        return Precision(wanted, new and wanted == "float32", AS_ASKED)
+    if dtype == "bfloat16" and capability is not None and not ampere:
+        return Precision("bfloat16", False, f"{gpu} has no bfloat16 in hardware: torch emulates it, slowly")
+    if dtype != "auto":
+        return Precision(dtype, ampere and dtype == "float32", AS_ASKED)
     if capability is None:
         return Precision("float32", False, "no GPU")
-    if new:
-        return Precision("bfloat16", True, f"{_name(capability)} has bfloat16, whose range is that of float32")
+    if ampere:
+        return Precision("bfloat16", True, f"{gpu} has bfloat16, whose range is that of float32")
     if overflows:
-        return Precision(
-            "float32",
-            False,
-            f"{_name(capability)} has no bfloat16, and {model_type} overflows in float16: float32, slower and safe",
-        )
-    return Precision(
-        "float16", False, f"{_name(capability)} has no bfloat16; {model_type} keeps within float16, with scaling"
-    )
+        why = f"{gpu} has no bfloat16, and {model_type} overflows in float16: float32, slower and safe"
+        return Precision("float32", False, why)
+    return Precision("float16", False, f"{gpu} has no bfloat16; {model_type} stays within float16, with scaling")
 
 
 def here() -> tuple[int, int] | None:
@@ -75,37 +69,33 @@ def here() -> tuple[int, int] | None:
     return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
 
 
-def _name(capability: tuple[int, int]) -> str:
-    return f"a GPU of compute capability {capability[0]}.{capability[1]}"
-
-
 @contextmanager
 def kernels(tf32: bool) -> Iterator[None]:
-    """For the block: matrix products of float32 in TF32 if asked for, and no attention by cuDNN; then as before.
+    """In the block: float32 matrix products in TF32 if `tf32`, and no attention by cuDNN; restored afterwards.
 
     cuDNN's attention is torch's first choice on an H100. It builds a plan for every new shape of a batch, and with a
     mask some of its gradients are NaN (pytorch issue 196678).
     """
     attention = torch.backends.cuda.cudnn_sdp_enabled()
-    matmuls = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
-    products, before = _products() if tf32 else None, [each.fp32_precision for each in matmuls]
+    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    older_setting, before = _older_setting() if tf32 else None, [backend.fp32_precision for backend in backends]
     try:
         torch.backends.cuda.enable_cudnn_sdp(False)
-        if products is not None:
+        if older_setting is not None:
             torch.set_float32_matmul_precision("high")
         elif tf32:
             torch.backends.cuda.matmul.fp32_precision = "tf32"
         yield
     finally:
         torch.backends.cuda.enable_cudnn_sdp(attention)
-        if products is not None:
-            torch.set_float32_matmul_precision(products)
-        for each, value in zip(matmuls, before, strict=True):  # the older name leaves another value here
-            each.fp32_precision = value
+        if older_setting is not None:
+            torch.set_float32_matmul_precision(older_setting)
+        for backend, value in zip(backends, before, strict=True):  # the older setting leaves another value here
+            backend.fp32_precision = value
 
 
-def _products() -> str | None:
-    """The setting by its older name; None where it was made by the newer, `fp32_precision`, which alone may go on."""
+def _older_setting() -> str | None:
+    """The precision by torch's older setting; None where it was made by `fp32_precision`, which must not be mixed."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:

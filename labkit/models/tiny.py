@@ -1,9 +1,9 @@
 """Tiny random models: two layers, made in code, for lessons on mechanism and for tests.
 
-They know nothing, but they are wired exactly like their big relatives (grouped queries, local and global layers,
-softcap, learned or rotary positions), load in a fraction of a second, need no network, and are the same on every
-machine that draws the same random numbers. The weights are drawn with a large spread (standard deviation 0.2), so
-that attention is far from uniform and a mask that does not do what it should is visible in the output.
+They are untrained, but built like the large models of their families (grouped queries, local and global layers,
+softcap, learned or rotary positions). They load in a fraction of a second, need no network, and are the same on every
+machine that draws the same random numbers. The weights have a large spread (standard deviation 0.2), so that attention
+is far from uniform and a wrong mask changes the output visibly.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def build_tiny_model(
 ) -> PreTrainedModel:
     """The tiny model called `name`, in eval mode, on the CPU; `dtype` None means float32.
 
-    The weights are drawn in float32 from a fixed seed and then cast, so bfloat16 holds the same model, rounded; the
-    global random state is left as it was. `kind` is the model's class (by default the language model's),
-    `config` what it is made with (by default `tiny_config`).
+    The weights are drawn in float32 from a fixed seed and then cast, so bfloat16 holds the same model, rounded. The
+    global random state does not change. `kind` is the model's class (by default the language model's), `config` its
+    configuration (by default `tiny_config`).
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -81,11 +81,10 @@ def tiny_config(name: str) -> PreTrainedConfig:
 
 
 def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer written down rather than trained: any text goes in and comes back unchanged.
+    """A byte-level BPE tokenizer with a fixed vocabulary: any text can be encoded and decoded without a change.
 
-    Common English words are one token (with the space before them), everything else falls back to single bytes. There
-    is a pad, an eos and a bos token and, as in GPT-2 and Gemma, no mask token; nothing is added around a text. Pads
-    go on the right.
+    Common English words are one token (with the space before them), everything else is single bytes. There are pad,
+    eos and bos tokens and, as in GPT-2 and Gemma, no mask token; none is added around a text. Pads go on the right.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -105,12 +104,9 @@ def _vocabulary() -> tuple[list[str], list[tuple[str, str]]]:
     """Tokens in id order, and the merges that build each whole word from left to right (" the" = Ġ+t, Ġt+h, Ġth+e)."""
     from tokenizers.pre_tokenizers import ByteLevel
 
-    tokens = dict.fromkeys(
-        [*_SPECIAL_TOKENS, *sorted(ByteLevel.alphabet())]
-    )  # a dict keeps the order and drops repeats
+    tokens = dict.fromkeys([*_SPECIAL_TOKENS, *sorted(ByteLevel.alphabet())])  # in order, without repeats
     merges: list[tuple[str, str]] = []
-    words = ["The", *(f"Ġ{word}" for word in _WHOLE_WORDS)]
-    for word in words:
+    for word in ["The", *(f"Ġ{word}" for word in _WHOLE_WORDS)]:
         for end in range(2, len(word) + 1):
             if word[:end] not in tokens:
                 tokens[word[:end]] = None

@@ -10,8 +10,8 @@ from transformers.pytorch_utils import Conv1D
 
 from labkit.decoder.anatomy import decoder_or_none
 from labkit.errors import TrainingError
+from labkit.models.adapters import peft_for
 from labkit.models.heads import sha256_of
-from labkit.models.peft_library import peft_for
 from labkit.training import random_state_kept
 
 METHODS = ("full", "lora", "frozen")
@@ -25,7 +25,7 @@ def trained_part(model: Any, method: str, *, rank: int = 16, dtype: str = "float
     bits; a backbone that is not is kept in `dtype`. New adapters start from `seed`, whatever was drawn before.
 
     Raises:
-        TrainingError: no such method, or nothing would be left to train. MissingPackageError: peft is not installed.
+        TrainingError: no such method, or nothing would be left to train. ModelError: peft is not installed.
     """
     if method not in METHODS:
         raise TrainingError(f"the method is {method!r}; choose one of {', '.join(METHODS)}")

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from labkit.decoder.limits import require_positions
 from labkit.decoder.running import evaluating
 from labkit.errors import DataError, ModelError
 from labkit.models.heads import Head, head_in
@@ -167,6 +168,8 @@ def run_by_length(
 
     order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    if order:
+        require_positions(len(rows[order[0]]), model.config, refusal=DataError)
     outputs: dict[int, Tensor] = {}
     device = next(model.parameters()).device
     with evaluating(model):

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from labkit.datasets.examples import Labelled
 from labkit.errors import DataError
 from labkit.models.heads import Head, label_names
+from labkit.models.special_tokens import row_ends
 from labkit.tasks.base import Task, needs_train_extra, pad_id, padded, require_labels, run_by_length
 from labkit.tasks.options import ClassifyOptions
-from labkit.tasks.special_tokens import row_ends
 
 
 @dataclass(frozen=True)

@@ -24,17 +24,19 @@ import torch
 from labkit.datasets import splits
 from labkit.datasets.checks import require_characters
 from labkit.datasets.evidence import MARKS
+from labkit.decoder.limits import require_positions
 from labkit.decoder.packing import why_not
 from labkit.decoder.running import evaluating
 from labkit.errors import DataError, TrainingError
-from labkit.models import adapter_folders, load, precision
-from labkit.models.adapter_folders import TASK
+from labkit.models import load, precision
+from labkit.models.adapters import TASK
+from labkit.models.adapters import save as save_adapter
+from labkit.models.special_tokens import add_tokens
 from labkit.run_folder import RunFolder, is_first_process, process_count
 from labkit.tasks import adapters, card
 from labkit.tasks.base import Task, get, pad_id
 from labkit.tasks.in_force import in_force, require_mask
 from labkit.tasks.needs import require_memory
-from labkit.tasks.special_tokens import add_tokens
 from labkit.training import Rows, draw, preset, random_state_kept, save_model, settled, steps, train
 
 NARROW = 0.9  # mean cosine of unrelated texts above which nearest neighbours mean little
@@ -129,7 +131,10 @@ def finetune(
     known = task.labels([*train_examples, *dev, *test])  # dev and test may have labels that training lacks
     rows_of = {side: task.rows(lm.tokenizer, examples, known) for side, examples in sides.items()}
     lengths = [len(row.ids) for row in rows]
-    require_positions(lm, [*rows, *(row for some in rows_of.values() for row in some)], task, readings)
+    longest = max(task.length(row) for some in (rows, *rows_of.values()) for row in some)
+    begin = int(rows[0].ids[0] == lm.tokenizer.bos_token_id)  # is not repeated
+    cure = f"give a --max-length so that {readings} readings fit" if readings > 1 else None
+    require_positions((longest - begin) * readings + begin, lm.model.config, refusal=DataError, cure=cure)
     baselines = {side: task.baselines(train_examples, examples) for side, examples in sides.items()}
 
     packs = packing and (reason := why_not(lm.model)) is None
@@ -287,7 +292,7 @@ def _save(lm: Any, trained: Any, task: Task, run: RunFolder, metrics: dict[str, 
     if metrics["method"] == "lora":
         marks = MARKS if getattr(task, "prompt", None) == "evidence" else ()
         facts = {"base": config["model"], "task": record, "marks": marks}
-        run.write_folder("adapter", lambda folder: adapter_folders.save(trained, folder, **facts))
+        run.write_folder("adapter", lambda folder: save_adapter(trained, folder, **facts))
     lm.model = adapters.whole(trained, metrics["method"])
     save_model(lm.model, lm.tokenizer, run, card.files(lm, metrics, config))
 
@@ -304,18 +309,6 @@ def require_apart(train_examples: Sequence[Any], dev: Sequence[Any], test: Seque
             raise DataError(f"{first} and {second} are the same {len(sides[first]):,} examples")
         if both := sorted(groups[first] & groups[second]):
             raise DataError(f"{len(both):,} groups are in {first} and in {second} too, for example {both[0]!r}")
-
-
-def require_positions(lm: Any, rows: Sequence[Any], task: Task, readings: int) -> None:
-    """Raise DataError if a row, read `readings` times, is longer than the model has positions."""
-    places = getattr(lm.model.config.get_text_config(), "max_position_embeddings", None)
-    longest = max(map(task.length, rows))
-    begin = int(rows[0].ids[0] == lm.tokenizer.bos_token_id)  # is not repeated
-    if places and (total := (longest - begin) * readings + begin) > places:
-        raise DataError(
-            f"the longest row has {total:,} tokens, and {lm.name} has {places:,} positions; give "
-            f"--max-length {(places - begin) // readings + begin}"
-        )
 
 
 def beats_baselines(metrics: dict[str, Any], say: Callable[[str], None]) -> bool | None:

@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from labkit.convert import to_bidirectional
 from labkit.decoder.running import evaluating
-from labkit.errors import DataError, ObjectiveError
+from labkit.errors import DataError
 from labkit.models import load
 from labkit.models.export import choose_layers
+from labkit.models.special_tokens import fit_embeddings
 from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
 from labkit.run_folder import RunFolder, is_first_process, process_count
 from labkit.tasks.adapters import weights_to, with_lora
 from labkit.tasks.base import pad_id
-from labkit.tasks.special_tokens import fit_embeddings
 from labkit.training import Rows, draw, save_model, settled, train
 
 READS = ("same", "before")  # where the logits of a hidden token are: at its own position, or at the one before it
@@ -96,7 +96,7 @@ def train_lm(
     `pseudo_perplexity`, `fill_in_accuracy` and `fill_in_top_5` as the model was, unmasked, and after.
 
     Raises:
-        ObjectiveError, TrainingError, DataError, ModelError: each with one clear sentence.
+        DataError, TrainingError, DataError, ModelError: each with one clear sentence.
     """
     goal = by_name(objective)
     say = say if is_first_process() else (lambda text: None)
@@ -190,13 +190,13 @@ def fill_in(lm: Any, text: str, *, reads: str, top: int = 5) -> list[list[tuple[
     with MLM, "before" for MNTP and for a model that only knows the next token.
 
     Raises:
-        ObjectiveError: no mask token in the text, or one at its beginning that is to be read from the position before.
+        DataError: no mask token in the text, or one at its beginning that is to be read from the position before.
     """
     ids = torch.tensor([lm.tokenizer(text)["input_ids"]], device=lm.model.device)
     mask_id = -1 if lm.tokenizer.mask_token_id is None else lm.tokenizer.mask_token_id
     hidden = (ids[0] == mask_id).nonzero()[:, 0]
     if not len(hidden):
-        raise ObjectiveError(f"there is no mask token {lm.tokenizer.mask_token or ''} in {text!r}: nothing to fill in")
+        raise DataError(f"there is no mask token {lm.tokenizer.mask_token or ''} in {text!r}: nothing to fill in")
     with evaluating(lm.model):
         probabilities = _probabilities_of(lm.model, ids.expand(len(hidden), -1), hidden, reads)
     best = probabilities.topk(top)
@@ -301,10 +301,10 @@ def _measured(model, tokenizer, rows: list[Tensor], collate: Collator, objective
 def _probabilities_of(model, ids: Tensor, at: Tensor, reads: str, real: Tensor | None = None) -> Tensor:
     """(rows, vocab): the probabilities that row b gives for its position at[b]."""
     if reads not in READS:
-        raise ObjectiveError(f"reads is {reads!r}; give 'same' (MLM) or 'before' (MNTP and next-token models)")
+        raise DataError(f"reads is {reads!r}; give 'same' (MLM) or 'before' (MNTP and next-token models)")
     where = at.cpu() - int(reads == "before")
     if bool((where < 0).any()):
-        raise ObjectiveError("the first token is hidden, and there is no position before it to read it from")
+        raise DataError("the first token is hidden, and there is no position before it to read it from")
     positions = torch.zeros(ids.shape, dtype=torch.bool)
     positions[torch.arange(len(ids)), where] = True
     real = real.to(model.device) if real is not None else None

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from labkit.datasets.examples import NO_TAG, Entity, Sentence
 from labkit.datasets.tags import entities_in, parts, to_bio, words_of
 from labkit.errors import DataError
+from labkit.models.special_tokens import row_ends
 from labkit.tasks.base import IGNORED, Task, needs_train_extra, pad_id, pad_rows, padded, require_labels, run_by_length
 from labkit.tasks.options import NerOptions
-from labkit.tasks.special_tokens import row_ends
 
 LABEL_ON = ("last", "first")  # the token of a word that carries its label
 

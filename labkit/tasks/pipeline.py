@@ -16,7 +16,7 @@ from labkit.datasets.files import fault, json_lines
 from labkit.errors import DataError, ModelError, reading
 from labkit.files import require_writable, write_whole
 from labkit.models import load
-from labkit.models.adapter_folders import TASK
+from labkit.models.adapters import TASK
 from labkit.models.heads import head_in
 from labkit.tasks.base import Task, get
 

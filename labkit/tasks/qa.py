@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from labkit.datasets.evidence import INSTRUCTION, MARKS
 from labkit.datasets.examples import Question
 from labkit.errors import DataError, ModelError
+from labkit.models.special_tokens import between, row_ends
 from labkit.tasks import qa_scores
 from labkit.tasks.base import Task, pad_id, padded, run_by_length
 from labkit.tasks.options import QaOptions
-from labkit.tasks.special_tokens import between, row_ends
 
 ORDERS = ("question-first", "question-last")
 PROMPTS = ("plain", "evidence")
@@ -336,7 +336,7 @@ def _frame(tokenizer: Any, order: str, prompt: str) -> tuple[tuple[int, ...], ..
     evidence   [bos] [INST] .. [/INST] [CRITERION] question [/CRITERION] [POST] context [/POST] [eos]
 
     "question-last" exchanges question and context. A plain row ends with a second line break if the tokenizer has no
-    eos. The marks of the evidence prompt are tokens of their own (`labkit.tasks.special_tokens.add_tokens`).
+    eos. The marks of the evidence prompt are tokens of their own (`labkit.models.special_tokens.add_tokens`).
     """
     for name, value, choices in (("order", order, ORDERS), ("prompt", prompt, PROMPTS)):
         if value not in choices:

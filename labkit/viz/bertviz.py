@@ -19,7 +19,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from labkit.errors import LabkitError, MaskError, MissingPackageError
+from labkit.errors import LabkitError, MaskError, ModelError
 from labkit.viz.bertviz_page import BertvizView, Carrying, Panel
 from labkit.viz.labels import visible, weight_grids
 
@@ -38,7 +38,7 @@ def bertviz_head_view(lm, text, mask=None, *, layers=None, heads=None, layer=Non
         force: draw it even if the browser will be busy for long.
 
     Raises:
-        LabkitError: the view would keep the browser busy; the message names a smaller one. MissingPackageError: bertviz
+        LabkitError: the view would keep the browser busy; the message names a smaller one. ModelError: bertviz
             is not installed. MaskError: as `attention_maps`, or a head that the model does not have.
     """
     from labkit.attention.maps import attention_maps
@@ -65,7 +65,7 @@ def bertviz_neuron_view(
     The vectors are those that the model multiplies: after rotary embedding and norms, scaled so that the products the
     view sums up are the scores. The future is shown wherever the mask opens it, whatever the architecture.
 
-    Arguments and errors as `bertviz_head_view`; `head` is the head shown first. UnsupportedModelError: a model whose
+    Arguments and errors as `bertviz_head_view`; `head` is the head shown first. ModelError: a model whose
     weights are not the softmax of these products alone (a softcap, attention sinks).
     """
     from labkit.attention.neurons import neuron_maps
@@ -297,7 +297,5 @@ def _note(maps) -> str:
 
 def _bertviz(module: str):
     if find_spec("bertviz") is None:
-        raise MissingPackageError(
-            "bertviz is not installed: pip install 'labkit-bidirectional[viz]', or bertviz itself"
-        )
+        raise ModelError("bertviz is not installed: pip install 'labkit-bidirectional[viz]', or bertviz itself")
     return import_module(f"bertviz.{module}")

@@ -25,8 +25,9 @@ from labkit.auditing.measure import composed, layer_list, mask_verdict
 from labkit.auditing.probe import AttentionCall, attention_influence, attention_influence_by_row, recorded_calls
 from labkit.decoder.anatomy import find_decoder
 from labkit.decoder.hooks import masked
+from labkit.decoder.limits import require_positions
 from labkit.decoder.running import Runner, evaluating, without_mlps
-from labkit.errors import LabkitError, MaskError, ObjectiveError
+from labkit.errors import DataError, LabkitError, MaskError
 from labkit.masks import Mask, recognise, self_for_empty_rows
 from labkit.objectives import logits_at
 from labkit.viz.labels import quoted
@@ -69,7 +70,7 @@ class LiveModel:
         reads: where a hidden token is read: "before" (MNTP, and a model that only knows the next token), "same" (MLM).
 
     Raises:
-        MaskError: no tokenizer. UnsupportedModelError: no decoder that labkit knows.
+        MaskError: no tokenizer. ModelError: no decoder that labkit knows.
     """
 
     def __init__(self, lm: Any, tell: Callable[[str, dict], None], reads: str = "before") -> None:
@@ -97,9 +98,8 @@ class LiveModel:
             MaskError: no token, or more than the playground can show or the model has positions for.
         """
         ids = self.lm.tokenizer(sentence, verbose=False)["input_ids"] if sentence.strip() else []
-        longest = getattr(self.decoder.config, "max_position_embeddings", None) or MOST_TOKENS
-        if MOST_TOKENS >= len(ids) > longest:
-            raise MaskError(f"{len(ids)} tokens are too many: {self.lm.name} has positions for {longest}")
+        if len(ids) <= MOST_TOKENS:  # more are refused below, whatever the model
+            require_positions(len(ids), self.decoder.config, refusal=MaskError, cure="give a shorter text")
         return list(ids), checked_tokens([self.lm.tokenizer.decode([i]) for i in ids])
 
     # ------------------------------------------------------------------------------------------------- the worker
@@ -189,9 +189,9 @@ class LiveModel:
     def _posed(self, q: Question, tokens: list[str]) -> tuple[tuple[int, ...], int, int | None, str]:
         """(the ids as the model reads them, the position whose logits answer, the right id, all this in words)."""
         if q.kind not in QUESTIONS:
-            raise ObjectiveError(f"the question is {q.kind!r}; give 'next' or 'fill-in'")
+            raise DataError(f"the question is {q.kind!r}; give 'next' or 'fill-in'")
         if not 0 <= q.place < len(q.ids):
-            raise ObjectiveError(f"there is no token {q.place}: the sentence has tokens 0 to {len(q.ids) - 1}")
+            raise DataError(f"there is no token {q.place}: the sentence has tokens 0 to {len(q.ids) - 1}")
         if not 0 <= q.layer < self.layers or not 0 <= q.head < self.heads:
             raise MaskError(
                 f"there is no layer {q.layer} with a head {q.head}: the model has {self.layers} layers "
@@ -203,7 +203,7 @@ class LiveModel:
             return q.ids, q.place, right, f"Which token comes after {here}? Read at {here}."
         at = q.place - int(self.reads == "before")
         if at < 0:
-            raise ObjectiveError(
+            raise DataError(
                 "the first token cannot be hidden: this model says a hidden token at the position before it, and there "
                 "is none"
             )
@@ -327,13 +327,13 @@ def hiding_token(lm: Any) -> int:
     """The id that hides a token: the tokenizer's mask token, or the placeholder that Gemma keeps for such a use.
 
     Raises:
-        ObjectiveError: there is neither; the message says how to get one.
+        DataError: there is neither; the message says how to get one.
     """
     known = lm.model.get_input_embeddings().num_embeddings
     found = lm.tokenizer.mask_token_id
     found = lm.tokenizer.get_vocab().get("<unused0>") if found is None else found
     if found is None or found >= known:
-        raise ObjectiveError(
+        raise DataError(
             f"{lm.name} has no mask token to hide a word with: call labkit.tasks.lm.ensure_mask_token(lm.model, "
             "lm.tokenizer) and attach it again, or ask for the next token"
         )

@@ -206,7 +206,7 @@ class Playground(anywidget.AnyWidget):
 
         Raises:
             MaskError: no tokenizer, a place, layer or head that there is not, or a sentence that is too long.
-            UnsupportedModelError: no decoder that labkit knows.
+            ModelError: no decoder that labkit knows.
         """
         from labkit.viz.live_model import QUESTIONS, LiveModel
 
