@@ -19,7 +19,7 @@ from labkit.datasets import embedded
 from labkit.datasets.evidence import CRITERIA, INSTRUCTION, MARKS
 from labkit.datasets.examples import Answer, Question
 from labkit.errors import DataError, ModelError
-from labkit.models.gguf_tokenizers import build_tokenizer
+from labkit.models.gguf import build_tokenizer
 from labkit.models.special_tokens import add_tokens
 from labkit.models.tiny import build_tiny_tokenizer
 from labkit.tasks import base, qa, qa_scores

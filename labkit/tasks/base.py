@@ -169,7 +169,7 @@ def run_by_length(
     order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     if order:
-        require_positions(len(rows[order[0]]), model.config, refusal=DataError)
+        require_positions(len(rows[order[0]]), getattr(model, "config", None), refusal=DataError)
     outputs: dict[int, Tensor] = {}
     device = next(model.parameters()).device
     with evaluating(model):
