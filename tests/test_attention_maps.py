@@ -9,7 +9,7 @@ from torch import nn
 
 import labkit
 from labkit import masks
-from labkit.attention.maps import AttentionMaps, attention_maps, explore_attention
+from labkit.attention.maps import AttentionMaps, attention_maps
 from labkit.errors import MaskError, ModelError
 from labkit.gpt import GPT
 from labkit.models.tiny import TINY_NAMES, WINDOW
@@ -229,7 +229,7 @@ def test_the_explorer_compares_causal_with_bidirectional_whatever_the_model_is(t
     both_ways = attention_maps(lm, IDS).weights
     if not converted:
         labkit.to_causal(lm.model)
-    explorer = explore_attention(lm, IDS)
+    explorer = labkit.explore_attention(lm, IDS)
     assert explorer.names == ["causal", "bidirectional"] and explorer.layers == [0, 1]
     assert np.abs(explorer.weights.astype(np.float32) - np.stack([own, both_ways])).max() < 2e-3
-    assert explore_attention(lm, IDS, layers=[1]).layers == [1]
+    assert labkit.explore_attention(lm, IDS, layers=[1]).layers == [1]

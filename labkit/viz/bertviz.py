@@ -19,9 +19,10 @@ from importlib.util import find_spec
 
 import numpy as np
 
+from labkit.attention.plain import visible
 from labkit.errors import LabkitError, MaskError, ModelError
 from labkit.viz.bertviz_page import BertvizView, Carrying, Panel
-from labkit.viz.labels import visible, weight_grids
+from labkit.viz.labels import weight_grids
 
 ELEMENTS = 150_000  # two seconds: headless Chromium, on one core, draws some 80,000 of any of the three views in one
 MEGABYTES = 6  # of numbers in one view: they are saved in the notebook

@@ -11,8 +11,8 @@ from importlib.resources import files
 from typing import Any, ClassVar
 from uuid import uuid4
 
+from labkit.attention.plain import clean
 from labkit.viz import browser_libraries
-from labkit.viz.labels import clean
 
 # bertviz draws black on nothing: in a dark notebook, too, it needs a light ground.
 CARD = (

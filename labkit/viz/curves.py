@@ -8,8 +8,8 @@ from textwrap import wrap
 import numpy as np
 import plotly.graph_objects as go
 
+from labkit.attention.plain import clean
 from labkit.errors import MaskError
-from labkit.viz.labels import clean
 from labkit.viz.sliders import slider
 from labkit.viz.style import GREY, INK, RULE, escape, line_styles, titled
 

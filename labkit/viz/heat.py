@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import plotly.graph_objects as go
 
+from labkit.attention.plain import clean, plain_array, short
 from labkit.errors import MaskError
-from labkit.viz.labels import bool_grid, clean, future_of, plain_array, short, token_labels, weight_grids
+from labkit.viz.labels import bool_grid, future_of, token_labels, weight_grids
 from labkit.viz.panels import LETTER, WIDEST, Panel, drawn, steps
 from labkit.viz.style import BIDIRECTIONAL, CAUSAL, INK, MASKED, OPEN, WEIGHTS, WRONG
 

@@ -10,7 +10,7 @@ from textwrap import wrap
 import numpy as np
 import plotly.graph_objects as go
 
-from labkit.viz.labels import clean, short
+from labkit.attention.plain import clean, short
 from labkit.viz.style import INK, PAPER, escape, titled
 
 WIDEST = 820  # pixels: what a notebook shows beside an open file browser

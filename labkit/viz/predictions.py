@@ -9,8 +9,9 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from labkit.attention.plain import visible
 from labkit.errors import MaskError
-from labkit.viz.labels import bool_grid, percent, visible
+from labkit.viz.labels import bool_grid, percent
 from labkit.viz.panels import LETTER, Panel, drawn, steps
 from labkit.viz.sliders import slider
 from labkit.viz.style import INK, LIGHT_OPEN, LIGHT_WRONG, MASKED, OPEN, OTHERS, PAPER, escape, titled

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import pairwise
 
+from labkit.attention.plain import clean, visible
 from labkit.errors import MaskError
-from labkit.viz.labels import clean, percent, visible
+from labkit.viz.labels import percent
 from labkit.viz.style import OPEN, OTHERS, WRONG
 
 STROKES = ("solid", "dashed", "dotted", "double")
