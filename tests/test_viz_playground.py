@@ -381,7 +381,7 @@ def test_the_page_cancels_and_asks_again_without_waiting(lm, held):
     [
         ({"place": 9}, "There is no token 9"),
         ({"layer": 5}, "There is no layer 5"),
-        ({"kind": "why"}, "'next' or 'fill-in'"),
+        ({"kind": "why"}, "Question is 'why'"),
         ({"mask": masks.segments([0, 1])}, "defined for 2 positions"),
         ({"ids": (10**6, 1)}, "could not answer (IndexError)"),
     ],

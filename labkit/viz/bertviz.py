@@ -103,20 +103,20 @@ def head_view(
 ) -> BertvizView:
     """bertviz's head view of one text's maps, or of several beside each other, `{heading: maps}`."""
     sets = maps if isinstance(maps, Mapping) else {"": maps}
-    one = next(iter(sets.values()))
-    heads, at = _chosen_heads(one, heads), _index("layer", one.layers, layer)
-    _require_small("head", len(one.layers), len(heads), len(one.tokens), beside=len(sets), force=force)
-    squares = f"coloured squares: {_numbered('head', heads)}; a double click shows one head alone"
+    first = next(iter(sets.values()))
+    heads, at = _chosen_heads(first, heads), _index("layer", first.layers, layer)
+    _require_small("head", len(first.layers), len(heads), len(first.tokens), beside=len(sets), force=force)
+    squares = f"coloured squares: heads {', '.join(map(str, heads))}; a double click shows one head alone"
     panels = []
     for heading, shown in sets.items():
         drawing = _bertviz("head_view").head_view(
-            _per_layer(shown, heads), _labels(shown), prettify_tokens=False, layer=one.layers[at],
-            include_layers=list(one.layers), html_action="return",
+            _per_layer(shown, heads), _labels(shown), prettify_tokens=False, layer=first.layers[at],
+            include_layers=list(first.layers), html_action="return",
         )  # fmt: skip
         note = f"{shown.name}, mask: {shown.mask}; {squares}"
-        panels.append(Panel(*split(drawing.data), heading, note, one.layers, heads))
+        panels.append(Panel(*split(drawing.data), heading, note, first.layers, heads))
     names = f", {' and '.join(sets)}" if len(sets) > 1 else ""
-    return BertvizView(panels, f"attention of {len(one.tokens)} tokens, layer {one.layers[at]}{names}", fill=350)
+    return BertvizView(panels, f"attention of {len(first.tokens)} tokens, layer {first.layers[at]}{names}", fill=350)
 
 
 def model_view(maps: AttentionMaps, heads=None, force: bool = False) -> BertvizView:
@@ -196,14 +196,6 @@ def _per_layer(maps: AttentionMaps, heads: Sequence[int]) -> list:
 def _labels(maps: AttentionMaps) -> list[str]:
     """Tokens as bertviz has room for them; in the text equivalent they are whole."""
     return [visible(token) for token in maps.tokens]
-
-
-def _numbered(what: str, numbers: tuple[int, ...]) -> str:
-    if len(numbers) == 1:
-        return f"{what} {numbers[0]}"
-    if numbers == tuple(range(numbers[0], numbers[-1] + 1)):
-        return f"{what}s {numbers[0]} to {numbers[-1]}"
-    return f"{what}s {', '.join(map(str, numbers))}"
 
 
 def _bertviz(module: str):

@@ -34,7 +34,6 @@ from labkit.objectives import logits_at
 from labkit.viz.labels import quoted
 from labkit.viz.mask_state import MOST_TOKENS, checked_tokens
 
-QUESTIONS = ("next", "fill-in")
 BEST = 5  # predictions that are shown
 MOST_MAPPED = 256  # tokens up to which attention maps travel with the widget: two maps of 64 KB
 MOST_PERTURBED = 24  # columns that are measured of a longer sentence
@@ -100,6 +99,15 @@ class LiveModel:
         if len(ids) <= MOST_TOKENS:  # more are refused below, whatever the model
             require_positions(len(ids), self.decoder.config, refusal=MaskError, cure="give a shorter text")
         return list(ids), checked_tokens([self.lm.tokenizer.decode([i]) for i in ids])
+
+    def require(self, q: Question) -> None:
+        """Raises MaskError unless the question can be asked of this model."""
+        if q.kind not in ("next", "fill-in"):
+            raise MaskError(f"question is {q.kind!r}; give 'next' or 'fill-in'")
+        chosen = {"layer": (q.layer, self.layers), "head": (q.head, self.heads), "token": (q.place, len(q.ids))}
+        for name, (value, count) in chosen.items():
+            if not 0 <= value < count:
+                raise MaskError(f"there is no {name} {value}: {self.lm.name} has {name}s 0 to {count - 1} here")
 
     # ------------------------------------------------------------------------------------------------- the worker
     def ask(self, question: Question) -> None:
@@ -187,15 +195,7 @@ class LiveModel:
 
     def _input(self, q: Question, tokens: list[str]) -> tuple[tuple[int, ...], int, int | None, str]:
         """(the ids that the model reads, the position whose logits answer, the right id, all this in words)."""
-        if q.kind not in QUESTIONS:
-            raise ObjectiveError(f"the question is {q.kind!r}; give 'next' or 'fill-in'")
-        if not 0 <= q.place < len(q.ids):
-            raise ObjectiveError(f"there is no token {q.place}: the sentence has tokens 0 to {len(q.ids) - 1}")
-        if not 0 <= q.layer < self.layers or not 0 <= q.head < self.heads:
-            raise MaskError(
-                f"there is no layer {q.layer} with a head {q.head}: the model has {self.layers} layers "
-                f"of {self.heads} heads"
-            )
+        self.require(q)
         here = quoted(tokens[q.place])
         if q.kind == "next":
             right = q.ids[q.place + 1] if q.place + 1 < len(q.ids) else None

@@ -22,7 +22,7 @@ import traitlets
 from labkit import masks
 from labkit.errors import LabkitError, MaskError
 from labkit.viz.heat import mask_figure
-from labkit.viz.live_model import QUESTIONS, LiveModel, Question
+from labkit.viz.live_model import LiveModel, Question
 from labkit.viz.mask_state import checked_tokens, dense_of, fitted, mask_of, moved, painted_cells, split_words, tree_of
 from labkit.viz.page import joined, page, with_figure
 
@@ -185,15 +185,10 @@ class Playground(anywidget.AnyWidget):
             MaskError: no tokenizer; a place, layer or head that does not exist; or a sentence that is too long.
             ModelError: no decoder that labkit knows.
         """
-        if question not in QUESTIONS:
-            raise MaskError(f"question is {question!r}; give 'next' or 'fill-in'")
         live = LiveModel(lm, lambda name, value: setattr(self, name, value), reads)  # "answer", "attention", "verdict"
         ids, tokens = live.tokens(self.sentence)
         layer, place = live.layers // 2 if layer is None else layer, len(ids) - 1 if place is None else place
-        chosen = {"layer": (layer, live.layers), "head": (head, live.heads), "token": (place, len(ids))}
-        for what, (value, count) in chosen.items():
-            if not 0 <= value < count:
-                raise MaskError(f"there is no {what} {value!r}: {lm.name} has {what}s 0 to {count - 1} here")
+        live.require(Question(0, tuple(ids), masks.causal(), question, place, layer, head))
         self.detach()
         self._ids, self._live = tuple(ids), live
         self._silent = True

@@ -160,7 +160,7 @@ def _boxes(heading: str, codes: np.ndarray, texts: list[list[str]], rows: list[s
     columns = [str(i) for i in range(codes.shape[1])]
     codes = np.where(np.isnan(codes), np.nan, codes)
     panel = Panel(heading, codes, rows, columns, steps(*BOXES), -0.5, len(BOXES) - 0.5, np.array(shown), stairs=False)
-    panel.said = panel.texts
+    panel.hover = panel.texts
     return panel
 
 
