@@ -215,19 +215,3 @@ def test_a_model_without_attention_maps_is_named(tiny):
     lm.model = nn.Linear(2, 2)
     with pytest.raises(ModelError, match="no decoder"):
         attention_maps(lm, IDS)
-
-
-@pytest.mark.parametrize("converted", [False, True])
-@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3"])
-def test_the_explorer_compares_causal_with_bidirectional_whatever_the_model_is(tiny, name, converted):
-    pytest.importorskip("anywidget")
-    lm = tiny(name)
-    own = attention_maps(lm, IDS).weights
-    labkit.to_bidirectional(lm.model)
-    both_ways = attention_maps(lm, IDS).weights
-    if not converted:
-        labkit.to_causal(lm.model)
-    explorer = labkit.explore_attention(lm, IDS)
-    assert explorer.names == ["causal", "bidirectional"] and explorer.layers == [0, 1]
-    assert np.abs(explorer.weights.astype(np.float32) - np.stack([own, both_ways])).max() < 2e-3
-    assert labkit.explore_attention(lm, IDS, layers=[1]).layers == [1]

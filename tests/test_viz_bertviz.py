@@ -122,12 +122,6 @@ def test_the_products_of_queries_and_keys_give_the_weights(tiny, name, mask):
     assert np.abs(expected - maps.attention.weights).max() < 2e-3
 
 
-def test_rotary_embedding_is_in_the_vectors(tiny):
-    layer = neuron_maps(tiny("tiny-llama"), [40, 40, 40, 40]).queries[0]  # equal tokens: only their positions differ
-    assert np.abs(layer[:, 0] - layer[:, 3]).max() > 0.1
-    assert np.allclose((layer**2).sum(-1), (layer[:, :1] ** 2).sum(-1), rtol=1e-4)  # a rotation
-
-
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3"])
 @pytest.mark.parametrize("draw", [viz.bertviz_head_view, viz.bertviz_neuron_view, viz.bertviz_compare])
 def test_the_model_is_left_as_it_was(tiny, name, draw):

@@ -12,9 +12,10 @@ import torch
 
 pytest.importorskip("anywidget")
 
+import labkit
 from labkit import viz
 from labkit.attention import measures
-from labkit.attention.maps import AttentionMaps
+from labkit.attention.maps import AttentionMaps, attention_maps
 from labkit.errors import MaskError
 from labkit.viz.explorer import ALL_PICTURES, ONE_HEAD, PAGE_LIMIT
 from labkit.viz.heat import pooled
@@ -199,6 +200,21 @@ MAPS = [
 def test_what_is_no_attention_or_not_comparable_is_refused(before, after, options, words):
     with pytest.raises(MaskError, match=words):
         viz.attention_explorer(before, after, **options)
+
+
+@pytest.mark.parametrize("converted", [False, True])
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3"])
+def test_the_explorer_compares_causal_with_bidirectional_whatever_the_model_is(tiny, name, converted):
+    lm, ids = tiny(name), list(range(40, 60))
+    own = attention_maps(lm, ids).weights
+    labkit.to_bidirectional(lm.model)
+    both_ways = attention_maps(lm, ids).weights
+    if not converted:
+        labkit.to_causal(lm.model)
+    explorer = labkit.explore_attention(lm, ids)
+    assert explorer.names == ["causal", "bidirectional"] and explorer.layers == [0, 1]
+    assert np.abs(explorer.weights.astype(np.float32) - np.stack([own, both_ways])).max() < 2e-3
+    assert labkit.explore_attention(lm, ids, layers=[1]).layers == [1]
 
 
 def library(page):

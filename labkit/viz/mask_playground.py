@@ -81,7 +81,6 @@ class Playground(anywidget.AnyWidget):
     def __init__(self, tokens: str | Sequence[str] = SENTENCE, mask: masks.Mask | None = None) -> None:
         self._live: LiveModel | None = None
         self._ids: tuple[int, ...] = ()
-        self._latest: Question | None = None
         self._from_page = False  # whether the values that change were sent by the page
         self._silent = False  # whether the model is not to be asked yet
         sentence = tokens if isinstance(tokens, str) else " ".join(str(token) for token in tokens)
@@ -207,7 +206,7 @@ class Playground(anywidget.AnyWidget):
         """Take the model away and let its worker end; the sentence is split into words again."""
         if self._live is not None:
             self._live.close()
-            self._live, self._ids, self._latest = None, (), None
+            self._live, self._ids = None, ()
             with self.hold_sync():
                 self.model_name = ""
                 self.answer, self.attention, self.verdict = {}, {}, {}
@@ -243,13 +242,11 @@ class Playground(anywidget.AnyWidget):
             self._live.cancel()
 
     def _ask(self) -> None:
-        """Hand the question on, unless it is the one that was handed on last, or it was cancelled."""
-        if self._live is None or self.cancelled == self.asked:
+        """Hand the latest question on, unless that was done before, or it was cancelled."""
+        if self._live is None or self.asked in (self.heard, self.cancelled):
             return
-        question = Question(self.asked, self._ids, self.mask, self.question, self.place, self.layer, self.head)
-        if question != self._latest:
-            self._latest, self.heard = question, self.asked
-            self._live.ask(question)
+        self.heard = self.asked
+        self._live.ask(Question(self.asked, self._ids, self.mask, self.question, self.place, self.layer, self.head))
 
     # ------------------------------------------------------------------------------------------------ without Python
     def to_html(self, path: str | Path | None = None, title: str = "Mask playground") -> str:
