@@ -20,11 +20,13 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+import torch
 
 from labkit.attention.maps import AttentionMaps, attention_maps
 from labkit.attention.neurons import NeuronMaps, neuron_maps
 from labkit.attention.plain import visible
 from labkit.errors import LabkitError, MaskError, ModelError
+from labkit.masks import bidirectional, causal
 from labkit.viz import browser_libraries
 from labkit.viz.bertviz_page import BertvizView, Panel, split
 
@@ -73,8 +75,6 @@ def bertviz_compare(lm, text, masks=None, *, layers=None, heads=None, layer=None
 
     By default causal and bidirectional. The model is left as it was. Other arguments and errors as `bertviz_head_view`.
     """
-    from labkit.masks import bidirectional, causal
-
     masks = {"causal": causal(), "bidirectional": bidirectional()} if masks is None else masks
     if not isinstance(masks, Mapping) or not masks:
         raise MaskError("bertviz_compare takes a dictionary {heading: mask} with at least one mask")
@@ -186,8 +186,6 @@ def _index(what: str, numbers: tuple[int, ...], chosen: int | None) -> int:
 
 def _per_layer(maps: AttentionMaps, heads: Sequence[int]) -> list:
     """A list as bertviz takes it: item i is layer i, (1, heads, queries, keys); it skips layers that are left out."""
-    import torch
-
     weights = torch.from_numpy(maps.weights[:, None, list(heads)].astype(float).round(DIGITS))
     at = {layer: i for i, layer in enumerate(maps.layers)}
     return [weights[at.get(layer, 0)] for layer in range(max(maps.layers) + 1)]

@@ -21,8 +21,12 @@ import numpy as np
 import traitlets
 
 from labkit.attention import measures
+from labkit.attention.maps import attention_maps
 from labkit.attention.plain import plain_array, visible
+from labkit.convert import conversion_of
+from labkit.decoder.anatomy import SLIDING, find_decoder
 from labkit.errors import MaskError
+from labkit.masks import bidirectional, causal, sliding_window
 from labkit.viz.heat import attention_figure, pooled
 from labkit.viz.labels import token_labels
 from labkit.viz.page import joined, page, with_figure
@@ -43,11 +47,6 @@ def explore_attention(lm, text, *, layers=None) -> Explorer:
     The local layers of a model keep their window: W tokens back, and in the bidirectional maps W - 1 on either side, as
     `to_bidirectional(window="keep")` leaves them. Arguments and errors as `labkit.attention.maps.attention_maps`.
     """
-    from labkit.attention.maps import attention_maps
-    from labkit.convert import conversion_of
-    from labkit.decoder.anatomy import SLIDING, find_decoder
-    from labkit.masks import bidirectional, causal, sliding_window
-
     decoder = find_decoder(lm.model)
     conversion = conversion_of(lm.model)
     window = conversion["sliding_window"] if conversion else getattr(decoder.config, "sliding_window", None)
