@@ -28,7 +28,7 @@ from labkit.decoder.anatomy import find_decoder
 from labkit.decoder.hooks import masked
 from labkit.decoder.limits import require_positions
 from labkit.decoder.running import Runner, evaluating, without_mlps
-from labkit.errors import LabkitError, MaskError, ObjectiveError
+from labkit.errors import DataError, LabkitError, MaskError
 from labkit.masks import Mask, recognise, self_for_empty_rows
 from labkit.objectives import logits_at
 from labkit.viz.labels import quoted
@@ -202,7 +202,7 @@ class LiveModel:
             return q.ids, q.place, right, f"Which token comes after {here}? Read at {here}."
         at = q.place - int(self._reads == "before")
         if at < 0:
-            raise ObjectiveError(
+            raise DataError(
                 "the first token cannot be hidden: this model predicts a hidden token at the position before it, and "
                 "there is none"
             )
@@ -302,12 +302,12 @@ def hiding_token(lm: Any) -> int:
     """The id that hides a token: the tokenizer's mask token, or the placeholder that Gemma keeps for such a use.
 
     Raises:
-        ObjectiveError: there is neither; the message says how to get one.
+        DataError: there is neither; the message says how to get one.
     """
     token = lm.tokenizer.mask_token_id
     token = lm.tokenizer.get_vocab().get("<unused0>") if token is None else token
     if token is None or token >= lm.model.get_input_embeddings().num_embeddings:
-        raise ObjectiveError(
+        raise DataError(
             f"{lm.name} has no mask token to hide a word with: call labkit.tasks.lm.ensure_mask_token(lm.model, "
             "lm.tokenizer) and attach it again, or ask for the next token"
         )
