@@ -21,10 +21,10 @@ from contextlib import nullcontext
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from labkit.decoder import proof
+from labkit.auditing import proof
 from labkit.decoder.anatomy import SLIDING, Decoder, backend_of, decoder_or_none, find_decoder
 from labkit.decoder.hooks import ATTRIBUTE, LayerMasks, layer_mask, masked
-from labkit.errors import BidirectionalGenerationError, ConversionError
+from labkit.errors import ConversionError
 from labkit.masks import Mask, causal
 from labkit.masks import sliding_window as sliding
 
@@ -131,7 +131,7 @@ def _own_configs(model: nn.Module, decoder: Decoder) -> None:
 
 def _modules_around(model: nn.Module, decoder: Decoder) -> set[nn.Module]:
     """The modules of all models that hold this stack: `model` may be a part of one, or share the stack with one."""
-    holders = [each for each in list(_BUILT) if any(module is decoder.stack for module in each.modules())]
+    holders = [built for built in list(_BUILT) if any(module is decoder.stack for module in built.modules())]
     return {module for holder in (model, *holders) for module in holder.modules()}
 
 
@@ -155,7 +155,7 @@ def _put_in_force(model: nn.Module, decoder: Decoder) -> None:
     layer_masks.positions_from_mask = decoder.has_position_table and layer_masks.takes_positions
     if mark["layers"] is None:
         config.is_causal = False
-        layer_masks.where_none = layer_masks.deaf
+        layer_masks.where_none = layer_masks.without_flag
         if switch := getattr(config, "use_bidirectional_attention", None):  # one switch in force, not two that add up
             config.use_bidirectional_attention = False if switch is True else None  # in Gemma 4 it is a word, or None
     else:
@@ -299,10 +299,10 @@ def _generators(model: nn.Module, decoder: Decoder) -> list[nn.Module]:
 def _generate_if_allowed(module: nn.Module, *args, allow_bidirectional: bool = False, **kwargs):
     """Stands in for `generate` on a converted model; `allow_bidirectional=True` does it anyway.
 
-    It then runs without a cache unless told otherwise: cached states would not have seen the tokens that came later.
+    It then runs without a cache unless told otherwise: cached states would not depend on the tokens that came later.
     """
     if not allow_bidirectional:
-        raise BidirectionalGenerationError(
+        raise ConversionError(
             "this model is bidirectional: it was not trained to predict the next token from states that see both ways, "
             "and each new token changes the states of all before it, so its predictions are worse and a cache would be "
             "wrong. Call labkit.to_causal(model) first, or generate(..., allow_bidirectional=True) to try it anyway"

@@ -19,23 +19,14 @@ class MaskError(LabkitError, ValueError):
 
 
 class ConversionError(LabkitError, RuntimeError):
-    """A conversion did not take effect, or cannot be made on this model. Names the layer and the cause."""
+    """A conversion, a mask or packing cannot be put in force on this model or input, or did not take effect.
+
+    Also: `generate()` was called on a bidirectional model, which was not trained to continue a text.
+    """
 
 
-class BidirectionalGenerationError(LabkitError, RuntimeError):
-    """`generate()` was called on a bidirectional model, which was not trained to continue a text."""
-
-
-class AuditError(LabkitError, RuntimeError):
-    """A model could not be measured: it takes no `input_ids`, returns no per-position output, ..."""
-
-
-class MaskAssertionError(LabkitError, AssertionError):
-    """`assert_bidirectional` or `assert_causal` failed; the message holds the measured report."""
-
-
-class FusionError(LabkitError, ValueError):
-    """Paraphrases, weights, a method or a model that cannot be fused; the message says what would work."""
+class AuditError(LabkitError, AssertionError):
+    """`assert_bidirectional` or `assert_causal` failed, or a model cannot be measured (no output per position, ...)."""
 
 
 class ModelError(LabkitError):
@@ -51,7 +42,7 @@ class ModelError(LabkitError):
 
 
 class DataError(LabkitError, ValueError):
-    """A data file does not have the form it should have; the message names the file and the line."""
+    """A file, a text or a setting does not have the form it should have; the message names it, a file with its line."""
 
 
 class NotebookError(LabkitError, RuntimeError):
@@ -64,18 +55,6 @@ class TrainingError(LabkitError, RuntimeError):
 
 class DivergedError(TrainingError):
     """A loss or a gradient that is no number any more: the learning rate or the dtype, and not the machine."""
-
-
-class ObjectiveError(LabkitError, ValueError):
-    """A training objective was set up in a way that has no meaning (no mask token, nothing to predict, ...)."""
-
-
-class LeakageError(LabkitError, ValueError):
-    """A leak measurement was set up in a way that can say nothing: too little text, one seed, foreign token ids."""
-
-
-class FutureAttentionError(LabkitError, ValueError):
-    """Future Attention was set up in a way that has no meaning (more columns than positions, an unknown loss, ...)."""
 
 
 class LearnerError(LabkitError, ValueError):

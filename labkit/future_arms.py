@@ -26,9 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from labkit.cross_entropy import linear_cross_entropy
-from labkit.errors import FutureAttentionError
-from labkit.future_attention import Future, FutureGPT
-from labkit.future_losses import FutureLoss
+from labkit.errors import ModelError
+from labkit.future_attention import Future, FutureGPT, FutureLoss
 from labkit.gpt import CAUSAL, GPT, GPTConfig
 from labkit.masks import Mask
 
@@ -44,24 +43,24 @@ def arm(name: str, weight: float = 1.0, layers: tuple[int, ...] | None = None) -
     """The arm called `name`; `weight` and `layers` are those of an auxiliary loss whose name sets no weight.
 
     Raises:
-        FutureAttentionError: there is no such arm.
+        ModelError: there is no such arm.
     """
     if name in ("baseline", "smaller"):
         return Arm(name, name)
-    if found := re.fullmatch(r"dropout:(0?\.\d*[1-9])", name):
-        return Arm(name, "dropout", value=float(found[1]))
-    if found := re.fullmatch(rf"(memory|multi-token):{WHOLE}", name):
-        return Arm(name, found[1], value=int(found[2]))
+    if match := re.fullmatch(r"dropout:(0?\.\d*[1-9])", name):
+        return Arm(name, "dropout", value=float(match[1]))
+    if match := re.fullmatch(rf"(memory|multi-token):{WHOLE}", name):
+        return Arm(name, match[1], value=int(match[2]))
     if name == "memory":
         return Arm(name, name)
-    if found := re.fullmatch(rf"({'|'.join(COLUMNS)}):([a-z]+)(?:-([a-z]+))?(?:@{NUMBER})?:{WHOLE}", name):
-        kind, loss, target, own_weight, dim = found.groups()
+    if match := re.fullmatch(rf"({'|'.join(COLUMNS)}):([a-z]+)(?:-([a-z]+))?(?:@{NUMBER})?:{WHOLE}", name):
+        kind, loss, target, own_weight, dim = match.groups()
         shuffled = kind.startswith("shuffled")
         if (loss, target, own_weight, shuffled) == ("none", None, None, False):
             return Arm(name, kind, value=int(dim))
         weight = float(own_weight or weight)
         return Arm(name, kind, FutureLoss(loss, target or "joint", weight, layers, shuffled), int(dim))
-    raise FutureAttentionError(f"there is no arm {name!r}; give {FORMS}")
+    raise ModelError(f"there is no arm {name!r}; give {FORMS}")
 
 
 @dataclass(frozen=True)
@@ -77,10 +76,10 @@ class Arm:
         """The untrained model. All arms of a seed start with the weights of `smaller`, as far as they have them.
 
         Raises:
-            FutureAttentionError: more columns, or more tokens ahead, than the context has.
+            ModelError: more columns, or more tokens ahead, than the context has.
         """
         if self.kind == "multi-token" and self.value >= config.context:
-            raise FutureAttentionError(f"{self.name}: the context has only {config.context} tokens")
+            raise ModelError(f"{self.name}: the context has only {config.context} tokens")
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             if self.kind in COLUMNS:
@@ -143,8 +142,8 @@ def matched_inner(config: GPTConfig) -> int:
 @torch.no_grad()
 def token_losses(model: GPT, rows: Tensor, batch_size: int = 16) -> Tensor:
     """Nats of every token but the first of each row: (rows, length) -> (rows, length - 1), on the CPU."""
-    found = []
+    losses = []
     for part in rows.to(model.wte.weight.device).split(batch_size):
         logits = model(part[:, :-1]).float()
-        found.append(F.cross_entropy(logits.transpose(1, 2), part[:, 1:], reduction="none").cpu())
-    return torch.cat(found)
+        losses.append(F.cross_entropy(logits.transpose(1, 2), part[:, 1:], reduction="none").cpu())
+    return torch.cat(losses)

@@ -1,46 +1,56 @@
-"""Future Attention: a decoder that predicts what attention to the future would have given it, and never sees it.
+"""Future Attention: a decoder that predicts what attention to the future would have given it, and never attends to it.
 
     model = FutureGPT(GPTConfig(...), Future(dim=50))
-    loss = model.loss(ids, targets)                        # of the next token, as in labkit.gpt
-    with model.watched() as seen:                          # one Seen per layer that has future columns
-        ...
-    future_loss(seen)                                      # labkit.future_losses: what was predicted against what came
+    objective = FutureLoss("cosine")
+    with model.watched() as seen:                          # one Seen for each layer that has future columns
+        loss = model.loss(ids, targets)                    # of the next token, as in labkit.gpt
+        loss = loss + objective.weight * objective(seen)
 
-A query at position i scores the keys of positions 0..i as ever, and beside them up to `dim` learned columns that stand
-for the positions i+1..i+dim. One softmax runs over both, and the output is the sum of both contributions. No column is
-made of a later token, so the model stays causal; the true contribution of the future, which attention of the same
-weights gives without the mask, is only a target, and no gradient flows into it.
+A query at position i scores the keys of positions 0..i as always, and beside them up to `dim` learned columns that
+stand for the positions i+1..i+dim. One softmax runs over both, and the output is the sum of both contributions. No
+column is made of a later token, so the model stays causal.
 
-The columns of a position end with the context, not with the text that happens to be there: how long a text is would
-tell a position about its future, and a cached state would depend on what came later.
+The columns of a position end with the context, not with the text: how long a text is would tell a position about its
+future, and a cached state would depend on what came later.
+
+`FutureLoss` compares the predicted contribution of the future with the true one: that of attention with the same
+queries, keys and values, without the mask for `dim` positions ahead. It is a target: no gradient flows into it. There
+are two definitions of it:
+
+    "joint"        the future's part of one softmax over past and future; predicted: the columns' part of the softmax.
+    "difference"   full attention minus causal attention; predicted: the block's output minus causal attention.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from labkit import masks
-from labkit.errors import FutureAttentionError
+from labkit.errors import MaskError, ModelError
 from labkit.files import write_whole
 from labkit.gpt import CAUSAL, GPT, Attention, Cache, GPTConfig
 from labkit.masks import Mask
 
 SOURCES = ("position", "tokens", "memory")
+TARGETS = ("joint", "difference")
+TEMPERATURE = 0.1  # of "infonce", on cosine similarities
+
+Contribution = Float[Tensor, "batch heads seq width"]
 
 
 @dataclass(frozen=True)
 class Future:
-    """Which columns there are beside the past, and where their keys and values come from.
+    """Which columns there are beside the past, and where their keys and values come from. Raises ModelError.
 
     Attributes:
         dim: how many positions ahead have a column; of `memory`: how many slots there are.
@@ -58,13 +68,16 @@ class Future:
     layers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.layers is not None:
-            object.__setattr__(self, "layers", chosen_layers(self.layers))
+        if self.dim < 1 or self.rank < 1:
+            raise ModelError(f"future_dim is {self.dim} and rank {self.rank}: give whole numbers from 1")
+        if self.source not in SOURCES:
+            raise ModelError(f"there are no columns from {self.source!r}; there are {', '.join(SOURCES)}")
+        _require_distinct(self.layers)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one layer saw: contributions (batch, heads, seq, head width) before the heads are joined.
+    """What one layer computed: contributions (batch, heads, seq, head width) before the heads are joined.
 
     Attributes:
         query, key, value: of the layer, (batch, heads, seq, head width); the query is divided by sqrt(head width).
@@ -86,7 +99,7 @@ class Seen:
 
     @property
     def scores(self) -> Float[Tensor, "batch heads seq past"]:
-        """Of every query with every key, before any mask; no gradient flows through it. Computed anew, to keep none."""
+        """Of every query with every key, before any mask; no gradient flows through it."""
         return self.query.detach() @ self.key.detach().transpose(-2, -1)
 
     @property
@@ -94,17 +107,14 @@ class Seen:
         return self.past / self.past_weights.sum(-1, keepdim=True)
 
 
-# -- which squares are seen, predicted, hidden -------------------------------------------------------------------------
-
-
 def predicted(dim: int) -> Mask:
-    """The squares (i, j) with i < j <= i + dim."""
+    """The cells (i, j) with i < j <= i + dim."""
     cells = masks.sliding_window(dim + 1, causal=False) & ~masks.causal()
     return replace(cells, name=f"predicted({dim})", meaning=f"the next {dim} after itself, and nothing else")
 
 
 def true_weights(scores: Float[Tensor, "batch heads seq seq"], dim: int) -> Float[Tensor, "batch heads seq seq"]:
-    """The weights that attention has when it sees the past and `dim` positions ahead: one softmax over both."""
+    """The weights of attention to the past and `dim` positions ahead: one softmax over both."""
     open_cells = (masks.causal() | predicted(dim)).dense(scores.size(-1), device=scores.device)
     return scores.masked_fill(~open_cells, -torch.inf).softmax(-1)
 
@@ -115,6 +125,7 @@ def true_weights(scores: Float[Tensor, "batch heads seq seq"], dim: int) -> Floa
 class Columns(nn.Module):
     """Keys and values of the columns of one layer. Each source has its own way to score them and to mix them.
 
+    `visible` gives bool (seq, columns): which columns the positions from `start` have, in the order of this source.
     `scores` takes queries, divided by sqrt(head width) already, to (batch, heads, seq, columns); `mix` takes weights of
     that shape to (batch, heads, seq, head width).
     """
@@ -123,10 +134,6 @@ class Columns(nn.Module):
         super().__init__()
         self.heads, self.head_width = config.heads, config.width // config.heads
         self.context, self.dim = config.context, future.dim
-
-    def visible(self, start: int, seq: int, device) -> Bool[Tensor, "seq columns"]:
-        """Which columns the positions from `start` have, in the order of this source."""
-        raise NotImplementedError
 
     def initialise(self) -> None:
         """As GPT-2 begins: normal(0, 0.02)."""
@@ -175,7 +182,7 @@ class FromTokens(Columns):
         self.key_ahead, self.value_ahead = (nn.Parameter(torch.empty(future.dim, future.rank)) for _ in range(2))
 
     def initialise(self) -> None:
-        """As GPT-2 begins, but for what stands for the distances: with all factors small, none would learn."""
+        """As GPT-2 begins, except for the factors of the distances: with all factors small, none would learn."""
         super().initialise()
         for ahead in (self.key_ahead, self.value_ahead):
             nn.init.normal_(ahead)
@@ -239,12 +246,16 @@ class FutureGPT(GPT):
     """`labkit.gpt.GPT` with Future Attention in some or all of its layers. It is causal, and takes no other mask.
 
     Raises:
-        FutureAttentionError: a `Future` that does not fit the config.
+        ModelError: a `Future` that does not fit the config.
     """
 
     def __init__(self, config: GPTConfig, future: Future | None = None):
         future = future or Future()
-        _require_fit(config, future)
+        if future.source != "memory" and future.dim >= config.context:
+            most = config.context - 1
+            raise ModelError(f"future_dim is {future.dim}: in this context a position has at most {most} others ahead")
+        if wrong := [layer for layer in future.layers or () if layer not in range(config.layers)]:
+            raise ModelError(f"no layers {wrong} can have columns: give some of 0 to {config.layers - 1}")
         super().__init__(config)
         self.future, self._watching = future, None
         for layer in self.future_layers:
@@ -262,12 +273,12 @@ class FutureGPT(GPT):
         if self._watching is not None:
             self._watching.clear()
         if mask != CAUSAL:
-            raise FutureAttentionError(f"Future Attention is causal by definition; it cannot be run under {mask}")
+            raise MaskError(f"Future Attention is causal by definition; it cannot be run under {mask}")
         return super().hidden(ids, mask, cache)
 
     def attentions(self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL) -> Tensor:
-        """Raises FutureAttentionError: layers differ in their columns, so there is no one tensor; see `watched`."""
-        raise FutureAttentionError("use `with model.watched() as seen: model(ids)`; each layer's weights are in `seen`")
+        """Raises ModelError: layers differ in their columns, so there is no one tensor; see `watched`."""
+        raise ModelError("use `with model.watched() as seen: model(ids)`; each layer's weights are in `seen`")
 
     @contextmanager
     def watched(self) -> Iterator[list[Seen]]:
@@ -288,17 +299,15 @@ class FutureGPT(GPT):
         """How many of the parameters belong to the columns."""
         return sum(p.numel() for layer in self.future_layers for p in self.h[layer].attn.columns.parameters())
 
-    # -- weights from and to elsewhere ---------------------------------------------------------------------------------
-
     @classmethod
     def from_gpt(cls, model: nn.Module, future: Future | None = None) -> FutureGPT:
         """Begin with the weights of a `labkit.gpt.GPT` or of transformers' GPT-2; only the columns are new.
 
         Raises:
-            FutureAttentionError: a `Future` that does not fit. ModelError: no GPT-2.
+            ModelError: a `Future` that does not fit. ModelError: no GPT-2.
         """
         if isinstance(model, FutureGPT):
-            raise FutureAttentionError("this model has columns already; `load` reads a saved one with them")
+            raise ModelError("this model has columns already; `load` reads a saved one with them")
         plain = model if isinstance(model, GPT) else GPT.from_transformers(model)
         made = cls(plain.config, future)
         made.load_state_dict(plain.state_dict(), strict=False)  # all but the columns, which are made anew
@@ -310,8 +319,8 @@ class FutureGPT(GPT):
         return cls.from_gpt(model, future)
 
     def to_transformers(self) -> nn.Module:
-        """Raises FutureAttentionError: GPT-2 has no columns."""
-        raise FutureAttentionError("transformers' GPT-2 has no future columns; `save` and `load` keep them")
+        """Raises ModelError: GPT-2 has no columns."""
+        raise ModelError("transformers' GPT-2 has no future columns; `save` and `load` keep them")
 
     def save(self, folder: str | Path) -> Path:
         """Write config.json and model.safetensors into `folder`, each whole or not at all; returns the folder."""
@@ -330,7 +339,7 @@ class FutureGPT(GPT):
         """A model that `save` wrote, in eval mode.
 
         Raises:
-            FutureAttentionError: nothing of the kind there, or weights that do not fit its config.
+            ModelError: nothing of the kind there, or weights that do not fit its config.
         """
         from safetensors.torch import load
 
@@ -342,27 +351,143 @@ class FutureGPT(GPT):
             made = cls(GPTConfig(**shape["gpt"]), Future(**future)).to(weights["wte.weight"].dtype)
             made.load_state_dict(weights)
         except Exception as error:  # safetensors and torch raise their own kinds
-            raise FutureAttentionError(f"{path} holds no Future Attention model that can be read: {error}") from error
+            raise ModelError(f"{path} holds no Future Attention model that can be read: {error}") from error
         return made.eval()
 
 
-def chosen_layers(layers: Sequence[int]) -> tuple[int, ...]:
-    """As a tuple. FutureAttentionError if there are none, or one of them twice."""
-    found = tuple(layers)
-    if not found or len(set(found)) < len(found):
-        raise FutureAttentionError(f"the layers are {layers!r}: give at least one, and none twice")
-    return found
+def _require_distinct(layers: tuple[int, ...] | None) -> None:
+    if layers is not None and not 0 < len(set(layers)) == len(layers):
+        raise ModelError(f"the layers are {layers!r}: give at least one, and none twice")
 
 
-def _require_fit(config: GPTConfig, future: Future) -> None:
-    if future.dim < 1 or future.rank < 1:
-        raise FutureAttentionError(f"future_dim is {future.dim} and rank {future.rank}: give whole numbers from 1")
-    if future.source not in SOURCES:
-        raise FutureAttentionError(f"there are no columns from {future.source!r}; there are {', '.join(SOURCES)}")
-    if future.source != "memory" and future.dim >= config.context:
-        raise FutureAttentionError(
-            f"future_dim is {future.dim}, and in a context of {config.context} a position has at most "
-            f"{config.context - 1} others ahead of it"
-        )
-    if wrong := [layer for layer in future.layers or () if layer not in range(config.layers)]:
-        raise FutureAttentionError(f"no layers {wrong} can have columns: give some of 0 to {config.layers - 1}")
+# -- the auxiliary losses ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FutureLoss:
+    """The auxiliary loss of the layers with columns, a mean over layers and over positions that have a future.
+
+    Attributes:
+        kind: "mse", mean squared error. "cosine", (1 - cosine) / 2, from 0 to 1. "infonce": which of the positions of
+            its text does a predicted contribution belong to, in nats; a prediction that is the same everywhere cannot
+            win it, which the first two reward. "kl": of the attention weights over the past as a whole and each
+            position ahead, in nats; it teaches the keys directly, as the first three only do through the outputs.
+        target: "joint" or "difference"; "kl" has weights, so the target is joint.
+        weight: what it is multiplied with beside the loss of the next token, by who adds them.
+        layers: which of the layers with columns, counted among them from 0; None: all.
+        shuffled: a control: the target is that of another text of the batch, so it tells nothing of this one.
+
+    Raises:
+        ModelError: an unknown loss or target, a weight below 0, "kl" with "difference".
+    """
+
+    kind: str = "cosine"
+    target: str = "joint"
+    weight: float = 1.0
+    layers: tuple[int, ...] | None = None
+    shuffled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in LOSSES:
+            raise ModelError(f"there is no future loss {self.kind!r}; there are {', '.join(LOSSES)}")
+        if self.target not in TARGETS:
+            raise ModelError(f"there is no target {self.target!r}; there are {', '.join(TARGETS)}")
+        if self.kind == "kl" and self.target != "joint":
+            raise ModelError('"kl" compares weights of one softmax: it has no target "difference"')
+        _require_distinct(self.layers)
+        if not 0 <= self.weight < math.inf:
+            raise ModelError(f"the weight of the future loss is {self.weight!r}: give a number from 0")
+
+    def __call__(self, seen: Sequence[Seen]) -> Float[Tensor, ""]:
+        """The mean over the chosen layers of what `FutureGPT.watched` gives.
+
+        Raises:
+            ModelError: nothing was seen, no such layer, texts of one token, or nothing to shuffle.
+        """
+        if not seen:
+            raise ModelError("no layer was watched: run the model inside `with model.watched() as seen:`")
+        wrong = [layer for layer in self.layers or () if layer not in range(len(seen))]
+        if wrong:
+            raise ModelError(f"the loss has no layers {wrong}; there are 0 to {len(seen) - 1} with columns")
+        chosen = seen if self.layers is None else [seen[layer] for layer in self.layers]
+        return torch.stack([self._of(layer) for layer in chosen]).mean()
+
+    def _of(self, seen: Seen) -> Float[Tensor, ""]:
+        batch, _, seq, _ = seen.query.shape
+        if seen.key.size(-2) != seq:
+            raise ModelError("what was seen with a cache has no loss: run the model on the whole text")
+        if seq < 2:
+            raise ModelError("a text of one token has no future to compare with")
+        if self.shuffled and batch < 2:
+            raise ModelError("one text alone cannot be given the future of another: take 2 or more in a batch")
+        if self.kind == "kl":
+            return _kl(seen, self.shuffled)
+        guess, truth = predicted_contribution(seen, self.target), true_contribution(seen, self.target)
+        truth = truth.roll(1, dims=0) if self.shuffled else truth
+        return LOSSES[self.kind](guess[:, :, :-1], truth[:, :, :-1])  # the last position has no future
+
+
+def true_contribution(seen: Seen, target: str = "joint") -> Contribution:
+    """What the next `dim` positions really contribute, per head, detached; 0 at the last position."""
+    with torch.no_grad():
+        weights, seq = true_weights(seen.scores, seen.dim), seen.query.size(-2)
+        if target == "difference":
+            return weights @ seen.value - seen.causal
+        ahead = predicted(seen.dim).dense(seq, device=weights.device)
+        return weights.masked_fill(~ahead, 0) @ seen.value
+
+
+def predicted_contribution(seen: Seen, target: str = "joint") -> Contribution:
+    """What the columns contribute instead, with its gradient."""
+    return seen.future if target == "joint" else seen.past + seen.future - seen.causal
+
+
+def mse(guess: Contribution, truth: Contribution) -> Float[Tensor, ""]:
+    """Mean squared error, over all numbers."""
+    return F.mse_loss(guess, truth)
+
+
+def cosine(guess: Contribution, truth: Contribution) -> Float[Tensor, ""]:
+    """(1 - cosine) / 2 of each head at each position: 0 the same direction, 1 the opposite one."""
+    return ((1 - F.cosine_similarity(guess, truth, dim=-1)) / 2).mean()
+
+
+def infonce(guess: Contribution, truth: Contribution) -> Float[Tensor, ""]:
+    """Nats to tell, by cosine similarity, the true contribution of a position from those of all others of its text.
+
+    Source: van den Oord et al. 2018, "Representation Learning with Contrastive Predictive Coding". Chance: ln(seq - 1).
+    """
+    similar = F.normalize(guess, dim=-1) @ F.normalize(truth, dim=-1).transpose(-2, -1)  # (batch, heads, seq, seq)
+    own = torch.arange(similar.size(-1), device=similar.device).expand(similar.shape[:-1])
+    return F.cross_entropy((similar / TEMPERATURE).flatten(0, -2), own.flatten())
+
+
+def _kl(seen: Seen, shuffled: bool) -> Float[Tensor, ""]:
+    """KL(true || predicted) of the weights over [the past as a whole, 1 ahead, 2 ahead, ...], in nats."""
+    if seen.source == "memory":
+        raise ModelError("slots of a memory stand for no position: their weights have no true counterpart")
+    with torch.no_grad():
+        true = true_weights(seen.scores, seen.dim)
+        truth = _by_distance(true, true, seen.dim)
+        truth = truth.roll(1, dims=0) if shuffled else truth
+    if seen.source == "position":
+        guess = _by_distance(seen.past_weights, seen.future_weights, seen.dim)
+    else:
+        guess = torch.cat([seen.past_weights.sum(-1, keepdim=True), seen.future_weights], dim=-1)
+    guess, truth = guess[:, :, :-1], truth[:, :, :-1]
+    tiny = torch.finfo(guess.dtype).tiny
+    there = truth.clamp_min(tiny).log() - guess.clamp_min(tiny).log()
+    return (truth * there).sum(-1).mean()
+
+
+def _by_distance(past: Tensor, weights: Tensor, dim: int) -> Float[Tensor, "batch heads seq buckets"]:
+    """[all that the past weighs, what 1, 2, ... `dim` ahead weigh], of weights by absolute position."""
+    seq, columns = past.size(-2), weights.size(-1)
+    at = torch.arange(seq, device=weights.device)[:, None] + torch.arange(1, dim + 1, device=weights.device)
+    ahead = weights.gather(-1, at.clamp_max(columns - 1).expand(*weights.shape[:-1], dim))
+    seen = masks.causal().dense(seq, device=past.device)
+    whole = past[..., :seq].masked_fill(~seen, 0).sum(-1, keepdim=True)
+    return torch.cat([whole, ahead.masked_fill(at >= columns, 0)], dim=-1)
+
+
+LOSSES: dict[str, Callable | None] = {"mse": mse, "cosine": cosine, "infonce": infonce, "kl": None}

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from labkit import masks
 from labkit.cross_entropy import linear_cross_entropy
-from labkit.errors import BidirectionalGenerationError, MaskError, ModelError
+from labkit.errors import ConversionError, MaskError, ModelError
 from labkit.masks import Mask, self_for_empty_rows
 
 CAUSAL = masks.causal()
@@ -222,7 +222,7 @@ class GPT(nn.Module):
         without, all of them again for each new token.
 
         Raises:
-            BidirectionalGenerationError: with the cache, a mask under which a new token changes what earlier positions
+            ConversionError: with the cache, a mask under which a new token changes what earlier positions
                 see: their cached states would be wrong. MaskError: longer than the context.
         """
         if use_cache:
@@ -334,7 +334,7 @@ def _require_settled_past(mask: Mask, prompt: int, total: int) -> None:
     later = torch.ones(total, total, dtype=torch.bool).triu(1)
     later[:prompt, :prompt] = False  # the prompt is read at once, so it may look ahead within itself
     if bool((cells & later).any()) or not torch.equal(cells[..., :prompt, :prompt], mask.dense(prompt)):
-        raise BidirectionalGenerationError(
+        raise ConversionError(
             f"under {mask} a new token changes what earlier positions see, so their cached states would be wrong: pass "
             "use_cache=False to recompute them at every step, or masks.prefix(n) to read only a prompt both ways"
         )

@@ -1,8 +1,8 @@
-"""The leak meter: train a model as it is, and its unmasked twin, and see whose loss is too good to be true.
+"""The leak meter: train a model as it is, and its unmasked twin, and find out whose loss is too good to be true.
 
-A model that sees the token it must name learns to copy it. Its loss falls below what is possible: below ln V on
-uniformly random tokens, where nothing can be known of the next one. The same model is lost as soon as the future is
-really absent, which is when a text is generated.
+A model that attends to the token that it has to predict learns to copy it. Its loss falls below what is possible: below
+ln V on uniformly random tokens, where nothing can be known of the next one. The same model fails as soon as the future
+is really absent, which is when a text is generated.
 
 Chance raises no alarm. The likelihood of random tokens under an honest model, divided by that of guessing, is 1 on
 average, so a mean loss over N tokens lies more than s/N below ln V with probability e^-s at most (Markov's inequality;
@@ -27,9 +27,9 @@ from tqdm import tqdm
 from labkit import masks
 from labkit.convert import to_bidirectional
 from labkit.decoder.anatomy import decoder_or_none
-from labkit.decoder.limits import position_limit
+from labkit.decoder.limits import context_of
 from labkit.decoder.running import evaluating, first_tensor
-from labkit.errors import ConversionError, LeakageError, ModelError
+from labkit.errors import ConversionError, DataError, ModelError, TrainingError
 from labkit.gpt import GPT
 from labkit.objectives import generator
 
@@ -46,11 +46,11 @@ class Arm:
     Attributes:
         steps: after how many steps the curves were measured.
         curves: teacher-forced loss on held-out text, per seed, one number per entry of `steps`.
-        truncated: the loss when the future is really absent: each token named from the tokens before it and no more.
+        truncated: the loss when the future is really absent: each token predicted from the tokens before it alone.
         in_sight: on the same rows, the loss with the later tokens in the input. An honest model's is the same.
-        copy_rate: a token is replaced by a random one: how often the position before it names exactly that.
+        copy_rate: a token is replaced by a random one: how often the position before it predicts exactly that one.
         copy_rate_training: the same in train mode, dropout and all.
-        reported: what the training itself said at its end: its own loss, in train mode.
+        reported: the training loss at the end, in train mode.
         next_token: the loss of the next token on the same logits as `reported`.
         free_running: the honest model's loss on text that this one generates; empty where there is no honest model.
     """
@@ -124,17 +124,21 @@ def leak_meter(
         measure_every: steps between two points of the curves; 0 = a twentieth of the run.
 
     Raises:
-        LeakageError: with these arguments nothing can be measured (the message says why), or training diverged.
+        DataError: with these arguments nothing can be measured; the message says why. TrainingError: it diverged.
     """
     seeds, every = tuple(seeds), measure_every or max(1, steps // 20)
-    _require_sense(seeds, steps=steps, batch_size=batch_size, length=length, measure_every=every)
-    source = _RandomTokens(data, length) if isinstance(data, int) else _Text(data, length)
+    if len(seeds) < 2 or len(set(seeds)) < len(seeds):
+        raise DataError(f"an interval needs at least two seeds, all different, and {list(seeds)} were given")
+    if min(steps, batch_size, length - 1, every) < 1:
+        numbers = f"steps={steps}, batch_size={batch_size}, length={length}, measure_every={every}"
+        raise DataError(f"{numbers}: give whole numbers from 1, and a length from 2")
+    source = _Rows(data, length)
     measured_at = sorted({*range(0, steps + 1, every), steps})
     plan = _Plan(source, loss or next_token_loss, steps, batch_size, learning_rate, measured_at)
     trained: dict[str, list[_Trained]] = {}
     with tqdm(total=len(seeds), unit="run", disable=None, leave=False) as bar:  # disable=None: on a terminal only
         for seed in seeds:
-            twins = _twins(_start(model, seed), source)
+            twins = _twins(model, seed, source)
             bar.total = len(seeds) * len(twins)
             for name, twin in twins.items():
                 bar.set_description(f"{name}, seed {seed}")
@@ -161,16 +165,6 @@ def logits_of(model: nn.Module, ids: Tensor) -> Tensor:
     return first_tensor(model(input_ids=ids, use_cache=False) if known else model(ids))
 
 
-def context_of(model: nn.Module) -> int | None:
-    """The longest row that a config inside the model speaks of, or None where none does."""
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        stated = position_limit(config), getattr(config, "context", None), getattr(config, "block_size", None)
-        if limit := next((limit for limit in stated if isinstance(limit, int)), None):
-            return limit
-    return None
-
-
 @dataclass
 class _Trained:
     model: nn.Module
@@ -180,40 +174,41 @@ class _Trained:
     seed: int
 
 
-class _RandomTokens:
-    """Batches of uniformly random tokens, never the same twice."""
+class _Rows:
+    """Rows of `length` tokens: uniformly random ones, never the same twice, or places in a text drawn at random.
 
-    def __init__(self, vocabulary: int, length: int):
-        if vocabulary < 2:
-            raise LeakageError(f"random tokens need a vocabulary of at least 2, not {vocabulary}")
-        self.alphabet, self.length = torch.arange(vocabulary), length
+    A text is trained on in its first nine tenths and measured in its last. alphabet: the token ids that occur.
+    """
 
-    def rows(self, count: int, seed: int, number: int) -> Tensor:
-        return torch.randint(len(self.alphabet), (count, self.length), generator=generator(seed, number))
+    def __init__(self, data: Tensor | int, length: int):
+        self.length, self.text = length, None
+        if isinstance(data, int):
+            if data < 2:
+                raise DataError(f"random tokens need a vocabulary of at least 2, not {data}")
+            self.alphabet = torch.arange(data)
+            return
+        if data.ndim != 1 or data.is_floating_point() or data.is_complex() or data.dtype == torch.bool:
+            raise DataError(f"a text is one line of whole token ids, (tokens,), not {data.dtype} {tuple(data.shape)}")
+        if len(data) <= 10 * length:
+            raise DataError(f"a text of {len(data)} tokens is too short: to hold out a row, take {10 * length + 1}")
+        if int(data.min()) < 0:
+            raise DataError(f"token ids are counted from 0, and the text holds {int(data.min())}")
+        self.text, self.alphabet = data.long().cpu(), data.long().cpu().unique()
 
-
-class _Text:
-    """Rows of a text at random places: from its first nine tenths to train, from its last to measure."""
-
-    def __init__(self, ids: Tensor, length: int):
-        if ids.ndim != 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-            raise LeakageError(f"a text is one line of whole token ids, (tokens,), not {ids.dtype} {tuple(ids.shape)}")
-        if len(ids) <= 10 * length:
-            raise LeakageError(f"a text of {len(ids)} tokens is too short: to hold out a row, take {10 * length + 1}")
-        if int(ids.min()) < 0:
-            raise LeakageError(f"token ids are counted from 0, and the text holds {int(ids.min())}")
-        ids, cut = ids.long().cpu(), len(ids) * 9 // 10
-        self.train, self.held_out, self.alphabet, self.length = ids[:cut], ids[cut:], ids.unique(), length
-
-    def rows(self, count: int, seed: int, number: int) -> Tensor:
-        ids = self.held_out if number >= MEASURING else self.train
-        starts = torch.randint(len(ids) - self.length, (count,), generator=generator(seed, number))
+    def draw(self, count: int, seed: int, number: int) -> Tensor:
+        """(count, length) on the CPU; `number` counts the batches, from MEASURING on those to measure on."""
+        rng = generator(seed, number)
+        if self.text is None:
+            return torch.randint(len(self.alphabet), (count, self.length), generator=rng)
+        cut = len(self.text) * 9 // 10
+        ids = self.text[cut:] if number >= MEASURING else self.text[:cut]
+        starts = torch.randint(len(ids) - self.length, (count,), generator=rng)
         return torch.stack([ids[start : start + self.length] for start in starts.tolist()])
 
 
 @dataclass(frozen=True)
 class _Plan:
-    source: _RandomTokens | _Text
+    source: _Rows
     loss: Callable[[Tensor, Tensor], Tensor]
     steps: int
     batch_size: int
@@ -227,10 +222,10 @@ class _Plan:
 
     def run(self, model: nn.Module, seed: int) -> _Trained:
         """Train, with the same batches for every twin of a seed, and measure the curve on the same held-out rows."""
-        held_out = self.source.rows(MEASURED_ROWS, seed, MEASURING).to(_device(model))
+        held_out = self.source.draw(MEASURED_ROWS, seed, MEASURING).to(_device(model))
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.learning_rate, weight_decay=0.0)
         warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=self.last_steps)
-        curve, said = [], []
+        curve, losses = [], []
         model.train()
         with torch.random.fork_rng():
             torch.manual_seed(seed)  # dropout
@@ -240,23 +235,23 @@ class _Plan:
                         curve.append(float(next_token_loss(logits_of(model, held_out), held_out)))
                 if step == self.steps:
                     break
-                ids = self.source.rows(self.batch_size, seed, step).to(_device(model))
+                ids = self.source.draw(self.batch_size, seed, step).to(_device(model))
                 logits = logits_of(model, ids)
                 loss = self.loss(logits, ids)
                 loss.backward()
-                said.append((float(loss.detach()), float(next_token_loss(logits.detach(), ids))))
+                losses.append((float(loss.detach()), float(next_token_loss(logits.detach(), ids))))
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
                 warmup.step()
-        if not math.isfinite(sum(curve) + sum(loss for loss, _ in said)):
-            raise LeakageError(f"training diverged, from {curve[0]:.3f} to {curve[-1]:.3f}: lower the learning rate")
-        reported, next_token = (statistics.mean(losses) for losses in zip(*said[-self.last_steps :], strict=True))
+        if not math.isfinite(sum(curve) + sum(loss for loss, _ in losses)):
+            raise TrainingError(f"training diverged, from {curve[0]:.3f} to {curve[-1]:.3f}: lower the learning rate")
+        reported, next_token = map(statistics.mean, zip(*losses[-self.last_steps :], strict=True))
         return _Trained(model.eval(), curve, reported, next_token, seed)
 
     @torch.no_grad()
     def losses(self, run: _Trained, truncated: bool) -> float:
-        """Each token named from the row; or, `truncated`, from the tokens before it and nothing after, pass by pass."""
+        """Each token predicted from the row; or, `truncated`, from the tokens before it alone, pass by pass."""
         ids = self._few(run)
         if not truncated:
             return float(next_token_loss(logits_of(run.model, ids), ids))
@@ -265,7 +260,7 @@ class _Plan:
 
     @torch.no_grad()
     def copy_rate(self, run: _Trained, training: bool) -> float:
-        """Share of positions that name the token which was put after them, drawn evenly from all: 1 in V if honest."""
+        """Share of positions that predict the token put after them, drawn evenly from all: 1 in V if honest."""
         ids, alphabet, rng, hits = self._few(run), self.source.alphabet, generator(run.seed, MEASURING + 1), []
         with torch.random.fork_rng():
             torch.manual_seed(run.seed)
@@ -291,58 +286,41 @@ class _Plan:
         return float(F.cross_entropy(logits.flatten(0, 1).float(), text[:, prompt:].flatten()))
 
     def _few(self, run: _Trained) -> Tensor:
-        return self.source.rows(FEW_ROWS, run.seed, MEASURING).to(_device(run.model))
+        return self.source.draw(FEW_ROWS, run.seed, MEASURING).to(_device(run.model))
 
 
-def _require_sense(seeds: tuple, **counts: int) -> None:
-    if len(seeds) < 2 or len(set(seeds)) < len(seeds):
-        raise LeakageError(f"an interval needs at least two seeds, all different, and {list(seeds)} were given")
-    for name, given in counts.items():
-        if given < (least := 2 if name == "length" else 1):
-            raise LeakageError(f"{name} must be at least {least}, not {given}")
-
-
-def _start(model: nn.Module | Callable[[int], nn.Module], seed: int) -> nn.Module:
-    """A copy of the model, or of what the factory makes of this seed; in float32, the global random state untouched."""
+def _twins(model: nn.Module | Callable[[int], nn.Module], seed: int, source: _Rows) -> dict[str, nn.Module]:
+    """The model, or what the factory makes of this seed, and an unmasked copy where labkit can make one; in float32."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        made = model if isinstance(model, nn.Module) else model(seed)
-    return copy.deepcopy(made).float()
-
-
-def _twins(model: nn.Module, source: _RandomTokens | _Text) -> dict[str, nn.Module]:
-    """The model, and a copy of it that sees everything, where labkit can make one."""
-    _require_fit(model, source)
-    twin = copy.deepcopy(model)
-    if type(model) is GPT:
+        as_built = copy.deepcopy(model if isinstance(model, nn.Module) else model(seed)).float()
+    _require_fit(as_built, source)
+    twin = copy.deepcopy(as_built)
+    if type(twin) is GPT:
         twin.forward = functools.partial(twin.forward, mask=masks.bidirectional())
-        return {AS_BUILT: model, UNMASKED: twin}
-    try:
-        return {AS_BUILT: model, UNMASKED: to_bidirectional(twin)}
-    except (ModelError, ConversionError):  # no decoder that labkit knows, or one with a will of its own
-        return {AS_BUILT: model}
+    else:
+        try:
+            to_bidirectional(twin)
+        except (ModelError, ConversionError):  # no decoder that labkit knows, or not to be converted
+            return {AS_BUILT: as_built}
+    return {AS_BUILT: as_built, UNMASKED: twin}
 
 
-def _require_fit(model: nn.Module, source: _RandomTokens | _Text) -> None:
-    """One row is tried out; two mistakes have a clearer name."""
+def _require_fit(model: nn.Module, source: _Rows) -> None:
+    """Try one row, so that a model that does not fit the data is an error before training."""
     name, length, top = type(model).__name__, source.length, int(source.alphabet.max())
-    decoder, context = decoder_or_none(model), context_of(model)
-    inside = (decoder.stack if decoder else model).modules()
-    tables = [module.num_embeddings for module in inside if isinstance(module, nn.Embedding)]
-    known = tables[0] if decoder else max(tables, default=top + 1)  # a foreign model may have its positions first
-    if known <= top:
-        raise LeakageError(f"the data have token ids up to {top}, and {name} knows {known} tokens")
+    context = context_of(model)
     if context is not None and context < length:
-        raise LeakageError(f"a row of {length} tokens is longer than the context of {name}, {context}")
-    ids = source.rows(1, 0, MEASURING).to(_device(model))
+        raise DataError(f"a row of {length} tokens is longer than the context of {name}, {context}")
+    ids = source.draw(1, 0, MEASURING).to(_device(model))
     ids[0, 0] = top
     try:
         with evaluating(model):
             shape = tuple(logits_of(model, ids).shape)
     except (TypeError, ValueError, IndexError, RuntimeError, AttributeError) as error:
-        raise LeakageError(f"{name} cannot be called on {length} token ids of up to {top}: {error}") from error
+        raise DataError(f"{name} cannot be called on {length} token ids of up to {top}: {error}") from error
     if len(shape) != 3 or shape[:2] != (1, length) or shape[2] <= top:
-        raise LeakageError(f"{name} gave {shape} for ids (1, {length}): expected (1, {length}, {top + 1} or more)")
+        raise DataError(f"{name} gave {shape} for ids (1, {length}): expected (1, {length}, {top + 1} or more)")
 
 
 def _arm(name: str, runs: list[_Trained], plan: _Plan) -> Arm:
@@ -365,12 +343,12 @@ def _verdict(arm: Arm, floor: float | None, plan: _Plan) -> str:
     if low := [loss for loss in arm.teacher_forced if loss < limit - CERTAINTY / (MEASURED_ROWS * row)]:
         return f"its loss on random tokens is {mean(low):.3f}; no honest model gets below the floor of {floor:.3f}"
     if any(abs(b - s) > 1e-3 * max(1.0, b) for s, b in zip(arm.in_sight, arm.truncated, strict=True)):
-        seen, blind = mean(arm.in_sight), mean(arm.truncated)
-        return f"its loss is {seen:.3f} with the later tokens in sight, and {blind:.3f} on the same text without them"
+        full, short = mean(arm.in_sight), mean(arm.truncated)
+        return f"its loss is {full:.3f} with the later tokens in sight, and {short:.3f} on the same text without them"
     chance, trials = 1 / len(plan.source.alphabet), FEW_ROWS * row
     if copied := [rate for rate in arm.copy_rate_training if trials * _surprise(rate, chance) > CERTAINTY]:
-        blind = f"in evaluation {mean(arm.copy_rate):.0%}, by chance {chance:.0%}"
-        return f"in train mode it copies {mean(copied):.0%} of random tokens ahead, {blind}: train mode drops the mask"
+        usual = f"in evaluation {mean(arm.copy_rate):.0%}, by chance {chance:.0%}"
+        return f"in train mode it copies {mean(copied):.0%} of random tokens ahead, {usual}: train mode drops the mask"
     if mean(arm.reported) < 0.5 * mean(arm.next_token):
         due = f"on the same logits the loss of the next token is {mean(arm.next_token):.3f}"
         return f"its training reports {mean(arm.reported):.3f}, and {due}: the labels are misplaced (not shifted?)"

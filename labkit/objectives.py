@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from labkit import masks
-from labkit.errors import ObjectiveError
+from labkit.errors import DataError
 from labkit.masks import Mask
 
 IGNORE = -100  # a position that is not counted; cross_entropy's own convention
@@ -70,9 +70,9 @@ class Corruption:
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
-            raise ObjectiveError(f"the mask rate is a share, above 0 and at most 1, not {self.rate}")
+            raise DataError(f"the mask rate is a share, above 0 and at most 1, not {self.rate}")
         if not 0 <= self.mask_id < self.vocab_size:
-            raise ObjectiveError(f"mask token {self.mask_id} is outside the vocabulary of {self.vocab_size} tokens")
+            raise DataError(f"mask token {self.mask_id} is outside the vocabulary of {self.vocab_size} tokens")
 
     def choose(self, ids: Int[Tensor, " seq"], rng: torch.Generator, first: int = 0) -> Bool[Tensor, " seq"]:
         """Which positions to hide, none before `first`: a share `rate` of the candidates, and at least one."""
@@ -165,9 +165,9 @@ OBJECTIVES = {
 
 
 def by_name(name: str) -> Objective:
-    """The objective called `name`. Raises ObjectiveError, listing the choices, if there is none."""
+    """The objective called `name`. Raises DataError, listing the choices, if there is none."""
     if name not in OBJECTIVES:
-        raise ObjectiveError(f"no objective is called {name!r}; choose one of {', '.join(OBJECTIVES)}")
+        raise DataError(f"no objective is called {name!r}; choose one of {', '.join(OBJECTIVES)}")
     return OBJECTIVES[name]
 
 
@@ -187,7 +187,7 @@ class Collator:
 
     def __post_init__(self) -> None:
         if by_name(self.objective).hides_tokens and self.corruption is None:
-            raise ObjectiveError(f"{self.objective} hides tokens and needs a Corruption that says how")
+            raise DataError(f"{self.objective} hides tokens and needs a Corruption that says how")
 
     def __call__(self, rows: Sequence[dict]) -> dict[str, Tensor]:
         examples, lengths = zip(*(self._example(row) for row in rows), strict=True)
@@ -203,7 +203,7 @@ class Collator:
     def _example(self, row: dict) -> tuple[Example, int]:
         ids = torch.as_tensor(row["ids"])
         if len(ids) < 2:
-            raise ObjectiveError(f"row {row['row']} has {len(ids)} token(s): there is nothing to predict in it")
+            raise DataError(f"row {row['row']} has {len(ids)} token(s): there is nothing to predict in it")
         rng = generator(self.seed, row["row"])
         if self.objective == "next":
             return next_token(ids), 0
@@ -231,14 +231,14 @@ def loss(model: nn.Module, batch: dict[str, Tensor], objective: str) -> Float[Te
     "prefix" and "hybrid" the mask of the batch is put in force for this pass.
 
     Raises:
-        ObjectiveError: no position is counted, so there is no mean.
+        DataError: no position is counted, so there is no mean.
     """
     from labkit.decoder.hooks import masked
 
     in_force = masked(model, mask_of(batch, objective)) if by_name(objective).attention == "per row" else nullcontext()
     counted = batch["targets"] != IGNORE
     if not bool(counted.any()):
-        raise ObjectiveError(f"under {objective} no position of this batch is counted: there is nothing to predict")
+        raise DataError(f"under {objective} no position of this batch is counted: there is nothing to predict")
     with in_force:
         logits = logits_at(model, batch["input_ids"], batch.get("attention_mask"), counted)
     return F.cross_entropy(logits.float(), batch["targets"][counted])
@@ -280,11 +280,11 @@ def corruption_for(tokenizer: Any, rate: float = 0.15, whole_words: bool = False
     """The Corruption of a tokenizer that has a mask token (see `labkit.tasks.lm.ensure_mask_token`).
 
     Raises:
-        ObjectiveError: the tokenizer has no mask token; `encode("[MASK]")[0]` is not one, it is the token "[".
+        DataError: the tokenizer has no mask token; `encode("[MASK]")[0]` is not one, it is the token "[".
     """
     if tokenizer.mask_token_id is None:
         spelled = tokenizer.convert_ids_to_tokens(tokenizer.encode("[MASK]", add_special_tokens=False)[0])
-        raise ObjectiveError(
+        raise DataError(
             f"this tokenizer has no mask token (spelling it out does not make one: [MASK] begins with {spelled!r}); "
             "add one with labkit.tasks.lm.ensure_mask_token(model, tokenizer)"
         )
@@ -307,4 +307,4 @@ def _stack(rows: list[Tensor], fill: int) -> Tensor:
 
 def _require_inside(n: int, ids: Tensor, what: str) -> None:
     if not 0 <= n < len(ids):
-        raise ObjectiveError(f"a {what} of {n} tokens leaves nothing to predict in a row of {len(ids)}")
+        raise DataError(f"a {what} of {n} tokens leaves nothing to predict in a row of {len(ids)}")

@@ -183,6 +183,15 @@ def test_audit_exits_1_only_when_the_expectation_fails(labkit_command):
     assert err == "labkit: tiny-gemma3 was expected to be bidirectional and is causal\n"
 
 
+def test_audit_exits_1_for_a_problem_that_leaves_the_verdict_as_expected(labkit_command, tiny, tmp_path):
+    lm = tiny("tiny-llama")
+    lm.model.config.is_causal = False  # documents in a packed row leak into each other
+    lm.model.save_pretrained(tmp_path)
+    lm.tokenizer.save_pretrained(tmp_path)
+    code, out, err = labkit_command("audit", tmp_path, "--expect", "bidirectional", "--json")
+    assert code == 1 and json.loads(out)["verdict"] == "bidirectional" and "leak into each other" in err
+
+
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma", "tiny-gemma3", "tiny-llama"])
 def test_a_converted_folder_is_bidirectional_in_plain_transformers(labkit_command, tmp_path, name):
     """Perturb the last token, look at the first position: by hand, without labkit, padded and unpadded."""

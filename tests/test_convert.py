@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import labkit
 from labkit import convert
 from labkit.decoder.packing import packed
-from labkit.errors import BidirectionalGenerationError, ConversionError, ModelError
+from labkit.errors import ConversionError, ModelError
 from tests.perturbation import layer_cells, window_cells
 
 CASES = [
@@ -128,7 +128,7 @@ def test_a_saved_conversion_holds_in_plain_transformers(tiny, tmp_path, name, wi
 
 def test_generate_is_refused_with_the_reason_unless_asked_for(tiny):
     model = labkit.to_bidirectional(tiny("tiny-gemma3").model)
-    with pytest.raises(BidirectionalGenerationError, match="not trained to predict the next token"):
+    with pytest.raises(ConversionError, match="not trained to predict the next token"):
         model.generate(IDS, max_new_tokens=2)
     assert model.generate(IDS, max_new_tokens=2, allow_bidirectional=True).shape == (1, N + 2)
 
@@ -140,7 +140,7 @@ def test_a_copy_is_converted_on_its_own(tiny, copied, layers):
     expected, twin = logits(model), copied(model)
     causal = logits(labkit.to_causal(model))
     assert torch.equal(logits(twin), expected)
-    with pytest.raises(BidirectionalGenerationError):
+    with pytest.raises(ConversionError):
         twin.generate(IDS)
     assert torch.equal(logits(labkit.to_causal(twin)), causal)
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in twin.modules())
@@ -274,7 +274,7 @@ def tiny_config(family):
 def is_guarded(model):
     try:
         model.generate(IDS[:, :4] % 64, max_new_tokens=1, do_sample=False)
-    except BidirectionalGenerationError:
+    except ConversionError:
         return True
     return False
 
@@ -352,7 +352,7 @@ def test_a_lora_wrapped_model_converts_and_its_generate_is_guarded(tiny):
     wrapped = peft.get_peft_model(tiny("tiny-llama").model, peft.LoraConfig(target_modules=["q_proj"]))
     labkit.to_bidirectional(wrapped)
     assert layer_cells(wrapped.base_model.model, N).all()
-    with pytest.raises(BidirectionalGenerationError):
+    with pytest.raises(ConversionError):
         wrapped.generate(input_ids=IDS)
     labkit.to_causal(wrapped)
     assert wrapped.generate(input_ids=IDS, max_new_tokens=2).shape == (1, N + 2)

@@ -98,7 +98,7 @@ def test_flash_attention_which_takes_no_mask_is_refused_for_them(monkeypatch):
     model = labkit.to_bidirectional(small("StableLm", "sdpa"))
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "flash_attention_2", lambda *_, **__: None)
     model.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(ConversionError, match="the layers of stablelm do not tell flash attention"):
+    with pytest.raises(ConversionError, match="stablelm do not pass is_causal on"):
         logits(model)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import labkit
 from labkit import fusion
-from labkit.errors import FusionError
+from labkit.errors import DataError, ModelError
 from labkit.fusion import engine as engines
 from labkit.fusion.layout import Segment, prompts, token_ids
 from labkit.fusion.methods import METHODS
@@ -281,15 +281,15 @@ def test_majority_vote_takes_the_most_frequent_answer():
     ],
 )
 def test_invalid_arguments_are_refused(invalid, message):
-    with pytest.raises(FusionError, match=message):
+    with pytest.raises(DataError, match=message):
         answered(labkit.load("tiny-llama"), **invalid)
 
 
 def test_a_prompt_beyond_the_memory_is_refused_and_new_tokens_and_beams_count(monkeypatch):
     lm, tokens = labkit.load("tiny-llama"), {}
-    monkeypatch.setattr("labkit.fusion.engine.available_bytes", lambda device: 1000)
+    monkeypatch.setattr("labkit.decoder.limits.available_bytes", lambda device: 1000)
     for name, more in (("plain", {}), ("longer", {"max_new_tokens": 500}), ("beams", {"num_beams": 4})):
-        with pytest.raises(FusionError, match="use a smaller batch_size") as refused:
+        with pytest.raises(DataError, match="use a smaller batch_size") as refused:
             answered(lm, **more)
         tokens[name] = int(re.search(r"of ([\d,]+) tokens", str(refused.value))[1].replace(",", ""))
     assert tokens["longer"] == tokens["plain"] + 3 * 495 and tokens["beams"] == 4 * tokens["plain"]
@@ -308,7 +308,7 @@ def test_models_that_cannot_be_fused_are_refused():
         "call labkit.to_causal first": lm,
     }
     for message, model in refused.items():
-        with pytest.raises(FusionError, match=message):
+        with pytest.raises((DataError, ModelError), match=message):
             answered(model)
     labkit.to_causal(lm.model)
     assert answered(lm).tokens == expected
@@ -319,13 +319,13 @@ def test_models_that_cannot_be_fused_are_refused():
     ):
         other = labkit.load("tiny-llama")
         setattr(other.model.config, setting, value)
-        with pytest.raises(FusionError, match=message):
+        with pytest.raises((DataError, ModelError), match=message):
             answered(other)
 
 
 def test_a_backend_that_takes_no_numbers_is_sent_to_the_reference():
     lm = labkit.load("tiny-llama", attn="flex_attention")
     for engine in ("fast", "dense"):
-        with pytest.raises(FusionError, match="use engine='reference'"):
+        with pytest.raises(DataError, match="use engine='reference'"):
             answered(lm, engine=engine)
     assert answered(lm, engine="reference").tokens == answered(labkit.load("tiny-llama")).tokens

@@ -6,7 +6,7 @@ import torch
 
 import labkit
 from labkit import fusion
-from labkit.errors import FusionError
+from labkit.errors import DataError
 from labkit.fusion.looks import looks
 from labkit.fusion.proofs import _state
 
@@ -110,12 +110,12 @@ def test_figures_contain_the_weights_and_shares():
         ({"head": [0, 99]}, "no head 99"),
         ({"tokens": []}, "there is no generated token"),
         ({"tokens": [1, 10**6]}, "1000000 is not among them"),
-        ({"tokens": [1] * 1000}, "reach position 1,0"),
+        ({"tokens": [1] * 1000}, "the model has 1,024 positions"),
         ({"paraphrases": []}, "has no paraphrase"),
     ],
 )
 def test_invalid_arguments_are_refused(invalid, message):
-    with pytest.raises(FusionError, match=message):
+    with pytest.raises(DataError, match=message):
         seen(labkit.load("tiny-llama"), **invalid)
 
 
@@ -124,5 +124,5 @@ def test_a_token_whose_window_ends_before_the_paraphrases_has_no_share_among_the
     local = lm.model.config.layer_types.index("sliding_attention")
     result = seen(lm, cue="word: " * (lm.model.config.sliding_window + 2), layer=local)
     assert not result.share.any()
-    with pytest.raises(FusionError, match="gives no paraphrase any attention"):
+    with pytest.raises(DataError, match="gives no paraphrase any attention"):
         result.figure_of_paraphrases()

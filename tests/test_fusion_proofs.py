@@ -5,7 +5,7 @@ import torch
 
 import labkit
 from labkit import fusion
-from labkit.errors import FusionError
+from labkit.errors import DataError
 from labkit.fusion.generation import make_engine
 from labkit.fusion.proofs import FAULTS, TOLERANCE, prove
 from labkit.fusion.reference import ReferenceEngine
@@ -56,7 +56,7 @@ def test_what_an_engine_leaves_behind_is_detected(leave):
 
 def test_in_half_precision_it_is_no_proof_and_one_paraphrase_is_not_enough():
     assert not prove(labkit.load("tiny-llama", dtype="bfloat16")).strict
-    with pytest.raises(FusionError, match="at least two paraphrases"):
+    with pytest.raises(DataError, match="at least two paraphrases"):
         prove(labkit.load("tiny-llama"), paraphrases=["the cat sat"])
 
 

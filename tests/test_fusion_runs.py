@@ -14,7 +14,7 @@ import torch
 
 import labkit
 from labkit.datasets.paraphrases import ParaphrasedQuestion, read_known_facts, read_paraphrases
-from labkit.errors import DataError, FusionError, ModelError
+from labkit.errors import DataError, ModelError
 from labkit.fusion import answers, generation, runs, scores
 from labkit.fusion.few_shot import CUE, asked, examples_for, prefix_of, take_shots
 from labkit.fusion.generation import generate
@@ -237,7 +237,7 @@ def test_a_run_of_other_settings_or_data_is_not_continued(settings, tmp_path, ch
     if "answers" in changed:
         write_set(tmp_path / "set.jsonl", [*QUESTIONS[:-1], QUESTIONS[-1] | changed])
         changed = {}
-    with pytest.raises(FusionError, match=f"begun with other settings: .*{message}"):
+    with pytest.raises(DataError, match=f"begun with other settings: .*{message}"):
         run(replace(settings, **changed), output, resume=True)
     assert path.read_bytes() == before and list(tmp_path.glob("out*")) == [path]
 
@@ -257,7 +257,7 @@ def test_another_model_of_the_same_name_does_not_continue(settings, tmp_path, ch
     before = journal_of(output).read_bytes()
     lm = labkit.load("tiny-llama", device="cpu")
     change(lm.model)
-    with pytest.raises(FusionError, match=message):
+    with pytest.raises(DataError, match=message):
         run(settings, output, resume=True, lm=lm)
     assert journal_of(output).read_bytes() == before and not output.exists()
 
@@ -274,7 +274,7 @@ def test_existing_files_are_not_overwritten_and_damaged_journals_are_named(setti
         "out.feather": "contains an interrupted run: continue it with --resume",
         ".": "is a folder",
     }.items():
-        with pytest.raises(FusionError, match=message):
+        with pytest.raises(DataError, match=message):
             run(settings, tmp_path / path)
     lines = journal_of(output).read_text().splitlines(keepends=True)
     journal_of(output).write_text("".join([*lines[:2], "{}\n", *lines[3:]]))
@@ -285,21 +285,21 @@ def test_existing_files_are_not_overwritten_and_damaged_journals_are_named(setti
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"method": "mean"}, FusionError, "the fusion method is 'mean'; choose one of single"),
-        ({"engine": "slow"}, FusionError, "the fusion engine is 'slow'; choose one of fast"),
-        ({"method": "weighted"}, FusionError, "needs a weight for each paraphrase"),
-        ({"weights": (1.0, 2.0)}, FusionError, "takes no weights"),
-        ({"method": "weighted", "weights": (1.0, 2.0)}, FusionError, "question 0 has 3 paraphrases and 2 weights"),
-        ({"indexes": (0,)}, FusionError, "not both"),
-        ({"repeat": 2}, FusionError, "not both"),
-        ({"num_paraphrases": None, "indexes": ()}, FusionError, "give places from 0"),
-        ({"num_paraphrases": None, "indexes": (1, 1)}, FusionError, "contain a place twice"),
-        ({"num_paraphrases": None, "indexes": (4,), "at_least": 2}, FusionError, "index 4 needs 5"),
-        ({"num_paraphrases": 4}, FusionError, "4 paraphrases: none of the 9 questions"),
-        ({"num_paraphrases": None, "indexes": (0, 3)}, FusionError, "index 3: none of the 9 questions"),
+        ({"method": "mean"}, DataError, "the fusion method is 'mean'; choose one of single"),
+        ({"engine": "slow"}, DataError, "the fusion engine is 'slow'; choose one of fast"),
+        ({"method": "weighted"}, DataError, "needs a weight for each paraphrase"),
+        ({"weights": (1.0, 2.0)}, DataError, "takes no weights"),
+        ({"method": "weighted", "weights": (1.0, 2.0)}, DataError, "question 0 has 3 paraphrases and 2 weights"),
+        ({"indexes": (0,)}, DataError, "not both"),
+        ({"repeat": 2}, DataError, "not both"),
+        ({"num_paraphrases": None, "indexes": ()}, DataError, "give places from 0"),
+        ({"num_paraphrases": None, "indexes": (1, 1)}, DataError, "contain a place twice"),
+        ({"num_paraphrases": None, "indexes": (4,), "at_least": 2}, DataError, "index 4 needs 5"),
+        ({"num_paraphrases": 4}, DataError, "4 paraphrases: none of the 9 questions"),
+        ({"num_paraphrases": None, "indexes": (0, 3)}, DataError, "index 3: none of the 9 questions"),
         ({"few_shot": 12}, DataError, "12 few-shot examples were requested, but there are 11"),
         ({"few_shot": 11}, DataError, "no question is left"),
-        ({"max_new_tokens": 1100}, FusionError, "the model has 1,024"),
+        ({"max_new_tokens": 1100}, DataError, "the model has 1,024"),
     ],
 )
 def test_invalid_settings_are_refused_and_nothing_is_written(settings, tmp_path, changed, error, message):

@@ -1,19 +1,34 @@
-"""Future Attention: what it computes, that it is causal, and what it refuses."""
+"""Future Attention: what it computes, that it is causal, its losses, and what it refuses."""
 
 import json
 import math
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from labkit import masks
-from labkit.auditing.leaks import find_leaks, leak_meter
-from labkit.errors import FutureAttentionError, ModelError
-from labkit.future_attention import Future, FutureAttention, FutureGPT, predicted, true_weights
-from labkit.future_losses import FutureLoss, predicted_contribution, true_contribution
+from labkit.auditing.leaks import find_leaks
+from labkit.errors import LabkitError, ModelError
+from labkit.future_attention import (
+    LOSSES,
+    Future,
+    FutureAttention,
+    FutureGPT,
+    FutureLoss,
+    Seen,
+    cosine,
+    infonce,
+    mse,
+    predicted,
+    predicted_contribution,
+    true_contribution,
+    true_weights,
+)
 from labkit.gpt import GPT, Cache, GPTConfig
+from labkit.leak_meter import leak_meter
 from labkit.models.tiny import build_tiny_model
 
 CONFIG = GPTConfig(vocab_size=23, context=12, width=16, layers=2, heads=2)
@@ -35,6 +50,25 @@ def made(name, seed=0, **changes):
 
 def some_ids(rows=2, length=12, seed=1):
     return torch.randint(23, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+KINDS = [
+    (kind, target) for kind in LOSSES for target in ("joint", "difference") if (kind, target) != ("kl", "difference")
+]
+
+
+def seen_in(name="position", length=12, rows=3, model=None):
+    model = model or made(name)
+    with model.watched() as seen:
+        model(some_ids(rows, length))
+    return list(seen)
+
+
+def leaves(seen: Seen) -> tuple[Seen, dict[str, torch.Tensor]]:
+    """The same with every tensor a leaf of its own, so that gradients show which of them a loss reaches."""
+    names = ("query", "key", "value", "past", "future", "past_weights", "future_weights")
+    tensors = {name: getattr(seen, name).detach().clone().requires_grad_() for name in names}
+    return replace(seen, **tensors), tensors
 
 
 # -- four tokens, by hand ----------------------------------------------------------------------------------------------
@@ -78,13 +112,6 @@ def test_both_definitions_of_the_target_by_hand():
     guess = [o - c for o, c in zip(out.tolist(), causal, strict=True)]
     assert predicted_contribution(seen, "difference").flatten().tolist() == pytest.approx(guess, abs=1e-12)
     assert torch.equal(predicted_contribution(seen, "joint"), seen.future)
-
-
-def test_one_position_ahead_by_hand():
-    out, seen = by_hand(dim=1)
-    expected = [(20 + 300) / 5, (10 + 200) / 3, 940 / 8, 60 / 7]
-    assert out.tolist() == pytest.approx(expected)
-    assert true_contribution(seen).flatten().tolist() == pytest.approx([0, 10 / 3, 20 / 7, 0])
 
 
 # -- against a second way of writing it --------------------------------------------------------------------------------
@@ -256,7 +283,7 @@ def test_what_is_saved_is_what_is_loaded(name, tmp_path):
     again = FutureGPT.load(model.save(tmp_path / "m"))
     assert again.future == model.future and again.config == model.config and not again.training
     assert torch.equal(again(some_ids()), model(some_ids()))
-    assert sorted(each.name for each in (tmp_path / "m").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["config.json", "model.safetensors"]
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path):
@@ -264,13 +291,11 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["future"]["source"] = "memory"
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(FutureAttentionError, match="holds no Future Attention model that can be read"):
+    with pytest.raises(ModelError):
         FutureGPT.load(folder)
     (folder / "model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(FutureAttentionError, match="holds no Future Attention model"):
+    with pytest.raises(ModelError):
         FutureGPT.load(folder)
-    with pytest.raises(FutureAttentionError, match="holds no Future Attention model"):
-        FutureGPT.load(tmp_path / "nowhere")
 
 
 # -- watching ----------------------------------------------------------------------------------------------------------
@@ -284,9 +309,9 @@ def test_what_is_seen_is_what_goes_on_and_the_last_pass_alone():
         model(ids[:, :3])
         assert torch.equal(model(ids), plain)
         assert len(seen) == 2 and seen[0].query.shape == (2, 2, 12, 8)
-    for each in seen:
-        total = each.past_weights.sum(-1) + each.future_weights.sum(-1)
-        assert torch.allclose(total, torch.ones_like(total)) and each.causal.shape == each.past.shape
+    for layer in seen:
+        total = layer.past_weights.sum(-1) + layer.future_weights.sum(-1)
+        assert torch.allclose(total, torch.ones_like(total)) and layer.causal.shape == layer.past.shape
     model(ids)
     assert len(seen) == 2  # nothing is added when nobody watches
     with made("one layer").watched() as one:
@@ -306,32 +331,181 @@ def test_attention_dropout_falls_on_past_and_columns(name):
     assert torch.equal(model.eval()(ids), model(ids))
 
 
-# -- one clear error ---------------------------------------------------------------------------------------------------
+# -- what flows where --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize(("kind", "target"), KINDS)
+@pytest.mark.parametrize("source", ["position", "tokens"])
+def test_no_gradient_flows_into_the_target(source, kind, target, shuffled):
+    """It is made of queries, keys and values: they get none, and what was predicted does."""
+    layer, tensors = leaves(seen_in(source)[0])
+    FutureLoss(kind, target, shuffled=shuffled)([layer]).backward()
+    reached = {name for name, leaf in tensors.items() if leaf.grad is not None and bool((leaf.grad != 0).any())}
+    expected = {
+        ("kl", "joint"): {"past_weights", "future_weights"},
+        ("difference",): {"past", "future", "past_weights"},
+        ("joint",): {"future"},
+    }
+    assert reached == expected.get((kind, target), expected.get((target,)))
+    assert not true_contribution(layer, target).requires_grad
+
+
+@pytest.mark.parametrize(("kind", "target"), KINDS)
+@pytest.mark.parametrize("source", ["position", "tokens"])
+def test_every_loss_teaches_the_columns(source, kind, target):
+    """But "kl", which knows weights alone, not the values of the last layer: no weights come after them."""
+    model = made(source)
+    with model.watched() as seen:
+        model(some_ids(3))
+    FutureLoss(kind, target)(seen).backward()
+    for name, parameter in model.named_parameters():
+        if ".columns." in name:
+            taught = parameter.grad is not None and bool((parameter.grad != 0).any())
+            assert taught is not (kind == "kl" and name.startswith("h.1") and "value" in name), name
+
+
+@pytest.mark.end_to_end
+@pytest.mark.parametrize("kind", ["mse", "cosine", "infonce"])
+def test_training_on_the_loss_alone_makes_the_prediction_better(kind):
+    """And more than the same training on the future of another text does."""
+    ends = {}
+    for shuffled in (False, True):
+        model = made("tokens")
+        objective, fair = FutureLoss(kind, shuffled=shuffled), FutureLoss(kind)
+        columns = [p for name, p in model.named_parameters() if ".columns." in name]
+        optimizer, losses = torch.optim.Adam(columns, lr=0.02), []
+        for _ in range(60):
+            with model.watched() as seen:
+                model(some_ids(3))
+            losses.append(float(fair(seen).detach()))
+            optimizer.zero_grad()
+            objective(seen).backward()
+            optimizer.step()
+        ends[shuffled] = (losses[0], losses[-1])
+    assert ends[False][1] < 0.9 * ends[False][0]
+    assert ends[False][1] < ends[True][1]
+
+
+# -- ranges ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_ranges_at_their_ends():
+    guess = torch.randn(2, 2, 9, 8, generator=torch.Generator().manual_seed(0))
+    assert float(mse(guess, guess)) == 0 and float(mse(guess, guess + 2)) == pytest.approx(4)
+    assert float(cosine(guess, 3 * guess)) == pytest.approx(0, abs=1e-6)
+    assert float(cosine(guess, -guess)) == pytest.approx(1, abs=1e-6)
+    across = torch.stack([-guess[..., 1::2], guess[..., ::2]], dim=-1).flatten(-2)
+    assert float(cosine(guess, across)) == pytest.approx(0.5, abs=1e-6)
+    same = guess[:, :, :1].expand_as(guess)
+    assert float(infonce(same, guess)) >= math.log(9) - 1e-5  # the same everywhere: no better than chance
+    assert float(infonce(same, same)) == pytest.approx(math.log(9))
+    assert 0 < float(infonce(guess, guess)) < 0.2
+
+
+@pytest.mark.parametrize(("kind", "target"), KINDS)
+@pytest.mark.parametrize("length", [2, 7, 12])
+@pytest.mark.parametrize("source", ["position", "tokens"])
+def test_every_loss_is_in_its_range_at_any_length(source, length, kind, target):
+    value = FutureLoss(kind, target)(seen_in(source, length)).item()
+    assert math.isfinite(value) and value >= 0
+    assert kind != "cosine" or value <= 1
+
+
+def test_kl_is_nothing_for_the_true_weights_and_something_for_others():
+    layer = seen_in("position, all")[0]
+    weights = true_weights(layer.scores, 11)
+    seen = torch.ones(12, 12, dtype=torch.bool).tril()
+    right = replace(layer, past_weights=weights.masked_fill(~seen, 0), future_weights=weights.masked_fill(seen, 0))
+    assert float(FutureLoss("kl")([right])) == pytest.approx(0, abs=1e-12)
+    assert FutureLoss("kl")([layer]).item() > 0.01
+
+
+def test_kl_by_hand():
+    """Two positions of one head; the first gives 3/4 to itself and 1/4 ahead, and predicts a half layer."""
+    one = torch.ones(1, 1, 2, 1, dtype=torch.float64)
+    query, key = (
+        torch.tensor(numbers, dtype=torch.float64).view(1, 1, 2, 1) for numbers in ([1.0, 0.0], [math.log(3), 0.0])
+    )
+    halves = torch.tensor([[0.5, 0.0], [0.5, 0.5]]).double().view(1, 1, 2, 2)
+    ahead = torch.tensor([[0.0, 0.5], [0.0, 0.0]]).double().view(1, 1, 2, 2)
+    layer = Seen(query, key, one, one, one, halves, ahead, 1, "position")
+    expected = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
+    assert float(FutureLoss("kl")([layer])) == pytest.approx(expected, abs=1e-7)
+
+
+def test_the_last_position_has_no_future_and_is_not_counted():
+    layer = seen_in()[0]
+    moved = replace(layer, future=layer.future + torch.eye(12).double()[-1].view(1, 1, 12, 1) * 1e6)
+    for kind in ("mse", "cosine", "infonce"):
+        assert FutureLoss(kind)([moved]).item() == pytest.approx(FutureLoss(kind)([layer]).item())
+
+
+def test_both_targets_differ_and_agree_with_their_definitions():
+    layer = seen_in("position, all")[0]
+    whole = (layer.query @ layer.key.transpose(-2, -1)).softmax(-1)
+    later = torch.ones(12, 12, dtype=torch.bool).triu(1)
+    assert torch.allclose(true_contribution(layer), whole.masked_fill(~later, 0) @ layer.value, atol=1e-12)
+    causal = (layer.query @ layer.key.transpose(-2, -1)).masked_fill(later, -torch.inf).softmax(-1)
+    difference = true_contribution(layer, "difference")
+    assert torch.allclose(difference, whole @ layer.value - causal @ layer.value, atol=1e-12)
+    assert not torch.allclose(difference, true_contribution(layer), atol=1e-2)
+    guess = predicted_contribution(layer, "difference")
+    assert torch.allclose(guess, layer.past + layer.future - causal @ layer.value, atol=1e-12)
+
+
+def test_a_shuffled_target_is_that_of_another_text():
+    layer = seen_in()[0]
+    rolled = replace(layer, **{name: getattr(layer, name).roll(1, 0) for name in ("query", "key", "value")})
+    for kind in ("mse", "cosine", "infonce"):
+        plain, other = FutureLoss(kind)([rolled]), FutureLoss(kind, shuffled=True)([layer])
+        assert float(plain) == pytest.approx(float(other))
+        assert float(other) != pytest.approx(float(FutureLoss(kind)([layer])))
+
+
+def test_the_layers_of_the_loss_are_chosen():
+    seen = seen_in()
+    alone = [float(FutureLoss()([layer])) for layer in seen]
+    assert [float(FutureLoss(layers=(i,))(seen)) for i in (0, 1)] == alone
+    assert float(FutureLoss()(seen)) == pytest.approx(sum(alone) / 2)
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+def with_cache():
+    with (model := made("position")).watched() as seen:
+        cache = Cache()
+        model(some_ids()[:, :6], cache=cache)
+        model(some_ids()[:, 6:], cache=cache)
+    return seen
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "refused",
     [
-        ({"dim": 0}, "from 1"), ({"dim": -3}, "from 1"), ({"dim": 12}, "at most 11 others"),
-        ({"dim": 99, "source": "tokens"}, "at most 11"), ({"source": "memories"}, "there are position, tokens, memory"),
-        ({"source": "tokens", "rank": 0}, "rank 0"), ({"layers": (2,)}, "some of 0 to 1"),
-        ({"layers": ()}, "at least one"), ({"layers": (1, 1)}, "none twice"), ({"layers": (-1,)}, "some of 0 to 1"),
+        *(lambda change=change: FutureGPT(CONFIG, Future(**{"dim": 3} | change)) for change in (
+            {"dim": 0}, {"dim": -3}, {"dim": 12}, {"dim": 99, "source": "tokens"}, {"source": "memories"},
+            {"source": "tokens", "rank": 0}, {"layers": (2,)}, {"layers": ()}, {"layers": (1, 1)}, {"layers": (-1,)},
+        )),
+        *(lambda change=change: FutureLoss(**change) for change in (
+            {"kind": "l1"}, {"target": "whole"}, {"kind": "kl", "target": "difference"}, {"weight": -1.0},
+            {"weight": float("nan")}, {"weight": float("inf")}, {"layers": ()}, {"layers": (0, 0)},
+        )),
+        *(lambda kind=kind: FutureLoss(kind)(with_cache()) for kind in LOSSES),
+        lambda: FutureLoss()([]),
+        lambda: FutureLoss(layers=(2,))(seen_in()),
+        lambda: FutureLoss("kl")(seen_in("memory")),
+        lambda: FutureLoss(shuffled=True)(seen_in(rows=1)),
+        lambda: FutureLoss()(seen_in(length=1)),
+        lambda: made("position")(some_ids(), masks.bidirectional()),
+        lambda: made("position").attentions(some_ids()),
+        lambda: made("position").to_transformers(),
+        lambda: FutureGPT.from_gpt(made("position")),
+        lambda: FutureGPT.from_gpt(build_tiny_model("tiny-llama", attn="sdpa")),
+        lambda: FutureGPT.load("nowhere"),
     ],
 )  # fmt: skip
-def test_columns_that_cannot_be_are_refused(change, message):
-    with pytest.raises(FutureAttentionError, match=message):
-        FutureGPT(CONFIG, Future(**{"dim": 3} | change))
-
-
-def test_what_it_cannot_do_it_says():
-    model = made("position")
-    with pytest.raises(FutureAttentionError, match="causal by definition"):
-        model(some_ids(), masks.bidirectional())
-    with pytest.raises(FutureAttentionError, match="use `with model.watched"):
-        model.attentions(some_ids())
-    with pytest.raises(FutureAttentionError, match="no future columns"):
-        model.to_transformers()
-    with pytest.raises(FutureAttentionError, match="has columns already"):
-        FutureGPT.from_gpt(model)
-    with pytest.raises(ModelError, match="reads the weights of a GPT-2"):
-        FutureGPT.from_gpt(build_tiny_model("tiny-llama", attn="sdpa"))
+def test_what_has_no_meaning_is_refused(refused):
+    with pytest.raises(LabkitError):
+        refused()

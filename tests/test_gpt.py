@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 import labkit
 from labkit import masks
 from labkit.auditing.measure import audit
-from labkit.errors import BidirectionalGenerationError, MaskError, ModelError
+from labkit.errors import ConversionError, MaskError, ModelError
 from labkit.gpt import GPT, Cache, GPTConfig
 
 VOCAB, CONTEXT, N, P = 61, 32, 12, 5  # vocabulary, positions; length of a text, and of a prompt
@@ -336,7 +336,7 @@ def test_a_prompt_read_both_ways_goes_on_as_in_transformers(model, g):
 
 @pytest.mark.parametrize("mask", UNSETTLED, ids=repr)
 def test_where_a_new_token_changes_earlier_states_the_cache_is_refused_and_none_is_needed(g, mask):
-    with pytest.raises(BidirectionalGenerationError, match="use_cache=False"):
+    with pytest.raises(ConversionError, match="use_cache=False"):
         g.generate(PROMPTS, 6, mask=mask)
     text, steps = g.generate(PROMPTS, 6, mask=mask, use_cache=False), range(P, P + 6)
     for t in steps:

@@ -16,7 +16,7 @@ from labkit import masks
 from labkit.auditing import leaks as leakage
 from labkit.auditing.leaks import find_leaks
 from labkit.decoder import running
-from labkit.errors import AuditError, LeakageError
+from labkit.errors import AuditError
 from labkit.gpt import GPT
 from tests import leaky_models as planted
 from tests.model_fixtures import load_or_skip
@@ -602,7 +602,7 @@ def test_a_context_shorter_than_the_text_is_respected():
 
 @pytest.mark.parametrize(("tokens", "vocabulary"), [(1, 61), (0, 61), (16, 1)])
 def test_too_little_to_perturb_is_refused_with_what_was_given(tokens, vocabulary):
-    with pytest.raises(LeakageError, match=rf"{tokens} token\(s\) of a vocabulary of {vocabulary}"):
+    with pytest.raises(AuditError, match=rf"{tokens} token\(s\) of a vocabulary of {vocabulary}"):
         find_leaks(GPT(planted.small_config(vocab_size=vocabulary)), tokens=tokens)
 
 

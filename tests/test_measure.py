@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import labkit
 from labkit import masks
-from labkit.errors import AuditError, MaskAssertionError
+from labkit.errors import AuditError
 
 N = 12
 
@@ -423,7 +423,7 @@ def test_rows_of_a_batch_that_influence_each_other_are_a_problem(model, quick):
     report = labkit.audit(model(), quick=quick)
     assert "depends-on-batch" in report.problem_kinds()
     for check in (labkit.assert_causal, labkit.assert_bidirectional):
-        with pytest.raises(MaskAssertionError):
+        with pytest.raises(AuditError):
             check(model(), quick=quick)
 
 
@@ -441,7 +441,7 @@ def test_a_model_whose_tokens_do_not_interact_is_not_passed(zero):
             nn.init.zeros_(layer.qkv.weight), nn.init.zeros_(layer.qkv.bias)
     report = labkit.audit(model)
     assert report.verdict == "other" and "no-influence" in report.problem_kinds()
-    with pytest.raises(MaskAssertionError):
+    with pytest.raises(AuditError):
         labkit.assert_causal(model)
 
 
@@ -459,18 +459,30 @@ def test_the_report_prints_a_table_and_serialises(tiny):
 def test_assertions_for_other_peoples_tests(tiny):
     model = tiny("tiny-llama").model
     assert labkit.assert_causal(model).verdict == "causal"
-    with pytest.raises(MaskAssertionError, match="expected a bidirectional model, measured as causal"):
+    with pytest.raises(AuditError, match="expected a bidirectional model, and this one is causal"):
         labkit.assert_bidirectional(model)
     labkit.assert_bidirectional(labkit.to_bidirectional(model))
     with pytest.raises(AssertionError):
         labkit.assert_causal(model)
 
 
+def test_an_assertion_fails_on_every_problem_that_is_not_allowed(tiny):
+    model = tiny("tiny-llama").model
+    model.config.is_causal = False  # the mask is open, and so are documents in a packed row to each other
+    with pytest.raises(AuditError, match="leak into each other"):
+        labkit.assert_bidirectional(model)
+    assert labkit.assert_bidirectional(model, allow=["packing-leak"]).problem_kinds() == {"packing-leak"}
+    learned = tiny("tiny-gpt2").model  # its positions count pads
+    assert labkit.assert_causal(learned).problem_kinds() == {"left-padding-position-shift"}
+    with pytest.raises(AuditError, match="pads count as positions"):
+        labkit.assert_causal(learned, allow=())
+
+
 def test_the_popular_recipe_fails_the_assertion_with_the_reason(tiny):
     model = tiny("tiny-llama", "sdpa").model
     for layer in model.model.layers:
         layer.self_attn.is_causal = False
-    with pytest.raises(MaskAssertionError, match="measured as mixed"):
+    with pytest.raises(AuditError, match="is mixed"):
         labkit.assert_bidirectional(model, quick=True)
     assert "bidirectional (unpadded), but causal (beside padding" in str(labkit.audit(model, quick=True).problems[0])
 
@@ -502,7 +514,9 @@ def test_packed_documents_beside_a_padding_mask_are_a_note_of_plain_models_and_a
     report = labkit.audit(model)
     assert report.problem_kinds() == {"packing-leak"}
     assert "with an attention_mask of ones (both ways), an attention_mask of trailing pads (both" in str(report)
-    assert labkit.assert_bidirectional(model).problems == report.problems
+    with pytest.raises(AuditError, match="leak into each other"):
+        labkit.assert_bidirectional(model)
+    assert labkit.assert_bidirectional(model, allow=["packing-leak"]).problems == report.problems
 
 
 @pytest.mark.gemma

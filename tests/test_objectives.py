@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import labkit
 from labkit import masks, objectives
-from labkit.errors import ObjectiveError
+from labkit.errors import DataError
 from labkit.gpt import GPT
 from labkit.objectives import IGNORE, OBJECTIVES, Collator, Corruption, corruption_for, generator, mask_of, word_starts
 
@@ -177,7 +177,7 @@ def test_whole_words_are_chosen_whole_and_no_more_than_needed():
 
 
 def test_a_tokenizer_without_a_mask_token_is_told_what_encode_would_have_given(tiny):
-    with pytest.raises(ObjectiveError, match=r"\[MASK\] begins with '\['.*ensure_mask_token"):
+    with pytest.raises(DataError, match=r"\[MASK\] begins with '\['.*ensure_mask_token"):
         corruption_for(tiny("tiny-gpt2").tokenizer)
 
 
@@ -394,12 +394,12 @@ def test_the_head_computes_the_chosen_positions_only_and_is_left_as_it_was(tiny)
     ],
 )
 def test_a_mistake_is_explained(mistake, said):
-    with pytest.raises(ObjectiveError, match=said):
+    with pytest.raises(DataError, match=said):
         mistake()
 
 
 def test_a_batch_in_which_nothing_is_counted_is_refused_rather_than_a_loss_of_nan(tiny):
     lm = tiny("tiny-gpt2")
     batch = {"input_ids": torch.zeros(1, 4, dtype=torch.long), "targets": torch.full((1, 4), -100)}
-    with pytest.raises(ObjectiveError, match="nothing to predict"):
+    with pytest.raises(DataError, match="nothing to predict"):
         objectives.loss(lm.model, batch, "mlm")

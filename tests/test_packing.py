@@ -86,7 +86,7 @@ def worst_leak(model, ids, mask, row_length):
 def subject_of(model, verdict):
     """The model as the checks of the audit take it."""
     decoder = labkit.decoder.anatomy.find_decoder(model)
-    return Subject(model, decoder, Runner(model, decoder), [], verdict, 512, 0)
+    return Subject(model, decoder, Runner(model, decoder), [], verdict, 512, 0, [])
 
 
 @pytest.mark.matrix
@@ -146,12 +146,11 @@ def test_a_leaking_packing_is_caught_by_the_same_test_and_by_the_audit(tiny, mod
     lm = tiny("tiny-llama", "eager")
     model = converted(lm.model, mode)
     ids, mask = padded_batch()
-    monkeypatch.setattr(LayerMasks, "wanted", lambda self, *_: None)  # as if no layer were given a mask
+    monkeypatch.setattr(LayerMasks, "mask_for", lambda self, *_: None)  # as if no layer were given a mask
     whole_row = torch.zeros(1, 1, 1, 1)
     monkeypatch.setattr(packing.TextMask, "of", lambda *_: whole_row)  # and transformers built an open one
     assert worst_leak(model, ids, mask, row_length) > 1e-3
-    problems = []
-    packed_batch(subject_of(model, mode), problems, [])
+    problems = packed_batch(subject_of(model, mode))
     assert [p.kind for p in problems] == ["packing-leak"]
     assert "labkit.decoder.packing.packed" in problems[0]
 
@@ -159,10 +158,9 @@ def test_a_leaking_packing_is_caught_by_the_same_test_and_by_the_audit(tiny, mod
 def test_the_audit_says_why_a_model_was_not_packed(tiny):
     model = tiny("tiny-llama").model
     model.config.is_causal = False  # without labkit: which mask its layers are meant to have is not known
-    problems, notes = [], []
-    packed_batch(subject_of(model, "bidirectional"), problems, notes)
-    assert not problems
-    assert len(notes) == 1 and "other means than labkit.to_bidirectional" in notes[0]
+    subject = subject_of(model, "bidirectional")
+    assert not packed_batch(subject)
+    assert len(subject.notes) == 1 and "other means than labkit.to_bidirectional" in subject.notes[0]
 
 
 HEADS = {

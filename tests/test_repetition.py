@@ -99,24 +99,15 @@ def test_the_model_is_as_it_was_also_after_an_error(batch):
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("name", "times", "call"),
     [
-        ({"position_ids": torch.arange(9)[None].expand(3, -1)}, "position_ids was given"),
-        ({"inputs_embeds": torch.zeros(3, 9, 64)}, "inputs_embeds was given"),
+        ("position_ids", 2, {"position_ids": torch.arange(9)[None].expand(3, -1)}),
+        ("inputs_embeds", 2, {"inputs_embeds": torch.zeros(3, 9, 64)}),
+        ("1,200 tokens", 2, {"input_ids": torch.full((1, 600), 7), "attention_mask": None}),
+        ("0 times", 0, {}),
     ],
 )
-def test_what_a_second_reading_cannot_do_is_said(call, message, batch):
+def test_what_cannot_be_read_twice_is_refused(name, times, call, batch):
     model, (ids, real) = labkit.load("tiny-gpt2").model, batch
-    with pytest.raises(ConversionError, match=message), repeated(model):
-        model.base_model(input_ids=ids, attention_mask=real, **call)
-
-
-def test_more_tokens_than_positions_are_refused():
-    model = labkit.load("tiny-gpt2").model
-    with pytest.raises(ConversionError, match="1,200 tokens, and the model has 1,024 positions"), repeated(model):
-        states(model, torch.full((1, 600), 7))
-
-
-def test_less_than_one_reading_is_refused():
-    with pytest.raises(ConversionError, match="not 0 times"), repeated(labkit.load("tiny-gpt2").model, 0):
-        pass
+    with pytest.raises(ConversionError, match=name), repeated(model, times):
+        model.base_model(**{"input_ids": ids, "attention_mask": real} | call)

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.study import fusion
 from benchmarks.study.fusion import ANSWERS, Study, cells, named, run_study, tables
-from labkit.errors import DataError, FusionError, TrainingError
+from labkit.errors import DataError, TrainingError
 from labkit.fusion import generation, runs
 from labkit.fusion.answers import read_answers
 from labkit.fusion.generation import generate
@@ -158,7 +158,7 @@ def test_invalid_studies_are_refused_before_anything_is_written(questions, tmp_p
         with pytest.raises(DataError, match="numbers of paraphrases"):
             study_of(questions, **change)
     for change in ({"num_paraphrases": (4,)}, {"methods": ("weighted",)}, {"methods": ("fusion",)}):
-        with pytest.raises(FusionError):
+        with pytest.raises(DataError):
             run_study(study_of(questions, **change), tmp_path / "s", say=quiet)
     assert not (tmp_path / "s").exists()
 
@@ -166,7 +166,7 @@ def test_invalid_studies_are_refused_before_anything_is_written(questions, tmp_p
 def test_a_cell_that_fails_is_reported_and_the_others_go_on(questions, tmp_path, monkeypatch):
     def refused(lm, asked, method, *args, **kwargs):
         if method == "concat":
-            raise FusionError("too long")
+            raise DataError("too long")
         return generate(lm, asked, method, *args, **kwargs)
 
     study = study_of(questions, few_methods=(), num_paraphrases=(2,), repeat_control=False)

@@ -11,7 +11,7 @@ import torch
 from benchmarks.study import future
 from benchmarks.study.future import PROFILES, Run, Study, flops_per_token, run_study, tables
 from labkit import cross_entropy
-from labkit.errors import DataError, FutureAttentionError, TrainingError
+from labkit.errors import DataError, ModelError, TrainingError
 from labkit.future_arms import arm
 
 SHAPE = {"vocab_size": 300, "context": 16, "width": 16, "layers": 1, "heads": 2}
@@ -104,7 +104,7 @@ def test_invalid_studies_are_refused_before_anything_is_written(tmp_path):
         run_study(replace(STUDY, texts=(str(text),)), tmp_path / "s", say=quiet)
     assert not (tmp_path / "s").exists()
     for change in ({"heads": 3}, {"vocab_size": 100}, {"arms": ("smaller",)}, {"arms": ("baseline", "future:mse:16")}):
-        with pytest.raises((DataError, FutureAttentionError)):
+        with pytest.raises((DataError, ModelError)):
             replace(STUDY, **change)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import labkit
 from labkit.datasets.examples import Pair
-from labkit.errors import DataError, ModelError, ObjectiveError
+from labkit.errors import DataError, ModelError
 from labkit.models.heads import POOLINGS, Head
 from labkit.models.tiny import build_tiny_tokenizer
 from labkit.run_folder import RunFolder
@@ -204,9 +204,9 @@ def test_the_regression_loss_against_cosines_by_hand():
 
 def test_what_has_nothing_to_be_told_apart_from_is_refused():
     one = torch.ones(1, 4)
-    with pytest.raises(ObjectiveError, match="set the batch size to 2 or more"):
+    with pytest.raises(DataError, match="set the batch size to 2 or more"):
         in_batch_contrastive(one, one)
-    with pytest.raises(ObjectiveError, match="the temperature is 0.0"):
+    with pytest.raises(DataError, match="the temperature is 0.0"):
         in_batch_contrastive(torch.eye(2), torch.eye(2), 0.0)
 
 

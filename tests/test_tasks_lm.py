@@ -10,7 +10,7 @@ from transformers import DynamicCache
 
 import labkit
 from labkit import masks, training
-from labkit.errors import DataError, LabkitError, ObjectiveError, TrainingError
+from labkit.errors import DataError, LabkitError, TrainingError
 from labkit.objectives import OBJECTIVES
 from labkit.tasks import lm as task
 from labkit.training import Settings
@@ -90,14 +90,14 @@ def test_fill_in_reads_the_logits_at_the_position_it_says(gpt2, reads):
 
 
 def test_fill_in_without_a_gap_or_with_a_first_gap_read_from_before_is_refused(gpt2):
-    with pytest.raises(ObjectiveError, match="no mask token"):
+    with pytest.raises(DataError, match="no mask token"):
         task.fill_in(gpt2, "no mask token yet", reads="same")
     task.ensure_mask_token(gpt2.model, gpt2.tokenizer)
-    with pytest.raises(ObjectiveError, match="nothing to fill in"):
+    with pytest.raises(DataError, match="nothing to fill in"):
         task.fill_in(gpt2, "no gap here", reads="same")
-    with pytest.raises(ObjectiveError, match="no position before"):
+    with pytest.raises(DataError, match="no position before"):
         task.fill_in(gpt2, "<mask> is first", reads="before")
-    with pytest.raises(ObjectiveError, match="'same'"):
+    with pytest.raises(DataError, match="'same'"):
         task.fill_in(gpt2, "a <mask>", reads="left")
 
 

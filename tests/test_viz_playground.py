@@ -16,7 +16,7 @@ from traitlets import TraitError
 
 import labkit
 from labkit import masks, viz
-from labkit.errors import MaskError, ObjectiveError
+from labkit.errors import DataError, MaskError
 from labkit.viz.live_model import LiveModel, Question, sharing_weights
 from labkit.viz.mask_state import (
     bits,
@@ -475,7 +475,7 @@ def test_attach_refuses_what_it_cannot_show(lm):
         ({"head": 4}, "heads 0 to 3"),
         ({"place": 3}, "tokens 0 to 2"),
     ]:
-        with pytest.raises((MaskError, ObjectiveError), match=says):
+        with pytest.raises((MaskError, DataError), match=says):
             p.attach(lm, **options)
     with pytest.raises(MaskError, match="needs a tokenizer"):
         p.attach(SimpleNamespace(model=lm.model, tokenizer=None, name="bare"))

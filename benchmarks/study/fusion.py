@@ -122,7 +122,7 @@ def run_study(study: Study, folder: str | Path, **log: Any) -> dict[str, str]:
     """Answer what is missing of the study in `folder`. Returns {cell: reason} of the cells that failed.
 
     Raises:
-        DataError, FusionError, TrainingError: a set or a method that there is not, or the folder contains another
+        DataError, TrainingError: a set or a method that there is not, or the folder contains another
             study. Nothing is written then.
     """
     plans = {}

@@ -38,8 +38,7 @@ from labkit.datasets import field_notes  # noqa: E402
 from labkit.datasets.text import Document, read_documents  # noqa: E402
 from labkit.errors import DataError, TrainingError  # noqa: E402
 from labkit.future_arms import Arm, arm, token_losses  # noqa: E402
-from labkit.future_attention import FutureGPT  # noqa: E402
-from labkit.future_losses import FutureLoss  # noqa: E402
+from labkit.future_attention import FutureGPT, FutureLoss  # noqa: E402
 from labkit.gpt import GPT, GPTConfig  # noqa: E402
 from labkit.pretrain import encode_all, train_tokenizer  # noqa: E402
 from labkit.pretraining_rows import Curriculum, row_maker  # noqa: E402

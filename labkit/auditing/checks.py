@@ -1,17 +1,18 @@
 """What the full audit asks beyond the mask: windows, positions, packing, cache, backends, train mode, computation.
 
-Each check takes the `Subject`, measures, and appends what is wrong to `problems`, what it could not measure to `notes`.
+Each check takes the `Subject`, returns the problems that it measured, and adds what it could not measure to the notes.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from labkit.auditing.probe import attention_influence, by_head, changed_outputs, recorded_calls
 from labkit.auditing.report import LayerReport, Problem
@@ -20,7 +21,7 @@ from labkit.decoder.anatomy import SLIDING, Decoder, attention_modules, find_dec
 from labkit.decoder.hooks import ATTRIBUTE as LAYER_MASKS
 from labkit.decoder.hooks import masked, shrunken_windows
 from labkit.decoder.packing import packed, why_not
-from labkit.decoder.running import Runner, first_tensor, in_float32
+from labkit.decoder.running import Runner, first_tensor, in_float32, replaced
 from labkit.errors import AuditError, ConversionError, ModelError
 from labkit.masks import causal
 
@@ -45,6 +46,7 @@ class Subject:
     verdict: str
     max_tokens: int
     seed: int
+    notes: list[str]
 
     @property
     def tolerance(self) -> float:
@@ -56,69 +58,67 @@ class Subject:
         return self.runner.tokens(batch, n, self.seed)
 
 
-def all_of_them(subject: Subject, reference: nn.Module | None, problems: list, notes: list) -> list[LayerReport]:
-    """Run every check that the model allows; returns the layer reports with the measured reach filled in."""
-    kinds = {p.kind for p in problems}
-    layers = windows(subject, reference, problems, notes) if subject.decoder else subject.layers
-    padding_is_right = not kinds & {"padding-flips-mask", "nan-rows", "pad-leak", "depends-on-batch"}
+def all_of_them(subject: Subject, reference: nn.Module | None, known: set[str]) -> list[Problem]:
+    """Run every check that the model allows, after problems of the kinds `known`; fills in the reach of the layers."""
+    problems = windows(subject, reference) if subject.decoder else []
+    padding_is_right = not known & {"padding-flips-mask", "nan-rows", "pad-leak", "depends-on-batch"}
     if subject.runner.takes("attention_mask") and padding_is_right:
-        problems += _confirmed(subject, notes, batch_and_positions)
-    packing(subject, problems, notes)
-    if padding_is_right:  # else it is told already that a text alone and a padded batch differ
-        problems += _confirmed(subject, notes, lambda subject, found: packed_batch(subject, found, notes))
+        problems += _confirmed(subject, batch_and_positions)
+    problems += packing(subject)
+    if padding_is_right:  # else it is reported already that a text alone and a padded batch differ
+        problems += _confirmed(subject, packed_batch)
     if subject.verdict == "bidirectional":
-        word_order(subject, problems)
-    heads(subject, problems, notes)
+        problems += word_order(subject)
+    problems += heads(subject)
     if subject.verdict in ("causal", "bidirectional"):
-        elsewhere(subject, problems, notes)
+        problems += elsewhere(subject)
     if subject.decoder:
-        problems += _confirmed(subject, notes, entry)
+        problems += _confirmed(subject, entry)
         if subject.runner.takes("use_cache"):
-            problems += _confirmed(subject, notes, cache)
+            problems += _confirmed(subject, cache)
         else:
-            notes.append("the model takes no use_cache, so it was measured without a cache")
-        backends(subject, problems, notes)
-        train_mode(subject, problems)
-    return layers
+            subject.notes.append("the model takes no use_cache, so it was measured without a cache")
+        problems += backends(subject) + train_mode(subject)
+    return problems
 
 
-def _confirmed(subject: Subject, notes: list[str], check: Callable[[Subject, list[Problem]], None]) -> list[Problem]:
+def _confirmed(subject: Subject, check: Callable[[Subject], list[Problem]]) -> list[Problem]:
     """What the check finds; of a model with 16-bit weights, what it finds in float32, too, as far as there is memory.
 
     Some models blow the rounding of 16 bits up to a fifth of their states, and that says nothing of their mask.
     """
-    found: list[Problem] = []
-    check(subject, found)
+    problems = check(subject)
     halves = [p for p in (*subject.model.parameters(), *subject.model.buffers()) if p.dtype in SHORT]
-    if not found or not halves:
-        return found
+    if not problems or not halves:
+        return problems
     dtype = str(halves[0].dtype).removeprefix("torch.")
     flash = subject.decoder is not None and subject.decoder.backend == "flash"  # which has no float32
     if flash or 4 * sum(p.numel() for p in halves) > ROOM * limits.available_bytes(str(halves[0].device)):
         why = "which flash attention does not have" if flash else "for want of memory"
-        notes.append(f"differences were found in {dtype}, and not confirmed in float32, {why}")
-        return found
-    confirmed: list[Problem] = []
+        subject.notes.append(f"differences were found in {dtype}, and not confirmed in float32, {why}")
+        return problems
     with in_float32(subject.model, *SHORT):
-        check(subject, confirmed)
-    if gone := {p.kind for p in found} - {p.kind for p in confirmed}:
-        notes.append(f"{', '.join(sorted(gone))} in {dtype} is rounding: it is not there in float32")
+        confirmed = check(subject)
+    if gone := {p.kind for p in problems} - {p.kind for p in confirmed}:
+        subject.notes.append(f"{', '.join(sorted(gone))} in {dtype} is rounding: it is not there in float32")
     return confirmed
 
 
-def windows(subject: Subject, reference: nn.Module | None, problems: list, notes: list) -> list[LayerReport]:
+def windows(subject: Subject, reference: nn.Module | None) -> list[Problem]:
     """How far local layers see to either side, measured on a sequence longer than the window."""
     decoder = subject.decoder
     if SLIDING not in decoder.layer_types or not subject.layers:
-        return subject.layers
-    wanted = _declared_reach(decoder, causal=subject.verdict == "causal")
+        return []
+    declared = _declared_reach(decoder, causal=subject.verdict == "causal")
     for confirm in (False, True):  # derivatives on a long sequence are slow: only to confirm a finding
         reach, shrink = _measured_reach(decoder, subject.runner, subject.max_tokens, subject.seed, confirm)
-        findings = _window_findings(subject.layers, reach, wanted)
+        findings = _window_findings(subject.layers, reach, declared)
         if not findings:
             break
     if shrink:
-        notes.append(f"windows were measured shrunk by {shrink} tokens, so as not to run a sequence longer than them")
+        subject.notes.append(
+            f"windows were measured shrunk by {shrink} tokens, so as not to run a sequence longer than them"
+        )
     if reference is not None and getattr(decoder.config, MARK, None) is None and not findings:
         theirs = find_decoder(reference)
         if SLIDING in theirs.layer_types:
@@ -128,8 +128,8 @@ def windows(subject: Subject, reference: nn.Module | None, problems: list, notes
                 now, then = reach[changed[0]][0], original[changed[0]][0]
                 text = f"local layers see {_tokens(now)} to the left, where the reference sees {_tokens(then)}"
                 findings["window-differs"] = (text, changed)
-    problems += [Problem(kind, text, tuple(indices)) for kind, (text, indices) in findings.items()]
-    return [replace(layer, reach=reach.get(layer.index)) for layer in subject.layers]
+    subject.layers = [replace(layer, reach=reach.get(layer.index)) for layer in subject.layers]
+    return [Problem(kind, text, tuple(indices)) for kind, (text, indices) in findings.items()]
 
 
 def _measured_reach(decoder: Decoder, runner: Runner, max_tokens: int, seed: int, confirm: bool) -> tuple[dict, int]:
@@ -163,7 +163,7 @@ def _declared_reach(decoder: Decoder, causal: bool) -> int | None:
     return {"keep": window - 1, "halve": window // 2, "global": None}[choice]
 
 
-def _window_findings(layers, reach, wanted) -> dict[str, tuple[str, list[int]]]:
+def _window_findings(layers, reach, declared) -> dict[str, tuple[str, list[int]]]:
     findings: dict[str, tuple[str, list[int]]] = {}
 
     def add(kind: str, i: int, text: str) -> None:
@@ -172,20 +172,30 @@ def _window_findings(layers, reach, wanted) -> dict[str, tuple[str, list[int]]]:
     for i, (left, right) in reach.items():
         if right != 0 and left != right:
             add(
-                "one-sided-window", i, f"local layers see {_tokens(left)} to the left and {_tokens(right)} to the right"
+                "one-sided-window",
+                i,
+                f"local layers see {_tokens(left)} to the left and {_tokens(right)} to the right",
             )
         sides = (left, right) if layers[i].verdict == "bidirectional" else (left,)
         for side in sides:
-            if side == wanted:
+            if side == declared:
                 continue
-            if side is None or wanted is None:
-                add("window-lost", i, f"local layers see {_tokens(side)} to a side; declared were {_tokens(wanted)}")
-            elif layers[i].verdict == "bidirectional" and abs(side - wanted) == 1:
-                than = f"one {'more' if side > wanted else 'fewer'} than the {wanted}"
-                text = f"local layers see {side} tokens to a side, {than} that a window of {wanted + 1} tokens means"
+            if side is None or declared is None:
+                add(
+                    "window-lost",
+                    i,
+                    f"local layers see {_tokens(side)} to a side; declared were {_tokens(declared)}",
+                )
+            elif layers[i].verdict == "bidirectional" and abs(side - declared) == 1:
+                than = f"one {'more' if side > declared else 'fewer'} than the {declared}"
+                text = f"local layers see {side} tokens to a side, {than} that a window of {declared + 1} tokens means"
                 add("window-off-by-one", i, text)
             else:
-                add("window-differs", i, f"local layers see {_tokens(side)} to a side; declared were {_tokens(wanted)}")
+                add(
+                    "window-differs",
+                    i,
+                    f"local layers see {_tokens(side)} to a side; declared were {_tokens(declared)}",
+                )
             break
     return findings
 
@@ -194,7 +204,7 @@ def _tokens(reach: int | None) -> str:
     return "all tokens" if reach is None else f"{reach} tokens"
 
 
-def batch_and_positions(subject: Subject, problems: list[Problem]) -> None:
+def batch_and_positions(subject: Subject) -> list[Problem]:
     """The same text alone, in a batch, beside padded rows, and padded left or right, must give the same states."""
     runner, n, pads = subject.runner, TOKENS, 3
     ids = subject.ids(3)
@@ -205,6 +215,7 @@ def batch_and_positions(subject: Subject, problems: list[Problem]) -> None:
     together = runner.run(ids, real)
     short = runner.run(ids[:1, : n - pads], torch.ones(1, n - pads, dtype=torch.bool))
     many = runner.run(subject.ids(3), torch.ones(3, n, dtype=torch.bool))
+    problems = []
     for title, got, expected in (
         ("in a batch of equal rows", many[:1], alone),
         ("beside padded rows", together[:1], alone),
@@ -219,17 +230,19 @@ def batch_and_positions(subject: Subject, problems: list[Problem]) -> None:
     if gap > 4 * subject.tolerance:  # in 16 bits a rotary angle is rounded differently at another position
         text = f"padded on the left, the states of a text differ by {gap:.1%}: pads count as positions"
         problems.append(Problem("left-padding-position-shift", text))
+    return problems
 
 
-def packing(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
+def packing(subject: Subject) -> list[Problem]:
     """Two documents in one row, positions restarting, with and without a 2-D mask: neither may influence the other.
 
-    transformers itself isolates them only where no mask is given, so for its own models a leak beside a mask is a note.
+    A leak is a problem where the documents are meant to be apart: in a model that labkit has converted, and in a causal
+    language model of transformers, which isolates them where no mask is given. Of any other model it is a note.
     """
     runner = subject.runner
     if not runner.takes("position_ids"):
-        notes.append("the model takes no position_ids, so packed documents were not measured")
-        return
+        subject.notes.append("the model takes no position_ids, so packed documents were not measured")
+        return []
     positions, second = torch.arange(TOKENS)[None] % (TOKENS // 2), torch.arange(TOKENS) >= TOKENS // 2
     ones = torch.ones(1, TOKENS, dtype=torch.bool)
     masks = {"no attention_mask": None}
@@ -244,23 +257,29 @@ def packing(subject: Subject, problems: list[Problem], notes: list[str]) -> None
             forward = changed_outputs(run, subject.ids(), ~second, runner.vocab_size)[0, second & counted].any()
             backward = changed_outputs(run, subject.ids(), second & counted, runner.vocab_size)[0, ~second].any()
         except (AuditError, ConversionError) as error:
-            notes.append(f"documents packed into one row with {title} were not measured: {error}")
+            subject.notes.append(f"documents packed into one row with {title} were not measured: {error}")
             continue
         if forward or backward:
             leaks[title] = "both ways" if forward and backward else "forwards" if forward else "backwards"
     if not leaks:
-        return
+        return []
     where = ", ".join(f"{title} ({which})" for title, which in leaks.items())
     text = f"documents packed into one row (restarting position_ids) leak into each other with {where}"
-    if "no attention_mask" in leaks or subject.decoder is None or hasattr(subject.decoder.stack, LAYER_MASKS):
-        problems.append(Problem("packing-leak", text))
-    else:
-        notes.append(
+    decoder = subject.decoder
+    converted = decoder is not None and hasattr(decoder.stack, LAYER_MASKS)
+    isolating = decoder is not None and type(decoder.config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if converted or (isolating and "no attention_mask" in leaks):
+        return [Problem("packing-leak", text)]
+    if isolating and "no attention_mask" not in leaks:
+        subject.notes.append(
             "packed documents leak into each other beside an attention_mask: transformers isolates them only without"
         )
+    else:
+        subject.notes.append(f"{text}: the model does not keep them apart, so give each document its own row")
+    return []
 
 
-def packed_batch(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
+def packed_batch(subject: Subject) -> list[Problem]:
     """A padded batch, packed: no text may influence another, and each has the states that it has alone.
 
     Once in rows of two or three texts, and once as it is packed by default.
@@ -268,8 +287,8 @@ def packed_batch(subject: Subject, problems: list[Problem], notes: list[str]) ->
     runner, lengths = subject.runner, (TOKENS, 5, 7, 3)
     reason = why_not(subject.model) if runner.takes("attention_mask") else "it takes no attention_mask"
     if reason is not None:
-        notes.append(f"labkit.decoder.packing.packed was not measured: {reason}")
-        return
+        subject.notes.append(f"labkit.decoder.packing.packed was not measured: {reason}")
+        return []
     ids, real = subject.ids(len(lengths)), torch.arange(TOKENS) < torch.tensor(lengths)[:, None]
     alone = [runner.run(ids[:1, :length])[0] for length in lengths]
     leaks, gap = set(), 0.0
@@ -278,8 +297,8 @@ def packed_batch(subject: Subject, problems: list[Problem], notes: list[str]) ->
             try:
                 base, again = runner.run(ids, real), runner.run(ids, real)
             except ConversionError as error:  # prefix tuning brings a cache
-                notes.append(f"labkit.decoder.packing.packed was not measured: {error}")
-                return
+                subject.notes.append(f"labkit.decoder.packing.packed was not measured: {error}")
+                return []
             for text, length in enumerate(lengths):
                 changed = ids.clone()
                 changed[text, length // 2] = (changed[text, length // 2] + 7) % runner.vocab_size
@@ -287,14 +306,15 @@ def packed_batch(subject: Subject, problems: list[Problem], notes: list[str]) ->
                 leaks |= {(text, other) for other in seen.nonzero()[:, 0].tolist() if other != text}
                 gap = max(gap, difference(base[text, :length], alone[text]))
     if leaks:
-        text = f"under labkit.decoder.packing.packed texts see each other: of 4 texts, {len(leaks)} of 12 pairs"
-        problems.append(Problem("packing-leak", text))
-    elif not gap <= subject.tolerance:
+        text = f"under labkit.decoder.packing.packed texts influence each other: of 4 texts, {len(leaks)} of 12 pairs"
+        return [Problem("packing-leak", text)]
+    if not gap <= subject.tolerance:
         text = f"under labkit.decoder.packing.packed the states of a text differ by {gap:.1%} from those it has alone"
-        problems.append(Problem("packing-leak", text))
+        return [Problem("packing-leak", text)]
+    return []
 
 
-def word_order(subject: Subject, problems: list[Problem]) -> None:
+def word_order(subject: Subject) -> list[Problem]:
     """Two tokens change places: the others must notice, or the model is blind to word order (say, without its RoPE)."""
     ids = subject.ids()
     swapped = ids.clone()
@@ -304,16 +324,17 @@ def word_order(subject: Subject, problems: list[Problem]) -> None:
     gap = difference(after[:, others], before[:, others])
     if gap < subject.tolerance / 10:
         text = f"two tokens changed places, and the states of the others moved by {gap:.2g}: word order is ignored"
-        problems.append(Problem("blind-to-word-order", text))
+        return [Problem("blind-to-word-order", text)]
+    return []
 
 
-def heads(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
+def heads(subject: Subject) -> list[Problem]:
     """In a layer that sees ahead every head must; one that does not has a mask of its own, which the others hide."""
     decoder = subject.decoder
     with recorded_calls(decoder.attentions if decoder else attention_modules(subject.model)) as calls:
         subject.runner.run(subject.ids())
     if len(calls) != len(subject.layers):
-        return
+        return []
     columns, blind, unknown = [TOKENS // 2, TOKENS - 1], {}, []
     ahead = (torch.arange(TOKENS)[:, None] < torch.tensor(columns))[:, None]  # (seq, 1, columns)
     for layer, call in zip(subject.layers, calls, strict=True):
@@ -329,18 +350,19 @@ def heads(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
             blind[layer.index] = f"{int((~sees).sum())} of {count} heads of layer {layer.index}"
     if unknown:
         what = "their number or their output projection is not known"
-        notes.append(f"heads were not told apart in {len(unknown)} layers: {what}")
+        subject.notes.append(f"heads were not measured one by one in {len(unknown)} layers: {what}")
     if blind:
-        text = f"{', '.join(blind.values())} see no later token, while the others do"
-        problems.append(Problem("heads-differ", text, tuple(blind)))
+        text = f"{', '.join(blind.values())} attend to no later token, while the others do"
+        return [Problem("heads-differ", text, tuple(blind))]
+    return []
 
 
-def elsewhere(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
+def elsewhere(subject: Subject) -> list[Problem]:
     """Tokens must influence earlier ones if and only if the model is bidirectional, in a longer text, too.
 
     And in train mode; of a decoder that we know, each layer is measured there (`train_mode`).
     """
-    runner, bidirectional = subject.runner, subject.verdict == "bidirectional"
+    runner, bidirectional, problems = subject.runner, subject.verdict == "bidirectional", []
     tables = [m.num_embeddings for m in subject.model.modules() if isinstance(m, nn.Embedding)]  # some of positions
     longest = min(LONG, subject.max_tokens, *(size for size in tables if TOKENS < size != runner.vocab_size))
     modes = [("depends-on-length", longest, f"with {longest} tokens", nullcontext())]
@@ -352,53 +374,55 @@ def elsewhere(subject: Subject, problems: list[Problem], notes: list[str]) -> No
             with mode:
                 changed = changed_outputs(runner.run, subject.ids(1, n), late, runner.vocab_size)[0]
         except AuditError as error:
-            notes.append(f"the model was not measured {where}: {error}")
+            subject.notes.append(f"the model was not measured {where}: {error}")
             continue
         if bool(changed[~late].any()) != bidirectional:
             influence = "do not influence" if bidirectional else "influence"
             problems.append(Problem(kind, f"{where}, tokens {influence} earlier ones"))
+    return problems
 
 
-def entry(subject: Subject, problems: list[Problem]) -> None:
+def entry(subject: Subject) -> list[Problem]:
     """Called through its head or as the bare layer stack, the model must compute the same states."""
     stack = subject.decoder.stack
     if stack is subject.model:
-        return
+        return []
     ids = subject.ids().to(subject.runner.device)
     with torch.no_grad():
         bare = first_tensor(stack(input_ids=ids, use_cache=False))
     gap = difference(bare, subject.runner.run(ids))
     if gap > subject.tolerance:
         text = f"called directly, the layer stack {type(stack).__name__} gives states that differ by {gap:.1%}"
-        problems.append(Problem("depends-on-entry", text))
+        return [Problem("depends-on-entry", text)]
+    return []
 
 
-def cache(subject: Subject, problems: list[Problem]) -> None:
+def cache(subject: Subject) -> list[Problem]:
     """With the KV cache on, one pass over a text must give what it gives with the cache off."""
     gap = difference(subject.runner.run(subject.ids(), use_cache=True), subject.runner.run(subject.ids()))
     if gap > subject.tolerance:
-        problems.append(Problem("depends-on-cache", f"with use_cache=True the states differ by {gap:.1%}"))
+        return [Problem("depends-on-cache", f"with use_cache=True the states differ by {gap:.1%}")]
+    return []
 
 
-def backends(subject: Subject, problems: list[Problem], notes: list[str]) -> None:
+def backends(subject: Subject) -> list[Problem]:
     """The layers must see the same under eager and under sdpa, without and with padding."""
     config, here = subject.decoder.config, subject.decoder.backend
-    own, finite = _all_cells(subject), _is_finite(subject)
-    original = config._attn_implementation
+    own, finite, problems = _all_cells(subject), _is_finite(subject), []
     for other in ("eager", "sdpa"):
         if other == here:
             continue
         if other == "sdpa" and not getattr(subject.decoder.stack, "_supports_sdpa", True):
-            notes.append(f"{type(subject.decoder.stack).__name__} has no attention backend 'sdpa'")
+            subject.notes.append(f"{type(subject.decoder.stack).__name__} has no attention backend 'sdpa'")
             continue
         try:
-            config._attn_implementation = other
-            theirs, finite_there = _all_cells(subject), _is_finite(subject)
+            with replaced(config, _attn_implementation=other):
+                theirs, finite_there = _all_cells(subject), _is_finite(subject)
         except (ValueError, NotImplementedError, ConversionError, AuditError) as error:
-            notes.append(f"the attention backend {other!r} does not run this model ({str(error).splitlines()[0]})")
+            subject.notes.append(
+                f"the attention backend {other!r} does not run this model ({str(error).splitlines()[0]})"
+            )
             continue
-        finally:
-            config._attn_implementation = original
         differing = _differing(own, theirs)
         if differing:
             text = f"what {len(differing)} layers see depends on the attention backend: {here!r} and {other!r} disagree"
@@ -406,19 +430,21 @@ def backends(subject: Subject, problems: list[Problem], notes: list[str]) -> Non
         elif finite and not finite_there:
             text = f"under the attention backend {other!r} a padded batch gives NaN or infinite numbers"
             problems.append(Problem("depends-on-backend", text))
+    return problems
 
 
-def train_mode(subject: Subject, problems: list[Problem]) -> None:
+def train_mode(subject: Subject) -> list[Problem]:
     """In train mode, dropout set to 0, every layer must see what it sees in evaluation mode."""
     own = _all_cells(subject)
     with _training_without_dropout(subject.model):
         differing = _differing(own, _all_cells(subject))
     if differing:
-        text = f"{len(differing)} layers see something else in train mode than in evaluation mode"
-        problems.append(Problem("train-eval-mismatch", text, differing))
+        text = f"{len(differing)} layers attend to something else in train mode than in evaluation mode"
+        return [Problem("train-eval-mismatch", text, differing)]
+    return []
 
 
-def computation(subject: Subject, reference: nn.Module, problems: list[Problem], notes: list[str]) -> None:
+def computation(subject: Subject, reference: nn.Module) -> list[Problem]:
     """With the causal mask put into both, the model must compute what the reference computes."""
     try:
         theirs = Runner(reference, find_decoder(reference))
@@ -428,16 +454,16 @@ def computation(subject: Subject, reference: nn.Module, problems: list[Problem],
         with masked(reference, causal()):
             expected = theirs.run(ids)
     except (ModelError, ConversionError) as error:
-        notes.append(f"the computation was not compared with the reference: {error}")
-        return
+        subject.notes.append(f"the computation was not compared with the reference: {error}")
+        return []
     if mine.shape != expected.shape:
         text = f"its states have shape {tuple(mine.shape)}, the reference's {tuple(expected.shape)}"
-        problems.append(Problem("computation-changed", text))
-        return
+        return [Problem("computation-changed", text)]
     gap = difference(mine, expected)
     if not gap <= subject.tolerance:
         text = f"with the causal mask put back, the states differ from the reference's by {gap:.1%}: more has changed"
-        problems.append(Problem("computation-changed", text))
+        return [Problem("computation-changed", text)]
+    return []
 
 
 def difference(a: Tensor, b: Tensor) -> float:
@@ -474,19 +500,14 @@ def _differing(a: list[Tensor], b: list[Tensor]) -> tuple[int, ...]:
 @contextmanager
 def _training_without_dropout(model: nn.Module) -> Iterator[None]:
     """For the block the model is in train mode; afterwards its running averages (BatchNorm) are what they were."""
-    changed, buffers = [], [(buffer, buffer.clone()) for buffer in model.buffers()]
-    for module in model.modules():
-        for name, value in list(vars(module).items()):
-            is_dropout = "dropout" in name or (name == "p" and isinstance(module, nn.Dropout))
-            if isinstance(value, float) and value and is_dropout:
-                changed.append((module, name, value))
-                setattr(module, name, 0.0)
-    model.train()
-    try:
+    with ExitStack() as stack:
+        for module in model.modules():
+            for name, value in list(vars(module).items()):
+                is_dropout = "dropout" in name or (name == "p" and isinstance(module, nn.Dropout))
+                if isinstance(value, float) and value and is_dropout:
+                    stack.enter_context(replaced(module, **{name: 0.0}))
+        for buffer in model.buffers():
+            stack.callback(buffer.copy_, buffer.clone())
+        stack.callback(model.eval)
+        model.train()
         yield
-    finally:
-        model.eval()
-        for module, name, value in changed:
-            setattr(module, name, value)
-        for buffer, content in buffers:
-            buffer.copy_(content)

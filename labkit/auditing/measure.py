@@ -19,21 +19,20 @@ from labkit.auditing.probe import (
     attention_influence,
     doubtful_columns,
     embedding_influence,
+    later,
     recorded_calls,
     token_influence,
 )
 from labkit.auditing.report import AuditReport, LayerReport, Problem, Scenario
 from labkit.decoder.anatomy import Decoder, attention_modules, decoder_or_none
 from labkit.decoder.running import BODY_MEASURED, Runner, evaluating
-from labkit.errors import AuditError, MaskAssertionError
+from labkit.errors import AuditError
 from labkit.masks import Mask, from_dense, recognise
 
 __all__ = ["AuditReport", "assert_bidirectional", "assert_causal", "audit"]
 
 QUICK_TOKENS, FULL_TOKENS, PADS = 6, 12, 3
-# Problems that leave the verdict standing: they concern inputs that not everybody uses.
-TOLERATED = ("packing-leak", "left-padding-position-shift")
-# The layers by themselves do not show what the model does.
+# With these problems, the layers by themselves do not show what the model does.
 DECISIVE = ("nan-rows", "no-influence", "influence-outside-attention", "influence-missing")
 
 
@@ -67,38 +66,42 @@ def audit(
     runner = Runner(model, decoder, vocab_size)
     with evaluating(model):
         modules = decoder.attentions if decoder else attention_modules(model)
-        views = _look(runner, modules, quick, seed)
+        views = _measured_views(runner, modules, quick, seed)
         layers = _layer_reports(decoder, modules, views)
         whole = {kind: view.scenario for kind, view in views.items()}
         problems = _mask_problems(layers, views)
         notes = _rows_of_a_batch(runner, views, seed, problems)
-        which = "modules could be measured by themselves" if views["unpadded"].unmeasured else "modules were found"
-        notes += [] if layers else [f"no attention {which}, so the model was measured only as a whole"]
+        if not layers:
+            which = "could be measured by themselves" if views["unpadded"].unmeasured else "were found"
+            notes.append(f"no attention modules {which}, so the model was measured only as a whole")
         notes += _oracle_notes(views)
         if runner.pooled:
             notes.append(BODY_MEASURED)
         if len(views) == 1:
             notes.append("the model takes no attention_mask, or ignores it, so padding was not measured")
-        verdict = _overall(
-            [v for layer in layers for v in layer.scenarios.values()] or [s.verdict for s in whole.values()]
-        )
-        if any(p.kind in DECISIVE for p in problems):
+        verdicts = {verdict for layer in layers for verdict in layer.scenarios.values()}
+        verdicts = verdicts or {scenario.verdict for scenario in whole.values()}
+        if any(problem.kind in DECISIVE for problem in problems):
             verdict = "other"
-        subject = checks.Subject(model, decoder, runner, layers, verdict, max_tokens, seed)
+        elif len(verdicts) == 1:
+            (verdict,) = verdicts
+        else:
+            verdict = "mixed" if verdicts == {"causal", "bidirectional"} else "other"
+        subject = checks.Subject(model, decoder, runner, layers, verdict, max_tokens, seed, notes)
         if reference is not None:
-            checks.computation(subject, reference, problems, notes)
+            problems += checks.computation(subject, reference)
         if quick:
             notes.append(
                 "quick audit: windows, left padding, packing, cache, other backends and train mode not measured"
             )
         else:
-            layers = checks.all_of_them(subject, reference, problems, notes)
+            problems += checks.all_of_them(subject, reference, {problem.kind for problem in problems})
     return AuditReport(
         model=type(model).__name__,
         backend=decoder.backend if decoder else None,
         dtype=next((str(p.dtype).removeprefix("torch.") for p in model.parameters()), "no weights"),
         verdict=verdict,
-        layers=layers,
+        layers=subject.layers,
         whole=whole,
         problems=problems,
         notes=notes,
@@ -106,27 +109,29 @@ def audit(
     )
 
 
-def assert_bidirectional(model: nn.Module, *, allow: Sequence[str] = TOLERATED, **kwargs) -> AuditReport:
-    """Raise `MaskAssertionError` unless every layer is measured as bidirectional, without problems.
+def assert_bidirectional(model: nn.Module, *, allow: Sequence[str] | None = None, **kwargs) -> AuditReport:
+    """Raise `AuditError`, which is an AssertionError, unless every layer is bidirectional and there are no problems.
 
     Args:
-        allow: kinds of problem to let pass; by default those that concern packed and left-padded input only.
+        allow: kinds of problem that do not count. None: "left-padding-position-shift", which concerns positions and not
+            the mask. Add "packing-leak" for a model that you never give packed documents.
         kwargs: passed on to `audit` (`quick=True`, `reference=original`, ...).
     """
     return _assert_verdict(model, "bidirectional", allow, kwargs)
 
 
-def assert_causal(model: nn.Module, *, allow: Sequence[str] = TOLERATED, **kwargs) -> AuditReport:
-    """Raise `MaskAssertionError` unless every layer is measured as causal, without problems. Arguments as above."""
+def assert_causal(model: nn.Module, *, allow: Sequence[str] | None = None, **kwargs) -> AuditReport:
+    """Raise `AuditError` unless every layer is causal and there are no problems. Arguments as above.
+
+    By default "packing-leak" does not count here: a causal mask lets a later document attend to an earlier one.
+    """
     return _assert_verdict(model, "causal", allow, kwargs)
 
 
-def _assert_verdict(model: nn.Module, wanted: str, allow: Sequence[str], kwargs: dict) -> AuditReport:
+def _assert_verdict(model: nn.Module, expected: str, allow: Sequence[str] | None, kwargs: dict) -> AuditReport:
     report = audit(model, **kwargs)
-    objections = [p for p in report.problems if p.kind not in allow]
-    if report.verdict != wanted or objections:
-        why = f"measured as {report.verdict}" if report.verdict != wanted else f"with problems: {'; '.join(objections)}"
-        raise MaskAssertionError(f"expected a {wanted} model, {why}\n{report}")
+    if why := report.failure(expected, allow):
+        raise AuditError(f"expected a {expected} model, and this one {why}\n{report}")
     return report
 
 
@@ -137,19 +142,21 @@ class _View:
     real: Tensor  # (seq,) bool
     cells: list[Tensor]
     scenario: Scenario
-    rows: bool  # whether one row of the batch influences another
-    oracles: tuple[str, ...]  # by what the cells of each layer were decided, and last those of `scenario`
-    modules: tuple[int, ...] = ()  # of which attention module each of `cells` is
-    unmeasured: tuple[int, ...] = ()  # attention modules that ran, and could not be measured by themselves
+    mixed_rows: bool  # whether one row of the batch influences another
+    oracles: tuple[str, ...]  # what decided the cells of each layer, and last those of `scenario`
+    modules: tuple[int, ...]  # of which attention module each of `cells` is
+    unmeasured: tuple[int, ...]  # attention modules that ran, and could not be measured by themselves
 
-    def real_cells(self, layer: int) -> Tensor:
-        return self.cells[layer][self.real][:, self.real]
+    @property
+    def real_cells(self) -> list[Tensor]:
+        return [cells[self.real][:, self.real] for cells in self.cells]
 
-    def pads_seen(self, layer: int) -> bool:
-        return bool(self.cells[layer][self.real][:, ~self.real].any())
+    def attends_to_pads(self, layer: int) -> bool:
+        return layer < len(self.cells) and bool(self.cells[layer][self.real][:, ~self.real].any())
 
 
-def _look(runner: Runner, modules: Sequence[nn.Module], quick: bool, seed: int) -> dict[str, _View]:
+def _measured_views(runner: Runner, modules: Sequence[nn.Module], quick: bool, seed: int) -> dict[str, _View]:
+    """An unpadded row and, if the model takes a mask, a batch of a full row and padded ones: {kind of batch: view}."""
     n = QUICK_TOKENS if quick else FULL_TOKENS
     views = _view_batch(runner, modules, torch.ones(1, n, dtype=torch.bool), ["unpadded"], quick, seed)
     if runner.takes("attention_mask"):
@@ -164,42 +171,43 @@ def _look(runner: Runner, modules: Sequence[nn.Module], quick: bool, seed: int) 
 
 def _view_batch(runner, modules, real: Tensor, kinds: list[str], quick: bool, seed: int) -> dict[str, _View]:
     batch, n = real.shape
-    ids = runner.tokens(batch, n, seed)
-    mask = None if bool(real.all()) else real
-    with recorded_calls(modules, every=True) as made:
-        base = runner.run(ids, mask)
-    calls = [call for call in made if call.can_be_replayed(batch, n)]
-    unmeasured = tuple(sorted({call.index for call in made} - {call.index for call in calls}))
+    ids, mask = runner.tokens(batch, n, seed), None if bool(real.all()) else real
+
+    def run(ids: Tensor) -> Tensor:
+        return runner.run(ids, mask)
+
+    with recorded_calls(modules, every=True) as recorded:
+        base = run(ids)
+    calls = [call for call in recorded if call.can_be_replayed(batch, n)]
+    modules_measured = tuple(call.index for call in calls)
+    unmeasured = tuple(sorted({call.index for call in recorded} - set(modules_measured)))
     edges = sorted({0, int(real.sum(1).min()) - 1, n - 1})  # first, last real one of the shortest row, last
     columns, draws = (edges, 1) if quick else (list(range(n)), 2)
-    # (batch, n, columns)
-    seen, rows = token_influence(lambda x: runner.run(x, mask), ids, columns, runner.vocab_size, draws, base)
+    influence, mixed_rows = token_influence(run, ids, columns, runner.vocab_size, draws, base)  # (batch, n, columns)
     oracle = "perturbations"
-    if doubtful := doubtful_columns(seen, columns, real):
-        oracle = embedding_influence(seen, lambda x: runner.run(x, mask), runner.model, ids, columns, doubtful)
+    if doubtful := doubtful_columns(influence, columns, real):
+        oracle = embedding_influence(influence, run, runner.model, ids, columns, doubtful)
     cells = [attention_influence(call, range(n), draws, seed, real=real) for call in calls]  # each (batch, n, n)
+    oracles = (*(call.oracle for call in calls), oracle)
     views = {}
     for row, kind in enumerate(kinds):
-        here, kept = real[row], [c for c, j in enumerate(columns) if bool(real[row, j])]
-        layer_cells = [c[row] for c in cells]
-        influence = seen[row][here][:, kept]
+        here, kept = real[row], real[row, columns]
         position = torch.cumsum(here, 0) - 1  # of each real token within its text
-        asked = [int(position[columns[c]]) for c in kept]
-        pads = [c for c in range(len(columns)) if c not in kept]
+        asked = position[columns][kept].tolist()
+        layer_cells, of_row = [c[row] for c in cells], influence[row][here]
         scenario = Scenario(
-            verdict=_whole_verdict(influence, asked, [c[here][:, here] for c in layer_cells]),
-            influence=influence,
+            verdict=_whole_verdict(of_row[:, kept], asked, [c[here][:, here] for c in layer_cells]),
+            influence=of_row[:, kept],
             columns=tuple(asked),
-            pad_leak=bool(seen[row][here][:, pads].any()),
+            pad_leak=bool(of_row[:, ~kept].any()),
             nan=not bool(base[row].isfinite().all()),
         )
-        oracles = (*(call.oracle for call in calls), oracle)
-        views[kind] = _View(here, layer_cells, scenario, rows, oracles, tuple(call.index for call in calls), unmeasured)
+        views[kind] = _View(here, layer_cells, scenario, mixed_rows, oracles, modules_measured, unmeasured)
     return views
 
 
 def _oracle_notes(views: dict[str, _View]) -> list[str]:
-    """Where something else than perturbations decided."""
+    """Where something other than perturbations decided."""
     notes = []
     for oracle, why in (
         ("derivatives", "a change of one token need not show (nearly one-hot attention, or rounding)"),
@@ -218,7 +226,7 @@ def _layer_reports(decoder: Decoder | None, modules: Sequence[nn.Module], views:
     reports = []
     for i, (module, cells) in enumerate(zip(plain.modules, plain.cells, strict=True)):
         name = decoder.names[module] if decoder else type(modules[module]).__name__
-        verdicts = {kind: mask_verdict(view.real_cells(i)) for kind, view in views.items() if i < len(view.cells)}
+        verdicts = {kind: mask_verdict(view.real_cells[i]) for kind, view in views.items() if i < len(view.cells)}
         mask = recognise(cells)
         mask = from_dense(cells) if mask is None else mask
         reports.append(LayerReport(i, name, mask, verdicts["unpadded"], verdicts))
@@ -228,31 +236,33 @@ def _layer_reports(decoder: Decoder | None, modules: Sequence[nn.Module], views:
 def mask_verdict(cells: Tensor) -> str:
     """ "causal" or "bidirectional" (a window allowed), or "other", from the measured cells of one layer."""
     mask: Mask | None = recognise(cells)
-    if mask is None:
-        return "other"
-    kind = mask.identity[0]
-    if kind == "sliding_window" and mask.identity[1] == 1:
-        return "other"  # every token sees itself alone: neither reads anything
+    kind, *details = mask.identity if mask is not None else ("other",)
     if kind == "sliding_window":
-        return "causal" if mask.identity[2] else "bidirectional"
+        window, causal = details
+        if window == 1:
+            return "other"  # every token attends to itself alone
+        return "causal" if causal else "bidirectional"
     return kind if kind in ("causal", "bidirectional") else "other"
 
 
 def _whole_verdict(influence: Tensor, columns: list[int], layer_cells: list[Tensor]) -> str:
-    """Verdict on the whole model, (real tokens, columns); windows that depth does not bridge are allowed for."""
+    """Verdict on the whole model from bool (real tokens, columns), and from the cells of its layers where known.
+
+    Only the cells that the layers can bridge through depth are expected: small windows leave the rest empty.
+    """
     n = influence.shape[0]
-    future = torch.arange(n)[:, None] < torch.tensor(columns)[None, :]
+    ahead, behind = later(n, columns), ~later(n, columns, or_same=True)
     expected = composed(layer_cells, n)[:, columns] if layer_cells else torch.ones_like(influence)
-    if bool((influence | ~expected).all()) and bool((influence & future).any()) and bool(expected[future].any()):
-        reaches_all = bool((influence == expected).all()) or bool(influence.all())
-        symmetric = all(mask_verdict(c) == "bidirectional" for c in layer_cells)
-        return "bidirectional" if reaches_all and (symmetric or bool(influence.all())) else "other"
-    past = expected & ~future
-    earlier = torch.arange(n)[:, None] > torch.tensor(columns)[None, :]
-    reads_past = bool((influence & earlier).any())  # tokens that do not interact at all are not causal
-    return (
-        "causal" if reads_past and not bool((influence & future).any()) and bool((influence | ~past).all()) else "other"
-    )
+    missing = expected & ~influence
+    if not bool((influence & ahead).any()):  # tokens that do not interact at all are not causal
+        reads_past = bool((influence & behind).any())
+        return "causal" if reads_past and not bool((missing & ~ahead).any()) else "other"
+    if bool(missing.any()) or not bool(expected[ahead].any()):
+        return "other"
+    if bool(influence.all()):
+        return "bidirectional"
+    two_sided = all(mask_verdict(cells) == "bidirectional" for cells in layer_cells)
+    return "bidirectional" if two_sided and torch.equal(influence, expected) else "other"
 
 
 def composed(layer_cells: list[Tensor], n: int) -> Tensor:
@@ -263,62 +273,62 @@ def composed(layer_cells: list[Tensor], n: int) -> Tensor:
     return reach.bool()
 
 
-def _overall(verdicts: list[str]) -> str:
-    found = set(verdicts)
-    if len(found) == 1:
-        return found.pop()
-    return "mixed" if found == {"causal", "bidirectional"} else "other"
-
-
 def _mask_problems(layers: list[LayerReport], views: dict[str, _View]) -> list[Problem]:
-    problems = []
-    flipped = [r.index for r in layers if len(set(r.scenarios.values())) > 1]
-    if flipped:
-        first = layers[flipped[0]]
-        by_verdict: dict[str, list[str]] = {}
-        for kind, verdict in first.scenarios.items():
-            by_verdict.setdefault(verdict, []).append(kind)
-        said = ", but ".join(f"{verdict} ({', '.join(kinds)})" for verdict, kinds in by_verdict.items())
-        problems.append(Problem("padding-flips-mask", f"{layer_list(flipped)}: {said}", tuple(flipped)))
-    elif len({view.scenario.verdict for view in views.values()}) > 1:
-        said = ", ".join(f"{view.scenario.verdict} ({kind})" for kind, view in views.items())
-        problems.append(Problem("padding-flips-mask", f"what the model can see depends on the padding: {said}"))
-    leaking = [i for i in range(len(layers)) if any(v.pads_seen(i) for v in views.values() if i < len(v.cells))]
+    problems = [_padding_flips_mask(layers, views)]
+    leaking = tuple(i for i in range(len(layers)) if any(view.attends_to_pads(i) for view in views.values()))
     if leaking or any(view.scenario.pad_leak for view in views.values()):
         where = layer_list(leaking) if leaking else "the model as a whole"
-        problems.append(Problem("pad-leak", f"{where}: padded positions are seen by real tokens", tuple(leaking)))
-    broken = [kind for kind, view in views.items() if view.scenario.nan]
-    if broken:
+        problems.append(Problem("pad-leak", f"{where}: real tokens attend to padded positions", leaking))
+    if broken := [kind for kind, view in views.items() if view.scenario.nan]:
         problems.append(Problem("nan-rows", f"the output holds NaN or infinite numbers ({', '.join(broken)})"))
-    for kind, view in views.items():
-        if view.cells and not view.scenario.nan:
-            s = view.scenario
-            allowed = composed([view.real_cells(i) for i in range(len(view.cells))], s.influence.shape[0])
-            extra = s.influence & ~allowed[:, list(s.columns)]
-            if bool(extra.any()):
-                text = f"{int(extra.sum())} pairs of tokens influence each other ({kind}) past every attention mask"
-                problems.append(Problem("influence-outside-attention", text))
-                break
-            ahead = torch.arange(len(allowed))[:, None] < torch.tensor(s.columns)[None, :]
-            if bool((allowed[:, list(s.columns)] & ahead).any()) and not bool((s.influence & ahead).any()):
-                text = f"no token influences an earlier one ({kind}), though the attention layers by themselves let it"
-                problems.append(Problem("influence-missing", text))
-                break
-    plain = views["unpadded"]
-    others = torch.arange(len(plain.scenario.influence))[:, None] != torch.tensor(plain.scenario.columns)[None]
-    if not plain.scenario.nan and not bool((plain.scenario.influence & others).any()):
+    problems.append(next(filter(None, map(_layers_contradicted, views, views.values())), None))
+    plain = views["unpadded"].scenario
+    n, columns = len(plain.influence), list(plain.columns)
+    of_others = torch.arange(n)[:, None] != torch.tensor(columns)
+    if not plain.nan and not bool((plain.influence & of_others).any()):
         text = "no token influences any other: the model reads each token alone, or its influence could not be measured"
         problems.append(Problem("no-influence", text))
-    if plain.unmeasured and plain.scenario.verdict != "causal":  # a model that is causal as a whole is so in all layers
-        n, of = len(plain.unmeasured), len({*plain.modules, *plain.unmeasured})
-        text = f"{n} of {of} attention modules could not be measured by themselves, and may see less than the others"
-        problems.append(Problem("attention-unmeasured", text, plain.unmeasured))
-    return problems
+    modules, unmeasured = views["unpadded"].modules, views["unpadded"].unmeasured
+    if unmeasured and plain.verdict != "causal":  # a model that is causal as a whole is so in all layers
+        count = f"{len(unmeasured)} of {len({*modules, *unmeasured})} attention modules"
+        text = f"{count} could not be measured by themselves, and may attend to less than the others"
+        problems.append(Problem("attention-unmeasured", text, unmeasured))
+    return [problem for problem in problems if problem is not None]
+
+
+def _padding_flips_mask(layers: list[LayerReport], views: dict[str, _View]) -> Problem | None:
+    flipped = tuple(layer.index for layer in layers if len(set(layer.scenarios.values())) > 1)
+    if flipped:
+        kinds_by_verdict: dict[str, list[str]] = {}
+        for kind, verdict in layers[flipped[0]].scenarios.items():
+            kinds_by_verdict.setdefault(verdict, []).append(kind)
+        text = ", but ".join(f"{verdict} ({', '.join(kinds)})" for verdict, kinds in kinds_by_verdict.items())
+        return Problem("padding-flips-mask", f"{layer_list(flipped)}: {text}", flipped)
+    if len({view.scenario.verdict for view in views.values()}) == 1:
+        return None
+    text = ", ".join(f"{view.scenario.verdict} ({kind})" for kind, view in views.items())
+    return Problem("padding-flips-mask", f"what the model attends to depends on the padding: {text}")
+
+
+def _layers_contradicted(kind: str, view: _View) -> Problem | None:
+    """The model as a whole lets through more, or much less, than its layers by themselves."""
+    scenario = view.scenario
+    if not view.cells or scenario.nan:
+        return None
+    n, columns = len(scenario.influence), list(scenario.columns)
+    allowed, ahead = composed(view.real_cells, n)[:, columns], later(n, columns)
+    if extra := int((scenario.influence & ~allowed).sum()):
+        text = f"{extra} pairs of tokens influence each other ({kind}) past every attention mask"
+        return Problem("influence-outside-attention", text)
+    if bool((allowed & ahead).any()) and not bool((scenario.influence & ahead).any()):
+        text = f"no token influences an earlier one ({kind}), though the attention layers by themselves let it"
+        return Problem("influence-missing", text)
+    return None
 
 
 def _rows_of_a_batch(runner: Runner, views: dict[str, _View], seed: int, problems: list[Problem]) -> list[str]:
     """Add a problem if one row of a batch influences another; returns a note if that cannot be measured."""
-    mixed = any(view.rows for view in views.values())
+    mixed = any(view.mixed_rows for view in views.values())
     if len(views) == 1:  # of a single row
         try:
             mixed = token_influence(runner.run, runner.tokens(3, QUICK_TOKENS, seed), [], runner.vocab_size)[1]

@@ -35,7 +35,8 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
-from labkit.decoder.running import computing_in, first_tensor
+from labkit.decoder.running import computing_in, first_tensor, replaced
+from labkit.errors import AuditError
 
 STRENGTH = 64.0  # size of a perturbation, in typical sizes of a hidden state
 NOISE_FACTOR = 8.0
@@ -69,11 +70,11 @@ class AttentionCall:
         """The call that is about to be made."""
         kwargs = {name: _own(value) for name, value in kwargs.items()}
         call = cls(module, tuple(map(_own, args)), kwargs, index=index)
-        call.hidden = _copy(call._given)
+        call.hidden = _copy(call.given)
         return call
 
     @property
-    def _given(self) -> Tensor | None:
+    def given(self) -> Tensor | None:
         """The hidden states among the arguments: by their name, else the first of three dimensions."""
         states = {k: v for k, v in self._named() if isinstance(v, Tensor) and v.ndim == 3 and v.is_floating_point()}
         return next((states[name] for name in states if HIDDEN.fullmatch(name)), next(iter(states.values()), None))
@@ -90,7 +91,7 @@ class AttentionCall:
 
         A module that was given the same states several times, as query, key and value, gets the new ones as often.
         """
-        given = self._given
+        given = self.given
         args = [hidden if value is given else _own(value) for value in self.args]
         kwargs = {name: hidden if value is given else _own(value) for name, value in self.kwargs.items()}
         kwargs |= {name: self._moved(v, hidden) for name, v in kwargs.items() if isinstance(v, UserDict)}
@@ -119,7 +120,7 @@ class AttentionCall:
         shapes = [
             tuple(x.shape[:2]) if isinstance(x, Tensor) and x.ndim == 3 else None for x in (self.hidden, self.output)
         ]
-        if shapes != [(batch, n)] * 2 or any(value is not self._given for value in self._keys_and_values()):
+        if shapes != [(batch, n)] * 2 or any(value is not self.given for value in self._keys_and_values()):
             return False
         gap = _difference(self.replay(self.hidden), self.output).max()
         return float(gap) <= REPRODUCED * float(self.output.float().abs().nan_to_num(0.0).max())
@@ -206,16 +207,16 @@ def attention_influence(
     base_hidden = random(*shape)
     base, again = outcome(call, base_hidden), outcome(call, base_hidden)
     noise = _difference(base, again)
-    found = torch.zeros(*noise.shape, len(columns), dtype=torch.bool, device=base.device)
+    influence = torch.zeros(*noise.shape, len(columns), dtype=torch.bool, device=base.device)
     for c, j in enumerate(columns):
         for draw in range(draws):
             if draw % 2 == 0:
                 vector = _strength(call.hidden.dtype) * random(shape[0], shape[2])
             hidden = base_hidden.clone()
             hidden[:, j] = -vector if draw % 2 else vector
-            found[..., c] |= _difference(outcome(call, hidden), base) > NOISE_FACTOR * noise
-    found = found.cpu()
-    if confirm and (doubtful := doubtful_columns(found, columns, real)):
+            influence[..., c] |= _difference(outcome(call, hidden), base) > NOISE_FACTOR * noise
+    influence = influence.cpu()
+    if confirm and (doubtful := doubtful_columns(influence, columns, real)):
 
         def exactly(hidden: Tensor) -> Tensor:
             with computing_in(torch.float64, call.module, *FLOATS):
@@ -223,8 +224,8 @@ def attention_influence(
 
         alike = random(1, 1, shape[2]) + SPREAD * random(*shape)
         with _flat_scores(call.module):
-            call.oracle = confirmed(found, columns, doubtful, alike, exactly, lambda hidden: outcome(call, hidden))
-    return found
+            call.oracle = confirmed(influence, columns, doubtful, alike, exactly, lambda hidden: outcome(call, hidden))
+    return influence
 
 
 @torch.no_grad()
@@ -277,12 +278,12 @@ def token_influence(
             rows = bool((gap > NOISE_FACTOR * noise).any())
     else:
         noise = _difference(run(ids), base)
-    found = torch.zeros(*ids.shape, len(columns), dtype=torch.bool, device=base.device)
+    influence = torch.zeros(*ids.shape, len(columns), dtype=torch.bool, device=base.device)
     for c, j in enumerate(columns):
         for step in range(1, draws + 1):
             other = exchanged(ids, torch.arange(ids.shape[1]) == j, vocab_size, step)
-            found[:, :, c] |= _difference(run(other), base) > NOISE_FACTOR * noise
-    return found.cpu(), rows
+            influence[:, :, c] |= _difference(run(other), base) > NOISE_FACTOR * noise
+    return influence.cpu(), rows
 
 
 def exchanged(ids: Tensor, which: Tensor, vocab_size: int, step: int = 1) -> Tensor:
@@ -299,7 +300,7 @@ def changed_outputs(run: Callable[[Tensor], Tensor], ids: Tensor, which: Tensor,
 
 
 def embedding_influence(
-    found: Tensor,
+    influence: Tensor,
     run: Callable[[Tensor], Tensor],
     model: nn.Module,
     ids: Tensor,
@@ -340,43 +341,50 @@ def embedding_influence(
         alike = torch.randn(1, 1, output.shape[-1], generator=generator)
         alike = alike + SPREAD * torch.randn(output.shape, generator=generator)
         alike = 8.0 * alike.to(output) * output.float().pow(2).mean().sqrt().to(output)  # beside learned positions
-        return confirmed(found, columns, doubtful, alike, exactly, outcome)
+        return confirmed(influence, columns, doubtful, alike, exactly, outcome)
 
 
-def doubtful_columns(found: Tensor, columns: Sequence[int], real: Tensor | None = None) -> list[int]:
+def later(n: int, columns: Sequence[int], or_same: bool = False) -> Tensor:
+    """Bool (n, len(columns)): whether columns[c] is later than the position of the row, or the same."""
+    return torch.arange(n)[:, None] < torch.tensor(list(columns)) + int(or_same)
+
+
+def doubtful_columns(influence: Tensor, columns: Sequence[int], real: Tensor | None = None) -> list[int]:
     """Which of `columns`, by index, have a cell that may be a connection too weak to show.
 
-    None if the cells of `found`, (batch, seq, ..., len(columns)), are those of a causal mask, or all of them. Cells of
-    padding, where `real` is False, do not count.
+    None if the cells of `influence`, (batch, seq, ..., len(columns)), are those of a causal mask, or all of them.
+    Cells of padding, where `real` is False, do not count.
     """
-    queries, keys = torch.arange(found.shape[1])[:, None], torch.tensor(columns)[None]
-    real = torch.ones(found.shape[:2], dtype=torch.bool) if real is None else real
+    ahead = later(influence.shape[1], columns)
+    real = torch.ones(influence.shape[:2], dtype=torch.bool) if real is None else real
     where = (real[:, :, None] & real[:, None, list(columns)])[:, :, None]  # (batch, seq, 1, columns)
-    cells = found.flatten(2, -2) if found.ndim > 3 else found[:, :, None]  # (batch, seq, heads or 1, columns)
+    cells = (
+        influence.flatten(2, -2) if influence.ndim > 3 else influence[:, :, None]
+    )  # (batch, seq, heads or 1, columns)
     missing, present = (where & ~cells).any(2), (where & cells).any(2)
-    if not bool((missing & (queries >= keys)).any()) and not bool((present & (queries < keys)).any()):
+    if not bool((missing & ~ahead).any()) and not bool((present & ahead).any()):
         return []
     return missing.any(0).any(0).nonzero()[:, 0].tolist()
 
 
 def confirmed(
-    found: Tensor,
+    influence: Tensor,
     columns: Sequence[int],
     doubtful: Sequence[int],
     alike: Tensor,
     exactly: Callable[[Tensor], Tensor],
     outcome: Callable[[Tensor], Tensor],
 ) -> str:
-    """Add to the `doubtful` columns of `found` what derivatives at the states `alike` (batch, seq, dim) show.
+    """Add to the `doubtful` columns of `influence` what derivatives at the states `alike` (batch, seq, dim) show.
 
     Of `exactly`, the output for other states. Small changes of the input of `outcome` are made as well: some kernels
     have no derivatives, and flex attention on a CPU leaves them out without an error. Returns which of the two decided,
     or "perturbations" if neither added anything; "small changes" wherever there are no derivatives at all.
     """
     asked = [columns[c] for c in doubtful]
-    known, exact = found[..., doubtful], _derivatives(exactly, alike, asked)
+    known, exact = influence[..., doubtful], _derivatives(exactly, alike, asked)
     moved = _small_changes(outcome, alike, asked)
-    found[..., doubtful] |= moved if exact is None else moved | exact
+    influence[..., doubtful] |= moved if exact is None else moved | exact
     if exact is not None and bool((exact & ~known).any()):
         return "derivatives"
     return "small changes" if exact is None or bool((moved & ~known).any()) else "perturbations"
@@ -399,7 +407,7 @@ def _derivatives(outcome: Callable[[Tensor], Tensor], base: Tensor, columns: Seq
             if moves is None:  # it detaches its output
                 return None
             moved.append((moves.nan_to_num(0.0) != 0).any(-1).cpu())
-    except (RuntimeError, TypeError, ValueError):  # a kernel without derivatives, or without float64
+    except (AuditError, RuntimeError, TypeError, ValueError):  # a kernel without derivatives, or without float64
         return None
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
@@ -420,14 +428,11 @@ def _small_changes(outcome: Callable[[Tensor], Tensor], base: Tensor, columns: S
 @contextmanager
 def _flat_scores(model: nn.Module) -> Iterator[None]:
     """For the block attention scores are nearly 0 in modules that keep a factor on them, as those of transformers."""
-    scaled = {m: m.scaling for m in model.modules() if isinstance(getattr(m, "scaling", None), float)}
-    try:
-        for module, scaling in scaled.items():
-            module.scaling = FLAT * scaling
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(getattr(module, "scaling", None), float):
+                stack.enter_context(replaced(module, scaling=FLAT * module.scaling))
         yield
-    finally:
-        for module, scaling in scaled.items():
-            module.scaling = scaling
 
 
 def _in_float64(call: AttentionCall) -> AttentionCall:
@@ -470,5 +475,5 @@ def _own(value):
     """A copy of what a call may change, a cache or a list of states; anything else as it is."""
     if isinstance(value, UserDict):  # a layer puts other tensors into it, and changes none
         return copy.copy(value)
-    is_cache = any(each.__name__.endswith("Cache") for each in type(value).__mro__)
+    is_cache = any(base.__name__.endswith("Cache") for base in type(value).__mro__)
     return copy.deepcopy(value) if is_cache or isinstance(value, list) else value

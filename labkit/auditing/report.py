@@ -1,13 +1,21 @@
-"""What an audit found: measured masks, verdicts and problems, as values that print, tabulate and serialise."""
+"""What `audit` and `find_leaks` measured, as values that print, tabulate and serialise."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 
 from torch import Tensor
 
 from labkit.masks import Mask
+
+# Problems that do not contradict a verdict: a shift concerns positions and not the mask, and a causal mask itself lets
+# a later document of a packed row attend to an earlier one.
+ALLOWED = {
+    "causal": ("left-padding-position-shift", "packing-leak"),
+    "bidirectional": ("left-padding-position-shift",),
+}
 
 
 class Problem(str):
@@ -108,6 +116,14 @@ class AuditReport:
         lines += [f"note: {n}" for n in self.notes]
         return "\n".join(lines)
 
+    def failure(self, expected: str, allow: Sequence[str] | None = None) -> str | None:
+        """Why the model does not have the `expected` verdict without problems, `allow` apart; None if it does."""
+        allow = ALLOWED[expected] if allow is None else allow
+        if self.verdict != expected:
+            return f"is {self.verdict}"
+        objections = [problem for problem in self.problems if problem.kind not in allow]
+        return f"has problems: {'; '.join(objections)}" if objections else None
+
     def problem_kinds(self) -> set[str]:
         """The kinds of problem found."""
         return {p.kind for p in self.problems}
@@ -136,6 +152,76 @@ class AuditReport:
     def to_json(self, **kwargs) -> str:
         """`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), **kwargs)
+
+
+Cells = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Leak:
+    """One way in which an output depends on what it must not depend on.
+
+    Attributes:
+        kind: one of
+            "future-token": on later tokens, in evaluation mode and without a mask;
+            "finite-mask": the same, because the mask is only a finite number;
+            "attention-mask": only if an attention mask is given, of ones or with padding, or if there are pad tokens;
+            "option": only with an option such as `output_attentions=True`;
+            "train-mode": only in train mode;
+            "cache": outputs computed with a cache differ from those of one pass;
+            "batch": on other rows of the batch;
+            "not-repeatable": on earlier calls, or on chance: the same tokens gave another output;
+            "no-influence": no token influences any other, not even a later one, so that nothing could leak and nothing
+            was tested;
+            "labels-not-shifted": a position has to predict a token that it was given;
+            "labels-misplaced": it has to predict a token after the next one;
+            "labels-in-output": an output depends on the label of the same or a later position.
+        text: what was measured, in words.
+        cells: (position, later position that it depends on), most affected first. If the leak shows only when several
+            tokens change, the later position is the first of them.
+        layers: attention layers in which it happens; empty if it is not in the attention, or could not be located.
+        factor: for a finite mask, how many times as large the attention scores were when it failed; 1 = as they are.
+    """
+
+    kind: str
+    text: str
+    cells: Cells = ()
+    layers: tuple[int, ...] = ()
+    factor: float | None = None
+
+
+@dataclass(frozen=True)
+class LeakReport:
+    """The result of `find_leaks`. `report.clean` is True if nothing leaks.
+
+    Attributes:
+        influence: (positions, positions): how much the output at i changes when token j does, relative to its size.
+        tries: how many times several tokens were changed at once, at random.
+        longest: length of the longest text that was run.
+        notes: what was not tried, and why.
+    """
+
+    model: str
+    leaks: list[Leak]
+    influence: Tensor
+    tries: int
+    longest: int
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        return not self.leaks
+
+    def __str__(self) -> str:
+        verdict = "no leak" if self.clean else "LEAKS"
+        tried = f"{len(self.influence)} tokens changed one by one, {self.tries} random changes of several tokens"
+        lines = [f"{self.model}: {verdict} ({tried}, texts of up to {self.longest} tokens)"]
+        lines += [f"leak: {leak.text}" for leak in self.leaks]
+        return "\n".join(lines + [f"note: {note}" for note in self.notes])
+
+    def to_json(self) -> str:
+        influence = self.influence.nan_to_num().tolist()  # JSON has no infinity
+        return json.dumps({"clean": self.clean} | asdict(self) | {"influence": influence}, indent=1)
 
 
 def _runs(layers: list[LayerReport]) -> list[tuple[LayerReport, LayerReport]]:

@@ -222,7 +222,7 @@ def audit(
     attn: Attn = None,
     dtype: Dtype = None,
     expect: Annotated[
-        str | None, typer.Option(help="causal or bidirectional: exit with 1 if the verdict differs.")
+        str | None, typer.Option(help="causal or bidirectional: exit with 1 if the model is not, or has problems.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Measure fewer kinds of input, which is faster.")] = False,
     reference: Annotated[str | None, typer.Option(help="Original model: check that only the mask differs.")] = None,
@@ -244,8 +244,8 @@ def audit(
     with waiting(f"measuring {name}"):
         report = measure.audit(model, reference=original, quick=quick)
     print(report.to_json() if as_json else str(report))
-    if expect not in (None, report.verdict):
-        print(f"labkit: {name} was expected to be {expect} and is {report.verdict}", file=sys.stderr)
+    if expect and (why := report.failure(expect)):
+        print(f"labkit: {name} was expected to be {expect} and {why}", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -321,7 +321,8 @@ def leakage(
 
     Example: labkit leakage gpt2-mini --train
     """
-    from labkit.auditing.leaks import find_leaks, leak_meter
+    from labkit.auditing.leaks import find_leaks
+    from labkit.leak_meter import leak_meter
     from labkit.models import load
 
     model = load(name, attn=attn, dtype=dtype).model

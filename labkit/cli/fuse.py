@@ -24,7 +24,7 @@ from labkit.cli.console import (
     waiting,
     whole_numbers,
 )
-from labkit.errors import FusionError
+from labkit.errors import DataError
 
 RESCORING = {"rescore", "compare", "lemmatize", "lemmatizer", "output", "as_json"}
 PROVING = {"prove", "model", "engine", "device", "dtype", "as_json"}
@@ -98,9 +98,9 @@ def fuse(given: dict[str, Any]) -> None:
         _require_only(given, RESCORING, "--rescore")
         _rescore(given["rescore"], given["compare"], lemmatizer, given["output"], given["as_json"])
     elif given["compare"] is not None:
-        raise FusionError("--compare needs --rescore FILE, the other file of answers")
+        raise DataError("--compare needs --rescore FILE, the other file of answers")
     elif given["model"] is None:
-        raise FusionError("--model is missing; give a registered name, a hub id or a local folder")
+        raise DataError("--model is missing; give a registered name, a hub id or a local folder")
     elif given["prove"]:
         _require_only(given, PROVING, "--prove")
         _prove(given["model"], given["engine"], given["device"], given["dtype"], given["as_json"])
@@ -156,7 +156,7 @@ def _rescore(path: str, other: str | None, lemmatizer: str | None, output: str |
     compared = comparison(answers, judged(read_answers(other), lemmas), lemmas is not None) if other else {}
     if output is not None:
         if Path(output).expanduser().is_file() and not is_standard_output(output):
-            raise FusionError(f"{output} exists already; give another --output")
+            raise DataError(f"{output} exists already; give another --output")
         write_answers(answers, output)
     with aside(output):
         _show(answers, lemmas is not None, as_json, other, compared)
@@ -222,14 +222,14 @@ def _estimates(score: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_only(given: dict[str, Any], allowed: set[str], mode: str) -> None:
-    """Raise FusionError if an option was given that does not apply with `mode`."""
+    """Raise DataError if an option was given that does not apply with `mode`."""
     extra = [name for name, value in given.items() if name not in allowed and value != OPTIONS[name][1]]
     if extra:
-        raise FusionError(f"--{extra[0].replace('_', '-')} does not apply with {mode}; leave it out")
+        raise DataError(f"--{extra[0].replace('_', '-')} does not apply with {mode}; leave it out")
 
 
 def _weights(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in parts(text))
     except ValueError:
-        raise FusionError(f"--weights is {text!r}; give numbers such as 2,1,1") from None
+        raise DataError(f"--weights is {text!r}; give numbers such as 2,1,1") from None

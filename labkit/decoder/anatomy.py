@@ -60,11 +60,11 @@ class Decoder:
         return self.config.model_type
 
     def deaf_layers(self) -> frozenset[int]:
-        """Those that keep an `is_causal` which they are given from their attention (StableLM, Nemotron); tried out."""
+        """Those that do not pass `is_causal` on to their attention (StableLM, Nemotron); this is tried."""
         kinds = [(type(layer), type(attention)) for layer, attention in zip(self.layers, self.attentions, strict=True)]
         examples = dict(zip(kinds, zip(self.layers, self.attentions, strict=True), strict=True))
-        deaf = {kind for kind, (layer, attention) in examples.items() if not _flag_arrives(layer, attention)}
-        return frozenset(i for i, kind in enumerate(kinds) if kind in deaf)
+        without_flag = {kind for kind, (layer, attention) in examples.items() if not _flag_arrives(layer, attention)}
+        return frozenset(i for i, kind in enumerate(kinds) if kind in without_flag)
 
     @property
     def has_position_table(self) -> bool:
@@ -84,7 +84,7 @@ def find_decoder(model: nn.Module) -> Decoder:
         ModelError: no decoder stack as transformers builds them; the message names what was given.
     """
     text_config = _text_config(model)
-    found = []
+    decoders = []
     for path, module in model.named_modules():
         layers = _decoder_layers(module)
         if layers is None or not hasattr(module, "config"):
@@ -95,13 +95,14 @@ def find_decoder(model: nn.Module) -> Decoder:
             names = tuple(_join(path, container, i, name) for i, (name, _) in enumerate(attentions))
             parts = path.split(".") if path else []
             callers = tuple(model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts)))
-            stack = Decoder(module, layers, tuple(attention for _, attention in attentions), names, callers)
+            decoder = Decoder(module, layers, tuple(attention for _, attention in attentions), names, callers)
             if module.config is text_config:
-                return stack
-            found.append(stack)
-    causal = [d for d in found if getattr(d.attentions[0], "is_causal", False)]
-    if len(found) == 1 or (len(causal) == 1 and text_config is not None):
-        return found[0] if len(found) == 1 else causal[0]
+                return decoder
+            decoders.append(decoder)
+    if len(decoders) > 1 and text_config is not None:
+        decoders = [decoder for decoder in decoders if getattr(decoder.attentions[0], "is_causal", False)]
+    if len(decoders) == 1:
+        return decoders[0]
     raise ModelError(
         f"{type(model).__name__} holds no decoder that labkit knows: expected a transformers decoder, that is a "
         "module with a config and a list of layers (`layers` or `h`), each with a self-attention that has `is_causal`"
@@ -146,7 +147,7 @@ def _with_config(module: nn.Module) -> list[nn.Module]:
     """The outermost modules that have a config."""
     if hasattr(module, "config"):
         return [module]
-    return [each for child in module.children() for each in _with_config(child)]
+    return [holder for child in module.children() for holder in _with_config(child)]
 
 
 def _flag_arrives(layer: nn.Module, attention: nn.Module) -> bool:
@@ -155,20 +156,20 @@ def _flag_arrives(layer: nn.Module, attention: nn.Module) -> bool:
     Tried on one token, up to the attention, which is not run. Where it cannot be tried, it counts as arriving, as it
     does in nearly all families; what is in force then is for the proof of a conversion to find out.
     """
-    some = next((each for each in layer.parameters() if each.is_floating_point()), None)
+    weight = next((weight for weight in layer.parameters() if weight.is_floating_point()), None)
     config = getattr(attention, "config", None)
-    if some is None or config is None:
+    if weight is None or config is None:
         return True
 
     def caught(module: nn.Module, args: tuple, kwargs: dict):
         raise _Arrived("is_causal" in kwargs)
 
     _, _, *others = inspect.signature(type(layer).forward).parameters.values()  # self and the hidden states come first
-    needed = [each.name for each in others if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
+    needed = [p.name for p in others if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     handle = attention.register_forward_pre_hook(caught, with_kwargs=True)
     try:
         with torch.no_grad():
-            hidden = torch.zeros(1, 1, config.hidden_size, dtype=some.dtype, device=some.device)
+            hidden = torch.zeros(1, 1, config.hidden_size, dtype=weight.dtype, device=weight.device)
             type(layer).forward(layer, hidden, **dict.fromkeys(needed), is_causal=False)
     except _Arrived as arrived:
         return bool(arrived.args[0])

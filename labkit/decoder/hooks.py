@@ -14,14 +14,16 @@ them. (transformers itself looks for packed documents only where no mask is give
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from labkit.decoder.anatomy import FULL, SLIDING, Decoder, argument_position, backend_of, find_decoder
+from labkit.decoder.running import replaced
 from labkit.decoder.text_by_text import TextMask
 from labkit.errors import ConversionError, MaskError
 from labkit.masks import Mask, bidirectional, block_mask_of, causal, self_for_empty_rows, sliding_window
@@ -79,7 +81,7 @@ class LayerMasks:
         self.overrides: list[dict[int, Mask]] = []
         self.converted: dict[int, Mask] = {}  # the mask that each converted layer is meant to have
         self.always: frozenset[int] = frozenset()  # converted layers that transformers itself cannot give their mask
-        self.deaf = decoder.deaf_layers()  # a flag does not reach their attention: their mask is written out
+        self.without_flag = decoder.deaf_layers()  # is_causal does not reach their attention: their mask is written out
         self.where_none: frozenset[int] = frozenset()  # converted layers that get theirs where they come with none
         self.window_of_backend = None  # has .apply(): sets the window as the backend in use counts it
         self.isolating = False  # layers that are not converted are given their mask of packed texts, too
@@ -94,7 +96,7 @@ class LayerMasks:
         self._handles = [self.stack.register_forward_pre_hook(self._before_stack, with_kwargs=True)]
         self._handles.append(self.stack.register_forward_hook(self._after_stack, always_call=True))
         for index, layer in enumerate(self.layers):
-            hook = _BeforeLayer(self, index)
+            hook = partial(self._before_layer, index)  # no closure, so that a hooked model can be copied and pickled
             self._handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
 
     @property
@@ -129,7 +131,7 @@ class LayerMasks:
         finally:
             self.overrides, self.contexts_apply = overrides, True
 
-    def wanted(self, index: int, packed: bool, from_outside: bool) -> Mask | None:
+    def mask_for(self, index: int, packed: bool, from_outside: bool) -> Mask | None:
         """The mask that has to be delivered to this layer in the current call; None = leave it alone.
 
         Args:
@@ -189,8 +191,8 @@ class LayerMasks:
             self._require_separable(cache)
         alone = self.isolating and documents is not None and real is None and one_by_one(stack.config, documents)
         self.call = _Call(real=real, documents=documents, cache=cache, one_by_one=alone)
-        wanted = {i: self.wanted(i, documents is not None, from_outside) for i in range(len(self.layers))}
-        self.call.masks = {i: mask for i, mask in wanted.items() if mask is not None}
+        delivered = {i: self.mask_for(i, documents is not None, from_outside) for i in range(len(self.layers))}
+        self.call.masks = {i: mask for i, mask in delivered.items() if mask is not None}
         return args, kwargs
 
     def _require_separable(self, cache) -> None:
@@ -218,9 +220,16 @@ class LayerMasks:
         if at is None or not multimodal or any(caller is known for known in self._callers):
             return
         self._callers.append(caller)
-        hooks = _AroundCaller(self, at)
-        self._handles.append(caller.register_forward_pre_hook(hooks.before, with_kwargs=True))
-        self._handles.append(caller.register_forward_hook(hooks.after, always_call=True))
+        self._handles.append(caller.register_forward_pre_hook(partial(self._before_caller, at), with_kwargs=True))
+        self._handles.append(caller.register_forward_hook(self._after_caller, always_call=True))
+
+    def _before_caller(self, at: int, caller: nn.Module, args: tuple, kwargs: dict) -> None:
+        if self._call_from_outside is None:  # the outermost caller was given what the user gave
+            self._call_from_outside = (caller, kwargs.get("attention_mask", args[at] if at < len(args) else None))
+
+    def _after_caller(self, caller: nn.Module, *_) -> None:
+        if self._call_from_outside is not None and self._call_from_outside[0] is caller:
+            self._call_from_outside = None
 
     def _before_layer(self, index: int, layer: nn.Module, args: tuple, kwargs: dict):
         hidden = args[0] if args else kwargs["hidden_states"]
@@ -234,10 +243,10 @@ class LayerMasks:
                 raise ConversionError(
                     f"flash attention takes no mask, so {mask} cannot be put in force: load the model with attn='sdpa'"
                 )
-            if index in self.deaf:
+            if index in self.without_flag:
                 raise ConversionError(
-                    f"the layers of {self.decoder.family} do not tell flash attention what they are: load "
-                    "the model with attn='sdpa' or attn='eager'"
+                    f"the layers of {self.decoder.family} do not pass is_causal on to flash attention: load the model "
+                    "with attn='sdpa' or attn='eager'"
                 )
             if call.documents is not None and (call.real is not None or hidden.shape[-3] > 1):
                 raise ConversionError(
@@ -248,28 +257,22 @@ class LayerMasks:
             return args, {**kwargs, "is_causal": False}  # its padding or packing reaches the kernel as it is
         at = self._mask_at
         given = args[at] if at is not None and at < len(args) else kwargs.get("attention_mask")
-        if given is not None and self._is_good_enough(index, call):
-            return None
+        overridden = any(index in override for override in self.overrides)
+        if given is not None and index in self.where_none and call.documents is None and not overridden:
+            return None  # the mask that transformers built is this layer's: it may hold a bias, too (ALiBi in Falcon)
         if isinstance(given, Tensor) and getattr(self.stack.config, "alibi", False):
             raise ConversionError(
                 f"{self.decoder.family} with ALiBi has the distances of its tokens in the mask that transformers "
                 f"builds: {mask} in its place would take them away"
             )
-        by_flag = index not in self.deaf and (given is None or not self._may_need_one(index, backend))
+        # DeepSeek V3.2 needs a mask where it came with one, and not for its window.
+        needs_mask = given is not None and backend == "sdpa" and self.decoder.layer_types[index] != SLIDING
+        by_flag = index not in self.without_flag and not needs_mask
         rendered = _render(mask, call, index, hidden, backend, by_flag=by_flag)
         kwargs = {**kwargs, "is_causal": False}
         if self._mask_at is not None and self._mask_at < len(args):
             return (*args[: self._mask_at], rendered, *args[self._mask_at + 1 :]), kwargs
         return args, {**kwargs, "attention_mask": rendered}
-
-    def _may_need_one(self, index: int, backend: str) -> bool:
-        """Whether a layer that came with a mask may need one to run (DeepSeek V3.2), and not for its window."""
-        return backend == "sdpa" and self.decoder.layer_types[index] != SLIDING
-
-    def _is_good_enough(self, index: int, call: _Call) -> bool:
-        """Whether the mask that transformers built is this layer's: it may hold a bias, too (ALiBi in Falcon)."""
-        told = any(index in override for override in self.overrides)
-        return index in self.where_none and index not in self.always and call.documents is None and not told
 
     def _call_of(self, layer: nn.Module, hidden: Tensor) -> _Call | None:
         """The forward pass that this layer call belongs to; under gradient checkpointing maybe not the latest one."""
@@ -315,60 +318,25 @@ def opened_otherwise(config) -> bool:
     return getattr(config, "is_causal", True) is False or switch in (True, "all")
 
 
-class _AroundCaller:
-    """The hooks of one model around the stack. A class, so that a hooked model can be copied and pickled."""
-
-    def __init__(self, layer_masks: LayerMasks, at: int):
-        self.layer_masks, self.at = layer_masks, at
-
-    def before(self, caller: nn.Module, args: tuple, kwargs: dict) -> None:
-        mask = kwargs.get("attention_mask", args[self.at] if self.at < len(args) else None)
-        if self.layer_masks._call_from_outside is None:  # the outermost caller was given what the user gave
-            self.layer_masks._call_from_outside = (caller, mask)
-
-    def after(self, caller: nn.Module, *_) -> None:
-        outside = self.layer_masks._call_from_outside
-        if outside is not None and outside[0] is caller:
-            self.layer_masks._call_from_outside = None
-
-
-class _BeforeLayer:
-    """The hook of one layer. A class, not a closure, so that a hooked model can be copied and pickled."""
-
-    def __init__(self, layer_masks: LayerMasks, index: int):
-        self.layer_masks, self.index = layer_masks, index
-
-    def __call__(self, layer, args, kwargs):
-        return self.layer_masks._before_layer(self.index, layer, args, kwargs)
-
-
 @contextmanager
 def shrunken_windows(decoder: Decoder, by: int) -> Iterator[None]:
     """Every local window shorter by `by` tokens for the block: a way to see past a window without a long sequence."""
-    config, layer_masks = decoder.config, getattr(decoder.stack, ATTRIBUTE, None)
-    sized = [a for a in decoder.attentions if getattr(a, "sliding_window", None)] if by else []
-    before = config.sliding_window, [a.sliding_window for a in sized]
-    keeper = layer_masks.window_of_backend if layer_masks else None
-    reach, converted = keeper.reach if keeper else None, dict(layer_masks.converted) if layer_masks else {}
-    try:
-        if by:
-            config.sliding_window -= by
-            for attention in sized:
-                attention.sliding_window -= by
-            if reach is not None:
-                keeper.reach -= by
+    with ExitStack() as stack:
+
+        def shrink(holder: object, name: str) -> None:
+            if getattr(holder, name, None):
+                stack.enter_context(replaced(holder, **{name: getattr(holder, name) - by}))
+
+        for holder in (decoder.config, *decoder.attentions):
+            shrink(holder, "sliding_window")
+        if layer_masks := getattr(decoder.stack, ATTRIBUTE, None):
+            shrink(layer_masks.window_of_backend, "reach")
+            converted = dict(layer_masks.converted)
             for i, mask in converted.items():
                 if mask.identity[0] == "sliding_window":
-                    layer_masks.converted[i] = sliding_window(mask.identity[1] - by, causal=False)
+                    converted[i] = sliding_window(mask.identity[1] - by, causal=False)
+            stack.enter_context(replaced(layer_masks, converted=converted))
         yield
-    finally:
-        config.sliding_window = before[0]
-        for attention, size in zip(sized, before[1], strict=True):
-            attention.sliding_window = size
-        if keeper is not None:
-            keeper.reach = reach
-        if layer_masks is not None:
-            layer_masks.converted = converted
 
 
 def _per_layer(mask, n: int) -> dict[int, Mask]:

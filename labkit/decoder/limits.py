@@ -11,6 +11,7 @@ from labkit.errors import LabkitError, ModelError, reading
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
     from transformers import PreTrainedConfig
 
 GB = 10**9
@@ -27,6 +28,16 @@ def position_limit(config: PreTrainedConfig) -> int | None:
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     stated = (getattr(config, name, None) for name in ("max_position_embeddings", "max_target_positions"))
     return next((limit for limit in stated if limit), None)
+
+
+def context_of(model: nn.Module) -> int | None:
+    """The longest row that a config inside the model states, or None."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        stated = position_limit(config), getattr(config, "context", None), getattr(config, "block_size", None)
+        if limit := next((limit for limit in stated if isinstance(limit, int)), None):
+            return limit
+    return None
 
 
 def require_positions(

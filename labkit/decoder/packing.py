@@ -29,7 +29,10 @@ from labkit.errors import ConversionError
 ATTRIBUTE = "_labkit_packing"  # where a layer stack keeps its packing
 MARK = "labkit_attention"  # where a conversion is recorded in the config (labkit.convert)
 BACKENDS = ("eager", "sdpa", "flex_attention", "flash")
-DEAF = ("gpt_bigcode", "persimmon")  # their attention hands no position_ids on, by which flash keeps texts apart
+WITHOUT_POSITIONS = (
+    "gpt_bigcode",
+    "persimmon",
+)  # their attention hands no position_ids on, by which flash keeps texts apart
 PACKED_ALIKE = ("input_ids", "token_type_ids")  # one number per token
 GROWTH = (1.0, 1.25, 1.5, 2.0)  # lengths of a row that are weighed, in longest texts of the batch
 KEYS_AS_DEAR_AS_A_TOKEN = 4  # times the width: so many keys cost as much as all else that a layer does for a token
@@ -82,7 +85,7 @@ def why_not(model: nn.Module) -> str | None:
         return "its positions (ALiBi) are counted along the row, not from position_ids"
     if decoder.backend not in BACKENDS:
         return f"labkit does not know the attention backend {decoder.backend!r}: load it with attn='sdpa'"
-    if backend_of(config) == "flash" and config.model_type in DEAF:
+    if backend_of(config) == "flash" and config.model_type in WITHOUT_POSITIONS:
         return f"{config.model_type} hands no positions on to the flash kernel: load it with attn='sdpa'"
     if foreign := sorted(set(decoder.layer_types) - {FULL, SLIDING}):
         return f"it has layers of the type {foreign[0]!r}, in which labkit cannot keep texts apart"
@@ -91,6 +94,8 @@ def why_not(model: nn.Module) -> str | None:
         return "its conversion is recorded, but not in force: load it with labkit.load, or call labkit.convert.restore"
     if mark is None and opened_otherwise(config):
         return "its causal mask was removed by other means than labkit.to_bidirectional, so its mask is not known"
+    if not any(attention.is_causal for attention in decoder.attentions):
+        return "it is an encoder, or its layers were opened one by one, so its mask is not known"
     return None
 
 
@@ -214,8 +219,8 @@ def arrange(
         dear_keys = float("inf")  # it was chosen: only the slots count
     texts = sorted((text for text, length in enumerate(lengths) if length), key=lambda text: -lengths[text])
     longest = lengths[texts[0]]
-    wanted = [int(longest * growth) for growth in GROWTH] if row_length is None else [max(row_length, longest)]
-    choices = [[[text] for text in sorted(texts)], *(_first_fit(lengths, texts, room) for room in wanted)]
+    widths = [int(longest * growth) for growth in GROWTH] if row_length is None else [max(row_length, longest)]
+    choices = [[[text] for text in sorted(texts)], *(_first_fit(lengths, texts, room) for room in widths)]
 
     if one_by_one:
         choices.append([texts])
@@ -273,7 +278,7 @@ def _layout(mask: Tensor, lengths: Sequence[int], rows: list[list[int]]) -> _Lay
 def _unpacked(value: Any, layout: _Layout) -> Any:
     if isinstance(value, Tensor) and value.ndim == 3 and value.shape[:2] == layout.packed:
         return layout.unpack(value)
-    return tuple(_unpacked(each, layout) for each in value) if isinstance(value, tuple) else value
+    return tuple(_unpacked(part, layout) for part in value) if isinstance(value, tuple) else value
 
 
 def _require_plain(given: dict[str, Any], decoder: Decoder) -> None:

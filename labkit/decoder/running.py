@@ -63,22 +63,26 @@ class Runner:
     def takes(self, name: str) -> bool:
         """Whether the model can be called with this argument: "attention_mask", "position_ids" or "use_cache".
 
-        One that takes any keyword and is no decoder that we know is tried: it may hand the argument on, or ignore it.
+        One that takes any keyword may hand it on, or ignore it: whether it does is tried, except for a mask or a cache
+        of a decoder that we know.
         """
-        if name in self.parameters or (self.takes_anything and self.decoder is not None):
+        if name in self.parameters:
             return True
-        if self.takes_anything and name != "use_cache" and name not in self.tried:
+        if not self.takes_anything or (name == "use_cache" and self.decoder is None):
+            return False
+        if self.decoder is not None and name != "position_ids":
+            return True
+        if name not in self.tried:
             ids = self.tokens(1, 4)
-            hidden_first = torch.tensor(
-                [[False, True, True, True]]
-            )  # a last one would change nothing under a causal mask
-            value = hidden_first if name == "attention_mask" else torch.tensor([[0, 1, 0, 1]])
-            more = {"real": value} if name == "attention_mask" else {name: value}
+            if name == "attention_mask":  # hides the first: a last one would change nothing under a causal mask
+                given = {"real": torch.tensor([[False, True, True, True]])}
+            else:
+                given = {name: torch.tensor([[0, 1, 0, 1]])}
             try:
-                self.tried[name] = not torch.equal(self.run(ids, **more), self.run(ids))
-            except AuditError:
+                self.tried[name] = not torch.equal(self.run(ids, **given), self.run(ids))
+            except LabkitError:
                 self.tried[name] = False
-        return self.tried.get(name, False)
+        return self.tried[name]
 
     @torch.no_grad()
     def run(self, ids: Tensor, real: Tensor | None = None, **more) -> Tensor:
@@ -101,7 +105,7 @@ class Runner:
             if self.body is not self.model or self.decoder is not None:
                 hook = self.body.register_forward_hook(lambda m, a, out: seen.append(out))
                 stack.callback(hook.remove)
-            stack.enter_context(_told_apart(self.model, ids.numel(), kwargs.get("use_cache", False)))
+            stack.enter_context(_isolated_tokens(self.model, ids.numel(), kwargs.get("use_cache", False)))
             try:
                 out = self.model(*first, **kwargs)
             except LabkitError:
@@ -109,10 +113,10 @@ class Runner:
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
-                said = " ".join(str(error).split())[:200]
+                cause = " ".join(str(error).split())[:200]
                 raise AuditError(
                     f"{type(self.model).__name__} could not be called on token ids of shape {tuple(ids.shape)}"
-                    f"{''.join(f', {name}' for name in kwargs if name != 'input_ids')}: {type(error).__name__}: {said}"
+                    f"{''.join(f', {name}' for name in kwargs if name != 'input_ids')}: {type(error).__name__}: {cause}"
                 ) from error
         if seen and self.decoder is None:  # classes of a text may be as many as its tokens: two axes are not enough
             own = first_tensor(out)
@@ -146,24 +150,40 @@ def _body(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def _told_apart(model: nn.Module, tokens: int, use_cache: bool) -> Iterator[None]:
-    """For the block no token can be heard by another but through the model's own connections.
+def _isolated_tokens(model: nn.Module, tokens: int, use_cache: bool) -> Iterator[None]:
+    """For the block no token influences another except through the model's own connections.
 
     No part of the model keeps keys and values, unless asked to. And where experts are chosen token by token, each token
     is computed with its own copy of their weights: taken together, as they are otherwise, the tokens of one expert
     change each other's rounding, which is no influence. (Not where these copies would take more than `GATHERED` bytes.)
     """
-    configs = {id(c): c for m in model.modules() if hasattr(c := getattr(m, "config", None), "__dict__")}.values()
     with ExitStack() as stack:
-        for config in configs:
+        for config in configs_of(model):
             if not use_cache and getattr(config, "use_cache", False) is True:
-                stack.callback(setattr, config, "use_cache", True)
-                config.use_cache = False
+                stack.enter_context(replaced(config, use_cache=False))
             way = getattr(config, "_experts_implementation", None)
             if way not in (None, APART) and tokens * _bytes_of_experts(model, config) <= GATHERED:
-                stack.callback(setattr, config, "_experts_implementation", way)
-                config._experts_implementation = APART
+                stack.enter_context(replaced(config, _experts_implementation=APART))
         yield
+
+
+@contextmanager
+def replaced(target: object, **values) -> Iterator[None]:
+    """For the block, attributes of `target` have these values."""
+    before = {name: getattr(target, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(target, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(target, name, value)
+
+
+def configs_of(model: nn.Module) -> list:
+    """The different config objects of a model and its modules."""
+    configs = (getattr(module, "config", None) for module in model.modules())
+    return list({id(config): config for config in configs if hasattr(config, "__dict__")}.values())
 
 
 def _bytes_of_experts(model: nn.Module, config) -> int:
@@ -171,12 +191,12 @@ def _bytes_of_experts(model: nn.Module, config) -> int:
     chosen = max(
         getattr(config, name, 0) or 0 for name in ("num_experts_per_tok", "num_experts_per_token", "top_k", "moe_topk")
     )
-    each = [
+    of_layers = [
         sum(p.numel() * p.element_size() // len(p) for p in m.parameters(recurse=False) if p.ndim == 3)
         for m in model.modules()
         if "Experts" in type(m).__name__
     ]
-    return max(1, chosen) * max(each, default=0)
+    return max(1, chosen) * max(of_layers, default=0)
 
 
 @contextmanager

@@ -22,9 +22,9 @@ _ASKED |= {Tensor.dim, Tensor.size}
 
 
 class TextMask(Tensor):
-    """Stands for the bool mask (1, 1, tokens, tokens) in which each text sees itself alone, by `rule`; has no cells.
+    """Stands for the bool mask (1, 1, tokens, tokens) in which each text attends to itself alone, by `rule`.
 
-    Only the attention kernel may use it; anything else that would read its cells is an error.
+    It has no cells. Only the attention kernel may use it; anything else that would read its cells is an error.
     """
 
     rule: Mask | None
@@ -72,12 +72,12 @@ def _by_text(query: Tensor, key: Tensor, value: Tensor, attn_mask: TextMask, dro
     """`scaled_dot_product_attention` of (1, heads, tokens, dim), for each text alone."""
     if attn_mask.rule is None:
         raise ConversionError("a layer of packed texts was given no mask of its own")
-    texts = zip(*(each.split(attn_mask.lengths, dim=2) for each in (query, key, value)), strict=True)
-    found = [
+    texts = zip(*(states.split(attn_mask.lengths, dim=2) for states in (query, key, value)), strict=True)
+    outputs = [
         attend(*text, dropout_p=dropout_p, **attn_mask.of_text(length), **others)
         for text, length in zip(texts, attn_mask.lengths, strict=True)
     ]
-    return torch.cat(found, dim=2)
+    return torch.cat(outputs, dim=2)
 
 
 def _is_whole(part: Any, size: int) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.errors import FusionError
+from labkit.errors import DataError
 from labkit.fusion.engine import Engine
 from labkit.fusion.methods import combine
 
@@ -31,7 +31,7 @@ class Decoding:
         num_beams: above 1: beam search, without sampling. length_penalty: its exponent of the length.
 
     Raises:
-        FusionError: an invalid value, or settings that exclude each other.
+        DataError: an invalid value, or settings that exclude each other.
     """
 
     max_new_tokens: int = 20
@@ -47,20 +47,20 @@ class Decoding:
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**31:
-            raise FusionError(f"the seed is {self.seed}; it must be from 0 to {2**31 - 1:,}")
+            raise DataError(f"the seed is {self.seed}; it must be from 0 to {2**31 - 1:,}")
         for name in ("max_new_tokens", "num_beams"):
             if getattr(self, name) < 1:
-                raise FusionError(f"{name} is {getattr(self, name)}; it must be at least 1")
+                raise DataError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if "" in self.stop:
-            raise FusionError("one of the stop texts is empty: every answer would be empty")
+            raise DataError("one of the stop texts is empty: every answer would be empty")
         if self.do_sample and self.num_beams > 1:
-            raise FusionError("beam search does not sample: give do_sample=True or num_beams, not both")
+            raise DataError("beam search does not sample: give do_sample=True or num_beams, not both")
         for name in ("temperature", "top_k", "top_p"):
             value = getattr(self, name)
             if value is not None and not self.do_sample:
-                raise FusionError(f"{name}={value} only applies to sampling: give do_sample=True too")
+                raise DataError(f"{name}={value} only applies to sampling: give do_sample=True too")
             if value is not None and not 0 < value <= (1 if name == "top_p" else float("inf")):
-                raise FusionError(f"{name} is {value}; it must be above 0{' and at most 1' * (name == 'top_p')}")
+                raise DataError(f"{name} is {value}; it must be above 0{' and at most 1' * (name == 'top_p')}")
 
 
 @dataclass

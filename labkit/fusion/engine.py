@@ -24,7 +24,7 @@ from transformers import DynamicCache
 from labkit.decoder.anatomy import FULL, SLIDING, Decoder, decoder_or_none
 from labkit.decoder.limits import require_memory, require_positions
 from labkit.decoder.packing import MARK
-from labkit.errors import FusionError
+from labkit.errors import DataError, ModelError
 from labkit.fusion.layout import Prompts, Segment
 
 BACKENDS = ("eager", "sdpa")  # those that take a mask of numbers
@@ -59,7 +59,7 @@ class Engine(Protocol):
 
 
 def fusable_decoder(model: nn.Module) -> Decoder:
-    """The decoder of a causal model. Raises FusionError with the reason if the model cannot be fused."""
+    """The decoder of a causal model. Raises ModelError with the reason if the model cannot be fused."""
     decoder, reason = decoder_or_none(model), None
     parameters = inspect.signature(decoder.stack.forward).parameters if decoder else {}
     config = decoder.config if decoder else None
@@ -76,24 +76,24 @@ def fusable_decoder(model: nn.Module) -> Decoder:
     elif not hasattr(model, "get_output_embeddings") or model.get_output_embeddings() is None:
         reason = "it has no language-model head"
     if reason is not None:
-        raise FusionError(f"{type(model).__name__} cannot be fused: {reason}")
+        raise ModelError(f"{type(model).__name__} cannot be fused: {reason}")
     return decoder
 
 
 def require_room(model: nn.Module, prompts: Prompts, batch_size: int, new_tokens: int, beams: int = 1) -> None:
-    """Raise FusionError if a position exceeds the model's limit, or the cache of a batch the free memory."""
+    """Raise DataError if a position exceeds the model's limit, or the cache of a batch the free memory."""
     decoder, parameter = fusable_decoder(model), next(model.parameters())
     config = decoder.config
     last = max(row.cue_start for row in prompts.rows) + len(prompts.cue) + new_tokens - 1
     cure = "use fewer or shorter paraphrases, fewer examples or new tokens, or a method that restarts positions"
-    require_positions(last, config, refusal=FusionError, cure=cure)
+    require_positions(last, config, refusal=DataError, cure=cure)
     longest = len(prompts.prefix) + max(row.length for row in prompts.rows) + len(prompts.cue) + new_tokens
     tokens = max(prompts.counts) * min(batch_size, len(prompts.counts)) * beams * longest
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     needed = 2 * len(decoder.layers) * heads * head_dim * parameter.dtype.itemsize * tokens
     cure = "use a smaller batch_size, or fewer paraphrases"
-    require_memory(f"the cache of {tokens:,} tokens", needed, str(parameter.device), cure=cure, refusal=FusionError)
+    require_memory(f"the cache of {tokens:,} tokens", needed, str(parameter.device), cure=cure, refusal=DataError)
 
 
 # ---- the fast engine -----------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class FastEngine:
         averaged_layer: the layer whose hidden states the rows of a question share from the cue on; None: none.
 
     Raises:
-        FusionError: a model that cannot be fused, or whose attention backend takes no mask of numbers.
+        ModelError: a model that cannot be fused, or whose attention backend takes no mask of numbers.
     """
 
     name = "fast"
@@ -282,7 +282,7 @@ def rows_of(questions: Sequence[int], counts: Sequence[int]) -> list[int]:
 
 def require_mask_of_numbers(decoder: Decoder, engine: str) -> None:
     if decoder.backend not in BACKENDS:
-        raise FusionError(
+        raise DataError(
             f"{engine} adds numbers to attention scores, which the backend {decoder.backend!r} does not support: load "
             "the model with attn='sdpa', or use engine='reference'"
         )

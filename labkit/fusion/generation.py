@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from labkit.decoder.running import evaluating
-from labkit.errors import FusionError
+from labkit.errors import DataError
 from labkit.fusion.decoding import Answer, Decoding, decode
 from labkit.fusion.engine import Engine, FastEngine, fusable_decoder, require_room
 from labkit.fusion.layout import Prompts, Weights, prompts, token_ids
@@ -91,20 +91,20 @@ def generate(
         batch_size: in questions. on_batch: called with the result of each batch.
 
     Raises:
-        FusionError: an unknown method or engine; a question without paraphrases, or an empty one; settings that exclude
+        DataError: an unknown method or engine; a question without paraphrases, or an empty one; settings that exclude
             each other; a prompt beyond the model's positions or the memory; a model that cannot be fused.
     """
     if not isinstance(lm, Loaded):
-        raise FusionError(f"give the result of labkit.load, model and tokenizer together, not a {type(lm).__name__}")
+        raise DataError(f"give the result of labkit.load, model and tokenizer together, not a {type(lm).__name__}")
     chosen = method_named(method)
     require_engine(engine)
     if batch_size < 1:
-        raise FusionError(f"batch_size is {batch_size} questions; it must be at least 1")
+        raise DataError(f"batch_size is {batch_size} questions; it must be at least 1")
     layers = len(fusable_decoder(lm.model).layers)
     if layer is not None and not chosen.averages_states:
-        raise FusionError(f"the method {method!r} averages no layer: give layer with 'hidden-average' only")
+        raise DataError(f"the method {method!r} averages no layer: give layer with 'hidden-average' only")
     if layer is not None and not 0 <= layer < layers:
-        raise FusionError(f"there is no layer {layer}: the model has layers 0 to {layers - 1}")
+        raise DataError(f"there is no layer {layer}: the model has layers 0 to {layers - 1}")
     averaged_layer = (layers // 2 if layer is None else layer) if chosen.averages_states else None
     prefix_ids, segments, cue_ids = token_ids(lm.tokenizer, questions, prefix, cue, separator)
     ends, stops = _ends(lm, stop)
@@ -152,7 +152,7 @@ def generate(
 
 def require_engine(name: str) -> None:
     if name not in ENGINES:
-        raise FusionError(f"the fusion engine is {name!r}; choose one of {', '.join(ENGINES)}")
+        raise DataError(f"the fusion engine is {name!r}; choose one of {', '.join(ENGINES)}")
 
 
 def make_engine(name: str, model: Any, batch: Prompts, averaged_layer: int | None = None) -> Engine:

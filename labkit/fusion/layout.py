@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from labkit import masks
-from labkit.errors import FusionError
+from labkit.errors import DataError
 from labkit.fusion.methods import GIVEN, UNIFORM, Method
 
 Weights = Sequence[float] | np.ndarray | Tensor  # one number for each paraphrase of a question
@@ -77,27 +77,27 @@ def token_ids(
     that it ends.
 
     Raises:
-        FusionError: no tokenizer, no question, a question without paraphrases, an empty paraphrase, or no cue.
+        DataError: no tokenizer, no question, a question without paraphrases, an empty paraphrase, or no cue.
     """
     if tokenizer is None:
-        raise FusionError("the model has no tokenizer, so no text can be read: add its tokenizer files")
+        raise DataError("the model has no tokenizer, so no text can be read: add its tokenizer files")
     if isinstance(questions, str) or not questions:
-        raise FusionError("there is no question; give a list of questions, each a list of its paraphrases")
+        raise DataError("there is no question; give a list of questions, each a list of its paraphrases")
     for number, paraphrases in enumerate(questions):
         if isinstance(paraphrases, str):
-            raise FusionError(f"question {number} is a text; give a list of its paraphrases, such as [{paraphrases!r}]")
+            raise DataError(f"question {number} is a text; give a list of its paraphrases, such as [{paraphrases!r}]")
         if not paraphrases:
-            raise FusionError(f"question {number} has no paraphrase; it needs at least one")
+            raise DataError(f"question {number} has no paraphrase; it needs at least one")
         for place, text in enumerate(paraphrases):
             if not text.strip():
-                raise FusionError(f"paraphrase {place} of question {number} is empty")
+                raise DataError(f"paraphrase {place} of question {number} is empty")
 
     def tokenised(text: str) -> Ids:
         return tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
 
     cue_ids = tokenised(cue)
     if not cue_ids:
-        raise FusionError("the cue is empty; it attends to all paraphrases, so it needs at least one token")
+        raise DataError("the cue is empty; it attends to all paraphrases, so it needs at least one token")
     first = tuple(tokenizer("")["input_ids"][:1])
     begin = first if first and first[0] == tokenizer.bos_token_id else ()
     segments = [[tokenised(text + separator) for text in paraphrases] for paraphrases in questions]
@@ -114,13 +114,13 @@ def prompts(
     """The rows of `method`; `segments` contains, for each question, the ids of its paraphrases.
 
     Raises:
-        FusionError: weights for a method that takes none, missing weights, or not one positive number per paraphrase.
+        DataError: weights for a method that takes none, missing weights, or not one positive number per paraphrase.
     """
     if (weights is None) == (method.weights == GIVEN):
         problem = "needs a weight for each paraphrase" if weights is None else "takes no weights: use 'weighted'"
-        raise FusionError(f"the method {method.name!r} {problem}")
+        raise DataError(f"the method {method.name!r} {problem}")
     if weights is not None and len(weights) != len(segments):
-        raise FusionError(f"there are weights for {len(weights)} questions, but {len(segments)} questions")
+        raise DataError(f"there are weights for {len(weights)} questions, but {len(segments)} questions")
     rows, counts, begin = [], [], len(prefix)
     for number, pieces in enumerate(segments):
         shares = [1.0] * len(pieces)
@@ -150,9 +150,9 @@ def _joined_row(pieces: Sequence[Ids], shares: Sequence[float], begin: int, rest
 
 def _normalised(weights: Weights, count: int, number: int) -> list[float]:
     if len(weights) != count:
-        raise FusionError(f"question {number} has {count} paraphrases and {len(weights)} weights; give one for each")
+        raise DataError(f"question {number} has {count} paraphrases and {len(weights)} weights; give one for each")
     numbers = weights.tolist() if hasattr(weights, "tolist") else list(weights)  # an array, or a tensor
     if not all(0 < weight < math.inf for weight in numbers):
-        raise FusionError(f"the weights of question {number} are {numbers}; each must be a positive number")
+        raise DataError(f"the weights of question {number} are {numbers}; each must be a positive number")
     total = math.fsum(numbers)
     return [weight / total for weight in numbers]

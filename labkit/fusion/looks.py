@@ -21,7 +21,7 @@ from torch import Tensor
 
 from labkit.decoder.anatomy import Decoder
 from labkit.decoder.running import evaluating
-from labkit.errors import FusionError
+from labkit.errors import DataError
 from labkit.fusion.engine import fusable_decoder, require_room
 from labkit.fusion.generation import generate
 from labkit.fusion.layout import prompts, token_ids
@@ -69,7 +69,7 @@ class Looks:
 
     @property
     def share_among_paraphrases(self) -> np.ndarray:
-        """(generated, paraphrases): `share`, normalised: rows sum to 1. FusionError if a row is all 0."""
+        """(generated, paraphrases): `share`, normalised: rows sum to 1. DataError if a row is all 0."""
         return self.share / self._total()
 
     def figure(self, title: str | None = None) -> go.Figure:
@@ -78,7 +78,7 @@ class Looks:
         return fusion_figure(*parts, NAMES, title or f"{self.model}, {self.method}", "the attention")
 
     def figure_of_paraphrases(self, title: str | None = None) -> go.Figure:
-        """The same for the attention on paraphrases alone, normalised. FusionError if a row of `share` is all 0."""
+        """The same for the attention on paraphrases alone, normalised. DataError if a row of `share` is all 0."""
         kept = [place for place, number in enumerate(self.segments) if number not in NAMES]
         tokens, numbers = [self.context_tokens[i] for i in kept], [self.segments[i] for i in kept]
         title = title or f"{self.model}, {self.method}, of the attention on paraphrases"
@@ -92,7 +92,7 @@ class Looks:
         total = self.share.sum(1, keepdims=True)
         if not total.all():  # as in a layer whose window is shorter than the cue
             token = self.generated_tokens[int(total[:, 0].argmin())]
-            raise FusionError(f"{token!r} gives no paraphrase any attention in these layers and heads: use more")
+            raise DataError(f"{token!r} gives no paraphrase any attention in these layers and heads: use more")
         return total
 
     def __repr__(self) -> str:
@@ -126,13 +126,13 @@ def looks(
         layer, head: a number, several, or None for all; counted from 0.
 
     Raises:
-        FusionError: a method that reads each paraphrase in its own row; tokens, layers or heads that the model does not
+        DataError: a method that reads each paraphrase in its own row; tokens, layers or heads that the model does not
             have; what `generate` raises.
     """
     chosen, given = method_named(method), None if weights is None else [weights]
     if not chosen.joined:
         joined = ", ".join(name for name, other in METHODS.items() if other.joined)
-        raise FusionError(f"the method {method!r} reads each paraphrase in a row of its own; choose one of {joined}")
+        raise DataError(f"the method {method!r} reads each paraphrase in a row of its own; choose one of {joined}")
     model, decoder = lm.model, fusable_decoder(lm.model)
     layers = _numbers("layer", layer, len(decoder.layers))
     heads = _numbers("head", head, decoder.config.num_attention_heads)
@@ -143,9 +143,9 @@ def looks(
         tokens = generate(lm, [paraphrases], method, weights=given, max_new_tokens=max_new_tokens, **pieces).tokens[0]
     tokens, vocabulary = [int(token) for token in tokens], model.get_input_embeddings().num_embeddings
     if not tokens:
-        raise FusionError("there is no generated token: give those of a result (result.tokens[0]), or None")
+        raise DataError("there is no generated token: give those of a result (result.tokens[0]), or None")
     if foreign := [token for token in tokens if not 0 <= token < vocabulary]:
-        raise FusionError(f"the model has the tokens 0 to {vocabulary - 1}; {foreign[0]} is not among them")
+        raise DataError(f"the model has the tokens 0 to {vocabulary - 1}; {foreign[0]} is not among them")
     require_room(model, prompt, 1, len(tokens))
     with evaluating(model), attention_backend(model, "eager"):
         engine, row = ReferenceEngine(model, prompt, rendering="dense"), RowState(prompt.rows[0], prompt, cached=True)
@@ -197,7 +197,7 @@ def _attention_of(decoder: Decoder, layers: Sequence[int]) -> Iterator[dict[int,
 def _numbers(kind: str, chosen: int | Sequence[int] | None, count: int) -> tuple[int, ...]:
     numbers = range(count) if chosen is None else (chosen,) if isinstance(chosen, int) else chosen
     if not numbers:
-        raise FusionError(f"no {kind} was chosen; give a number, several, or None for all {count}")
+        raise DataError(f"no {kind} was chosen; give a number, several, or None for all {count}")
     if wrong := [number for number in numbers if number not in range(count)]:
-        raise FusionError(f"there is no {kind} {wrong[0]}: the model has {kind}s 0 to {count - 1}")
+        raise DataError(f"there is no {kind} {wrong[0]}: the model has {kind}s 0 to {count - 1}")
     return tuple(numbers)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from labkit.errors import FusionError
+from labkit.errors import DataError
 
 UNIFORM, GIVEN = "uniform", "given"  # weights of paraphrases: 1 / N each, or the caller's
 
@@ -79,9 +79,9 @@ METHODS = {
 
 
 def method_named(name: str) -> Method:
-    """The method with this name. Raises FusionError with all names if there is none."""
+    """The method with this name. Raises DataError with all names if there is none."""
     if name not in METHODS:
-        raise FusionError(f"the fusion method is {name!r}; choose one of {', '.join(METHODS)}")
+        raise DataError(f"the fusion method is {name!r}; choose one of {', '.join(METHODS)}")
     return METHODS[name]
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from labkit import masks
 from labkit.decoder.anatomy import find_decoder
 from labkit.decoder.running import evaluating
-from labkit.errors import FusionError
+from labkit.errors import DataError
 from labkit.fusion.engine import Engine, FastEngine
 from labkit.fusion.layout import Ids, Prompts, prompts, token_ids
 from labkit.fusion.methods import METHODS
@@ -79,11 +79,11 @@ def prove(lm: Loaded, make: Make = FastEngine, paraphrases: Sequence[str] = PARA
     Unless the limit states otherwise, a value is the difference of the first token's logits, relative to the largest.
 
     Raises:
-        FusionError: a model that cannot be fused, or fewer than two paraphrases.
+        DataError: a model that cannot be fused, or fewer than two paraphrases.
     """
     prefix, (segments,), cue = token_ids(lm.tokenizer, [paraphrases], "Answer in one word.\n", "Answer:", "\n")
     if len(segments) < 2:
-        raise FusionError("give at least two paraphrases: one alone cannot be isolated from others")
+        raise DataError("give at least two paraphrases: one alone cannot be isolated from others")
     model, limit = lm.model, TOLERANCE.get(lm.model.dtype, HALF)
     if find_decoder(model).backend == "eager":  # its softmax is in single precision in any dtype
         limit = max(limit, TOLERANCE[torch.float32])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, DynamicCache
 
-from labkit.errors import FusionError
+from labkit.errors import ModelError
 from labkit.fusion.engine import (
     additive,
     averaged,
@@ -62,7 +62,7 @@ class ReferenceEngine:
         rendering: "flex" or "dense". cached: keep keys and values; otherwise everything is read again for each token.
 
     Raises:
-        FusionError: a model that cannot be fused, or, for "dense", whose backend takes no mask of numbers.
+        ModelError: a model that cannot be fused, or, for "dense", whose backend takes no mask of numbers.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ def _block_mask(allowed: Tensor, bias: Tensor):
 def _attention(module, query, key, value, attention_mask, scaling=None, softcap=None, **kwargs):
     """FlexAttention under a mask of `_block_mask`; query (1, heads, q, head_dim) -> (1, q, heads, head_dim)."""
     if kwargs.get("s_aux") is not None:
-        raise FusionError("the reference engine does not support attention sinks: use engine='dense'")
+        raise ModelError("the reference engine does not support attention sinks: use engine='dense'")
     cap = None if softcap is None else torch.tensor(softcap, device=query.device)  # a plain float does not compile
 
     @no_type_check

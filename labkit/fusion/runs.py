@@ -23,7 +23,7 @@ from typing import Any
 
 from labkit import __version__
 from labkit.datasets.paraphrases import KNOWN_FACTS, ParaphrasedQuestion, read_paraphrases, sample
-from labkit.errors import DataError, FusionError
+from labkit.errors import DataError
 from labkit.files import is_regular, is_standard_output, require_writable, write_whole
 from labkit.fusion.answers import Answers, judged, read_answers, require_pyarrow, write_answers
 from labkit.fusion.few_shot import CUE, SEPARATOR, asked, prefix_of, take_shots
@@ -50,7 +50,7 @@ class Settings:
         order_seed: shuffle the paraphrases of each question with it (`drawn_order`); None: keep their order.
 
     Raises:
-        FusionError: an unknown method or engine, or settings that exclude each other.
+        DataError: an unknown method or engine, or settings that exclude each other.
     """
 
     dataset: str
@@ -80,15 +80,15 @@ class Settings:
         require_engine(self.engine)
         if (method_named(self.method).weights == GIVEN) == (self.weights is None):
             problem = "needs a weight for each paraphrase" if self.weights is None else "takes no weights"
-            raise FusionError(f"the method {self.method!r} {problem}")
+            raise DataError(f"the method {self.method!r} {problem}")
         if self.num_paraphrases is not None and (self.indexes is not None or self.repeat is not None):
-            raise FusionError("give num_paraphrases, or indexes and repeat, not both")
+            raise DataError("give num_paraphrases, or indexes and repeat, not both")
         if self.indexes is not None and (not self.indexes or min(self.indexes) < 0):
-            raise FusionError(f"the indexes are {list(self.indexes)}; give places from 0, such as 0,2,4")
+            raise DataError(f"the indexes are {list(self.indexes)}; give places from 0, such as 0,2,4")
         if self.indexes is not None and len(set(self.indexes)) < len(self.indexes):
-            raise FusionError(f"the indexes {list(self.indexes)} contain a place twice; use repeat for that")
+            raise DataError(f"the indexes {list(self.indexes)} contain a place twice; use repeat for that")
         if self.num_paraphrases is None and self.at_least is not None and self.at_least < self.needed:
-            raise FusionError(f"at_least is {self.at_least}, but index {self.needed - 1} needs {self.needed}")
+            raise DataError(f"at_least is {self.at_least}, but index {self.needed - 1} needs {self.needed}")
 
     @property
     def needed(self) -> int:
@@ -139,7 +139,7 @@ def run(
         unanswered: whether rows of a user's file may have no answers; they are answered but not scored.
 
     Raises:
-        FusionError, DataError, ModelError: invalid settings, data or model, or prompts that do not fit; nothing is
+        DataError, ModelError: invalid settings, data or model, or prompts that do not fit; nothing is
             written. An existing file without `resume`, or one of other settings, data, versions or weights; it is not
             changed.
     """
@@ -147,19 +147,19 @@ def run(
     output = Path(output or default_output(settings)).expanduser()
     if is_standard_output(output) or not is_regular(output):
         if resume:
-            raise FusionError(f"{output} is not a regular file, so it has no journal; give a file to resume")
+            raise DataError(f"{output} is not a regular file, so it has no journal; give a file to resume")
         with tempfile.TemporaryDirectory(prefix="labkit-fuse-") as folder:
             answers = run(settings, Path(folder, "answers.feather"), lm=lm, unanswered=unanswered)
         write_answers(answers, output)
         return replace(answers, path=output)
     require_writable(output)
     if output.is_dir():
-        raise FusionError(f"{output} is a folder; give a file, such as {output / 'out.feather'}")
+        raise DataError(f"{output} is a folder; give a file, such as {output / 'out.feather'}")
     journal = journal_of(output)
     if output.exists() and not resume:
-        raise FusionError(f"{output} exists already; give another output, or --rescore it")
+        raise DataError(f"{output} exists already; give another output, or --rescore it")
     if journal.exists() and not resume:
-        raise FusionError(f"{journal} contains an interrupted run: continue it with --resume, or give another file")
+        raise DataError(f"{journal} contains an interrupted run: continue it with --resume, or give another file")
     lemmatizer = load_lemmatizer(settings.lemmatizer) if settings.lemmatizer else None
     planned = plan(settings, unanswered)
     fixed = _fixed(settings, planned)
@@ -193,7 +193,7 @@ def plan(settings: Settings, unanswered: bool = False) -> Plan:
     """Read the data set and draw examples and questions; no model is needed. `unanswered` as for `run`.
 
     Raises:
-        DataError, FusionError: no such data set, no question with enough paraphrases, or no question left.
+        DataError: no such data set, no question with enough paraphrases, or no question left.
     """
     everything = read_paraphrases(settings.dataset, settings.pairs, unanswered=unanswered)
     shots, rest = take_shots(settings.dataset, everything, settings.few_shot, settings.seed, settings.examples)
@@ -202,7 +202,7 @@ def plan(settings: Settings, unanswered: bool = False) -> Plan:
     if not questions:
         most = max(len(question.paraphrases) for question in rest)
         what = f"index {least - 1}" if settings.indexes and not settings.at_least else f"{least} paraphrases"
-        raise FusionError(f"{what}: none of the {len(rest):,} questions has enough paraphrases; the maximum is {most}")
+        raise DataError(f"{what}: none of the {len(rest):,} questions has enough paraphrases; the maximum is {most}")
     left_out, taken_out = len(rest) - len(questions), len(everything) - len(rest)
     if settings.max_questions:
         questions = sample(questions, settings.max_questions, settings.seed)
@@ -222,12 +222,12 @@ def drawn_order(question: ParaphrasedQuestion, seed: int) -> ParaphrasedQuestion
 
 
 def load_model(settings: Settings) -> Loaded:
-    """The model of the settings. Raises ModelError, or FusionError if there is no such device."""
+    """The model of the settings. Raises ModelError, or DataError if there is no such device."""
     return load(settings.model, dtype=settings.dtype, device=device_named(settings.device))
 
 
 def device_named(name: str) -> str | None:
-    """The device argument of `labkit.load` for a name on the command line; FusionError if there is no such device."""
+    """The device argument of `labkit.load` for a name on the command line; DataError if there is no such device."""
     import torch
 
     if name == "auto":
@@ -235,9 +235,9 @@ def device_named(name: str) -> str | None:
     try:
         kind = torch.device(name).type
     except RuntimeError as error:
-        raise FusionError(f"the device is {name!r}; give auto, cpu, cuda or cuda:1") from error
+        raise DataError(f"the device is {name!r}; give auto, cpu, cuda or cuda:1") from error
     if kind == "cuda" and not torch.cuda.is_available():
-        raise FusionError(f"the device is {name!r}, but there is no CUDA GPU; give cpu or auto")
+        raise DataError(f"the device is {name!r}, but there is no CUDA GPU; give cpu or auto")
     return name
 
 
@@ -381,7 +381,7 @@ def _plan_facts(planned: Plan) -> dict[str, Any]:
 
 
 def _require_same(path: Path, recorded: dict[str, Any], fixed: dict[str, dict[str, Any]]) -> None:
-    """Raise FusionError with every difference if the run recorded in `path` is not this one."""
+    """Raise DataError with every difference if the run recorded in `path` is not this one."""
     changes = []
     for part, facts in fixed.items():
         was = recorded.get(part) or {}
@@ -389,4 +389,4 @@ def _require_same(path: Path, recorded: dict[str, Any], fixed: dict[str, dict[st
             f"{name} was {was.get(name)!r}, now {fact!r}" for name, fact in facts.items() if was.get(name) != fact
         ]
     if changes:
-        raise FusionError(f"{path} was begun with other settings: {'; '.join(changes)}")
+        raise DataError(f"{path} was begun with other settings: {'; '.join(changes)}")

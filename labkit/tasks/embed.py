@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from labkit.datasets.examples import Pair
-from labkit.errors import DataError, ModelError, ObjectiveError
+from labkit.errors import DataError, ModelError
 from labkit.tasks.classify import frame, padded, run_by_length
 from labkit.tasks.embed_scores import all_scored, anisotropy, group_retrieval, nearest  # noqa: F401
 from labkit.tasks.lm import pad_id
@@ -126,7 +126,7 @@ def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     With several processes, each has the negatives of its own batch only.
 
     Raises:
-        ObjectiveError: a batch of one pair without a score, which has no other pair to be told apart from.
+        DataError: a batch of one pair without a score, which has no other pair to be told apart from.
     """
     output = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
     first, second = _vectors(output).chunk(2)  # each (batch, width)
@@ -150,9 +150,9 @@ def in_batch_contrastive(
             is then no negative of that row. Without it, every other column is one.
     """
     if temperature <= 0:
-        raise ObjectiveError(f"the temperature is {temperature}; it must be positive")
+        raise DataError(f"the temperature is {temperature}; it must be positive")
     if len(anchors) < 2:
-        raise ObjectiveError("a batch of one pair has no other to be told apart from: set the batch size to 2 or more")
+        raise DataError("a batch of one pair has no other to be told apart from: set the batch size to 2 or more")
     anchors, positives = (nn.functional.normalize(side.float(), dim=-1) for side in (anchors, positives))
     logits = anchors @ positives.T / temperature  # (batch, batch)
     own = torch.arange(len(logits), device=logits.device)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.decoder.running import evaluating
-from labkit.errors import DataError, ObjectiveError
+from labkit.errors import DataError
 from labkit.models.export import choose_layers
 from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
 from labkit.run_folder import RunFolder, is_first_process, process_count
@@ -95,7 +95,7 @@ def train_lm(
     `pseudo_perplexity`, `fill_in_accuracy` and `fill_in_top_5` as the model was, unmasked, and after.
 
     Raises:
-        ObjectiveError, TrainingError, DataError, ModelError: each with one clear sentence.
+        DataError, TrainingError, ModelError: each with one clear sentence.
     """
     import labkit
 
@@ -195,13 +195,13 @@ def fill_in(lm: Any, text: str, *, reads: str, top: int = 5) -> list[list[tuple[
     with MLM, "before" for MNTP and for a model that only knows the next token.
 
     Raises:
-        ObjectiveError: no mask token in the text, or one at its beginning that is to be read from the position before.
+        DataError: no mask token in the text, or one at its beginning that is to be read from the position before.
     """
     ids = torch.tensor([lm.tokenizer(text)["input_ids"]], device=lm.model.device)
     mask_id = -1 if lm.tokenizer.mask_token_id is None else lm.tokenizer.mask_token_id
     hidden = (ids[0] == mask_id).nonzero()[:, 0]
     if not len(hidden):
-        raise ObjectiveError(f"there is no mask token {lm.tokenizer.mask_token or ''} in {text!r}: nothing to fill in")
+        raise DataError(f"there is no mask token {lm.tokenizer.mask_token or ''} in {text!r}: nothing to fill in")
     with evaluating(lm.model):
         probabilities = _probabilities_of(lm.model, ids.expand(len(hidden), -1), hidden, reads)
     best = probabilities.topk(top)
@@ -312,10 +312,10 @@ def _measured(model, tokenizer, rows: list[Tensor], collate: Collator, objective
 def _probabilities_of(model, ids: Tensor, at: Tensor, reads: str, real: Tensor | None = None) -> Tensor:
     """(rows, vocab): what row b says of its position at[b]."""
     if reads not in READS:
-        raise ObjectiveError(f"reads is {reads!r}; give 'same' (MLM) or 'before' (MNTP and next-token models)")
+        raise DataError(f"reads is {reads!r}; give 'same' (MLM) or 'before' (MNTP and next-token models)")
     where = at.cpu() - int(reads == "before")
     if bool((where < 0).any()):
-        raise ObjectiveError("the first token is hidden, and there is no position before it to read it from")
+        raise DataError("the first token is hidden, and there is no position before it to read it from")
     positions = torch.zeros(ids.shape, dtype=torch.bool)
     positions[torch.arange(len(ids)), where] = True
     real = real.to(model.device) if real is not None else None

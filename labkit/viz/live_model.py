@@ -27,7 +27,7 @@ from labkit.decoder.anatomy import find_decoder
 from labkit.decoder.hooks import masked
 from labkit.decoder.limits import require_positions
 from labkit.decoder.running import Runner, evaluating, without_mlps
-from labkit.errors import LabkitError, MaskError, ObjectiveError
+from labkit.errors import DataError, LabkitError, MaskError
 from labkit.masks import Mask, recognise, self_for_empty_rows
 from labkit.objectives import logits_at
 from labkit.viz.labels import quoted
@@ -189,9 +189,9 @@ class LiveModel:
     def _posed(self, q: Question, tokens: list[str]) -> tuple[tuple[int, ...], int, int | None, str]:
         """(the ids as the model reads them, the position whose logits answer, the right id, all this in words)."""
         if q.kind not in QUESTIONS:
-            raise ObjectiveError(f"the question is {q.kind!r}; give 'next' or 'fill-in'")
+            raise DataError(f"the question is {q.kind!r}; give 'next' or 'fill-in'")
         if not 0 <= q.place < len(q.ids):
-            raise ObjectiveError(f"there is no token {q.place}: the sentence has tokens 0 to {len(q.ids) - 1}")
+            raise DataError(f"there is no token {q.place}: the sentence has tokens 0 to {len(q.ids) - 1}")
         if not 0 <= q.layer < self.layers or not 0 <= q.head < self.heads:
             raise MaskError(
                 f"there is no layer {q.layer} with a head {q.head}: the model has {self.layers} layers "
@@ -203,7 +203,7 @@ class LiveModel:
             return q.ids, q.place, right, f"Which token comes after {here}? Read at {here}."
         at = q.place - int(self.reads == "before")
         if at < 0:
-            raise ObjectiveError(
+            raise DataError(
                 "the first token cannot be hidden: this model says a hidden token at the position before it, and there "
                 "is none"
             )
@@ -327,13 +327,13 @@ def hiding_token(lm: Any) -> int:
     """The id that hides a token: the tokenizer's mask token, or the placeholder that Gemma keeps for such a use.
 
     Raises:
-        ObjectiveError: there is neither; the message says how to get one.
+        DataError: there is neither; the message says how to get one.
     """
     known = lm.model.get_input_embeddings().num_embeddings
     found = lm.tokenizer.mask_token_id
     found = lm.tokenizer.get_vocab().get("<unused0>") if found is None else found
     if found is None or found >= known:
-        raise ObjectiveError(
+        raise DataError(
             f"{lm.name} has no mask token to hide a word with: call labkit.tasks.lm.ensure_mask_token(lm.model, "
             "lm.tokenizer) and attach it again, or ask for the next token"
         )

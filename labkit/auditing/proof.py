@@ -62,8 +62,9 @@ class _Batch:
         for row, column in enumerate(self.columns):
             here = self.real[row]
             position = int(here[:column].sum())
-            wanted = mask.dense(int(here.sum()))[:, position] if here[column] else torch.zeros(int(here.sum())).bool()
-            if not torch.equal(seen[row][here], wanted):
+            cells = mask.dense(int(here.sum()))
+            expected = cells[:, position] if here[column] else torch.zeros(len(cells), dtype=torch.bool)
+            if not torch.equal(seen[row][here], expected):
                 return False
         return True
 
@@ -92,10 +93,10 @@ def _calls(decoder: Decoder, real: Tensor) -> list[AttentionCall]:
     except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
-        said = " ".join(str(error).split())[:200]
+        cause = " ".join(str(error).split())[:200]
         raise ConversionError(
             f"{type(decoder.stack).__name__} (attention backend {decoder.backend!r}) could not be run to measure its "
-            f"masks: {type(error).__name__}: {said}."
+            f"masks: {type(error).__name__}: {cause}."
         ) from error
     if len(calls) != len(decoder.layers):
         raise ConversionError(
@@ -104,14 +105,14 @@ def _calls(decoder: Decoder, real: Tensor) -> list[AttentionCall]:
     return calls
 
 
-def _first_wrong_cell(found: Tensor, mask: Mask, real: Tensor) -> str | None:
+def _first_wrong_cell(measured_cells: Tensor, mask: Mask, real: Tensor) -> str | None:
     for row, here in enumerate(real):
-        cells = found[row][here]  # real queries, all keys
+        cells = measured_cells[row][here]  # real queries, all keys
         pads = cells[:, ~here]
         if bool(pads.any()):
             return f"row {row}: a padded position is seen by real tokens"
-        measured, wanted = cells[:, here], mask.dense(int(here.sum()))
-        wrong = (measured != wanted).nonzero()
+        measured, intended = cells[:, here], mask.dense(int(here.sum()))
+        wrong = (measured != intended).nonzero()
         if len(wrong):
             q, k = wrong[0].tolist()
             does, should = ("sees", "must not") if measured[q, k] else ("does not see", "should")
