@@ -19,6 +19,7 @@ from labkit.errors import ConversionError, LabkitError
 from labkit.models.tiny import build_tiny_model
 from labkit.pitfalls import rewrites
 from labkit.pitfalls.exhibit import TEXT_FAMILIES
+from tests.perturbation import layer_cells, layers_of, stack_of
 
 pytestmark = pytest.mark.matrix
 
@@ -31,26 +32,9 @@ TOLERANCE = 1e-6  # relative; in these models no influence is a difference of ex
 # --- the oracle -------------------------------------------------------------------------------------------------------
 
 
-def stack_of(model):
-    return model.transformer if hasattr(model, "transformer") else model.model
-
-
-def layers_of(model):
-    stack = stack_of(model)
-    return stack.h if hasattr(stack, "h") else stack.layers
-
-
-def attention_of(layer):
-    return layer.attn if hasattr(layer, "attn") else layer.self_attn
-
-
 def real_positions(padding):
-    real = torch.ones(S, dtype=torch.bool)
-    if padding == "right-padded":
-        real[S - PADS :] = False
-    elif padding == "left-padded":
-        real[:PADS] = False
-    return real
+    first, last = {"unpadded": (0, S), "right-padded": (0, S - PADS), "left-padded": (PADS, S)}[padding]
+    return (torch.arange(S) >= first) & (torch.arange(S) < last)
 
 
 def call(model, ids, real, entry="top"):
@@ -65,15 +49,10 @@ def call(model, ids, real, entry="top"):
 
 def rows_with_one_token_changed():
     """Ids (1 + S * 3, S): the sentence, then for each position three copies with another token there; and which."""
-    sentence = torch.arange(40, 40 + S)
-    rows, changed = [sentence], []
-    for j in range(S):
-        for replacement in (7, 111, 222):
-            row = sentence.clone()
-            row[j] = replacement
-            rows.append(row)
-            changed.append(j)
-    return torch.stack(rows), torch.tensor(changed)
+    changed = torch.arange(S).repeat_interleave(3)
+    rows = torch.arange(40, 40 + S).repeat(1 + 3 * S, 1)
+    rows[1 + torch.arange(3 * S), changed] = torch.tensor([7, 111, 222]).repeat(S)
+    return rows, changed
 
 
 def influence(outputs, changed):
@@ -111,45 +90,12 @@ def look(model, padding, entry="top"):
     return Seen(full[keep][:, keep], bool(full[keep][:, ~keep].any()), bool(outputs[:, keep].isnan().any()))
 
 
-def reach_of_layers(model, padding="unpadded"):
-    """Per layer, bool (S, S): does disturbing its input at j change its attention's output at i?"""
-    reaches = []
-    for layer in layers_of(model):
-        generator = torch.Generator().manual_seed(0)
-        outputs = []
-
-        def disturb(module, args, kwargs, generator=generator):
-            hidden = (args[0] if args else kwargs.pop("hidden_states")).clone()
-            noise = torch.randn(2 * S, hidden.shape[-1], generator=generator, dtype=hidden.dtype)
-            for n in range(2 * S):
-                hidden[1 + n, n % S] += noise[n] * hidden.std()
-            return (hidden, *args[1:]), kwargs
-
-        hooks = [
-            layer.register_forward_pre_hook(disturb, with_kwargs=True),
-            attention_of(layer).register_forward_hook(
-                lambda module, args, out, outputs=outputs: outputs.append(out[0])
-            ),
-        ]
-        ids = torch.arange(40, 40 + S).expand(2 + 2 * S, S)
-        real = real_positions(padding).expand(len(ids), S).clone()
-        real[-1] = True
-        try:
-            call(model, ids, real, "stack")
-        finally:
-            for hook in hooks:
-                hook.remove()
-        keep = real_positions(padding)
-        reaches.append(influence(outputs[0][:-1], torch.arange(2 * S) % S)[keep][:, keep])
-    return reaches
-
-
-def intended_reach(model, length=S):
+def intended_reach(model):
     """What a right conversion gives each layer: everything, or to either side as far as the trained window reached."""
     config = stack_of(model).config
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(layers_of(model))
-    distance = (torch.arange(length)[:, None] - torch.arange(length)).abs()
-    return [distance < (8 if kind == "sliding_attention" else length) for kind in kinds]
+    distance = (torch.arange(S)[:, None] - torch.arange(S)).abs()
+    return [distance < (8 if kind == "sliding_attention" else S) for kind in kinds]
 
 
 def packed_texts_leak(model):
@@ -204,15 +150,12 @@ def computes_something_else(model, original):
     real = torch.ones(1, S, dtype=torch.bool)
 
     def causal(reach):
-        forbidden = ~(reach & torch.ones(S, S, dtype=torch.bool).tril())
-        mask = torch.zeros(1, 1, S, S, dtype=torch.float32).masked_fill(forbidden, torch.finfo(torch.float32).min)
+        mask = torch.zeros(1, 1, S, S).masked_fill(~reach.tril(), torch.finfo(torch.float32).min)
 
         def hand_over(module, args, kwargs):
-            if len(args) > 2:  # GPT-2's stack passes the mask by place
-                args = (*args[:2], mask, *args[3:])
-            else:
-                kwargs = {**kwargs, "attention_mask": mask}
-            return args, kwargs
+            if len(args) > 2:  # GPT-2's stack passes the mask by position
+                return (*args[:2], mask, *args[3:]), kwargs
+            return args, {**kwargs, "attention_mask": mask}
 
         return hand_over
 
@@ -220,15 +163,6 @@ def computes_something_else(model, original):
     for layer, reach in zip(layers_of(student), intended_reach(student), strict=True):
         layer.register_forward_pre_hook(causal(reach), with_kwargs=True)
     return differ(call(original, ids, real), call(student, ids, real))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """The models are so small that a second thread only waits, and on a busy machine waits long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 # --- the models ------------------------------------------------------------------------------------------------------
@@ -306,7 +240,7 @@ def shorthand(model):
 def test_oracle_measures_the_untouched_models_as_causal_layer_by_layer(family, backend):
     model = original(family, backend)
     assert shorthand(model) == NEVER
-    for reach, intended in zip(reach_of_layers(model), intended_reach(model), strict=True):
+    for reach, intended in zip(layer_cells(stack_of(model), S)[:, 0], intended_reach(model), strict=True):
         assert torch.equal(reach, intended.tril())
     assert not packed_texts_leak(model)
     assert not left_padding_shifts(model)
@@ -337,7 +271,7 @@ def faults(family, backend, name):
             measured["pads leak"] = measured.get("pads leak") or seen.pad_leak
             measured["NaN"] = measured.get("NaN") or seen.nan
     if name != "forgets-scaling":  # its softmax is so sharp that some allowed keys get no measurable weight
-        reaches = zip(reach_of_layers(model), intended_reach(model), strict=True)
+        reaches = zip(layer_cells(stack_of(model), S)[:, 0], intended_reach(model), strict=True)
         measured["a layer's reach"] = not all(torch.equal(reach, intended) for reach, intended in reaches)
     return frozenset(fault for fault, present in measured.items() if present)
 
@@ -354,7 +288,7 @@ def faults(family, backend, name):
 )
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_reach_of_gemma3s_local_layer(name, left, right, backend):
-    local, everywhere = reach_of_layers(exhibited(pitfalls.get(name), "gemma3_text", backend))
+    local, everywhere = layer_cells(stack_of(exhibited(pitfalls.get(name), "gemma3_text", backend)), S)[:, 0]
     offset = torch.arange(S) - torch.arange(S)[:, None]  # key - query
     assert torch.equal(local, (left <= offset) & (offset <= right))
     assert everywhere.all()
