@@ -36,7 +36,8 @@ def one_run(model: str, objective: str, options: argparse.Namespace, seed: int, 
     from labkit.objectives import Collator, corruption_for, loss
     from labkit.run_folder import RunFolder
     from labkit.tasks import lm as task
-    from labkit.training import Settings, train
+    from labkit.tasks.base import pad_id
+    from labkit.training import Rows, draw, preset, settled, train
 
     lm = labkit.load(model, dtype=options.dtype if options.lora else "float32")
     task.ensure_mask_token(lm.model, lm.tokenizer)
@@ -55,18 +56,23 @@ def one_run(model: str, objective: str, options: argparse.Namespace, seed: int, 
         labkit.to_bidirectional(lm.model)
         states["unmasked"] = score(lm.model, "unmasked")
     net = task.with_lora(lm.model, seed) if options.lora else lm.model
-    settings = Settings(
-        max_steps=options.steps, batch_size=options.batch_size, learning_rate=options.learning_rate, weight_decay=0.01,
-        dtype=options.dtype, seed=seed, evaluate_every=max(1, options.steps // options.evaluations),
+    every = max(1, options.steps // options.evaluations)
+    settings = preset(
+        "lm", max_steps=options.steps, per_device_train_batch_size=options.batch_size, weight_decay=0.01,
+        learning_rate=options.learning_rate, dtype=options.dtype, seed=seed, eval_steps=every,
     )  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
+    settings = settled(settings, lm.model.config.model_type, lambda text: None)
+    order = [row for (row,) in draw([len(row) for row in rows], settings, packed=True)]
+    collate = Collator(objective, pad_id(lm.tokenizer), corruption_for(lm.tokenizer), seed)
+    with tempfile.TemporaryDirectory() as folder, RunFolder.alone(Path(folder, "run"), {}, resume=False) as run:
         outcome = train(
             net,
-            task.shuffled(rows, seed),
-            collate=Collator(objective, task.pad_id(lm.tokenizer), corruption_for(lm.tokenizer), seed),
+            Rows(len(order), lambda k: {"row": k, "ids": rows[order[k]]}),
+            collate=collate,
             loss=lambda net, batch: loss(net, batch, objective),
             settings=settings,
-            run=RunFolder.open(Path(folder) / "run", {}, resume=False),
+            run=run,
+            tokens=lambda k: len(rows[order[k]]),
             evaluate=lambda net: score(net, "after"),
             say=lambda text: None,
         )

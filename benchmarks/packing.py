@@ -5,7 +5,7 @@
     python benchmarks/packing.py --model gemma3-270m --dtype bfloat16 --steps 2 --rounds 3    (with LoRA)
     python benchmarks/packing.py --quick          (a tiny model, seconds, nothing is written)
 
-Arms, of one bidirectional model: `grouped`, batches of nearly one length, as `labkit.tasks.order` makes them of the
+Arms, of one bidirectional model: `grouped`, batches of nearly one length, as `labkit.training.draw` makes them of the
 whole data set; `plain`, the same rows shuffled over the batches, padded to their longest; `packed`, the batches of
 `plain` under `labkit.decoder.packing.packed`; `full`, packed too, but with as many of these rows in each batch as fit
 into the slots that a batch of shuffled rows takes, real or not: about the same memory, more texts and fewer steps
@@ -51,18 +51,16 @@ class Mix:
         import labkit
         from labkit.datasets import embedded, readers
         from labkit.tasks import adapters
-        from labkit.tasks.lm import pad_id
-        from labkit.tasks.order import length_grouped_order, shuffled_order
-        from labkit.tasks.recipes import Options, by_name
+        from labkit.tasks.base import get, pad_id
+        from labkit.training import draw, preset
 
-        self.torch, self.recipe, self.options, self.device = torch, by_name(task), options, options.device
+        self.torch, self.task, self.options, self.device = torch, get(task), options, options.device
         if options.data:
             examples = readers.read(task, options.data / FILES[task])
         else:
             examples = embedded.read(task, "field-notes", "train")
-        chosen = Options().filled(self.recipe)
-        labels = self.recipe.labels(examples)
-        head = self.recipe.head(labels, chosen, dropout=0.0, backbone_dropout=0.0)
+        labels = self.task.labels(examples)
+        head = self.task.head(labels, dropout=0.0, backbone_dropout=0.0)
         method = options.method or ("lora" if options.model in LORA else "full")
         with torch.random.fork_rng():
             torch.manual_seed(options.seed)
@@ -73,17 +71,16 @@ class Mix:
         for module in self.model.modules():
             if isinstance(module, torch.nn.Dropout):  # that of the attention weights, too
                 module.p = 0.0
-        self.rows = self.recipe.features(lm.tokenizer, examples, labels, chosen, lambda text: None)
-        lengths = [self.recipe.length_of(row) for row in self.rows]
-        self.collate = self.recipe.collator(pad_id(lm.tokenizer))
-        shuffled = shuffled_order(len(self.rows), options.seed)
-        grouped = length_grouped_order(lengths, options.batch_size, options.seed)
-        self.order, self.grouped, self.lengths_of = shuffled, grouped, lengths
-        batches = [
-            [lengths[shuffled(number * options.batch_size + k)] for k in range(options.batch_size)]
-            for number in range(50)
-        ]
-        self.slots = sum(max(each) for each in batches) * options.batch_size // len(batches)  # of a shuffled batch
+        self.rows, self.padding = self.task.rows(lm.tokenizer, examples, labels), pad_id(lm.tokenizer)
+        self.lengths_of = lengths = [len(row.ids) for row in self.rows]
+        size = options.batch_size
+        steps = max(50, (options.rounds + 1) * options.steps)
+        run = {"max_steps": steps, "per_device_train_batch_size": size, "gradient_accumulation_steps": 1}
+        settings = preset("lm", **run, seed=options.seed)
+        self.grouped = [row for (row,) in draw(lengths, settings)]
+        shuffled = [row for (row,) in draw(lengths, settings, packed=True)]
+        batches = [[lengths[row] for row in shuffled[at * size : (at + 1) * size]] for at in range(50)]
+        self.slots = sum(map(max, batches)) * size // len(batches)  # of a shuffled batch
         ordered = sorted(lengths)
         self.lengths = {"rows": len(ordered), "median": ordered[len(ordered) // 2], "max": ordered[-1]}
         self.optimiser = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad], lr=1e-5)
@@ -93,7 +90,7 @@ class Mix:
         """The rows of every step of a round: the same rows in all arms, in other company."""
         size, steps = self.options.batch_size, self.options.steps
         first = round_ * steps * size
-        grouped = [[self.grouped(first + step * size + k) for k in range(size)] for step in range(steps)]
+        grouped = [self.grouped[first + step * size :][:size] for step in range(steps)]
         if arm == "grouped":
             return grouped
         rows = [row for batch in grouped for row in batch]
@@ -108,14 +105,14 @@ class Mix:
         return full
 
     def batch(self, rows: list[int]) -> dict:
-        batch = self.collate([{"row": row, "ids": self.rows[row]} for row in rows])
+        batch = self.task.collate([self.rows[row] for row in rows], self.padding)
         return {name: each.to(self.device) for name, each in batch.items()}
 
     def step(self, arm: str, batch: dict) -> tuple[float, float]:
         """Seconds of the model, forward and backward, and of AdamW."""
         began = self.now()
         with self.running(arm), self.autocast():
-            self.recipe.loss(self.model, batch).backward()
+            self.task.loss(self.model, batch).backward()
         between = self.now()
         self.optimiser.step()
         self.optimiser.zero_grad()
@@ -147,7 +144,7 @@ class Mix:
             batch = self.batch(rows)
             real += int(batch["attention_mask"].sum())
             with self.running(arm), self.autocast(), self.torch.no_grad():
-                self.recipe.loss(self.model, batch)
+                self.task.loss(self.model, batch)
         hook.remove()
         return round(sum(shape[0] * shape[1] for shape in seen) / real, 4)
 

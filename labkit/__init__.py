@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit import convert, errors, masks, models, notebooks, pitfalls, profile, resources, viz
-    from labkit.attention.maps import explore_attention
     from labkit.auditing.leaks import find_leaks
     from labkit.auditing.measure import AuditReport, assert_bidirectional, assert_causal, audit
     from labkit.convert import masked, to_bidirectional, to_causal
     from labkit.errors import ConversionError, LabkitError
     from labkit.models import Loaded, load
     from labkit.tasks.pipeline import pipeline
+    from labkit.viz.explorer import explore_attention
 
 __version__ = "0.1.0"
 
@@ -29,7 +29,7 @@ _HOME = {  # public name -> the module that defines it
     "assert_causal": "auditing.measure",
     "AuditReport": "auditing.measure",
     "find_leaks": "auditing.leaks",
-    "explore_attention": "attention.maps",
+    "explore_attention": "viz.explorer",
     "pipeline": "tasks.pipeline",
     "LabkitError": "errors",
     "ConversionError": "errors",

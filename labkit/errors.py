@@ -46,11 +46,12 @@ class DataError(LabkitError, ValueError):
 
 
 class TrainingError(LabkitError, RuntimeError):
-    """A training run cannot begin, go on or resume; the message says what is in the way. Nothing was overwritten."""
+    """A training run cannot begin, go on or resume; the message says what is in the way. Nothing was overwritten.
 
+    `diverged`: the loss or a gradient became NaN or infinite.
+    """
 
-class DivergedError(TrainingError):
-    """A loss or a gradient that is no number any more: the learning rate or the dtype, and not the machine."""
+    diverged = False
 
 
 class CourseError(LabkitError, ValueError):

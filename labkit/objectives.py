@@ -171,7 +171,7 @@ def by_name(name: str) -> Objective:
 class Collator:
     """Makes batches of one objective from rows of token ids.
 
-    Called with a list of `{"row": k, "ids": [...]}`; returns `input_ids`, `targets`, `attention_mask` (batch, seq), and
+    Called with a list of `{"row": k, "ids": [...]}`; returns `input_ids`, `labels`, `attention_mask` (batch, seq), and
     `lengths` (batch,) for "prefix" and "hybrid": where the bidirectional prefix, or the causal part, ends. Row k is
     corrupted by a generator seeded with (`seed`, k), so every worker and every resumed run makes the same row.
     """
@@ -189,7 +189,7 @@ class Collator:
         examples, lengths = zip(*(self._example(row) for row in rows), strict=True)
         columns = {
             "input_ids": ([example.inputs for example in examples], self.pad_id),
-            "targets": ([example.targets for example in examples], IGNORE),
+            "labels": ([example.targets for example in examples], IGNORE),
             "attention_mask": ([torch.ones_like(example.inputs) for example in examples], 0),
         }
         batch = {
@@ -230,12 +230,12 @@ def loss(model: nn.Module, batch: dict[str, Tensor], objective: str) -> Float[Te
     from labkit.decoder.hooks import masked
 
     in_force = masked(model, mask_of(batch, objective)) if by_name(objective).attention == "per row" else nullcontext()
-    counted = batch["targets"] != IGNORE
+    counted = batch["labels"] != IGNORE
     if not bool(counted.any()):
         raise DataError(f"under {objective} no position of this batch is counted: there is nothing to predict")
     with in_force:
         logits = logits_at(model, batch["input_ids"], batch.get("attention_mask"), counted)
-    return F.cross_entropy(logits.float(), batch["targets"][counted])
+    return F.cross_entropy(logits.float(), batch["labels"][counted])
 
 
 def logits_at(

@@ -1,4 +1,4 @@
-"""Train a small GPT-2 from nothing on any text: tokenizer, rows, model, and what it costs to say a byte.
+"""Train a small GPT-2 from nothing on any text: tokenizer, rows, model, and its bits per byte.
 
 `pretrain(["my-texts/"], "run")`, or `labkit pretrain my-texts --output-dir run`. This is how gpt2-mini was made.
 """
@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,18 @@ from torch.nn import functional as F
 from labkit.datasets.text import read_documents
 from labkit.decoder.running import evaluating
 from labkit.errors import DataError, TrainingError, reading
-from labkit.objectives import Collator, loss
-from labkit.pretraining_rows import Curriculum, in_pieces, row_maker
+from labkit.objectives import Collator, generator, loss
 from labkit.run_folder import RunFolder, is_first_process, process_count
-from labkit.training import Settings, random_state_kept, require, save_model, train
+from labkit.training import Rows, preset, random_state_kept, save_model, settled, steps, train
 
-END, PAD, MASK = "<|endoftext|>", "<pad>", "<mask>"  # ids 0, 1, 2; <mask> waits for a later training
+END, PAD, MASK = "<|endoftext|>", "<pad>", "<mask>"  # ids 0, 1, 2; <mask> is for a later training
 
 
 @dataclass(frozen=True)
 class Shape:
     """The size of the GPT-2 to be trained. `head_width` is 64, as in every GPT-2."""
 
-    vocab_size: int = 4096
+    vocab_size: int = 4096  # 256 bytes, 3 special tokens, and what the BPE learns
     context: int = 512
     width: int = 256
     layers: int = 6
@@ -40,15 +40,10 @@ class Shape:
 
     def __post_init__(self) -> None:
         if self.width < 64 or self.width % 64:
-            raise TrainingError(f"width {self.width} is no multiple of 64, the width of a GPT-2 head")
-        if self.context < 2 or self.layers < 1 or not 0 <= self.dropout < 1:
+            raise TrainingError(f"width is {self.width}; it must be a multiple of 64, the width of a GPT-2 head")
+        if self.context < 2 or self.layers < 1 or not 0 <= self.dropout < 1 or self.vocab_size < 256 + 3:
             raise TrainingError(
-                f"context {self.context} must be at least 2 tokens, layers {self.layers} at least 1, "
-                f"dropout {self.dropout} in [0, 1)"
-            )
-        if self.vocab_size < 256 + 3:
-            raise TrainingError(
-                f"a byte-level vocabulary needs 256 bytes and 3 special tokens; {self.vocab_size} is less"
+                f"{self}: context must be at least 2, layers at least 1, dropout in [0, 1), vocab_size at least 259"
             )
 
 
@@ -57,7 +52,7 @@ def pretrain(
     output_dir: str | Path,
     *,
     shape: Shape | None = None,
-    settings: Settings | None = None,
+    settings: dict[str, Any] | None = None,
     held_out: float = 0.1,
     repeats: float = 0.0,
     first_length: int | None = None,
@@ -67,36 +62,41 @@ def pretrain(
     """Train a tokenizer and a GPT-2 on `texts` (files and folders); returns the metrics and leaves a run folder.
 
     Args:
-        held_out: the last share of each text, which is never trained on; bits per byte are measured there.
-        repeats: share of what is read, at the beginning, that says a short passage again and again, half of them
-            passages of random tokens, so that heads which look for an earlier occurrence form within a short training.
-            It falls to a tenth by the middle of the run.
-        first_length: begin with rows cut into pieces of this many tokens, which grow to whole rows: see `Curriculum`.
-        resume: go on with the run in `output_dir`.
+        settings: hyperparameters of `labkit.training.preset`.
+        held_out: the last fraction of each text, which is never trained on; bits per byte are measured there.
+        repeats, first_length: of the `Curriculum`.
+        resume: continue the run in `output_dir`.
 
     Raises:
-        DataError: no text, or less of it than one row. TrainingError: see `RunFolder.open` and `training.train`.
+        DataError: no text, or less of it than one row. TrainingError: see `RunFolder.alone` and `training.train`.
     """
-    shape, settings = shape or Shape(), settings or Settings(max_steps=2000, batch_size=8)
-    require(settings)
+    from transformers import PreTrainedTokenizerFast
+
+    shape, settings = shape or Shape(), settings or preset("lm", learning_rate=1e-3)
     say = say if is_first_process() else (lambda text: None)
     documents = read_documents(texts)
     if not 0 <= held_out < 1 or not 0 <= repeats <= 1:
-        raise TrainingError(f"held-out share {held_out} must be in [0, 1), share of repeated rows {repeats} in [0, 1]")
+        raise TrainingError(f"held_out is {held_out}, it must be in [0, 1); repeats is {repeats}, it must be in [0, 1]")
     if first_length is not None and not 2 <= first_length <= shape.context:
-        raise TrainingError(f"the first rows' length {first_length} must be 2 to the context, {shape.context} tokens")
+        raise TrainingError(f"first_length is {first_length}; it must be 2 to the context, {shape.context} tokens")
+    settings = settled(settings, "gpt2", say)
     config = {
         "command": "pretrain", "texts": {d.name: hashlib.sha256(d.text.encode()).hexdigest() for d in documents},
-        "shape": asdict(shape), "settings": asdict(settings), "held_out": held_out, "repeats": repeats,
-        "first_length": first_length,
+        "shape": asdict(shape), "settings": settings, "held_out": held_out, "repeats": repeats,
+        "first_length": first_length, "processes": process_count(),
     }  # fmt: skip
     run = RunFolder.check(output_dir, config, resume=resume)
     if run.metrics is not None:
-        say(f"{run.path} is finished: {settings.max_steps:,} steps")
+        say(f"{run.path} is finished: {run.metrics['steps']:,} steps")
         return run.metrics
     parts = [document.split(held_out) for document in documents]
-    tokenizer = _tokenizer_of(run, [train_part for train_part, _ in parts], shape)
-    ids = encode_all(tokenizer, [train_part for train_part, _ in parts])
+    train_texts = [train_part for train_part, _ in parts]
+    if (run.path / "tokenizer").is_dir():
+        with reading(f"the tokenizer in {run.path}", TrainingError):
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(run.path / "tokenizer")
+    else:
+        tokenizer = train_tokenizer(train_texts, shape.vocab_size, shape.context)
+    ids = encode_all(tokenizer, train_texts)
     if len(ids) <= shape.context:  # before anything is written
         raise DataError(f"the text has {len(ids):,} tokens to train on, and one row takes {shape.context:,}: add text")
     with RunFolder.alone(output_dir, config, resume=resume) as run:
@@ -105,22 +105,26 @@ def pretrain(
         held = {document.name: part for document, (_, part) in zip(documents, parts, strict=True) if part.strip()}
         n_eval = sum(len(text.encode()) for text in held.values())
         say(f"{len(documents)} text(s): {len(ids):,} tokens to train on, {n_eval:,} bytes held out")
-        model = new_model(shape, settings.seed)
-        say(f"GPT-2 of {model.num_parameters() / 1e6:.1f} M parameters, {settings.max_steps:,} steps")
+        model = new_model(shape, settings["seed"])
+        n_steps = steps((len(ids) - 1) // shape.context, settings)
+        say(f"GPT-2 of {model.num_parameters() / 1e6:.1f} M parameters, {n_steps:,} steps")
 
         def evaluate(model: nn.Module) -> dict[str, float]:
-            say("  " + sample(model, tokenizer, seed=settings.seed))
+            say("  " + sample(model, tokenizer, seed=settings["seed"]))
             return {"val_loss": validation_loss(model, tokenizer, held.values(), rows=32)} if held else {}
 
-        rows = settings.max_steps * settings.rows_per_step * process_count()
+        rows = n_steps * settings["gradient_accumulation_steps"] * process_count()
+        rows *= settings["per_device_train_batch_size"]
         curriculum = Curriculum(rows, shape.context, first_length, repeats)
+        make_row = row_maker(ids, curriculum, settings["seed"])
         outcome = train(
             model,
-            row_maker(ids, curriculum, settings.seed),
-            collate=in_pieces(Collator("next", pad_id=tokenizer.pad_token_id, seed=settings.seed), curriculum),
+            Rows(rows, lambda k: {"row": k, "ids": make_row(k)}),
+            collate=in_pieces(Collator("next", pad_id=tokenizer.pad_token_id, seed=settings["seed"]), curriculum),
             loss=lambda model, batch: loss(model, batch, "next"),
             settings=settings,
             run=run,
+            tokens=lambda k: shape.context,
             evaluate=evaluate,
             say=say,
         )
@@ -130,7 +134,6 @@ def pretrain(
             scores = {name: bits_per_byte(model, tokenizer, text) for name, text in held.items()}
         metrics = outcome | {
             "bits_per_byte": scores,
-            "steps": settings.max_steps,
             "n_train": len(ids),
             "n_eval": n_eval,
             "parameters": model.num_parameters(),
@@ -139,10 +142,92 @@ def pretrain(
         return metrics
 
 
+@dataclass(frozen=True)
+class Curriculum:
+    """How the rows of a run change as it goes on.
+
+    Short rows teach a model to attend to the token before and to earlier occurrences much faster than long ones. (Li et
+    al. 2022, "The Stability-Efficiency Dilemma", increase the length for another reason.)
+
+    Attributes:
+        rows: of the whole run. context: tokens per row.
+        first_length: for the first half of the run each row is cut into pieces of this many tokens, which do not attend
+            to each other. The pieces then double in equal stages, and are whole rows in the last fifth.
+        repeats: fraction of the pieces that repeat one passage, half of them a passage of random tokens, so that heads
+            which attend to an earlier occurrence form quickly. It falls to a tenth by the middle of the run.
+    """
+
+    rows: int
+    context: int
+    first_length: int | None = None
+    repeats: float = 0.0
+
+    def length(self, row: int) -> int:
+        """Tokens per piece of row number `row`."""
+        first, done = self.first_length or self.context, row / self.rows
+        doublings = math.ceil(math.log2(self.context / first)) if first < self.context else 0
+        if done >= 0.8 or not doublings:
+            return self.context
+        stage = 0 if done < 0.5 or doublings == 1 else 1 + int((done - 0.5) / 0.3 * (doublings - 1))
+        return first * 2**stage
+
+    def share_of_repeats(self, row: int) -> float:
+        return self.repeats * max(0.1, 1 - 2 * row / self.rows)
+
+
+def row_maker(ids: Tensor, curriculum: Curriculum, seed: int) -> Callable[[int], Tensor]:
+    """`make(k)`: row k of the run, a pure function of (seed, k).
+
+    Each pass cuts the ids into rows at another offset and takes them in another order, so that every token is read once
+    per pass, and not always with the same neighbours.
+    """
+    length = curriculum.context
+    per_pass = (len(ids) - 1) // length
+    known = ids.unique()
+
+    @lru_cache(maxsize=1)
+    def of_pass(number: int) -> tuple[int, Tensor]:
+        rng = generator(seed, -1 - number)
+        offset = int(torch.randint(len(ids) - per_pass * length, (), generator=rng))
+        return offset, torch.randperm(per_pass, generator=rng)
+
+    def make(row: int) -> Tensor:
+        offset, order = of_pass(row // per_pass)
+        start = offset + int(order[row % per_pass]) * length
+        rng = generator(seed + 1, row)
+        pieces = ids[start : start + length].split(curriculum.length(row))
+        repeated = torch.rand(len(pieces), generator=rng) < curriculum.share_of_repeats(row)
+        return torch.cat([_repeated(p, known, rng) if r else p for p, r in zip(pieces, repeated, strict=True)])
+
+    return make
+
+
+def in_pieces(collate: Callable[[list[dict]], Any], curriculum: Curriculum) -> Callable[[list[dict]], Any]:
+    """`collate`, given each row's pieces in place of the row."""
+
+    def collated(rows: list[dict]) -> Any:
+        length = curriculum.length(min(row["row"] for row in rows))
+        return collate([{"row": row["row"], "ids": piece} for row in rows for piece in row["ids"].split(length)])
+
+    return collated
+
+
+def _repeated(piece: Tensor, known: Tensor, rng: torch.Generator) -> Tensor:
+    """One passage of 4 to 64 tokens (up to 3/8 of the piece) again and again: the text's, or random known tokens.
+
+    Random tokens can only be predicted from their earlier occurrence; in a text there are easier ways.
+    """
+    longest = max(1, min(64, 3 * len(piece) // 8))
+    length = int(torch.randint(min(4, longest), longest + 1, (), generator=rng))
+    drawn = known[torch.randint(len(known), (length,), generator=rng)]
+    passage = drawn if float(torch.rand((), generator=rng)) < 0.5 else piece[:length]
+    return passage.repeat(len(piece) // length + 1)[: len(piece)]
+
+
 def train_tokenizer(texts: Sequence[str], vocab_size: int, context: int) -> Any:
     """A byte-level BPE of at most `vocab_size` tokens: any text goes in and comes back unchanged.
 
-    It has a pad token of its own (a pad that is also the end of text cannot be told from it) and a mask token.
+    It has a pad token of its own (padding must differ from the end of a text) and a mask token.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -191,12 +276,14 @@ def new_model(shape: Shape, seed: int) -> Any:
         n_head=shape.width // 64, resid_pdrop=shape.dropout, embd_pdrop=shape.dropout, attn_pdrop=0.0,
         bos_token_id=0, eos_token_id=0, pad_token_id=1,
     )  # fmt: skip
-    with random_state_kept():
-        torch.manual_seed(seed)
+    with random_state_kept(seed):
         model = GPT2LMHeadModel(config)
         wide = 1 / math.sqrt(shape.width) / config.initializer_range
+        # wavelengths from 2 pi to 2 pi times the context
+        angle = torch.arange(shape.context)[:, None] * shape.context ** -torch.linspace(0, 1, shape.width // 2)
+        sinusoids = torch.cat([angle.sin(), angle.cos()], dim=1)  # (context, width)
         with torch.no_grad():
-            model.transformer.wpe.weight.copy_(2 * config.initializer_range * math.sqrt(2) * _sinusoids(shape))
+            model.transformer.wpe.weight.copy_(2 * config.initializer_range * math.sqrt(2) * sinusoids)
             for block in model.transformer.h:
                 for weight in (p for p in block.parameters() if p.ndim == 2):
                     weight.mul_(wide)
@@ -207,16 +294,9 @@ def new_model(shape: Shape, seed: int) -> Any:
     return model
 
 
-def _sinusoids(shape: Shape) -> Tensor:
-    """(context, width): sines and cosines, of wavelengths from 2 pi to 2 pi times the context."""
-    frequency = shape.context ** -torch.linspace(0, 1, shape.width // 2)
-    angle = torch.arange(shape.context)[:, None] * frequency
-    return torch.cat([angle.sin(), angle.cos()], dim=1)
-
-
 @torch.no_grad()
 def bits_per_byte(model: nn.Module, tokenizer: Any, text: str, batch_size: int = 8) -> float:
-    """How many bits the model needs per byte of `text`, every token but the first counted once.
+    """The bits that the model needs per byte of `text`; every token but the first counts once.
 
     Windows of the model's context advance by half of it, so that a token has at least half a context before it (at the
     text's beginning: what there is).
@@ -256,21 +336,10 @@ def sample(model: Any, tokenizer: Any, prompt: str = "\n", tokens: int = 40, see
     context = model.config.n_positions
     ids = torch.tensor([tokenizer(prompt, verbose=False)["input_ids"][1 - context :]], device=model.device)
     tokens = min(tokens, context - ids.shape[1])
-    with random_state_kept():
-        torch.manual_seed(seed)
+    with random_state_kept(seed):
         out = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=True, top_k=40, pad_token_id=1,
             suppress_tokens=[tokenizer.pad_token_id, tokenizer.mask_token_id],  # they occur in no text
         )  # fmt: skip
     text = tokenizer.decode(out[0, ids.shape[1] :]).strip().replace("\n", " / ")
     return "".join(letter if letter.isprintable() else "�" for letter in text)  # a terminal obeys control characters
-
-
-def _tokenizer_of(run: RunFolder, texts: list[str], shape: Shape) -> Any:
-    """The run's tokenizer: trained once, kept in the run, read again by a resumed one."""
-    from transformers import PreTrainedTokenizerFast
-
-    if not (run.path / "tokenizer").is_dir():
-        return train_tokenizer(texts, shape.vocab_size, shape.context)
-    with reading(f"the tokenizer in {run.path}", TrainingError):
-        return PreTrainedTokenizerFast.from_pretrained(run.path / "tokenizer")

@@ -1,8 +1,7 @@
-"""The one training entry: transformers' Trainer, on one device or several, resumable after a kill at any moment.
+"""Train with transformers.Trainer: our loss, our evaluation, rows in an order drawn once; resumable after a kill.
 
-A run is described by `Settings`, by a `RunFolder`, and by rows that are a function of their number: row k of a run is
-the same whoever asks for it, so an interrupted run goes on with the rows that it had not seen. What is learned is given
-as `loss(model, batch)`; how well, as `evaluate(model)`.
+Hyperparameters are those of `transformers.TrainingArguments`, under their names, plus `OURS`. A preset is a dictionary
+of them. With more than one GPU, start the same command with `torchrun` or `accelerate launch`.
 """
 
 from __future__ import annotations
@@ -12,9 +11,11 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,168 @@ import torch
 from torch import Tensor, nn
 
 from labkit.decoder.running import evaluating
-from labkit.errors import DivergedError, TrainingError, is_out_of_memory
+from labkit.errors import TrainingError, is_out_of_memory
 from labkit.models import precision
+from labkit.objectives import generator
 from labkit.progress import bars_on_terminals_only, transformers_errors_only
-from labkit.run_folder import RunFolder, first_process_first
-from labkit.training_settings import DTYPES, MIXED, Settings, require, settled
+from labkit.run_folder import STATE, RunFolder, described, first_process_first, is_first_process, process_count
 
-__all__ = ["Rows", "Settings", "evaluating", "peak_memory", "random_state_kept", "require", "save_model", "train"]
+DTYPES = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
+SORTED_BATCHES = 50  # rows of so many batches are sorted by length together: less padding, still shuffled
+OURS = {
+    "dtype": "auto",  # of the computation: auto, float32, bfloat16 or float16; trained weights stay float32
+    "patience": 0,  # end after so many evaluations without a better metric; 0: never
+    "batch_tokens": None,  # with packing: rows of at most so many tokens together make a batch
+}
+DEFAULTS = OURS | {
+    "num_train_epochs": 5.0, "max_steps": -1, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 8,
+    "gradient_accumulation_steps": 4, "learning_rate": 2e-5, "lr_scheduler_type": "linear", "lr_scheduler_kwargs": {},
+    "warmup_steps": 0.1, "weight_decay": 0.01, "adam_beta2": 0.999, "eval_steps": None, "save_steps": None,
+    "save_total_limit": 3, "gradient_checkpointing": False, "seed": 0, "report_to": "none",
+}  # fmt: skip
+PRESETS = {
+    "gemma": DEFAULTS | {"patience": 20},
+    "mini": DEFAULTS  # gpt2-mini and other models of a few million parameters
+    | {"num_train_epochs": 10.0, "per_device_train_batch_size": 16, "per_device_eval_batch_size": 32}
+    | {"gradient_accumulation_steps": 1, "learning_rate": 5e-4, "patience": 20},
+    "quick": DEFAULTS  # minutes on a CPU, with LoRA's rate
+    | {"num_train_epochs": 3.0, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    | {"learning_rate": 3e-4, "patience": 20},
+    "lm": DEFAULTS  # language modelling: `labkit train lm`, `labkit pretrain`
+    | {"num_train_epochs": None, "max_steps": 2000, "per_device_train_batch_size": 8, "learning_rate": 5e-4}
+    | {"gradient_accumulation_steps": 1, "warmup_steps": 0.05, "weight_decay": 0.1, "adam_beta2": 0.95}
+    | {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}},
+}
+POSITIVE = ("num_train_epochs", "learning_rate", "per_device_train_batch_size", "per_device_eval_batch_size")
+POSITIVE += ("gradient_accumulation_steps", "eval_steps", "save_steps", "save_total_limit", "batch_tokens")
+
+
+def preset(name: str, **changes: Any) -> dict[str, Any]:
+    """The hyperparameters of a preset with changes; a change that is None is not one.
+
+    Raises:
+        TrainingError: no such preset or hyperparameter, or a value that makes no sense.
+    """
+    from transformers import SchedulerType
+
+    if name not in PRESETS:
+        raise TrainingError(f"the preset is {name!r}; choose one of {', '.join(PRESETS)}")
+    chosen = PRESETS[name] | {key: value for key, value in changes.items() if value is not None}
+    if unknown := sorted(set(chosen) - _known()):
+        raise TrainingError(f"{unknown[0]} is not a hyperparameter: give a field of transformers.TrainingArguments")
+    for key in POSITIVE:
+        if chosen[key] is not None and not 0 < chosen[key] < math.inf:
+            raise TrainingError(f"{key} is {chosen[key]}; it must be a positive number")
+    for key in ("warmup_steps", "weight_decay", "patience", "seed"):
+        if not 0 <= chosen[key] < 2**32:
+            raise TrainingError(f"{key} is {chosen[key]}; it must be between 0 and {2**32 - 1}")
+    if chosen["num_train_epochs"] is None and chosen["max_steps"] < 1:
+        raise TrainingError(f"max_steps is {chosen['max_steps']} without num_train_epochs; give one of them")
+    if chosen["lr_scheduler_type"] not in (schedules := [kind.value for kind in SchedulerType]):
+        raise TrainingError(f"schedule is {chosen['lr_scheduler_type']!r}; choose one of {', '.join(schedules)}")
+    if chosen["dtype"] not in ("auto", *DTYPES):
+        raise TrainingError(f"dtype is {chosen['dtype']!r}; choose auto, {', '.join(DTYPES)}")
+    return chosen
+
+
+@cache
+def _known() -> set[str]:
+    from transformers import TrainingArguments
+
+    return {field.name for field in fields(TrainingArguments)} | OURS.keys()
+
+
+def settled(settings: dict[str, Any], model_type: str, say: Callable[[str], None]) -> dict[str, Any]:
+    """The hyperparameters with what "auto" means for this model on this machine, and the trackers as a list.
+
+    `say` receives the reason for the dtype.
+
+    Raises:
+        TrainingError: this machine or model cannot compute in the dtype, or a package is missing.
+    """
+    try:
+        import accelerate  # noqa: F401
+    except ImportError:
+        raise TrainingError('training needs accelerate: pip install "labkit-bidirectional[train]"') from None
+    from transformers.integrations import get_available_reporting_integrations
+
+    trackers = [name for name in map(str.strip, settings["report_to"].split(",")) if name not in ("", "none")]
+    if missing := sorted(set(trackers) - set(known := get_available_reporting_integrations())):
+        raise TrainingError(f"the tracker {missing[0]!r} is not installed; installed are {', '.join(known) or 'none'}")
+    chosen = precision.choose(model_type, precision.here(), settings["dtype"])
+    if precision.here() is not None and chosen.why != precision.AS_ASKED:
+        say(f"computing in {chosen.dtype}: {chosen.why}")
+    return settings | {"dtype": chosen.dtype, "tf32": chosen.tf32, "report_to": trackers}
+
+
+def draw(lengths: Sequence[int], settings: dict[str, Any], *, packed: bool = False) -> list[list[int]]:
+    """The rows of a whole run in their order, drawn from the seed: one list of row numbers per item of a batch.
+
+    Rows of similar length share a batch, unless they are packed, which computes no padding. With `batch_tokens` an item
+    is a whole batch: as many rows as fit. Two runs with equal lengths and settings read the same rows.
+
+    Args:
+        lengths: of the rows, in tokens.
+
+    Returns the items of `steps(...)` optimiser steps, for all processes together.
+    """
+    passes = (torch.randperm(len(lengths), generator=generator(settings["seed"], k)).tolist() for k in count())
+    if tokens := settings["batch_tokens"]:
+        items = _filled(next(passes), lengths, tokens)
+        total = steps(len(items), settings) * settings["gradient_accumulation_steps"] * process_count()
+        while len(items) < total:
+            items += _filled(next(passes), lengths, tokens)
+        return items[:total]
+    batch = settings["per_device_train_batch_size"] * process_count()
+    total = steps(len(lengths), settings) * settings["gradient_accumulation_steps"] * batch
+    order: list[int] = []
+    while len(order) < total:
+        rows = next(passes)
+        if not packed:
+            begun = -len(order) % batch  # rows that complete the last batch of the pass before
+            whole = max(0, len(rows) - begun) // batch * batch
+            middle = _by_length(
+                rows[begun : begun + whole], lengths, batch, generator(settings["seed"], -1 - len(order))
+            )
+            rows = rows[:begun] + middle + rows[begun + whole :]
+        order += rows
+    return [[row] for row in order[:total]]
+
+
+def _by_length(rows: list[int], lengths: Sequence[int], batch: int, random: torch.Generator) -> list[int]:
+    """The rows in batches of similar length; the batches are shuffled."""
+    window = batch * SORTED_BATCHES
+    windows = [sorted(rows[at : at + window], key=lambda row: lengths[row]) for at in range(0, len(rows), window)]
+    near = [row for window_rows in windows for row in window_rows]
+    starts = (torch.randperm(len(rows) // batch, generator=random) * batch).tolist()
+    return [row for start in starts for row in near[start : start + batch]]
+
+
+def _filled(order: list[int], lengths: Sequence[int], tokens: int) -> list[list[int]]:
+    """The rows in batches of at most `tokens` tokens; a longer row has a batch of its own."""
+    batches: list[list[int]] = []
+    room = 0
+    for row in order:
+        if not batches or lengths[row] > room:
+            batches.append([])
+            room = tokens
+        batches[-1].append(row)
+        room -= lengths[row]
+    return batches
+
+
+def steps(items: int, settings: dict[str, Any]) -> int:
+    """The optimiser steps of a run on so many items per epoch; `max_steps` ends it earlier."""
+    per_step = settings["gradient_accumulation_steps"] * process_count()
+    per_step *= 1 if settings["batch_tokens"] else settings["per_device_train_batch_size"]
+    limits = [settings["max_steps"]] if settings["max_steps"] > 0 else []
+    if settings["num_train_epochs"] is not None:
+        limits.append(max(1, math.ceil(settings["num_train_epochs"] * items / per_step)))
+    return min(limits)
 
 
 class Rows(torch.utils.data.Dataset):
-    """The rows of a run: `make(k)` gives row k, whatever came before it."""
+    """The items of a run, in its order. `make(k)` gives item k, whatever came before it."""
 
     def __init__(self, count: int, make: Callable[[int], Any]):
         self.count, self.make = count, make
@@ -40,88 +192,244 @@ class Rows(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, row: int) -> Any:
-        return {"row": row, "ids": self.make(row)}
+    def __getitem__(self, k: int) -> Any:
+        return self.make(k)
 
 
 def train(
     model: nn.Module,
-    make_row: Callable[[int], Any],
+    rows: Rows,
     *,
     collate: Callable[[list], dict[str, Tensor]],
     loss: Callable[[nn.Module, dict[str, Tensor]], Tensor],
-    settings: Settings,
+    settings: dict[str, Any],
     run: RunFolder,
+    tokens: Callable[[int], int],
     evaluate: Callable[[nn.Module], dict[str, float]] | None = None,
+    metric: str | None = None,
+    tokenizer: Any = None,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> dict[str, Any]:
-    """Train `model` in place and return what it cost: seconds, tokens_per_second, peak_memory_bytes, seed, history.
+    """Train `model` in place, from the newest whole checkpoint in `run` if there is one; returns what it cost.
 
-    Goes on from the newest whole checkpoint in `run` if there is one. Under `accelerate launch` or torchrun it runs on
-    every device they start. `evaluate` is called now and then and at the end, on the first process; its numbers enter
-    the history. With `settings.metric` the model is at the end as it was at its best evaluation, and the result has
-    `best_step` too. `steps` are those taken, fewer than asked for if its patience ran out. The random state outside is
-    left as it was.
+    Args:
+        rows: of the whole run, in order; their number gives the number of steps.
+        loss: the mean over those of the batch's `labels` that are not -100. Over several processes and accumulated
+            batches the means are weighted, so that a step has the mean over all its labels.
+        settings: of `preset`, after `settled`. Evaluation, logs and checkpoints: every `eval_steps`, by default a tenth
+            of the run.
+        tokens: the number of real tokens of item k.
+        metric: the number of `evaluate` that chooses the best checkpoint, which is loaded at the end; higher is better.
+        tokenizer: is saved with every checkpoint.
+
+    Returns seconds, tokens_per_second, peak_memory_bytes, seed, steps, best_step (with a metric) and history. The
+    global random state is restored.
 
     Raises:
-        TrainingError: the loss is no number any more, a checkpoint was altered, the disk or the memory is full, or
-            there are more or fewer processes, or other numbers, than before. The last whole checkpoint stays.
-        ModelError: accelerate is not installed.
+        TrainingError: the loss becomes NaN or infinite, or the disk or memory is full. The last whole checkpoint stays.
     """
-    from tqdm import tqdm
-
-    require(settings)
-    if settings.metric is not None and evaluate is None:
-        raise TrainingError(f"the best model by {settings.metric} is wanted, and there is no evaluation")
-    with first_process_first() as first:
-        resumed = run.latest_checkpoint()
-    before = resumed[1] if resumed else {"step": 0, "seconds": 0.0, "tokens": 0}
-    settings = settled(settings, model, say, begun=before.get("dtype"))
-    if before.get("dtype", settings.dtype) != settings.dtype:
-        raise TrainingError(f"this run was begun in {before['dtype']}, now it is {settings.dtype}")
+    say = say if is_first_process() else (lambda text: None)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    if compiles_attention(model):  # or what the proof of its mask compiled takes the places of what training needs
-        torch.compiler.reset()
-    with random_state_kept(), bars_on_terminals_only(), _local_stores(run), precision.kernels(settings.tf32):
-        arguments = _arguments(settings, run)
-        if before.get("processes", arguments.world_size) != arguments.world_size:
-            raise TrainingError(
-                f"this run was begun on {before['processes']} processes, now it is {arguments.world_size}"
-            )
-        trainer = _trainer_class()(
-            model,
-            arguments,
-            rows=Rows(settings.max_steps * settings.rows_per_step * arguments.world_size, make_row),
-            collate=collate,
-            loss=loss,
-            evaluate=evaluate,
-            settings=settings,
-            run=run,
-            before=before,
-        )
-        if resumed and first:
-            say(f"resuming from step {before['step']:,} of {settings.max_steps:,}")
-        hidden = None if first else True  # None: shown on a terminal only
-        with tqdm(total=settings.max_steps, initial=before["step"], unit="step", disable=hidden) as bar:
-            trainer.bar = bar
-            trainer.add_callback(_watch(trainer, settings, say, bar))
-            with transformers_errors_only(), _too_little_memory_explained(settings):
-                if before.get("stopped") and settings.metric is not None:
-                    trainer.finish_again(resumed[0])
-                else:
-                    trainer.train(resume_from_checkpoint=str(resumed[0]) if resumed else None)
-        seconds = trainer.seconds
+    if getattr(getattr(model, "config", None), "_attn_implementation", None) == "flex_attention":
+        torch.compiler.reset()  # what the proof of the mask compiled counts towards torch's limit
+    with first_process_first():
+        resumed = run.latest_checkpoint()
+    with (
+        random_state_kept(), bars_on_terminals_only(), transformers_errors_only(), _local_stores(run),
+        precision.kernels(settings["tf32"]), run.failures_explained(), _memory_explained(settings),
+    ):  # fmt: skip
+        arguments = _arguments(settings, len(rows), run, metric, evaluate is not None)
+        trainer = _trainer(model, arguments, rows, collate, loss, evaluate, run, tokenizer)
+        trainer.add_callback(_watch(say))
+        if metric is not None and settings["patience"]:
+            from transformers import EarlyStoppingCallback
+
+            trainer.add_callback(EarlyStoppingCallback(settings["patience"]))
+        if resumed is not None:
+            say(f"resuming from step {resumed[1]['global_step']:,} of {arguments.max_steps:,}")
+        if resumed is not None and _stopped_early(resumed[1], settings):
+            from transformers import TrainerState
+
+            trainer.state = TrainerState.load_from_json(str(resumed[0] / STATE))
+            trainer.state.best_model_checkpoint = str(run.checkpoint(trainer.state.best_global_step))
+            trainer.accelerator.prepare_model(model, evaluation_mode=True)  # it computes as it did in training
+            trainer._load_best_model()
+        else:
+            trainer.train(resume_from_checkpoint=str(resumed[0]) if resumed else None)
+    state = trainer.state
+    history = [entry for entry in state.log_history if "train_runtime" not in entry]  # Trainer's own summary
+    seconds = max(entry.get("seconds", 0.0) for entry in history)
+    trained = sum(map(tokens, range(state.global_step * len(rows) // arguments.max_steps)))
     return {
         "seconds": seconds,
-        "tokens_per_second": trainer.tokens / seconds,
+        "tokens_per_second": trained / seconds,
         "peak_memory_bytes": peak_memory(),
-        "seed": settings.seed,
-        "steps": trainer.state.global_step,
-        **({"best_step": trainer.state.best_global_step} if settings.metric is not None else {}),
-        # Trainer ends it with a summary of its own, which counts nothing before a resume
-        "history": [entry for entry in trainer.state.log_history if "train_runtime" not in entry],
+        "seed": settings["seed"],
+        "steps": state.global_step,
+        **({"best_step": state.best_global_step} if metric is not None else {}),
+        "history": history,
     }
+
+
+def _arguments(settings: dict[str, Any], items: int, run: RunFolder, metric: str | None, evaluates: bool) -> Any:
+    from transformers import TrainingArguments
+
+    given = {name: value for name, value in settings.items() if name not in OURS and value is not None}
+    mixed = DTYPES[settings["dtype"]]
+    batch = 1 if settings["batch_tokens"] else settings["per_device_train_batch_size"]
+    max_steps = items // (batch * settings["gradient_accumulation_steps"] * process_count())
+    eval_steps = min(settings["eval_steps"] or max(1, max_steps // 10), max_steps)
+    given |= {
+        "output_dir": str(run.checkpoints), "per_device_train_batch_size": batch, "max_steps": max_steps,
+        "train_sampling_strategy": "sequential", "eval_strategy": "steps" if evaluates else "no",
+        "eval_steps": eval_steps, "save_steps": eval_steps if metric else settings["save_steps"] or eval_steps,
+        "logging_steps": max(1, max_steps // 100), "logging_nan_inf_filter": False,
+        "use_cpu": not torch.cuda.is_available(), "disable_tqdm": True,
+        "dataloader_pin_memory": torch.cuda.is_available(), "remove_unused_columns": False,
+        "average_tokens_across_devices": True,
+        "ddp_find_unused_parameters": False, "bf16": mixed == "bf16", "fp16": mixed == "fp16",
+    }  # fmt: skip
+    del given["tf32"]  # `precision.kernels` sets it, and restores it
+    if metric is not None:
+        given |= {"metric_for_best_model": metric, "greater_is_better": True, "load_best_model_at_end": True}
+        given |= {"restore_callback_states_from_checkpoint": True}
+    if given.pop("gradient_checkpointing"):
+        option = "activation_checkpointing" if "activation_checkpointing" in _known() else "gradient_checkpointing"
+        given |= {option: True, f"{option}_kwargs": {"use_reentrant": False}}
+    arguments = TrainingArguments(**given)
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # one GPU per process: several are for torchrun, not for DataParallel
+    arguments.mixed_precision = mixed  # an `accelerate config` file must not change it
+    return arguments
+
+
+def _trainer(model, arguments, rows, collate, loss, evaluate, run, tokenizer) -> Any:
+    from transformers import Trainer
+    from transformers.trainer_callback import PrinterCallback
+
+    class LossTrainer(Trainer):
+        """Trainer with a loss that is a mean over labels, and an evaluation that decodes."""
+
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            value = loss(model, inputs)
+            if num_items_in_batch is not None:  # of all accumulated batches of all processes, whose gradients average
+                counted = inputs["labels"].ne(-100).sum()
+                value = value * counted / num_items_in_batch * self.args.world_size
+            return value
+
+        def evaluate(self, *_, **__):
+            """Every process computes the scores, so that sharded models work; those of the first one count."""
+            with random_state_kept(), evaluating(self.model_wrapped if self.is_fsdp_enabled else self.model) as model:
+                scores = evaluate(model)
+            if self.args.world_size > 1:
+                from accelerate.utils import broadcast_object_list
+
+                (scores,) = broadcast_object_list([scores])
+            self.log(dict(scores))
+            worst = -sys.float_info.max  # a score that is not defined (NaN) is worse than any other
+            measured = {f"eval_{name}": worst if value != value else value for name, value in scores.items()}
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, measured)
+            return measured
+
+    trainer = LossTrainer(
+        model, arguments, train_dataset=rows, eval_dataset=Rows(0, rows.make), data_collator=collate,
+        processing_class=tokenizer,
+    )  # fmt: skip
+    trainer.remove_callback(PrinterCallback)
+    trainer.accelerator.gradient_accumulation_steps = 1  # or transformers 5.3 divides by them once more
+    trainer.model_accepts_loss_kwargs = True  # count the labels of a step; `compute_loss` divides by their number
+    trainer._loss_shifts_labels = False  # labels[i] belongs to the logits at i
+    return trainer
+
+
+def _watch(say: Callable[[str], None]) -> Any:
+    """A callback: progress bar, one line per evaluation, elapsed seconds in the log, and an end if the loss is NaN."""
+    from tqdm import tqdm
+    from transformers import TrainerCallback
+
+    class Watch(TrainerCallback):
+        def on_train_begin(self, args, state, control, **_):
+            self.before = max((entry.get("seconds", 0.0) for entry in state.log_history), default=0.0)
+            self.started = time.perf_counter()
+            hidden = None if state.is_world_process_zero else True  # None: shown on a terminal only
+            self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", disable=hidden)
+            if state.best_global_step:  # the folder may have been moved since
+                state.best_model_checkpoint = str(Path(args.output_dir, f"checkpoint-{state.best_global_step}"))
+
+        def on_step_end(self, args, state, control, **_):
+            self.bar.update(state.global_step - self.bar.n)
+            if control.should_save or control.should_evaluate:  # a logged loss is a mean since the last log, which a
+                control.should_log = True  # resumed run could not complete
+
+        def on_log(self, args, state, control, logs=None, **_):
+            state.log_history[-1]["seconds"] = self.before + time.perf_counter() - self.started
+            if "loss" not in (logs or {}):
+                return
+            self.loss = float(logs["loss"])
+            for name in ["loss"] if args.fp16 else ["loss", "grad_norm"]:  # float16 skips steps that overflow
+                if not math.isfinite(logs.get(name, 0.0)):
+                    rate = f"lower the learning rate ({args.learning_rate:g})"
+                    instead = ", or use float32" if args.bf16 or args.fp16 else ""
+                    latest = RunFolder(Path(args.output_dir).parent).latest_checkpoint()
+                    error = TrainingError(
+                        f"{name} is NaN or infinite at step {state.global_step}: {rate}{instead} and train in another "
+                        f"folder ({described(latest)})"
+                    )
+                    error.diverged = True
+                    raise error
+            self.bar.set_postfix_str(f"loss {self.loss:.3f}")
+
+        def on_evaluate(self, args, state, control, metrics=None, **_):
+            scores = {name.removeprefix("eval_"): value for name, value in metrics.items()}
+            shown = ", ".join(f"{name} {value:.3f}" for name, value in ({"loss": self.loss} | scores).items())
+            with self.bar.external_write_mode():
+                say(f"step {state.global_step:,} of {state.max_steps:,}: {shown}")
+
+        def on_train_end(self, args, state, control, **_):
+            self.bar.close()
+
+    return Watch()
+
+
+def _stopped_early(state: dict[str, Any], settings: dict[str, Any]) -> bool:
+    """Whether the run had used up its patience when this Trainer state was written."""
+    callback = state.get("stateful_callbacks", {}).get("EarlyStoppingCallback", {})
+    counter = callback.get("attributes", {}).get("early_stopping_patience_counter", 0)
+    return bool(settings["patience"]) and counter >= settings["patience"]
+
+
+@contextmanager
+def _local_stores(run: RunFolder) -> Iterator[None]:
+    """Trackers write into the run's folder, unless the environment names another place."""
+    stores = {
+        "TENSORBOARD_LOGGING_DIR": str(run.path / "tensorboard"),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{(run.path / 'mlflow.db').as_posix()}",
+        "MLFLOW_EXPERIMENT_NAME": "labkit",
+        "TRACKIO_DIR": str(run.path / "trackio"),
+    }
+    ours = {name: value for name, value in stores.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def _memory_explained(settings: dict[str, Any]) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        batch = settings["per_device_train_batch_size"]
+        cures = [f"--batch-size {batch // 2}"] if batch > 1 else []
+        cures += ["a smaller --max-length", "--method lora"] + ["--dtype bfloat16"] * (settings["dtype"] == "float32")
+        raise TrainingError(
+            "out of memory: --resume continues from the last checkpoint with --gradient-checkpointing; or train in "
+            f"another folder with {', '.join(cures)}"
+        ) from error
 
 
 def peak_memory() -> int:
@@ -141,252 +449,9 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _arguments(settings: Settings, run: RunFolder) -> Any:
-    from transformers import TrainingArguments
-
-    decay = {"lr_scheduler_type": "linear"}
-    if settings.schedule == "cosine":
-        decay = {
-            "lr_scheduler_type": "cosine_with_min_lr",
-            "lr_scheduler_kwargs": {"min_lr_rate": settings.final_share},
-        }
-    best = {}
-    if settings.metric is not None:
-        best = {
-            "eval_strategy": "steps",
-            "eval_steps": settings.evaluating_steps,
-            "metric_for_best_model": settings.metric,
-            "greater_is_better": True,
-            "load_best_model_at_end": True,
-            "restore_callback_states_from_checkpoint": True,  # of the patience
-        }
-    memory = {}
-    if settings.gradient_checkpointing:
-        named = {field.name for field in fields(TrainingArguments)}
-        option = "activation_checkpointing" if "activation_checkpointing" in named else "gradient_checkpointing"
-        memory |= {option: True, f"{option}_kwargs": {"use_reentrant": False}}
-    arguments = TrainingArguments(
-        output_dir=str(run.checkpoints),
-        max_steps=settings.max_steps,
-        per_device_train_batch_size=settings.batch_size,
-        gradient_accumulation_steps=settings.gradient_accumulation,
-        learning_rate=settings.learning_rate,
-        warmup_steps=math.ceil(settings.warmup * settings.max_steps),
-        weight_decay=settings.weight_decay,
-        adam_beta2=settings.beta2,
-        logging_steps=settings.logging_steps,
-        logging_nan_inf_filter=False,  # it would show a mean of earlier losses in place of a NaN
-        save_steps=settings.saving_steps,
-        seed=settings.seed,
-        use_cpu=not torch.cuda.is_available(),
-        dataloader_pin_memory=torch.cuda.is_available(),
-        remove_unused_columns=False,
-        disable_tqdm=True,  # ours shows the loss and the speed
-        ddp_find_unused_parameters=False,  # a decoder uses all it has; torch warns on every run that looks for more
-        report_to=settings.trackers or "none",
-        **decay,
-        **best,
-        **memory,
-        **DTYPES[settings.dtype],
-    )
-    arguments._n_gpu = min(arguments.n_gpu, 1)  # one process, one GPU: several are for torchrun, not for DataParallel
-    arguments.mixed_precision = MIXED[settings.dtype]  # or "float32" gives way to what `accelerate config` has chosen
-    return arguments
-
-
-def _trainer_class() -> type:
-    """Our Trainer, defined on first use: transformers' takes seconds to import, and needs accelerate."""
-    from transformers import EarlyStoppingCallback, Trainer, TrainerState
-    from transformers.trainer_callback import PrinterCallback
-
-    class RowTrainer(Trainer):
-        """Rows in their order, our loss and evaluation, sealed checkpoints."""
-
-        def __init__(self, model, arguments, *, rows, collate, loss, evaluate, settings, run, before):
-            nothing = Rows(0, rows.make)  # Trainer wants a set to evaluate on; our evaluation has its own
-            super().__init__(
-                model=model, args=arguments, train_dataset=rows, eval_dataset=nothing, data_collator=collate
-            )
-            self.remove_callback(PrinterCallback)
-            if settings.patience:
-                self.add_callback(EarlyStoppingCallback(settings.patience))
-            self.model_accepts_loss_kwargs = False  # our loss is a mean; Trainer divides by the accumulation steps
-            self.accelerator.gradient_accumulation_steps = 1  # or transformers 5.3 divides by them twice
-            self.row_loss, self.measure, self.settings, self.run = loss, evaluate, settings, run
-            self.started, self.seconds_before = time.perf_counter(), before["seconds"]
-            self.counted: int | torch.Tensor = before["tokens"]  # where the model is: to read it is to wait for the GPU
-
-        @property
-        def seconds(self) -> float:
-            return self.seconds_before + time.perf_counter() - self.started
-
-        @property
-        def tokens(self) -> int:
-            return int(self.counted)
-
-        def _get_train_sampler(self, train_dataset=None):
-            return torch.utils.data.SequentialSampler(self.train_dataset)
-
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            self.counted = self.counted + inputs["attention_mask"].sum() * self.args.world_size
-            return self.row_loss(model, inputs)
-
-        def evaluate(self, *_, **__):
-            """What the first process measures, told to all: they stop together, and agree on the best."""
-            numbers = {}
-            with random_state_kept(), self.bar.external_write_mode():
-                if self.is_world_process_zero():
-                    with evaluating(self.accelerator.unwrap_model(self.model)) as model:
-                        numbers = self.measure(model)
-                if self.args.world_size > 1:
-                    from accelerate.utils import broadcast_object_list
-
-                    (numbers,) = broadcast_object_list([numbers])
-            if (metric := self.settings.metric) is not None and metric not in numbers:
-                raise TrainingError(
-                    f"the best model by {metric} is wanted; measured are {', '.join(numbers) or 'none'}"
-                )
-            if numbers:
-                self.log(dict(numbers))
-            worst = -sys.float_info.max  # a score that is not defined (NaN) is no better than any other
-            measured = {f"eval_{name}": worst if value != value else value for name, value in numbers.items()}
-            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, measured)
-            return measured
-
-        def _save_checkpoint(self, model, trial):
-            _require_numbers(
-                "some weights are", self.model.parameters(), self.state.global_step, self.settings, self.run
-            )
-            with self.run.failures_explained(self.checkpoint(self.state.global_step)):
-                super()._save_checkpoint(model, trial)
-            self.accelerator.wait_for_everyone()  # each process leaves its random state in the checkpoint
-            if self.args.should_save:
-                facts = {"seconds": self.seconds, "tokens": self.tokens, "processes": self.args.world_size}
-                facts |= {"dtype": self.settings.dtype, "stopped": self.control.should_training_stop}
-                with self.run.failures_explained(self.checkpoint(self.state.global_step)):
-                    self.run.seal(self.state.global_step, **facts)
-                best = self.checkpoint(self.state.best_global_step) if self.settings.metric is not None else None
-                self.run.remove_checkpoints_but(self.settings.keep, best)
-
-        def checkpoint(self, step: int) -> Path:
-            return self.run.checkpoints / f"checkpoint-{step}"
-
-        def finish_again(self, checkpoint: Path) -> None:
-            """The end of a run that had stopped, and was killed before its best model was written."""
-            self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-            self.accelerator.prepare_model(self.model, evaluation_mode=True)  # it computes as it did when it trained
-            self._load_best_model()
-
-        def _load_best_model(self):
-            best = self.checkpoint(self.state.best_global_step)
-            self.run.require_whole(best)
-            self.state.best_model_checkpoint = str(best)  # where the run's folder is now
-            super()._load_best_model()
-
-    return RowTrainer
-
-
-def _watch(trainer: Any, settings: Settings, say: Callable[[str], None], bar: Any) -> Any:
-    """The callback that shows progress, asks for evaluations, and stops a run whose loss is no number before a save."""
-    from transformers import TrainerCallback
-
-    class Watch(TrainerCallback):
-        def on_train_begin(self, args, state, control, **_):
-            trainer.started = self.then = time.perf_counter()
-            self.tokens_then = trainer.tokens
-            if settings.metric is not None and state.best_global_step:  # the folder may have been moved since
-                state.best_model_checkpoint = str(trainer.checkpoint(state.best_global_step))
-
-        def on_step_end(self, args, state, control, **_):
-            bar.update(state.global_step - bar.n)
-            self.due = state.global_step % settings.evaluating_steps == 0 or state.global_step == state.max_steps
-            control.should_log = self.due or state.global_step % settings.logging_steps == 0
-            control.should_evaluate = self.due and trainer.measure is not None
-
-        def on_log(self, args, state, control, logs=None, **_):
-            if "loss" not in (logs or {}):
-                return
-            self.loss = float(logs["loss"])
-            _require_numbers("the loss is", [torch.tensor(self.loss)], state.global_step, settings, trainer.run)
-            now = time.perf_counter()
-            speed = (trainer.tokens - self.tokens_then) / max(now - self.then, 1e-9)
-            self.tokens_then, self.then = trainer.tokens, now
-            bar.set_postfix_str(f"loss {self.loss:.3f}, {speed:,.0f} tokens/s")
-            if self.due and trainer.measure is None:
-                self.tell(state, {})
-
-        def on_evaluate(self, args, state, control, metrics=None, **_):
-            self.tell(state, {name.removeprefix("eval_"): value for name, value in (metrics or {}).items()})
-
-        def tell(self, state, numbers):
-            if state.is_world_process_zero:
-                shown = ", ".join(f"{name} {value:.3f}" for name, value in ({"loss": self.loss} | numbers).items())
-                with bar.external_write_mode():
-                    say(f"step {state.global_step:,} of {state.max_steps:,}: {shown}")
-
-    return Watch()
-
-
-@contextmanager
-def _local_stores(run: RunFolder) -> Iterator[None]:
-    """Trackers write into the run's folder, unless the environment says where."""
-    stores = {
-        "TENSORBOARD_LOGGING_DIR": str(run.path / "tensorboard"),
-        "MLFLOW_TRACKING_URI": f"sqlite:///{(run.path / 'mlflow.db').as_posix()}",
-        "MLFLOW_EXPERIMENT_NAME": "labkit",
-        "TRACKIO_DIR": str(run.path / "trackio"),
-    }
-    ours = {name: value for name, value in stores.items() if name not in os.environ}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for name in ours:
-            os.environ.pop(name, None)
-
-
-@contextmanager
-def _too_little_memory_explained(settings: Settings) -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        on = "where there is more" if settings.gradient_checkpointing else "with gradient checkpointing"
-        cures = ["fewer tokens to a batch, if rows are packed"]
-        if settings.batch_size > 1:
-            half, twice = settings.batch_size // 2, settings.gradient_accumulation * 2
-            cures = [f"batch size {half} and gradient accumulation {twice} (as many rows to a step)"]
-        cures += ["shorter rows", "LoRA"] + (["bfloat16"] if settings.dtype == "float32" else [])
-        raise TrainingError(
-            f"the memory is full; --resume goes on from the last checkpoint {on}; or begin anew in another folder, "
-            f"with one or more of: {'; '.join(cures)}"
-        ) from error
-
-
-def compiles_attention(model: nn.Module) -> bool:
-    """Whether its attention is FlexAttention, which is compiled for each kind of call, up to a limit."""
-    config = getattr(model, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return getattr(config, "_attn_implementation", None) == "flex_attention"
-
-
-def _require_numbers(what: str, numbers: Iterable[Tensor], step: int, settings: Settings, run: RunFolder) -> None:
-    for each in numbers:
-        if not bool(each.isfinite().all()):
-            rate = f"lower the learning rate ({settings.learning_rate:g})"
-            instead = "" if settings.dtype == "float32" else f", or use float32 instead of {settings.dtype}"
-            raise DivergedError(
-                f"{what} no number any more (NaN or infinite) at step {step}: {rate}{instead} ({run.last_whole()})"
-            )
-
-
 @contextmanager
 def random_state_kept(seed: int | None = None) -> Iterator[None]:
-    """Whatever draws random numbers in the block (torch on every device, numpy, Python), none are missing after it.
-
-    With `seed` torch draws the same ones in every such block.
-    """
+    """Restore the random state of torch, numpy and Python after the block; with `seed` torch starts from it."""
     import random
 
     import numpy
@@ -403,12 +468,14 @@ def random_state_kept(seed: int | None = None) -> Iterator[None]:
             numpy.random.set_state(arrays)
 
 
-def save_model(model: Any, tokenizer: Any, run: RunFolder) -> Path:
-    """The trained model and its tokenizer in `run.model`, whole or not at all."""
+def save_model(model: Any, tokenizer: Any, run: RunFolder, files: Iterable[tuple[str, bytes]] = ()) -> Path:
+    """The trained model, its tokenizer and other files in the run's `model/`, whole or not at all."""
 
     def fill(folder: Path) -> None:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        for name, content in files:
+            (folder / name).write_bytes(content)
 
     with bars_on_terminals_only():
         return run.write_folder("model", fill)

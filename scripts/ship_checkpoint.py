@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from labkit.cli.train import HYPERPARAMETERS, OF_PRETRAINING
 from labkit.files import sha256
 from labkit.run_folder import read_json
 
@@ -95,7 +96,7 @@ def main(run: Path, target: Path, machine: str) -> None:
 
 def _card(name: str, config: dict, metrics: dict, val_loss: float, digests: dict, machine: str) -> str:
     shape, settings = config["shape"], config["settings"]
-    rows = settings["batch_size"] * settings["gradient_accumulation"]
+    rows = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
     tokens = metrics["steps"] * rows * shape["context"]
     scores = [f"| {text} | {bits:.3f} | {bits * math.log(2):.3f} |" for text, bits in metrics["bits_per_byte"].items()]
     return CARD.format(
@@ -112,13 +113,10 @@ def _card(name: str, config: dict, metrics: dict, val_loss: float, digests: dict
 
 def _command(config: dict) -> str:
     shape, settings = config["shape"], config["settings"]
-    options = {**shape, **settings} | {key: config[key] for key in ("held_out", "repeats", "first_length")}
-    left_out = ("final_share", "weight_decay", "log_every", "report_to")  # not options of the command
-    flags = [
-        f"--{key.replace('_', '-')} {value}"
-        for key, value in options.items()
-        if key not in left_out and value is not None
-    ]
+    hyperparameters = {option: settings[HYPERPARAMETERS[option][0]] for option in OF_PRETRAINING}
+    del hyperparameters["report_to"], hyperparameters["gradient_checkpointing"]
+    options = shape | hyperparameters | {key: config[key] for key in ("held_out", "repeats", "first_length")}
+    flags = [f"--{key.replace('_', '-')} {value}" for key, value in options.items() if value is not None]
     return " \\\n  ".join([f"labkit pretrain {' '.join(config['texts'])} --output-dir run", *flags])
 
 

@@ -22,11 +22,11 @@ from labkit.decoder.running import BODY_MEASURED
 from labkit.errors import DataError, ModelError, TrainingError
 from labkit.models.heads import Head
 from labkit.models.registry import REGISTRY, FolderPackage
+from labkit.models.special_tokens import row_ends
 from labkit.models.tiny import build_tiny_tokenizer
 from labkit.tasks import classify, ner, qa
 from labkit.tasks.finetune import finetune
-from labkit.tasks.plans import Plan
-from labkit.tasks.special_tokens import row_ends
+from labkit.training import preset
 
 WORDS = "who lives in paris gurk does not . ? a".split()
 CONTEXT, ASKED = "gurk lives in paris .", "who lives in paris ?"
@@ -82,8 +82,7 @@ def test_a_sentence_to_tag_stands_between_cls_and_sep(wordpiece):
 def test_a_text_to_classify_stands_between_cls_and_sep_and_is_cut_inside(wordpiece):
     framed = classify.frame(wordpiece, [CONTEXT], ["it"], 5)
     assert framed == [(wordpiece(CONTEXT, truncation=True, max_length=5)["input_ids"], 2)]
-    (row,) = classify.features(wordpiece, [Labelled("1", CONTEXT, "yes")], ("no", "yes"), max_length=64)
-    assert list(row.ids) == wordpiece(CONTEXT)["input_ids"]
+    assert classify.frame(wordpiece, [CONTEXT], ["it"], 64) == [(wordpiece(CONTEXT)["input_ids"], 0)]
 
 
 @pytest.mark.parametrize("order", ["question-first", "question-last"])
@@ -181,10 +180,10 @@ def examples_of(task: str, n: int) -> list:
 @pytest.mark.parametrize("task", ["qa", "ner", "classify"])
 def test_an_encoder_is_trained_on_every_task_kept_and_used(packaged, task, tmp_path):
     sides = [examples_of(task, n) for n in range(3)]
-    plan = Plan(epochs=40.0, batch_size=4, gradient_accumulation=1, learning_rate=1e-2, evaluate_every=40)
+    changes = {"num_train_epochs": 40.0, "gradient_accumulation_steps": 1, "learning_rate": 1e-2, "eval_steps": 40}
     metrics = finetune(
-        task, "small-bert", sides[0], tmp_path / "run", dev=sides[1], test=sides[2], plan=plan, mask="encoder",
-        packing=True, say=lambda text: None,
+        task, "small-bert", sides[0], tmp_path / "run", dev=sides[1], test=sides[2], mask="encoder",
+        settings=preset("gemma", **changes), packing=True, say=lambda text: None,
     )  # fmt: skip
     assert metrics["mask"]["measured"] == "bidirectional"
     pipe = labkit.pipeline(tmp_path / "run" / "model", device="cpu")

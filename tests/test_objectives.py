@@ -205,7 +205,7 @@ def unpadded(batch):
     """The rows of a batch as lists, without their padding."""
     rows = []
     for b, n in enumerate(batch["attention_mask"].sum(1).tolist()):
-        row = {name: batch[name][b, :n].tolist() for name in ("input_ids", "targets")}
+        row = {name: batch[name][b, :n].tolist() for name in ("input_ids", "labels")}
         rows.append(row | ({"length": int(batch["lengths"][b])} if "lengths" in batch else {}))
     return rows
 
@@ -230,8 +230,8 @@ def test_padding_is_on_the_right_not_attended_to_and_not_counted(objective):
     lengths = torch.tensor([len(row["ids"]) for row in rows])
     real = torch.arange(12) < lengths[:, None]
     assert torch.equal(batch["attention_mask"].bool(), real)
-    assert (batch["input_ids"][~real] == 99).all() and (batch["targets"][~real] == IGNORE).all()
-    assert all(batch[name].dtype == torch.int64 for name in ("input_ids", "targets", "attention_mask"))
+    assert (batch["input_ids"][~real] == 99).all() and (batch["labels"][~real] == IGNORE).all()
+    assert all(batch[name].dtype == torch.int64 for name in ("input_ids", "labels", "attention_mask"))
     assert ("lengths" in batch) == (objective in ("prefix", "hybrid"))
     if "lengths" in batch:
         assert ((batch["lengths"] >= 1) & (batch["lengths"] < lengths)).all() and len(batch["lengths"].unique()) > 3
@@ -266,7 +266,7 @@ def test_loss_and_gradients_are_those_of_full_logits_row_by_row_without_padding(
                 logits = model(inputs).logits[0]
         else:
             logits = model(inputs).logits[0]
-        terms += [-logits[i].log_softmax(-1)[t] for i, t in enumerate(row["targets"]) if t != IGNORE]
+        terms += [-logits[i].log_softmax(-1)[t] for i, t in enumerate(row["labels"]) if t != IGNORE]
     expected = torch.stack(terms).mean()
     expected.backward()
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
@@ -284,7 +284,7 @@ def test_the_next_token_loss_is_that_of_transformers(tiny, name):
 
 def test_the_head_computes_the_chosen_positions_only_and_is_left_as_it_was(tiny):
     model, batch = tiny("tiny-gpt2").model, Collator("mlm", PAD, BERT)(texts(6))
-    counted, rows = batch["targets"] != IGNORE, []
+    counted, rows = batch["labels"] != IGNORE, []
     watching = model.lm_head.register_forward_hook(lambda _, args, out: rows.append(out.shape[:-1].numel()))
     found = objectives.logits_at(model, batch["input_ids"], batch["attention_mask"], counted)
     with pytest.raises(IndexError):
@@ -418,6 +418,6 @@ def test_a_mistake_is_explained(mistake, said):
 
 def test_a_batch_in_which_nothing_is_counted_is_refused_rather_than_a_loss_of_nan(tiny):
     lm = tiny("tiny-gpt2")
-    batch = {"input_ids": torch.zeros(1, 4, dtype=torch.long), "targets": torch.full((1, 4), -100)}
+    batch = {"input_ids": torch.zeros(1, 4, dtype=torch.long), "labels": torch.full((1, 4), -100)}
     with pytest.raises(DataError, match="nothing to predict"):
         objectives.loss(lm.model, batch, "mlm")

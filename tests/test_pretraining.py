@@ -1,10 +1,8 @@
-"""From text files to a GPT-2 and its bits per byte; killed at any moment, the run resumes and ends the same."""
+"""From text files to a GPT-2 and its bits per byte; a run that is killed resumes and ends the same."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import math
 import os
 import random
@@ -12,39 +10,43 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
-import time
-import warnings
 from types import SimpleNamespace
 
+import hypothesis
 import pytest
 import torch
-from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import labkit
 from labkit import pretrain as pretraining
 from labkit.decoder.running import evaluating
-from labkit.errors import DataError, ModelError, TrainingError
+from labkit.errors import LabkitError, TrainingError
+from labkit.objectives import Collator
 from labkit.pretrain import (
+    Curriculum,
     Shape,
     bits_per_byte,
     encode_all,
+    in_pieces,
     new_model,
     pretrain,
+    row_maker,
     sample,
     train_tokenizer,
     validation_loss,
 )
-from labkit.run_folder import SEAL, read_json
-from labkit.training import Settings
+from labkit.run_folder import read_json
+from labkit.training import preset
 
 pytestmark = pytest.mark.end_to_end
 
 SHAPE = Shape(vocab_size=300, context=32, width=64, layers=2)  # with a dropout of 0.1
-# logs, evaluations and checkpoints at steps that do not coincide
-SETTINGS = Settings(max_steps=20, batch_size=4, learning_rate=3e-3, log_every=3, evaluate_every=5, save_every=6)
+# evaluations and checkpoints at steps that do not coincide
+SETTINGS = preset("lm", max_steps=20, per_device_train_batch_size=4, learning_rate=3e-3, eval_steps=5, save_steps=6)
+SHORT = preset("lm", max_steps=2, per_device_train_batch_size=1)
 
 
 def sentences(n: int, seed: int = 0) -> str:
@@ -58,20 +60,27 @@ def contents(folder) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+def write(file, content: bytes):
+    file.write_bytes(content)
+    return file
+
+
 def quiet(text: str) -> None:
     """For `say`."""
 
 
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    file = tmp_path_factory.mktemp("texts") / "a.txt"
-    file.write_bytes(sentences(150).encode())
-    return file
+    return write(tmp_path_factory.mktemp("texts") / "a.txt", sentences(150).encode())
 
 
 @pytest.fixture(scope="module")
 def finished(text, tmp_path_factory):
-    """A run that nobody interrupted: .folder, .metrics, .said, and .model and .tokenizer as they were in memory."""
+    """A run that nothing interrupted: .folder, .metrics, .said, and .model and .tokenizer as they were in memory."""
     folder, said, kept = tmp_path_factory.mktemp("finished") / "run", [], {}
     save = pretraining.save_model
 
@@ -90,16 +99,14 @@ def tokenizer(text):
     return train_tokenizer([text.read_text(encoding="utf-8")], SHAPE.vocab_size, SHAPE.context)
 
 
+# -- a run -------------------------------------------------------------------------------------------------------------
+
+
 def test_a_run_leaves_its_configuration_its_curve_its_model_and_its_metrics(finished, text):
-    assert {path.name for path in finished.folder.iterdir()} == {
-        "config.json", "metrics.json", "trainer_state.json", "model", "tokenizer", "checkpoints",
-    }  # fmt: skip
+    names = {"config.json", "metrics.json", "trainer_state.json", "model", "tokenizer", "checkpoints"}
+    assert {path.name for path in finished.folder.iterdir()} == names
     metrics = read_json(finished.folder / "metrics.json")
     assert metrics == finished.metrics
-    assert set(metrics) == {
-        "seconds", "tokens_per_second", "peak_memory_bytes", "seed", "n_train", "n_eval", "bits_per_byte", "parameters",
-        "steps",
-    }  # fmt: skip
     content = text.read_bytes()
     cut = int(len(content) * 0.9)
     assert metrics["n_eval"] == len(content) - cut
@@ -107,11 +114,10 @@ def test_a_run_leaves_its_configuration_its_curve_its_model_and_its_metrics(fini
     assert metrics["parameters"] == sum(parameter.numel() for parameter in finished.model.parameters())
     assert (metrics["steps"], metrics["seed"]) == (20, 0)
     assert metrics["tokens_per_second"] * metrics["seconds"] == pytest.approx(20 * 4 * 32)
-    config = read_json(finished.folder / "config.json")
-    assert config["texts"] == {"a.txt": hashlib.sha256(content).hexdigest()}
+    assert read_json(finished.folder / "config.json")["texts"] == {"a.txt": hashlib.sha256(content).hexdigest()}
 
 
-def test_it_learns_and_is_measured_on_the_part_it_never_saw(finished, text):
+def test_it_learns_and_is_measured_on_the_part_it_was_not_trained_on(finished, text):
     history = read_json(finished.folder / "trainer_state.json")["log_history"]
     curve = [entry["loss"] for entry in history if "loss" in entry]
     assert curve[-1] < curve[0] - 0.5
@@ -122,461 +128,405 @@ def test_it_learns_and_is_measured_on_the_part_it_never_saw(finished, text):
     assert finished.metrics["bits_per_byte"]["a.txt"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_transformers_and_labkit_load_the_model_and_read_text_as_it_was_trained_on(finished, text):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
+def test_transformers_and_labkit_load_the_model_and_read_text_as_in_training(finished, text):
     content = text.read_text(encoding="utf-8") + "naïve 🙂\t<pad>\n"
     ids = finished.tokenizer(content, verbose=False)["input_ids"]
     lm = labkit.load(finished.folder / "model", device="cpu")
-    reloaded = AutoTokenizer.from_pretrained(finished.folder / "model"), lm.tokenizer
-    for tokenizer in reloaded:
-        assert tokenizer(content, verbose=False)["input_ids"] == ids
-        assert tokenizer.decode(ids) == content
+    for tokenizer in (AutoTokenizer.from_pretrained(finished.folder / "model"), lm.tokenizer):
+        assert tokenizer(content, verbose=False)["input_ids"] == ids and tokenizer.decode(ids) == content
         assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.mask_token_id) == (0, 1, 2)
+        plain, masked = (tokenizer(text)["input_ids"] for text in ("The cat sat.", "The cat <mask> sat."))
+        place = len(tokenizer("The cat")["input_ids"])
+        assert masked == [*plain[:place], 2, *plain[place:]]  # the space before a mask belongs to it
     batch = torch.tensor([ids[:32]])
     with evaluating(finished.model) as model:
         expected = model(batch).logits
-        torch.testing.assert_close(
-            AutoModelForCausalLM.from_pretrained(finished.folder / "model")(batch).logits, expected
-        )
-        torch.testing.assert_close(lm.model(batch).logits, expected)
+        for loaded in (AutoModelForCausalLM.from_pretrained(finished.folder / "model"), lm.model):
+            torch.testing.assert_close(loaded(batch).logits, expected)
 
 
-def test_a_finished_run_is_given_back_at_once(finished, text, monkeypatch):
-    monkeypatch.setattr(pretraining, "train", lambda *args, **kwargs: pytest.fail("it was trained again"))
+def test_a_finished_run_is_not_trained_again(finished, text, monkeypatch):
+    monkeypatch.setattr(pretraining, "train", lambda *_, **__: pytest.fail("it was trained again"))
     before = contents(finished.folder)
-    said = []
-    metrics = pretrain([text], finished.folder, shape=SHAPE, settings=SETTINGS, resume=True, say=said.append)
-    assert metrics == finished.metrics
+    assert pretrain([text], finished.folder, shape=SHAPE, settings=SETTINGS, resume=True, say=quiet) == finished.metrics
     assert contents(finished.folder) == before
-    assert said == [f"{finished.folder} is finished: 20 steps"]
 
 
-_RUN = """
-    import os, signal, sys
-    from pathlib import Path
-    from labkit import pretraining, run_folder
-    from tests.test_pretraining import SETTINGS, SHAPE
-
-    text, folder, moment, count = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-    calls = []
-
-    def killed(*_):
-        calls.append(1)
-        if len(calls) == count:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    if moment == "between the files of a checkpoint":
-        from transformers import Trainer
-
-        save = Trainer._save_optimizer_and_scheduler
-
-        def half(self, output_dir):
-            Path(output_dir, "optimizer.pt").write_bytes(b"half of it")
-            killed()
-            save(self, output_dir)
-
-        Trainer._save_optimizer_and_scheduler = half
-    elif moment == "before the seal":
-        seal = run_folder.RunFolder.seal
-        run_folder.RunFolder.seal = lambda *args, **facts: (killed(), seal(*args, **facts))
-    elif moment == "while old checkpoints are removed":
-        rmtree = run_folder.shutil.rmtree
-
-        def some(folder, *args, **kwargs):
-            if Path(folder).name.startswith("checkpoint-"):
-                next(Path(folder).iterdir()).unlink()
-                killed()
-            rmtree(folder, *args, **kwargs)
-
-        run_folder.shutil.rmtree = some
-    elif moment == "while the model is saved":
-        from transformers import PreTrainedTokenizerFast
-
-        tokenizer_save = PreTrainedTokenizerFast.save_pretrained
-        PreTrainedTokenizerFast.save_pretrained = lambda *args: (killed(), tokenizer_save(*args))
-    elif moment == "before the metrics":
-        write = run_folder.write_whole
-        run_folder.write_whole = lambda path, text: (path.name == "metrics.json" and killed(), write(path, text))
-    else:
-        assert moment == "never, by itself"
-    pretraining.pretrain([text], folder, shape=SHAPE, settings=SETTINGS, resume=True)
-"""
-
-posix = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows has no SIGKILL")
+def test_epochs_are_passes_over_the_rows(text, tmp_path):
+    settings = SHORT | {"max_steps": -1, "num_train_epochs": 0.5, "per_device_train_batch_size": 4}
+    metrics = pretrain([text], tmp_path / "run", shape=SHAPE, settings=settings, say=quiet)
+    assert metrics["steps"] == math.ceil((metrics["n_train"] - 1) // 32 * 0.5 / 4)
 
 
-def start(tmp_path, text, folder, moment="never, by itself", count=1) -> subprocess.Popen:
-    """The run in a process of its own."""
-    script = tmp_path / "run.py"
-    script.write_text(textwrap.dedent(_RUN))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
-    environment["OMP_NUM_THREADS"] = str(torch.get_num_threads())  # sums in the same order as here
-    command = [sys.executable, str(script), str(text), str(folder), moment, str(count)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def assert_ended_as_if_never_interrupted(folder, finished) -> None:
-    from safetensors.torch import load_file
-
-    history, expected = (read_json(each / "trainer_state.json")["log_history"] for each in (folder, finished.folder))
-    for key in ("loss", "val_loss", "learning_rate"):
-        curve, wanted = ({e["step"]: e[key] for e in each if key in e} for each in (history, expected))
-        assert curve == pytest.approx(wanted, abs=1e-6)
-    metrics = read_json(folder / "metrics.json")
-    assert metrics["bits_per_byte"] == pytest.approx(finished.metrics["bits_per_byte"], abs=1e-6)
-    assert metrics["tokens_per_second"] * metrics["seconds"] == pytest.approx(20 * 4 * 32)
-    assert contents(folder / "tokenizer") == contents(finished.folder / "tokenizer")
-    model, wanted = (load_file(each / "model" / "model.safetensors") for each in (folder, finished.folder))
-    assert model.keys() == wanted.keys()
-    for name in model:
-        torch.testing.assert_close(model[name], wanted[name], rtol=0, atol=1e-6)
-    assert not list(folder.rglob(".writing-*"))
-    assert all((checkpoint / SEAL).exists() for checkpoint in (folder / "checkpoints").iterdir())
-
-
-def resumed(folder, text) -> list[str]:
-    said: list[str] = []
-    pretrain([text], folder, shape=SHAPE, settings=SETTINGS, resume=True, say=said.append)
-    return said
-
-
-@posix
-@pytest.mark.timeout(900)  # three processes, on a machine that may be busy
-def test_a_run_killed_while_it_writes_a_checkpoint_and_again_at_a_random_moment_ends_the_same(finished, text, tmp_path):
-    folder = tmp_path / "run"
-    process = start(tmp_path, text, folder, "between the files of a checkpoint", count=2)
-    _, err = process.communicate(timeout=600)
-    assert process.returncode == -signal.SIGKILL, err
-    assert not (folder / "checkpoints" / "checkpoint-12" / SEAL).exists()
-    before = contents(folder)
-    with pytest.raises(TrainingError, match="holds a run already: --resume"):
-        pretrain([text], folder, shape=SHAPE, settings=SETTINGS)
-    assert contents(folder) == before
-
-    process = start(tmp_path, text, folder)
-    lines = [process.stderr.readline() for _ in range(3)]  # until it trains
-    assert lines[2] == "resuming from step 6 of 20\n", lines
-    moment = random.uniform(0, 1.2 * finished.metrics["seconds"])
-    time.sleep(moment)
-    process.kill()
-    process.communicate()
-    said = resumed(folder, text)
-    assert any(line.startswith("resuming from step ") or "is finished" in line for line in said), (moment, said)
-    assert_ended_as_if_never_interrupted(folder, finished)
-
-
-@posix
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("moment", "count", "last"),
-    [
-        ("between the files of a checkpoint", 1, None),
-        ("before the seal", 1, None),
-        ("before the seal", 3, 12),
-        ("while old checkpoints are removed", 1, 18),
-        ("while old checkpoints are removed", 2, 20),
-        ("while the model is saved", 1, None),  # the tokenizer, at the beginning
-        ("while the model is saved", 2, 20),
-        ("before the metrics", 1, 20),
-    ],
-)
-def test_a_run_killed_at_any_delicate_moment_ends_the_same(finished, text, tmp_path, moment, count, last):
-    process = start(tmp_path, text, tmp_path / "run", moment, count)
-    _, err = process.communicate(timeout=600)
-    assert process.returncode == -signal.SIGKILL, err
-    resuming = [line for line in resumed(tmp_path / "run", text) if line.startswith("resuming")]
-    assert resuming == ([f"resuming from step {last} of 20"] if last else [])
-    assert_ended_as_if_never_interrupted(tmp_path / "run", finished)
-
-
-_LAUNCHED = """
-    import sys
-    from labkit.pretrain import Shape, pretrain
-    from labkit.training import Settings
-
-    text, folder, batch_size = sys.argv[1:]
-    settings = Settings(12, batch_size=int(batch_size), learning_rate=3e-3)
-    pretrain([text], folder, shape=Shape(300, 32, 64, 1, dropout=0.0), settings=settings, repeats=0.5)
-"""
-
-
-@posix
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_two_processes_leave_the_run_folder_of_one_with_twice_the_batch_and_say_everything_once(text, tmp_path):
-    script = tmp_path / "run.py"
-    script.write_text(textwrap.dedent(_LAUNCHED))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]), "OMP_NUM_THREADS": "1"}
-    said = []
-    for processes, batch_size in ((1, 8), (2, 4)):
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-        command = [sys.executable, *torchrun, str(script), str(text), str(tmp_path / str(processes)), str(batch_size)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-        assert (done.returncode, done.stdout) == (0, ""), done.stderr
-        said.append([line.split(":")[0] for line in done.stderr.splitlines() if not line.startswith("  ")])
-    assert said[0] == said[1]
-    one, two = (read_json(tmp_path / each / "metrics.json") for each in "12")
-    assert two["bits_per_byte"] == pytest.approx(one["bits_per_byte"], abs=1e-4)
-    assert two["n_train"] == one["n_train"]
-    names = [set(contents(tmp_path / each)) for each in "12"]
-    assert {name for name in names[0] if "rng_state" not in name} == {n for n in names[1] if "rng_state" not in n}
-
-
-@pytest.mark.timeout(900)
-def test_a_user_sees_only_lines_of_labkit(finished, text, tmp_path):
-    process = start(tmp_path, text, tmp_path / "run")
-    out, err = process.communicate(timeout=600)
-    assert (process.returncode, out) == (0, ""), err
-    assert err.splitlines() == finished.said
-
-
-@pytest.fixture(scope="module")
-def one_broken_off(text, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broken off") / "run"
-
-    def breaks_off(*_):
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(pretraining, "save_model", breaks_off)
-        pretrain([text], folder, shape=SHAPE, settings=Settings(2, batch_size=1), say=quiet)
-    assert (folder / "checkpoints" / "checkpoint-2" / SEAL).exists()
-    return folder
-
-
-@pytest.fixture
-def broken_off(one_broken_off, tmp_path):
-    """A run folder with two checkpoints and no metrics, yours to change."""
-    return shutil.copytree(one_broken_off, tmp_path / "broken off")
-
-
-@pytest.mark.parametrize(
-    ("changes", "difference"),
-    [
-        ({"settings": Settings(3, batch_size=1)}, "settings.max_steps was 2, now 3"),
-        ({"settings": Settings(2, batch_size=1, seed=5)}, "settings.seed was 0, now 5"),
-        ({"shape": Shape(300, 32, 64, 1)}, "shape.layers was 2, now 1"),
-        ({"held_out": 0.2}, "held_out was 0.1, now 0.2"),
-        ({"repeats": 0.5}, "repeats was 0.0, now 0.5"),
-        ({"first_length": 8}, "first_length was None, now 8"),
-    ],
-)
-def test_a_run_is_not_resumed_with_another_configuration_and_stays_as_it_is(broken_off, text, changes, difference):
-    before = contents(broken_off)
-    same = {"shape": SHAPE, "settings": Settings(2, batch_size=1)}
-    with pytest.raises(TrainingError, match=f"another configuration: {difference}$"):
-        pretrain([text], broken_off, **same | changes, resume=True, say=quiet)
-    assert contents(broken_off) == before
-
-
-def test_a_text_with_one_other_character_is_another_configuration(broken_off, text, tmp_path):
-    before = contents(broken_off)
-    content = text.read_text(encoding="utf-8")
-    (tmp_path / "a.txt").write_bytes((content[:100] + "#" + content[101:]).encode())
-    with pytest.raises(
-        TrainingError, match=r"another configuration: texts\.a\.txt was '[0-9a-f]{64}', now '[0-9a-f]{64}'$"
-    ):
-        pretrain(
-            [tmp_path / "a.txt"], broken_off, shape=SHAPE, settings=Settings(2, batch_size=1), resume=True, say=quiet
-        )
-    assert contents(broken_off) == before
-
-
-def test_a_run_with_an_altered_checkpoint_is_not_resumed_and_stays_as_it_is(broken_off, text):
-    file = broken_off / "checkpoints" / "checkpoint-2" / "model.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    before = contents(broken_off)
-    with pytest.raises(
-        TrainingError, match=r"checkpoint-2: model.safetensors is not what was saved \(sha256 differs\)"
-    ):
-        pretrain([text], broken_off, shape=SHAPE, settings=Settings(2, batch_size=1), resume=True, say=quiet)
-    assert contents(broken_off) == before
-
-
-def write(file, content: bytes):
-    file.write_bytes(content)
-    return file
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        (b"", "t.txt is empty"),
-        (b" \n", "t.txt is empty"),
-        (b"caf\xe9", r"t.txt is not UTF-8 text \(byte 3\)"),
-        (b"a word or two", r"the text has \d+ tokens to train on, and one row takes 32: add text"),
-    ],
-)
-def test_a_text_that_cannot_be_trained_on_is_one_clear_error_and_nothing_is_written(tmp_path, content, complaint):
-    with pytest.raises(DataError, match=complaint):
-        pretrain([write(tmp_path / "t.txt", content)], tmp_path / "run", shape=SHAPE, settings=SETTINGS, say=quiet)
-    assert [path.name for path in tmp_path.iterdir()] == ["t.txt"]
-
-
-def test_a_folder_without_text_is_one_clear_error_and_nothing_is_written(tmp_path):
-    with pytest.raises(DataError, match="holds no text"):
-        pretrain([tmp_path], tmp_path / "run", shape=SHAPE, settings=SETTINGS, say=quiet)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("wrong", "error", "complaint"),
-    [
-        ({"held_out": 1.0}, TrainingError, r"held-out share 1.0 must be in \[0, 1\)"),
-        ({"held_out": -0.1}, TrainingError, r"held-out share -0.1 must be in \[0, 1\)"),
-        ({"repeats": 1.1}, TrainingError, r"share of repeated rows 1.1 in \[0, 1\]"),
-        ({"settings": Settings(2, report_to="my_tracker")}, ModelError, "'my_tracker' is not installed"),
-    ],
-)
-def test_what_cannot_be_done_is_one_clear_error_and_nothing_is_written(text, tmp_path, wrong, error, complaint):
-    with pytest.raises(error, match=complaint):
-        pretrain([text], tmp_path / "run", **{"shape": SHAPE, "settings": SETTINGS} | wrong, say=quiet)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("wrong", "complaint"),
-    [
-        ({"width": 100}, "width 100 is no multiple of 64"),
-        ({"width": 0}, "width 0 is no multiple of 64"),
-        ({"width": -64}, "width -64 is no multiple of 64"),
-        ({"vocab_size": 258}, "needs 256 bytes and 3 special tokens; 258 is less"),
-        ({"context": 1}, "context 1 must be at least 2 tokens"),
-        ({"layers": 0}, "layers 0 at least 1"),
-        ({"dropout": 1.0}, r"dropout 1.0 in \[0, 1\)"),
-        ({"dropout": -0.1}, r"dropout -0.1 in \[0, 1\)"),
-    ],
-)
-def test_a_shape_that_no_gpt2_has_is_refused_with_what_was_given(wrong, complaint):
-    with pytest.raises(TrainingError, match=complaint):
-        Shape(**wrong)
-
-
-def test_two_texts_of_one_name_are_measured_each_and_nothing_held_out_is_no_evaluation(tmp_path):
+def test_two_texts_of_one_name_are_both_measured_and_nothing_held_out_is_no_evaluation(tmp_path):
     files = []
     for i in (1, 2):
         (tmp_path / str(i)).mkdir()
         files.append(write(tmp_path / str(i) / "a.txt", sentences(40, seed=i).encode()))
-    small = {"shape": Shape(300, 32, 64, 1), "settings": Settings(1, batch_size=1), "say": quiet}
+    small = {"shape": Shape(300, 32, 64, 1), "settings": SHORT, "say": quiet}
     metrics = pretrain(files, tmp_path / "run", **small)
-    assert len(metrics["bits_per_byte"]) == 2
     assert len(set(metrics["bits_per_byte"].values())) == 2
     assert metrics["n_eval"] == sum(len(file.read_bytes()) - int(len(file.read_bytes()) * 0.9) for file in files)
     metrics = pretrain(files, tmp_path / "all", held_out=0.0, **small)
     assert (metrics["bits_per_byte"], metrics["n_eval"]) == ({}, 0)
 
 
-@settings(max_examples=50, deadline=None)
-@given(text=st.text(max_size=40))
-@example(text="The cat \t sat\n <pad>\r\n  <|endoftext|> .")
-def test_any_text_goes_into_the_tokenizer_and_comes_back_unchanged(tokenizer, text):
+# -- kills and resumes -------------------------------------------------------------------------------------------------
+
+RUN = """
+import os, signal, sys
+from pathlib import Path
+import transformers
+from transformers.trainer_callback import TrainerState
+from labkit import pretrain, run_folder
+from tests.test_pretraining import SETTINGS, SHAPE
+
+text, folder, moment, count = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+calls = []
+
+def killed():
+    calls.append(1)
+    if len(calls) == count:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def before(owner, name, only=lambda *_: True):
+    plain = getattr(owner, name)
+
+    def call(*args, **kwargs):
+        if only(*args):
+            killed()
+        return plain(*args, **kwargs)
+
+    setattr(owner, name, call)
+
+if moment == "between the files of a checkpoint":
+    before(transformers.Trainer, "_save_optimizer_and_scheduler")
+elif moment == "before the last file of a checkpoint":
+    before(TrainerState, "save_to_json")
+elif moment == "while the model is saved":
+    before(transformers.PreTrainedTokenizerFast, "save_pretrained")
+elif moment == "before the metrics":
+    before(run_folder, "write_whole", lambda path, *_: path.name == "metrics.json")
+pretrain.pretrain([text], folder, shape=SHAPE, settings=SETTINGS, resume=True)
+"""
+
+
+def start(text, folder, moment="never", count=1) -> subprocess.CompletedProcess:
+    """The run in a process of its own, which is killed at call number `count` of this moment."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+    environment["OMP_NUM_THREADS"] = str(torch.get_num_threads())  # sums in the same order as here
+    command = [sys.executable, "-c", RUN, str(text), str(folder), moment, str(count)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows has no SIGKILL")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("moment", "count", "last"),
+    [
+        ("between the files of a checkpoint", 2, 6),
+        pytest.param("before the last file of a checkpoint", 1, None, marks=pytest.mark.slow),
+        pytest.param("while the model is saved", 1, None, marks=pytest.mark.slow),  # the tokenizer, at the beginning
+        pytest.param("while the model is saved", 2, 20, marks=pytest.mark.slow),
+        ("before the metrics", 1, 20),
+    ],
+)
+def test_a_run_that_is_killed_resumes_and_ends_as_if_it_had_not_been(finished, text, tmp_path, moment, count, last):
+    folder, said = tmp_path / "run", []
+    killed = start(text, folder, moment, count)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    before = contents(folder)
+    with pytest.raises(TrainingError, match="--resume"):
+        pretrain([text], folder, shape=SHAPE, settings=SETTINGS, say=quiet)
+    assert contents(folder) == before
+    metrics = pretrain([text], folder, shape=SHAPE, settings=SETTINGS, resume=True, say=said.append)
+    assert [line for line in said if "resuming" in line] == ([f"resuming from step {last} of 20"] if last else [])
+    history, expected = (read_json(run / "trainer_state.json")["log_history"] for run in (folder, finished.folder))
+    for key in ("loss", "val_loss", "learning_rate"):
+        curve, whole = ({e["step"]: e[key] for e in log if key in e} for log in (history, expected))
+        assert curve == pytest.approx(whole, abs=1e-6)
+    assert metrics["bits_per_byte"] == pytest.approx(finished.metrics["bits_per_byte"], abs=1e-6)
+    assert metrics["tokens_per_second"] * metrics["seconds"] == pytest.approx(20 * 4 * 32)
+    assert contents(folder / "tokenizer") == contents(finished.folder / "tokenizer")
+    model, whole = (load_file(run / "model" / "model.safetensors") for run in (folder, finished.folder))
+    assert model.keys() == whole.keys()
+    for name in model:
+        torch.testing.assert_close(model[name], whole[name], rtol=0, atol=1e-6)
+    assert not list(folder.rglob(".writing-*"))
+
+
+@pytest.mark.timeout(900)
+def test_a_user_gets_only_lines_of_labkit(finished, text, tmp_path):
+    process = start(text, tmp_path / "run")
+    assert (process.returncode, process.stdout) == (0, ""), process.stderr
+    assert process.stderr.splitlines() == finished.said
+
+
+LAUNCHED = """
+import sys
+from labkit.pretrain import Shape, pretrain
+from labkit.training import preset
+
+text, folder, batch_size = sys.argv[1:]
+settings = preset("lm", max_steps=12, per_device_train_batch_size=int(batch_size), learning_rate=3e-3)
+pretrain([text], folder, shape=Shape(300, 32, 64, 1, dropout=0.0), settings=settings, repeats=0.5)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(sys.platform == "win32", reason="torchrun with gloo is for POSIX systems")
+def test_two_processes_leave_the_run_folder_of_one_with_twice_the_batch_and_say_everything_once(text, tmp_path):
+    script = write(tmp_path / "run.py", LAUNCHED.encode())
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]), "OMP_NUM_THREADS": "1"}
+    said = []
+    for processes, batch_size in ((1, 8), (2, 4)):
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+        command = [sys.executable, *torchrun, str(script), str(text), str(tmp_path / str(processes)), str(batch_size)]
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+        assert (process.returncode, process.stdout) == (0, ""), process.stderr
+        said.append([line.split(":")[0] for line in process.stderr.splitlines() if not line.startswith("  ")])
+    assert said[0] == said[1]
+    one, two = (read_json(tmp_path / name / "metrics.json") for name in "12")
+    assert two["bits_per_byte"] == pytest.approx(one["bits_per_byte"], abs=1e-4)
+    assert two["n_train"] == one["n_train"]
+    files = [{name for name in contents(tmp_path / run) if "rng_state" not in name} for run in "12"]
+    assert files[0] == files[1]
+
+
+@pytest.fixture(scope="module")
+def one_broken_off(text, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("broken off") / "run"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(pretraining, "save_model", interrupted)
+        pretrain([text], folder, shape=SHAPE, settings=SHORT, say=quiet)
+    return folder
+
+
+@pytest.fixture
+def broken_off(one_broken_off, tmp_path):
+    """A copy of a run folder with checkpoints and no metrics."""
+    return shutil.copytree(one_broken_off, tmp_path / "broken off")
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"settings": SHORT | {"max_steps": 3}}, "settings.max_steps was 2, now 3"),
+        ({"settings": SHORT | {"seed": 5}}, "settings.seed was 0, now 5"),
+        ({"shape": Shape(300, 32, 64, 1)}, "shape.layers was 2, now 1"),
+        ({"held_out": 0.2}, "held_out was 0.1, now 0.2"),
+        ({"repeats": 0.5}, "repeats was 0.0, now 0.5"),
+        ({"first_length": 8}, "first_length was None, now 8"),
+        ({"texts": "#"}, "texts.a.txt was '[0-9a-f]{64}', now '[0-9a-f]{64}'"),  # one other character
+    ],
+)
+def test_a_run_is_not_resumed_with_another_configuration_and_stays_as_it_is(
+    broken_off, text, tmp_path, changes, difference
+):
+    before = contents(broken_off)
+    if "texts" in changes:
+        content = text.read_text(encoding="utf-8")
+        text = write(tmp_path / "a.txt", (content[:100] + changes["texts"] + content[101:]).encode())
+    choices = {"shape": SHAPE, "settings": SHORT} | {name: changes[name] for name in changes if name != "texts"}
+    with pytest.raises(TrainingError, match=difference):
+        pretrain([text], broken_off, **choices, resume=True, say=quiet)
+    assert contents(broken_off) == before
+
+
+def test_a_moved_run_resumes_with_the_tokenizer_that_it_was_begun_with(broken_off, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretraining, "train_tokenizer", lambda *_: pytest.fail("another tokenizer was trained"))
+    shutil.move(broken_off, tmp_path / "elsewhere")
+    said = []
+    pretrain([text], tmp_path / "elsewhere", shape=SHAPE, settings=SHORT, resume=True, say=said.append)
+    assert "resuming from step 2 of 2" in said and not broken_off.exists()
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "choices", "complaint"),
+    [
+        (b" \n", {}, "t.txt is empty"),
+        (b"caf\xe9", {}, r"t.txt is not UTF-8 text \(byte 3\)"),
+        (b"a word or two", {}, r"the text has \d+ tokens to train on, and one row takes 32: add text"),
+        (None, {}, "no text"),
+        (b"a word", {"held_out": 1.0}, "held_out is 1.0"),
+        (b"a word", {"held_out": -0.1}, "held_out is -0.1"),
+        (b"a word", {"repeats": 1.1}, "repeats is 1.1"),
+        (b"a word", {"first_length": 64}, "first_length is 64"),
+        (b"a word", {"settings": SHORT | {"report_to": "my_tracker"}}, "'my_tracker' is not installed"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_clear_error_and_nothing_is_written(tmp_path, content, choices, complaint):
+    files = [tmp_path] if content is None else [write(tmp_path / "t.txt", content)]
+    with pytest.raises(LabkitError, match=complaint):
+        pretrain(files, tmp_path / "run", **{"shape": SHAPE, "settings": SETTINGS} | choices, say=quiet)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"width": 100}, {"width": 0}, {"vocab_size": 258}, {"context": 1}, {"layers": 0}, {"dropout": 1.0}],
+)
+def test_a_shape_that_no_gpt2_has_is_refused_with_what_was_given(wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(TrainingError, match=rf"{name}\D*{value}"):
+        Shape(**wrong)
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+LINE = torch.arange(1000, 1337)  # every token is its own position
+
+
+def rows_of(context: int, rows: int = 10**6, seed: int = 3, **curriculum):
+    return row_maker(LINE, Curriculum(rows, context, **curriculum), seed)
+
+
+def period(row: torch.Tensor) -> int | None:
+    """The length of the passage that `row` repeats; None if it repeats none."""
+    lengths = range(1, len(row) // 2 + 1)
+    return next((n for n in lengths if torch.equal(row[:n].repeat(len(row) // n + 1)[: len(row)], row)), None)
+
+
+@pytest.mark.parametrize("context", [2, 8, 31, 32, 168, 336])
+def test_each_pass_reads_every_token_once_except_at_the_ends(context):
+    make, per_pass = rows_of(context), 336 // context
+    for number in range(4):
+        rows = torch.stack([make(number * per_pass + k) for k in range(per_pass)])
+        assert rows.shape == (per_pass, context)
+        assert bool((rows.diff(dim=1) == 1).all())  # a stretch of the text
+        tokens = rows.flatten().sort().values
+        assert len(tokens.unique()) == len(tokens) == int(tokens[-1] - tokens[0]) + 1
+        assert 337 - len(tokens) <= context  # less than a row and one token is left out
+
+
+def test_each_pass_cuts_elsewhere_and_has_another_order():
+    make = rows_of(32)
+    starts = [[int(make(number * 10 + k)[0]) for k in range(10)] for number in range(12)]
+    assert len({min(one_pass) for one_pass in starts}) > 5
+    assert len({tuple(sorted(range(10), key=one_pass.__getitem__)) for one_pass in starts}) == 12
+
+
+@pytest.mark.parametrize("choices", [{}, {"repeats": 0.8}, {"first_length": 8, "repeats": 0.8}])
+def test_row_k_depends_on_the_seed_and_on_k_alone(choices):
+    in_order = rows_of(32, 40, **choices)
+    expected = [in_order(k) for k in range(40)]
+    another = rows_of(32, 40, **choices)
+    torch.manual_seed(9)
+    assert all(torch.equal(another(k), expected[k]) for k in random.Random(0).sample(range(40), 40))
+    other_seed = rows_of(32, 40, seed=4, **choices)
+    assert sum(torch.equal(other_seed(k), expected[k]) for k in range(40)) < 10
+
+
+def test_the_given_fraction_of_rows_repeats_a_passage_half_of_them_one_of_the_text():
+    rows = 600
+    plain, make = rows_of(96), rows_of(96, repeats=0.3)
+    periods = {k: length for k in range(rows) if (length := period(make(k)))}
+    assert abs(len(periods) - 0.3 * rows) < 4 * math.sqrt(rows * 0.3 * 0.7)
+    assert all(torch.equal(make(k), plain(k)) for k in range(rows) if k not in periods)
+    assert 4 <= min(periods.values()) < 8 and 32 < max(periods.values()) <= 36  # from 4 tokens to 3/8 of the row
+    of_the_text = sum(torch.equal(make(k)[:length], plain(k)[:length]) for k, length in periods.items())
+    assert abs(of_the_text - len(periods) / 2) < 4 * math.sqrt(len(periods) / 4)
+    assert all(bool(torch.isin(make(k), LINE).all()) for k in periods)  # only tokens that occur in the text
+    assert max(period(rows_of(300, repeats=1.0)(k)) for k in range(60)) <= 64
+    assert rows_of(2, repeats=1.0)(0).shape == (2,)
+
+
+def test_fewer_rows_repeat_as_the_run_goes_on_until_a_tenth_of_their_fraction_remains():
+    plain, make = rows_of(32), rows_of(32, 2000, repeats=1.0)
+    repeated = [not torch.equal(make(k), plain(k)) for k in range(3000)]
+    for first, share in ((0, 0.95), (450, 0.5), (1000, 0.1), (2900, 0.1)):
+        count = sum(repeated[first : first + 100])
+        assert abs(count - 100 * share) < 4 * math.sqrt(100 * share * (1 - share)) + 1, first
+
+
+@pytest.mark.parametrize(
+    ("context", "first", "stages"),
+    [
+        (512, 64, [(0, 64), (499, 64), (500, 128), (649, 128), (650, 256), (799, 256), (800, 512), (999, 512)]),
+        (100, 30, [(0, 30), (499, 30), (500, 60), (799, 60), (800, 100), (999, 100)]),  # 30, 60, and then all
+        (64, 32, [(0, 32), (799, 32), (800, 64)]),  # one doubling: there is nothing between
+        (64, 64, [(0, 64), (999, 64)]),
+        (64, None, [(0, 64), (999, 64)]),
+    ],
+)
+def test_pieces_grow_from_the_first_length_to_the_whole_row(context, first, stages):
+    curriculum = Curriculum(1000, context, first)
+    assert [(row, curriculum.length(row)) for row, _ in stages] == stages
+    lengths = [curriculum.length(row) for row in range(1000)]
+    assert lengths == sorted(lengths)
+
+
+def test_each_piece_is_a_stretch_of_the_text_or_a_repeated_passage():
+    make = rows_of(96, 1000, first_length=24, repeats=0.9)
+    pieces = [piece for k in range(50) for piece in make(k).split(24)]
+    repeated = [period(piece) is not None for piece in pieces]
+    assert [not bool((piece.diff() == 1).all()) for piece in pieces] == repeated
+    assert 0.75 < sum(repeated) / 200 < 0.97
+
+
+def test_a_batch_contains_the_pieces_of_its_rows_in_order_the_shorter_ones_where_two_stages_meet():
+    curriculum = Curriculum(100, 32, first_length=8)
+    rows = [{"row": k, "ids": torch.arange(32) + 100 * k} for k in (3, 4)]
+    collate = in_pieces(Collator("next", pad_id=1, seed=0), curriculum)
+    batch = collate(rows)
+    assert batch["input_ids"].shape == (8, 8)
+    assert torch.equal(batch["input_ids"].flatten(), torch.cat([row["ids"] for row in rows]))
+    assert bool(batch["attention_mask"].all())
+    assert torch.equal(batch["labels"][:, :-1], batch["input_ids"][:, 1:])  # no piece predicts the next piece
+    assert collate([row | {"row": 99} for row in rows])["input_ids"].shape == (2, 32)
+    assert (curriculum.length(49), curriculum.length(50)) == (8, 16)
+    rows = [row | {"row": k} for row, k in zip(rows, (50, 49), strict=True)]
+    assert in_pieces(lambda pieces: [len(piece["ids"]) for piece in pieces], curriculum)(rows) == [8] * 8
+
+
+# -- the tokenizer and the model ---------------------------------------------------------------------------------------
+
+
+@hypothesis.settings(max_examples=50, deadline=None)
+@hypothesis.given(text=st.text(max_size=40))
+@hypothesis.example(text="The cat \t sat\n <pad>\r\n  <|endoftext|> .")
+def test_any_text_is_encoded_and_decoded_unchanged(tokenizer, text):
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
 def test_the_tokenizer_is_the_same_whenever_it_is_trained_on_the_same_text(tokenizer, text, tmp_path):
     again = train_tokenizer([text.read_text(encoding="utf-8")], SHAPE.vocab_size, SHAPE.context)
-    for name, each in (("one", tokenizer), ("two", again)):
-        each.save_pretrained(tmp_path / name)
+    tokenizer.save_pretrained(tmp_path / "one")
+    again.save_pretrained(tmp_path / "two")
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
-    assert len(tokenizer) == 300
-
-
-def test_pad_and_mask_are_tokens_of_their_own(tokenizer):
-    special = (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.mask_token_id)
-    assert special == (0, 1, 2)
-    assert set(special) == set(tokenizer.all_special_ids)
-    assert tokenizer.padding_side == "right"
-
-
-def test_the_space_before_a_mask_belongs_to_it_as_to_a_word_whoever_loads_the_tokenizer(finished):
-    from transformers import AutoTokenizer
-
-    for each in (finished.tokenizer, AutoTokenizer.from_pretrained(finished.folder / "model")):
-        plain, masked = (each(text)["input_ids"] for text in ("The cat sat.", "The cat <mask> sat."))
-        place = len(each("The cat")["input_ids"])
-        assert masked == [*plain[:place], 2, *plain[place:]]
+    assert len(tokenizer) == 300 and tokenizer.padding_side == "right"
+    assert {tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.mask_token_id} == set(tokenizer.all_special_ids)
 
 
 def test_texts_are_joined_with_an_end_after_each_however_long_they_are(tokenizer, capfd):
     texts = ["The cat sat.", "Dogs ran. " * 100]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ids = encode_all(tokenizer, texts).tolist()
+    ids = encode_all(tokenizer, texts).tolist()
     assert ids == [*tokenizer(texts[0])["input_ids"], 0, *tokenizer(texts[1], verbose=False)["input_ids"], 0]
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_new_model_is_a_function_of_its_shape_and_seed_and_leaves_the_random_state():
+def test_a_new_model_has_the_given_shape_depends_on_the_seed_alone_and_leaves_the_random_state():
     before = torch.get_rng_state()
     first, again, other = (new_model(SHAPE, seed).state_dict() for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(first[name], again[name]) for name in first)
-    name = "transformer.h.0.attn.c_attn.weight"
-    assert not torch.equal(first[name], other[name])
-
-
-def test_a_new_model_has_the_size_that_was_asked_for():
+    assert not torch.equal(*(model["transformer.h.0.attn.c_attn.weight"] for model in (first, other)))
     model = new_model(Shape(vocab_size=300, context=32, width=128, layers=3, dropout=0.25), seed=0)
     config = model.config
     assert (config.vocab_size, config.n_positions, config.n_embd, config.n_layer) == (300, 32, 128, 3)
     assert config.n_embd // config.n_head == 64
     assert (model.transformer.drop.p, model.transformer.h[0].mlp.dropout.p) == (0.25, 0.25)
-    assert (config.eos_token_id, config.pad_token_id) == (0, 1)
 
 
-class Told(torch.nn.Module):
-    """A model that gives what `logits(ids)` says and notes how long the rows were that it read."""
-
-    def __init__(self, context: int, logits):
-        super().__init__()
-        self.config, self.device, self.logits, self.read = SimpleNamespace(n_positions=context), "cpu", logits, []
-
-    def forward(self, ids, use_cache):
-        assert ids.shape[1] <= self.config.n_positions
-        self.read.append(tuple(ids.shape))
-        return SimpleNamespace(logits=self.logits(ids))
-
-
-class Letters:
-    """A tokenizer of one token per letter, with ids of their own: the letter at place k of a text is token k + 1."""
-
-    eos_token_id = 0
-
-    def __call__(self, text, verbose=True):
-        return {"input_ids": list(range(1, len(text) + 1))}
-
-
-LENGTHS = [1, 2, 3, 7, 8, 9, 12, 13, 15, 16, 17, 40, 100]
-
-
-@pytest.mark.parametrize("context", [2, 3, 7, 8])
-@pytest.mark.parametrize("length", LENGTHS)
-def test_bits_per_byte_of_a_model_that_knows_nothing_count_each_token_once(context, length):
-    uniform = Told(context, lambda ids: torch.zeros(*ids.shape, 128))
-    bits = bits_per_byte(uniform, Letters(), "x" * length)
-    assert bits == pytest.approx((length - 1) * math.log2(128) / length)  # the first has nothing before it
-
-
-@pytest.mark.parametrize("context", [2, 3, 7, 8])
-@pytest.mark.parametrize("length", LENGTHS)
-def test_bits_per_byte_charge_every_token_by_its_own_price(context, length):
-    """Whatever comes before, token k costs k nats: the sum tells a token that is left out from one counted twice."""
-    prices = torch.zeros(128).double()
-    prices[1 : length + 1] = -torch.arange(1, length + 1).double()
-    rest = 1 - prices[1 : length + 1].exp().sum()
-    prices[0] = rest.log() if length else 0.0
-    prices[length + 1 :] = -torch.inf
-    priced = Told(context, lambda ids: prices.expand(*ids.shape, 128))
-    expected = sum(range(2, length + 1)) / math.log(2) / length
-    assert bits_per_byte(priced, Letters(), "x" * length, batch_size=3) == pytest.approx(expected, rel=1e-5, abs=1e-9)
+# -- measures ----------------------------------------------------------------------------------------------------------
 
 
 def token_by_token(model, tokenizer, text: str) -> float:
-    """Bits per byte, one token at a time: what is before it in the window in which it is counted is its context."""
+    """Bits per byte, one token at a time, each with what is before it in the window that counts it."""
     ids = tokenizer(text, verbose=False)["input_ids"]
     context = model.config.n_positions
     nats = 0.0
@@ -589,41 +539,27 @@ def token_by_token(model, tokenizer, text: str) -> float:
     return nats / math.log(2) / len(text.encode())
 
 
-@pytest.mark.parametrize("context", [9, 16])
+@pytest.mark.parametrize("context", [2, 3, 9, 16])
 def test_bits_per_byte_are_those_of_one_token_after_the_other(tokenizer, context):
     model = new_model(Shape(300, context, 64, 1), seed=0).eval()
-    model.lm_head.weight.data *= 20  # opinions, so that places and contexts matter
-    for n_sentences in (1, 2, 4):
-        text = sentences(n_sentences, seed=5) + "é"  # two bytes
-        bits = bits_per_byte(model, tokenizer, text, batch_size=2)
-        assert bits == pytest.approx(token_by_token(model, tokenizer, text), rel=1e-5)
-
-
-def test_an_untrained_model_needs_about_the_bits_of_a_uniform_choice(tokenizer):
-    text = sentences(20, seed=1)
-    tokens = len(tokenizer(text, verbose=False)["input_ids"])
-    bits = bits_per_byte(new_model(SHAPE, 0).eval(), tokenizer, text)
-    assert bits == pytest.approx(tokens * math.log2(300) / len(text.encode()), rel=0.03)
-
-
-def test_the_validation_loss_of_a_model_that_knows_nothing_is_the_logarithm_of_the_vocabulary():
-    for context, length in [(8, 100), (8, 7), (32, 1)]:
-        model = Told(context, lambda ids: torch.zeros(*ids.shape, 128))
-        assert validation_loss(model, Letters(), ["x" * length], rows=16) == pytest.approx(math.log(128))
-        assert sum(rows for rows, _ in model.read) == 16
+    model.lm_head.weight.data *= 20  # so that positions and contexts matter
+    text = "é" + sentences(4, seed=5)  # a letter of two bytes
+    for length in (1, 2, 3, 4, 9, 10, 16, 17, 18, 40, len(text)):
+        bits = bits_per_byte(model, tokenizer, text[:length], batch_size=2)
+        assert bits == pytest.approx(token_by_token(model, tokenizer, text[:length]), rel=1e-5, abs=1e-9)
 
 
 def test_the_validation_loss_is_the_mean_over_rows_from_the_first_token_to_the_last(tokenizer):
     model = new_model(SHAPE, 0).eval()
     model.lm_head.weight.data *= 20
     texts = [sentences(10, seed=1), sentences(5, seed=2)]
-    ids = encode_all(tokenizer, texts)
-    last = len(ids) - 32
-    rows = [ids[int(k * last / 15) :][:32] for k in range(16)]
-    assert torch.equal(rows[-1], ids[-32:])
-    with torch.no_grad():
-        expected = sum(float(model(row[None], labels=row[None]).loss) for row in rows) / 16
-    assert validation_loss(model, tokenizer, texts, rows=16) == pytest.approx(expected, rel=1e-4)
+    for ids, given in ((encode_all(tokenizer, texts), texts), (encode_all(tokenizer, ["The cat"]), ["The cat"])):
+        context = min(32, len(ids))  # a text that is shorter than the context is one row
+        rows = [ids[int(k * (len(ids) - context) / 15) :][:context] for k in range(16)]
+        assert torch.equal(rows[-1], ids[-context:])
+        with torch.no_grad():
+            expected = sum(float(model(row[None], labels=row[None]).loss) for row in rows) / 16
+        assert validation_loss(model, tokenizer, given, rows=16) == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_sample_is_one_printable_line_that_the_seed_determines_and_that_fits_the_context(tokenizer, capfd):
@@ -631,25 +567,7 @@ def test_a_sample_is_one_printable_line_that_the_seed_determines_and_that_fits_t
     before = torch.get_rng_state()
     texts = [sample(model, tokenizer, seed=seed) for seed in range(20)]
     assert torch.equal(torch.get_rng_state(), before)
-    assert [sample(model, tokenizer, seed=seed) for seed in range(20)] == texts
-    assert len(set(texts)) > 10
-    assert all(text.isprintable() for text in texts)
-    assert not any("<pad>" in text or "<mask>" in text for text in texts)
+    assert [sample(model, tokenizer, seed=seed) for seed in range(20)] == texts and len(set(texts)) > 10
+    assert all(text.isprintable() and "<pad>" not in text and "<mask>" not in text for text in texts)
     sample(model, tokenizer, prompt=sentences(20), tokens=1000)
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_resumed_run_uses_the_tokenizer_it_was_begun_with(broken_off, text, monkeypatch):
-    monkeypatch.setattr(pretraining, "train_tokenizer", lambda *_: pytest.fail("another tokenizer was trained"))
-    pretrain([text], broken_off, shape=SHAPE, settings=Settings(2, batch_size=1), resume=True, say=quiet)
-    assert json.loads((broken_off / "metrics.json").read_text())["steps"] == 2
-
-
-def test_a_run_that_was_moved_resumes_where_it_lies_now(broken_off, text, tmp_path):
-    shutil.move(broken_off, tmp_path / "elsewhere")
-    said = []
-    pretrain(
-        [text], tmp_path / "elsewhere", shape=SHAPE, settings=Settings(2, batch_size=1), resume=True, say=said.append
-    )
-    assert "resuming from step 2 of 2" in said
-    assert not broken_off.exists()

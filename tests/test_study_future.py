@@ -118,7 +118,7 @@ def test_arithmetic_is_counted():
     one, products = arm("smaller"), 12 * 16 * 16 + 300 * 16
     model = one.build(STUDY.config, 0)
     for count in (2, objectives.FEW // (300 * 16) + 1):  # with so many rows the loss is computed in pieces
-        batch = {"input_ids": torch.randint(300, (count, 16)), "targets": torch.randint(300, (count, 16))}
+        batch = {"input_ids": torch.randint(300, (count, 16)), "labels": torch.randint(300, (count, 16))}
         assert flops_per_token(one, model, batch) == pytest.approx(6 * products + 12 * 16 * 16, rel=0.02)
     assert objectives.FEW == 2**20 and not model.naive and all(p.grad is None for p in model.parameters())
 

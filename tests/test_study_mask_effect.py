@@ -13,15 +13,15 @@ from benchmarks.study.arms import arm, arms, named
 from benchmarks.study.conditions import Condition, conditions
 from benchmarks.study.mask_effect import Study, run_folder, run_study, tables
 from labkit.datasets.embedded import read
-from labkit.errors import DataError, DivergedError, ModelError, TrainingError
+from labkit.errors import DataError, ModelError, TrainingError
 from labkit.models import load
-from labkit.tasks.plans import Plan
+from labkit.training import preset
 
 pytestmark = pytest.mark.end_to_end
 
 ARMS = ("causal", "bidirectional", "repeated", "right-to-left", "mntp:2", "unmask:below-1/2")
-PLAN = Plan(batch_size=4, gradient_accumulation=1, max_steps=2, patience=0)
-STUDY = Study("tiny-gpt2", arms=ARMS, learning_rates=(1e-3, 3e-3), seeds=(0, 1), plan=PLAN, max_length=64)
+SETTINGS = preset("mini", per_device_train_batch_size=4, max_steps=2, patience=0)
+STUDY = Study("tiny-gpt2", arms=ARMS, learning_rates=(1e-3, 3e-3), seeds=(0, 1), settings=SETTINGS, max_length=64)
 SMALL = replace(STUDY, arms=("causal", "bidirectional"), learning_rates=(1e-3,), seeds=(0,))
 NAME = "which-way-round/ner"
 
@@ -136,7 +136,7 @@ def test_arms_and_seeds_can_be_added_and_what_was_frozen_stays(done, tmp_path):
     ("change", "n", "message"),
     [
         ({"model": "tiny-llama"}, 12, "model was 'tiny-gpt2', now 'tiny-llama'"),
-        ({"plan": replace(PLAN, max_steps=3)}, 12, "plan was"),
+        ({"settings": SETTINGS | {"max_steps": 3}}, 12, "settings was"),
         ({}, 9, f"conditions {NAME} was"),
     ],
 )
@@ -179,11 +179,13 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(tmp_path, monkeypatch
 def test_a_rate_at_which_training_diverges_is_not_chosen_and_not_tried_again(tmp_path, monkeypatch):
     real, calls = mask_effect.finetune, []
 
-    def diverging(*arguments, plan, **options):
-        calls.append(plan.learning_rate)
-        if plan.learning_rate == 3e-3 and options["mask"] == "bidirectional":
-            raise DivergedError("the loss is NaN")
-        return real(*arguments, plan=plan, **options)
+    def diverging(*arguments, settings, **options):
+        calls.append(settings["learning_rate"])
+        if settings["learning_rate"] == 3e-3 and options["mask"] == "bidirectional":
+            error = TrainingError("the loss is NaN")
+            error.diverged = True
+            raise error
+        return real(*arguments, settings=settings, **options)
 
     monkeypatch.setattr(mask_effect, "finetune", diverging)
     study = replace(SMALL, learning_rates=(1e-3, 3e-3))

@@ -12,7 +12,7 @@ from benchmarks.study.report import Scores, difference, forest, judged, mean, ta
 from labkit.datasets.embedded import read
 from labkit.datasets.tags import to_bio
 from labkit.errors import DataError
-from labkit.tasks import ner, ner_counts, qa, qa_scores
+from labkit.tasks import ner, qa, qa_scores
 
 
 def runs(chances, seeds=5, group=1, rng=None, shift=0.0):
@@ -44,7 +44,7 @@ def test_counts_of_entities_add_up_to_the_f1_of_seqeval():
         ner.Tagged(each.id, tuple(s), tuple(s), (None,) * len(s), tuple(ner.entities_in(each.spans, s)), ())
         for each, s in zip(sentences, predicted, strict=True)
     ]
-    scores = judged({0: ner_counts.judged(sentences, tagged)}, "ner").by_seed()
+    scores = judged({0: ner.NamedEntities().judge(sentences, tagged)}, "ner").by_seed()
     assert scores[0] == pytest.approx(ner.scores(sentences, predicted)["f1"], abs=1e-12)
 
 

@@ -1,8 +1,8 @@
-"""The training loop: rows in order, every loss logged once, no trace of an evaluation, no NaN in a checkpoint."""
+"""The training loop: resumable bit for bit, every loss logged once, the best model loaded, no NaN in a checkpoint."""
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import io
 import json
 import math
@@ -12,30 +12,33 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from types import SimpleNamespace
+from collections import Counter
 
 import numpy
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from transformers import Trainer, TrainerState
 
-from labkit import training, training_settings
-from labkit.decoder.running import evaluating
-from labkit.errors import DivergedError, LabkitError, ModelError, TrainingError
+from labkit import training
+from labkit.errors import TrainingError
 from labkit.objectives import Collator, generator, loss
 from labkit.pretrain import Shape, new_model
-from labkit.run_folder import SEAL, RunFolder, read_json
-from labkit.training import Settings, train
-from labkit.training_settings import settled
+from labkit.run_folder import RunFolder
+from labkit.tasks.finetune import default_preset
+from labkit.training import PRESETS, Rows, draw, preset, settled, steps, train
 
 pytestmark = pytest.mark.end_to_end
 
 VOCAB, CONTEXT = 300, 16
 
 
-def row(k: int) -> torch.Tensor:
+def row(k: int, length: int = CONTEXT) -> dict:
     """Row k: tokens that go up by one, from a few of the vocabulary, so that there is something to learn."""
     start = 10 + int(torch.randint(30, (), generator=generator(7, k)))
-    return torch.arange(start, start + CONTEXT)
+    return {"row": k, "ids": torch.arange(start, start + length)}
 
 
 def next_token_loss(model, batch):
@@ -46,19 +49,24 @@ def fresh_model(dropout: float = 0.1):
     return new_model(Shape(VOCAB, CONTEXT, 64, 1, dropout), seed=0)
 
 
-def trained(folder, dropout: float = 0.1, loss=next_token_loss, evaluate=None, make_row=row, say=None, **settings):
-    """A run of 12 steps with dropout: (outcome, model)."""
-    run = RunFolder.open(folder, {"test": 1}, resume=True)
+def trained(folder, dropout=0.1, loss=next_token_loss, evaluate=None, metric=None, make=row, say=None, **changes):
+    """(outcome, model) of a run of 12 steps of 4 rows, continued if it was begun."""
+    say = say or (lambda text: None)
+    changes = {"max_steps": 12, "per_device_train_batch_size": 4, "learning_rate": 5e-3} | changes
+    settings = settled(preset("lm", **changes), "gpt2", say)
+    rows = settings["max_steps"] * settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
     model = fresh_model(dropout)
     outcome = train(
         model,
-        make_row,
+        Rows(rows * training.process_count(), make),
         collate=Collator("next", pad_id=1),
         loss=loss,
-        settings=Settings(**{"max_steps": 12, "batch_size": 4, "learning_rate": 5e-3, "log_every": 1} | settings),
-        run=run,
+        settings=settings,
+        run=RunFolder(folder),
+        tokens=lambda k: CONTEXT,
         evaluate=evaluate,
-        say=say or (lambda text: None),
+        metric=metric,
+        say=say,
     )
     return outcome, model
 
@@ -67,264 +75,457 @@ def losses(outcome) -> dict[int, float]:
     return {entry["step"]: entry["loss"] for entry in outcome["history"] if "loss" in entry}
 
 
-def contents(folder) -> dict[str, str]:
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+def without_seconds(outcome) -> list[dict]:
+    return [{name: value for name, value in entry.items() if name != "seconds"} for entry in outcome["history"]]
 
 
 def same_weights(first, second) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
+def checkpoints(folder) -> set[int]:
+    return {int(path.name.removeprefix("checkpoint-")) for path in RunFolder(folder).checkpoints.iterdir()}
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """The run of 12 steps that others are compared with."""
+    """The run that others are compared with: (outcome, model, folder)."""
     folder = tmp_path_factory.mktemp("plain") / "run"
     return *trained(folder), folder
 
 
+# -- hyperparameters ---------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
-    ("wrong", "complaint"),
+    ("name", "changes", "complaint"),
     [
-        ({"max_steps": 0}, "max steps must be at least 1, not 0"),
-        ({"batch_size": 0}, "batch size must be at least 1, not 0"),
-        ({"gradient_accumulation": -2}, "gradient accumulation must be at least 1, not -2"),
-        ({"learning_rate": 0.0}, "learning rate 0.0 must be positive"),
-        ({"learning_rate": -1e-3}, "learning rate -0.001 must be positive"),
-        ({"learning_rate": math.nan}, "learning rate nan must be positive"),
-        ({"warmup": 1.0}, r"warm-up 1.0 in \[0, 1\)"),
-        ({"warmup": -0.1}, r"warm-up -0.1 in \[0, 1\)"),
-        ({"dtype": "fp8"}, "dtype is 'fp8'; choose one of auto, float32, bfloat16, float16"),
-        ({"evaluate_every": -1}, "evaluate every is -1 steps"),
-        ({"save_every": -1}, "save every is -1 steps"),
-        ({"log_every": -1}, "log every is -1 steps"),
+        ("large", {}, "large.*gemma, mini, quick, lm"),
+        ("mini", {"batch_size": 3}, "batch_size.*TrainingArguments"),
+        ("mini", {"num_train_epochs": 0.0}, "num_train_epochs is 0.0"),
+        ("mini", {"learning_rate": math.nan}, "learning_rate is nan"),
+        ("mini", {"per_device_train_batch_size": 0}, "per_device_train_batch_size is 0"),
+        ("mini", {"eval_steps": -1}, "eval_steps is -1"),
+        ("mini", {"weight_decay": -0.1}, "weight_decay is -0.1"),
+        ("mini", {"patience": -1}, "patience is -1"),
+        ("mini", {"seed": 2**32}, "seed is 4294967296"),
+        ("lm", {"max_steps": 0}, "max_steps is 0"),
+        ("mini", {"lr_scheduler_type": "zigzag"}, "zigzag.*cosine"),
+        ("mini", {"dtype": "fp8"}, "fp8.*bfloat16"),
     ],
 )
-def test_settings_without_a_meaning_are_refused_with_what_was_given(wrong, complaint):
+def test_hyperparameters_without_a_meaning_are_refused(name, changes, complaint):
     with pytest.raises(TrainingError, match=complaint):
-        Settings(**{"max_steps": 10} | wrong)
+        preset(name, **changes)
 
 
-def test_a_checkpoint_never_falls_between_two_logs_of_the_loss():
-    for max_steps in (1, 7, 99, 250, 4000):
-        for save_every in (0, 1, 10, 33):
-            for log_every in (0, 1, 4, 10):
-                settings = Settings(max_steps, save_every=save_every, log_every=log_every)
-                assert settings.saving_steps % settings.logging_steps == 0
-                assert settings.saving_steps >= 1
+def test_a_preset_is_changed_by_what_is_given_and_by_nothing_else():
+    assert preset("mini", learning_rate=None) == PRESETS["mini"]
+    changes = {"learning_rate": 1e-3, "warmup_steps": 0.0}
+    assert preset("mini", **changes) == PRESETS["mini"] | changes
 
 
-def test_the_loss_falls_and_what_it_cost_is_returned(plain):
-    outcome, _, _ = plain
+def test_small_models_have_a_preset_of_their_own():
+    names = {"gpt2-mini": "mini", "tiny-gpt2": "mini", "gemma3-270m": "gemma", "some/model": "gemma"}
+    assert {model: default_preset(model) for model in names} == names
+
+
+def test_the_gemma_preset_is_the_known_recipe_and_max_steps_ends_it_earlier(monkeypatch):
+    recipe = PRESETS["gemma"]
+    assert (recipe["learning_rate"], recipe["warmup_steps"], recipe["lr_scheduler_type"]) == (2e-5, 0.1, "linear")
+    assert steps(1600, recipe) == 5 * 1600 // (4 * 4)
+    assert (steps(1600, preset("gemma", max_steps=7)), steps(16, preset("gemma", max_steps=700))) == (7, 5)
+    assert steps(3, preset("gemma", num_train_epochs=0.1)) == 1
+    monkeypatch.setattr(training, "process_count", lambda: 2)
+    assert steps(1600, recipe) == 250
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "tf32"), [(None, "float32", False), ((9, 0), "bfloat16", True), ((7, 5), "float16", False)]
+)
+def test_the_dtype_depends_on_the_gpu_and_the_reason_is_reported(monkeypatch, capability, dtype, tf32):
+    monkeypatch.setattr(training.precision, "here", lambda: capability)
+    reasons = []
+    chosen = settled(preset("gemma"), "gpt2", reasons.append)
+    assert (chosen["dtype"], chosen["tf32"]) == (dtype, tf32) and len(reasons) == (capability is not None)
+
+
+def test_what_this_machine_lacks_is_one_clear_error(monkeypatch):
+    monkeypatch.setattr(training.precision, "here", lambda: None)
+    for changes, complaint in (
+        ({"dtype": "float16"}, "float16 needs a GPU"),
+        ({"report_to": "none,no_such_tracker"}, "'no_such_tracker' is not installed"),
+    ):
+        with pytest.raises(TrainingError, match=complaint):
+            settled(preset("gemma", **changes), "gpt2", print)
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with pytest.raises(TrainingError, match=r'pip install "labkit-bidirectional\[train\]"'):
+        settled(preset("gemma"), "gpt2", print)
+
+
+# -- the order of the rows ---------------------------------------------------------------------------------------------
+
+
+@given(
+    lengths=st.lists(st.integers(1, 400), min_size=1, max_size=200),
+    batch=st.integers(1, 33),
+    epochs=st.integers(1, 4),
+    packed=st.booleans(),
+    seed=st.integers(0, 5),
+)
+def test_every_pass_has_every_row_once_and_the_order_depends_on_the_seed_alone(lengths, batch, epochs, packed, seed):
+    changes = {"num_train_epochs": epochs, "per_device_train_batch_size": batch, "gradient_accumulation_steps": 1}
+    settings = preset("gemma", seed=seed, **changes)
+    items = draw(lengths, settings, packed=packed)
+    assert items == draw(lengths, settings, packed=packed)
+    assert all(len(item) == 1 for item in items) and len(items) == steps(len(lengths), settings) * batch
+    rows = [row for (row,) in items]
+    for start in range(0, epochs * len(lengths), len(lengths)):
+        assert sorted(rows[start : start + len(lengths)]) == list(range(len(lengths)))
+
+
+def test_another_seed_and_another_pass_are_another_order():
+    lengths = list(range(1, 101))
+    changes = {"num_train_epochs": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+    orders = [draw(lengths, preset("gemma", seed=seed, **changes)) for seed in (0, 1)]
+    assert orders[0] != orders[1]
+    assert orders[0][:100] != orders[0][100:]
+
+
+@pytest.mark.parametrize("batch", [4, 7, 16])
+def test_rows_of_similar_length_share_a_batch_and_long_and_short_batches_are_mixed(batch):
+    lengths = [(37 * k) % 300 + 10 for k in range(1000)]
+    settings = preset("gemma", num_train_epochs=3, per_device_train_batch_size=batch, gradient_accumulation_steps=1)
+
+    def batches(packed: bool) -> list[list[int]]:
+        order = [lengths[row] for (row,) in draw(lengths, settings, packed=packed)]
+        return [order[start : start + batch] for start in range(0, len(order), batch)]
+
+    grouped, shuffled = ([max(b) * len(b) - sum(b) for b in batches(packed)] for packed in (False, True))
+    assert sum(grouped) < 0.15 * sum(shuffled)  # tokens of padding
+    longest = [max(b) for b in batches(False)][: 250 // batch]
+    assert longest != sorted(longest) and min(longest) < 100 < 200 < max(longest)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=60), st.integers(1, 100), st.integers(0, 5))
+def test_batches_of_tokens_have_every_row_once_per_pass_and_are_full(lengths, tokens, seed):
+    changes = {"num_train_epochs": 2, "gradient_accumulation_steps": 1}
+    batches = draw(lengths, preset("gemma", batch_tokens=tokens, seed=seed, **changes), packed=True)
+    count, first = 0, []
+    while count < len(lengths):
+        first.append(batches[len(first)])
+        count += len(first[-1])
+    assert sorted(row for batch in first for row in batch) == list(range(len(lengths)))
+    assert all(len(batch) == 1 or sum(lengths[row] for row in batch) <= tokens for batch in batches)
+    for batch, following in zip(first, first[1:], strict=False):  # one more row would not have fitted
+        assert sum(lengths[row] for row in batch) + lengths[following[0]] > tokens
+    assert len(batches) == 2 * len(first)
+
+
+# -- the loop ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_falls_and_what_the_run_cost_is_returned(plain):
+    outcome, _, folder = plain
     curve = losses(outcome)
     assert list(curve) == list(range(1, 13))
-    assert curve[1] == pytest.approx(math.log(VOCAB), rel=0.05)  # an untrained model knows nothing
+    assert curve[1] == pytest.approx(math.log(VOCAB), rel=0.05)  # a new model predicts nothing yet
     assert curve[12] < curve[1] - 0.3
-    assert outcome["seed"] == 0
-    tokens = 12 * 4 * CONTEXT
-    assert outcome["tokens_per_second"] * outcome["seconds"] == pytest.approx(tokens)
+    assert (outcome["seed"], outcome["steps"]) == (0, 12) and "best_step" not in outcome
+    assert outcome["tokens_per_second"] * outcome["seconds"] == pytest.approx(12 * 4 * CONTEXT)
     assert json.loads(json.dumps(outcome)) == outcome
-
-
-def test_peak_memory_is_bytes_and_no_less_than_what_is_held_now():
-    import psutil
-
-    if torch.cuda.is_available():
-        pytest.skip("on a GPU its own memory is counted")
-    assert psutil.Process().memory_info().rss <= training.peak_memory() * 1.01 < psutil.virtual_memory().total
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="about Linux's way of counting")
-def test_peak_memory_is_not_what_the_parent_process_held():
-    held = torch.ones(200_000_000)  # 800 MB
-    code = "from labkit.training import peak_memory; print(peak_memory())"
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(child.stdout) < held.nbytes <= training.peak_memory()
+    assert checkpoints(folder) == {10, 11, 12}
 
 
 def test_the_same_seed_trains_the_same_model_and_another_seed_another(plain, tmp_path):
     outcome, model, _ = plain
-    again, twin = trained(tmp_path / "again")
-    assert losses(again) == losses(outcome)
-    assert same_weights(twin, model)
+    again, same = trained(tmp_path / "again")
+    assert losses(again) == losses(outcome) and same_weights(same, model)
     other, _ = trained(tmp_path / "other", seed=1)  # the same weights at first, but other units drop out
     assert losses(other) != losses(outcome)
 
 
-def test_tf32_and_the_kernels_of_a_training_are_its_own(tmp_path):
-    seen = set()
-
-    def kernels():
-        return torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
-
-    def loss(model, batch):
-        seen.add(kernels())
-        return next_token_loss(model, batch)
-
-    trained(tmp_path / "run", loss=loss, max_steps=1, tf32=True)
-    assert seen == {("high", False)} and kernels() == ("highest", True)
-    assert torch.backends.cuda.matmul.allow_tf32 is False  # and it can still be read
+def test_rows_are_made_once_and_in_order(tmp_path):
+    made = []
+    changes = {"max_steps": 5, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 3}
+    trained(tmp_path / "run", make=lambda k: made.append(k) or row(k), **changes)
+    assert made == list(range(5 * 2 * 3))
 
 
-def test_rows_are_asked_for_once_and_in_order(tmp_path):
-    asked = []
+def test_accumulated_batches_with_uneven_numbers_of_labels_are_one_large_batch(tmp_path):
+    def uneven(k):
+        return row(k, length=2 + 7 * k % 15)
 
-    def noted(k):
-        asked.append(k)
-        return row(k)
-
-    trained(tmp_path / "run", make_row=noted, max_steps=5, gradient_accumulation=2, batch_size=3)
-    assert asked == list(range(5 * 2 * 3))
-
-
-def test_two_passes_of_four_rows_are_one_step_of_eight(tmp_path):
-    whole, _ = trained(tmp_path / "whole", dropout=0.0, batch_size=8)
-    halves, _ = trained(tmp_path / "halves", dropout=0.0, batch_size=4, gradient_accumulation=2)
-    assert losses(halves) == pytest.approx(losses(whole), abs=1e-5)
-    for one, two in zip(
-        whole["history"], halves["history"], strict=True
-    ):  # Adam would hide a gradient of half the size
-        assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
-    assert halves["tokens_per_second"] * halves["seconds"] == pytest.approx(
-        whole["tokens_per_second"] * whole["seconds"]
-    )
+    large, _ = trained(tmp_path / "large", dropout=0.0, make=uneven, per_device_train_batch_size=8)
+    small, _ = trained(tmp_path / "small", dropout=0.0, make=uneven, gradient_accumulation_steps=2)
+    for name in ("loss", "grad_norm"):  # AdamW hides a gradient of half the size
+        assert [entry[name] for entry in small["history"]] == pytest.approx(
+            [entry[name] for entry in large["history"]], rel=1e-4
+        )
 
 
-def test_the_learning_rate_rises_to_its_peak_and_falls_along_a_cosine_to_its_last_share(tmp_path):
-    outcome, _ = trained(tmp_path / "run", max_steps=20, warmup=0.25, learning_rate=1e-3, final_share=0.2)
-    rates = {entry["step"]: entry["learning_rate"] for entry in outcome["history"] if "loss" in entry}
-    for step, rate in rates.items():
-        done = step - 1  # the rate with which the step was taken
-        share = done / 5 if done < 5 else 0.2 + 0.8 * (1 + math.cos(math.pi * (done - 5) / 15)) / 2
-        assert rate == pytest.approx(1e-3 * share, abs=1e-9), step
+def test_the_learning_rate_rises_to_its_peak_and_falls_along_a_cosine_to_a_tenth(tmp_path):
+    outcome, _ = trained(tmp_path / "run", max_steps=20, warmup_steps=0.25, learning_rate=1e-3)
+    for done, entry in enumerate(outcome["history"]):
+        cosine = 0.1 + 0.9 * (1 + math.cos(math.pi * (done - 5) / 15)) / 2
+        assert entry["learning_rate"] == pytest.approx(1e-3 * (done / 5 if done < 5 else cosine), abs=1e-9)
+
+
+def test_gradient_checkpointing_changes_only_the_memory(tmp_path):
+    plain, _ = trained(tmp_path / "plain", dropout=0.0)
+    outcome, _ = trained(tmp_path / "run", dropout=0.0, gradient_checkpointing=True)
+    assert losses(outcome) == pytest.approx(losses(plain), abs=1e-5)
+
+
+def test_bfloat16_trains_almost_the_same_and_leaves_no_trace_in_the_next_run(plain, tmp_path):
+    half, model = trained(tmp_path / "half", dtype="bfloat16")
+    assert losses(half) != losses(plain[0]) and losses(half) == pytest.approx(losses(plain[0]), abs=0.05)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert losses(trained(tmp_path / "single")[0]) == losses(plain[0])
+
+
+def test_the_configuration_of_accelerate_does_not_change_the_dtype(plain, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")  # as `accelerate launch` sets it
+    assert same_weights(trained(tmp_path / "run")[1], plain[1])
 
 
 def draws_and_scores(model) -> dict[str, float]:
-    """An evaluation that uses up random numbers of every kind, and the model."""
+    """An evaluation that draws random numbers of every kind."""
     torch.manual_seed(3)
     random.random(), numpy.random.rand(), torch.rand(5)
     assert not model.training and not torch.is_grad_enabled()
-    return {"val_loss": float(next_token_loss(model, Collator("next", pad_id=1)([{"row": 0, "ids": row(0)}])))}
+    return {"val_loss": float(next_token_loss(model, Collator("next", pad_id=1)([row(0)])))}
 
 
-@pytest.mark.parametrize("evaluate_every", [1, 5])
-def test_evaluation_leaves_no_trace_in_the_training(plain, tmp_path, evaluate_every):
-    outcome, model, _ = plain
-    watched, twin = trained(tmp_path / "run", evaluate=draws_and_scores, evaluate_every=evaluate_every)
-    scores = {entry["step"]: entry["val_loss"] for entry in watched["history"] if "val_loss" in entry}
-    assert list(scores) == [step for step in range(1, 13) if step % evaluate_every == 0 or step == 12]
+@pytest.mark.parametrize("eval_steps", [1, 5])
+def test_evaluation_leaves_no_trace_in_the_training(plain, tmp_path, eval_steps):
+    outcome, model = trained(tmp_path / "run", evaluate=draws_and_scores, eval_steps=eval_steps)
+    scores = {entry["step"]: entry["val_loss"] for entry in outcome["history"] if "val_loss" in entry}
+    assert list(scores) == [step for step in range(1, 13) if step % eval_steps == 0 or step == 12]
     assert len(set(scores.values())) == len(scores)  # another model each time
-    assert losses(watched) == losses(outcome)
-    assert same_weights(twin, model)
+    assert losses(outcome) == losses(plain[0]) and same_weights(model, plain[1])
 
 
-@pytest.mark.parametrize("evaluate", [None, draws_and_scores])
-def test_every_step_is_in_exactly_one_logged_mean(plain, tmp_path, evaluate):
-    each = losses(plain[0])
-    outcome, _ = trained(tmp_path / "run", log_every=3, evaluate_every=4, max_steps=12, evaluate=evaluate)
-    logged, before = losses(outcome), 0
-    assert list(logged) == [3, 4, 6, 8, 9, 12]  # with the evaluations, whose line names the loss
-    for step, mean in logged.items():
-        assert mean == pytest.approx(sum(each[s] for s in range(before + 1, step + 1)) / (step - before), abs=1e-5)
+def test_every_step_is_in_exactly_one_logged_mean(tmp_path):
+    values = []
+
+    def recorded(model, batch):
+        values.append(next_token_loss(model, batch))
+        return values[-1]
+
+    changes = {"max_steps": 301, "eval_steps": 50, "save_steps": 70, "per_device_train_batch_size": 1}
+    outcome, _ = trained(tmp_path / "run", loss=recorded, evaluate=draws_and_scores, **changes)
+    before = 0
+    for step, mean in losses(outcome).items():
+        assert mean == pytest.approx(float(torch.stack(values[before:step]).detach().mean()), abs=1e-5)
         before = step
+    assert before == 301 and {50, 70, 100, 140} <= losses(outcome).keys() and len(losses(outcome)) < 120
 
 
-def test_the_last_steps_are_logged_though_they_are_fewer_than_an_interval(tmp_path):
-    outcome, _ = trained(tmp_path / "run", max_steps=5, log_every=4, evaluate_every=100)
-    assert list(losses(outcome)) == [4, 5]
-
-
-def test_an_evaluation_without_numbers_is_said_without_them(tmp_path):
-    said = []
-    outcome, _ = trained(tmp_path / "run", evaluate=lambda model: {}, max_steps=2, say=said.append)
-    assert len(said) == 2 and all("loss" in line for line in said)
-    assert [list(entry) for entry in outcome["history"] if "loss" not in entry] == []
-
-
-def test_evaluating_puts_the_model_back_even_after_an_error():
-    model = fresh_model()
-    for training_mode in (True, False):
-        model.train(training_mode)
-        with pytest.raises(ZeroDivisionError), evaluating(model):
-            assert not any(module.training for module in model.modules())
-            raise ZeroDivisionError
-        assert all(module.training is training_mode for module in model.modules())
-        assert torch.is_grad_enabled()
-
-
-def test_what_draws_random_numbers_in_a_block_that_keeps_them_uses_none_up():
-    before = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()
-    with pytest.raises(ZeroDivisionError), training.random_state_kept():
-        torch.manual_seed(3), random.seed(3), numpy.random.seed(3)
-        raise ZeroDivisionError
-    after = random.getstate()
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert after == before[1]
-    assert numpy.random.get_state()[1].tolist() == before[2]
-
-
-@pytest.mark.parametrize("ends", ["well", "with an error"])
-def test_the_random_state_outside_is_left_as_it_was(tmp_path, ends):
+def test_the_random_state_outside_is_restored_even_after_an_error(tmp_path):
     def broken(model, batch):
+        torch.rand(1), numpy.random.rand()
         raise KeyError("a mistake in the loss")
 
-    expected = torch.get_rng_state(), numpy.random.get_state()[1].tolist()
-    after = []
-    for seed in (1, 2):
-        random.seed(seed)
-        if ends == "well":
-            trained(tmp_path / f"run{seed}", max_steps=1, evaluate=draws_and_scores)
-        else:
-            with pytest.raises(KeyError):
-                trained(tmp_path / f"run{seed}", loss=broken)
-        after.append(random.getstate())
-    assert torch.equal(torch.get_rng_state(), expected[0])
-    assert numpy.random.get_state()[1].tolist() == expected[1]
-    assert after[0] != after[1]  # not set by training; beartype, which checks our types, draws from it meanwhile
+    before = torch.get_rng_state(), numpy.random.get_state()[1].tolist()
+    trained(tmp_path / "run", max_steps=1, evaluate=draws_and_scores)
+    with pytest.raises(KeyError):
+        trained(tmp_path / "broken", loss=broken)
+    assert torch.equal(torch.get_rng_state(), before[0]) and numpy.random.get_state()[1].tolist() == before[1]
 
 
-class NotANumberAt:
-    """The loss of a run that breaks down at one step."""
-
-    def __init__(self, step: int, value: float = math.nan):
-        self.step, self.value, self.calls = step, value, 0
-
-    def __call__(self, model, batch):
-        self.calls += 1
-        return next_token_loss(model, batch) * (self.value if self.calls == self.step else 1.0)
+# -- the best model, and patience --------------------------------------------------------------------------------------
 
 
-def assert_only_numbers_are_sealed(run: RunFolder) -> None:
-    from safetensors.torch import load_file
+class Scripted:
+    """An evaluation that returns the numbers of a list in turn, and keeps the weights that it evaluated."""
 
-    for folder in run.checkpoints.glob("checkpoint-*"):
-        assert (folder / SEAL).exists()
-        assert all(bool(tensor.isfinite().all()) for tensor in load_file(folder / "model.safetensors").values())
+    def __init__(self, *scores: float, skip: int = 0):
+        self.scores, self.weights = list(scores)[skip:], []
+
+    def __call__(self, model) -> dict[str, float]:
+        self.weights.append([parameter.detach().clone() for parameter in model.parameters()])
+        return {"f1": self.scores[len(self.weights) - 1]}
+
+    def saw(self, model, number: int) -> bool:
+        return all(torch.equal(a, b) for a, b in zip(model.parameters(), self.weights[number], strict=True))
+
+
+def by_f1(folder, evaluate, **changes):
+    return trained(folder, evaluate=evaluate, **{"metric": "f1", "eval_steps": 2} | changes)
+
+
+def test_the_model_at_the_end_is_the_one_of_the_best_evaluation(tmp_path):
+    evaluate = Scripted(math.nan, 0.5, 0.9, 0.3, 0.9, 0.4)
+    outcome, model = by_f1(tmp_path / "run", evaluate)
+    assert (outcome["best_step"], outcome["steps"]) == (6, 12)  # of equal ones the first
+    assert evaluate.saw(model, 2) and not evaluate.saw(model, 5)
+    assert checkpoints(tmp_path / "run") == {6, 10, 12}
+
+
+def test_where_no_score_is_defined_the_first_checkpoint_is_the_best(tmp_path):
+    outcome, _ = by_f1(tmp_path / "run", Scripted(*[math.nan] * 6))
+    assert outcome["best_step"] == 2
+
+
+def test_without_a_metric_the_model_at_the_end_is_the_last(tmp_path):
+    evaluate = Scripted(0.1, 0.5, 0.9, 0.3, 0.2, 0.4)
+    outcome, model = by_f1(tmp_path / "run", evaluate, metric=None)
+    assert evaluate.saw(model, 5) and "best_step" not in outcome
+
+
+SCORES = (0.5, 0.9, 0.2, 0.8, 0.3, 0.4)
+
+
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory):
+    """A run that ends by patience at step 10: (outcome, model, folder)."""
+    folder = tmp_path_factory.mktemp("patient") / "run"
+    evaluate = Scripted(*SCORES)
+    outcome, model = by_f1(folder, evaluate, patience=3)
+    assert (outcome["steps"], outcome["best_step"]) == (10, 4) and len(evaluate.weights) == 5
+    assert evaluate.saw(model, 1) and list(losses(outcome)) == list(range(1, 11))
+    assert outcome["tokens_per_second"] * outcome["seconds"] == pytest.approx(10 * 4 * CONTEXT)
+    return outcome, model, folder
+
+
+# -- killed, and resumed -----------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed_at(folder, step: int, run=trained, **how):
+    """A run that ends in the middle of `step`, counted from where it begins."""
+    calls = []
+
+    def loss(model, batch):
+        calls.append(1)
+        if len(calls) == step:
+            raise Killed
+        return next_token_loss(model, batch)
+
+    with pytest.raises(Killed):
+        run(folder, loss=loss, **how)
+
+
+def no_step(model, batch):
+    pytest.fail("a step was taken")
+
+
+@pytest.mark.parametrize("changes", [{"save_steps": 2}, {"save_steps": 4, "eval_steps": 3}])
+def test_a_run_that_was_killed_twice_ends_bit_for_bit_the_same(tmp_path, changes):
+    how = {"evaluate": draws_and_scores} | changes
+    expected, model = trained(tmp_path / "whole", **how)
+    killed_at(tmp_path / "run", 7, **how)
+    killed_at(tmp_path / "run", 4, **how)
+    outcome, same = trained(tmp_path / "run", **how)
+    assert without_seconds(outcome) == without_seconds(expected)
+    assert same_weights(same, model)
+    seconds = [entry["seconds"] for entry in outcome["history"]]
+    assert seconds == sorted(seconds) and outcome["seconds"] == seconds[-1]
+    assert outcome["tokens_per_second"] * outcome["seconds"] == pytest.approx(12 * 4 * CONTEXT)
+
+
+@pytest.mark.parametrize("step", [3, 6, 8])
+def test_a_killed_run_counts_its_patience_on_even_in_another_folder(patient, tmp_path, step):
+    killed_at(tmp_path / "run", step, by_f1, evaluate=Scripted(*SCORES), patience=3)
+    moved = shutil.move(tmp_path / "run", tmp_path / "moved")
+    outcome, model = by_f1(moved, Scripted(*SCORES, skip=(step - 1) // 2), patience=3)
+    assert without_seconds(outcome) == without_seconds(patient[0])
+    assert (outcome["best_step"], outcome["steps"]) == (4, 10) and same_weights(model, patient[1])
+
+
+@pytest.mark.parametrize("run", ["plain", "patient"])
+def test_a_run_killed_after_its_last_checkpoint_takes_no_further_step(request, tmp_path, run):
+    expected, model, folder = request.getfixturevalue(run)
+    shutil.copytree(folder, tmp_path / "run")
+    if run == "plain":
+        outcome, same = trained(tmp_path / "run", loss=no_step)
+    else:
+        outcome, same = by_f1(tmp_path / "run", no_step, loss=no_step, patience=3)
+        assert outcome["best_step"] == 4
+    assert outcome["history"] == expected["history"] and outcome["steps"] == expected["steps"]
+    assert same_weights(same, model) and not same_weights(same, fresh_model())
+
+
+def test_a_run_that_is_moved_after_its_last_step_still_ends_with_its_best_model(tmp_path):
+    _, model = by_f1(tmp_path / "run", Scripted(*SCORES))
+    _, same = by_f1(shutil.move(tmp_path / "run", tmp_path / "moved"), no_step, loss=no_step)
+    assert same_weights(same, model)
 
 
 @pytest.mark.parametrize(
-    ("value", "step", "log_every", "noticed"),
+    ("writer", "part"),
     [
-        (math.nan, 6, 1, 6),
-        (math.inf, 6, 1, 6),
-        (math.nan, 1, 4, 4),
-        (math.nan, 6, 4, 8),
-        (math.nan, 12, 5, 12),  # logged only because it is the last step
+        (Trainer, "save_model"),
+        (Trainer, "_save_optimizer_and_scheduler"),
+        (Trainer, "_save_rng_state"),
+        (TrainerState, "save_to_json"),
     ],
 )
-def test_a_loss_that_is_no_number_stops_the_run_before_it_is_saved(tmp_path, value, step, log_every, noticed):
-    with pytest.raises(
-        DivergedError,
-        match=rf"loss is no number .* at step {noticed}: lower the learning rate \(0.005\) \(.*whole.*\)$",
-    ):
-        trained(tmp_path / "run", loss=NotANumberAt(step, value), log_every=log_every, save_every=1, evaluate_every=100)
-    run = RunFolder(tmp_path / "run")
-    assert_only_numbers_are_sealed(run)
-    folder, seal = run.latest_checkpoint() or (None, {"step": 0})
-    assert seal["step"] == (step - 1) // log_every * log_every
+def test_a_full_disk_is_one_clear_error_and_the_run_continues_when_there_is_space(tmp_path, monkeypatch, writer, part):
+    expected, model = trained(tmp_path / "whole", save_steps=4)
+    calls, write = [], getattr(writer, part)
+
+    def full_at_the_second(self, path, *rest, **options):
+        calls.append(path)
+        write(self, path, *rest, **options)
+        if len(calls) == 2:
+            if os.path.isfile(path):
+                os.truncate(path, 20)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writer, part, full_at_the_second)
+        with pytest.raises(TrainingError, match=r"No space left .*--resume .*step 4"):
+            trained(tmp_path / "run", save_steps=4)
+    assert checkpoints(tmp_path / "run") == {4}
+    outcome, same = trained(tmp_path / "run", save_steps=4)
+    assert without_seconds(outcome) == without_seconds(expected) and same_weights(model, same)
 
 
-def test_weights_that_are_no_numbers_stop_the_run_before_they_are_saved(tmp_path):
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def assert_diverged(folder, complaint: str, saved: int, **how) -> None:
+    """The run ends with one error, and every checkpoint up to step `saved` has finite weights."""
+    with pytest.raises(TrainingError, match=complaint) as error:
+        trained(folder, **how)
+    assert error.value.diverged
+    for path in RunFolder(folder).checkpoints.glob("checkpoint-*"):
+        assert all(bool(tensor.isfinite().all()) for tensor in load_file(path / "model.safetensors").values())
+    latest = RunFolder(folder).latest_checkpoint()
+    assert (latest[1]["global_step"] if latest else 0) == saved
+
+
+def times(value: float, at: int):
+    """The loss, multiplied by `value` at one step."""
+    calls = Counter()
+
+    def loss(model, batch):
+        calls["steps"] += 1
+        return next_token_loss(model, batch) * (value if calls["steps"] == at else 1.0)
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("value", "at", "noticed", "saved", "changes"),
+    [
+        (math.nan, 1, 1, 0, {}),
+        (math.inf, 6, 6, 5, {"save_steps": 1}),
+        (math.nan, 12, 12, 10, {"save_steps": 5}),
+        (math.nan, 205, 206, 200, {"max_steps": 299, "save_steps": 50, "per_device_train_batch_size": 1}),
+    ],
+)
+def test_a_loss_that_is_not_finite_stops_the_run_before_a_checkpoint(tmp_path, value, at, noticed, saved, changes):
+    complaint = rf"NaN or infinite at step {noticed}: lower the learning rate \(0.005\)"
+    assert_diverged(tmp_path / "run", complaint, saved, loss=times(value, at), **changes)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_before_a_checkpoint(tmp_path):
     calls = []
 
     def smooth_until_derived(model, batch):
@@ -332,182 +533,83 @@ def test_weights_that_are_no_numbers_stop_the_run_before_they_are_saved(tmp_path
         value = next_token_loss(model, batch)
         return value + torch.where(value > 0, 0.0, 0.0 if len(calls) < 4 else value.sub(value).sqrt())
 
-    with pytest.raises(TrainingError, match="some weights are no number .* at step 4"):
-        trained(tmp_path / "run", loss=smooth_until_derived, save_every=1)
-    assert_only_numbers_are_sealed(RunFolder(tmp_path / "run"))
-    assert RunFolder(tmp_path / "run").latest_checkpoint()[1]["step"] == 3
+    assert_diverged(tmp_path / "run", "grad_norm.* at step 4", 3, loss=smooth_until_derived, save_steps=1)
 
 
-def test_a_learning_rate_far_too_high_is_one_clear_error(tmp_path):
-    with pytest.raises(DivergedError, match=r"lower the learning rate \(1e\+38\), or use float32 instead of bfloat16"):
-        trained(tmp_path / "run", learning_rate=1e38, warmup=0.0, save_every=1, dtype="bfloat16")
-    assert_only_numbers_are_sealed(RunFolder(tmp_path / "run"))
+def test_a_learning_rate_that_is_far_too_high_is_one_clear_error(tmp_path):
+    with pytest.raises(TrainingError, match=r"lower the learning rate \(1e\+38\), or use float32"):
+        trained(tmp_path / "run", learning_rate=1e38, warmup_steps=0.0, dtype="bfloat16")
 
 
-def test_bfloat16_trains_almost_the_same_and_leaves_no_trace_in_the_next_run(plain, tmp_path):
-    expected = losses(plain[0])
-    half, model = trained(tmp_path / "half", dtype="bfloat16")
-    assert losses(half) != expected
-    assert losses(half) == pytest.approx(expected, abs=0.05)
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    assert losses(trained(tmp_path / "single")[0]) == expected
+@pytest.mark.parametrize(
+    ("error", "expected", "message"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), TrainingError, "--resume .*--gradient-checkpointing.*size 2"),
+        (MemoryError(), TrainingError, "--resume .*--gradient-checkpointing.*--batch-size 2.*--method lora"),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), RuntimeError, "mat1 and mat2"),
+    ],
+)
+def test_too_little_memory_is_one_clear_error_with_advice(tmp_path, error, expected, message):
+    def loss(model, batch):
+        raise error
+
+    with pytest.raises(expected, match=message):
+        trained(tmp_path / "run", loss=loss)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_float16_without_a_gpu_is_one_clear_error(tmp_path):
-    with pytest.raises(TrainingError, match="float16 needs a GPU.*choose bfloat16"):
-        trained(tmp_path / "run", dtype="float16")
+# -- what is printed, and where it is tracked --------------------------------------------------------------------------
 
 
-def test_an_unknown_tracker_is_one_clear_error_that_lists_those_here(tmp_path):
-    with pytest.raises(ModelError, match="'notebook_of_mine' is not installed, or no tracker.*here: none"):
-        trained(tmp_path / "run", report_to="notebook_of_mine")
-
-
-def test_without_accelerate_the_error_holds_the_pip_command(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(ModelError, match=r'pip install "labkit-bidirectional\[train\]"'):
-        trained(tmp_path / "run")
-
-
-def test_two_whole_checkpoints_are_kept_and_each_file_is_under_its_seal(plain):
-    _, model, folder = plain
-    kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
-    assert kept == ["checkpoint-11", "checkpoint-12"]
-    for name in kept:
-        seal = read_json(folder / "checkpoints" / name / SEAL)
-        assert set(seal["files"]) | {SEAL} == set(contents(folder / "checkpoints" / name))
-        assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"} <= set(
-            seal["files"]
-        )
-
-
-class Killed(BaseException):
-    pass
-
-
-def broken_off(folder, step: int, **settings):
-    """A run that ends in the midst of `step`."""
-
-    def breaks_off(model, batch, calls=[0]):  # noqa: B006 (one run, one list)
-        calls[0] += 1
-        if calls[0] == step:
-            raise Killed
-        return next_token_loss(model, batch)
-
-    with pytest.raises(Killed):
-        trained(folder, loss=breaks_off, **settings)
-
-
-@pytest.mark.parametrize("settings", [{}, {"log_every": 3, "save_every": 4, "evaluate_every": 2}])
-def test_a_run_that_broke_off_twice_ends_as_if_it_had_not(tmp_path, settings):
-    settings = {"evaluate": draws_and_scores, "save_every": 2} | settings
-    expected, model = trained(tmp_path / "whole", **settings)
-    broken_off(tmp_path / "run", 7, **settings)
-    broken_off(tmp_path / "run", 4, **settings)  # of the resumed run's own steps
-    said = []
-    outcome, twin = trained(tmp_path / "run", say=said.append, **settings)
-    assert said[0].startswith("resuming from step ") and "resuming from step 0 " not in said[0]
-    assert outcome["history"] == expected["history"]
-    assert same_weights(twin, model)
-    tokens = 12 * 4 * CONTEXT
-    assert outcome["tokens_per_second"] * outcome["seconds"] == pytest.approx(tokens)
-
-
-def test_a_run_that_broke_off_after_its_last_checkpoint_takes_no_further_step(plain, tmp_path):
-    expected, model, folder = plain
-    shutil.copytree(folder, tmp_path / "run")
-
-    def not_again(model, batch):
-        pytest.fail("a step was taken")
-
-    outcome, twin = trained(tmp_path / "run", loss=not_again)
-    assert outcome["history"] == expected["history"]
-    assert same_weights(twin, model)
-
-
-def test_an_altered_checkpoint_is_not_resumed_from_and_nothing_is_touched(plain, tmp_path):
-    shutil.copytree(plain[2], tmp_path / "run")
-    file = tmp_path / "run" / "checkpoints" / "checkpoint-12" / "optimizer.pt"
-    file.write_bytes(file.read_bytes()[:-1] + b"x")
-    before = contents(tmp_path)
-    with pytest.raises(TrainingError, match="optimizer.pt is not what was saved"):
-        trained(tmp_path / "run")
-    assert contents(tmp_path) == before
-
-
-def test_a_run_begun_on_two_processes_is_not_continued_on_one(plain, tmp_path):
-    shutil.copytree(plain[2], tmp_path / "run")
-    seal = tmp_path / "run" / "checkpoints" / "checkpoint-12" / SEAL
-    seal.write_text(json.dumps(read_json(seal) | {"processes": 2}))
-    before = contents(tmp_path)
-    with pytest.raises(TrainingError, match="begun on 2 processes, now it is 1"):
-        trained(tmp_path / "run")
-    assert contents(tmp_path) == before
-
-
-def test_a_run_begun_in_other_numbers_is_not_continued(plain, tmp_path):
-    shutil.copytree(plain[2], tmp_path / "run")
-    assert RunFolder(tmp_path / "run").begun_in == "float32" and RunFolder(tmp_path / "none").begun_in is None
-    before = contents(tmp_path)
-    with pytest.raises(TrainingError, match="begun in float32, now it is bfloat16"):
-        trained(tmp_path / "run", dtype="bfloat16")
-    assert contents(tmp_path) == before
-
-
-def test_what_accelerate_was_configured_with_does_not_change_the_numbers_of_a_run(plain, tmp_path, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")  # as `accelerate launch` sets it
-    outcome, model = trained(tmp_path / "run")
-    assert losses(outcome) == losses(plain[0]) and same_weights(model, plain[1])
-
-
-def test_off_a_terminal_there_are_lines_and_no_bar(tmp_path, capfd):
-    trained(
-        tmp_path / "run", evaluate=draws_and_scores, evaluate_every=6, say=lambda text: print(text, file=sys.stderr)
-    )
-    out, err = capfd.readouterr()
-    assert out == ""
-    first, second = err.splitlines()
-    assert first.startswith("step 6 of 12: loss ") and ", val_loss " in first
-    assert second.startswith("step 12 of 12: loss ")
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
+def test_off_a_terminal_there_is_one_line_per_evaluation_and_nothing_else(tmp_path, capfd, recwarn):
+    lines = []
+    how = {"evaluate": draws_and_scores, "eval_steps": 6, "save_steps": 2, "say": lines.append}
+    killed_at(tmp_path / "run", 6, **how)
+    trained(tmp_path / "run", **how)
+    assert capfd.readouterr() == ("", "") and [str(warning.message) for warning in recwarn] == []
+    starts = ("resuming from step 4 of 12", "step 6 of 12: loss ", "step 12 of 12: loss ")
+    assert len(lines) == 3 and all(line.startswith(start) for line, start in zip(lines, starts, strict=True))
 
 
 @pytest.mark.parametrize("ends", ["well", "with an error"])
-def test_on_a_terminal_a_bar_shows_steps_loss_and_speed_and_is_closed(tmp_path, monkeypatch, ends):
+def test_on_a_terminal_a_bar_shows_the_steps_and_is_closed(tmp_path, monkeypatch, ends):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
     monkeypatch.setattr(sys, "stderr", Terminal())
     if ends == "well":
         trained(tmp_path / "run")
-        last = sys.stderr.getvalue().rstrip("\n").split("\r")[-1]
-        assert "12/12" in last and "loss " in last and "tokens/s" in last
+        assert "12/12" in sys.stderr.getvalue().rstrip("\n").split("\r")[-1]
     else:
         with pytest.raises(TrainingError):
-            trained(tmp_path / "run", loss=NotANumberAt(3))
+            trained(tmp_path / "run", loss=times(math.nan, 3))
     assert sys.stderr.getvalue().endswith("\n")  # what is printed next begins on a line of its own
 
 
-def test_train_says_nothing_of_transformers_own(tmp_path, capfd, recwarn):
-    trained(tmp_path / "run", save_every=1)
-    broken_off(tmp_path / "again", 6, save_every=2)
-    trained(tmp_path / "again", save_every=2)
-    assert capfd.readouterr() == ("", "")
-    assert [str(warning.message) for warning in recwarn] == []
+def test_trackers_write_into_the_folder_of_the_run(tmp_path):
+    pytest.importorskip("tensorboard")
+    trained(tmp_path / "run", report_to="tensorboard")
+    assert list((tmp_path / "run").rglob("*tfevents*"))
 
 
-def test_an_error_of_training_is_one_of_labkit():
-    assert issubclass(TrainingError, LabkitError) and issubclass(ModelError, LabkitError)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU its own memory is counted")
+def test_peak_memory_is_that_of_this_process_and_not_of_its_parent():
+    import psutil
 
+    held = torch.ones(200_000_000)  # 800 MB
+    code = "from labkit.training import peak_memory; print(peak_memory())"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    now = psutil.Process().memory_info().rss
+    assert int(child.stdout) < held.nbytes <= now <= training.peak_memory() * 1.01 < psutil.virtual_memory().total
+
+
+# -- several processes -------------------------------------------------------------------------------------------------
 
 _RUN = """
     import json, os, signal, sys
-    from pathlib import Path
-    from tests.test_training import losses, next_token_loss, trained
+    from tests.test_training import losses, next_token_loss, row, trained
 
-    folder, batch_size, killed_at = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    folder, batch_size, killed_at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     calls = []
 
     def loss(model, batch):
@@ -516,93 +618,29 @@ _RUN = """
             os.kill(os.getpid(), signal.SIGKILL)
         return next_token_loss(model, batch)
 
-    outcome, _ = trained(folder, dropout=0.0, batch_size=batch_size, loss=loss, save_every=3)
-    if os.environ.get("RANK", "0") == "0":
-        tokens = outcome["tokens_per_second"] * outcome["seconds"]
-        print(json.dumps({"losses": losses(outcome), "tokens": round(tokens)}))
+    how = {"per_device_train_batch_size": batch_size, "make": lambda k: row(k, length=2 + 7 * k % 15)}
+    outcome, _ = trained(folder, dropout=0.0, loss=loss, save_steps=3, **how)
+    if os.environ["RANK"] == "0":
+        print(json.dumps([round(outcome["tokens_per_second"] * outcome["seconds"]), *losses(outcome).values()]))
 """
-
-
-def run_script(tmp_path, processes: int, *arguments: object, fails: bool = False) -> dict | None:
-    """What _RUN printed, on so many processes under torchrun."""
-    script = tmp_path / "run.py"
-    script.write_text(textwrap.dedent(_RUN))
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    done = subprocess.run(
-        [sys.executable, *torchrun, str(script), *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert (done.returncode != 0) is fails, done.stderr
-    if fails:
-        return None
-    assert "find_unused_parameters" not in done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL, and torchrun with gloo, are for POSIX systems")
 def test_two_processes_train_as_one_with_twice_the_batch_even_when_killed_and_resumed(tmp_path):
-    one = run_script(tmp_path, 1, tmp_path / "one", 8, 0)
-    two = run_script(tmp_path, 2, tmp_path / "two", 4, 0)
-    assert two["losses"] == pytest.approx(one["losses"], abs=1e-4)
-    assert two["tokens"] == one["tokens"] == 12 * 8 * CONTEXT
-    run_script(tmp_path, 2, tmp_path / "killed", 4, 8, fails=True)
-    assert RunFolder(tmp_path / "killed").latest_checkpoint()[1]["step"] == 6
-    assert run_script(tmp_path, 2, tmp_path / "killed", 4, 0) == two
+    script = tmp_path / "run.py"
+    script.write_text(textwrap.dedent(_RUN))
+    paths = os.pathsep.join([os.getcwd(), *sys.path])
 
+    def run(processes: int, folder: str, batch_size: int, killed_at: int = 0) -> subprocess.CompletedProcess:
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes), str(script)]
+        command = [sys.executable, *torchrun, str(tmp_path / folder), str(batch_size), str(killed_at)]
+        environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
 
-@pytest.mark.parametrize(
-    ("capability", "family", "dtype", "tf32"),
-    [
-        (None, "gpt2", "float32", False),
-        ((9, 0), "gpt2", "bfloat16", True),
-        ((7, 5), "gpt2", "float16", False),
-        ((7, 5), "gemma3_text", "float32", False),
-    ],
-)
-def test_what_to_compute_with_is_chosen_for_the_model_and_the_gpu(monkeypatch, capability, family, dtype, tf32):
-    monkeypatch.setattr(training_settings.precision, "here", lambda: capability)
-    model, said = fresh_model(), []
-    model.config = SimpleNamespace(model_type=family)
-    found = settled(Settings(max_steps=1, dtype="auto"), model, said.append)
-    assert (found.dtype, found.tf32) == (dtype, tf32)
-    assert len(said) == (capability is not None) and all(text.startswith(f"computing in {dtype}: ") for text in said)
-    asked = Settings(max_steps=1, dtype="bfloat16", tf32=True)
-    assert settled(asked, model, said.append) is asked
-
-
-@pytest.mark.parametrize(
-    ("begun", "capability", "dtype", "tf32", "said"),
-    [
-        ("float16", (8, 9), "float16", False, "computing in float16, as this run was begun; on this machine a new one"),
-        ("bfloat16", (8, 0), "bfloat16", True, "computing in bfloat16: a GPU of compute capability 8.0"),
-        ("bfloat16", (7, 5), "bfloat16", False, "computing in bfloat16, as this run was begun"),
-        ("float32", (8, 0), "float32", False, "computing in float32, as this run was begun"),
-        ("float32", None, "float32", False, None),
-    ],
-)
-def test_a_run_goes_on_in_the_numbers_it_was_begun_in(monkeypatch, begun, capability, dtype, tf32, said):
-    monkeypatch.setattr(training_settings.precision, "here", lambda: capability)
-    model, lines = fresh_model(), []
-    model.config = SimpleNamespace(model_type="gpt2")
-    found = settled(Settings(max_steps=1, dtype="auto"), model, lines.append, begun=begun)
-    assert (found.dtype, found.tf32) == (dtype, tf32)
-    assert [line.startswith(said or "nothing") for line in lines] == [True] * (said is not None)
-
-
-def test_a_run_begun_in_float16_does_not_go_on_without_a_gpu(monkeypatch):
-    monkeypatch.setattr(training_settings.precision, "here", lambda: None)
-    with pytest.raises(TrainingError, match="begun in float16, which needs a GPU, and there is none"):
-        settled(Settings(max_steps=1, dtype="auto"), fresh_model(), print, begun="float16")
-
-
-def test_numbers_in_which_a_family_overflows_are_refused(monkeypatch):
-    monkeypatch.setattr(training_settings.precision, "here", lambda: (7, 5))
-    model = fresh_model()
-    model.config = SimpleNamespace(model_type="gemma2")
-    with pytest.raises(TrainingError, match="gemma2 overflows in float16"):
-        settled(Settings(max_steps=1, dtype="float16"), model, print)
+    one, two = (json.loads(run(*how).stdout) for how in ((1, "one", 8), (2, "two", 4)))
+    assert two == pytest.approx(one, abs=1e-4) and one[0] == 12 * 8 * CONTEXT
+    assert run(2, "killed", 4, killed_at=8).returncode != 0
+    assert RunFolder(tmp_path / "killed").latest_checkpoint()[1]["global_step"] == 6
+    assert json.loads(run(2, "killed", 4).stdout) == two

@@ -12,10 +12,11 @@ import torch
 
 pytest.importorskip("anywidget")
 
+import labkit
 from labkit import viz
 from labkit.attention import measures
-from labkit.attention.maps import AttentionMaps
-from labkit.errors import LabkitError, MaskError
+from labkit.attention.maps import AttentionMaps, attention_maps
+from labkit.errors import MaskError
 from labkit.viz.explorer import ALL_PICTURES, ONE_HEAD, PAGE_LIMIT
 from labkit.viz.heat import pooled
 
@@ -53,11 +54,7 @@ def test_the_head_on_show_is_kept_to_the_bit_and_follows_layer_and_head():
     assert (widget.layer, widget.head, widget.view, widget.query) == (0, 0, "before", None)
     for layer, head in ((0, 0), (1, 2), (1, 0)):
         widget.layer, widget.head = layer, head
-        assert {key: widget.shown[key] for key in ("layer", "head", "size")} == {
-            "layer": layer,
-            "head": head,
-            "size": 6,
-        }
+        assert [widget.shown[key] for key in ("layer", "head", "size")] == [layer, head, 6]
         assert np.array_equal(unpacked(widget.shown["bytes"], 2, 6, 6), widget.weights[:, layer, head])
 
 
@@ -79,8 +76,8 @@ def test_it_takes_maps_and_names_them_by_their_masks():
 
 def test_it_takes_arrays_tensors_and_a_single_map():
     weights = random_maps(2, 3, 5)
-    assert viz.attention_explorer(weights).names == ["attention"]
-    assert viz.attention_explorer(weights).tokens == ["0", "1", "2", "3", "4"]
+    plain = viz.attention_explorer(weights)
+    assert plain.names == ["attention"] and plain.tokens == ["0", "1", "2", "3", "4"]
     tensor = torch.tensor(weights.astype(np.float32)).bfloat16()
     assert viz.attention_explorer(tensor).weights.shape == (1, 2, 3, 5, 5)
     assert viz.attention_explorer(weights[0]).layers == [0] and viz.attention_explorer(weights[0, 0]).heads == 1
@@ -88,13 +85,9 @@ def test_it_takes_arrays_tensors_and_a_single_map():
 
 def test_the_measures_are_those_of_the_maps():
     widget = explorer()
-    for name, measure in (
-        ("entropy", measures.entropy),
-        ("future", measures.future_mass),
-        ("distance", measures.mean_distance),
-    ):
-        for i in (0, 1):
-            assert widget.measures[name][i] == pytest.approx(measure(widget.weights[i]).ravel(), abs=1e-4)
+    by_name = {"entropy": measures.entropy, "future": measures.future_mass, "distance": measures.mean_distance}
+    for name, measure in by_name.items():
+        assert np.allclose(widget.measures[name], measure(widget.weights).reshape(2, -1), atol=1e-4)
     assert widget.measures["future"][0] == [0] * 6
 
 
@@ -126,38 +119,28 @@ def test_python_sends_the_exact_weights_that_are_asked_for(monkeypatch):
     assert np.array_equal(unpacked(packed, 2, 200, 200), widget.weights[:, 1, 1])
 
 
-def test_a_page_on_its_own_holds_what_its_limit_allows_and_says_what_it_left_out():
+def test_a_page_on_its_own_holds_what_its_limit_allows_in_the_chosen_order():
     widget = explorer(4, 4, 32)
     whole = widget.to_html()
     assert "This page contains the weights of all heads." in whole and "http" not in whole.replace("http-equiv", "")
     assert len(library(whole)) == 16
+    assert len(library(widget.to_html(limit=0))) == 1  # the head that is shown is always in the page
     limit = len(whole) - 20_000
-    page = widget.to_html(limit=limit)
-    held = len(library(page))
-    assert 1 < held < 16 and len(page) <= limit + 1000
-    assert f"contains the weights of {held} of 16 heads; the other {16 - held} are shown as coarse pictures" in page
-    assert len(library(widget.to_html(limit=0))) == 1  # the head on show is always there
-    for each in library(page):
-        at = widget.layers.index(each["layer"]), each["head"]
-        assert np.array_equal(unpacked(each["bytes"], 2, 32, 32), widget.weights[:, *at])
-
-
-def test_a_page_keeps_the_heads_that_come_first_in_the_chosen_order():
-    widget = explorer(4, 4, 32)
     widget.head, widget.sort, widget.view = 2, "entropy", "after"
-    limit = len(widget.to_html()) - 20_000
     entropy = np.array(widget.measures["entropy"][1])
     for rising in (False, True):
         widget.rising = rising
-        held = [each["layer"] * 4 + each["head"] for each in library(widget.to_html(limit=limit))]
-        assert held[0] == 2
+        page = widget.to_html(limit=limit)
+        heads = [head["layer"] * 4 + head["head"] for head in library(page)]
         order = [i for i in np.argsort(entropy if rising else -entropy, kind="stable") if i != 2]
-        assert held[1:] == order[: len(held) - 1]
+        assert heads == [2, *order[: len(heads) - 1]] and 1 < len(heads) < 16
+        assert len(page) <= limit + 1000 and f"contains the weights of {len(heads)} of 16 heads" in page
+        for head in library(page):
+            assert np.array_equal(unpacked(head["bytes"], 2, 32, 32), widget.weights[:, head["layer"], head["head"]])
 
 
 def test_a_page_of_a_long_text_keeps_to_the_limit_and_escapes_tokens():
-    tokens = ["</script><b>&\"'"] * 128
-    page = explorer(12, 12, 128, tokens=tokens).to_html()
+    page = explorer(12, 12, 128, tokens=["</script><b>&\"'"] * 128).to_html()
     assert len(page) <= PAGE_LIMIT + 1000
     assert page.count("</script>") == 2 and "{" not in re.search("<h1>.*</h1>", page).group()
 
@@ -178,27 +161,21 @@ def test_beside_the_widget_is_a_figure_of_the_head_on_show(n, monkeypatch):
     assert "application/vnd.jupyter.widget-view+json" in bundle
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("layer", 2, "no layer 2 here, only 0, 1"),
-        ("head", 3, "the heads are 0 to 2"),
-        ("head", -1, "no head -1"),
-        ("query", 6, "no position 6 in a text of 6 tokens"),
-        ("query", -1, "no position -1"),
-    ],
-)
-def test_what_is_not_there_cannot_be_shown(name, value, words):
+@pytest.mark.parametrize(("name", "value"), [("layer", 2), ("head", 3), ("head", -1), ("query", 6), ("query", -1)])
+def test_what_does_not_exist_cannot_be_shown(name, value):
     widget = explorer()
-    with pytest.raises(MaskError, match=words):
+    with pytest.raises(MaskError, match=f"no {name} {value}"):
         setattr(widget, name, value)
     widget.query, widget.view = 5, "difference"
-    alone = viz.attention_explorer(random_maps(1, 1, 4))
-    with pytest.raises(MaskError, match="nothing to compare"):
-        alone.view = "difference"
+    with pytest.raises(MaskError, match="no view 'difference' here: choose one of before"):
+        viz.attention_explorer(random_maps(1, 1, 4)).view = "difference"
 
 
 GOOD = random_maps(2, 3, 4)
+MAPS = [
+    AttentionMaps(GOOD, list(tokens), layers, "causal()", "m")
+    for tokens, layers in (("abcd", (0, 1)), ("abce", (0, 1)), ("abcd", (0, 2)))
+]
 
 
 @pytest.mark.parametrize(
@@ -210,25 +187,34 @@ GOOD = random_maps(2, 3, 4)
         (GOOD[..., :3, :], None, {}, "shape"),
         (GOOD[None], None, {}, "shape"),
         (np.ones(3), None, {}, "shape"),
-        (np.ones((3, 3), dtype=bool), None, {}, "numbers with a point"),
+        (np.ones((3, 3), dtype=bool), None, {}, "floating-point"),
         (GOOD, GOOD[:1], {}, "those after"),
         (GOOD, None, {"tokens": ["a"]}, "1 tokens were given for 4 keys"),
         (GOOD, None, {"tokens": "a b c d"}, "list of tokens"),
         (GOOD, GOOD, {"names": ["one"]}, "expected a list of 2"),
         (GOOD, None, {"names": "x"}, "expected a list of 1"),
+        (MAPS[0], MAPS[1], {}, "the tokens before and after differ"),
+        (MAPS[0], MAPS[2], {}, "the layers before and after differ"),
     ],
 )
-def test_what_is_no_attention_is_refused(before, after, options, words):
-    with pytest.raises(LabkitError, match=words):
+def test_what_is_no_attention_or_not_comparable_is_refused(before, after, options, words):
+    with pytest.raises(MaskError, match=words):
         viz.attention_explorer(before, after, **options)
 
 
-@pytest.mark.parametrize(("tokens", "layers", "words"), [("abce", (0, 1), "tokens"), ("abcd", (0, 2), "layers")])
-def test_two_texts_cannot_be_compared(tokens, layers, words):
-    before = AttentionMaps(GOOD, list("abcd"), (0, 1), "causal()", "m")
-    after = AttentionMaps(GOOD, list(tokens), layers, "bidirectional()", "m")
-    with pytest.raises(MaskError, match=f"the {words} before and after differ"):
-        viz.attention_explorer(before, after)
+@pytest.mark.parametrize("converted", [False, True])
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3"])
+def test_the_explorer_compares_causal_with_bidirectional_whatever_the_model_is(tiny, name, converted):
+    lm, ids = tiny(name), list(range(40, 60))
+    own = attention_maps(lm, ids).weights
+    labkit.to_bidirectional(lm.model)
+    both_ways = attention_maps(lm, ids).weights
+    if not converted:
+        labkit.to_causal(lm.model)
+    explorer = labkit.explore_attention(lm, ids)
+    assert explorer.names == ["causal", "bidirectional"] and explorer.layers == [0, 1]
+    assert np.abs(explorer.weights.astype(np.float32) - np.stack([own, both_ways])).max() < 2e-3
+    assert labkit.explore_attention(lm, ids, layers=[1]).layers == [1]
 
 
 def library(page):

@@ -17,9 +17,9 @@ from typing import Any
 from labkit.datasets import readers, splits
 from labkit.datasets.sources import drawn, sides
 from labkit.errors import DataError
+from labkit.tasks.base import Task, get
 from labkit.tasks.finetune import digest, require_apart
-from labkit.tasks.qa_frames import ORDERS
-from labkit.tasks.recipes import by_name
+from labkit.tasks.qa import ORDERS
 
 TEST_SHARE, DEV_SHARE = 0.25, 0.2  # of all examples, and of the rest
 SPLIT_SEED = 0  # the split belongs to the condition, not to a run
@@ -70,7 +70,7 @@ def conditions(
     for source in sources:
         given, _, rest = source.partition("=") if "=" in source.split(":")[0] else ("", "", source)
         task, _, data = rest.partition(":")
-        if by_name(task).judge is None:
+        if type(get(task)).judge is Task.judge:
             raise DataError(f"{task} has no score for single examples, so it cannot be compared")
         if not data or "/" in given:
             raise DataError(f"{source!r}: give [NAME=]TASK:DATA, such as ner:field-notes; NAME without /")

@@ -40,10 +40,9 @@ from labkit.errors import DataError, TrainingError  # noqa: E402
 from labkit.future_arms import Arm, arm, token_losses  # noqa: E402
 from labkit.future_attention import FutureGPT, FutureLoss  # noqa: E402
 from labkit.gpt import GPT, GPTConfig  # noqa: E402
-from labkit.pretrain import encode_all, train_tokenizer  # noqa: E402
-from labkit.pretraining_rows import Curriculum, row_maker  # noqa: E402
+from labkit.pretrain import Curriculum, encode_all, row_maker, train_tokenizer  # noqa: E402
 from labkit.run_folder import RunFolder, read_json  # noqa: E402
-from labkit.training import Settings, train  # noqa: E402
+from labkit.training import Rows, preset, settled, train  # noqa: E402
 
 REFERENCE = "baseline"
 DEFAULT = (
@@ -188,19 +187,23 @@ def _scores(runs: dict[int, dict[str, Any]]) -> report.Scores:
 def _train(study: Study, texts: Texts, path: Path, run: Run) -> dict[str, Any]:
     """One training run, continued from its last checkpoint if there is one."""
     one, every = study.arm(run.arm), max(1, study.steps // study.evaluations)
-    settings = Settings(
-        study.steps, study.batch_size, learning_rate=study.learning_rate, dtype=study.dtype, seed=run.seed,
-        evaluate_every=every, save_every=every, keep=1,
+    settings = preset(
+        "lm", max_steps=study.steps, per_device_train_batch_size=study.batch_size, learning_rate=study.learning_rate,
+        dtype=study.dtype, seed=run.seed, eval_steps=every, save_steps=every, save_total_limit=1,
     )  # fmt: skip
+    settings = settled(settings, "gpt2", lambda text: None)
     model, where = one.build(study.config, run.seed), path / run.folder
-    config = {"arm": run.arm, "settings": asdict(settings), "weight": study.weight, "loss_layers": study.loss_layers}
+    config = {"arm": run.arm, "settings": settings, "weight": study.weight, "loss_layers": study.loss_layers}
     with RunFolder.alone(where, config, resume=where.exists()) as folder:
-        make_row = row_maker(texts.train, Curriculum(study.steps * study.batch_size, study.context + 1), run.seed)
+        rows = study.steps * study.batch_size
+        make_row = row_maker(texts.train, Curriculum(rows, study.context + 1), run.seed)
         flops = flops_per_token(one, model, _batch([{"ids": make_row(row)} for row in range(study.batch_size)]))
         carrier = _Carrier(model)
         outcome = train(
-            carrier, make_row, collate=_batch, loss=lambda carrier, batch: carrier(one, batch), settings=settings,
-            run=folder, evaluate=lambda carrier: _evaluated(carrier.gpt, texts), say=lambda text: None,
+            carrier, Rows(rows, lambda k: {"row": k, "ids": make_row(k)}), collate=_batch,
+            loss=lambda carrier, batch: carrier(one, batch), settings=settings, run=folder,
+            tokens=lambda k: study.context, evaluate=lambda carrier: _evaluated(carrier.gpt, texts),
+            say=lambda text: None,
         )  # fmt: skip
         folder.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
         losses = token_losses(model.eval(), texts.rows)
@@ -226,10 +229,10 @@ class _Carrier(nn.Module):
         self.register_buffer("read", torch.zeros(32, dtype=torch.uint8))
 
     def forward(self, arm: Arm, batch: dict[str, Tensor]) -> Tensor:
-        rows = torch.cat([batch["input_ids"], batch["targets"][:, -1:]], dim=1).cpu().numpy().tobytes()
+        rows = torch.cat([batch["input_ids"], batch["labels"][:, -1:]], dim=1).cpu().numpy().tobytes()
         digest = hashlib.sha256(bytes(self.read.tolist()) + rows).digest()
         self.read.copy_(torch.tensor(list(digest), dtype=torch.uint8))
-        loss, extra = arm.losses(self.gpt, batch["input_ids"], batch["targets"])
+        loss, extra = arm.losses(self.gpt, batch["input_ids"], batch["labels"])
         return loss if extra is None else loss + extra
 
 
@@ -242,7 +245,7 @@ def flops_per_token(arm: Arm, model: GPT, batch: dict[str, Tensor]) -> float:
     try:
         with torch.random.fork_rng(), FlopCounterMode(display=False) as counted:
             device = model.wte.weight.device
-            loss, extra = arm.losses(model, batch["input_ids"].to(device), batch["targets"].to(device))
+            loss, extra = arm.losses(model, batch["input_ids"].to(device), batch["labels"].to(device))
             (loss if extra is None else loss + extra).backward()
     finally:
         model.naive, objectives.FEW = was, few
@@ -266,7 +269,7 @@ def _evaluated(model: GPT, texts: Texts) -> dict[str, float]:
 def _batch(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
     """Rows of context + 1 ids: each id but the first is the target of the one before it."""
     ids = torch.stack([row["ids"] for row in rows])
-    return {"input_ids": ids[:, :-1], "targets": ids[:, 1:], "attention_mask": torch.ones_like(ids[:, 1:])}
+    return {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "attention_mask": torch.ones_like(ids[:, 1:])}
 
 
 def _embedded() -> Document:

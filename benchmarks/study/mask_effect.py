@@ -33,16 +33,21 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or
 from benchmarks.study import report, runner  # noqa: E402
 from benchmarks.study.arms import DEFAULT, REFERENCE, Arm, arm, arms, named  # noqa: E402
 from benchmarks.study.conditions import ORDERS, Condition, conditions  # noqa: E402
-from labkit.errors import DataError, DivergedError, TrainingError  # noqa: E402
+from labkit.errors import DataError, TrainingError  # noqa: E402
 from labkit.models import load  # noqa: E402
 from labkit.run_folder import read_json  # noqa: E402
-from labkit.tasks import adapters, plans  # noqa: E402
-from labkit.tasks.finetune import digest, finetune  # noqa: E402
+from labkit.tasks import adapters  # noqa: E402
+from labkit.tasks.base import Task, get  # noqa: E402
+from labkit.tasks.finetune import default_preset, digest, finetune  # noqa: E402
 from labkit.tasks.lm import train_lm  # noqa: E402
-from labkit.tasks.recipes import Options, by_name  # noqa: E402
-from labkit.training_settings import Settings  # noqa: E402
+from labkit.training import PRESETS, preset  # noqa: E402
 
 TUNING_SEED = 1000  # is not among the reported seeds
+BUDGET = {  # option: its type, and its name in labkit.training.preset
+    "epochs": (float, "num_train_epochs"), "max_steps": (int, "max_steps"),
+    "batch_size": (int, "per_device_train_batch_size"), "gradient_accumulation": (int, "gradient_accumulation_steps"),
+    "evaluate_every": (int, "eval_steps"), "dtype": (str, "dtype"),
+}  # fmt: skip
 GROWING = ("arms", "seeds", "sizes", "conditions")
 SAME_START = ("data_order", "head_start", "adapters_start", "dtype")
 
@@ -55,7 +60,7 @@ class Study:
         learning_rates: the grid of stage 1; with one rate there is nothing to choose.
         seeds: of the reported runs: head, order of the rows, dropout, adaptation.
         sizes: of the training set; None is all of it. The rates are chosen with all of it.
-        plan: how long and how hard; its learning rate and seed are not used.
+        settings: hyperparameters of `labkit.training.preset`; the learning rate and the seed are not used.
         max_length: tokens per row; None: the default of the task.
         adaptation_rate, adaptation_batch, adaptation_length: of the steps in arms such as mntp:200.
         adaptation_texts: files whose paragraphs these steps read, once for all seeds and conditions; without any, each
@@ -67,7 +72,7 @@ class Study:
     learning_rates: tuple[float, ...] = (2e-4, 5e-4, 1e-3)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     sizes: tuple[int | None, ...] = (None,)
-    plan: plans.Plan = field(default_factory=plans.Plan)
+    settings: dict[str, Any] = field(default_factory=lambda: preset("mini", patience=0))
     method: str = "full"
     rank: int = 16
     attn: str | None = None
@@ -234,17 +239,16 @@ def _train(study: Study, path: Path, stored: str, texts: Sequence[str], run: Run
     folder, start, more = path / run.folder, run.arm.model or study.model, {}
     if run.arm.objective:
         adapted = _adapted(study, path, texts, run)
-        start, more = str(adapted), {"known_as": adapted.relative_to(path).as_posix(), "head_dtype": stored}
+        start, more = str(adapted), {"model_name": adapted.relative_to(path).as_posix(), "head_dtype": stored}
     try:
         metrics = finetune(
-            run.condition.task,
+            _task(study, run.condition),
             start,
             run.condition.smaller(run.size),
             folder,
             dev=run.condition.dev,
             test=() if run.is_tuning else run.condition.test,
-            plan=replace(study.plan, learning_rate=run.rate, seed=run.seed),
-            options=_options(study, run.condition),
+            settings=study.settings | {"learning_rate": run.rate, "seed": run.seed},
             mask=run.arm.mask,
             layers=run.arm.layers,
             readings=run.arm.readings,
@@ -258,8 +262,8 @@ def _train(study: Study, path: Path, stored: str, texts: Sequence[str], run: Run
             say=lambda text: None,
             **more,
         )
-    except DivergedError as error:
-        if not run.is_tuning:
+    except TrainingError as error:
+        if not (error.diverged and run.is_tuning):
             raise
         metrics = {"diverged": str(error)}
         runner.write_json(folder / "metrics.json", metrics)
@@ -276,9 +280,10 @@ def _adapted(study: Study, path: Path, texts: Sequence[str], run: Run) -> Path:
     seed = 0 if texts else run.seed
     folder = Path("adapted", data, slug(run.arm.name), f"seed-{seed}")
     every = max(1, run.arm.steps // 4)
-    settings = Settings(
-        max_steps=run.arm.steps, batch_size=study.adaptation_batch, learning_rate=study.adaptation_rate,
-        weight_decay=0.01, warmup=0.1, dtype=study.plan.dtype, seed=seed, evaluate_every=every, save_every=every,
+    settings = preset(
+        "lm", max_steps=run.arm.steps, per_device_train_batch_size=study.adaptation_batch, save_steps=every,
+        learning_rate=study.adaptation_rate, weight_decay=0.01, warmup_steps=0.1, dtype=study.settings["dtype"],
+        seed=seed,
     )  # fmt: skip
     with runner.alone(folder, path, timeout=0):
         train_lm(
@@ -306,13 +311,11 @@ def _paragraphs(file: Path) -> list[str]:
     return [line.strip() for line in lines if line.strip() and not line.startswith(" = ")]
 
 
-def _options(study: Study, condition: Condition) -> Options:
-    lengths = {}
-    if study.max_length is not None:
-        lengths["max_length"] = study.max_length
-        if (stride := by_name(condition.task).defaults.get("doc_stride")) is not None:
-            lengths["doc_stride"] = min(stride, study.max_length // 4)
-    return Options(**condition.options, **lengths)
+def _task(study: Study, condition: Condition) -> Task:
+    task = get(condition.task, max_length=study.max_length, **condition.options)
+    if study.max_length is not None and hasattr(task, "doc_stride"):
+        task = replace(task, doc_stride=min(task.doc_stride, study.max_length // 4))
+    return task
 
 
 def _score(run: Run, metrics: dict[str, Any]) -> str:
@@ -362,13 +365,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--seeds", type=whole, default=(0, 1, 2, 3, 4), help="seeds of the reported runs")
     add("--sizes", type=runner.listed(lambda part: None if part == "all" else int(part)), default=(None,))
     add("--orders", type=runner.listed(), default=ORDERS, help="position of the question (qa)")
-    add("--preset", choices=tuple(plans.PRESETS), help="default: depends on the model")
-    for name in ("--max-steps", "--batch-size", "--gradient-accumulation", "--evaluate-every", "--max-length"):
-        add(name, type=int)
-    add("--epochs", type=float)
+    add("--preset", choices=tuple(PRESETS), help="default: depends on the model")
+    add("--max-length", type=int)
+    for name, (kind, _) in BUDGET.items():
+        add(f"--{name.replace('_', '-')}", type=kind)
     add("--method", choices=adapters.METHODS, default="full")
     add("--rank", type=int, default=16, help="of the LoRA adapters")
-    add("--dtype", help="auto, float32, bfloat16 or float16")
     add("--attn-implementation", help="eager, sdpa or flex_attention")
     add("--max-train", type=int, help="at most so many training examples")
     add("--max-eval", type=int, help="at most so many dev and so many test examples")
@@ -383,11 +385,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> dict[str, str]:
-    budget = ("epochs", "max_steps", "batch_size", "dtype", "gradient_accumulation", "evaluate_every")
-    chosen = {name: getattr(options, name) for name in budget}
-    plan = plans.preset(options.preset or plans.default_preset(options.model), patience=0, **chosen)
+    chosen = {field: getattr(options, name) for name, (_, field) in BUDGET.items()}
+    settings = preset(options.preset or default_preset(options.model), patience=0, **chosen)
     own = {each.name: getattr(options, each.name) for each in fields(Study) if hasattr(options, each.name)}
-    study = Study(**own | {"plan": plan, "attn": options.attn_implementation, "arms": tuple(options.arms)})
+    study = Study(**own | {"settings": settings, "attn": options.attn_implementation, "arms": tuple(options.arms)})
     data = conditions(
         options.data or ("ner:field-notes", "ner:which-way-round"), orders=options.orders,
         max_train=options.max_train, max_eval=options.max_eval,

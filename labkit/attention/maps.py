@@ -12,31 +12,24 @@ for the capture; afterwards the model is what it was.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from jaxtyping import Float16, Int
 from torch import Tensor, nn
 
-from labkit.convert import conversion_of
-from labkit.decoder.anatomy import SLIDING, Decoder, find_decoder
+from labkit.attention.plain import visible
+from labkit.decoder.anatomy import Decoder, find_decoder
 from labkit.decoder.hooks import ATTRIBUTE, masked
 from labkit.decoder.limits import require_positions
 from labkit.decoder.running import Runner, evaluating
 from labkit.errors import MaskError, ModelError
-from labkit.masks import Mask, bidirectional, causal, sliding_window
-from labkit.viz.labels import clean, visible
+from labkit.masks import Mask
 
-__all__ = ["AttentionMaps", "attention_maps", "explore_attention"]
-
-if TYPE_CHECKING:
-    from labkit.viz.explorer import Explorer
-
-OWN = "the model's own"
+__all__ = ["AttentionMaps", "attention_maps"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -84,33 +77,55 @@ def attention_maps(lm, text, mask=None, *, layers=None) -> AttentionMaps:
     chosen = tuple(range(n_layers)) if layers is None else tuple(map(int, layers))
     if not chosen or not set(chosen) <= set(range(n_layers)):
         raise MaskError(f"layers={layers!r}: expected a list of layers from 0 to {n_layers - 1}, or None for all")
-    ids = _token_ids(lm, text)  # (1, seq)
-    _require_room(lm, decoder, ids)
+    ids = _token_ids(lm, text, decoder)  # (1, seq)
+    if lm.tokenizer is None:
+        tokens = [str(i) for i in ids[0].tolist()]
+    else:  # as a figure shows them, except that long ones are not cut
+        tokens = [visible(lm.tokenizer.decode([i]), longest=10_000) for i in ids[0].tolist()]
     with masked(lm.model, mask) if mask is not None else nullcontext():
-        said = _in_words(decoder, chosen)
+        description = _mask_in_force(decoder, chosen)
         weights = _captured(lm, decoder, chosen, ids)
-    return AttentionMaps(np.stack([weights[i] for i in chosen]), _shown(lm, ids), chosen, said, lm.name)
+    return AttentionMaps(np.stack([weights[i] for i in chosen]), tokens, chosen, description, lm.name)
 
 
-def explore_attention(lm, text, *, layers=None) -> Explorer:
-    """The attention explorer on one text, causal against bidirectional: two captures, whatever state the model is in.
+def _token_ids(lm, text, decoder: Decoder) -> Int[Tensor, "1 seq"]:
+    if isinstance(text, str):
+        if lm.tokenizer is None:
+            raise MaskError(f"{lm.name} came without a tokenizer: pass the ids of the tokens instead of a text")
+        text = lm.tokenizer(text)["input_ids"] if text else []
+    ids = torch.as_tensor(text)
+    if ids.numel() == 0:
+        raise MaskError("attention maps need a text of at least one token, and this is an empty text")
+    ids = ids[None] if ids.ndim == 1 else ids
+    if ids.ndim != 2 or len(ids) != 1:
+        raise MaskError(
+            f"attention maps are of one text: expected ids of shape (seq,) or (1, seq), not {(*ids.shape,)}"
+        )
+    require_positions(ids.shape[1], decoder.config, refusal=MaskError, cure="give a shorter text")
+    vocabulary = decoder.config.vocab_size
+    if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
+        raise MaskError(f"the token ids of {lm.name} are 0 to {vocabulary - 1}, and one of these is not among them")
+    return ids.long()
 
-    The local layers of a model keep their window: W tokens back, and in the bidirectional maps W - 1 on either side, as
-    `to_bidirectional(window="keep")` leaves them. Arguments and errors as `attention_maps`.
+
+def _mask_in_force(decoder: Decoder, chosen: tuple[int, ...]) -> str:
+    """The mask of the chosen layers, in words, once it has been set.
+
+    Raises:
+        MaskError: a mask for a batch of several rows.
     """
-    from labkit.viz.explorer import attention_explorer
+    layer_masks = getattr(decoder.stack, ATTRIBUTE, None)
+    overrides = layer_masks.overrides if layer_masks is not None else []
+    in_force: list[Mask | None] = [next((o[i] for o in reversed(overrides) if i in o), None) for i in chosen]
+    for mask in in_force:
+        if mask is not None and mask.batch_size not in (None, 1):
+            raise MaskError(f"{mask} is for a batch of {mask.batch_size} rows, and attention maps are of one text")
+    names = ["the model's own" if mask is None else repr(mask) for mask in in_force]
+    if len(set(names)) == 1:
+        return names[0]
+    return "; ".join(f"layer {i}: {name}" for i, name in zip(chosen, names, strict=True))
 
-    decoder = find_decoder(lm.model)
-    mark = conversion_of(lm.model)
-    window = mark["sliding_window"] if mark else getattr(decoder.config, "sliding_window", None)
-    local = [kind == SLIDING and window is not None for kind in decoder.layer_types]
-    before = [causal() & sliding_window(window) if each else causal() for each in local]
-    after = [sliding_window(window, causal=False) if each else bidirectional() for each in local]
-    maps = [attention_maps(lm, text, mask, layers=layers) for mask in (before, after)]
-    return attention_explorer(*maps, names=("causal", "bidirectional"))
 
-
-# ------------------------------------------------------------------------------------------------------- the capture
 def _captured(lm, decoder: Decoder, chosen: tuple[int, ...], ids: Int[Tensor, "1 seq"]) -> dict[int, np.ndarray]:
     """One forward pass in eager attention; {layer: float16 (heads, q, k)}, taken as each layer hands it out."""
     weights: dict[int, np.ndarray] = {}
@@ -120,90 +135,37 @@ def _captured(lm, decoder: Decoder, chosen: tuple[int, ...], ids: Int[Tensor, "1
         if isinstance(given, Tensor) and given.ndim == 4 and len(given) == 1:
             weights[index] = given[0].to(torch.float16).cpu().numpy()
 
-    hooks = [decoder.attentions[i].register_forward_hook(partial(keep, i)) for i in chosen]
-    try:
-        with evaluating(lm.model), _eager(decoder):
-            Runner(lm.model, decoder).run(ids)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    expected = (ids.shape[1], ids.shape[1])
+    with ExitStack() as hooks, evaluating(lm.model), _eager(decoder):
+        for i in chosen:
+            hooks.callback(decoder.attentions[i].register_forward_hook(partial(keep, i)).remove)
+        Runner(lm.model, decoder).run(ids)
+    n = ids.shape[1]
     for i in chosen:
-        if i not in weights or weights[i].shape[1:] != expected:
+        if i not in weights or weights[i].shape[1:] != (n, n):
             given = f"of shape {weights[i].shape}" if i in weights else "none"
             raise ModelError(
-                f"{lm.name}: expected attention weights (heads, {expected[0]}, {expected[1]}) from "
-                f"{decoder.names[i]} ({type(decoder.attentions[i]).__name__}) under eager attention, and got {given}"
+                f"{lm.name}: expected attention weights (heads, {n}, {n}) from {decoder.names[i]} "
+                f"({type(decoder.attentions[i]).__name__}) under eager attention, and got {given}"
             )
     return weights
 
 
 @contextmanager
 def _eager(decoder: Decoder) -> Iterator[None]:
-    """Eager attention for the block; afterwards the text config says again what it said, the local window included.
+    """Eager attention for the block; afterwards the text config is what it was, the local window included.
 
     The config is set rather than the model asked, because asking has side effects (it may load kernels, and it changes
     all parts of a multimodal model). The window belongs to it: a converted model keeps it as its backend counts it.
     """
-    read = [decoder.config, *(getattr(attention, "config", decoder.config) for attention in decoder.attentions)]
-    settings = [vars(config) for config in {id(config): config for config in read}.values()]
+    configs = [decoder.config, *(getattr(attention, "config", decoder.config) for attention in decoder.attentions)]
+    settings = [vars(config) for config in {id(config): config for config in configs}.values()]
     names = ("_attn_implementation_internal", "sliding_window")
-    before = [{name: each[name] for name in names if name in each} for each in settings]
+    before = [{name: values[name] for name in names if name in values} for values in settings]
     try:
-        for each in settings:
-            each["_attn_implementation_internal"] = "eager"
+        for values in settings:
+            values["_attn_implementation_internal"] = "eager"
         yield
     finally:
-        for each, values in zip(settings, before, strict=True):
-            each.pop("_attn_implementation_internal")
-            each.update(values)
-
-
-# ---------------------------------------------------------------------------------------------- what is asked for
-
-
-def _token_ids(lm, text) -> Int[Tensor, "1 seq"]:
-    if isinstance(text, str):
-        if lm.tokenizer is None:
-            raise MaskError(f"{lm.name} came without a tokenizer: pass the ids of the tokens instead of a text")
-        text = lm.tokenizer(text)["input_ids"] if text else []
-    ids = torch.as_tensor(text)
-    if ids.numel() == 0:
-        raise MaskError("there is nothing to look at in an empty text: give at least one token")
-    ids = ids[None] if ids.ndim == 1 else ids
-    if ids.ndim != 2 or len(ids) != 1:
-        raise MaskError(
-            f"attention maps are of one text: expected ids of shape (seq,) or (1, seq), not {(*ids.shape,)}"
-        )
-
-    return ids.long()
-
-
-def _require_room(lm, decoder: Decoder, ids: Int[Tensor, "1 seq"]) -> None:
-    require_positions(ids.shape[1], decoder.config, refusal=MaskError, cure="give a shorter text")
-    vocabulary = decoder.config.vocab_size
-    if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
-        raise MaskError(f"the token ids of {lm.name} are 0 to {vocabulary - 1}, and one of these is not among them")
-
-
-def _in_words(decoder: Decoder, chosen: tuple[int, ...]) -> str:
-    """What is in force in the chosen layers, once it has been set; also checks that it is for a batch of one."""
-    layer_masks = getattr(decoder.stack, ATTRIBUTE, None)
-    overrides = layer_masks.overrides if layer_masks is not None else []
-    in_force: list[Mask | None] = [next((o[i] for o in reversed(overrides) if i in o), None) for i in chosen]
-    for each in in_force:
-        if each is not None and each.batch_size not in (None, 1):
-            raise MaskError(f"{each} is for a batch of {each.batch_size} rows, and attention maps are of one text")
-    said = [OWN if each is None else repr(each) for each in in_force]
-    if len(set(said)) == 1:
-        return said[0]
-    return "; ".join(f"layer {i}: {words}" for i, words in zip(chosen, said, strict=True))
-
-
-def _shown(lm, ids: Int[Tensor, "1 seq"]) -> list[str]:
-    """Each token as a figure shows it, except that a long one is not cut; without a tokenizer, its id."""
-    if lm.tokenizer is None:
-        return [str(i) for i in ids[0].tolist()]
-    decoded = [lm.tokenizer.decode([i]) for i in ids[0].tolist()]
-    drawn = [visible(token) for token in decoded]
-    return [clean(token.strip()) if short.endswith("…") else short for token, short in zip(decoded, drawn, strict=True)]
+        for values, old in zip(settings, before, strict=True):
+            values.pop("_attn_implementation_internal")
+            values.update(old)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float64
 
+from labkit.attention.plain import plain_array
 from labkit.errors import MaskError
 
 
@@ -25,7 +26,8 @@ def entropy(weights) -> np.ndarray:
 
     Used to tell broad heads from focused ones by Clark et al. 2019, "What Does BERT Look At?".
     """
-    return _per_map(weights, lambda w: _entropies(w).mean())
+    # 0 ln 0 is 0; adding 0.0 turns -0.0 into 0.
+    return _per_map(weights, lambda w: -(w * np.log(w, out=np.zeros_like(w), where=w > 0)).sum(-1).mean() + 0.0)
 
 
 def mean_distance(weights) -> np.ndarray:
@@ -49,7 +51,7 @@ def first_token_mass(weights) -> np.ndarray:
     """
     if _maps(weights).shape[-1] < 2:
         raise MaskError("first_token_mass needs a query after the first token, and this map has one token")
-    return _per_map(weights, lambda w: w[_positions(w) > 0, 0].mean())
+    return _per_map(weights, lambda w: w[_offsets(w)[:, 0] < 0, 0].mean())
 
 
 def induction(weights, half: int) -> np.ndarray:
@@ -92,40 +94,24 @@ def rollout(weights) -> Float64[np.ndarray, "layers n n"]:
     return np.stack(rolled)
 
 
-# ---------------------------------------------------------------------------------------------------------- one map
-def _entropies(w: np.ndarray) -> Float64[np.ndarray, " q"]:
-    return -(w * np.log(w, out=np.zeros_like(w), where=w > 0)).sum(-1) + 0.0  # not -0.0
-
-
-def _positions(w: np.ndarray) -> np.ndarray:
-    """Where the queries stand, (q,)."""
-    return np.arange(w.shape[1] - w.shape[0], w.shape[1])
-
-
-def _offsets(w: np.ndarray) -> np.ndarray:
-    """How far each key is from each query, (q, k); above 0 in the future."""
-    return np.arange(w.shape[1])[None, :] - _positions(w)[:, None]
-
-
-# ------------------------------------------------------------------------------------------------------- many maps
 def _per_map(weights, measure: Callable[[np.ndarray], float]) -> np.ndarray:
     """`measure` of each map, one at a time in float64: many maps of a long text would not fit so into memory."""
     maps = _maps(weights)
     flat = maps.reshape(-1, *maps.shape[-2:])
-    return np.array([measure(each.astype(np.float64)) for each in flat]).reshape(maps.shape[:-2])
+    return np.array([measure(weights.astype(np.float64)) for weights in flat]).reshape(maps.shape[:-2])
 
 
 def _maps(weights) -> np.ndarray:
     """The weights as an array (..., q, k), checked."""
-    if hasattr(weights, "detach"):  # a tensor, without importing torch
-        weights = weights.detach().cpu()
-        weights = (weights.float() if weights.is_floating_point() else weights).numpy()  # numpy has no bfloat16
-    maps = np.asarray(weights)
-
+    maps = plain_array(weights, "attention weights")
     if maps.ndim < 2 or maps.size == 0 or maps.shape[-2] > maps.shape[-1]:
         raise MaskError(f"attention weights have shape (..., queries, keys), a key for each query, not {maps.shape}")
     if not np.isfinite(maps).all() or (maps < 0).any():
-        raise MaskError(
-            "attention weights are at least 0 and finite, like the output of a softmax: scores are not weights"
-        )
+        raise MaskError("attention weights are at least 0 and finite, the output of a softmax: scores are not weights")
     return maps
+
+
+def _offsets(w: np.ndarray) -> np.ndarray:
+    """How far each key is from each query, (q, k); above 0 in the future. The queries are the last positions."""
+    q, k = w.shape
+    return np.arange(k)[None, :] - np.arange(k - q, k)[:, None]

@@ -3,8 +3,8 @@
     maps = neuron_maps(labkit.load("gpt2-mini"), "the cat sat", masks.bidirectional())
     maps.queries[layer][head] @ maps.keys[layer][head].T     # the scores, times the square root of the vectors' length
 
-They are taken at the door of the attention computation itself (transformers' attention interface), after rotary
-embedding and query-key norms, so the same few lines serve every family; and they are checked to explain the weights.
+They are taken where the attention computation begins (transformers' attention interface), after rotary embedding and
+query-key norms, so the same few lines serve every family; and they are checked to explain the weights.
 """
 
 from __future__ import annotations
@@ -54,61 +54,65 @@ def neuron_maps(lm, text, mask=None, *, layers: Sequence[int] | None = None) -> 
             bites, attention sinks, a position bias).
     """
     attentions = find_decoder(lm.model).attentions
-    with _door_watched(set(attentions)) as seen:
+    with _eager_watched(set(attentions)) as inputs:
         attention = attention_maps(lm, text, mask, layers=layers)
     queries, keys = [], []
     for weights, i in zip(attention.weights, attention.layers, strict=True):
-        if attentions[i] not in seen:
+        if attentions[i] not in inputs:
             raise ModelError(
                 f"{lm.name}: layer {i} ({type(attentions[i]).__name__}) computes its attention by itself, so its "
                 "queries and keys cannot be taken; attention_maps shows its weights"
             )
-        q, k = seen[attentions[i]].vectors(weights.shape[0])
-        tolerance = TOLERANCE if seen[attentions[i]].exact else TOLERANCE_OF_HALF_PRECISION
-        _require_that_they_explain(weights, q, k, seen[attentions[i]].mask, tolerance, f"{lm.name}, layer {i}")
+        given = inputs[attentions[i]]
+        q = given.query * (given.scaling * given.query.shape[-1] ** 0.5)  # (heads, q, dim)
+        k = given.key.repeat_interleave(len(q) // len(given.key), dim=0)  # (heads, k, dim)
+        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5  # (heads, q, k)
+        scores = scores if given.mask is None else scores + given.mask[..., : scores.shape[-1]]
+        gap = float((scores.softmax(-1) - torch.from_numpy(weights.astype(np.float32))).abs().max())
+        if gap > given.tolerance:
+            raise ModelError(
+                f"{lm.name}, layer {i}: the attention weights are not the softmax of query times key (they differ by "
+                f"up to {gap:.2g}): this model adds something in between, such as a softcap or attention sinks, which "
+                "a neuron view cannot show; use the head view"
+            )
         queries.append(q.numpy())
         keys.append(k.numpy())
     return NeuronMaps(attention, np.stack(queries), np.stack(keys))
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """What one attention module handed over: query (heads, q, dim), key (kv_heads, k, dim), mask (1 or heads, q, k)."""
+class _Inputs:
+    """What one attention module hands over: query (heads, q, dim), key (kv_heads, k, dim), mask (1 or heads, q, k)."""
 
     query: Tensor
     key: Tensor
     mask: Tensor | None
     scaling: float
-    exact: bool  # computed in float32 or better
-
-    def vectors(self, heads: int) -> tuple[Tensor, Tensor]:
-        """Queries and keys (heads, seq, dim), so scaled that q @ k / sqrt(dim) is the score."""
-        dim = self.query.shape[-1]
-        return self.query * (self.scaling * dim**0.5), self.key.repeat_interleave(heads // len(self.key), dim=0)
+    tolerance: float  # between the weights and what query and key give
 
 
 @contextmanager
-def _door_watched(modules: set[nn.Module]) -> Iterator[dict[nn.Module, _Seen]]:
-    """What each of these modules last handed to eager attention while the block ran; the computation is its own."""
+def _eager_watched(modules: set[nn.Module]) -> Iterator[dict[nn.Module, _Inputs]]:
+    """What each of these modules last hands to eager attention in the block, which computes what it always does."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    seen: dict[nn.Module, _Seen] = {}
+    inputs: dict[nn.Module, _Inputs] = {}
 
     def watch(module, query, key, value, attention_mask, *args, **kwargs):
         if module in modules and len(query) == 1:
             scaling = kwargs.get("scaling")
-            seen[module] = _Seen(
+            inputs[module] = _Inputs(
                 query[0].detach().float().cpu(),
                 key[0].detach().float().cpu(),
                 None if attention_mask is None else attention_mask[0].detach().float().cpu(),
                 query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-                exact=torch.finfo(query.dtype).bits >= 32,
+                TOLERANCE if torch.finfo(query.dtype).bits >= 32 else TOLERANCE_OF_HALF_PRECISION,
             )
         return _eager_of(module)(module, query, key, value, attention_mask, *args, **kwargs)
 
     ALL_ATTENTION_FUNCTIONS["eager"] = watch  # what eager modules look up before they fall back to their own function
     try:
-        yield seen
+        yield inputs
     finally:
         del ALL_ATTENTION_FUNCTIONS["eager"]
 
@@ -116,22 +120,6 @@ def _door_watched(modules: set[nn.Module]) -> Iterator[dict[nn.Module, _Seen]]:
 def _eager_of(module: nn.Module) -> Callable:
     """The function that this module would have used."""
     for kind in type(module).__mro__:
-        if found := getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None):
-            return found
+        if function := getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None):
+            return function
     raise ModelError(f"{type(module).__name__} has no eager attention that labkit can find")
-
-
-def _require_that_they_explain(
-    weights: np.ndarray, q: Tensor, k: Tensor, mask: Tensor | None, tolerance: float, where: str
-) -> None:
-    """softmax(q @ k / sqrt(dim) + mask) must be the weights (heads, q, k), to the precision they were computed in."""
-    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-    if mask is not None:
-        scores = scores + mask[..., : scores.shape[-1]]
-    off = float((scores.softmax(-1) - torch.from_numpy(weights.astype(np.float32))).abs().max())
-    if off > tolerance:
-        raise ModelError(
-            f"{where}: the attention weights are not the softmax of query times key (they differ by up to {off:.2g}): "
-            "this model adds something in between, such as a softcap or attention sinks, which a neuron view cannot "
-            "show; use the head view"
-        )

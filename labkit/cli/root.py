@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from labkit import __version__
-from labkit.cli import course, data, finetune, fuse, lab, measuring, train
+from labkit.cli import course, data, fuse, lab, measuring, predict, train
 from labkit.cli.console import add_command
 from labkit.errors import LabkitError, is_out_of_memory
 from labkit.files import os_error_in
@@ -59,9 +59,9 @@ app.add_typer(lab.cache_app, name="cache")
 app.add_typer(lab.notebooks_app, name="notebooks")
 app.add_typer(data.app, name="data")
 app.add_typer(train.train_app, name="train")
-app.add_typer(finetune.predict_app, name="predict")
+app.add_typer(predict.predict_app, name="predict")
 app.add_typer(course.app, name="course")
-add_command(app, "pretrain", train.PRETRAIN_HELP, train.PRETRAIN, train.pretrain)
+add_command(app, "pretrain", train.PRETRAIN_HELP, train.PRETRAINING, train.pretrain)
 add_command(app, "fuse", fuse.HELP, fuse.OPTIONS, fuse.fuse)
 
 FAULT, INTERRUPTED, READER_GONE = 70, 130, 141  # exit codes: of sysexits.h, and of a shell for SIGINT and SIGPIPE

@@ -1,79 +1,194 @@
-"""The commands that train: `labkit pretrain` and `labkit train ...`."""
+"""`labkit train qa|ner|classify|embed|lm` and `labkit pretrain`: parse, call, print."""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import fields, replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from labkit.cli.console import REQUIRED, Json, Options, Real, Text, Whole, add_command, flag, option, print_json
+from labkit.cli.data import TagColumn
 from labkit.errors import DataError, LabkitError
+from labkit.tasks.options import OPTIONS
 
 train_app = typer.Typer(help="Train a model on a task or on text.")
 
-OutputDir = Annotated[str, typer.Option(help="Folder of the run. It must not contain another run.")]
-MaxSteps = Annotated[int | None, typer.Option(help="Number of optimiser steps.", min=1)]
-BatchSize = Annotated[int | None, typer.Option(help="Rows per device in one forward pass.", min=1)]
-Accumulation = Annotated[int, typer.Option(help="Forward passes per optimiser step.", min=1)]
-Checkpointing = Annotated[
-    bool, typer.Option("--gradient-checkpointing", help="Needs less memory, is about a third slower.")
-]
-LearningRate = Annotated[float, typer.Option(help="Peak learning rate.")]
-Warmup = Annotated[float, typer.Option(help="Fraction of the steps for warm-up.", min=0, max=0.99)]
-TrainDtype = Annotated[str, typer.Option(help="auto (depends on GPU and model), float32, bfloat16 or float16.")]
-Seed = Annotated[int, typer.Option(help="Seed of weights, data order and dropout.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --output-dir.")]
-ReportTo = Annotated[str, typer.Option(help="Experiment tracker that transformers supports, or none.")]
-SETTINGS = (
-    "max_steps", "batch_size", "gradient_accumulation", "gradient_checkpointing", "learning_rate", "warmup", "dtype",
-    "seed", "report_to",
-)  # fmt: skip
-PRETRAIN: Options = {
-    "texts": (
-        Annotated[list[str], typer.Argument(metavar="TEXTS...", help="Text files, or folders of text files.")],
-        REQUIRED,
+HYPERPARAMETERS: dict[str, tuple[str, tuple[Any, Any]]] = {  # option -> field of labkit.training.preset, its option
+    "epochs": ("num_train_epochs", option(Real, "Passes over the training rows.")),
+    "max_steps": ("max_steps", option(Whole, "Maximum number of optimiser steps.", min=1)),
+    "batch_size": ("per_device_train_batch_size", option(Whole, "Rows per device in one forward pass.", min=1)),
+    "batch_tokens": (
+        "batch_tokens",
+        option(Whole, "With --packing: maximum number of tokens per batch, instead of --batch-size.", min=1),
     ),
-    "output_dir": (OutputDir, REQUIRED),
-    "max_steps": (MaxSteps, 2000),
-    "batch_size": (BatchSize, 8),
-    "gradient_accumulation": (Accumulation, 1),
-    "gradient_checkpointing": (Checkpointing, False),
-    "learning_rate": (LearningRate, 1e-3),
-    "warmup": (Warmup, 0.05),
-    "vocab_size": option(int, "Vocabulary size of the byte-level BPE.", default=4096, max=2**20),
-    "context": option(int, "Context length: tokens per row.", default=512, min=2),
-    "width": option(int, "Hidden size, a multiple of 64.", default=256, min=64),
-    "layers": option(int, "Number of layers.", default=6, min=1, max=1000),
-    "dropout": option(float, "Dropout probability.", default=0.1, min=0, max=0.99),
-    "held_out": option(float, "Last fraction of each text, held out for validation.", default=0.1, min=0, max=0.99),
-    "repeats": option(float, "Initial fraction of rows that repeat a passage.", default=0.0, min=0, max=1),
-    "first_length": option(Whole, "Initial length, in tokens, of the pieces of a row.", min=2),
-    "dtype": (TrainDtype, "auto"),
-    "evaluate_every": option(int, "Steps between evaluations; 0 is a tenth of the run.", default=0, min=0),
-    "save_every": option(int, "Steps between checkpoints; 0 is a tenth of the run.", default=0, min=0),
-    "seed": (Seed, 0),
-    "resume": (Resume, False),
-    "report_to": (ReportTo, "none"),
-    "as_json": (Json, False),
+    "eval_batch_size": ("per_device_eval_batch_size", option(Whole, "Rows per forward pass in evaluation.", min=1)),
+    "gradient_accumulation": (
+        "gradient_accumulation_steps",
+        option(Whole, "Forward passes per optimiser step.", min=1),
+    ),
+    "gradient_checkpointing": (
+        "gradient_checkpointing",
+        flag("--gradient-checkpointing", "Needs less memory, is about a third slower."),
+    ),
+    "learning_rate": ("learning_rate", option(Real, "Peak learning rate.")),
+    "schedule": ("lr_scheduler_type", option(Text, "Learning-rate schedule: linear or cosine.")),
+    "warmup": ("warmup_steps", option(Real, "Fraction of the steps for warm-up.", min=0, max=0.99)),
+    "weight_decay": ("weight_decay", option(Real, "Weight decay of AdamW.")),
+    "evaluate_every": (
+        "eval_steps",
+        option(
+            Whole, "Steps between evaluations. Default: at most 500 and an epoch; on text a tenth of the run.", min=1
+        ),
+    ),
+    "save_every": ("save_steps", option(Whole, "Steps between checkpoints.", min=1)),
+    "keep": ("save_total_limit", option(Whole, "Number of checkpoints to keep, the best one included.", min=1)),
+    "patience": ("patience", option(Whole, "Stop after this many evaluations without improvement; 0 is never.", min=0)),
+    "dtype": ("dtype", option(Text, "auto (depends on GPU and model), float32, bfloat16 or float16.")),
+    "seed": ("seed", option(int, "Seed of weights, data order and dropout.", default=0)),
+    "report_to": ("report_to", option(Text, "Experiment trackers, separated by commas: tensorboard, mlflow, trackio.")),
 }
-PRETRAIN_HELP = """Train a tokenizer and a small GPT-2.
+OF_TASKS = [name for name in HYPERPARAMETERS if name != "save_every"]
+OF_LM = ["epochs", "max_steps", "batch_size", "gradient_accumulation", "gradient_checkpointing", "learning_rate"]
+OF_LM += ["warmup", "dtype", "seed", "report_to"]
+OF_PRETRAINING = [*(name for name in OF_LM if name != "epochs"), "evaluate_every", "save_every"]
 
---resume continues an interrupted run.
 
-Example: labkit pretrain my-texts --output-dir my-gpt2 --max-steps 2000"""
+def hyperparameters(names: list[str]) -> Options:
+    return {name: HYPERPARAMETERS[name][1] for name in names}
+
+
+def settings(name: str, given: dict[str, Any], **defaults: Any) -> dict[str, Any]:
+    """The preset `name` with the hyperparameters that were given."""
+    from labkit.training import preset
+
+    asked = {field: given.get(option) for option, (field, _) in HYPERPARAMETERS.items()}
+    return preset(name, **defaults | {field: value for field, value in asked.items() if value is not None})
+
+
+OUTPUT: Options = {"output_dir": option(str, "Folder of the run. It must not contain another run.", default=REQUIRED)}
+RUN: Options = {"resume": flag("--resume", "Continue the run in --output-dir."), "as_json": (Json, False)}
+ATTENTION = {
+    "attn_implementation": option(Text, "Attention backend: eager, sdpa, flex_attention or flash_attention_2.")
+}
+MODEL: Options = {
+    "model": option(str, "A registered name, a hub id or a local folder.", default="gpt2-mini"),
+    "mask": option(
+        str, "bidirectional, causal (a decoder, unchanged) or encoder (an encoder, unchanged).", default="bidirectional"
+    ),
+    "window": option(str, "Window of unmasked local layers: keep, halve or global.", default="keep"),
+    "layers": option(str, "Layers to unmask: all, middle-third, below-1/3, above-2/3, or 0,1,2.", default="all"),
+    "method": option(str, "full, lora, or frozen (trains only the head).", default="full"),
+    "rank": option(int, "Rank of the LoRA adapters.", default=16, min=1),
+    "dropout": option(Real, "Dropout before the head.", min=0, max=0.99),
+    "backbone_dropout": option(Real, "Dropout in every layer.", min=0, max=0.99),
+    "head_init": option(Text, "Initialisation of the head: normal, zeros or xavier."),
+    "packing": flag("--packing", "Pack the rows of a batch without padding: same batches, less computation."),
+} | ATTENTION
+DATA: Options = {
+    "data": option(Text, "Embedded data set, hub name, or local folder in the layout of the hub."),
+    "train_file": option(Text, "Training file, instead of --data: JSON, CoNLL, JSONL or CSV."),
+    "dev_file": option(Text, "File that selects the best checkpoint. Default: a tenth of the training examples."),
+    "test_file": option(Text, "File that is scored once, after training."),
+    "skip_bad_rows": flag("--skip-bad-rows", "Skip and count rows that cannot be read."),
+    "max_train": option(Whole, "Maximum number of training examples.", min=1),
+    "max_eval": option(Whole, "Maximum number of dev and of test examples.", min=1),
+}
+PRESET: Options = {"preset": option(Text, "gemma, mini or quick: hyperparameters. Default: depends on the model.")}
+FOLDS: Options = {
+    "folds": option(int, "Number of folds of a cross-validation over train, dev and test together.", default=0, min=0)
+}
+HELP = {
+    "qa": "Fine-tune for question answering.\n\n"
+    "The model predicts the span of the context that answers the question, or that there is no answer.\n\n"
+    "Example: labkit train qa --model gpt2-mini --output-dir runs/qa",
+    "ner": "Fine-tune for named-entity recognition.\n\n"
+    "The entity types are those of the training data.\n\n"
+    "Example: labkit train ner --model gemma3-270m --method lora --output-dir runs/ner",
+    "classify": "Fine-tune for text classification.\n\n"
+    "Each text has one label.\n\n"
+    "Example: labkit train classify --train-file reviews.csv --pooling mean --output-dir runs/classify",
+    "embed": "Fine-tune for sentence embeddings.\n\n"
+    "The model learns one vector for each text, from pairs of texts.\n\n"
+    "Example: labkit train embed --train-file pairs.jsonl --output-dir runs/embed",
+}
+
+
+def options_of(task: str) -> Options:
+    """The options of a task's dataclass; None takes its default."""
+    kinds = {"int": Whole, "float | None": Real, "str": Text}
+    return {
+        field.name: option(
+            kinds[field.type],
+            field.metadata["help"],
+            **{name: value for name, value in field.metadata.items() if name != "help"},
+        )
+        for field in fields(OPTIONS[task])
+    }
+
+
+def train_task(task: str, given: dict[str, Any]) -> None:
+    from labkit.datasets.sources import sides
+    from labkit.tasks.base import get
+    from labkit.tasks.finetune import crossvalidate, default_preset, finetune, numbers
+
+    model, output_dir = given["model"], given["output_dir"]
+    skipped = {} if given["skip_bad_rows"] else None
+    train, dev, test = sides(
+        task,
+        **{name: given[name] for name in DATA if name != "skip_bad_rows"},
+        seed=given["seed"],
+        tag_column=given.get("tag_column"),
+        skipped=skipped,
+    )
+    head = {"dropout": given["dropout"], "backbone_dropout": given["backbone_dropout"], "init": given["head_init"]}
+    choices = {name: given[name] for name in ("mask", "window", "layers", "method", "rank", "packing", "resume")} | {
+        "attn": given["attn_implementation"],
+        "head": {name: value for name, value in head.items() if value is not None},
+        "skipped": skipped,
+        "settings": settings(given["preset"] or default_preset(model), given),
+    }
+    described = get(task, **{name: given[name] for name in options_of(task)})
+    if given["folds"]:
+        examples = _together(train=train, dev=dev, test=test)
+        metrics = crossvalidate(described, model, examples, output_dir, k=given["folds"], **choices)
+    else:
+        metrics = finetune(described, model, train, output_dir, dev=dev, test=test, **choices)
+    if given["as_json"]:
+        print_json(metrics)
+    elif given["folds"]:
+        print(f"{task}: {metrics['folds']} folds, n = {metrics['n']:,}; mean and 95 % interval over the folds")
+        for name, score in metrics["scores"].items():
+            print(f"  {name.replace('_', ' ')} {score['mean']:.3f} ± {score['half_width_95']:.3f}")
+    else:
+        print(
+            f"{output_dir}/model: {task}, {metrics['mask']['measured']}, {metrics['steps']:,} steps, "
+            f"{metrics['seconds']:,.0f} s; best at step {metrics['best_step']:,}"
+        )
+        for side in [side for side in ("dev", "test") if side in metrics]:
+            scores = [f"{name.replace('_', ' ')} {value:.3f}" for name, value in numbers(metrics[side]).items()]
+            print(f"  {side:5} (n = {metrics[f'n_{side}']:,}) {', '.join(scores)}")
+            for name, value in metrics["baselines"][side].items():
+                print(f"        baseline {name.replace('_', ' ')}: {value:.3f}")
+
+
+def _together(**sides: list[Any]) -> list[Any]:
+    """The examples of all sides; ids that two of them share, as numbered rows do, get the side's name."""
+    ids = Counter(example.id for side in sides.values() for example in side)
+    return [
+        example if ids[example.id] == 1 else replace(example, id=f"{name}-{example.id}")
+        for name, side in sides.items()
+        for example in side
+    ]
+
+
 LM: Options = {
-    "output_dir": (OutputDir, REQUIRED),
     "objective": option(str, "mlm, mntp, prefix, hybrid or next.", default=REQUIRED),
     "model": option(str, "A registered name, a hub id or a local folder.", default="gpt2-mini"),
     "train_file": option(list[str] | None, "Text file or folder; may be repeated. Default: Field Notes."),
     "eval_file": option(list[str] | None, "Text file or folder for evaluation; may be repeated."),
-    "epochs": option(Real, "Passes over the text, instead of --max-steps."),
-    "max_steps": (MaxSteps, None),
-    "batch_size": (BatchSize, None),
-    "gradient_accumulation": (Accumulation, 1),
-    "gradient_checkpointing": (Checkpointing, False),
-    "learning_rate": (LearningRate, 5e-4),
-    "warmup": (Warmup, 0.05),
     "max_length": option(Whole, "Tokens per row.", min=2),
     "mask_rate": option(float, "Fraction of the tokens to mask.", default=0.15),
     "whole_words": flag("--whole-words", "Mask whole words."),
@@ -81,14 +196,8 @@ LM: Options = {
     "layers": option(str, "Layers to unmask: all, middle-third, or 0,1,2.", default="all"),
     "lora": flag("--lora", "Train LoRA adapters, and merge them at the end."),
     "dropout": option(Real, "Dropout probability. Default: that of the model.", min=0, max=0.99),
-    "dtype": (TrainDtype, "auto"),
-    "attn_implementation": option(Text, "Attention backend: eager or sdpa."),
-    "seed": (Seed, 0),
-    "resume": (Resume, False),
-    "report_to": (ReportTo, "none"),
     "profile": option(Text, "ci, laptop, colab or gpu: steps, batch size and length that you do not give."),
-    "as_json": (Json, False),
-}
+} | ATTENTION
 LM_HELP = """Adapt a language model to text.
 
 Objectives: mlm and mntp make the model bidirectional and predict masked tokens; prefix is bidirectional in a prefix
@@ -97,14 +206,76 @@ of each row; hybrid predicts next tokens first and masked tokens after them; nex
 Example: labkit train lm --objective mlm --model gpt2-mini --output-dir encoder --max-steps 500"""
 
 
+def train_lm(given: dict[str, Any]) -> None:
+    from labkit.profile import by_name, current
+    from labkit.tasks import lm
+
+    if given["epochs"] is not None and given["max_steps"] is not None:
+        raise LabkitError("--epochs and --max-steps both set the number of steps; give one of them")
+    sizes = by_name(given["profile"]) if given["profile"] else current()
+    defaults = {"per_device_train_batch_size": sizes.batch_size, "weight_decay": 0.01}
+    defaults["max_steps"] = sizes.max_steps if given["epochs"] is None else -1
+    train_texts, eval_texts = _texts(given["train_file"], given["eval_file"])
+    kept = ("objective", "mask_rate", "whole_words", "window", "layers", "lora", "dropout", "resume")
+    metrics = lm.train_lm(
+        given["model"],
+        train_texts,
+        given["output_dir"],
+        settings=settings("lm", given, **defaults),
+        eval_texts=eval_texts,
+        max_length=given["max_length"] or sizes.max_length,
+        attn=given["attn_implementation"],
+        **{name: given[name] for name in kept},
+    )
+    if given["as_json"]:
+        print_json(metrics)
+        return
+    print(f"{given['output_dir']}/model: {given['objective']}, {metrics['steps']:,} steps, {metrics['seconds']:,.0f} s")
+    for state, scores in metrics["scores"].items():
+        shown = (f"{name.replace('_', ' ')} {value:,.3f}" for name, value in scores.items() if name != "n")
+        print(f"  {state:9} {', '.join(shown)}")
+
+
+def _texts(train_file: list[str] | None, eval_file: list[str] | None) -> tuple[list[str], list[str]]:
+    from labkit.datasets.field_notes import passages
+    from labkit.datasets.text import read_documents
+
+    if train_file:
+        documents = [read_documents(files) if files else [] for files in (train_file, eval_file)]
+        return [document.text for document in documents[0]], [document.text for document in documents[1]]
+    if eval_file:
+        raise DataError("--eval-file without --train-file: give both, or neither to train on Field Notes")
+    return [passage.text for passage in passages("train")], [passage.text for passage in passages("dev")]
+
+
+PRETRAIN: Options = {
+    "texts": (
+        Annotated[list[str], typer.Argument(metavar="TEXTS...", help="Text files, or folders of text files.")],
+        REQUIRED,
+    ),
+    "vocab_size": option(int, "Vocabulary size of the byte-level BPE.", default=4096, max=2**20),
+    "context": option(int, "Context length: tokens per row.", default=512, min=2),
+    "width": option(int, "Hidden size, a multiple of 64.", default=256, min=64),
+    "layers": option(int, "Number of layers.", default=6, min=1, max=1000),
+    "dropout": option(float, "Dropout probability.", default=0.1, min=0, max=0.99),
+    "held_out": option(float, "Last fraction of each text, held out for validation.", default=0.1, min=0, max=0.99),
+    "repeats": option(float, "Initial fraction of rows that repeat a passage.", default=0.0, min=0, max=1),
+    "first_length": option(Whole, "Initial length, in tokens, of the pieces of a row.", min=2),
+}
+PRETRAIN_HELP = """Train a tokenizer and a small GPT-2.
+
+--resume continues an interrupted run.
+
+Example: labkit pretrain my-texts --output-dir my-gpt2 --max-steps 2000"""
+
+
 def pretrain(given: dict[str, Any]) -> None:
     from labkit import pretrain as pretraining
-    from labkit.training import Settings
 
     shape = pretraining.Shape(*(given[name] for name in ("vocab_size", "context", "width", "layers", "dropout")))
-    settings = Settings(**{name: given[name] for name in (*SETTINGS, "evaluate_every", "save_every")})
     choices = {name: given[name] for name in ("held_out", "repeats", "first_length", "resume")}
-    metrics = pretraining.pretrain(given["texts"], given["output_dir"], shape=shape, settings=settings, **choices)
+    chosen = settings("lm", given, learning_rate=1e-3)
+    metrics = pretraining.pretrain(given["texts"], given["output_dir"], shape=shape, settings=chosen, **choices)
     if given["as_json"]:
         print_json(metrics)
         return
@@ -113,55 +284,9 @@ def pretrain(given: dict[str, Any]) -> None:
         print(f"  {name}: {bits:.3f} bits per byte on the part held out")
 
 
-def train_lm(given: dict[str, Any]) -> None:
-    from labkit.profile import by_name, current
-    from labkit.tasks import lm
-    from labkit.training import Settings
-
-    sizes = by_name(given["profile"]) if given["profile"] else current()
-    train_texts, eval_texts = _texts(given["train_file"], given["eval_file"])
-    batch_size, max_length = given["batch_size"] or sizes.batch_size, given["max_length"] or sizes.max_length
-    max_steps, model, output_dir = given["max_steps"], given["model"], given["output_dir"]
-    if given["epochs"] is not None:
-        if max_steps is not None:
-            raise LabkitError("--epochs and --max-steps say the same thing twice; give one of them")
-        rows = batch_size * given["gradient_accumulation"]
-        max_steps = lm.steps_of(model, train_texts, max_length, rows, given["epochs"])
-    settings = {name: given[name] for name in SETTINGS} | {"weight_decay": 0.01}
-    settings |= {"max_steps": max_steps or sizes.max_steps, "batch_size": batch_size}
-    kept = ("objective", "mask_rate", "whole_words", "window", "layers", "lora", "dropout", "resume")
-    metrics = lm.train_lm(
-        model,
-        train_texts,
-        output_dir,
-        settings=Settings(**settings),
-        eval_texts=eval_texts,
-        max_length=max_length,
-        attn=given["attn_implementation"],
-        **{name: given[name] for name in kept},
-    )
-    if given["as_json"]:
-        print_json(metrics)
-        return
-    print(f"{output_dir}/model: {given['objective']}, {metrics['steps']:,} steps, {metrics['seconds']:,.0f} s")
-    for state, scores in metrics["scores"].items():
-        shown = (f"{name.replace('_', ' ')} {value:,.3f}" for name, value in scores.items() if name != "n")
-        print(f"  {state:9} {', '.join(shown)}")
-
-
-add_command(train_app, "lm", LM_HELP, LM, train_lm)
-
-
-def _texts(train_file: list[str] | None, eval_file: list[str] | None) -> tuple[list[str], list[str]]:
-    from labkit.datasets.text import read_documents
-
-    def read(paths: Any) -> list[str]:
-        return [document.text for document in read_documents(paths)]
-
-    if train_file:
-        return read(train_file), read(eval_file) if eval_file else []
-    if eval_file:
-        raise DataError("--eval-file without --train-file: give both, or neither to train on Field Notes")
-    from labkit.datasets.field_notes import passages
-
-    return [p.text for p in passages("train")], [p.text for p in passages("dev")]
+for _task in OPTIONS:
+    _columns = {"tag_column": (TagColumn, None)} if _task == "ner" else {}
+    _options = OUTPUT | MODEL | DATA | _columns | PRESET | hyperparameters(OF_TASKS) | options_of(_task) | FOLDS | RUN
+    add_command(train_app, _task, HELP[_task], _options, partial(train_task, _task))
+add_command(train_app, "lm", LM_HELP, OUTPUT | LM | hyperparameters(OF_LM) | RUN, train_lm)
+PRETRAINING = PRETRAIN | OUTPUT | hyperparameters(OF_PRETRAINING) | RUN

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from labkit.attention.plain import visible
 from labkit.decoder.anatomy import Decoder
 from labkit.decoder.running import evaluating
 from labkit.errors import DataError
@@ -29,7 +30,6 @@ from labkit.fusion.methods import METHODS, method_named
 from labkit.fusion.reference import ReferenceEngine, RowState, attention_backend
 from labkit.models import Loaded
 from labkit.viz.heat import fusion_figure
-from labkit.viz.labels import visible
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -80,7 +80,7 @@ def read(folder: Path, *, task: str | Head | None, **options: Any) -> Any:
     """
     from labkit.convert import to_bidirectional
     from labkit.models.loading import load
-    from labkit.tasks.special_tokens import add_tokens
+    from labkit.models.special_tokens import add_tokens
 
     with reading(f"the adapter in {folder}"):
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))

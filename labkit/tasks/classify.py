@@ -1,43 +1,42 @@
-"""Sequence classification: a text in, one class out, and the cheap baselines that a model has to beat.
+"""Text classification: one class for each text, and two baselines.
 
-    labels = label_names([each.label for each in examples])
-    lm = labkit.load("gpt2-mini", task=Head("sequence-classification", labels=labels))
-    rows = features(lm.tokenizer, examples, labels)
-    train(lm.model, shuffled(rows, seed), collate=Collator(pad_id(lm.tokenizer)), loss=loss, ...)
-    scores(held_out, predict(lm.model, lm.tokenizer, held_out, labels))
+    task = get("classify", pooling="mean")
+    labels = task.labels(train)
+    lm = labkit.load("gpt2-mini", task=task.head(labels))
+    predictions = task.predict(lm.model, lm.tokenizer, test, labels)
+    task.score(test, predictions)["accuracy"]
 
-A row is [bos] text [eos], with those of the two that the tokenizer has: the last token of a causal model is the one
-that has seen everything, so it is always the same token, also where the text was cut.
+A row is [bos] text [eos], with those of the two that the tokenizer has. In a causal model only the last token attends
+to the whole text; eos makes it the same token in every row, also where the text was cut.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from labkit.datasets.examples import Labelled
-from labkit.decoder.anatomy import decoder_or_none
-from labkit.decoder.running import evaluating
-from labkit.errors import DataError, ModelError
-from labkit.models.heads import head_in
-from labkit.tasks.lm import pad_id
-from labkit.tasks.special_tokens import row_ends
+from labkit.errors import DataError
+from labkit.models.heads import Head, label_names
+from labkit.models.special_tokens import row_ends
+from labkit.tasks.base import Task, needs_train_extra, pad_id, padded, require_labels, run_by_length
+from labkit.tasks.options import ClassifyOptions
 
 
 @dataclass(frozen=True)
-class Feature:
-    """One text as the model reads it.
+class Row:
+    """One text for the model.
 
     Attributes:
         ids: tokens, with bos and eos.
         target: the number of the class.
-        example: which of the examples it is.
+        example: the number of the example.
         cut: how many tokens of the text were left out, at its end.
     """
 
@@ -49,9 +48,9 @@ class Feature:
 
 @dataclass(frozen=True)
 class Classified:
-    """What a model says of a text: the likeliest class, how likely, and all classes in the order of the labels.
+    """The predicted class of a text, its probability, and those of all classes in the order of the labels.
 
-    `cut`: how many tokens at the end of the text it did not see.
+    `cut`: how many tokens at the end of the text were left out.
     """
 
     id: str
@@ -61,155 +60,148 @@ class Classified:
     cut: int = 0
 
 
-def features(
-    tokenizer: Any, examples: Sequence[Labelled], labels: Sequence[str], *, max_length: int = 256
-) -> list[Feature]:
-    """The rows of `examples`, none longer than `max_length` tokens. `cut_texts` counts those that were cut.
+@dataclass(frozen=True)
+class Classification(ClassifyOptions, Task):
+    name, head_task = "classify", "sequence-classification"
 
-    Raises:
-        DataError: an empty text, a label that is not among `labels` (each names the example), or a `max_length` without
-            room for a token of text.
-    """
-    numbers = {label: i for i, label in enumerate(labels)}
-    for each in examples:
-        if each.label not in numbers:
-            raise DataError(f"example {each.id} has the label {each.label!r}; the labels are {', '.join(labels)}")
-    framed = _framed(tokenizer, examples, max_length)
-    targets = [numbers[each.label] for each in examples]
-    return [Feature(ids, target, i, cut) for i, ((ids, cut), target) in enumerate(zip(framed, targets, strict=True))]
+    def labels(self, examples: Sequence[Labelled]) -> Sequence[str]:
+        return label_names([example.label for example in examples])
 
+    def head(self, labels: Sequence[str], **changes: Any) -> Head:
+        return super().head(labels, **{"pooling": self.pooling} | changes)
 
-def cut_texts(found: Sequence[Any]) -> int:
-    """How many of these features, or predictions, stand for a text that was cut."""
-    return sum(each.cut > 0 for each in found)
+    def metric(self, examples: Sequence[Labelled]) -> str:
+        return "accuracy"
 
+    def rows(
+        self,
+        tokenizer: Any,
+        examples: Sequence[Labelled],
+        labels: Sequence[str],
+        say: Callable[[str], None] = lambda text: None,
+    ) -> list[Row]:
+        targets = {label: number for number, label in enumerate(labels)}
+        for example in examples:
+            if example.label not in targets:
+                raise DataError(
+                    f"example {example.id} has the label {example.label!r}; the labels are {', '.join(labels)}"
+                )
+        names = [f"example {example.id}" for example in examples]
+        framed = frame(tokenizer, [example.text for example in examples], names, self.max_length, say)
+        return [Row(ids, targets[examples[number].label], number, cut) for number, (ids, cut) in enumerate(framed)]
 
-class Collator:
-    """Features as the training hands them over, {"row": k, "ids": Feature}, to one batch, padded on the right.
+    def collate(self, rows: Sequence[Row], pad_id: int) -> dict[str, Tensor]:
+        """As in `Task.collate`; `labels` (batch,) are the numbers of the classes."""
+        return padded([row.ids for row in rows], pad_id) | {"labels": torch.tensor([row.target for row in rows])}
 
-    input_ids and attention_mask (batch, seq); labels (batch,).
-    """
-
-    def __init__(self, pad_id: int):
-        self.pad_id = pad_id
-
-    def __call__(self, items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        found = [item["ids"] for item in items]
-        input_ids, attention_mask = padded([each.ids for each in found], self.pad_id)
-        labels = torch.tensor([each.target for each in found])
-        return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
-
-
-def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """The loss that the head computes: the mean cross-entropy of the right classes, in nats."""
-    return model(**batch).loss
-
-
-def predict(
-    model: Any,
-    tokenizer: Any,
-    examples: Sequence[Labelled],
-    labels: Sequence[str],
-    *,
-    batch_size: int = 32,
-    max_length: int = 256,
-) -> list[Classified]:
-    """The class of every text, in the order of the examples; what label they carry plays no part.
-
-    Raises:
-        DataError: an empty text, other labels than the model was trained with, or a text longer than its positions.
-    """
-    head = head_in(model.config)
-    if head is not None and head.labels and list(head.labels) != list(labels):
-        raise DataError(
-            f"the labels are {', '.join(labels)}, but the model has {', '.join(head.labels)}, in this order"
+    def predict(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        examples: Sequence[Labelled],
+        labels: Sequence[str],
+        *,
+        rows: Sequence[Row] | None = None,
+        batch_size: int = 16,
+    ) -> list[Classified]:
+        """As in `Task.predict`; the labels of the examples are not used."""
+        require_labels(model, labels)
+        if rows is None:
+            rows = self.rows(tokenizer, [replace(example, label=labels[0]) for example in examples], labels)
+        ids = [row.ids for row in rows]
+        logits = run_by_length(
+            model, ids, lambda output: output.logits.float(), pad_id=pad_id(tokenizer), batch_size=batch_size
         )
-    framed = _framed(tokenizer, examples, max_length)
-    rows = [ids for ids, _ in framed]
-    found = run_by_length(model, rows, _probabilities, pad_id=pad_id(tokenizer), batch_size=batch_size, what="classify")
-    predictions = []
-    for example, (_, cut), row in zip(examples, framed, found, strict=True):
-        if len(row) != len(labels):
-            raise DataError(f"the model knows {len(row)} classes, and {len(labels)} labels are given")
-        predictions.append(_classified(example.id, labels, row.tolist(), cut))
-    return predictions
+        return [
+            _classified(examples[row.example].id, labels, of_row.softmax(-1).tolist(), row.cut)
+            for row, of_row in zip(rows, logits, strict=True)
+        ]
 
+    def score(self, examples: Sequence[Labelled], predictions: Sequence[Classified]) -> dict[str, Any]:
+        """`accuracy`; `f1`, the macro mean over the classes that occur among labels or predictions; `n`.
 
-def judged(examples: Sequence[Labelled], predictions: Sequence[Classified]) -> list[dict[str, Any]]:
-    """One line per text: `correct`, 1 or 0, whose mean is the accuracy; with its `id`, `group` and `label`."""
-    return [
-        {"id": each.id, "group": each.group, "label": each.label, "correct": int(each.label == said.label)}
-        for each, said in zip(examples, predictions, strict=True)
-    ]
+        `by_label`: precision, recall, f1 and support of each class; a ratio whose denominator is 0 is 0. `confusion`:
+        rows are the true classes, columns the predicted ones, both in the order of `labels`.
+        """
+        with needs_train_extra():
+            from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
 
+        true = [example.label for example in examples]
+        predicted = [prediction.label for prediction in predictions]
+        labels = list(predictions[0].probabilities)  # in the order of the logits, then the labels without a logit
+        labels += sorted({*true, *predicted} - set(labels))
+        columns = precision_recall_fscore_support(true, predicted, labels=labels, zero_division=0)  # each (labels,)
+        return {
+            "accuracy": float(accuracy_score(true, predicted)),
+            "f1": float(f1_score(true, predicted, average="macro", zero_division=0)),
+            "by_label": {
+                label: {"precision": float(p), "recall": float(r), "f1": float(f1), "support": int(n)}
+                for label, p, r, f1, n in zip(labels, *columns, strict=True)
+            },
+            "labels": labels,
+            "confusion": confusion_matrix(true, predicted, labels=labels).tolist(),
+            "n": len(examples),
+        }
 
-def scores(examples: Sequence[Labelled], predictions: Sequence[Classified]) -> dict[str, Any]:
-    """How well the predictions, in the order of the examples, agree with the labels.
+    def baselines(self, train: Sequence[Labelled], examples: Sequence[Labelled]) -> dict[str, float]:
+        """`majority`, the most frequent class of `train` (of equals the first by name), and `bag_of_words`."""
+        counts = Counter(example.label for example in train)
+        majority = min(counts, key=lambda label: (-counts[label], label))
+        accuracy = {"majority": sum(example.label == majority for example in examples) / len(examples)}
+        if any(re.search(r"\w", example.text) for example in train):  # there may be only emoji
+            accuracy["bag_of_words"] = self.score(examples, bag_of_words(train, examples))["accuracy"]
+        return accuracy
 
-    `accuracy`; `f1`, the macro mean over the classes that occur among labels or predictions; `by_label`: precision,
-    recall, f1 and support of each (0 where nothing is to be divided by); `confusion`: rows are the true classes,
-    columns the predicted ones, both in the order of `labels`; `n`.
+    def record(self, prediction: Classified) -> dict[str, Any]:
+        return asdict(prediction)
 
-    Raises:
-        DataError: no examples, or predictions of others. ModelError: scikit-learn is not installed.
-    """
-    try:
-        from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
-    except ImportError:
-        raise _needs_sklearn("classification scores need") from None
-    if not examples or [each.id for each in examples] != [each.id for each in predictions]:
-        raise DataError(f"{len(examples)} examples and {len(predictions)} predictions: give one for each, in one order")
-    true, said = [each.label for each in examples], [each.label for each in predictions]
-    known = list(predictions[0].probabilities)  # in the model's order; labels that it does not know come after them
-    labels = known + sorted({*true, *said} - set(known))
-    each = precision_recall_fscore_support(true, said, labels=labels, zero_division=0)  # four arrays (labels,)
-    return {
-        "accuracy": float(accuracy_score(true, said)),
-        "f1": float(f1_score(true, said, average="macro", zero_division=0)),
-        "by_label": {
-            label: {"precision": float(p), "recall": float(r), "f1": float(f), "support": int(n)}
-            for label, p, r, f, n in zip(labels, *each, strict=True)
-        },
-        "labels": labels,
-        "confusion": confusion_matrix(true, said, labels=labels).tolist(),
-        "n": len(examples),
-    }
+    def judge(self, examples: Sequence[Labelled], predictions: Sequence[Classified]) -> list[dict[str, Any]]:
+        """`correct`, 1 or 0, whose mean is the accuracy, with the example's `id`, `group` and `label`."""
+        return [
+            {
+                "id": example.id,
+                "group": example.group,
+                "label": example.label,
+                "correct": int(example.label == prediction.label),
+            }
+            for example, prediction in zip(examples, predictions, strict=True)
+        ]
 
-
-def majority_baseline(train: Sequence[Labelled], examples: Sequence[Labelled]) -> float:
-    """The accuracy of the most frequent label of `train`; of two equally frequent ones, the first by name."""
-    counts = Counter(each.label for each in train)
-    most = min(counts, key=lambda label: (-counts[label], label))
-    return sum(each.label == most for each in examples) / len(examples)
+    def example(self, id: str, texts: dict[str, str], labels: Sequence[str]) -> Labelled:
+        return Labelled(id, texts["text"], labels[0])
 
 
 def bag_of_words(train: Sequence[Labelled], examples: Sequence[Labelled]) -> list[Classified]:
-    """What a logistic regression on word counts says: no order, no pretraining, a second of work. For `scores`.
+    """Predictions of a logistic regression on word counts, which ignores the order of the words.
 
     Raises:
-        DataError: no words, or fewer than two classes, to train on. ModelError: scikit-learn is not installed.
+        DataError: `train` has no words, or fewer than two classes. ModelError: scikit-learn is not installed.
     """
-    try:
+    with needs_train_extra():
         from sklearn.feature_extraction.text import CountVectorizer
         from sklearn.linear_model import LogisticRegression
-    except ImportError:
-        raise _needs_sklearn("the bag of words needs") from None
-    if len({each.label for each in train}) < 2:
-        raise DataError(f"the {len(train)} training texts are of fewer than two classes: there is nothing to learn")
+
     counter = CountVectorizer(token_pattern=r"(?u)\b\w+\b")  # words of one letter count too
     try:
-        counts = counter.fit_transform([each.text for each in train])
+        counts = counter.fit_transform([example.text for example in train])
+        model = LogisticRegression(max_iter=1000).fit(counts, [example.label for example in train])
     except ValueError as error:
-        raise DataError(f"the {len(train)} training texts hold no word") from error
-    if not examples:
-        return []
-    model = LogisticRegression(max_iter=1000).fit(counts, [each.label for each in train])
-    found = model.predict_proba(counter.transform([each.text for each in examples]))
-    labels = [str(label) for label in model.classes_]
-    return [_classified(each.id, labels, row.tolist()) for each, row in zip(examples, found, strict=True)]
+        raise DataError(f"a bag of words cannot be learned from these {len(train)} texts: {error}") from error
+    probabilities = model.predict_proba(counter.transform([example.text for example in examples]))
+    labels = model.classes_.tolist()
+    return [
+        _classified(example.id, labels, of_text.tolist())
+        for example, of_text in zip(examples, probabilities, strict=True)
+    ]
 
 
-def frame(tokenizer: Any, texts: Sequence[str], names: Sequence[str], max_length: int) -> list[tuple[list[int], int]]:
+def frame(
+    tokenizer: Any,
+    texts: Sequence[str],
+    names: Sequence[str],
+    max_length: int,
+    say: Callable[[str], None] = lambda text: None,
+) -> list[tuple[list[int], int]]:
     """Each text as [bos] tokens [eos], and how many tokens were cut at the end of the text to fit `max_length`.
 
     Raises:
@@ -218,78 +210,19 @@ def frame(tokenizer: Any, texts: Sequence[str], names: Sequence[str], max_length
     first, last = row_ends(tokenizer)
     room = max_length - len(first) - len(last)
     if room < 1:
-        raise DataError(f"max_length is {max_length}; a row needs {len(first + last) + 1} tokens at least")
-    if not texts:
-        return []
+        raise DataError(f"max_length is {max_length}; a row needs at least {len(first + last) + 1} tokens")
     framed = []
-    tokens = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-    for name, text, row in zip(names, texts, tokens, strict=True):
-        if not text.strip() or not row:
+    for name, text in zip(names, texts, strict=True):
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        if not text.strip() or not ids:
             raise DataError(f"{name} is empty: {text!r}")
-        framed.append((first + row[:room] + last, max(0, len(row) - room)))
+        framed.append((first + ids[:room] + last, max(0, len(ids) - room)))
+    if cut := sum(tokens > 0 for _, tokens in framed):
+        say(f"{cut:,} of {len(framed):,} texts have more than {max_length} tokens and were cut at their end")
     return framed
 
 
-def _framed(tokenizer: Any, examples: Sequence[Labelled], max_length: int) -> list[tuple[list[int], int]]:
-    return frame(tokenizer, [e.text for e in examples], [f"example {e.id}" for e in examples], max_length)
-
-
-def padded(rows: Sequence[list[int]], pad_id: int) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, "batch seq"]]:
-    """Rows padded on the right to the longest, and the mask that is 1 on real tokens."""
-    longest = max(map(len, rows))
-    ids = torch.tensor([row + [pad_id] * (longest - len(row)) for row in rows])
-    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
-    return ids, mask
-
-
-def run_by_length(
-    model: Any,
-    rows: Sequence[list[int]],
-    read: Callable[[Any], Tensor],
-    *,
-    pad_id: int,
-    batch_size: int,
-    what: str,
-) -> list[Tensor]:
-    """`read(model(...))` of every row, in the rows' order, on the CPU, in eval mode and without gradients.
-
-    Rows of like length share a batch, the longest first: what does not fit into memory shows at once. A bar is drawn on
-    a terminal only.
-    """
-    from tqdm import tqdm
-
-    if batch_size < 1:
-        raise DataError(f"the batch size is {batch_size}; it must be at least 1")
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i]), reverse=True)
-    if order:
-        _require_positions(model, len(rows[order[0]]))
-    parts = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    found: dict[int, Tensor] = {}
-    with evaluating(model):
-        for part in tqdm(parts, desc=what, unit="batch", disable=None, leave=False):  # None: on a terminal only
-            ids, mask = padded([rows[i] for i in part], pad_id)
-            output = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device))
-            found.update(zip(part, read(output).cpu(), strict=True))
-    return [found[i] for i in range(len(rows))]
-
-
-def _probabilities(output: Any) -> Float[Tensor, "batch labels"]:
-    return output.logits.float().softmax(-1)
-
-
-def _require_positions(model: Any, longest: int) -> None:
-    """A model that looks its positions up in a table (GPT-2) ends with an index error beyond it; say so instead."""
-    decoder = decoder_or_none(model)
-    if decoder is not None and (limit := decoder.most_positions) is not None and longest > limit:
-        raise DataError(
-            f"a text has {longest:,} tokens, and the model has {limit:,} positions: set max_length to {limit}"
-        )
-
-
 def _classified(id: str, labels: Sequence[str], probabilities: list[float], cut: int = 0) -> Classified:
-    best = max(range(len(labels)), key=lambda i: probabilities[i])
-    return Classified(id, labels[best], probabilities[best], dict(zip(labels, probabilities, strict=True)), cut)
-
-
-def _needs_sklearn(what: str) -> ModelError:
-    return ModelError(f'{what} scikit-learn: pip install "labkit-bidirectional[train]"')
+    by_label = dict(zip(labels, probabilities, strict=True))
+    label = max(by_label, key=by_label.__getitem__)
+    return Classified(id, label, by_label[label], by_label, cut)

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from labkit.auditing.measure import audit
+from labkit.convert import to_bidirectional
 from labkit.decoder.anatomy import SLIDING, backend_of, decoder_or_none, find_decoder
 from labkit.decoder.hooks import masked
 from labkit.decoder.packing import packed
@@ -47,8 +49,6 @@ def put_mask_in_force(model: Any, mask: str, window: str = "keep", layers: str =
     Raises:
         TrainingError: the measured mask is not the one asked for.
     """
-    import labkit
-
     chosen = choose_layers(layers, model.config.get_text_config().num_hidden_layers)
     if mask == "bidirectional" and decoder_or_none(model) is None:
         raise TrainingError(
@@ -57,8 +57,8 @@ def put_mask_in_force(model: Any, mask: str, window: str = "keep", layers: str =
         )
     with _as_its_kernel_computes(model):
         if mask == "bidirectional":
-            labkit.to_bidirectional(model, window=window, layers=chosen)
-        report = labkit.audit(model, quick=True)
+            to_bidirectional(model, window=window, layers=chosen)
+        report = audit(model, quick=True)
     if chosen is None and report.verdict != ("bidirectional" if mask == "encoder" else mask):
         raise TrainingError(f"the mask was to be {mask}, and the one measured is {report.verdict}: nothing was trained")
     opened = [layer.index for layer in report.layers if layer.verdict == "bidirectional"]
@@ -111,10 +111,8 @@ def right_to_left(model: Any) -> list[Mask]:
 
 
 def _measured_right_to_left(model: Any) -> str:
-    import labkit
-
     behind = ~causal() | sliding_window(1)
-    report = labkit.audit(model, quick=True)
+    report = audit(model, quick=True)
     window = getattr(find_decoder(model).config, "sliding_window", None) or MEASURED
     n = min(MEASURED, window, *(layer.mask.limit or MEASURED for layer in report.layers))
     if wrong := [layer.index for layer in report.layers if not layer.mask.agrees_with(behind, n)]:

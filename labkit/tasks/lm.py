@@ -1,7 +1,7 @@
 """Adapt a language model with a new objective: MLM or MNTP after unmasking, prefix-LM, hybrid, or the next token.
 
     lm = labkit.load("gpt2-mini")
-    metrics = train_lm("gpt2-mini", texts, "run", objective="mlm", settings=Settings(max_steps=500))
+    metrics = train_lm("gpt2-mini", texts, "run", objective="mlm", settings=preset("lm", max_steps=500))
     fill_in(lm, "The ferry <mask> at noon.")
 
 How well a model fills a gap is scored on the same hidden tokens before and after, so the comparison is paired.
@@ -13,34 +13,35 @@ import hashlib
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from labkit.convert import to_bidirectional
 from labkit.decoder.running import evaluating
 from labkit.errors import DataError
+from labkit.models import load
 from labkit.models.export import choose_layers
+from labkit.models.special_tokens import fit_embeddings
 from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
 from labkit.run_folder import RunFolder, is_first_process, process_count
 from labkit.tasks.adapters import weights_to, with_lora
-from labkit.tasks.order import shuffled_order
-from labkit.tasks.special_tokens import fit_embeddings
-from labkit.training import Settings, require, save_model, train
-from labkit.training_settings import settled
+from labkit.tasks.base import pad_id
+from labkit.training import Rows, draw, save_model, settled, train
 
 READS = ("same", "before")  # where the logits of a hidden token are: at its own position, or at the one before it
 
 
 @dataclass(frozen=True)
 class FillInScores:
-    """How a model names hidden tokens, each hidden alone.
+    """How well a model predicts hidden tokens, each of them hidden alone.
 
     Attributes:
         nats: cost of each hidden token; the mean's exponential is the pseudo-perplexity (Salazar et al. 2020).
-        ranks: rank of the right token among all, 1 = named first.
+        ranks: rank of the right token among all; 1 is the most probable.
     """
 
     nats: list[float]
@@ -71,7 +72,7 @@ def train_lm(
     output_dir: str | Path,
     *,
     objective: str,
-    settings: Settings,
+    settings: dict[str, Any],
     eval_texts: Sequence[str] = (),
     max_length: int = 128,
     mask_rate: float = 0.15,
@@ -95,38 +96,40 @@ def train_lm(
     `pseudo_perplexity`, `fill_in_accuracy` and `fill_in_top_5` as the model was, unmasked, and after.
 
     Raises:
-        DataError, TrainingError, ModelError: each with one clear sentence.
+        DataError, TrainingError, DataError, ModelError: each with one clear sentence.
     """
-    import labkit
-
     goal = by_name(objective)
-    require(settings)
     say = say if is_first_process() else (lambda text: None)
+    # small updates are lost in 16-bit weights, so weights that are trained are float32; LoRA's are by themselves
+    stored = None if settings["dtype"] == "auto" else settings["dtype"]
+    lm = load(model, attn=attn, dtype=stored if lora else "float32")
+    settings = settled(settings, lm.model.config.get_text_config().model_type, say)
     config = {
-        "command": "train lm", "model": str(model), "objective": objective, "settings": asdict(settings),
+        "command": "train lm", "model": str(model), "objective": objective, "settings": settings,
         "texts": _digest(texts), "eval_texts": _digest(eval_texts), "max_length": max_length, "mask_rate": mask_rate,
         "whole_words": whole_words, "window": window, "layers": layers, "lora": lora, "dropout": dropout, "attn": attn,
+        "processes": process_count(),
     }  # fmt: skip
     finished = RunFolder.check(output_dir, config, resume=resume)
     if finished.metrics is not None:
-        say(f"{finished.path} is finished: {settings.max_steps:,} steps")
+        say(f"{finished.path} is finished: {finished.metrics['steps']:,} steps")
         return finished.metrics
-    # small updates are lost in 16-bit weights, so weights that are trained are float32; LoRA's are by themselves
-    stored = None if settings.dtype == "auto" else settings.dtype
-    lm = labkit.load(model, attn=attn, dtype=stored if lora else "float32")
-    settings = settled(settings, lm.model, say, begun=finished.begun_in)
     if lora:
-        weights_to(lm.model, getattr(torch, settings.dtype))
+        weights_to(lm.model, getattr(torch, settings["dtype"]))
     if goal.hides_tokens:
         ensure_mask_token(lm.model, lm.tokenizer)
-    _require_embeddings(lm)
+    if len(lm.tokenizer) > (rows_of_table := lm.model.get_input_embeddings().num_embeddings):
+        raise DataError(
+            f"the tokenizer of {lm.name} has {len(lm.tokenizer):,} tokens, and the model has {rows_of_table:,} "
+            "embeddings: they do not belong together"
+        )
     if dropout is not None:
         set_dropout(lm.model, dropout)
     chosen = choose_layers(layers, lm.model.config.get_text_config().num_hidden_layers)
     rows = cut_into_rows(lm.tokenizer, texts, max_length)
     held = cut_into_rows(lm.tokenizer, eval_texts, max_length) if eval_texts else []
     corruption = corruption_for(lm.tokenizer, mask_rate, whole_words) if goal.hides_tokens else None
-    collate = Collator(objective, pad_id=pad_id(lm.tokenizer), corruption=corruption, seed=settings.seed)
+    collate = Collator(objective, pad_id=pad_id(lm.tokenizer), corruption=corruption, seed=settings["seed"])
     scores: dict[str, dict[str, float]] = {}
 
     def measure(model: nn.Module, name: str) -> dict[str, float]:
@@ -136,38 +139,30 @@ def train_lm(
 
     before = measure(lm.model, "before") if held else {}
     if goal.attention == "bidirectional":
-        labkit.to_bidirectional(lm.model, window=window, layers=chosen)
-    trained = with_lora(lm.model, settings.seed) if lora else lm.model
-    # nothing is written before all input has been checked
-    with RunFolder.alone(output_dir, config, resume=resume) as run:
+        to_bidirectional(lm.model, window=window, layers=chosen)
+    trained = with_lora(lm.model, settings["seed"]) if lora else lm.model
+    order = [row for (row,) in draw([len(row) for row in rows], settings, packed=True)]
+    with RunFolder.alone(output_dir, config, resume=resume) as run:  # nothing is written before all input is checked
         if held:
             say(f"as it is: {_shown(before)}")
             if goal.attention == "bidirectional":
                 say(f"unmasked: {_shown(measure(lm.model, 'unmasked'))}")
         outcome = train(
             trained,
-            shuffled(rows, settings.seed),
+            Rows(len(order), lambda k: {"row": k, "ids": rows[order[k]]}),
             collate=collate,
             loss=lambda model, batch: loss(model, batch, objective),
             settings=settings,
             run=run,
+            tokens=lambda k: len(rows[order[k]]),
             evaluate=(lambda model: measure(model, "after")) if held else None,
             say=say,
         )
         save_model(trained.merge_and_unload() if lora else trained, lm.tokenizer, run)
         run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
-        metrics = outcome | {"scores": scores, "steps": settings.max_steps, "n_train": len(rows), "n_eval": len(held)}
+        metrics = outcome | {"scores": scores, "n_train": len(rows), "n_eval": len(held)}
         run.write_json("metrics.json", metrics)
         return metrics
-
-
-def steps_of(model: Any, texts: Sequence[str], max_length: int, rows_per_step: int, epochs: float) -> int:
-    """How many steps `epochs` passes over the texts take; `rows_per_step`: of each process that trains."""
-    import labkit
-
-    processes = process_count()
-    rows = cut_into_rows(labkit.load(model, device="cpu").tokenizer, texts, max_length)
-    return max(1, math.ceil(epochs * len(rows) / (rows_per_step * processes)))
 
 
 def ensure_mask_token(model: Any, tokenizer: Any) -> int:
@@ -222,9 +217,9 @@ def fill_in_scores(
     seed: int = 0,
     batch_size: int = 16,
 ) -> FillInScores:
-    """Hide `positions` tokens of the rows, one at a time, and see what the model puts there.
+    """Hide `positions` tokens of the rows, one at a time, and score what the model predicts there.
 
-    Which tokens are hidden depends on the rows and on `seed` alone, so two models are asked the same.
+    Which tokens are hidden depends on the rows and on `seed` alone, so two models predict the same tokens.
 
     Args:
         rows: token ids, each (seq,), from `cut_into_rows`.
@@ -266,12 +261,6 @@ def cut_into_rows(tokenizer: Any, texts: Sequence[str], max_length: int) -> list
     return rows
 
 
-def shuffled(rows: Sequence[Any], seed: int) -> Callable[[int], Any]:
-    """`make(k)`: row k of endless passes over `rows`, each in another order that depends on `seed`."""
-    order = shuffled_order(len(rows), seed)
-    return lambda k: rows[order(k)]
-
-
 def set_dropout(model: nn.Module, p: float) -> None:
     """Set every dropout of the model, those that are numbers on attention modules included."""
     if not 0 <= p < 1:
@@ -284,33 +273,33 @@ def set_dropout(model: nn.Module, p: float) -> None:
 
 
 def reads_of(objective: str) -> str:
-    """Where a model of this objective says a hidden token: "same" for MLM, "before" for all others."""
+    """Where a model of this objective predicts a hidden token: "same" for MLM, "before" for all others."""
     return "same" if objective == "mlm" else "before"
 
 
 def _measured(model, tokenizer, rows: list[Tensor], collate: Collator, objective: str, name: str) -> dict[str, float]:
-    """The scores of one state of the model. Before training it is read as a decoder: from the position before."""
+    """The scores of one state of the model. Before training its logits are a decoder's, at the position before."""
     with evaluating(model):
         items = [{"row": -1 - i, "ids": row} for i, row in enumerate(rows)]
         batches = [collate(items[first : first + 8]) for first in range(0, len(items), 8)]
         on_device = [{key: value.to(model.device) for key, value in batch.items()} for batch in batches]
-        counts = [int((batch["targets"] != -100).sum()) for batch in batches]
+        counts = [int((batch["labels"] != -100).sum()) for batch in batches]
         losses = [float(loss(model, batch, objective)) for batch in on_device]
-    found = {"loss": sum(c * v for c, v in zip(counts, losses, strict=True)) / sum(counts), "n": sum(counts)}
+    scores = {"loss": sum(c * v for c, v in zip(counts, losses, strict=True)) / sum(counts), "n": sum(counts)}
     if by_name(objective).attention == "bidirectional":
         reads = reads_of(objective) if name == "after" else "before"
         filled = fill_in_scores(model, tokenizer, rows, reads=reads)
-        found |= {
+        scores |= {
             "pseudo_perplexity": filled.pseudo_perplexity,
             "fill_in_accuracy": filled.accuracy,
             "fill_in_top_5": filled.top_5,
             "n": len(filled.ranks),
         }
-    return found
+    return scores
 
 
 def _probabilities_of(model, ids: Tensor, at: Tensor, reads: str, real: Tensor | None = None) -> Tensor:
-    """(rows, vocab): what row b says of its position at[b]."""
+    """(rows, vocab): the probabilities that row b gives for its position at[b]."""
     if reads not in READS:
         raise DataError(f"reads is {reads!r}; give 'same' (MLM) or 'before' (MNTP and next-token models)")
     where = at.cpu() - int(reads == "before")
@@ -320,20 +309,6 @@ def _probabilities_of(model, ids: Tensor, at: Tensor, reads: str, real: Tensor |
     positions[torch.arange(len(ids)), where] = True
     real = real.to(model.device) if real is not None else None
     return logits_at(model, ids.to(model.device), real, positions.to(model.device)).float().softmax(-1)
-
-
-def _require_embeddings(lm: Any) -> None:
-    known = lm.model.get_input_embeddings().num_embeddings
-    if len(lm.tokenizer) > known:
-        raise DataError(
-            f"the tokenizer of {lm.name} has {len(lm.tokenizer):,} tokens, and the model has embeddings for {known:,}: "
-            "they do not belong together"
-        )
-
-
-def pad_id(tokenizer: Any) -> int:
-    """The pad token, or any id where there is none: padding is hidden by the attention mask."""
-    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
 
 
 def _digest(texts: Sequence[str]) -> str:

@@ -23,27 +23,23 @@ CURE = (
 )
 
 
-def are_there() -> bool:
+def are_installed() -> bool:
     return all((FOLDER / name).is_file() for name in NAMES)
 
 
 def script() -> str:
     """The script element that brings both into a page, unless they are there, and lets the waiting views draw.
 
-    Neither becomes a global of the page: whoever else uses a `d3`, a `$` or a module loader there keeps their own.
+    Neither becomes a global of the page: other scripts that use a `d3`, a `$` or a module loader keep their own.
     """
     d3, jquery = ((FOLDER / name).read_text(encoding="utf-8") for name in NAMES)
     return element(_BRING.replace("/*D3*/", d3).replace("/*JQUERY*/", jquery))
 
 
 def element(javascript: str) -> str:
-    """A script element with this JavaScript, whatever its strings hold."""
-    return f"<script>\n{inert(javascript)}\n</script>"
-
-
-def inert(javascript: str) -> str:
-    """`javascript` with nothing in it that ends a script element early; the strings in it mean the same."""
-    return re.sub(r"<(?=!--|/script)", lambda _: "\\x3c", javascript, flags=re.IGNORECASE)
+    """A script element with this JavaScript; nothing in its strings can end the element early."""
+    safe = re.sub(r"<(?=!--|/script)", lambda _: "\\x3c", javascript, flags=re.IGNORECASE)
+    return f"<script>\n{safe}\n</script>"
 
 
 def literal(value: Any) -> str:
@@ -73,30 +69,27 @@ class Carrier:
     """Remembers which cell of the notebook behind this kernel has brought the libraries."""
 
     def __init__(self) -> None:
-        self.brought = False
-        self.cell: str | None = None  # where the front end tells; None if it does not
-        self._listens_to: Any = None
+        self._cell: str | None = None  # "" if the front end does not name its cells, None if no cell has brought them
+        self._shell: Any = None
 
-    def is_next(self, always: bool = False) -> bool:
-        """Whether what is shown now has to bring the libraries; if so, it is taken to do so."""
+    def must_bring(self, always: bool = False) -> bool:
+        """Whether the output that is shown now has to bring the libraries; it is then taken to do so."""
         shell = _shell()
         if shell is None or "google.colab" in sys.modules:
             return True
-        if self._listens_to is not shell:
+        if self._shell is not shell:
             shell.events.register("pre_run_cell", self._before_cell)
-            self._listens_to = shell
-        if self.brought and not always:
+            self._shell = shell
+        if self._cell is not None and not always:
             return False
-        self.brought, self.cell = True, _request(shell).get("cellId")
+        self._cell = _request(shell).get("cellId", "")
         return True
 
     def _before_cell(self, info: Any = None) -> None:
         """Running the carrying cell again replaces its output; a deleted one has none."""
-        request = _request(self._listens_to)
-        if self.cell is not None and (
-            self.cell == request.get("cellId") or self.cell in request.get("deletedCells", ())
-        ):
-            self.brought, self.cell = False, None
+        request = _request(self._shell)
+        if self._cell and self._cell in (request.get("cellId"), *request.get("deletedCells", ())):
+            self._cell = None
 
 
 CARRIER = Carrier()
@@ -110,5 +103,5 @@ def _shell() -> Any:
 
 
 def _request(shell: Any) -> dict:
-    """What the front end says of the cell that runs: JupyterLab names it, and the cells deleted since the last run."""
+    """The front end's data on the cell that runs: JupyterLab names it, and the cells deleted since the last run."""
     return (shell.get_parent() or {}).get("metadata") or {}

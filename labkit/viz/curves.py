@@ -8,8 +8,8 @@ from textwrap import wrap
 import numpy as np
 import plotly.graph_objects as go
 
+from labkit.attention.plain import clean
 from labkit.errors import MaskError
-from labkit.viz.labels import clean
 from labkit.viz.sliders import slider
 from labkit.viz.style import GREY, INK, RULE, escape, line_styles, titled
 
@@ -44,8 +44,8 @@ def curves_figure(
     figure, styles = go.Figure(), line_styles(values)
     for name, seeds in values.items():
         colour, dash = styles[name]
-        there = np.isfinite(seeds).any(0)
-        xs, seeds = np.asarray(x)[there], seeds[:, there]
+        measured = np.isfinite(seeds).any(0)
+        xs, seeds = np.asarray(x)[measured], seeds[:, measured]
         low, mean, high = np.nanmin(seeds, 0), np.nanmean(seeds, 0), np.nanmax(seeds, 0)
         of_seeds = [f"{a:.3f} to {b:.3f}" for a, b in zip(low, high, strict=True)] if len(seeds) > 1 else None
         line = {"color": colour, "width": 2.5, "dash": dash}
@@ -64,12 +64,12 @@ def curves_figure(
         figure.add_vline(at, line={"color": INK, "width": 1})
     last = x.index(at) if at is not None else len(x) - 1
     n = {int(count) for seeds in values.values() for count in np.isfinite(seeds).sum(0) if count}
-    said = f"At {x_name} {x[last]:g}: " + ", ".join(
+    words = f"At {x_name} {x[last]:g}: " + ", ".join(
         f"{name} {np.nanmean(seeds[:, last]):.2f}"
         for name, seeds in values.items()
         if np.isfinite(seeds[:, last]).any()
     )
-    said += f". Mean and range of {'up to ' * (len(n) > 1)}{max(n)} seeds." if max(n) > 1 else "."
+    words += f". Mean and range of {'up to ' * (len(n) > 1)}{max(n)} seeds." if max(n) > 1 else "."
     figure.update_layout(
         xaxis={
             "title": {"text": escape(x_name), "standoff": 8},
@@ -80,7 +80,7 @@ def curves_figure(
         yaxis={"title": escape(y_name), "gridcolor": RULE, "zeroline": False},
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
     )
-    return titled(figure, title, said, 800, 360, t=30)
+    return titled(figure, title, words, 800, 360, t=30)
 
 
 def curves_slider(

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import plotly.graph_objects as go
 
+from labkit.attention.plain import clean, plain_array, short
 from labkit.errors import MaskError
-from labkit.viz.labels import bool_grid, clean, future_of, plain_array, short, token_labels, weight_grids
+from labkit.viz.labels import bool_grid, future_of, token_labels, weight_grids
 from labkit.viz.panels import LETTER, WIDEST, Panel, drawn, steps
 from labkit.viz.style import BIDIRECTIONAL, CAUSAL, INK, MASKED, OPEN, WEIGHTS, WRONG
 
@@ -36,7 +37,9 @@ def mask_figure(masks, tokens: Sequence[str] | None = None, title: str | None = 
     panels, words = [], []
     for heading, cells in given.items():
         grid = bool_grid(cells, f"the mask {heading!r}" if heading else "the mask")
-        wrong = np.zeros_like(grid) if expected is None else grid ^ _same_shape(expected, grid)
+        if expected is not None and expected.shape != grid.shape:
+            raise MaskError(f"the expected mask has shape {expected.shape}, and the mask {grid.shape}")
+        wrong = np.zeros_like(grid) if expected is None else grid ^ expected
         words.append(_mask_in_words(grid, None if expected is None else wrong))
         codes = np.where(wrong, 2, grid)
         queries, keys = token_labels(tokens, *grid.shape)
@@ -49,7 +52,7 @@ def mask_figure(masks, tokens: Sequence[str] | None = None, title: str | None = 
                 steps(MASKED, OPEN, WRONG),
                 high=2,
                 texts=np.select([wrong & grid, wrong], ["×", "○"], "") if wrong.any() else None,
-                said=np.array(["closed", "open", "not as expected"])[codes],
+                hover=np.array(["closed", "open", "not as expected"])[codes],
             )
         )
     if len(panels) == 1:
@@ -71,14 +74,14 @@ def attention_figure(
         MaskError: scores, NaN, or another shape.
     """
     if isinstance(weights, Mapping):
-        maps = {str(name): weight_grids(one, f"the weights of {name!r}") for name, one in weights.items()}
-        if not maps or any(len(one) != 1 for one in maps.values()):
+        maps = {str(name): weight_grids(grid, f"the weights of {name!r}") for name, grid in weights.items()}
+        if not maps or any(len(grids) != 1 for grids in maps.values()):
             raise MaskError("attention_figure takes one map of shape (queries, keys) for each heading")
-        maps = {name: one[0] for name, one in maps.items()}
+        maps = {name: grids[0] for name, grids in maps.items()}
     else:
         grids = weight_grids(weights)
         maps = {f"head {i}" if len(grids) > 1 else "": grid for i, grid in enumerate(grids)}
-    top = max(max(float(one.max()) for one in maps.values()), 1e-9)
+    top = max(max(float(grid.max()) for grid in maps.values()), 1e-9)
     panels = []
     for heading, grid in maps.items():
         queries, keys = token_labels(tokens, *grid.shape)
@@ -172,12 +175,12 @@ def category_figure(
     "causal" and "bidirectional" have their own colours, `colours` names others, all other words are red. So that no
     one depends on colours, the words are in the cells where there is room, and on hovering.
     """
-    known = {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL} | dict(colours or {})
+    palette = {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL} | dict(colours or {})
     names = [str(name) for name in rows]
     table = [list(map(str, words)) for words in rows.values()]
     if not table or any(len(words) != len(columns) for words in table):
         raise MaskError(f"category_figure needs one word for each of the {len(columns)} columns in every row")
-    words = sorted({word for row in table for word in row} - {"—"}, key=lambda word: (word not in known, word))
+    words = sorted({word for row in table for word in row} - {"—"}, key=lambda word: (word not in palette, word))
     codes = np.array([[words.index(word) if word in words else np.nan for word in row] for row in table], dtype=float)
     longest = max(map(len, words), default=1)
     cell = max(26, longest * LETTER + 12, *(len(line) * LETTER + 6 for name in columns for line in name.split("\n")))
@@ -187,7 +190,7 @@ def category_figure(
         codes,
         names,
         columns,
-        steps(*(known.get(word, WRONG) for word in words)),
+        steps(*(palette.get(word, WRONG) for word in words)),
         -0.5,
         len(words) - 0.5,
         np.array(table) if fits else None,
@@ -198,7 +201,7 @@ def category_figure(
     figure = drawn([panel], title, subtitle, wide=cell if fits else 26, high=22)
     if not fits:
         for word in words:
-            marker = {"symbol": "square", "size": 11, "color": known.get(word, WRONG)}
+            marker = {"symbol": "square", "size": 11, "color": palette.get(word, WRONG)}
             figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=word)
         figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 0, "yanchor": "top", "x": 0})
         figure.update_layout(margin_b=34, height=figure.layout.height + 24)
@@ -271,9 +274,3 @@ def _mask_in_words(cells: np.ndarray, wrong: np.ndarray | None) -> str:
     if wrong is None:
         return words
     return f"{words}; {int(wrong.sum())} not as expected" if wrong.any() else f"{words}; all as expected"
-
-
-def _same_shape(grid: np.ndarray, other: np.ndarray) -> np.ndarray:
-    if grid.shape != other.shape:
-        raise MaskError(f"the expected mask has shape {grid.shape}, and the mask {other.shape}")
-    return grid

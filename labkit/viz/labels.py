@@ -6,36 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from labkit.attention.plain import clean, plain_array
 from labkit.errors import MaskError
-
-SHORT_LABEL = 12  # longer tokens are cut in labels, never in hover text
-
-# Control characters are shown as their pictures, and what is not a character as the replacement character.
-_VISIBLE = {code: 0x2400 + code for code in range(32)} | {0x7F: 0x2421, 0xFFFE: 0xFFFD, 0xFFFF: 0xFFFD}
-_VISIBLE |= {ord("\n"): "⏎", ord("\t"): "⇥"} | dict.fromkeys(range(0xD800, 0xE000), 0xFFFD)
-
-
-def clean(text: str) -> str:
-    """`text` on one line, without control characters."""
-    return str(text).translate(_VISIBLE)
-
-
-def visible(token: str) -> str:
-    """A token as it is drawn: without the space before a word, with visible white space where there is no word."""
-    token = str(token).replace("\xa0", " ")
-    return short(clean(token.strip(" ") or token)) or "∅"
 
 
 def quoted(token: str) -> str:
     """A token in running words."""
     return f'"{clean(token).strip(" ") or clean(token)}"'
-
-
-def short(token: str) -> str:
-    """A token as an axis label: visible white space, at most SHORT_LABEL characters."""
-    token = token.replace("\n", "⏎").replace("\t", "⇥")
-    token = "␣" * len(token) if token and not token.strip() else token
-    return token if len(token) <= SHORT_LABEL else token[: SHORT_LABEL - 1] + "…"
 
 
 def percent(share: float) -> str:
@@ -66,7 +43,11 @@ def bool_grid(cells, what: str = "cells") -> np.ndarray:
     array = plain_array(cells, what)
     if array.dtype.kind not in "bui" or not np.isin(array, (0, 1)).all():
         raise MaskError(f"{what} must be True or False (or 1 and 0) in every cell: for weights use attention_figure")
-    return _two_dimensional(array.astype(bool), what)
+    if array.ndim != 2 or array.size == 0:
+        raise MaskError(f"{what} must have shape (queries, keys), not {array.shape}: of a batched mask pick one row")
+    if array.shape[0] > array.shape[1]:
+        raise MaskError(f"{what} have {array.shape[0]} queries and {array.shape[1]} keys: one key for each query")
+    return array.astype(bool)
 
 
 def weight_grids(weights, what: str = "weights") -> np.ndarray:
@@ -93,27 +74,6 @@ def weight_grids(weights, what: str = "weights") -> np.ndarray:
     return array
 
 
-def plain_array(array, what: str) -> np.ndarray:
-    """A tensor, array or list as a numpy array."""
-    if hasattr(array, "detach"):  # a tensor, without importing torch
-        array = array.detach().cpu()
-        array = (array.float() if array.is_floating_point() else array).numpy()  # numpy has no bfloat16
-    try:
-        return np.asarray(array)
-    except ValueError:
-        raise MaskError(f"{what} must be a grid: every row needs the same number of cells") from None
-
-
 def future_of(q_len: int, kv_len: int) -> np.ndarray:
     """Bool (q_len, kv_len): the keys after each query."""
     return np.triu(np.ones((q_len, kv_len), dtype=bool), k=kv_len - q_len + 1)
-
-
-def _two_dimensional(array: np.ndarray, what: str) -> np.ndarray:
-    if array.ndim != 2 or array.size == 0:
-        raise MaskError(f"{what} must have shape (queries, keys), not {array.shape}: of a batched mask pick one row")
-    if array.shape[0] > array.shape[1]:
-        raise MaskError(
-            f"{what} have {array.shape[0]} queries and {array.shape[1]} keys: there is a key for each query"
-        )
-    return array

@@ -1,4 +1,4 @@
-"""A model that answers while somebody paints its mask: one worker thread, and only the latest question counts.
+"""A model that answers while its mask is painted: one worker thread, and only the latest question counts.
 
 The model that was handed in is never touched. The worker has a copy of its modules that shares all weights with it, so
 masks, hooks and attention backends are set on the copy alone, and the original may be used at the same time.
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,19 +34,16 @@ from labkit.objectives import logits_at
 from labkit.viz.labels import quoted
 from labkit.viz.mask_state import MOST_TOKENS, checked_tokens
 
-QUESTIONS = ("next", "fill-in")
-READS = ("before", "same")
-BEST = 5
+BEST = 5  # predictions that are shown
 MOST_MAPPED = 256  # tokens up to which attention maps travel with the widget: two maps of 64 KB
 MOST_PERTURBED = 24  # columns that are measured of a longer sentence
-COLUMNS_AT_ONCE = 8  # between two looks at whether the question still counts
-IDLE = 30  # seconds without a question, after which the worker ends
-KEPT = 6  # answers kept, so that another head, or the mask of a moment ago, costs nothing
+COLUMNS_AT_ONCE = 8  # perturbed before the next check whether the question still counts
+KEPT = 6  # results kept, so that another head, or the mask of a moment ago, costs nothing
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: `number` says which question it is, `place` which token is hidden, or after which one is asked."""
+    """Which token comes after the one at `place` ("next"), or which one is hidden there ("fill-in")?"""
 
     number: int
     ids: tuple[int, ...]
@@ -76,20 +74,20 @@ class LiveModel:
     def __init__(self, lm: Any, tell: Callable[[str, dict], None], reads: str = "before") -> None:
         if getattr(lm, "tokenizer", None) is None:
             raise MaskError("the playground needs a tokenizer: attach what labkit.load gives, such as a Loaded")
-        if reads not in READS:
+        if reads not in ("before", "same"):
             raise MaskError(f"reads is {reads!r}; give 'same' (MLM) or 'before' (MNTP and next-token models)")
         self.lm = SimpleNamespace(model=sharing_weights(lm.model), tokenizer=lm.tokenizer, name=lm.name)
         self.decoder = find_decoder(self.lm.model)
         self.layers, self.heads = len(self.decoder.layers), int(self.decoder.config.num_attention_heads)
-        self.reads, self._tell = reads, tell
-        self._kept: dict[tuple, Any] = {}
-        self._changed = threading.Condition()
+        self._reads, self._tell = reads, tell
+        self._lock = threading.Lock()
         self._waiting: Question | None = None
-        self._answering: Question | None = None
-        self._stopped = self._closed = False
-        self._thread: threading.Thread | None = None
+        self._cancelled = False
+        self._worker: threading.Thread | None = None
         for layer in self.decoder.layers:
-            layer.register_forward_pre_hook(lambda *_: self._still_counts())
+            layer.register_forward_pre_hook(lambda *_: self._require_latest())
+        keep = lru_cache(KEPT)
+        self._next, self._maps, self._verdict = keep(self._probabilities), keep(self._attention), keep(self._measured)
 
     def tokens(self, sentence: str) -> tuple[list[int], list[str]]:
         """The ids of a sentence and each as text, special tokens that the tokenizer adds included.
@@ -102,54 +100,56 @@ class LiveModel:
             require_positions(len(ids), self.decoder.config, refusal=MaskError, cure="give a shorter text")
         return list(ids), checked_tokens([self.lm.tokenizer.decode([i]) for i in ids])
 
+    def require(self, q: Question) -> None:
+        """Raises MaskError unless the question can be asked of this model."""
+        if q.kind not in ("next", "fill-in"):
+            raise MaskError(f"question is {q.kind!r}; give 'next' or 'fill-in'")
+        chosen = {"layer": (q.layer, self.layers), "head": (q.head, self.heads), "token": (q.place, len(q.ids))}
+        for name, (value, count) in chosen.items():
+            if not 0 <= value < count:
+                raise MaskError(f"there is no {name} {value}: {self.lm.name} has {name}s 0 to {count - 1} here")
+
     # ------------------------------------------------------------------------------------------------- the worker
     def ask(self, question: Question) -> None:
-        """Answer this one, in place of any that is waiting or being answered; returns at once."""
-        with self._changed:
-            self._waiting, self._stopped = question, False
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="labkit-live-model", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+        """Answer this one instead of any that is waiting or being answered; returns at once."""
+        with self._lock:
+            self._waiting = question
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._work, name="labkit-live-model", daemon=True)
+                self._worker.start()
 
     def cancel(self) -> None:
-        """Drop what is waiting, and stop what is being answered before its next layer."""
-        with self._changed:
-            self._waiting, self._stopped = None, True
-            self._changed.notify_all()
+        """Drop the question that is waiting, and stop the one that is being answered before its next layer."""
+        with self._lock:
+            self._waiting, self._cancelled = None, True
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Block until nothing is waiting or being answered; False if that took longer."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._waiting is None and self._answering is None, seconds)
+        """Block until no question is waiting or being answered; False if that takes longer."""
+        worker = self._worker
+        if worker is None or worker is threading.current_thread():
+            return True
+        worker.join(seconds)
+        return not worker.is_alive()
 
     def close(self) -> None:
-        """Stop the worker; what is being answered is dropped."""
-        with self._changed:
-            self._closed, self._waiting, self._stopped = True, None, True
-            self._changed.notify_all()
-        worker = self._thread
-        if worker is not None and worker is not threading.current_thread():
-            worker.join(timeout=10)
+        """Stop the worker; the question that is being answered is dropped."""
+        self.cancel()
+        self.wait(10)
 
     def _work(self) -> None:
         while True:
-            with self._changed:
-                self._answering = None
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._waiting is not None or self._closed, IDLE)
-                if self._waiting is None:
-                    self._thread = None  # the next question starts another; a thread would keep the model alive
+            with self._lock:
+                question, self._waiting, self._cancelled = self._waiting, None, False
+                if question is None:
+                    self._worker = None  # the next question starts another: a waiting thread would keep the model alive
                     return
-                question, self._waiting = self._waiting, None
-                self._answering, self._stopped = question, False
             try:
                 self.answer(question)
             except Superseded:
                 continue
 
-    def _still_counts(self) -> None:
-        if self._waiting is not None or self._stopped:
+    def _require_latest(self) -> None:
+        if self._waiting is not None or self._cancelled:
             raise Superseded
 
     # ------------------------------------------------------------------------------------------------ one question
@@ -159,53 +159,52 @@ class LiveModel:
             self._answer(question)
         except Superseded:
             raise
-        except LabkitError as error:
-            self._tell("answer", {"number": question.number, "error": _sentence(str(error))})
         except Exception as error:  # whatever a model raises must reach the page as a sentence, not freeze it
-            first = (str(error).strip().splitlines() or ["no message"])[0]
-            text = f"The model could not answer ({type(error).__name__}): {first}"
-            self._tell("answer", {"number": question.number, "error": _sentence(text)})
+            text = str(error).strip()
+            if not isinstance(error, LabkitError):
+                text = f"The model could not answer ({type(error).__name__}): {text.split(chr(10))[0] or 'no message'}"
+            text = text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+            self._tell("answer", {"number": question.number, "error": text})
 
     def _answer(self, q: Question) -> None:
         began = time.perf_counter()
         tokens = [self.lm.tokenizer.decode([i]) for i in q.ids]
-        ids, at, right, how = self._posed(q, tokens)
-        before, after = (self._best(ids, at, right, mask) for mask in (None, q.mask))
+        ids, at, right, description = self._input(q, tokens)
         answer = {
             "number": q.number,
             "question": q.kind,
-            "how": how,
+            "how": description,
             "truth": None if right is None else self.lm.tokenizer.decode([right]),
-            "before": before,
-            "after": after,
-            "leak": self._leak(q, tokens, at),
+            "before": self._best(self._next(ids, at, None), right),
+            "after": self._best(self._next(ids, at, q.mask), right),
+            "leak": self._leak(q, tokens) if q.kind == "next" else None,
         }
         self._tell("answer", answer | {"seconds": round(time.perf_counter() - began, 3)})
-        maps = [self._maps(ids, mask) for mask in (None, q.mask)] if len(ids) <= MOST_MAPPED else None
-        self._tell("attention", self._attention(q, tokens, ids, maps))
-        measured = self._keep(("verdict", ids, q.mask), lambda: self._measured(q, ids))
-        self._tell("verdict", {"number": q.number} | measured)
+        if len(ids) > MOST_MAPPED:
+            note = f"Attention is drawn for up to {MOST_MAPPED} tokens; this sentence has {len(ids)}."
+            self._tell("attention", {"number": q.number, "note": note})
+        else:
+            attention = {"number": q.number, "n": len(ids), "layer": q.layer, "head": q.head}
+            attention["tokens"] = [self.lm.tokenizer.decode([i]) for i in ids]
+            for name, mask in (("before", None), ("after", q.mask)):  # bytes, 255 = all attention of a row
+                weights = self._maps(ids, mask)[q.layer, q.head].astype(np.float32)
+                shades = np.round(weights * 255).astype(np.uint8)
+                attention[name] = base64.b64encode(shades.tobytes()).decode("ascii")
+            self._tell("attention", attention)
+        self._tell("verdict", {"number": q.number} | self._verdict(ids, q.mask))
 
-    def _posed(self, q: Question, tokens: list[str]) -> tuple[tuple[int, ...], int, int | None, str]:
-        """(the ids as the model reads them, the position whose logits answer, the right id, all this in words)."""
-        if q.kind not in QUESTIONS:
-            raise DataError(f"the question is {q.kind!r}; give 'next' or 'fill-in'")
-        if not 0 <= q.place < len(q.ids):
-            raise DataError(f"there is no token {q.place}: the sentence has tokens 0 to {len(q.ids) - 1}")
-        if not 0 <= q.layer < self.layers or not 0 <= q.head < self.heads:
-            raise MaskError(
-                f"there is no layer {q.layer} with a head {q.head}: the model has {self.layers} layers "
-                f"of {self.heads} heads"
-            )
+    def _input(self, q: Question, tokens: list[str]) -> tuple[tuple[int, ...], int, int | None, str]:
+        """(the ids that the model reads, the position whose logits answer, the right id, all this in words)."""
+        self.require(q)
         here = quoted(tokens[q.place])
         if q.kind == "next":
             right = q.ids[q.place + 1] if q.place + 1 < len(q.ids) else None
             return q.ids, q.place, right, f"Which token comes after {here}? Read at {here}."
-        at = q.place - int(self.reads == "before")
+        at = q.place - int(self._reads == "before")
         if at < 0:
             raise DataError(
-                "the first token cannot be hidden: this model says a hidden token at the position before it, and there "
-                "is none"
+                "the first token cannot be hidden: this model predicts a hidden token at the position before it, and "
+                "there is none"
             )
         mask_id = hiding_token(self.lm)
         ids = (*q.ids[: q.place], mask_id, *q.ids[q.place + 1 :])
@@ -213,9 +212,18 @@ class LiveModel:
         where = "at its place" if at == q.place else f"at {quoted(tokens[at])}, the position before it"
         return ids, at, q.ids[q.place], f"{here} is replaced by {name}; the answer is read {where}."
 
-    def _best(self, ids: tuple[int, ...], at: int, right: int | None, mask: Mask | None) -> dict[str, Any]:
-        """The likeliest tokens, and where the right one stands among all: {"top": [[token, p]], "rank", "p"}."""
-        p = self._keep(("next", ids, at, mask), lambda: self._probabilities(ids, at, mask))
+    @torch.no_grad()
+    def _probabilities(self, ids: tuple[int, ...], at: int, mask: Mask | None) -> Tensor:
+        """What the model predicts at position `at`, (vocabulary,)."""
+        model = self.lm.model
+        row = torch.tensor([ids], device=model.device)
+        chosen = torch.zeros(row.shape, dtype=torch.bool, device=model.device)
+        chosen[0, at] = True
+        with evaluating(model), nullcontext() if mask is None else masked(model, mask):
+            return logits_at(model, row, None, chosen)[0].float().softmax(-1).cpu()
+
+    def _best(self, p: Tensor, right: int | None) -> dict[str, Any]:
+        """The likeliest tokens, and the rank of the right one among all: {"top": [[token, p]], "rank", "p"}."""
         best = p.topk(min(BEST, len(p)))
         likeliest = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         top = [[self.lm.tokenizer.decode([i]), value] for i, value in likeliest]
@@ -223,74 +231,49 @@ class LiveModel:
             return {"top": top, "rank": None, "p": None}
         return {"top": top, "rank": int((p > p[right]).sum()) + 1, "p": float(p[right])}
 
-    @torch.no_grad()
-    def _probabilities(self, ids: tuple[int, ...], at: int, mask: Mask | None) -> Tensor:
-        model = self.lm.model
-        row = torch.tensor([ids], device=model.device)
-        chosen = torch.zeros(row.shape, dtype=torch.bool, device=model.device)
-        chosen[0, at] = True
-        with evaluating(model), _under(model, mask):
-            return logits_at(model, row, None, chosen)[0].float().softmax(-1).cpu()
-
-    def _maps(self, ids: tuple[int, ...], mask: Mask | None) -> np.ndarray:
-        """float16 (layers, heads, n, n), of all layers: another layer or head is then a look, not a run."""
-        return self._keep(("maps", ids, mask), lambda: attention_maps(self.lm, list(ids), mask).weights)
-
-    def _attention(self, q: Question, tokens: list[str], ids: tuple[int, ...], maps) -> dict[str, Any]:
-        """The two maps of the chosen head as bytes, 255 = all attention of a row."""
-        if maps is None:
-            note = f"Attention is drawn for up to {MOST_MAPPED} tokens; this sentence has {len(ids)}."
-            return {"number": q.number, "note": note}
-        chosen = (weights[q.layer, q.head].astype(np.float32) for weights in maps)
-        before, after = (np.round(weights * 255).astype(np.uint8) for weights in chosen)
-        if q.kind == "fill-in":
-            tokens = [*tokens[: q.place], self.lm.tokenizer.decode([ids[q.place]]), *tokens[q.place + 1 :]]
-        return {
-            "number": q.number,
-            "n": len(ids),
-            "tokens": tokens,
-            "layer": q.layer,
-            "head": q.head,
-            "before": base64.b64encode(before.tobytes()).decode("ascii"),
-            "after": base64.b64encode(after.tobytes()).decode("ascii"),
-        }
-
-    def _leak(self, q: Question, tokens: list[str], at: int) -> str | None:
-        """Whether, under the mask, the position that answers has seen the token it is to name."""
-        n = len(q.ids)
-        if q.kind != "next" or at + 1 >= n:
+    def _leak(self, q: Question, tokens: list[str]) -> str | None:
+        """A warning if, under the mask, information about the next token reaches the position that predicts it."""
+        n, here = len(q.ids), q.place
+        if here + 1 >= n:
             return None
         cells = self_for_empty_rows(q.mask.dense(n).reshape(n, n))
-        if not bool(composed([cells] * self.layers, n)[at, at + 1]):
+        if not bool(composed([cells] * self.layers, n)[here, here + 1]):
             return None
-        way = "" if bool(cells[at, at + 1]) else ", through other tokens and several layers"
+        way = "" if bool(cells[here, here + 1]) else ", through other tokens and several layers"
         return (
-            f"Leak: under this mask {quoted(tokens[at])} sees {quoted(tokens[at + 1])}{way}, and just that token is "
-            "asked for. The answer after says nothing about how well the model predicts."
+            f"Leak: under this mask {quoted(tokens[here])} sees {quoted(tokens[here + 1])}{way}, and just that token "
+            "is asked for. The answer after says nothing about how well the model predicts."
         )
 
-    def _measured(self, q: Question, ids: tuple[int, ...]) -> dict[str, Any]:
+    def _attention(self, ids: tuple[int, ...], mask: Mask | None) -> np.ndarray:
+        """float16 (layers, heads, n, n) of all layers, so that another layer or head needs no further run."""
+        return attention_maps(self.lm, list(ids), mask).weights
+
+    def _measured(self, ids: tuple[int, ...], mask: Mask) -> dict[str, Any]:
         """What `labkit.audit` does, on this sentence and under this mask: {"text", "agrees"}."""
         n = len(ids)
         columns = list(range(n)) if n <= MOST_PERTURBED else [round(i) for i in np.linspace(0, n - 1, MOST_PERTURBED)]
-        said = self_for_empty_rows(q.mask.dense(n).reshape(n, n))
-        other = ~torch.eye(n, dtype=torch.bool)[:, columns]  # a token's own cell cannot be told from outside
+        declared = self_for_empty_rows(mask.dense(n).reshape(n, n))
+        others = ~torch.eye(n, dtype=torch.bool)[:, columns]  # a token influences itself whatever the mask is
+
+        def wrong(cells: Tensor) -> int:
+            return int(((cells != declared[:, columns]) & others).sum())
+
         # One row of the batch for each key that is changed, so that a layer is replayed once.
-        layers = [
-            attention_influence_by_row(call, columns).T
-            for call in self._calls(q.mask, torch.tensor([ids] * len(columns)))
-        ]
-        if any(bool(((cells != said[:, columns]) & other).any()) for cells in layers):  # then with more perturbations
-            layers = [self._influence(call, columns) for call in self._calls(q.mask, torch.tensor([ids]))]
-        wrong = [int(((cells != said[:, columns]) & other).sum()) for cells in layers]
-        pairs = int(other.sum())
+        calls = self._calls(mask, torch.tensor([ids] * len(columns)))
+        counts = [wrong(attention_influence_by_row(call, columns).T) for call in calls]
+        if any(counts):  # a single perturbation can miss a weak connection
+            counts = [wrong(self._influence(call, columns)) for call in self._calls(mask, torch.tensor([ids]))]
+        pairs = int(others.sum())
         sample = "" if len(columns) == n else f", those of {len(columns)} keys spread over the sentence"
-        if any(wrong):
-            where = layer_list([i for i, count in enumerate(wrong) if count])
-            counted = f"up to {max(wrong)} of {pairs} pairs of tokens{sample}"
+        if any(counts):
+            where = layer_list([i for i, count in enumerate(counts) if count])
+            counted = f"up to {max(counts)} of {pairs} pairs of tokens{sample}"
             return {"text": f"Measured: not what the mask says in {where} ({counted}).", "agrees": False}
-        text = f"Measured: all {len(layers)} layers look where the mask says, and nowhere else ({pairs} pairs{sample})."
-        return {"text": f"{text} {_verdict(said)}", "agrees": True}
+        verdict, named = mask_verdict(declared), recognise(declared)
+        name = "" if named is None or named.identity == (verdict,) else f", {named}"
+        text = f"Measured: all {len(counts)} layers look where the mask says, and nowhere else ({pairs} pairs{sample})."
+        return {"text": f"{text} The audit's verdict: {verdict}{name}.", "agrees": True}
 
     def _calls(self, mask: Mask, rows: Tensor) -> list[AttentionCall]:
         """What every attention module is called with, for rows of ids, under the mask."""
@@ -300,21 +283,13 @@ class LiveModel:
                 Runner(model, self.decoder).run(rows)
         return calls
 
-    def _influence(self, call, columns: Sequence[int]) -> Tensor:
-        """bool (n, columns), looking up between a few columns and the next."""
+    def _influence(self, call: AttentionCall, columns: Sequence[int]) -> Tensor:
+        """bool (n, columns), in parts, between which a later question can supersede this one."""
         parts = []
         for first in range(0, len(columns), COLUMNS_AT_ONCE):
-            self._still_counts()
+            self._require_latest()
             parts.append(attention_influence(call, columns[first : first + COLUMNS_AT_ONCE])[0])
         return torch.cat(parts, dim=-1)
-
-    def _keep(self, key: tuple, make: Callable[[], Any]) -> Any:
-        """`make()`, or what it gave lately for the same key; of each kind the last few are kept."""
-        if key not in self._kept:
-            self._kept[key] = make()
-            for old in [k for k in self._kept if k[0] == key[0]][:-KEPT]:
-                del self._kept[old]
-        return self._kept[key]
 
 
 def sharing_weights(model: nn.Module) -> nn.Module:
@@ -329,28 +304,11 @@ def hiding_token(lm: Any) -> int:
     Raises:
         DataError: there is neither; the message says how to get one.
     """
-    known = lm.model.get_input_embeddings().num_embeddings
-    found = lm.tokenizer.mask_token_id
-    found = lm.tokenizer.get_vocab().get("<unused0>") if found is None else found
-    if found is None or found >= known:
+    token = lm.tokenizer.mask_token_id
+    token = lm.tokenizer.get_vocab().get("<unused0>") if token is None else token
+    if token is None or token >= lm.model.get_input_embeddings().num_embeddings:
         raise DataError(
             f"{lm.name} has no mask token to hide a word with: call labkit.tasks.lm.ensure_mask_token(lm.model, "
             "lm.tokenizer) and attach it again, or ask for the next token"
         )
-    return found
-
-
-def _under(model: nn.Module, mask: Mask | None):
-    return nullcontext() if mask is None else masked(model, mask)
-
-
-def _verdict(cells: Tensor) -> str:
-    """The audit's word for this mask, and its name where it has one."""
-    word, named = mask_verdict(cells), recognise(cells)
-    name = "" if named is None or named.identity == (word,) else f", {named}"
-    return f"The audit's verdict: {word}{name}."
-
-
-def _sentence(text: str) -> str:
-    text = text.strip()
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+    return token

@@ -1,7 +1,7 @@
-"""The mask playground: compose a mask, paint it, see who sees whom, and watch what a model makes of it.
+"""The mask playground: compose a mask, paint it, see which tokens attend to which, and how a model predicts under it.
 
     p = labkit.viz.playground("the cat sat on the mat")     # in a notebook: the last line of a cell shows it
-    p.mask                                                  # what is on show, composed and painted
+    p.mask                                                  # the mask that is shown, composed and painted
     p.mask = masks.prefix(2) & ~masks.padding([6])          # ... and the other way round
     p.attach(labkit.load("gpt2-mini"))                      # the mask is really applied, and the model answers
 
@@ -12,10 +12,8 @@ gives one page that stays interactive without any.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anywidget
 import numpy as np
@@ -24,23 +22,11 @@ import traitlets
 from labkit import masks
 from labkit.errors import LabkitError, MaskError
 from labkit.viz.heat import mask_figure
-from labkit.viz.mask_state import (
-    checked_tokens,
-    dense_of,
-    fitted,
-    mask_of,
-    moved,
-    painted_cells,
-    split_words,
-    tree_of,
-)
-from labkit.viz.page import page
-
-if TYPE_CHECKING:
-    from labkit.viz.live_model import LiveModel
+from labkit.viz.live_model import LiveModel, Question
+from labkit.viz.mask_state import checked_tokens, dense_of, fitted, mask_of, moved, painted_cells, split_words, tree_of
+from labkit.viz.page import joined, page, with_figure
 
 SENTENCE = "the cat sat on the mat"
-PARTS = ("playground_rules.js", "playground_grid.js", "playground_controls.js", "playground_panel.js", "playground.js")
 ASKS = ("expression", "painted", "question", "place", "layer", "head")  # what a model's answer depends on
 
 
@@ -53,25 +39,22 @@ def playground(tokens: str | Sequence[str] = SENTENCE, mask: masks.Mask | None =
     return Playground(tokens, mask)
 
 
-@cache
-def _module() -> str:
-    return "\n".join(files(__package__).joinpath(part).read_text(encoding="utf-8") for part in PARTS)
-
-
 class Playground(anywidget.AnyWidget):
     """What `playground` returns.
 
     Attributes:
-        mask: the Mask on show; can be set. The expression that was composed, or `from_dense` where painted cells
+        mask: the Mask that is shown; can be set. The expression that was composed, or `from_dense` where painted cells
             change it.
         sentence, tokens: what the mask is of; can be set. A sentence is split into words and signs, or by the
             tokenizer of the model that is attached.
-        focus: the row whose sight is followed, -1 for none.
+        focus: the row whose attended tokens are marked, -1 for none.
         question ("next" or "fill-in"), place, layer, head: what an attached model is asked, and which head is drawn.
     """
 
-    _esm = _module()
-    _css = files(__package__).joinpath("playground.css").read_text(encoding="utf-8")
+    _esm = joined(
+        "playground_rules.js", "playground_grid.js", "playground_controls.js", "playground_panel.js", "playground.js"
+    )
+    _css = joined("playground.css")
 
     sentence = traitlets.Unicode().tag(sync=True)
     tokens = traitlets.List(traitlets.Unicode()).tag(sync=True)
@@ -98,14 +81,12 @@ class Playground(anywidget.AnyWidget):
     def __init__(self, tokens: str | Sequence[str] = SENTENCE, mask: masks.Mask | None = None) -> None:
         self._live: LiveModel | None = None
         self._ids: tuple[int, ...] = ()
-        self._latest: Any = None
-        self._from_page = False  # what changes was sent by the page
-        self._silent = False  # what changes is not to be asked about yet
+        self._from_page = False  # whether the values that change were sent by the page
+        self._silent = False  # whether the model is not to be asked yet
         sentence = tokens if isinstance(tokens, str) else " ".join(str(token) for token in tokens)
         shown = checked_tokens(split_words(tokens) if isinstance(tokens, str) else list(tokens))
-        tree = tree_of(mask if mask is not None else masks.causal())
-        _require_defined(tree, len(shown))
-        super().__init__(sentence=sentence, tokens=shown, expression=tree, place=len(shown) - 1)
+        expression = _tree_for(masks.causal() if mask is None else mask, len(shown))
+        super().__init__(sentence=sentence, tokens=shown, expression=expression, place=len(shown) - 1)
         self.observe(self._on_sentence, "sentence")
         self.observe(self._on_tokens, "tokens")
         self.observe(self._on_change, list(ASKS))
@@ -114,38 +95,33 @@ class Playground(anywidget.AnyWidget):
     # --------------------------------------------------------------------------------------------------- the mask
     @property
     def mask(self) -> masks.Mask:
-        said = mask_of(self.expression)
-        if not self.painted:
-            return said
-        cells = dense_of(said, len(self.tokens))
-        shown = self.cells
-        return said if np.array_equal(cells, shown) else masks.from_dense(shown)
+        mask, cells = mask_of(self.expression), self.cells
+        return mask if np.array_equal(cells, dense_of(mask, len(cells))) else masks.from_dense(cells)
 
     @mask.setter
     def mask(self, mask) -> None:
-        tree = tree_of(mask)
-        _require_defined(tree, len(self.tokens))
+        expression = _tree_for(mask, len(self.tokens))
         with self.hold_sync():
             self.painted = {}
-            self.expression = tree
+            self.expression = expression
 
     @property
     def cells(self) -> np.ndarray:
-        """The cells on show, bool (n, n), True = may attend; painted ones included."""
+        """The cells that are shown, bool (n, n), True = may attend; painted ones included."""
         n = len(self.tokens)
         which, value = painted_cells(self.painted, n)
         return np.where(which, value, dense_of(mask_of(self.expression), n))
 
     @traitlets.validate("tokens", "expression")
-    def _makes_sense(self, proposal) -> list:
+    def _checked(self, proposal) -> list:
         try:
-            return {"tokens": checked_tokens, "expression": lambda tree: tree_of(mask_of(tree))}[proposal.trait.name](
-                proposal.value
-            )
+            if proposal.trait.name == "tokens":
+                return checked_tokens(proposal.value)
+            return tree_of(mask_of(proposal.value))
         except MaskError as error:
             if not self._from_page:
                 raise
-            raise traitlets.TraitError(str(error)) from error  # on which all that the page sent with it is taken back
+            raise traitlets.TraitError(str(error)) from error  # traitlets then undoes all that the page sent with it
 
     # ------------------------------------------------------------------------------------------------ the sentence
     def _on_sentence(self, change) -> None:
@@ -190,10 +166,10 @@ class Playground(anywidget.AnyWidget):
         head: int = 0,
         wait: bool = True,
     ) -> Playground:
-        """Let a model answer under the mask on show: its five likeliest tokens and one head's attention, before and
-        after, and what was measured of the mask that is really in force. Returns the playground.
+        """Let a model answer under the mask that is shown: its five likeliest tokens and one head's attention, before
+        and after, and what was measured of the mask that is really in force. Returns the playground.
 
-        The model itself is left alone: a copy that shares its weights is asked, as the model is now. After converting
+        The model itself is not changed: a copy that shares its weights is asked, as the model is now. After converting
         it, attach it again.
 
         Args:
@@ -205,20 +181,13 @@ class Playground(anywidget.AnyWidget):
             wait: return when the first answer is there, so that a notebook that was executed shows it.
 
         Raises:
-            MaskError: no tokenizer, a place, layer or head that there is not, or a sentence that is too long.
+            MaskError: no tokenizer; a place, layer or head that does not exist; or a sentence that is too long.
             ModelError: no decoder that labkit knows.
         """
-        from labkit.viz.live_model import QUESTIONS, LiveModel
-
-        if question not in QUESTIONS:
-            raise MaskError(f"question is {question!r}; give 'next' or 'fill-in'")
-        live = LiveModel(lm, self._hear, reads)
+        live = LiveModel(lm, lambda name, value: setattr(self, name, value), reads)  # "answer", "attention", "verdict"
         ids, tokens = live.tokens(self.sentence)
         layer, place = live.layers // 2 if layer is None else layer, len(ids) - 1 if place is None else place
-        chosen = {"layer": (layer, live.layers), "head": (head, live.heads), "token": (place, len(ids))}
-        for what, (value, count) in chosen.items():
-            if not 0 <= value < count:
-                raise MaskError(f"there is no {what} {value!r}: {lm.name} has {what}s 0 to {count - 1} here")
+        live.require(Question(0, tuple(ids), masks.causal(), question, place, layer, head))
         self.detach()
         self._ids, self._live = tuple(ids), live
         self._silent = True
@@ -237,7 +206,7 @@ class Playground(anywidget.AnyWidget):
         """Take the model away and let its worker end; the sentence is split into words again."""
         if self._live is not None:
             self._live.close()
-            self._live, self._ids, self._latest = None, (), None
+            self._live, self._ids = None, ()
             with self.hold_sync():
                 self.model_name = ""
                 self.answer, self.attention, self.verdict = {}, {}, {}
@@ -273,19 +242,11 @@ class Playground(anywidget.AnyWidget):
             self._live.cancel()
 
     def _ask(self) -> None:
-        """Hand the question on, unless it is the one that was handed on last, or it was cancelled."""
-        if self._live is None or self.cancelled == self.asked:
+        """Hand the latest question on, unless that was done before, or it was cancelled."""
+        if self._live is None or self.asked in (self.heard, self.cancelled):
             return
-        from labkit.viz.live_model import Question
-
-        question = Question(self.asked, self._ids, self.mask, self.question, self.place, self.layer, self.head)
-        if question != self._latest:
-            self._latest, self.heard = question, self.asked
-            self._live.ask(question)
-
-    def _hear(self, name: str, value: dict) -> None:
-        """What the model's worker has found: "answer", "attention" or "verdict"."""
-        setattr(self, name, value)
+        self.heard = self.asked
+        self._live.ask(Question(self.asked, self._ids, self.mask, self.question, self.place, self.layer, self.head))
 
     # ------------------------------------------------------------------------------------------------ without Python
     def to_html(self, path: str | Path | None = None, title: str = "Mask playground") -> str:
@@ -294,12 +255,12 @@ class Playground(anywidget.AnyWidget):
         return page(self, title, path=path)
 
     def _repr_mimebundle_(self, **options) -> tuple[dict[str, object], dict[str, object]]:
-        """The widget, and beside it a figure for pages that only render the notebook."""
-        bundle, metadata = super()._repr_mimebundle_(**options) or ({}, {})
         figure = mask_figure(self.cells, self.tokens, repr(self.mask))
-        return {**bundle, **figure._repr_mimebundle_()}, metadata
+        return with_figure(super()._repr_mimebundle_(**options), figure)
 
 
-def _require_defined(tree: list, n: int) -> None:
-    """A mask that cannot be drawn on n tokens says so here, when it is set, rather than later."""
-    dense_of(mask_of(tree), n)
+def _tree_for(mask, n: int) -> list:
+    """The tree of a mask that can be shown on `n` tokens; MaskError if it is not defined there."""
+    tree = tree_of(mask)
+    dense_of(mask, n)
+    return tree

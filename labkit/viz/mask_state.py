@@ -1,12 +1,12 @@
 """What the mask playground keeps of a mask: a small tree for the expression, bits for the painted cells.
 
-A tree is a list, plain JSON, and says what the mask's factory was given:
+A tree is a list, plain JSON, of a factory's name and its arguments:
 
     causal()                            ["causal"]
     prefix(3) & ~padding([9])           ["&", ["prefix", 3], ["~", ["padding", [9], "right"]]]
     from_dense(a 12 x 12 grid)          ["from_dense", 12, "<base64>"]
 
-playground_rules.js reads the same trees; `labkit.masks` stays the one that says what they mean.
+playground_rules.js reads the same trees; `labkit.masks` defines what they mean.
 """
 
 from __future__ import annotations
@@ -24,7 +24,19 @@ from labkit.masks import Mask
 
 MOST_TOKENS = 512  # a grid of more cells is neither legible nor quick to paint
 WORDS = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")  # a word, with what an apostrophe joins to it, or one other sign
-COMPOSITIONS = {"&": lambda a, b: a & b, "|": lambda a, b: a | b}
+MAKERS = {
+    "&": lambda a, b: mask_of(a) & mask_of(b),
+    "|": lambda a, b: mask_of(a) | mask_of(b),
+    "~": lambda inner: ~mask_of(inner),
+    "causal": masks.causal,
+    "bidirectional": masks.bidirectional,
+    "sliding_window": lambda w, one_sided: masks.sliding_window(w, causal=one_sided),
+    "prefix": masks.prefix,
+    "hybrid": masks.hybrid,
+    "segments": lambda ids, inside, fuse_from: masks.segments(ids, inside=inside, fuse_from=fuse_from),
+    "padding": lambda lengths, side: masks.padding(lengths, side=side),
+    "from_dense": lambda n, text: masks.from_dense(bits(text, n * n).reshape(n, n)),
+}
 
 
 def tree_of(mask) -> list:
@@ -37,7 +49,16 @@ def tree_of(mask) -> list:
         raise MaskError(f"expected a labkit Mask, such as masks.causal(), not {type(mask).__name__}")
     if mask.batch_size not in (None, 1):
         raise MaskError(f"{mask} is for a batch of {mask.batch_size} rows, and the playground shows one sentence")
-    return _tree(mask.identity)
+
+    def tree(kind: str, *arguments) -> list:
+        if kind in ("&", "|", "~"):
+            return [kind, *(tree(*part) for part in arguments)]
+        if kind == "from_dense":
+            shape, cells = arguments
+            return [kind, shape[-1], packed(np.frombuffer(cells, dtype=bool))]
+        return [kind, *(list(value) if isinstance(value, tuple) else value for value in arguments)]
+
+    return tree(*mask.identity)
 
 
 def mask_of(tree: Sequence) -> Mask:
@@ -46,48 +67,27 @@ def mask_of(tree: Sequence) -> Mask:
     Raises:
         MaskError: a tree that describes no mask.
     """
-    match tree:
-        case ["&" | "|" as sign, first, second]:
-            return COMPOSITIONS[sign](mask_of(first), mask_of(second))
-        case ["~", inner]:
-            return ~mask_of(inner)
-        case ["causal"]:
-            return masks.causal()
-        case ["bidirectional"]:
-            return masks.bidirectional()
-        case ["sliding_window", w, one_sided]:
-            return masks.sliding_window(w, causal=one_sided)
-        case ["prefix", n]:
-            return masks.prefix(n)
-        case ["hybrid", n]:
-            return masks.hybrid(n)
-        case ["segments", ids, inside, fuse_from]:
-            return masks.segments(ids, inside=inside, fuse_from=fuse_from)
-        case ["padding", lengths, side]:
-            return masks.padding(lengths, side=side)
-        case ["from_dense", n, text] if isinstance(n, int) and isinstance(text, str):
-            return masks.from_dense(bits(text, n * n).reshape(n, n))
-    raise MaskError(f"{tree!r} describes no mask: expected a list such as ['prefix', 3], made with tree_of(mask)")
+    try:
+        kind, *arguments = tree or [None]
+        return MAKERS[kind](*arguments)
+    except (KeyError, TypeError):
+        raise MaskError(f"{tree!r} describes no mask: expected a list such as ['prefix', 3]") from None
 
 
 def fitted(tree: Sequence, n: int, before: int) -> list:
-    """The same mask for a sentence of `n` tokens in place of `before`.
+    """The same mask for a sentence of `n` tokens instead of `before`.
 
     Padding keeps its number of pads; the last segment and a painted grid grow with the sentence (new cells closed).
     """
     match tree:
-        case ["&" | "|" as sign, first, second]:
-            return [sign, fitted(first, n, before), fitted(second, n, before)]
-        case ["~", inner]:
-            return ["~", fitted(inner, n, before)]
+        case ["&" | "|" | "~" as sign, *parts]:
+            return [sign, *(fitted(part, n, before) for part in parts)]
         case ["segments", ids, inside, None] if len(ids) < n:
             return ["segments", [*ids, *[ids[-1]] * (n - len(ids))], inside, None]
         case ["padding", [length], side]:
             return ["padding", [max(0, n - max(0, before - length))], side]
         case ["from_dense", size, text] if size < n:
-            grown = np.zeros((n, n), dtype=bool)
-            grown[:size, :size] = bits(text, size * size).reshape(size, size)
-            return ["from_dense", n, packed(grown)]
+            return ["from_dense", n, packed(np.pad(bits(text, size * size).reshape(size, size), (0, n - size)))]
     return list(tree)
 
 
@@ -96,18 +96,17 @@ def dense_of(mask: Mask, n: int) -> np.ndarray:
     return mask.dense(n).numpy().reshape(n, n)
 
 
-def painted_cells(painted: dict[str, Any], n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which cells were painted, and as what: two bool arrays (n, n). `painted` is {} or {"n": n, "cells": base64}.
+def painted_cells(painted: dict[str, Any], n: int) -> np.ndarray:
+    """Which cells were painted, and as what: bool (2, n, n). `painted` is {} or {"n": n, "cells": base64}.
 
     Raises:
         MaskError: painted cells of a sentence of another length.
     """
     if not painted:
-        return np.zeros((n, n), dtype=bool), np.zeros((n, n), dtype=bool)
+        return np.zeros((2, n, n), dtype=bool)
     if painted.get("n") != n:
         raise MaskError(f"the cells were painted on {painted.get('n')} tokens, and the sentence has {n}")
-    which, value = bits(painted["cells"], 2 * n * n).reshape(2, n, n)
-    return which, value
+    return bits(painted["cells"], 2 * n * n).reshape(2, n, n)
 
 
 def painted_state(which: np.ndarray, value: np.ndarray) -> dict[str, Any]:
@@ -116,14 +115,11 @@ def painted_state(which: np.ndarray, value: np.ndarray) -> dict[str, Any]:
 
 
 def moved(painted: dict[str, Any], n: int) -> dict[str, Any]:
-    """Painted cells in a sentence of `n` tokens: each stays in its row and column, if there still is one."""
+    """Painted cells in a sentence of `n` tokens: each stays in its row and column, if that still exists."""
     if not painted or painted["n"] == n:
         return painted
-    grids = [np.zeros((n, n), dtype=bool) for _ in range(2)]
-    for new, old in zip(grids, painted_cells(painted, painted["n"]), strict=True):
-        kept = min(n, painted["n"])
-        new[:kept, :kept] = old[:kept, :kept]
-    return painted_state(*grids)
+    kept = painted_cells(painted, painted["n"])[:, :n, :n]  # (2, at most n, at most n)
+    return painted_state(*np.pad(kept, [(0, 0), *[(0, n - kept.shape[-1])] * 2]))
 
 
 def packed(cells: np.ndarray) -> str:
@@ -152,19 +148,13 @@ def split_words(sentence: str) -> list[str]:
 
 
 def checked_tokens(tokens: Sequence[str]) -> list[str]:
-    """`tokens` as a list of text, if the playground can show it; MaskError says why not."""
+    """`tokens` as a list of text.
+
+    Raises:
+        MaskError: no token, or more than the playground can show.
+    """
     if not tokens:
         raise MaskError("there is no token to show: give a sentence of at least one word")
     if len(tokens) > MOST_TOKENS:
         raise MaskError(f"{len(tokens)} tokens are too many: the playground shows at most {MOST_TOKENS}")
     return [str(token) for token in tokens]
-
-
-def _tree(identity: tuple) -> list:
-    kind, *rest = identity
-    if kind == "from_dense":
-        shape, cells = rest
-        return [kind, shape[-1], packed(np.frombuffer(cells, dtype=bool))]
-    if kind in ("&", "|", "~"):
-        return [kind, *(_tree(part) for part in rest)]
-    return [kind, *(list(value) if isinstance(value, tuple) else value for value in rest)]

@@ -1,18 +1,19 @@
-"""One HTML page with one widget: it opens from disk, needs no kernel, and requests nothing from the network.
+"""What labkit's widgets share: their JavaScript, the figure beside them, and an HTML page with one widget.
 
-`page` writes the page. `embedded` is the widget alone, for a page that runs page.js itself: the site does.
+The page opens from disk, needs no kernel, and requests nothing from the network. `embedded` is the widget alone, for a
+page that runs page.js itself: the site does.
 """
 
 from __future__ import annotations
 
 import json
 from base64 import b64encode
-from functools import cache
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import plotly.graph_objects as go
 from anywidget import AnyWidget
 from ipywidgets import DOMWidget
 from ipywidgets.widgets.widget import _remove_buffers
@@ -52,7 +53,7 @@ def page(widget: AnyWidget, title: str, note: str = "", path: str | Path | None 
         values: replace values of the widget's state.
     """
     place = embedded(widget, "<noscript>This page needs JavaScript.</noscript>", **values)
-    text = PAGE.format(title=escape(title), note=escape(note), widget=place, script=_script())
+    text = PAGE.format(title=escape(title), note=escape(note), widget=place, script=joined("page.js"))
     if path is not None:
         write_whole(Path(path), text)
     return text
@@ -76,6 +77,12 @@ def own_state(widget: AnyWidget) -> dict[str, Any]:
     return widget.get_state(set(widget.keys) - set(DOMWidget.class_trait_names(sync=True)))
 
 
-@cache
-def _script() -> str:
-    return files(__package__).joinpath("page.js").read_text(encoding="utf-8")
+def joined(*parts: str) -> str:
+    """One module of several files of labkit.viz."""
+    return "\n".join(files(__package__).joinpath(part).read_text(encoding="utf-8") for part in parts)
+
+
+def with_figure(bundle: tuple | None, figure: go.Figure) -> tuple[dict[str, object], dict[str, object]]:
+    """The MIME bundle of a widget, and beside it a figure for pages that only render the notebook."""
+    data, metadata = bundle or ({}, {})
+    return {**data, **figure._repr_mimebundle_()}, metadata

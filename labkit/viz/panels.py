@@ -10,7 +10,7 @@ from textwrap import wrap
 import numpy as np
 import plotly.graph_objects as go
 
-from labkit.viz.labels import clean, short
+from labkit.attention.plain import clean, short
 from labkit.viz.style import INK, PAPER, escape, titled
 
 WIDEST = 820  # pixels: what a notebook shows beside an open file browser
@@ -28,7 +28,7 @@ class Panel:
         rows, columns: the labels.
         colours: plotly's colour scale from `low` to `high`.
         texts: (rows, columns) str, written into the cells; None: nothing.
-        said: (rows, columns) str, shown on hovering; None: the value.
+        hover: (rows, columns) str, shown on hovering; None: the value.
         stairs: whether the stepped line of the diagonal is drawn.
         on_top: whether the labels of the columns are above the cells.
         scale: the title of the colour bar; None: no bar.
@@ -43,7 +43,7 @@ class Panel:
     low: float = 0.0
     high: float = 1.0
     texts: np.ndarray | None = None
-    said: np.ndarray | None = None
+    hover: np.ndarray | None = None
     stairs: bool = True
     on_top: bool = False
     scale: str | None = None
@@ -138,8 +138,8 @@ def _add(figure: go.Figure, panel: Panel, number: str, domain: tuple, cell: int,
         text=panel.texts if roomy else None,
         texttemplate="%{text}" if roomy else None,
         textfont={"size": 12},
-        customdata=panel.said if panel.said is not None and panel.said.size <= 4096 else None,
-        hovertemplate=("%{y}, %{x}: " + ("%{z:.3f}" if panel.said is None else "%{customdata}")) + "<extra></extra>",
+        customdata=panel.hover if panel.hover is not None and panel.hover.size <= 4096 else None,
+        hovertemplate=("%{y}, %{x}: " + ("%{z:.3f}" if panel.hover is None else "%{customdata}")) + "<extra></extra>",
         hoverongaps=False,
     )
     if panel.scale:
@@ -206,12 +206,12 @@ def _label_room(panel: Panel, cell: int) -> int:
 
 def _unique(labels: Sequence[str]) -> list[str]:
     """Names of a category axis: full tokens. An invisible number, of zero-width characters, keeps equal ones apart."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     names = []
     for label in labels:
         label = escape(clean(label.replace("\n", " ")))
-        seen[label] = seen.get(label, 0) + 1
-        names.append(label + f"{seen[label]:b}".translate({ord("0"): "\u200b", ord("1"): "\u200c"}))
+        counts[label] = counts.get(label, 0) + 1
+        names.append(label + f"{counts[label]:b}".translate({ord("0"): "\u200b", ord("1"): "\u200c"}))
     return names
 
 

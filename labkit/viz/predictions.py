@@ -9,8 +9,9 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from labkit.attention.plain import visible
 from labkit.errors import MaskError
-from labkit.viz.labels import bool_grid, percent, visible
+from labkit.viz.labels import bool_grid, percent
 from labkit.viz.panels import LETTER, Panel, drawn, steps
 from labkit.viz.sliders import slider
 from labkit.viz.style import INK, LIGHT_OPEN, LIGHT_WRONG, MASKED, OPEN, OTHERS, PAPER, escape, titled
@@ -159,7 +160,7 @@ def _boxes(heading: str, codes: np.ndarray, texts: list[list[str]], rows: list[s
     columns = [str(i) for i in range(codes.shape[1])]
     codes = np.where(np.isnan(codes), np.nan, codes)
     panel = Panel(heading, codes, rows, columns, steps(*BOXES), -0.5, len(BOXES) - 0.5, np.array(shown), stairs=False)
-    panel.said = panel.texts
+    panel.hover = panel.texts
     return panel
 
 

@@ -36,12 +36,12 @@ def slider(figures: Mapping[str, go.Figure], name: str, start: int = 0) -> go.Fi
             "sliders[0].pad.b": top + 10,
         }
         layout.pop("template")
-        shown = {"visible": [one == number for one in owner]}
+        shown = {"visible": [owned_by == number for owned_by in owner]}
         steps.append({"method": "update", "label": escape(label), "args": [shown, layout]})
     traces = [trace for figure in figures.values() for trace in figure.data]
     result = go.Figure(traces, list(figures.values())[start].layout)
-    for trace, one in zip(result.data, owner, strict=True):
-        trace.visible = one == start
+    for trace, number in zip(result.data, owner, strict=True):
+        trace.visible = number == start
     first = dict(steps[start]["args"][1])
     sides = {"l": max(24, 4 * len(labels[0])), "r": max(24, 4 * len(labels[-1]))}
     control = {

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import pairwise
 
+from labkit.attention.plain import clean, visible
 from labkit.errors import MaskError
-from labkit.viz.labels import clean, percent, visible
+from labkit.viz.labels import percent
 from labkit.viz.style import OPEN, OTHERS, WRONG
 
 STROKES = ("solid", "dashed", "dotted", "double")
@@ -96,9 +97,9 @@ def entities_figure(text: str, gold: Sequence, predicted: Sequence) -> TextFigur
     """
     gold = [(*_span(entity, text), str(entity[2])) for entity in gold]
     predicted = [(*_span(entity, text), str(entity[2])) for entity in predicted]
-    found = _compared(gold, predicted)
+    outcomes = _compared(gold, predicted)
     marks, ends = [], {}
-    for kind, true, guess in found:
+    for kind, true, guess in outcomes:
         sign, colour, _ = KINDS[kind]
         if guess:
             marks.append((*guess[:2], f"background:{colour}40;padding:2px 0;border-radius:3px"))
@@ -107,7 +108,7 @@ def entities_figure(text: str, gold: Sequence, predicted: Sequence) -> TextFigur
             marks.append((*true[:2], f"border-bottom:2px {line}"))
         label = f"{guess[2]}, gold {true[2]}" if true and guess and true[2] != guess[2] else (true or guess)[2]
         ends.setdefault(max(span[1] for span in (true, guess) if span), []).append(_chip(f"{sign} {label}", colour))
-    counts = {kind: sum(one == kind for one, *_ in found) for kind in KINDS}
+    counts = {kind: sum(outcome == kind for outcome, *_ in outcomes) for kind in KINDS}
     legend = "".join(
         f'<li style="display:inline-block;margin:0 18px 2px 0">{_chip(sign, colour)} {kind}: <b>{counts[kind]}</b>'
         f'<span style="opacity:.75"> ({meaning})</span></li>'
@@ -224,15 +225,15 @@ def _compared(gold: list[tuple], predicted: list[tuple]) -> list[tuple[str, tupl
             if common > 0:
                 pairs.append((-2 * (true[:2] == guess[:2]) - (true[2] == guess[2]), -common, i, j))
     names = {-3: "right", -2: "wrong label", -1: "wrong boundary", 0: "wrong boundary and label"}
-    found, used_gold, used_predicted = [], set(), set()
+    outcomes, used_gold, used_predicted = [], set(), set()
     for rank, _, i, j in sorted(pairs):
         if i not in used_gold and j not in used_predicted:
-            found.append((names[rank], gold[i], predicted[j]))
+            outcomes.append((names[rank], gold[i], predicted[j]))
             used_gold.add(i)
             used_predicted.add(j)
-    found += [("missed", true, None) for i, true in enumerate(gold) if i not in used_gold]
-    found += [("spurious", None, guess) for j, guess in enumerate(predicted) if j not in used_predicted]
-    return sorted(found, key=lambda one: min(span[:2] for span in one[1:] if span))
+    outcomes += [("missed", true, None) for i, true in enumerate(gold) if i not in used_gold]
+    outcomes += [("spurious", None, guess) for j, guess in enumerate(predicted) if j not in used_predicted]
+    return sorted(outcomes, key=lambda outcome: min(span[:2] for span in outcome[1:] if span))
 
 
 def _span(span: Sequence, text: str) -> tuple[int, int]:

@@ -9,15 +9,8 @@ from tests.acceptance.command_line import TORCHRUN, losses, run
 pytest.importorskip("resource", reason="torchrun with gloo is for POSIX systems")
 pytestmark = pytest.mark.end_to_end
 
-PER_PROCESS = (
-    "each process divides by the labelled words of its own rows, so the loss of a step is the mean of two means; the "
-    "mean over all labelled words of the global batch is another number"
-)
 
-
-@pytest.mark.parametrize(
-    "task", ["classify", pytest.param("ner", marks=pytest.mark.xfail(strict=True, reason=PER_PROCESS))]
-)
+@pytest.mark.parametrize("task", ["classify", "ner"])
 def test_two_processes_have_the_loss_curve_of_one_with_the_same_global_batch(
     labkit_command, without_dropout, tmp_path, task
 ):

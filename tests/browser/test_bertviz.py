@@ -10,8 +10,8 @@ import pytest
 
 import labkit
 from labkit import masks, viz
-from labkit.attention.maps import attention_maps
-from labkit.attention.neurons import neuron_maps
+from labkit.attention.maps import AttentionMaps, attention_maps
+from labkit.attention.neurons import NeuronMaps, neuron_maps
 from labkit.viz import bertviz, browser_libraries
 
 pytest.importorskip("bertviz")
@@ -24,7 +24,7 @@ BROUGHT = "shared.jquery = jquery.exports"
 
 @pytest.fixture
 def page(open_page):
-    if not browser_libraries.are_there():
+    if not browser_libraries.are_installed():
         pytest.skip("d3 and jQuery are not there: python scripts/fetch_browser_libraries.py")
     return open_page(width=1060, height=800)
 
@@ -147,8 +147,8 @@ def test_a_view_that_fails_to_draw_says_so(page, tmp_path, lm):
 
 def test_tokens_are_drawn_as_they_are(page, tmp_path):
     tokens = ["<b>bold</b>", "</script>", "<!--", '"&amp;"', "a\nb", "\\x3c"]
-    weights = np.full((1, 1, 6, 6), 1 / 6)
-    document(page, tmp_path, bertviz.head_view(weights, tokens).html(), name="tokens")
+    maps = AttentionMaps(np.full((1, 1, 6, 6), 1 / 6, dtype=np.float16), tokens, (0,), "causal()", "m")
+    document(page, tmp_path, bertviz.head_view(maps).html(), name="tokens")
     drawn = page.locator("svg #left text").all_text_contents()
     assert [text.replace("⏎", "\n") for text in drawn] == tokens
 
@@ -157,14 +157,15 @@ def test_tokens_are_drawn_as_they_are(page, tmp_path):
 def test_the_size_that_a_view_is_refused_by_is_what_the_browser_draws(page, tmp_path, view):
     n, dim = 40, 64
     layers, heads = {"head": (1, 12), "model": (6, 4), "neuron": (1, 1)}[view]
-    weights, vectors = np.full((layers, heads, n, n), 1 / n), np.ones((layers, heads, n, dim))
-    tokens = [f"t{i}" for i in range(n)]
-    drawn = bertviz.neuron_view(weights, vectors, vectors, tokens) if view == "neuron" else None
-    drawn = drawn or getattr(bertviz, f"{view}_view")(weights, tokens)
-    document(page, tmp_path, drawn.html())
-    elements = page.evaluate("document.querySelectorAll('svg *').length")
-    expected = bertviz._Size(view, layers, heads, n, dim if view == "neuron" else 0).elements
-    assert expected <= elements <= 1.15 * expected
+    weights = np.full((layers, heads, n, n), 1 / n, dtype=np.float16)
+    maps = AttentionMaps(weights, [f"t{i}" for i in range(n)], tuple(range(layers)), "causal()", "m")
+    if view == "neuron":
+        vectors = np.ones((layers, heads, n, dim), dtype=np.float32)
+        maps = NeuronMaps(maps, vectors, vectors)
+    document(page, tmp_path, getattr(bertviz, f"{view}_view")(maps).html())
+    drawn = page.evaluate("document.querySelectorAll('svg *').length")
+    expected = bertviz.elements(view, layers, heads, n, dim)
+    assert expected <= drawn <= 1.15 * expected
 
 
 def test_an_exported_notebook_draws_from_disk(page, tmp_path):

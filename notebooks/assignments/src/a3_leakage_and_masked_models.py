@@ -132,7 +132,7 @@ def trained(objective, mask, rows, steps):
     losses = []
     for step in range(steps):
         batch = batches([{"row": 16 * step + k, "ids": row} for k, row in enumerate(rows(step))])
-        loss = model.loss(batch["input_ids"], batch["targets"], mask)
+        loss = model.loss(batch["input_ids"], batch["labels"], mask)
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()

@@ -1,65 +1,48 @@
-"""The folder of a fine-tuned model: weights, tokenizer, licence files, and a card that says what it scored."""
+"""The model card of a fine-tuned model."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from labkit import __version__
 from labkit.models.export import licence_files, licence_name, shown_name
-from labkit.progress import bars_on_terminals_only
-from labkit.run_folder import RunFolder
 
 _SHOWN = ("f1", "best_f1", "exact_match", "precision", "recall", "token_accuracy", "accuracy")
 _SHOWN += ("spearman", "mean_reciprocal_rank")
 
 
-def save(lm: Any, run: RunFolder, metrics: dict[str, Any], config: dict[str, Any]) -> Path:
-    """Write `model/` of the run, whole or not at all."""
-
-    def fill(folder: Path) -> None:
-        lm.model.save_pretrained(folder)
-        lm.tokenizer.save_pretrained(folder)
-        for name, content in licence_files(lm).items():
-            (folder / name).write_bytes(content)
-        (folder / "README.md").write_text(card(lm, metrics, config), encoding="utf-8")
-
-    with bars_on_terminals_only():
-        return run.write_folder("model", fill)
-
-
-def card(lm: Any, metrics: dict[str, Any], config: dict[str, Any]) -> str:
-    """README.md: from what, on what, with which mask, and the scores beside the baselines."""
-    texts = ", ".join(licence_files(lm))
-    plan = config["plan"]
-    return _CARD.format(
+def files(lm: Any, metrics: dict[str, Any], config: dict[str, Any]) -> list[tuple[str, bytes]]:
+    """README.md (from what, on what, with which mask, and the scores beside the baselines) and the licence files."""
+    licences = licence_files(lm)
+    text = _CARD.format(
         licence=licence_name(lm),
-        texts=f" ({texts} in this folder)" if texts else "",
+        texts=f" ({', '.join(licences)} in this folder)" if licences else "",
         name=shown_name(lm),
         task=metrics["task"],
         version=__version__,
         mask=metrics["mask"]["measured"],
         method=metrics["method"],
         steps=metrics["steps"],
-        best=metrics.get("best_step"),
-        rate=plan["learning_rate"],
-        seed=plan["seed"],
+        best=metrics["best_step"],
+        rate=config["settings"]["learning_rate"],
+        seed=metrics["seed"],
         n=metrics["n_train"],
         metric=metrics["metric"],
         labels=", ".join(metrics["labels"]) or "none",
         table=_table(metrics),
     )
+    return [*licences.items(), ("README.md", text.encode())]
 
 
 def _table(metrics: dict[str, Any]) -> str:
     sides = [side for side in ("dev", "test") if side in metrics]
-    names = [name for name in _SHOWN if name in metrics[sides[0]]] if sides else []
+    names = [name for name in _SHOWN if name in metrics["dev"]]
     lines = ["| | " + " | ".join(f"{side} (n = {metrics[f'n_{side}']:,})" for side in sides) + " |"]
     lines.append("|---|" + "---:|" * len(sides))
     for name in names:
         cells = " | ".join(f"{metrics[side][name]:.3f}" if name in metrics[side] else "" for side in sides)
         lines.append(f"| {name.replace('_', ' ')} | {cells} |")
-    for name in metrics["baselines"].get(sides[0], {}) if sides else ():
+    for name in metrics["baselines"]["dev"]:
         cells = " | ".join(f"{metrics['baselines'][side][name]:.3f}" for side in sides)
         lines.append(f"| baseline: {name.replace('_', ' ')} | {cells} |")
     return "\n".join(lines)

@@ -1,0 +1,196 @@
+"""What every task has: rows, batches, a loss, predictions and scores. One subclass per task, in a file of its own.
+
+task = get("ner", max_length=128)
+labels = task.labels(train)
+rows = task.rows(tokenizer, train, labels)            # what the model is trained on
+batch = task.collate(rows[:8], pad_id)                # input_ids, attention_mask (batch, seq), labels
+task.loss(model, batch)                               # the mean over the labels that are not -100
+predictions = task.predict(model, tokenizer, test, labels)
+task.score(test, predictions)                         # {"f1": ..., ...}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from importlib import import_module
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from labkit.decoder.limits import require_positions
+from labkit.decoder.running import evaluating
+from labkit.errors import DataError, ModelError
+from labkit.models.heads import Head, head_in
+
+IGNORED = -100  # the label of what does not count in a loss
+NAMES = {"qa": "QuestionAnswering", "ner": "NamedEntities", "classify": "Classification", "embed": "Embedding"}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task to fine-tune on. Its fields are the options in `labkit.tasks.options`.
+
+    A row is any object with `ids` (a sequence of token ids) and `example` (the number of its example).
+    """
+
+    name: ClassVar[str]
+    head_task: ClassVar[str]  # as in `labkit.models.heads`
+    inputs: ClassVar[tuple[str, ...]] = ("text",)  # the fields of an example to predict
+    split_by_tokens: ClassVar[bool] = True  # a batch may have any number of rows
+
+    def labels(self, examples: Sequence[Any]) -> Sequence[str]:
+        """The classes of the training examples, in the order of the logits; empty if the task has none."""
+        return ()
+
+    def head(self, labels: Sequence[str], **changes: Any) -> Head:
+        """The head to train; `changes` are fields of `Head`, such as `dropout`."""
+        return Head(self.head_task, labels=labels, **changes)
+
+    def metric(self, examples: Sequence[Any]) -> str:
+        """The name of the score that chooses the best checkpoint; higher is better."""
+        raise NotImplementedError
+
+    def rows(
+        self,
+        tokenizer: Any,
+        examples: Sequence[Any],
+        labels: Sequence[str],
+        say: Callable[[str], None] = lambda text: None,
+    ) -> list[Any]:
+        """The rows of the examples, in their order. `say` receives what was cut or lost.
+
+        Raises:
+            DataError: an example that cannot be a row; the message names it.
+        """
+        raise NotImplementedError
+
+    def length(self, row: Any) -> int:
+        """The longest sequence of tokens in a row."""
+        return len(row.ids)
+
+    def collate(self, rows: Sequence[Any], pad_id: int) -> dict[str, Tensor]:
+        """A batch: input_ids and attention_mask (batch, seq), padded on the right, and `labels`."""
+        raise NotImplementedError
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """The mean loss over the labels of the batch that are not -100, in nats."""
+        return model(**batch).loss
+
+    def predict(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        examples: Sequence[Any],
+        labels: Sequence[str],
+        *,
+        rows: Sequence[Any] | None = None,
+        batch_size: int = 16,
+    ) -> list[Any]:
+        """One prediction per example, in their order. `rows`: those of `self.rows`, if they exist already.
+
+        Raises:
+            DataError: as `rows`; labels that are not the model's; rows longer than the model's positions.
+        """
+        raise NotImplementedError
+
+    def score(self, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, Any]:
+        """The scores of the predictions; `self.metric(examples)` is among them."""
+        raise NotImplementedError
+
+    def tuned(self, scores: dict[str, Any]) -> Task:
+        """The task with what is chosen on the dev set, whose scores these are."""
+        return self
+
+    def baselines(self, train: Sequence[Any], examples: Sequence[Any]) -> dict[str, float]:
+        """What methods without a model reach on `examples`, by name, in the metric."""
+        raise NotImplementedError
+
+    def record(self, prediction: Any) -> dict[str, Any]:
+        """A prediction as one line of JSONL."""
+        raise NotImplementedError
+
+    def judge(self, examples: Sequence[Any], predictions: Sequence[Any]) -> list[dict[str, Any]] | None:
+        """One line per example: what is right in it, in numbers whose sum or mean gives the scores.
+
+        None if the score is not made of single examples.
+        """
+        return None
+
+    def example(self, id: str, texts: dict[str, str], labels: Sequence[str]) -> Any:
+        """An example to predict, from the fields named in `inputs`."""
+        raise NotImplementedError
+
+
+def get(name: str, **options: Any) -> Task:
+    """The task of this name with these options; an option that is None has its default.
+
+    Raises:
+        DataError: no such task, or an option that the task does not have.
+    """
+    if name not in NAMES:
+        raise DataError(f"the task is {name!r}; choose one of {', '.join(NAMES)}")
+    kind = getattr(import_module(f"labkit.tasks.{name}"), NAMES[name])
+    given = {option: value for option, value in options.items() if value is not None}
+    known = [field.name for field in fields(kind)]
+    if foreign := sorted(set(given) - set(known)):
+        raise DataError(f"{name} has no {', '.join(foreign)}; it has {', '.join(known)}")
+    return kind(**given)
+
+
+def pad_rows(rows: Sequence[Sequence[int]], value: int) -> Int[Tensor, "batch seq"]:
+    """Rows of numbers as one tensor, padded on the right with `value`."""
+    return nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
+
+
+def padded(rows: Sequence[Sequence[int]], pad_id: int) -> dict[str, Int[Tensor, "batch seq"]]:
+    """input_ids, and the attention_mask that is 1 on real tokens."""
+    return {"input_ids": pad_rows(rows, pad_id), "attention_mask": pad_rows([[1] * len(row) for row in rows], 0)}
+
+
+def pad_id(tokenizer: Any) -> int:
+    """The pad token, or any id where there is none: padding is hidden by the attention mask."""
+    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+
+
+def run_by_length(
+    model: nn.Module, rows: Sequence[Sequence[int]], read: Callable[[Any], Tensor], *, pad_id: int, batch_size: int
+) -> list[Tensor]:
+    """`read(model(...))` for every row, in the rows' order, on the CPU, in eval mode and without gradients.
+
+    Rows of similar length share a batch. The longest come first, so that too little memory shows at once. A progress
+    bar is drawn on a terminal.
+    """
+    from tqdm import tqdm
+
+    order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    if order:
+        require_positions(len(rows[order[0]]), getattr(model, "config", None), refusal=DataError)
+    outputs: dict[int, Tensor] = {}
+    device = next(model.parameters()).device
+    with evaluating(model):
+        for numbers in tqdm(batches, desc="predict", unit="batch", disable=None, leave=False):
+            batch = padded([rows[number] for number in numbers], pad_id)
+            output = model(**{name: tensor.to(device) for name, tensor in batch.items()})
+            outputs.update(zip(numbers, read(output).cpu(), strict=True))
+    return [outputs[number] for number in range(len(rows))]
+
+
+def require_labels(model: nn.Module, labels: Sequence[str]) -> None:
+    """Raise DataError unless `labels` are those of the model's head, in their order."""
+    head = head_in(model.config)
+    if head is not None and head.labels and list(head.labels) != list(labels):
+        raise DataError(f"the labels are {', '.join(labels)}; the model has {', '.join(head.labels)}")
+
+
+@contextmanager
+def needs_train_extra() -> Iterator[None]:
+    """Turn a failed import of a package that scores into a ModelError with the pip command."""
+    try:
+        yield
+    except ImportError as error:
+        raise ModelError(f'{error.name} is not installed: pip install "labkit-bidirectional[train]"') from None

@@ -1,0 +1,243 @@
+"""`labkit train`, `labkit pretrain` and `labkit predict`, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import EarlyStoppingCallback, Trainer
+
+from labkit.cli.train import HYPERPARAMETERS
+from labkit.datasets import sources
+from labkit.errors import DataError, LabkitError
+from labkit.run_folder import read_json
+
+pytestmark = pytest.mark.end_to_end
+
+MODEL = ["--model", "tiny-gpt2"]
+SMALL = [*MODEL, "--max-steps", "4", "--batch-size", "4", "--max-train", "16", "--max-eval", "6"]
+INPUTS = {
+    "qa": ["--question", "Who?", "--context", "The smith of Tohmi mended it."],
+    "ner": ["--text", "The smith of Tohmi mended it."],
+    "classify": ["--text", "Tohmi went bankrupt."],
+    "embed": ["--first", "Tohmi went bankrupt.", "--second", "The firm had failed."],
+}
+OUTPUTS = {"qa": "text", "ner": "entities", "classify": "label", "embed": "similarity"}
+
+
+def write_rows(file, rows: list[dict]):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.mark.parametrize("task", INPUTS)
+def test_with_the_embedded_data_a_task_needs_only_a_folder(labkit_command, tmp_path, task):
+    length = [] if task in ("classify", "embed") else ["--max-length", "96", "--doc-stride", "32"]
+    train = ["train", task, "--output-dir", tmp_path / "run", *SMALL, *length]
+    code, out, err = labkit_command(*train)
+    assert code == 0, err
+    assert "test  (n = 6)" in out and "baseline" in out and "bidirectional, 4 steps" in out
+    assert "Traceback" not in err and "Warning" not in err
+    code, out, _ = labkit_command(*train, "--resume", "--json")
+    assert code == 0 and json.loads(out) == read_json(tmp_path / "run" / "metrics.json")
+    code, out, err = labkit_command("predict", task, "--model", tmp_path / "run", *INPUTS[task])
+    assert code == 0 and OUTPUTS[task] in json.loads(out)
+
+
+VALUES = {
+    "epochs": 2, "max_steps": 3, "batch_size": 3, "batch_tokens": 200, "eval_batch_size": 5, "gradient_accumulation": 2,
+    "gradient_checkpointing": True, "learning_rate": 3e-4, "schedule": "cosine", "warmup": 0.2, "weight_decay": 0.03,
+    "evaluate_every": 2, "save_every": 3, "keep": 2, "patience": 4, "dtype": "bfloat16", "seed": 7,
+    "report_to": "no_such_tracker",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("option", HYPERPARAMETERS)
+def test_each_option_sets_its_field_of_the_training_arguments(labkit_command, tmp_path, monkeypatch, option):
+    value, field = VALUES[option], HYPERPARAMETERS[option][0]
+    text = tmp_path / "tale.txt"
+    text.write_text("The ferry left at noon, as the tide was low.\n" * 60)
+    commands = {
+        "save_every": ["pretrain", text, "--vocab-size", "300", "--context", "32", "--width", "64", "--layers", "1"],
+        "batch_tokens": ["train", "ner", *MODEL, "--max-length", "64", "--doc-stride", "16", "--packing"],
+    }
+    typed = commands.get(option, ["train", "classify", *MODEL, "--max-train", "40", "--max-eval", "6"])
+    typed += [f"--{option.replace('_', '-')}", *([] if value is True else [value]), "--output-dir", tmp_path / "run"]
+    trainers = []
+
+    def seen(trainer, **_):
+        trainers.append(trainer)
+        raise LabkitError("the arguments have been seen")
+
+    monkeypatch.setattr(Trainer, "train", seen)
+    code, _, err = labkit_command(*typed)
+    if option == "report_to":
+        assert code == 2 and f"the tracker {value!r} is not installed" in err
+        return
+    assert code == 2 and "have been seen" in err, err
+    (trainer,) = trainers
+    arguments = trainer.args
+    if option == "patience":
+        stopping = [c for c in trainer.callback_handler.callbacks if isinstance(c, EarlyStoppingCallback)]
+        assert [callback.early_stopping_patience for callback in stopping] == [value]
+    elif option == "epochs":  # of 40 rows, and four batches of four make a step
+        assert arguments.max_steps == 5
+    elif option == "batch_tokens":  # an item of the data set is a whole batch
+        assert arguments.per_device_train_batch_size == 1 and len(trainer.train_dataset[0]) > 1
+    elif option == "dtype":
+        assert arguments.bf16
+    elif option == "gradient_checkpointing":
+        names = ("gradient_checkpointing", "activation_checkpointing")
+        assert any(getattr(arguments, name, False) for name in names)
+    else:
+        assert getattr(arguments, field) == value
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["pretrain", "{text}", "--vocab-size", "300", "--context", "32", "--width", "64", "--layers", "2"],
+        ["train", "lm", "--objective", "mlm", *MODEL, "--train-file", "{text}", "--max-length", "32"],
+    ],
+    ids=["pretrain", "train lm"],
+)
+def test_out_of_memory_on_text_is_resumed_with_the_option_that_the_error_names(
+    labkit_command, tmp_path, monkeypatch, command
+):
+    text = tmp_path / "tale.txt"
+    text.write_text("The ferry left at noon, as the tide was low; the harbour master had gone home.\n" * 60)
+    typed = [part.format(text=text) for part in command] + ["--max-steps", "4", "--batch-size", "2", "--output-dir"]
+    step = Trainer.training_step
+
+    def full_at_the_third(trainer, model, *rest):
+        if trainer.state.global_step == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return step(trainer, model, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "training_step", full_at_the_third)
+        code, _, err = labkit_command(*typed, tmp_path / "run")
+    assert code == 2 and "--resume" in err and "--gradient-checkpointing" in err, err
+    code, _, err = labkit_command(*typed, tmp_path / "run", "--resume", "--gradient-checkpointing")
+    assert code == 0 and "resuming from step 2 of 4" in err, err
+    assert labkit_command(*typed, tmp_path / "whole")[0] == 0
+    whole, resumed = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "run"))
+    assert all(torch.allclose(whole[name], resumed[name], atol=1e-6) for name in whole)
+
+
+def test_rows_that_cannot_be_read_stop_a_run_unless_they_are_skipped(labkit_command, tmp_path):
+    for side, sentences in (("train", 8), ("dev", 4)):
+        content = "".join(f"1 {side}{k} B-PER O\n2 sleeps O O\n\n" for k in range(sentences))
+        (tmp_path / f"{side}.conll").write_text(content + "1 Bo PER O\n\n1 Cy\n")
+    typed = ["train", "ner", *MODEL, "--max-steps", "1", "--max-length", "64", "--doc-stride", "16"]
+    typed += ["--train-file", tmp_path / "train.conll", "--dev-file", tmp_path / "dev.conll", "--output-dir"]
+    code, _, err = labkit_command(*typed, tmp_path / "run")
+    assert code == 2 and "--tag-column" in err
+    code, _, err = labkit_command(*typed, tmp_path / "run", "--tag-column", "3")
+    assert code == 2 and "train.conll, line 25: " in err and "2 of 10 rows" in err and "--skip-bad-rows" in err
+    assert not (tmp_path / "run").exists()
+    for name, more in (("run", []), ("folds", ["--folds", "2"])):
+        code, out, err = labkit_command(
+            *typed, tmp_path / name, "--tag-column", "3", "--skip-bad-rows", "--json", *more
+        )
+        assert code == 0 and json.loads(out)["n_skipped"] == {"train": 2, "dev": 2}, err
+    assert read_json(tmp_path / "run" / "metrics.json")["n_train"] == 8
+
+
+def test_own_files_through_training_folds_and_prediction(labkit_command, tmp_path):
+    rows = [
+        {"text": f"it {'pours' if k % 2 else 'shines'} on day {k}", "label": "wet" if k % 2 else "dry"}
+        for k in range(24)
+    ]
+    source = write_rows(tmp_path / "weather.jsonl", rows)
+    train = ["train", "classify", *MODEL, "--train-file", source, "--max-steps", "2", "--max-length", "32"]
+    code, _, err = labkit_command(*train, "--output-dir", tmp_path / "run")
+    assert code == 0 and "2 examples are held out, 22 are trained on" in err
+    # rows without ids are numbered in each file anew, and the folds must tell them apart
+    test = write_rows(tmp_path / "test.jsonl", [row | {"text": f"then {row['text']}"} for row in rows[:6]])
+    code, out, err = labkit_command(*train, "--test-file", test, "--output-dir", tmp_path / "folds", "--folds", "3")
+    assert code == 0 and "3 folds, n = 30" in out and "accuracy" in out and "±" in out, err
+    target = tmp_path / "predictions.jsonl"
+    predict = ["predict", "classify", "--model", tmp_path / "run", "--input", source, "--output", target]
+    code, out, _ = labkit_command(*predict, "--json")
+    assert (code, json.loads(out)) == (0, {"output": str(target), "lines": 24})
+    assert {json.loads(line)["label"] for line in target.read_text().splitlines()} <= {"wet", "dry"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["train", "ner", "--data", "field-notes", "--train-file", "x.conll"], "not both"),
+        (["train", "ner", "--dev-file", "x.conll"], "--train-file"),
+        (["train", "ner", "--train-file", "nowhere.conll"], "nowhere.conll does not exist"),
+        (["train", "embed", "--data", "evidence"], "'embed'"),
+        (["train", "ner", "--preset", "huge"], "preset is 'huge'; choose one of gemma, mini, quick"),
+        (["train", "ner", "--mask", "prefix"], "mask is 'prefix'"),
+        (["train", "ner", "--label-on", "middle"], "middle"),
+        (["train", "ner", "--order", "question-last"], "No such option"),
+        (["train", "qa", "--learning-rate", "-1"], "learning_rate is -1.0"),
+        (["train", "classify", "--epochs", "inf"], "epochs"),
+        (["train", "classify", "--seed", "-1"], "seed"),
+        (["train", "classify", "--weight-decay", "-1"], "weight_decay"),
+        (["train", "classify", "--schedule", "sinus"], "schedule is 'sinus'"),
+        (["train", "classify", "--head-init", "ones"], "init is 'ones'"),
+        (["predict", "ner", *MODEL], "give --input with a file, or --text"),
+        (["predict", "qa", *MODEL, "--input", "a", "--question", "b"], "or --question and --context"),
+        (["predict", "ner", *MODEL, "--text", "x"], "was not fine-tuned for a task"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_writes_nothing(labkit_command, tmp_path, arguments, complaint):
+    extra = ["--output-dir", tmp_path / "run", *SMALL] if arguments[0] == "train" else []
+    code, out, err = labkit_command(*arguments, *extra)
+    messages = [line for line in err.splitlines() if line.startswith("labkit: ")]
+    assert code == 2 and out == "" and len(messages) == 1 and complaint in messages[0], err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_task_has_the_options_that_are_its_own(labkit_command):
+    helps = {task: labkit_command("train", task, "--help")[1] for task in INPUTS}
+    for option, tasks in {
+        "--order": {"qa"}, "--null-threshold": {"qa"}, "--label-on": {"ner"}, "--pooling": {"classify", "embed"},
+        "--mask": set(helps), "--folds": set(helps), "--resume": set(helps),
+    }.items():  # fmt: skip
+        assert {task for task, text in helps.items() if f"{option} " in text} == tasks, option
+
+
+def test_the_sides_of_a_folder_laid_out_as_on_the_hub(tmp_path):
+    import datasets
+
+    folder = tmp_path / "weather"
+    for split in ("train", "validation"):
+        rows = {"text": [f"{split} {k}" for k in range(6)], "label": ["wet", "dry"] * 3}
+        datasets.Dataset.from_dict(rows).to_parquet(folder / "data" / f"{split}-00000-of-00001.parquet")
+    train, dev, test = sources.sides("classify", str(folder))
+    assert [example.text for example in dev] == [f"validation {k}" for k in range(6)]
+    assert (len(train), len(test)) == (6, 0)
+    (folder / "data" / "train-00000-of-00001.parquet").unlink()
+    with pytest.raises(DataError, match="has no split called train, only validation"):
+        sources.sides("classify", str(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(sys.platform == "win32", reason="gloo is for POSIX systems")
+def test_two_processes_of_accelerate_score_as_one_with_twice_the_batch(labkit_command, tmp_path):
+    train = ["train", "classify", *MODEL, "--epochs", "4", "--max-length", "64", "--dropout", "0"]
+    train += ["--backbone-dropout", "0", "--learning-rate", "1e-3", "--patience", "0"]
+    assert labkit_command(*train, "--batch-size", "16", "--output-dir", tmp_path / "one")[0] == 0
+    # with --cpu accelerate starts one process, whatever --num_processes says
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1", "--num_processes", "2"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launch, "-m", "labkit", *train, "--batch-size", "8", "--output-dir"]
+    finished = subprocess.run(
+        [*command, str(tmp_path / "two")], env=environment, capture_output=True, text=True, timeout=800
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    one, two = (read_json(tmp_path / name / "metrics.json") for name in ("one", "two"))
+    assert one["steps"] == two["steps"]
+    assert two["dev"]["accuracy"] == pytest.approx(one["dev"]["accuracy"], abs=0.02)
