@@ -1,6 +1,6 @@
-"""The lab in Google Colab: `setup()` makes a notebook ready, says what it runs on, and can keep files on Google Drive.
+"""`setup()` makes a notebook ready, prints what it runs on, and in Google Colab can keep files on Google Drive.
 
-Outside Colab `setup()` prints one line only. The lessons themselves need nothing from here.
+The lessons themselves need nothing else from here. `token()` finds the Hugging Face token for a gated model.
 """
 
 from __future__ import annotations
@@ -10,49 +10,45 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from labkit import notebooks
+from labkit import __version__
 from labkit.errors import LabkitError
-from labkit.profile import VARIABLE, in_colab
+from labkit.notebooks import DISTRIBUTION
+from labkit.profile import VARIABLE, current, in_colab
 
 DRIVE = Path("/content/drive")  # where Colab's own button mounts it, too
-FOLDER = "labkit"  # in the reader's Drive
 TOKEN = "HF_TOKEN"  # the name that huggingface_hub reads, as a variable and among Colab's secrets
 NO_GPU = "no GPU, so all runs on the CPU (Runtime > Change runtime type gives you one)"
-ON_A_CPU = "laptop"  # the profile of a Colab without a GPU
 _IMPORTED_EARLY = ("numpy", "plotly")  # what Colab may have loaded before the setup cell replaced it
 
 
 def setup(drive: bool = False) -> None:
     """Make the running notebook ready and print one line: version, profile and device. Safe to call again.
 
-    Without a GPU everything runs on the CPU, with the sizes of a laptop, unless LABKIT_PROFILE says otherwise.
+    In Colab without a GPU everything runs on the CPU, with the sizes of a laptop, unless LABKIT_PROFILE is set.
 
-    drive: mount Google Drive and work in its folder "labkit". Files with a relative path, such as
-        `--output-dir runs/ner`, are then still there after a disconnect, and `--resume` goes on with a run.
+    drive: in Colab, mount Google Drive and work in its folder "labkit". Files with a relative path, such as
+        `--output-dir runs/ner`, are then still there after a disconnect, and `--resume` continues a run.
 
     Raises LabkitError where a package is too old, where the session must be restarted, or where Drive is refused.
     """
-    if not in_colab():
-        print(notebooks.make_ready() + (", without Google Drive, as this is not Colab" if drive else ""))
-        return
-    _refuse_outdated_imports()
-    gpu = gpu_name()
-    if gpu is None and not os.environ.get(VARIABLE):
-        os.environ[VARIABLE] = ON_A_CPU
-    said = [notebooks.make_ready(), gpu or NO_GPU]
-    if drive:
-        said.append(f"files are kept in {work_on_drive()}")
-    print(", ".join(said))
+    _refuse_outdated_packages()
+    facts = []
+    if in_colab():
+        from google.colab import output  # type: ignore[import-not-found]  # exists in Colab only
 
-
-def gpu_name() -> str | None:
-    """The GPU that torch will use, such as "Tesla T4 with 16 GB", or None."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    card = torch.cuda.get_device_properties(0)
-    return f"{card.name} with {card.total_memory / 10**9:.0f} GB"
+        output.enable_custom_widget_manager()
+        gpu = _gpu_name()
+        if gpu is None and not os.environ.get(VARIABLE):
+            os.environ[VARIABLE] = "laptop"
+        facts = [gpu or NO_GPU, *([f"files are kept in {work_on_drive()}"] if drive else [])]
+    elif drive:
+        facts = ["without Google Drive, as this is not Colab"]
+    # The figures go to the front end as data: drawn offline in JupyterLab, Notebook 7 and VS Code, without a 5 MB
+    # script. PLOTLY_RENDERER wins where it is set (for a static HTML export: `plotly_mimetype+notebook`).
+    renderer = os.environ.setdefault("PLOTLY_RENDERER", "colab" if in_colab() else "plotly_mimetype")
+    if "plotly.io" in sys.modules:  # it was imported before this call and has read the variable already
+        sys.modules["plotly.io"].renderers.default = renderer
+    print(", ".join([f"labkit {__version__}", f"profile {current().name}", *facts]))
 
 
 def work_on_drive() -> Path:
@@ -62,8 +58,7 @@ def work_on_drive() -> Path:
     """
     from google.colab import drive  # type: ignore[import-not-found]  # exists in Colab only
 
-    mine = DRIVE / "MyDrive"
-    if not mine.is_dir():
+    if not (DRIVE / "MyDrive").is_dir():
         try:
             drive.mount(str(DRIVE))
         except Exception as error:  # Colab's own, which have no common class
@@ -71,7 +66,7 @@ def work_on_drive() -> Path:
                 f"Google Drive was not mounted ({error}). Run the cell again and allow the access, or call setup() "
                 "without drive=True: everything works, but its files are lost with the session."
             ) from error
-    folder = mine / FOLDER
+    folder = DRIVE / "MyDrive" / "labkit"
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     return folder
@@ -80,25 +75,23 @@ def work_on_drive() -> Path:
 def token(model: str = "the model") -> str:
     """The Hugging Face token for a gated model; also put into HF_TOKEN, where `labkit.load` finds it.
 
-    No notebook of the tour needs one. Looked for in HF_TOKEN, among Colab's secrets, and in a login on this machine.
-    Raises LabkitError, saying how to get one, if there is none. Never printed.
+    No notebook of the tour needs one. Searched in HF_TOKEN, among Colab's secrets, and in a login on this machine.
+    Never printed. Raises LabkitError, with how to get one, if there is none.
     """
     import huggingface_hub
 
-    found = os.environ.get(TOKEN) or _colab_secret() or huggingface_hub.get_token()
-    if not found:
-        place = (
-            f"click the key on the left of Colab, add the secret {TOKEN}, and switch on its notebook access"
-            if in_colab()
-            else f"set {TOKEN}, or run `hf auth login`"
-        )
-        where = f"https://huggingface.co/{model}" if "/" in model else "its page on https://huggingface.co"
+    value = os.environ.get(TOKEN) or _colab_secret() or huggingface_hub.get_token()
+    if not value:
+        page = f"https://huggingface.co/{model}" if "/" in model else "its page on https://huggingface.co"
+        place = f"set {TOKEN}, or run `hf auth login`"
+        if in_colab():
+            place = f"click the key on the left of Colab, add the secret {TOKEN}, and switch on its notebook access"
         raise LabkitError(
-            f"{model} is gated and there is no token. Accept its licence at {where}, make a token that may read at "
+            f"{model} is gated and there is no token. Accept its licence at {page}, make a token that may read at "
             f"https://huggingface.co/settings/tokens, then {place}; never write it into a cell"
         )
-    os.environ[TOKEN] = found
-    return found
+    os.environ[TOKEN] = value
+    return value
 
 
 def _colab_secret() -> str | None:
@@ -112,14 +105,41 @@ def _colab_secret() -> str | None:
         return None
 
 
-def _refuse_outdated_imports() -> None:
-    """pip can replace a package, but not what the session has loaded of it."""
+def _gpu_name() -> str | None:
+    """The GPU that torch will use, such as "Tesla T4 with 16 GB", or None."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    card = torch.cuda.get_device_properties(0)
+    return f"{card.name} with {card.total_memory / 10**9:.0f} GB"
+
+
+def _refuse_outdated_packages() -> None:
+    """Raise LabkitError for a package that is too old, or that pip replaced after this session had loaded it."""
+    from packaging.requirements import Requirement
     from packaging.version import Version
 
+    try:
+        requirements = [Requirement(line) for line in metadata.requires(DISTRIBUTION) or []]
+    except metadata.PackageNotFoundError:  # a bare checkout on sys.path: its user chose the versions
+        requirements = []
+    problems, specs = [], []
+    for need in (r for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})):
+        try:
+            version = metadata.version(need.name)
+        except metadata.PackageNotFoundError:
+            version = None
+        if version is None or not need.specifier.contains(version, prereleases=True):
+            problems.append(f"{need.name}: found {version or 'nothing'}, needed {need.specifier}")
+            specs.append(f"'{need.name}{need.specifier}'")
+    if problems:
+        install = " ".join(specs)
+        raise LabkitError(f"{'; '.join(problems)}. Run `%pip install {install}` in a cell, then restart the kernel.")
     for name in _IMPORTED_EARLY:
         loaded = getattr(sys.modules.get(name), "__version__", None)
         if loaded is not None and Version(loaded).public != Version(installed := metadata.version(name)).public:
             raise LabkitError(
                 f"{name} {installed} was installed, but this session had loaded {loaded} before. "
-                "Choose Runtime > Restart session, then run this cell again."
+                "Restart it (in Colab: Runtime > Restart session), then run this cell again."
             )

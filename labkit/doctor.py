@@ -1,4 +1,4 @@
-"""`labkit doctor`: is this machine ready for the lab? One finding per thing that can be missing, each with its cure."""
+"""`labkit doctor`: is this machine ready for the lab? One finding for each thing that can be missing, with its cure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from labkit import profile
 from labkit.errors import LabkitError
 
 if TYPE_CHECKING:
@@ -21,13 +22,20 @@ if TYPE_CHECKING:
 
 PYTHONS = ("3.11", "3.13")  # oldest and newest that are tested
 OLDEST = {"torch": "2.11", "transformers": "5.3"}  # as in pyproject.toml
+OPTIONAL = {  # what does not work without the package
+    "gguf": "embedded models cannot be converted",
+    "ipywidgets": "sliders in notebooks do not work",
+    "anywidget": "sliders in notebooks do not work",
+    "jupyterlab": "notebooks open in other editors only",
+    "nbval": "notebooks cannot be run as tests",
+}
 EMULATED = 3  # times float32: with AVX512 alone bfloat16 takes up to twice as long, emulated 4 times and more
 GB = 10**9
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at and found: `status` is "ok", "warn" (part of the lab will not work) or "fail" (none will).
+    """`status` is "ok", "warn" (part of the lab will not work) or "fail" (nothing will).
 
     `cure` says what to do, as a command where there is one; empty if nothing is wrong.
     """
@@ -37,17 +45,17 @@ class Finding:
     detail: str
     cure: str = ""
 
-    def to_dict(self) -> dict[str, str]:
-        return asdict(self)
-
 
 def diagnose() -> list[Finding]:
     """All findings, in the order in which to cure them. Changes nothing, needs no network, takes seconds."""
-    findings = [_python()]
-    findings += [_package(name, oldest) for name, oldest in OLDEST.items()]
-    findings += [_gpu(), _processor(), _memory(), _profile(), _cache()]
-    findings += [*_models(), *_widgets()]
-    findings.append(_optional("nbval", "notebooks cannot be run as tests", "pip install nbval"))
+    findings = [_python(), *(_package(name, oldest) for name, oldest in OLDEST.items())]
+    findings += [_gpu(), _processor(), _memory(), _profile(), _cache(), *_models()]
+    for name, consequence in OPTIONAL.items():
+        version = _version(name)
+        missing = Finding(name, "warn", f"not installed: {consequence}", f"pip install {name}")
+        findings.append(Finding(name, "ok", version) if version else missing)
+    if _version("ipywidgets") and _version("jupyterlab"):
+        findings.append(_browser_extension())
     return findings
 
 
@@ -57,13 +65,12 @@ def healthy(findings: list[Finding]) -> bool:
 
 
 def _python() -> Finding:
-    found, oldest, newest = sys.version_info[:2], *(tuple(map(int, each.split("."))) for each in PYTHONS)
+    oldest, newest = (tuple(map(int, version.split("."))) for version in PYTHONS)
     detail = f"{platform.python_version()} at {sys.executable}"
-    if found < oldest:
-        return Finding(
-            "python", "fail", f"{detail}; labkit needs {PYTHONS[0]} or newer", f"install Python {PYTHONS[0]}"
-        )
-    if found > newest:
+    if sys.version_info[:2] < oldest:
+        problem = f"{detail}; labkit needs {PYTHONS[0]} or newer"
+        return Finding("python", "fail", problem, f"install Python {PYTHONS[0]}")
+    if sys.version_info[:2] > newest:
         return Finding("python", "warn", f"{detail}; labkit is tested up to {PYTHONS[1]}", f"use Python {PYTHONS[1]}")
     return Finding("python", "ok", detail)
 
@@ -71,20 +78,17 @@ def _python() -> Finding:
 def _package(name: str, oldest: str) -> Finding:
     from packaging.version import Version
 
-    version = _version(name)
+    version, cure = _version(name), f"pip install '{name}>={oldest}'"
     if version is None:
-        return Finding(name, "fail", "not installed", f"pip install '{name}>={oldest}'")
+        return Finding(name, "fail", "not installed", cure)
     if Version(version) < Version(oldest):
-        return Finding(name, "fail", f"{version}; labkit needs {oldest} or newer", f"pip install '{name}>={oldest}'")
-    return Finding(name, "ok", f"{version}, {_torch_build()}" if name == "torch" else version)
+        return Finding(name, "fail", f"{version}; labkit needs {oldest} or newer", cure)
+    if name == "torch":
+        from torch.version import cuda, hip
 
-
-def _torch_build() -> str:
-    import torch
-
-    if torch.version.hip:
-        return f"ROCm {torch.version.hip} build"
-    return f"CUDA {torch.version.cuda} build" if torch.version.cuda else "CPU build"
+        build = f"ROCm {hip} build" if hip else f"CUDA {cuda} build" if cuda else "CPU build"
+        version = f"{version}, {build}"
+    return Finding(name, "ok", version)
 
 
 def _gpu() -> Finding:
@@ -93,9 +97,9 @@ def _gpu() -> Finding:
     import torch
 
     if torch.cuda.is_available():
-        each = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        detail = ", ".join(f"{gpu.name} ({gpu.total_memory / GB:.0f} GB)" for gpu in each)
-        if not torch.cuda.is_bf16_supported(including_emulation=False):  # which is slow, and counts by default
+        cards = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+        detail = ", ".join(f"{card.name} ({card.total_memory / GB:.0f} GB)" for card in cards)
+        if not torch.cuda.is_bf16_supported(including_emulation=False):  # emulation is slow, and counts by default
             return Finding("gpu", "warn", f"{detail}, without bfloat16", "load models with dtype='float32'")
         return Finding("gpu", "ok", detail)
     if shutil.which("nvidia-smi"):
@@ -106,53 +110,47 @@ def _gpu() -> Finding:
 
 
 def _processor() -> Finding:
-    """Without bfloat16 in hardware torch emulates it, and a real model, stored in it, takes several times as long."""
+    """Without bfloat16 in hardware torch emulates it, and a model stored in it takes several times as long."""
     cores = f"{os.cpu_count()} cores"
-    if _version("torch") is None:
-        return Finding("processor", "ok", cores)
-    import torch
+    if _version("torch") is not None:
+        import torch
 
-    if torch.cuda.is_available():  # models are loaded there
-        return Finding("processor", "ok", cores)
-    slower = _linear_seconds(torch.bfloat16) / _linear_seconds(torch.float32)
-    if slower > EMULATED:
-        detail = f"{cores}; bfloat16 takes {slower:.0f} times as long as float32 (measured)"
-        return Finding("processor", "warn", detail, "on the CPU, load models with dtype='float32'")
+        if not torch.cuda.is_available():  # with a GPU, models are loaded there
+            slower = _linear_seconds(torch.bfloat16) / _linear_seconds(torch.float32)
+            if slower > EMULATED:
+                detail = f"{cores}; bfloat16 takes {slower:.0f} times as long as float32 (measured)"
+                return Finding("processor", "warn", detail, "on the CPU, load models with dtype='float32'")
     return Finding("processor", "ok", cores)
 
 
 def _linear_seconds(dtype: torch.dtype, side: int = 512, tries: int = 5) -> float:
-    """The least that a linear layer of `side` x `side` takes for `side` rows, on one core: others may be busy."""
+    """The shortest time of a linear layer of `side` x `side` for `side` rows, on one core: others may be busy."""
     import torch
 
     rows, weight = (torch.ones(side, side, dtype=dtype) for _ in range(2))
-    threads, taken = torch.get_num_threads(), []
+    threads, durations = torch.get_num_threads(), []
     torch.set_num_threads(1)
     try:
         for _ in range(tries + 1):  # the first also sets up the library
             start = time.perf_counter()
             torch.nn.functional.linear(rows, weight)
-            taken.append(time.perf_counter() - start)
+            durations.append(time.perf_counter() - start)
     finally:
         torch.set_num_threads(threads)
-    return min(taken)
+    return min(durations)
 
 
 def _memory() -> Finding:
     from labkit.decoder.limits import available_bytes
 
     free = available_bytes()
-    detail = f"{free / GB:.1f} GB free"
     if free < 2 * GB:
-        return Finding(
-            "memory", "warn", f"{detail}; real models need 2 GB", "close other programs, or use the tiny models"
-        )
-    return Finding("memory", "ok", detail)
+        problem = f"{free / GB:.1f} GB free; real models need 2 GB"
+        return Finding("memory", "warn", problem, "close other programs, or use the tiny models")
+    return Finding("memory", "ok", f"{free / GB:.1f} GB free")
 
 
 def _profile() -> Finding:
-    from labkit import profile
-
     try:
         active = profile.current()
     except LabkitError as error:
@@ -181,10 +179,9 @@ def _models() -> Iterator[Finding]:
 
     cached = {entry.name: entry for entry in cache.entries()}
     for card in REGISTRY.values():
-        package = card.origin
+        package, entry, name = card.origin, cached.get(card.name), f"model {card.name}"
         if not isinstance(package, GgufPackage):
             continue
-        entry, name = cached.get(card.name), f"model {card.name}"
         if entry and entry.state == "ready":
             yield Finding(name, "ok", f"ready, {entry.bytes / GB:.1f} GB in the cache")
         elif not package.is_installed():
@@ -192,19 +189,10 @@ def _models() -> Iterator[Finding]:
             problem = f"{damage}{package.distribution} or its reader is not installed"
             yield Finding(name, "warn", problem, package.pip_command)
         elif entry:
-            cure = f"nothing to do: the next load builds it anew (or: labkit cache clear {card.name})"
+            cure = f"nothing to do: the next load builds it again (or: labkit cache clear {card.name})"
             yield Finding(name, "warn", f"the cached copy is {entry.state}: {entry.problem}", cure)
         else:
             yield Finding(name, "ok", "installed; the first load converts it")
-    yield _optional("gguf", "embedded models cannot be converted", "pip install gguf")
-
-
-def _widgets() -> Iterator[Finding]:
-    for package in ("ipywidgets", "anywidget"):
-        yield _optional(package, "sliders in notebooks do not work", f"pip install {package}")
-    yield _optional("jupyterlab", "notebooks open in other editors only", "pip install jupyterlab")
-    if _version("ipywidgets") and _version("jupyterlab"):
-        yield _browser_extension()
 
 
 def _browser_extension() -> Finding:
@@ -212,23 +200,16 @@ def _browser_extension() -> Finding:
     from jupyter_core.paths import jupyter_path
 
     name, extension = "browser extension", "@jupyter-widgets/jupyterlab-manager"
-    manifests = [Path(folder) / extension / "package.json" for folder in jupyter_path("labextensions")]
-    manifest = next((file for file in manifests if file.is_file()), None)
-    if manifest is None:
-        cure = "pip install --force-reinstall jupyterlab_widgets"
-        return Finding(name, "warn", f"{extension} is not where JupyterLab looks: widgets stay blank", cure)
-    return Finding(name, "ok", f"{extension} at {manifest.parent}")
-
-
-def _optional(name: str, consequence: str, cure: str) -> Finding:
-    version = _version(name)
-    if version is None:
-        return Finding(name, "warn", f"not installed: {consequence}", cure)
-    return Finding(name, "ok", version)
+    folders = [Path(folder) / extension for folder in jupyter_path("labextensions")]
+    for folder in folders:
+        if (folder / "package.json").is_file():
+            return Finding(name, "ok", f"{extension} at {folder}")
+    cure = "pip install --force-reinstall jupyterlab_widgets"
+    return Finding(name, "warn", f"{extension} is not where JupyterLab looks: widgets stay blank", cure)
 
 
 def _version(distribution: str) -> str | None:
-    """The installed version, or None; a package that is listed but cannot be found for import counts as missing."""
+    """The installed version, or None; a package that is listed but cannot be imported counts as missing."""
     try:
         version = metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -45,10 +45,6 @@ class DataError(LabkitError, ValueError):
     """A file, a text or a setting does not have the form it should have; the message names it, a file with its line."""
 
 
-class NotebookError(LabkitError, RuntimeError):
-    """A notebook could not be found, copied or executed; the message names the notebook, the cell and the cause."""
-
-
 class TrainingError(LabkitError, RuntimeError):
     """A training run cannot begin, go on or resume; the message says what is in the way. Nothing was overwritten.
 
@@ -56,10 +52,6 @@ class TrainingError(LabkitError, RuntimeError):
     """
 
     diverged = False
-
-
-class LearnerError(LabkitError, ValueError):
-    """A box for a prediction whose answer is not one of its choices."""
 
 
 class CourseError(LabkitError, ValueError):

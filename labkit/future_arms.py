@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from labkit.cross_entropy import linear_cross_entropy
 from labkit.errors import ModelError
 from labkit.future_attention import Future, FutureGPT, FutureLoss
 from labkit.gpt import CAUSAL, GPT, GPTConfig
 from labkit.masks import Mask
+from labkit.objectives import linear_cross_entropy
 
 COLUMNS = {"future": "position", "shuffled": "position", "tokens": "tokens", "shuffled-tokens": "tokens"}
 WHOLE, NUMBER = r"([1-9]\d*)", r"(\d+(?:\.\d+)?(?:e-?\d+)?)"

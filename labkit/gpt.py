@@ -2,10 +2,11 @@
 
     g = GPT.from_transformers(model)                     # any GPT2LMHeadModel
     logits = g(ids, mask=masks.causal())                 # (batch, seq, vocab)
-    logits = g(ids, mask=masks.bidirectional())          # the same weights, another mask: that is all there is to it
+    logits = g(ids, mask=masks.bidirectional())          # the same weights, another mask
 
-The mask is an argument, so causal, bidirectional, prefix and hybrid attention are one code. Layers are named as OpenAI
-named them (wte, wpe, c_attn, ...). Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners".
+The mask is an argument, so the same code computes causal, bidirectional, prefix and hybrid attention. The layers have
+OpenAI's names (wte, wpe, c_attn, ...). Source: Radford et al. 2019, "Language Models are
+Unsupervised Multitask Learners".
 """
 
 from __future__ import annotations
@@ -19,17 +20,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from labkit import masks
-from labkit.cross_entropy import linear_cross_entropy
 from labkit.errors import ConversionError, MaskError, ModelError
 from labkit.masks import Mask, self_for_empty_rows
+from labkit.objectives import linear_cross_entropy
 
 CAUSAL = masks.causal()
 GELU = {"gelu_new": "tanh", "gelu": "none"}  # transformers' names, torch's
+SUPPORTED = {  # values of the fields of transformers' config that change the computation
+    "model_type": ("gpt2",), "activation_function": tuple(GELU), "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,), "reorder_and_upcast_attn": (False,), "add_cross_attention": (False,),
+    "tie_word_embeddings": (True,),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The shape of a GPT-2; the defaults are those of the smallest one, 124 M parameters."""
+    """The sizes of a GPT-2; the defaults are those of the smallest one, 124 M parameters."""
 
     vocab_size: int = 50257
     context: int = 1024
@@ -50,7 +56,7 @@ class GPTConfig:
 def attention_weights(
     query: Float[Tensor, "batch heads q width"], key: Float[Tensor, "batch heads k width"], may_attend: Tensor | None
 ) -> Float[Tensor, "batch heads q k"]:
-    """softmax(QK^T / sqrt(width)), -inf where a query may not look. `may_attend`: bool (q, k) or (batch, 1, q, k)."""
+    """softmax(QK^T / sqrt(width)), -inf where a query may not attend. `may_attend`: bool (q, k) or (batch, 1, q, k)."""
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.size(-1))  # (batch, heads, q, k)
     if may_attend is not None:
         scores = scores.masked_fill(~may_attend, -torch.inf)
@@ -58,13 +64,13 @@ def attention_weights(
 
 
 def naive_attention(query, key, value, may_attend, dropout: float) -> Float[Tensor, "batch heads q width"]:
-    """Attention as it is written on a blackboard: all scores at once, in memory."""
-    weights = F.dropout(attention_weights(query, key, may_attend), dropout)
-    return weights @ value  # (batch, heads, q, k) x (batch, heads, k, width)
+    """Attention as in the formula, with all scores in memory."""
+    weights = F.dropout(attention_weights(query, key, may_attend), dropout)  # (batch, heads, q, k)
+    return weights @ value
 
 
 def sdpa_attention(query, key, value, may_attend, dropout: float) -> Float[Tensor, "batch heads q width"]:
-    """The same in torch's fused kernel, which never holds all scores. `may_attend="causal"` is its fastest way."""
+    """The same in torch's fused kernel, which never holds all scores; `may_attend="causal"` is its fastest case."""
     if isinstance(may_attend, str):
         return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=may_attend, dropout_p=dropout)
@@ -103,7 +109,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Each position by itself: widen, bend, narrow."""
+    """Applied to each position separately: widen, GELU, narrow."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -135,7 +141,7 @@ class Block(nn.Module):
 
 
 class Cache:
-    """Keys and values of the positions that were read already, per layer (batch, heads, past, width / heads)."""
+    """Keys and values of earlier positions, per layer (batch, heads, past, width / heads)."""
 
     def __init__(self):
         self.keys: dict[int, Tensor] = {}
@@ -159,8 +165,8 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig, naive: bool = False):
         super().__init__()
         self.config, self.naive = config, naive
-        self.wte = nn.Embedding(config.vocab_size, config.width)  # what token it is; also the output head, transposed
-        self.wpe = nn.Embedding(config.context, config.width)  # where it stands
+        self.wte = nn.Embedding(config.vocab_size, config.width)  # the tokens; transposed, also the output head
+        self.wpe = nn.Embedding(config.context, config.width)  # the positions
         self.drop = nn.Dropout(config.dropout if config.embedding_dropout is None else config.embedding_dropout)
         self.h = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.ln_f = nn.LayerNorm(config.width, eps=config.epsilon)
@@ -169,7 +175,7 @@ class GPT(nn.Module):
     def forward(
         self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL, cache: Cache | None = None
     ) -> Float[Tensor, "batch seq vocab"]:
-        """Logits at every position. With a `cache` the `ids` go on where the earlier ones ended; it is filled in place.
+        """Logits at every position. With a `cache`, which is filled in place, the `ids` continue the earlier ones.
 
         Raises:
             MaskError: more positions than the model has, or a mask that is not defined for this batch.
@@ -177,7 +183,7 @@ class GPT(nn.Module):
         return self.hidden(ids, mask, cache) @ self.wte.weight.T
 
     def hidden(self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL, cache: Cache | None = None) -> Tensor:
-        """The last hidden states (batch, seq, width), from which the head reads the logits."""
+        """The last hidden states (batch, seq, width), from which the head computes the logits."""
         past = cache.length if cache is not None else 0
         may_attend = self._may_attend(mask, ids, past)
         attend = naive_attention if self.naive else sdpa_attention
@@ -189,7 +195,7 @@ class GPT(nn.Module):
     def loss(
         self, ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch seq"], mask: Mask = CAUSAL
     ) -> Float[Tensor, ""]:
-        """Mean cross entropy in nats: the logits at position i must name `targets[i]`; -100 is not counted."""
+        """Mean cross entropy in nats: the logits at position i predict `targets[i]`; -100 is not counted."""
         return linear_cross_entropy(self.hidden(ids, mask), self.wte.weight, targets)
 
     @torch.no_grad()
@@ -216,14 +222,14 @@ class GPT(nn.Module):
         stop: int | None = None,
         use_cache: bool = True,
     ) -> Int[Tensor, "batch longer"]:
-        """`ids` continued by up to `max_new_tokens`, the likeliest token each time, or drawn if `sample`.
+        """`ids` and up to `max_new_tokens` more: the most likely token each time, or with `sample` a random one.
 
-        A row that has said `stop` is filled up with it. With the cache each position is computed once, when it is read;
-        without, all of them again for each new token.
+        After a `stop` token a row is filled with it. With the cache each position is computed once; without it, all
+        positions are computed again for each new token.
 
         Raises:
-            ConversionError: with the cache, a mask under which a new token changes what earlier positions
-                see: their cached states would be wrong. MaskError: longer than the context.
+            ConversionError: with the cache, a mask under which a new token changes what earlier positions attend to:
+                their cached states would be wrong. MaskError: longer than the context.
         """
         if use_cache:
             _require_settled_past(mask, ids.size(1), ids.size(1) + max_new_tokens - 1)
@@ -231,7 +237,12 @@ class GPT(nn.Module):
         ended = torch.zeros_like(ids[:, :1], dtype=torch.bool)  # (batch, 1)
         for _ in range(max_new_tokens):
             logits = self(new, mask, cache)[:, -1].float()  # (batch, vocab)
-            token = _draw(logits / temperature, top_k) if sample else logits.argmax(-1, keepdim=True)  # (batch, 1)
+            token = logits.argmax(-1, keepdim=True)  # (batch, 1)
+            if sample:
+                if top_k is not None:
+                    least = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]  # (batch, 1)
+                    logits = logits.masked_fill(logits < least, -torch.inf)
+                token = torch.multinomial((logits / temperature).softmax(-1), 1)
             if stop is not None:
                 token = token.masked_fill(ended, stop)
                 ended = token == stop
@@ -248,7 +259,7 @@ class GPT(nn.Module):
         return self.drop(self.wte(ids) + self.wpe.weight[past:total])  # (batch, seq, width) + (seq, width)
 
     def _may_attend(self, mask: Mask, ids: Tensor, past: int, as_cells: bool = False) -> Tensor | str | None:
-        """The mask as the attention function takes it: bool cells, None where all is open, "causal" as a shortcut."""
+        """The mask as the attention function takes it: bool cells, None if all are open, "causal" as a shortcut."""
         if mask == CAUSAL and not past and not self.naive and not as_cells:
             return "causal"
         cells = self_for_empty_rows(mask.dense(ids.size(1), past + ids.size(1), device=ids.device))
@@ -258,7 +269,7 @@ class GPT(nn.Module):
         return None if not as_cells and bool(cells.all()) else cells
 
     def _initialise(self) -> None:
-        """GPT-2's own: normal(0, 0.02), and smaller where a layer writes into the residual stream."""
+        """As in GPT-2: normal(0, 0.02), and smaller where a layer adds to the residual stream."""
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
                 layers_that_add = 2 * self.config.layers if name.endswith("c_proj.weight") else 1
@@ -275,17 +286,12 @@ class GPT(nn.Module):
         Raises:
             ModelError: not a GPT-2, or one with an option that GPT-2 itself does not use.
         """
-        config = model.config
-        activation = "gelu" if getattr(config, "activation_function", None) == "gelu" else "gelu_new"
-        usual = {"model_type": "gpt2", "scale_attn_weights": True, "activation_function": activation}
-        usual |= dict.fromkeys(("reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx"), False)
-        usual |= {"add_cross_attention": False, "tie_word_embeddings": True}
-        has = {name: getattr(config, name, None) for name in usual}
-        if other := [f"{name}={value!r}" for name, value in has.items() if value != usual[name]]:
-            this = type(model).__name__
-            raise ModelError(f"GPT reads the weights of a GPT-2; this {this} has {', '.join(other)}")
+        config, name = model.config, type(model).__name__
+        values = {field: getattr(config, field, None) for field in SUPPORTED}
+        if other := [f"{field}={value!r}" for field, value in values.items() if value not in SUPPORTED[field]]:
+            raise ModelError(f"GPT reads the weights of a GPT-2; this {name} has {', '.join(other)}")
         if not hasattr(model, "lm_head"):
-            raise ModelError(f"GPT reads a GPT2LMHeadModel, not a {type(model).__name__} without its head")
+            raise ModelError(f"GPT reads a GPT2LMHeadModel, not a {name} without its head")
         g = cls(
             GPTConfig(
                 vocab_size=config.vocab_size, context=config.n_positions, width=config.n_embd, layers=config.n_layer,
@@ -319,22 +325,15 @@ def _turned(name: str, weight: Tensor) -> Tensor:
     return weight.T if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")) else weight
 
 
-def _draw(logits: Float[Tensor, "batch vocab"], top_k: int | None) -> Int[Tensor, "batch 1"]:
-    if top_k is not None:
-        weakest = logits.topk(min(top_k, logits.size(-1))).values[:, -1:]  # (batch, 1)
-        logits = logits.masked_fill(logits < weakest, -torch.inf)
-    return torch.multinomial(logits.softmax(-1), 1)
-
-
 def _require_settled_past(mask: Mask, prompt: int, total: int) -> None:
-    """A cached state is that of the moment it was read: no later token may change what its position sees."""
+    """Raise ConversionError if a later token changes what an earlier position, whose state is cached, attends to."""
     if total <= prompt:
         return
     cells = mask.dense(total)  # (total, total), or one per row
     later = torch.ones(total, total, dtype=torch.bool).triu(1)
-    later[:prompt, :prompt] = False  # the prompt is read at once, so it may look ahead within itself
+    later[:prompt, :prompt] = False  # the prompt is read at once, so it may attend to all of itself
     if bool((cells & later).any()) or not torch.equal(cells[..., :prompt, :prompt], mask.dense(prompt)):
         raise ConversionError(
-            f"under {mask} a new token changes what earlier positions see, so their cached states would be wrong: pass "
-            "use_cache=False to recompute them at every step, or masks.prefix(n) to read only a prompt both ways"
+            f"under {mask} a new token changes what earlier positions attend to: their cached states would be wrong. "
+            "Pass use_cache=False to recompute them at every step, or masks.prefix(n) to unmask only a prompt"
         )

@@ -19,7 +19,7 @@ from functools import cache
 from html import escape
 from importlib.resources import files
 
-from labkit.errors import LearnerError
+from labkit.errors import DataError
 
 
 def predict(
@@ -35,10 +35,10 @@ def predict(
         why: the explanation, shown with the answer.
 
     Raises:
-        LearnerError: the answer is not one of the choices.
+        DataError: the answer is not one of the choices.
     """
     if choices is not None and answer not in choices:
-        raise LearnerError(f"{question!r}: the answer {answer!r} is not one of the choices {list(choices)}")
+        raise DataError(f"{question!r}: the answer {answer!r} is not one of the choices {list(choices)}")
     return Box(question, tuple(choices or ()), answer, why)
 
 

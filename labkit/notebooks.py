@@ -1,13 +1,12 @@
-"""The notebooks that come with labkit: set one up, list them, copy them out, execute them without a browser.
+"""The notebooks that come with labkit: list them, copy them out, execute them without a browser.
 
 Every notebook begins with the setup cell, and with no other boilerplate: `FIRST_CELL`, or `first_cell(requirement)`
-where scripts/notebook_heads.py is told to let Colab get labkit from elsewhere.
+where scripts/notebook_heads.py is configured to let Colab install labkit from elsewhere.
 """
 
 from __future__ import annotations
 
 import filecmp
-import json
 import math
 import os
 import re
@@ -16,20 +15,20 @@ import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import metadata
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit import __version__, resources
-from labkit.errors import LabkitError, NotebookError
+from labkit import resources
+from labkit.errors import DataError, LabkitError
 from labkit.files import require_writable, write_files, write_whole
-from labkit.profile import VARIABLE, by_name, current, in_colab
+from labkit.profile import VARIABLE, by_name
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-# In Colab this cell installs the lab, and holds torch and numpy at the versions that Colab brought: pip stops with a
-# clear message rather than replace them. The extra "colab" asks for nothing that Colab's own kernel is built on.
+# In Colab this cell installs the lab and keeps torch and numpy at the versions that Colab brought: pip stops with a
+# clear message instead of replacing them. The extra "colab" requires nothing on which Colab's own kernel is built.
 _SETUP_CELL = """\
 import sys
 from importlib import metadata, util
@@ -45,7 +44,6 @@ _OWN_WHEEL = """\
     wheel = max(Path().glob("labkit_bidirectional-*.whl"), default=None)
     assert wheel, "Upload labkit's wheel (the folder button on the left), then run this cell again."
 """
-_IS_SETUP_CELL = re.compile(r"^import labkit\.(colab|notebooks)\n+labkit\.\1\.setup\(.*\)\Z", re.M)
 
 
 def first_cell(requirement: str | None = None) -> str:
@@ -58,14 +56,13 @@ def first_cell(requirement: str | None = None) -> str:
 
 
 def is_setup_cell(source: str) -> bool:
-    """Whether this is the setup cell of a notebook, of whatever source and of whatever age."""
-    return _IS_SETUP_CELL.search(source.strip()) is not None
+    """Whether this is the setup cell of a notebook, wherever it installs labkit from."""
+    return re.search(r"^import labkit\.colab\n+labkit\.colab\.setup\(.*\)\Z", source.strip(), re.M) is not None
 
 
 FIRST_CELL = first_cell()
 DISTRIBUTION = "labkit-bidirectional"
 SKIP_TAG = "nbval-skip"  # cells that the tests leave out, each with its reason in tests/notebooks/SKIPPED.md
-_NOT_COPIED = {".ipynb_checkpoints", "__pycache__"}
 
 
 @dataclass(frozen=True)
@@ -78,57 +75,32 @@ class NotebookRun:
     output: Path | None  # where the executed copy was written
 
 
-def make_ready() -> str:
-    """Make the running notebook ready. Returns "labkit <version>, profile <name>".
-
-    Raises LabkitError where the environment is older than labkit allows, with the command that mends it.
-    """
-    _refuse_outdated_packages()
-    active = current()
-    if in_colab():
-        from google.colab import output  # type: ignore[import-not-found]  # exists in Colab only
-
-        output.enable_custom_widget_manager()
-    _choose_plotly_renderer()
-    return f"labkit {__version__}, profile {active.name}"
-
-
 def list_notebooks() -> list[Path]:
     """The notebooks of the tour, in order (`NN_title.ipynb`)."""
     return sorted(resources.folder("notebooks").glob("[0-9][0-9]_*.ipynb"))
 
 
-def title_of(path: Path) -> str:
-    """The first heading of a notebook, or its file name."""
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-    heading = re.search(r"^# (.+)$", prose, re.MULTILINE)
-    return heading[1].strip() if heading else path.stem
-
-
 def copy(dest: str | Path, force: bool = False) -> list[Path]:
-    """Copy the notebooks, with what lies beside them, to the folder `dest`; returns the files written.
+    """Copy the notebooks, with the files beside them, to the folder `dest`; returns the files written.
 
-    Files that are there already and equal are left alone. A file that differs is somebody's work: without `force`
-    nothing at all is written and NotebookError names it. With `force` it is replaced.
+    Files that exist already and are equal stay as they are. If any file differs, nothing is written and DataError names
+    it; with `force` it is replaced.
     """
     source, dest = resources.folder("notebooks"), Path(dest).expanduser()
     if dest.exists() and not dest.is_dir():
-        raise NotebookError(f"{dest} is a file; give a folder to copy the notebooks to.")
-    files = [f for f in sorted(source.rglob("*")) if f.is_file() and not _NOT_COPIED.intersection(f.parts)]
-    if not files:
-        raise NotebookError(f"{source} holds no notebooks: the installation is incomplete. Reinstall labkit.")
-    targets = {f: dest / f.relative_to(source) for f in files}
-    todo = {f: t for f, t in targets.items() if not (t.is_file() and filecmp.cmp(f, t, shallow=False))}
-    blocked = [t for t in todo.values() if os.path.lexists(t) and not (force and t.is_file())]
-    if blocked:
-        names = ", ".join(str(t.relative_to(dest)) for t in blocked)
-        raise NotebookError(
+        raise DataError(f"{dest} is a file; give a folder to copy the notebooks to.")
+    ignored = {".ipynb_checkpoints", "__pycache__"}
+    files = [f for f in sorted(source.rglob("*")) if f.is_file() and not ignored.intersection(f.parts)]
+    targets = {file: dest / file.relative_to(source) for file in files}
+    changed = {f: t for f, t in targets.items() if not (t.is_file() and filecmp.cmp(f, t, shallow=False))}
+    if blocked := [t for t in changed.values() if os.path.lexists(t) and not (force and t.is_file())]:
+        names = ", ".join(str(target.relative_to(dest)) for target in blocked)
+        raise DataError(
             f"Nothing was copied: {dest} already has {names}, different from labkit's. "
             "Choose another folder, move your work away, or replace it with force=True (on the command line: --force)."
         )
-    write_files(dest, {target.relative_to(dest): source.read_bytes() for source, target in todo.items()})
-    return list(todo.values())
+    write_files(dest, {target.relative_to(dest): file.read_bytes() for file, target in changed.items()})
+    return list(changed.values())
 
 
 def run(
@@ -139,19 +111,13 @@ def run(
 ) -> list[NotebookRun]:
     """Execute notebooks in order, without a browser, and stop at the first that fails.
 
-    `paths`: notebook files, folders, or names such as "00_start_here"; None is the whole tour. `output_dir`: the
-    executed copies are written there; None leaves no trace. `timeout`: seconds per cell. `profile`: LABKIT_PROFILE for
-    the kernels.
-    One line per notebook goes to stderr. Cells tagged "nbval-skip" are not executed. The kernel is this very Python.
-    Raises NotebookError with notebook, cell and exception.
+    `paths`: notebook files, folders, or names such as "00_start_here"; None is the whole tour. `output_dir`: folder for
+    the executed copies; None writes nothing. `timeout`: seconds per cell. `profile`: LABKIT_PROFILE for the kernels.
+    One line per notebook goes to stderr. Cells tagged "nbval-skip" are not executed. The kernel is this Python.
+    Raises DataError for a path without a notebook, and LabkitError with notebook, cell and exception if one fails.
     """
-    nbformat = _require("nbformat")
-    environment = dict(os.environ)
-    if profile is not None:
-        environment[VARIABLE] = by_name(profile).name
-    notebooks = list_notebooks() if paths is None else [f for p in paths for f in find_notebooks(p)]
-    if not notebooks:
-        raise NotebookError("There is no notebook to run.")
+    environment = dict(os.environ) | ({} if profile is None else {VARIABLE: by_name(profile).name})
+    notebooks = list_notebooks() if paths is None else [file for path in paths for file in _find(Path(path))]
     outputs = [None if output_dir is None else Path(output_dir).expanduser() / path.name for path in notebooks]
     for output in filter(None, outputs):
         require_writable(output)
@@ -161,72 +127,29 @@ def run(
         began = time.perf_counter()
         try:
             notebook = _execute(path, timeout, environment)
-        except NotebookError:
+        except LabkitError:
             print("failed", file=sys.stderr, flush=True)
             raise
         seconds = time.perf_counter() - began
         if output is not None:
-            write_whole(output, nbformat.writes(notebook))
-        cells = sum(_runs(cell) for cell in notebook.cells)
+            write_whole(output, _require("nbformat").writes(notebook))
+        code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+        cells = sum(SKIP_TAG not in cell.metadata.get("tags", []) for cell in code)
         print(f"{cells} cells, {seconds:.1f} s", file=sys.stderr, flush=True)
         finished.append(NotebookRun(path, cells, seconds, output))
     return finished
 
 
-# ---- setup ---------------------------------------------------------------------------------------------------------
-
-
-def _refuse_outdated_packages() -> None:
-    """Colab comes with its own packages: an `import` that works says nothing about the version."""
-    from packaging.requirements import Requirement
-
-    try:
-        needed = [Requirement(line) for line in metadata.requires(DISTRIBUTION) or []]
-    except metadata.PackageNotFoundError:  # a bare checkout on sys.path: whoever made it chose the versions
-        return
-    wrong = []
-    for need in (n for n in needed if n.marker is None or n.marker.evaluate({"extra": ""})):
-        try:
-            found = metadata.version(need.name)
-        except metadata.PackageNotFoundError:
-            found = "nothing"
-        if found == "nothing" or not need.specifier.contains(found, prereleases=True):
-            wrong.append((f"{need.name}{need.specifier}", f"{need.name}: found {found}, needed {need.specifier}"))
-    if wrong:
-        install = " ".join(f"'{spec}'" for spec, _ in wrong)
-        raise LabkitError(
-            f"{'; '.join(text for _, text in wrong)}. Run `%pip install {install}` in a cell, then restart the kernel."
-        )
-
-
-def _choose_plotly_renderer() -> None:
-    """Figures as data for the front end: drawn offline in JupyterLab, Notebook 7 and VS Code, without a 5 MB script.
-
-    PLOTLY_RENDERER wins where it is set (for a static HTML export: `plotly_mimetype+notebook`).
-    """
-    renderer = os.environ.setdefault("PLOTLY_RENDERER", "colab" if in_colab() else "plotly_mimetype")
-    if "plotly.io" in sys.modules:  # imported before this call: it has read the variable already
-        sys.modules["plotly.io"].renderers.default = renderer
-
-
-# ---- run -----------------------------------------------------------------------------------------------------------
-
-
-def find_notebooks(path: str | Path) -> list[Path]:
-    """The notebooks that a file, a folder, or the name of one of labkit's own stands for; NotebookError if none."""
-    given = Path(path)
-    if given.is_dir():
-        found = sorted(given.glob("*.ipynb"))
-        if not found:
-            raise NotebookError(f"{given} holds no notebook.")
-        return found
-    if given.is_file() and given.suffix == ".ipynb":
-        return [given]
-    named = [n for n in list_notebooks() if str(path) in (n.name, n.stem)]
-    if named:
-        return named
-    known = ", ".join(n.stem for n in list_notebooks()) or "none"
-    raise NotebookError(f"{path} is neither a notebook file, nor a folder, nor one of labkit's notebooks ({known}).")
+def _find(path: Path) -> list[Path]:
+    """The notebooks that a file, a folder, or the name of one of labkit's own stands for; DataError if none."""
+    if path.is_file() and path.suffix == ".ipynb":
+        return [path]
+    tour = list_notebooks()
+    matching = sorted(path.glob("*.ipynb")) if path.is_dir() else [n for n in tour if str(path) in (n.name, n.stem)]
+    if not matching:
+        known = ", ".join(notebook.stem for notebook in tour)
+        raise DataError(f"{path} is neither a notebook, nor a folder with notebooks, nor one of labkit's ({known}).")
+    return matching
 
 
 def _execute(path: Path, timeout: int | float, environment: dict[str, str]) -> NotebookNode:
@@ -234,8 +157,8 @@ def _execute(path: Path, timeout: int | float, environment: dict[str, str]) -> N
     try:
         notebook = nbformat.read(path, as_version=4)
     except Exception as error:  # nbformat raises its own, json's and traitlets' errors
-        raise NotebookError(f"{path.name} cannot be read as a notebook: {error}") from error
-    at = {"cell": 0}
+        raise DataError(f"{path.name} cannot be read as a notebook: {error}") from error
+    current = {"cell": 0}
     with tempfile.TemporaryDirectory(prefix="labkit-kernel-") as kernels:
         client = nbclient.NotebookClient(
             notebook,
@@ -246,10 +169,10 @@ def _execute(path: Path, timeout: int | float, environment: dict[str, str]) -> N
             record_timing=False,  # timestamps would change the file on every run
             skip_cells_with_tag=SKIP_TAG,
             resources={"metadata": {"path": str(path.resolve().parent)}},
-            on_cell_start=lambda cell, cell_index: at.update(cell=cell_index + 1),
+            on_cell_start=lambda cell, cell_index: current.update(cell=cell_index + 1),
         )
         try:
-            # nbclient leaves a kernel running whose manager it was handed, unless told otherwise
+            # without cleanup_kc nbclient leaves the kernel of a given manager running
             return client.execute(env=environment, cleanup_kc=True)
         except nbclient.exceptions.CellExecutionError as error:
             cause = f"{error.ename}: {error.evalue}"
@@ -257,13 +180,12 @@ def _execute(path: Path, timeout: int | float, environment: dict[str, str]) -> N
             cause = f"TimeoutError: no answer within {timeout:g} s"
         except nbclient.exceptions.DeadKernelError:
             cause = "DeadKernelError: the kernel died (often: out of memory)"
-    source = notebook.cells[at["cell"] - 1].source.strip() if at["cell"] else ""
-    first_line = next(iter(source.splitlines()), "")
-    raise NotebookError(f"{path.name}, cell {at['cell']} (`{first_line}`): {cause}")
+    source = notebook.cells[current["cell"] - 1].source.strip() if current["cell"] else ""
+    raise LabkitError(f"{path.name}, cell {current['cell']} (`{source.partition(chr(10))[0]}`): {cause}")
 
 
 def _kernel_of_this_python(folder: Path):
-    """A kernel manager for `sys.executable`: a "python3" kernel installed elsewhere on the machine cannot slip in."""
+    """A kernel manager for `sys.executable`, and not for a "python3" kernel that is installed elsewhere."""
     _require("ipykernel")
     from ipykernel.kernelspec import write_kernel_spec
     from jupyter_client import AsyncKernelManager
@@ -274,13 +196,7 @@ def _kernel_of_this_python(folder: Path):
     return AsyncKernelManager(kernel_name="labkit", kernel_spec_manager=specs)
 
 
-def _runs(cell: NotebookNode) -> bool:
-    return cell.cell_type == "code" and bool(cell.source.strip()) and SKIP_TAG not in cell.metadata.get("tags", [])
-
-
 def _require(module: str):
-    from importlib import import_module
-
     try:
         return import_module(module)
     except ImportError as error:

@@ -1,14 +1,14 @@
-"""What a language model is asked to predict: next token, MLM, MNTP, prefix-LM and hybrid.
+"""What a language model is trained to predict: next token, MLM, MNTP, prefix-LM and hybrid.
 
-One convention for all of them: `targets[i]` is the token that the logits **at position i** must name, or IGNORE. There
-is no shift hidden in a loss. For the sentence `the cat sat down`, with `sat` masked:
+One convention for all of them: `targets[i]` is the token that the logits **at position i** predict, or IGNORE. No loss
+contains a hidden shift. For the sentence `the cat sat down`, with `sat` masked:
 
     next-token   the  cat  sat  down        MLM   the  cat  [M]  down       MNTP  the  cat  [M]  down
     targets      cat  sat  down  -                 -    -   sat   -               -   sat   -    -
     mask         causal                           bidirectional                   bidirectional
 
-An objective is a function of one row of token ids and a random generator; `Collator` makes batches of it in which row k
-of a run is the same whatever the number of workers, and after a resume. `loss` is the one loss for all.
+An objective is a function of one row of token ids and a random generator. `Collator` makes batches in which row k of a
+run does not depend on the number of workers or on a resume. `loss` is the loss of every objective.
 
 Sources: MLM, Devlin et al. 2019 (BERT); whole words, the same authors' later release; MNTP, BehnamGhader et al. 2024
 (LLM2Vec); prefix-LM, Raffel et al. 2020 (T5).
@@ -25,18 +25,22 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from labkit import masks
 from labkit.errors import DataError
 from labkit.masks import Mask
 
-IGNORE = -100  # a position that is not counted; cross_entropy's own convention
+IGNORE = -100  # the target of a position that is not counted, as in torch's cross_entropy
+FEW = 2**20  # logits that may be in memory at once
+MOST = 2**28  # logits that are computed at once, at most
+ROWS = {"cpu": 256, "cuda": 4096}  # at once: they fit into the cache of a CPU, and keep a GPU busy
 
 
 @dataclass(frozen=True)
 class Example:
-    """One row: what the model reads, what the logits at each position must name, and who may look at whom."""
+    """One row: the input, the token to predict at each position, and the mask."""
 
     inputs: Int[Tensor, " seq"]
     targets: Int[Tensor, " seq"]
@@ -50,7 +54,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Corruption:
-    """How tokens are hidden: which may be chosen, how many, and what is put in their place.
+    """How tokens are hidden: which can be chosen, how many, and what replaces them.
 
     Attributes:
         mask_id: the mask token.
@@ -58,7 +62,7 @@ class Corruption:
         rate: share of the candidates that is chosen; at least one is.
         protected: ids that are never chosen and never drawn (pad, eos, the mask token itself, ...).
         word_starts: (vocab_size,) True = a token that begins a word; whole words are then chosen. None: single tokens.
-        replace: of the chosen tokens, the shares that become the mask token and a random token; the rest stays.
+        replace: of the chosen tokens, the shares that become the mask token and a random token; the rest stay.
     """
 
     mask_id: int
@@ -89,7 +93,7 @@ class Corruption:
         return chosen[units] & candidates
 
     def hide(self, ids: Int[Tensor, " seq"], chosen: Bool[Tensor, " seq"], rng: torch.Generator) -> Int[Tensor, " seq"]:
-        """BERT's 80/10/10: of the chosen tokens most become the mask token, some a random one, the rest stay."""
+        """`ids` with the chosen tokens replaced; by default 80 % become the mask token, 10 % a random one (BERT)."""
         draw = torch.rand(len(ids), generator=rng)
         masked, randomised = self.replace
         allowed = torch.ones(self.vocab_size, dtype=torch.bool)
@@ -101,19 +105,19 @@ class Corruption:
 
 
 def next_token(ids: Int[Tensor, " seq"]) -> Example:
-    """Every position names the token after it; the last has none. Causal."""
+    """Every position predicts the token after it; the last has none. Causal."""
     return Example(ids, _shifted(ids), masks.causal())
 
 
 def masked_lm(ids: Int[Tensor, " seq"], corruption: Corruption, rng: torch.Generator) -> Example:
-    """MLM: a hidden token is named by the logits at its own position. Bidirectional."""
+    """MLM: the logits at the position of a hidden token predict it. Bidirectional."""
     chosen = corruption.choose(ids, rng)
     targets = torch.where(chosen, ids, IGNORE)
     return Example(corruption.hide(ids, chosen, rng), targets, masks.bidirectional())
 
 
 def mntp(ids: Int[Tensor, " seq"], corruption: Corruption, rng: torch.Generator) -> Example:
-    """MNTP: a hidden token is named by the logits *before* it, where a decoder is used to naming it. Bidirectional.
+    """MNTP: the logits *before* a hidden token predict it, as in the pre-training of a decoder. Bidirectional.
 
     The first token has no position before it and is never hidden.
     """
@@ -123,18 +127,15 @@ def mntp(ids: Int[Tensor, " seq"], corruption: Corruption, rng: torch.Generator)
 
 
 def prefix_lm(ids: Int[Tensor, " seq"], n: int) -> Example:
-    """The first `n` tokens are read in both directions, the rest is predicted token by token."""
+    """The first `n` tokens attend in both directions, the rest is predicted token by token."""
     _require_inside(n, ids, "prefix")
     targets = _shifted(ids)
-    targets[: max(n - 1, 0)] = IGNORE  # position n - 1 names token n; before it the answer is in sight
+    targets[: max(n - 1, 0)] = IGNORE  # position n - 1 predicts token n; earlier positions attend to their target
     return Example(ids, targets, masks.prefix(n))
 
 
 def hybrid_lm(ids: Int[Tensor, " seq"], n: int, corruption: Corruption, rng: torch.Generator) -> Example:
-    """The first `n` tokens are predicted token by token, the rest is read in both directions and completed as in MNTP.
-
-    Both halves name a token from the position before it, so one head serves both.
-    """
+    """The first `n` tokens are causal, with next-token targets; the rest is bidirectional, with the targets of MNTP."""
     _require_inside(n, ids, "causal part")
     chosen = corruption.choose(ids, rng, first=n)
     targets = _shifted(ids)
@@ -144,23 +145,18 @@ def hybrid_lm(ids: Int[Tensor, " seq"], n: int, corruption: Corruption, rng: tor
 
 @dataclass(frozen=True)
 class Objective:
-    """A way of training, by name. `attention` is the mask its model needs: "causal", "bidirectional" or "per row"."""
+    """A way of training. `attention` is the mask that its model needs: "causal", "bidirectional" or "per row"."""
 
-    name: str
-    summary: str
     attention: str
     hides_tokens: bool
 
 
 OBJECTIVES = {
-    o.name: o
-    for o in (
-        Objective("next", "name the next token", "causal", hides_tokens=False),
-        Objective("mlm", "name hidden tokens at their own position", "bidirectional", hides_tokens=True),
-        Objective("mntp", "name hidden tokens from the position before", "bidirectional", hides_tokens=True),
-        Objective("prefix", "read a prefix both ways, then name the next token", "per row", hides_tokens=False),
-        Objective("hybrid", "next token first, hidden tokens after", "per row", hides_tokens=True),
-    )
+    "next": Objective("causal", hides_tokens=False),
+    "mlm": Objective("bidirectional", hides_tokens=True),
+    "mntp": Objective("bidirectional", hides_tokens=True),
+    "prefix": Objective("per row", hides_tokens=False),
+    "hybrid": Objective("per row", hides_tokens=True),
 }
 
 
@@ -173,11 +169,11 @@ def by_name(name: str) -> Objective:
 
 @dataclass
 class Collator:
-    """Rows of token ids to a batch of one objective.
+    """Makes batches of one objective from rows of token ids.
 
     Called with a list of `{"row": k, "ids": [...]}`; returns `input_ids`, `labels`, `attention_mask` (batch, seq), and
-    `lengths` (batch,) for "prefix" and "hybrid": where the bidirectional prefix ends, or the causal part. Row k is
-    corrupted by a generator seeded with (`seed`, k), so it does not matter which worker or resumed run makes it.
+    `lengths` (batch,) for "prefix" and "hybrid": where the bidirectional prefix, or the causal part, ends. Row k is
+    corrupted by a generator seeded with (`seed`, k), so every worker and every resumed run makes the same row.
     """
 
     objective: str
@@ -187,18 +183,20 @@ class Collator:
 
     def __post_init__(self) -> None:
         if by_name(self.objective).hides_tokens and self.corruption is None:
-            raise DataError(f"{self.objective} hides tokens and needs a Corruption that says how")
+            raise DataError(f"{self.objective} hides tokens and needs a Corruption, such as corruption_for(tokenizer)")
 
     def __call__(self, rows: Sequence[dict]) -> dict[str, Tensor]:
         examples, lengths = zip(*(self._example(row) for row in rows), strict=True)
-        batch = {
-            "input_ids": _stack([e.inputs for e in examples], self.pad_id),
-            "labels": _stack([e.targets for e in examples], IGNORE),
-            "attention_mask": _stack([torch.ones_like(e.inputs) for e in examples], 0),
+        columns = {
+            "input_ids": ([example.inputs for example in examples], self.pad_id),
+            "labels": ([example.targets for example in examples], IGNORE),
+            "attention_mask": ([torch.ones_like(example.inputs) for example in examples], 0),
         }
-        if by_name(self.objective).attention == "per row":
-            batch["lengths"] = torch.tensor(lengths)
-        return batch
+        batch = {
+            name: nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=fill)
+            for name, (tensors, fill) in columns.items()
+        }
+        return batch | ({"lengths": torch.tensor(lengths)} if by_name(self.objective).attention == "per row" else {})
 
     def _example(self, row: dict) -> tuple[Example, int]:
         ids = torch.as_tensor(row["ids"])
@@ -207,28 +205,24 @@ class Collator:
         rng = generator(self.seed, row["row"])
         if self.objective == "next":
             return next_token(ids), 0
-        if self.objective == "mlm":
-            return masked_lm(ids, self.corruption, rng), 0
-        if self.objective == "mntp":
-            return mntp(ids, self.corruption, rng), 0
+        if self.objective in ("mlm", "mntp"):
+            return (masked_lm if self.objective == "mlm" else mntp)(ids, self.corruption, rng), 0
         n = int(torch.randint(1, len(ids), (), generator=rng))
         return (prefix_lm(ids, n) if self.objective == "prefix" else hybrid_lm(ids, n, self.corruption, rng)), n
 
 
 def mask_of(batch: dict[str, Tensor], objective: str) -> Mask:
-    """The mask under which this batch is to be read (padding is not part of it)."""
-    if objective == "prefix":
-        return masks.prefix(batch["lengths"].tolist())
-    if objective == "hybrid":
-        return masks.hybrid(batch["lengths"].tolist())
-    return masks.causal() if by_name(objective).attention == "causal" else masks.bidirectional()
+    """The mask of this batch, without its padding."""
+    if by_name(objective).attention == "per row":
+        return (masks.prefix if objective == "prefix" else masks.hybrid)(batch["lengths"].tolist())
+    return masks.causal() if objective == "next" else masks.bidirectional()
 
 
 def loss(model: nn.Module, batch: dict[str, Tensor], objective: str) -> Float[Tensor, ""]:
     """Mean cross entropy in nats over the counted positions of a batch, of a transformers model with a language head.
 
-    "next", "mlm" and "mntp" take the model's attention as it is (convert it first: `labkit.to_bidirectional`); for
-    "prefix" and "hybrid" the mask of the batch is put in force for this pass.
+    "next", "mlm" and "mntp" use the model's own attention (convert it first: `labkit.to_bidirectional`); for "prefix"
+    and "hybrid" the mask of the batch is put in force for this pass.
 
     Raises:
         DataError: no position is counted, so there is no mean.
@@ -250,7 +244,7 @@ def logits_at(
     attention_mask: Tensor | None,
     positions: Bool[Tensor, "batch seq"],
 ) -> Float[Tensor, "chosen vocab"]:
-    """The logits at the chosen positions only: at 15 % of them a large vocabulary costs 15 %."""
+    """The logits at the chosen positions only, because a large vocabulary makes logits expensive."""
     if attention_mask is not None and bool(attention_mask.all()):
         attention_mask = None
     head = getattr(model, "module", model).get_output_embeddings()
@@ -261,8 +255,62 @@ def logits_at(
         handle.remove()
 
 
+def linear_cross_entropy(
+    hidden: Float[Tensor, "*rows width"], head: Float[Tensor, "vocab width"], targets: Int[Tensor, "*rows"]
+) -> Float[Tensor, ""]:
+    """`F.cross_entropy(hidden @ head.T, targets)` without all logits in memory; the mean in nats, IGNORE not counted.
+
+    With a large vocabulary, logits and their gradient are by far the largest tensors of a training step. Here some rows
+    at a time become logits, loss and gradient (Hsu et al. 2024, "Liger Kernel"). Under autocast the products are
+    computed in its dtype, all else in float32. It can be differentiated once. Within `torch.compile` torch's own
+    function is used, because torch 2.11 compiles this one to gradients of zero without a warning.
+    """
+    if targets.numel() * len(head) <= FEW or torch.compiler.is_compiling():
+        return F.cross_entropy((hidden @ head.T).flatten(0, -2).float(), targets.flatten())
+    return _LinearCrossEntropy.apply(hidden.flatten(0, -2), head, targets.flatten())
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """The forward pass computes the gradients too, and the backward pass only scales them."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+        device = hidden.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+        exact = torch.promote_types(dtype, torch.float32)
+        weight, rows = head.to(dtype), max(1, min(ROWS.get(device, 4096), MOST // len(head)))
+        share = (targets != IGNORE).to(exact)
+        share /= share.sum()  # of each row in the mean; nan if no row is counted, as in torch
+        loss, grad_hidden, grad_head = (
+            share.new_zeros(()),
+            torch.empty_like(hidden),
+            torch.zeros_like(head, dtype=exact),
+        )
+        parts = zip(*(tensor.split(rows) for tensor in (hidden, targets, share, grad_hidden)), strict=True)
+        with torch.autocast(device, enabled=False):
+            for states, target, part, grad_states in parts:
+                states, target = states.to(dtype), target[:, None].clamp(min=0)
+                scores = (states @ weight.T).to(exact).log_softmax(1)  # (some rows, vocab)
+                loss -= part @ scores.gather(1, target)[:, 0]
+                if any(ctx.needs_input_grad):
+                    grad = scores.exp_()  # the gradient is the softmax, minus one at the target
+                    grad.scatter_add_(1, target, grad.new_full((1, 1), -1.0).expand_as(target))
+                    grad = grad.mul_(part[:, None]).to(dtype)
+                    grad_states.copy_(grad @ weight)
+                    grad_head += grad.T @ states
+        ctx.save_for_backward(grad_hidden, grad_head)
+        ctx.dtype = head.dtype
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        grad_hidden, grad_head = ctx.saved_tensors
+        return grad_hidden * grad, (grad_head * grad).to(ctx.dtype), None
+
+
 def generator(seed: int, row: int) -> torch.Generator:
-    """A random generator that depends on (seed, row) and on nothing else."""
+    """A random generator that depends only on (seed, row)."""
     digest = hashlib.sha256(f"{seed}:{row}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
 
@@ -270,7 +318,7 @@ def generator(seed: int, row: int) -> torch.Generator:
 def word_starts(tokenizer: Any) -> Bool[Tensor, " vocab"]:
     """Which tokens begin a word: those with a space before them (Ġ, ▁), and all that do not begin with a letter.
 
-    A line end or a tab is none, though a byte-level tokenizer writes it as one (Ċ, č, ĉ).
+    A byte-level tokenizer writes line ends and tabs as letters (Ċ, č, ĉ), so these are listed.
     """
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     return torch.tensor([token[:1] in tuple("Ġ▁Ċčĉ") or not token[:1].isalpha() for token in tokens])
@@ -280,7 +328,7 @@ def corruption_for(tokenizer: Any, rate: float = 0.15, whole_words: bool = False
     """The Corruption of a tokenizer that has a mask token (see `labkit.tasks.lm.ensure_mask_token`).
 
     Raises:
-        DataError: the tokenizer has no mask token; `encode("[MASK]")[0]` is not one, it is the token "[".
+        DataError: the tokenizer has no mask token.
     """
     if tokenizer.mask_token_id is None:
         spelled = tokenizer.convert_ids_to_tokens(tokenizer.encode("[MASK]", add_special_tokens=False)[0])
@@ -299,10 +347,6 @@ def corruption_for(tokenizer: Any, rate: float = 0.15, whole_words: bool = False
 
 def _shifted(ids: Tensor) -> Tensor:
     return torch.cat([ids[1:], ids.new_tensor([IGNORE])])
-
-
-def _stack(rows: list[Tensor], fill: int) -> Tensor:
-    return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill)
 
 
 def _require_inside(n: int, ids: Tensor, what: str) -> None:

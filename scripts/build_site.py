@@ -205,12 +205,12 @@ def write_glossary(source: Path) -> None:
 
 def write_assignments(source: Path) -> None:
     """Links to the assignments as files, student's version and solution, below docs/site/assignments.md."""
-    from labkit.notebooks import title_of
-
     page = source / "assignments.md"
     lines = [page.read_text(encoding="utf-8")]
     for student in sorted((ROOT / "notebooks" / "assignments" / "student").glob("*.ipynb")):
-        lines.append(f"## {escape(title_of(student))}\n")
+        cells = json.loads(student.read_text(encoding="utf-8"))["cells"]
+        title = next(re.finditer(r"^# (.+)$", "\n".join("".join(cell["source"]) for cell in cells), re.MULTILINE))[1]
+        lines.append(f"## {escape(title)}\n")
         for kind, words in (("student", "the notebook to work in"), ("solution", "the solution")):
             file = ROOT / "notebooks" / "assignments" / kind / student.name
             if file.is_file():

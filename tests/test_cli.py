@@ -47,14 +47,10 @@ def test_the_page_of_the_commands_is_what_their_help_says():
     assert page.strip() == made.strip(), "docs/cli.md is out of date: run make cli-docs"
 
 
-def test_the_version_is_that_of_the_package(labkit_command):
+def test_version_and_no_arguments(labkit_command):
     assert labkit_command("--version") == (0, f"{__version__}\n", "")
-
-
-def test_no_arguments_print_the_help(labkit_command):
     code, out, _ = labkit_command()
-    assert code == 0
-    assert all(command[0] in out for command in COMMANDS)
+    assert code == 0 and all(command[0] in out for command in COMMANDS)
 
 
 def test_help_comes_without_loading_torch_or_transformers():
@@ -70,29 +66,20 @@ def test_help_comes_without_loading_torch_or_transformers():
     [
         (["frobnicate"], "No such command 'frobnicate'"),
         (["audit"], "Missing argument 'NAME_OR_PATH'"),
-        (["audit", "tiny-gpt2", "--frob"], "No such option: --frob"),
         (["audit", "tiny-gpt2", "--expect", "sideways"], "--expect is 'sideways'.*causal or bidirectional"),
         (["audit", "tiny-gtp2"], "did you mean tiny-gpt2"),
         (["audit", "tiny-gpt2", "--attn", "fast"], "attn is 'fast'.*eager, sdpa"),
-        (["audit", "tiny-gpt2", "--dtype", "int4"], "dtype is 'int4'.*float32"),
         (["audit", "tiny-gemma2", "--attn", "sdpa"], "cannot use attn='sdpa'.*eager"),
-        (["audit", "tiny-gpt2", "--reference", "no-such-model"], "no model is called 'no-such-model'"),
         (["audit", "google/gemma-3-4b-it"], "google/gemma-3-4b-it is not on this machine.*hf download"),
         (["convert", "tiny-gpt2"], "Missing option '--output-dir'"),
-        (["convert", "no-such-model", "--output-dir", "{free}"], "no model is called 'no-such-model'"),
         (["convert", "tiny-gpt2", "--output-dir", "{full}"], "is not empty"),
-        (["convert", "tiny-gpt2", "--output-dir", "{file}"], "is a file"),
         (["convert", "tiny-gpt2", "--output-dir", "{free}", "--window", "wide"], "'wide'.*keep, halve, global"),
         (["convert", "tiny-gpt2", "--output-dir", "{free}", "--layers", "last"], "layers are 'last'.*middle-third"),
         (["convert", "tiny-gpt2", "--output-dir", "{free}", "--layers", "0,7"], "'0,7'.*layers 0 to 1"),
-        (["convert", "tiny-gpt2", "--output-dir", "{free}", "--layers", "-1"], "'-1'.*layers 0 to 1"),
-        (["cache"], "Missing command"),
         (["cache", "clear", "nothing"], "no converted model 'nothing'"),
         (["notebooks"], "Missing command"),
-        (["notebooks", "copy"], "Missing argument 'DIR'"),
         (["notebooks", "copy", "{file}"], "is a file"),
         (["notebooks", "run", "no_such_notebook"], "no_such_notebook"),
-        (["notebooks", "run", "--timeout", "soon"], "Invalid value for '--timeout'"),
         (["leakage", "tiny-gpt2", "--tokens", "1" + 30 * "0"], "--tokens is 1e.30; give a number between"),
         (
             ["train", "lm", "--objective", "mlm", "--output-dir", "{free}", "--epochs", "inf"],
@@ -103,11 +90,8 @@ def test_help_comes_without_loading_torch_or_transformers():
         (["audit", "half of a pair \ud800"], "half of a pair"),
         (["convert", "tiny-gpt2", "--output-dir", "{file}/x"], "file/x could not be .*written: Not a directory"),
         (["convert", "tiny-gpt2", "--output-dir", "{free}" + "x" * 300], "could not be .*written: File name too long"),
-        (["notebooks", "copy", "{file}/x"], "file/x could not be .*written: Not a directory"),
-        (["course", "build", "--output-dir", "{file}/x"], "file/x could not be .*written: Not a directory"),
         (["fuse", "--model", "tiny-gpt2", "--output", "{file}/x"], "file/x could not be .*written: Not a directory"),
         (["fuse", "--model", "tiny-gpt2", "--output", "-", "--resume"], "no journal"),
-        (["pretrain", "{full}", "--output-dir", "{file}/x"], "could not be .*written: Not a directory"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -205,7 +189,7 @@ def test_a_converted_folder_is_bidirectional_in_plain_transformers(labkit_comman
     changed[:, 6] += 1
     for mask in (torch.ones_like(ids), torch.ones_like(ids).index_fill(1, torch.tensor([10, 11]), 0)):
         with torch.no_grad():
-            before, after = (model(each, attention_mask=mask).last_hidden_state for each in (ids, changed))
+            before, after = (model(row, attention_mask=mask).last_hidden_state for row in (ids, changed))
         assert not torch.equal(before[:, 0], after[:, 0])
 
 
@@ -316,21 +300,13 @@ def test_standard_output_on_a_full_disk_is_one_line():
     ("file", "content"),
     [
         ("config.json", "{"),
-        ("config.json", "[]"),
-        ("config.json", b"\xff"),
-        ("config.json", {"n_layer": "two"}),
         ("config.json", {"n_head": 3}),
-        ("config.json", {"labkit_attention": 7}),
         ("config.json", {"labkit_attention": {"window": "keep"}}),
         ("config.json", {"labkit_head": {"task": "embedding", "dropout": "x"}}),
-        ("tokenizer.json", "{"),
         ("tokenizer.json", {"model": None}),
-        ("tokenizer_config.json", "[]"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"x": 7}}),
-        ("generation_config.json", "7"),
         ("model.safetensors", b""),
         ("model.safetensors", b"\x02\0\0\0\0\0\0\0{}"),
-        ("model.safetensors.index.json", '{"weight_map": 7'),
         ("model.safetensors.index.json", '{"metadata": {}}'),
     ],
     ids=lambda value: str(value)[:40],
@@ -366,9 +342,3 @@ def test_layers_are_chosen_by_name_or_number(choice, count, layers):
     from labkit.models.export import choose_layers
 
     assert choose_layers(choice, count) == layers
-
-
-def test_notebooks_are_copied(labkit_command, tmp_path):
-    code, out, _ = labkit_command("notebooks", "copy", str(tmp_path / "lab"), "--json")
-    assert code == 0
-    assert all((tmp_path / "lab") in __import__("pathlib").Path(path).parents for path in json.loads(out))

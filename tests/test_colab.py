@@ -137,18 +137,10 @@ def test_without_the_wheel_the_cell_says_what_to_upload_and_asks_pip_for_nothing
     assert "told" not in str(raised.value).splitlines()[-1]
 
 
-def test_cell_asks_for_the_package_from_wherever_the_setting_says(session):
+def test_cell_requests_the_package_from_wherever_the_setting_says(session):
     address = f"{DISTRIBUTION}[colab] @ git+https://github.com/owner/name@main"
     for requirement in (f"{DISTRIBUTION}[colab]", address):
         assert session(first_cell(requirement))[1] == [f'install -q "{requirement}" torch==2.11.0+cu128 numpy==2.0.2']
-
-
-def test_setup_cell_of_any_source_and_age_is_known_for_one():
-    for cell in (FIRST_CELL, first_cell("x"), "import labkit.notebooks\n\nlabkit.notebooks.setup()\n"):
-        assert notebooks.is_setup_cell(cell)
-    assert notebooks.is_setup_cell(FIRST_CELL.replace("setup()", "setup(drive=True)"))
-    assert not notebooks.is_setup_cell("import torch\n\nimport labkit.notebooks")
-    assert not notebooks.is_setup_cell(f"{FIRST_CELL}\nprint(1)")
 
 
 def test_files_on_drive_are_there_after_the_machine_was_lost(session, tmp_path):
@@ -182,9 +174,25 @@ def laptop(monkeypatch):
     return monkeypatch
 
 
-def test_outside_colab_setup_prints_what_the_notebooks_setup_prints(laptop, capsys):
-    colab.setup()
-    assert capsys.readouterr().out == f"{notebooks.make_ready()}\n" == f"labkit {labkit.__version__}, profile laptop\n"
+@pytest.mark.parametrize("own", [None, "json"])
+def test_outside_colab_setup_prints_one_line_and_makes_plotly_send_data(laptop, capsys, own):
+    import plotly.io
+
+    laptop.setattr(plotly.io.renderers, "default", "browser")
+    laptop.setenv("PLOTLY_RENDERER", own) if own else laptop.delenv("PLOTLY_RENDERER")
+    for _ in range(2):
+        colab.setup()
+        assert capsys.readouterr().out == f"labkit {labkit.__version__}, profile laptop\n"
+    assert plotly.io.renderers.default == os.environ["PLOTLY_RENDERER"] == (own or "plotly_mimetype")
+
+
+def test_setup_refuses_a_package_older_than_labkit_needs_with_the_cure(laptop):
+    needs = ["transformers>=5.2", "nbval>=0.11; extra == 'dev'", "absent>=1; python_version < '3'"]
+    laptop.setattr(colab.metadata, "requires", lambda name: needs)
+    laptop.setattr(colab.metadata, "version", lambda name: "4.57.1")
+    words = r"transformers: found 4.57.1, needed >=5.2.*%pip install 'transformers>=5.2'"
+    with pytest.raises(LabkitError, match=words):
+        colab.setup()
 
 
 def test_outside_colab_drive_changes_nothing_and_says_so(laptop, capsys, tmp_path):
@@ -219,8 +227,8 @@ def test_a_drive_that_is_refused_is_an_error_that_helps(laptop, tmp_path):
 def test_what_was_loaded_before_pip_replaced_it_asks_for_a_restart(laptop):
     old = types.SimpleNamespace(__version__="5.24.1")
     laptop.setitem(sys.modules, "plotly", old)
+    laptop.setattr(colab.metadata, "requires", lambda name: [])
     laptop.setattr(colab.metadata, "version", lambda name: "6.5.0")
-    laptop.setattr(colab, "in_colab", lambda: True)
     laptop.setattr(colab, "_IMPORTED_EARLY", ("plotly",))
     with pytest.raises(LabkitError, match="plotly 6.5.0.*loaded 5.24.1.*Restart session"):
         colab.setup()

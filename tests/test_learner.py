@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from labkit import notebooks
-from labkit.errors import LearnerError
+from labkit.errors import DataError
 from labkit.learner import predict
 
 
@@ -52,7 +52,7 @@ def test_a_box_for_a_text_folds_its_answer_and_a_box_without_an_answer_folds_not
 
 @pytest.mark.parametrize("answer", [None, "Yes", ""])
 def test_an_answer_that_is_not_one_of_the_choices_is_refused(answer):
-    with pytest.raises(LearnerError, match="not one of the choices"):
+    with pytest.raises(DataError, match="not one of the choices"):
         predict("Is 1 < 2?", choices=["yes", "no"], answer=answer)
 
 

@@ -1,16 +1,15 @@
-"""Copying loses nobody's work; running says where it failed; setting up is safe to repeat."""
+"""Copying overwrites no work; a run reports where it failed; the shipped folders are found."""
 
 import json
 import os
 import sys
-import types
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from labkit import notebooks, resources
-from labkit.errors import LabkitError, NotebookError
+from labkit.errors import DataError, LabkitError
 
 pytestmark = pytest.mark.end_to_end
 
@@ -47,41 +46,25 @@ def shipped(tmp_path, monkeypatch):
 # ---- list and copy -------------------------------------------------------------------------------------------------
 
 
-def test_tour_is_listed_in_order_without_assignments_and_checkpoints(shipped):
+def test_copy_brings_everything_but_checkpoints_and_only_once(shipped, tmp_path):
     assert [p.name for p in notebooks.list_notebooks()] == ["00_first.ipynb", "01_second.ipynb"]
-
-
-def test_copy_brings_everything_but_checkpoints(shipped, tmp_path):
     written = notebooks.copy(tmp_path / "mine")
-    expected = {"00_first.ipynb", "01_second.ipynb", "assignments/a1.ipynb".replace("/", os.sep), "README.md"}
-    assert set(contents(tmp_path / "mine")) == expected
-    assert len(written) == 4
-    assert (tmp_path / "mine/00_first.ipynb").read_bytes() == (shipped / "00_first.ipynb").read_bytes()
-
-
-def test_copying_again_writes_nothing(shipped, tmp_path):
-    notebooks.copy(tmp_path / "mine")
+    expected = {name: content for name, content in contents(shipped).items() if "checkpoint" not in name}
+    assert contents(tmp_path / "mine") == expected and len(written) == len(expected) == 4
     assert notebooks.copy(tmp_path / "mine") == []
 
 
-def test_changed_file_stops_the_copy_before_anything_is_written(shipped, tmp_path):
+def test_changed_file_stops_the_copy_unless_it_is_forced(shipped, tmp_path):
     mine = tmp_path / "mine"
     notebooks.copy(mine)
     (mine / "01_second.ipynb").write_text("my work")
     (mine / "00_first.ipynb").unlink()  # would be copied again, if the copy went ahead
     (mine / "thesis.txt").write_text("my other work")
     before = contents(mine)
-    with pytest.raises(NotebookError, match="01_second.ipynb.*force"):
+    with pytest.raises(DataError, match="01_second.ipynb.*force"):
         notebooks.copy(mine)
     assert contents(mine) == before
-
-
-def test_force_replaces_the_changed_file_and_nothing_else(shipped, tmp_path):
-    mine = tmp_path / "mine"
-    notebooks.copy(mine)
-    (mine / "01_second.ipynb").write_text("my work")
-    (mine / "thesis.txt").write_text("my other work")
-    assert [p.name for p in notebooks.copy(mine, force=True)] == ["01_second.ipynb"]
+    assert [p.name for p in notebooks.copy(mine, force=True)] == ["00_first.ipynb", "01_second.ipynb"]
     assert (mine / "01_second.ipynb").read_bytes() == (shipped / "01_second.ipynb").read_bytes()
     assert (mine / "thesis.txt").read_text() == "my other work"
 
@@ -97,18 +80,14 @@ def test_disk_that_fills_up_halfway_leaves_the_folder_as_it_was(shipped, tmp_pat
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_folder_in_the_place_of_a_notebook_is_never_removed(shipped, tmp_path, force):
+def test_what_is_in_the_place_of_a_file_or_folder_is_never_removed(shipped, tmp_path, force):
     (tmp_path / "mine/00_first.ipynb").mkdir(parents=True)
-    with pytest.raises(NotebookError, match="00_first.ipynb"):
+    with pytest.raises(DataError, match="00_first.ipynb"):
         notebooks.copy(tmp_path / "mine", force=force)
     assert contents(tmp_path / "mine") == {}
-
-
-def test_destination_that_is_a_file_is_refused(shipped, tmp_path):
-    (tmp_path / "mine").write_text("a file")
-    with pytest.raises(NotebookError, match="is a file"):
-        notebooks.copy(tmp_path / "mine")
-    assert (tmp_path / "mine").read_text() == "a file"
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(DataError, match="is a file"):
+        notebooks.copy(tmp_path / "file", force=force)
 
 
 # ---- run -----------------------------------------------------------------------------------------------------------
@@ -150,7 +129,7 @@ def test_no_kernel_is_left_running(shipped, source):
     before = set(psutil.Process().children(recursive=True))
     try:
         notebooks.run(["00_first"])
-    except NotebookError:
+    except LabkitError:
         pass
     left = set(psutil.Process().children(recursive=True)) - before
     assert not [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
@@ -162,105 +141,37 @@ def test_executed_again_the_file_is_the_same(shipped, tmp_path):
     assert twice.read_bytes() == once.read_bytes()
 
 
-def test_failure_names_notebook_cell_and_exception_and_stops_there(shipped, tmp_path):
-    write(shipped / "00_first.ipynb", "x = 1", "raise ValueError('a wrong mask')\nx = 2", "x = 3")
-    with pytest.raises(NotebookError) as caught:
-        notebooks.run(output_dir=tmp_path / "out")
-    message = str(caught.value)
-    assert all(part in message for part in ("00_first.ipynb", "cell 3", "ValueError: a wrong mask"))
-    assert "\n" not in message
+@pytest.mark.parametrize(
+    ("cells", "cause"),
+    [
+        (["x = 1", "raise ValueError('a wrong mask')\nx = 2", "x = 3"], "cell 3 .*ValueError: a wrong mask"),
+        (["import time", "time.sleep(60)"], "cell 3 .*TimeoutError"),
+        (["import os; os._exit(1)"], "cell 2 .*kernel died"),
+    ],
+)
+def test_failure_names_notebook_cell_and_exception_and_stops_there(shipped, tmp_path, cells, cause):
+    write(shipped / "00_first.ipynb", *cells)
+    with pytest.raises(LabkitError, match=f"00_first.ipynb, {cause}") as raised:
+        notebooks.run(output_dir=tmp_path / "out", timeout=5)
+    assert "\n" not in str(raised.value)
     assert not (tmp_path / "out").exists()
 
 
-def test_cell_that_takes_too_long_is_named(shipped):
-    write(shipped / "00_first.ipynb", "import time", "time.sleep(60)")
-    with pytest.raises(NotebookError, match=r"00_first.ipynb, cell 3 .*TimeoutError"):
-        notebooks.run(["00_first"], timeout=2)
-
-
-def test_kernel_that_dies_is_named(shipped):
-    write(shipped / "00_first.ipynb", "import os; os._exit(1)")
-    with pytest.raises(NotebookError, match=r"00_first.ipynb, cell 2 .*kernel died"):
-        notebooks.run(["00_first"])
-
-
-def test_unknown_notebook_lists_the_known_ones(shipped):
-    with pytest.raises(NotebookError, match="09_missing.*00_first, 01_second"):
-        notebooks.run(["09_missing"])
-
-
-def test_unknown_profile_is_refused_before_a_kernel_starts(shipped, monkeypatch):
-    monkeypatch.setattr(notebooks, "_execute", lambda *_: pytest.fail("a notebook was executed"))
-    with pytest.raises(LabkitError, match="laptop"):
-        notebooks.run(profile="desktop")
-
-
-def test_file_that_is_no_notebook_is_a_clear_error(shipped, tmp_path):
+@pytest.mark.parametrize(
+    ("paths", "profile", "problem"),
+    [
+        (["09_missing"], None, "09_missing.*00_first, 01_second"),
+        (["{folder}"], None, "folder"),
+        (["{broken}"], None, "broken.ipynb cannot be read"),
+        (None, "desktop", "laptop"),
+    ],
+)
+def test_bad_input_is_one_clear_error(shipped, tmp_path, paths, profile, problem):
+    (tmp_path / "folder").mkdir()
     (tmp_path / "broken.ipynb").write_text("{")
-    with pytest.raises(NotebookError, match=r"broken.ipynb cannot be read"):
-        notebooks.run([tmp_path / "broken.ipynb"])
-
-
-# ---- setup and the first cell; the cell in Colab: test_colab.py ---------------------------------------------------
-
-
-@pytest.fixture
-def laptop(monkeypatch):
-    monkeypatch.setenv("LABKIT_PROFILE", "laptop")
-    monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
-    monkeypatch.setenv("PLOTLY_RENDERER", "")  # so that what setup() sets is undone after the test
-    monkeypatch.delenv("PLOTLY_RENDERER")
-    monkeypatch.delitem(sys.modules, "google.colab", raising=False)
-    return monkeypatch
-
-
-@pytest.fixture
-def colab(laptop):
-    """A stand-in for Colab's own package; `.calls` notes what was asked of it."""
-    package = types.ModuleType("google.colab")
-    calls = []
-    package.output = types.SimpleNamespace(enable_custom_widget_manager=lambda: calls.append("widgets"))
-    package.calls = calls
-    laptop.setitem(sys.modules, "google", types.ModuleType("google"))
-    laptop.setitem(sys.modules, "google.colab", package)
-    return package
-
-
-def test_setup_gives_one_line_with_version_and_profile_however_often(laptop):
-    import labkit
-
-    assert notebooks.make_ready() == notebooks.make_ready() == f"labkit {labkit.__version__}, profile laptop"
-
-
-def test_setup_makes_plotly_send_data_not_scripts_whether_imported_before_or_after(laptop):
-    import plotly.io
-
-    laptop.setattr(plotly.io.renderers, "default", "browser")
-    notebooks.make_ready()
-    assert plotly.io.renderers.default == "plotly_mimetype"
-    assert os.environ["PLOTLY_RENDERER"] == "plotly_mimetype"
-
-
-def test_setup_respects_a_renderer_the_user_has_set(laptop):
-    laptop.setenv("PLOTLY_RENDERER", "json")
-    notebooks.make_ready()
-    assert os.environ["PLOTLY_RENDERER"] == "json"
-
-
-def test_setup_in_colab_turns_widgets_and_colabs_renderer_on(colab):
-    notebooks.make_ready()
-    assert colab.calls == ["widgets"]
-    assert os.environ["PLOTLY_RENDERER"] == "colab"
-
-
-def test_setup_refuses_a_package_older_than_labkit_needs_with_the_cure(laptop):
-    needs = ["transformers>=5.2", "nbval>=0.11; extra == 'dev'", "absent>=1; python_version < '3'"]
-    laptop.setattr(notebooks.metadata, "requires", lambda name: needs)
-    laptop.setattr(notebooks.metadata, "version", lambda name: "4.57.1")
-    with pytest.raises(
-        LabkitError, match=r"transformers: found 4.57.1, needed >=5.2.*%pip install 'transformers>=5.2'"
-    ):
-        notebooks.make_ready()
+    places = {"folder": tmp_path / "folder", "broken": tmp_path / "broken.ipynb"}
+    with pytest.raises(LabkitError, match=problem):
+        notebooks.run(paths and [path.format(**places) for path in paths], profile=profile)
 
 
 def test_first_cell_runs_in_a_real_kernel_and_prints_the_one_line(tmp_path):
@@ -274,24 +185,11 @@ def test_first_cell_runs_in_a_real_kernel_and_prints_the_one_line(tmp_path):
 # ---- resources -----------------------------------------------------------------------------------------------------
 
 
-def test_packed_folder_is_found_in_an_installed_wheel(tmp_path, monkeypatch):
+def test_packed_folder_is_found_in_an_installed_wheel_and_no_other_folder_beside_it(tmp_path, monkeypatch):
     package = tmp_path / "site-packages" / "labkit"
     (package / "_notebooks").mkdir(parents=True)
+    (tmp_path / "site-packages" / "data").mkdir()  # of another package
     monkeypatch.setattr(resources, "files", lambda name: package)
     assert resources.folder("notebooks") == package / "_notebooks"
     with pytest.raises(LabkitError, match="installation is incomplete"):
         resources.folder("data")
-
-
-def test_stranger_beside_an_installed_wheel_is_not_taken_for_the_checkout(tmp_path, monkeypatch):
-    package = tmp_path / "site-packages" / "labkit"
-    package.mkdir(parents=True)
-    (tmp_path / "site-packages" / "data").mkdir()
-    monkeypatch.setattr(resources, "files", lambda name: package)
-    with pytest.raises(LabkitError, match="installation is incomplete"):
-        resources.folder("data")
-
-
-def test_unknown_folder_is_refused_with_the_choices():
-    with pytest.raises(LabkitError, match="'weights'.*data, notebooks"):
-        resources.folder("weights")

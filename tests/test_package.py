@@ -74,9 +74,9 @@ def test_shapes_in_annotations_are_checked_while_the_tests_run():
     """The pytest option --jaxtyping-packages is what makes annotated shapes more than comments."""
     import torch
 
-    from labkit.cross_entropy import linear_cross_entropy
+    from labkit.objectives import linear_cross_entropy
 
-    with pytest.raises(Exception, match="checking the parameters of labkit.cross_entropy"):
+    with pytest.raises(Exception, match="checking the parameters of labkit.objectives"):
         linear_cross_entropy(torch.zeros(3), torch.zeros(5, 3), torch.zeros(3, 2, dtype=torch.long))
 
 

@@ -44,31 +44,25 @@ def test_unknown_profile_is_one_line_that_lists_the_choices(bare_machine):
     assert all(name in message for name in ("ci", "laptop", "colab", "gpu"))
 
 
-def test_machine_without_gpu_is_a_laptop(bare_machine):
-    assert profile.current().name == "laptop"
-
-
-def test_empty_variable_counts_as_unset(bare_machine):
-    bare_machine.setenv("LABKIT_PROFILE", "")
-    assert profile.current().name == "laptop"
-
-
-def test_visible_gpu_makes_it_gpu(bare_machine):
+@pytest.mark.parametrize(
+    ("environment", "torch", "expected"),
+    [
+        ({}, "2.13.0", "gpu"),
+        ({"LABKIT_PROFILE": ""}, "2.13.0", "gpu"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "2.13.0", "laptop"),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, "2.13.0", "laptop"),
+        ({}, "2.13.0+cpu", "laptop"),
+        ({"COLAB_RELEASE_TAG": "release-colab"}, "2.13.0", "colab"),
+    ],
+)
+def test_profile_is_detected(bare_machine, environment, torch, expected):
+    in_colab = "COLAB_RELEASE_TAG" in environment
+    for name, value in environment.items():
+        bare_machine.setenv(name, value)
+    bare_machine.setattr(profile.metadata, "version", lambda name: torch)
+    assert profile.current().name == ("colab" if in_colab else "laptop")
     plug_in_gpu(bare_machine)
-    assert profile.detect() == "gpu"
-
-
-@pytest.mark.parametrize("hidden", ["", "-1"])
-def test_hidden_gpu_does_not_count(bare_machine, hidden):
-    plug_in_gpu(bare_machine)
-    bare_machine.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    assert profile.detect() == "laptop"
-
-
-def test_gpu_that_a_cpu_build_of_torch_cannot_use_does_not_count(bare_machine):
-    plug_in_gpu(bare_machine)
-    bare_machine.setattr(profile.metadata, "version", lambda name: "2.13.0+cpu")
-    assert profile.detect() == "laptop"
+    assert profile.current().name == expected
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for nvidia-smi is a shell script")
@@ -82,13 +76,6 @@ def test_driver_tool_is_asked_where_there_is_no_device_file(bare_machine, tmp_pa
     tool.chmod(0o755)
     bare_machine.setattr(profile.shutil, "which", lambda name: str(tool))
     assert profile.detect() == expected
-
-
-def test_colab_is_recognised_with_and_without_gpu(bare_machine):
-    bare_machine.setenv("COLAB_RELEASE_TAG", "release-colab")
-    assert profile.detect() == "colab"
-    plug_in_gpu(bare_machine)
-    assert profile.detect() == "colab"
 
 
 def test_profiles_are_immutable_and_grow_with_the_machine():

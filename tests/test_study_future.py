@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.study import future
 from benchmarks.study.future import PROFILES, Run, Study, flops_per_token, run_study, tables
-from labkit import cross_entropy
+from labkit import objectives
 from labkit.errors import DataError, ModelError, TrainingError
 from labkit.future_arms import arm
 
@@ -117,10 +117,10 @@ def test_arithmetic_is_counted():
     """By hand: 6 per weight of a product and token, and 12 per pair and channel of attention."""
     one, products = arm("smaller"), 12 * 16 * 16 + 300 * 16
     model = one.build(STUDY.config, 0)
-    for count in (2, cross_entropy.FEW // (300 * 16) + 1):  # with so many rows the loss is computed in pieces
+    for count in (2, objectives.FEW // (300 * 16) + 1):  # with so many rows the loss is computed in pieces
         batch = {"input_ids": torch.randint(300, (count, 16)), "labels": torch.randint(300, (count, 16))}
         assert flops_per_token(one, model, batch) == pytest.approx(6 * products + 12 * 16 * 16, rel=0.02)
-    assert cross_entropy.FEW == 2**20 and not model.naive and all(p.grad is None for p in model.parameters())
+    assert objectives.FEW == 2**20 and not model.naive and all(p.grad is None for p in model.parameters())
 
 
 SIZE = {"parameters": 100, "flops_per_token": 600.0}

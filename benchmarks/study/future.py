@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or
 
 from benchmarks.study import report, runner  # noqa: E402
 from benchmarks.study.mask_effect import slug  # noqa: E402
-from labkit import cross_entropy  # noqa: E402
+from labkit import objectives  # noqa: E402
 from labkit.datasets import field_notes  # noqa: E402
 from labkit.datasets.text import Document, read_documents  # noqa: E402
 from labkit.errors import DataError, TrainingError  # noqa: E402
@@ -241,14 +241,14 @@ def flops_per_token(arm: Arm, model: GPT, batch: dict[str, Tensor]) -> float:
     from torch.utils.flop_counter import FlopCounterMode
 
     was, model.naive = model.naive, True  # the fused kernel is not counted on a CPU
-    few, cross_entropy.FEW = cross_entropy.FEW, math.inf  # nor are all products of the loss in pieces
+    few, objectives.FEW = objectives.FEW, math.inf  # nor are all products of the loss in pieces
     try:
         with torch.random.fork_rng(), FlopCounterMode(display=False) as counted:
             device = model.wte.weight.device
             loss, extra = arm.losses(model, batch["input_ids"].to(device), batch["labels"].to(device))
             (loss if extra is None else loss + extra).backward()
     finally:
-        model.naive, cross_entropy.FEW = was, few
+        model.naive, objectives.FEW = was, few
         model.zero_grad(set_to_none=True)
     return counted.get_total_flops() / batch["input_ids"].numel()
 

@@ -1,5 +1,5 @@
 """The command line: one module for each group of commands."""
 
-from labkit.cli.commands import app, main
+from labkit.cli.root import app, main
 
 __all__ = ["app", "main"]

@@ -96,9 +96,5 @@ def whole_numbers(option: str, text: str) -> list[int]:
 
 
 def print_json(value: Any) -> None:
+    """Print `value`, with paths as text."""
     print(json.dumps(value, indent=1, default=str))
-
-
-def plain(value: Any) -> Any:
-    """What JSON has a word for, as it is; the rest as text."""
-    return value if isinstance(value, int | float | str | None) else str(value)

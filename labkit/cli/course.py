@@ -1,4 +1,4 @@
-"""`labkit course`: assignments built, checked and graded. Registered in labkit/cli/commands.py."""
+"""`labkit course`: assignments built, checked and graded. Registered in labkit/cli/root.py."""
 
 from __future__ import annotations
 

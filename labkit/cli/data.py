@@ -1,4 +1,4 @@
-"""`labkit data`: the embedded data sets, and checks of a user's own. Registered in labkit/cli/commands.py."""
+"""`labkit data`: the embedded data sets, and checks of a user's own. Registered in labkit/cli/root.py."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def model(kind: str, seed: int, training: bool = False, twins: tuple = (), attn:
     """A tiny GPT-2 with weights of this seed, to which `kind` was done. `twins`: ids with the vector of the first."""
     from labkit import pitfalls, to_bidirectional
     from labkit.models.tiny import build_tiny_model
-    from labkit.pitfalls.rewrites import attention_in_full, rewrite
+    from labkit.pitfalls.rewrites import rewrite
 
     made, generator = build_tiny_model("tiny-gpt2", attn=attn), torch.Generator().manual_seed(seed)
     words, places = made.transformer.wte.weight, made.transformer.wpe.weight
@@ -60,7 +60,7 @@ def model(kind: str, seed: int, training: bool = False, twins: tuple = (), attn:
         elif kind == "late position":
             places[5:] = places[5:].flip(-1)
     if kind == "by hand":
-        rewrite(made, attention_in_full)
+        rewrite(made)
     elif kind == "labkit":
         to_bidirectional(made)
     elif kind in {pitfall.name for pitfall in pitfalls.ALL}:

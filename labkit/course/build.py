@@ -59,7 +59,7 @@ def build(
 
     Raises:
         CourseError: a master that does not fit its checks, an unknown assignment. Nothing is written then.
-        NotebookError: a solution does not run to its end. It is then there without outputs.
+        LabkitError: a solution does not run to its end. It is then there without outputs.
     """
     variant, output_dir = variant or Variant(), Path(output_dir).expanduser()
     known = masters()

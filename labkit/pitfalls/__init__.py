@@ -17,7 +17,7 @@ wrong.
 import difflib
 
 from labkit.errors import LabkitError
-from labkit.pitfalls import flags, inputs, mask_building, places, rewrites, windows
+from labkit.pitfalls import flags, inputs, mask_building, partial, rewrites
 from labkit.pitfalls.exhibit import Pitfall, Verification
 from labkit.pitfalls.verifications import VERIFICATIONS
 
@@ -25,8 +25,7 @@ ALL: tuple[Pitfall, ...] = (
     *flags.EXHIBITS,
     *inputs.EXHIBITS,
     *mask_building.EXHIBITS,
-    *windows.EXHIBITS,
-    *places.EXHIBITS,
+    *partial.EXHIBITS,
     *rewrites.EXHIBITS,
 )
 

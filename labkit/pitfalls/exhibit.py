@@ -1,7 +1,7 @@
 """What an exhibit is: one well-known way of *not* converting a causal model, kept runnable.
 
-An exhibit never states its own outcome. It says what people write and why it looks right; whether it worked on a given
-model, backend and batch is for a measurement to say (`labkit.audit`), today, with the versions installed here.
+An exhibit does not state its own outcome. It shows what people write and why it looks right. Whether it works on a
+given model, backend and batch is measured (`labkit.audit`), with the versions that are installed.
 """
 
 import textwrap
@@ -11,15 +11,19 @@ from typing import Any
 
 from labkit.errors import ConversionError
 
+TEXT_FAMILIES = ("gpt2", "gemma", "gemma2", "gemma3_text", "llama")  # values of `config.model_type`
+ROTARY_FAMILIES = ("gemma", "gemma2", "gemma3_text", "llama")
+WINDOWED_FAMILIES = ("gemma2", "gemma3_text")
+
 
 @dataclass(frozen=True)
 class Pitfall:
     """One false, partial or fragile conversion.
 
-    `symptom` is where a measurement shall reveal it: the kind of one of the audit's problems ("pad-leak", ...) or a
-    verdict ("causal", "mixed", "other"; "bidirectional" if its fault is out of sight on a CPU). `families` holds the
-    `config.model_type` values for which the exhibit has a meaning. `install` does the deed; call `apply`, which checks
-    the family first.
+    `symptom` is how a measurement reveals it: the kind of a problem of the audit ("pad-leak", ...) or a verdict
+    ("causal", "mixed", "other"; "bidirectional" if no measurement on a CPU shows the fault). `families` are the
+    architectures for which the exhibit has a meaning. `install` changes the model; call `apply`, which checks the
+    family first.
     """
 
     name: str
@@ -27,14 +31,14 @@ class Pitfall:
     code: str
     story: str
     takes_effect_when: str
-    families: tuple[str, ...]
     symptom: str
     install: Callable[[Any], None]
+    families: tuple[str, ...] = TEXT_FAMILIES
 
     def apply(self, model: Any) -> Any:
-        """Do to `model`, in place, what the recipe does, and return it.
+        """Apply the recipe to `model` in place, and return the model.
 
-        Raises `ConversionError` if the recipe has no meaning for this architecture. There is no undo: hand over a copy.
+        There is no undo: pass a copy. Raises `ConversionError` if the recipe has no meaning for this architecture.
         """
         family = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
         if family not in self.families:
@@ -45,37 +49,32 @@ class Pitfall:
         return model
 
     def caught_by(self, report: Any) -> str | None:
-        """The audit's own words when it catches this exhibit; None if `report` found nothing to say against the model.
+        """The text of the audit's problem that catches this exhibit; None if `report` has nothing against the model.
 
         Prefers the problem named by `symptom`, then any problem, then a verdict other than "bidirectional".
         """
-        expected = [problem for problem in report.problems if getattr(problem, "kind", None) == self.symptom]
-        for problem in [*expected, *report.problems]:
-            return str(problem)
+        if report.problems:
+            return str(min(report.problems, key=lambda problem: problem.kind != self.symptom))
         return None if report.verdict == "bidirectional" else f"verdict: {report.verdict}"
 
     def describe(self, width: int = 88) -> str:
-        """The exhibit as a small page of text, for a notebook or a terminal."""
-        heading = f"{self.title}  [{self.name}]"
-        paragraphs = {
-            "What people write": textwrap.indent(self.code, "    "),
-            "Why it looks right": _wrapped(self.story, width),
-            "When it works, and when it does not": _wrapped(self.takes_effect_when, width),
-            "Applies to": _wrapped(", ".join(self.families), width),
+        """The exhibit as a page of text, for a notebook or a terminal."""
+        texts = {
+            "Why it looks right": self.story,
+            "When it works, and when it does not": self.takes_effect_when,
+            "Applies to": ", ".join(self.families),
         }
-        body = "\n\n".join(f"{label}\n{text}" for label, text in paragraphs.items())
-        return f"{heading}\n{'=' * len(heading)}\n\n{body}"
+        return _page(self, "What people write", texts, width)
 
-    def __str__(self) -> str:
-        return self.describe()
+    __str__ = describe
 
 
 @dataclass(frozen=True)
 class Verification:
     """A check that people run after a conversion, and that a model which is still causal passes.
 
-    `verify(model)` returns True when the check is satisfied. `fooled_by` names the exhibit that it lets through,
-    `backend` the attention backend under which it does, `families` the architectures on which it can be tried.
+    `verify(model)` returns True if the model passes the check. `fooled_by` names an exhibit that passes it although it
+    is causal, `backend` the attention backend under which it does, `families` the architectures on which to try it.
     """
 
     name: str
@@ -84,23 +83,20 @@ class Verification:
     story: str
     verify: Callable[[Any], bool]
     fooled_by: str
-    backend: str
-    families: tuple[str, ...]
+    backend: str = "sdpa"
+    families: tuple[str, ...] = TEXT_FAMILIES
 
     def describe(self, width: int = 88) -> str:
-        """The verification as a small page of text."""
-        heading = f"{self.title}  [{self.name}]"
-        code = textwrap.indent(self.code, "    ")
-        return (
-            f"{heading}\n{'=' * len(heading)}\n\nWhat people check\n{code}\n\nWhy it verifies nothing\n"
-            f"{_wrapped(self.story, width)}"
-        )
+        """The verification as a page of text."""
+        return _page(self, "What people check", {"Why it verifies nothing": self.story}, width)
 
-    def __str__(self) -> str:
-        return self.describe()
+    __str__ = describe
 
 
-def _wrapped(text: str, width: int) -> str:
-    return textwrap.fill(
-        " ".join(text.split()), width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
-    )
+def _page(exhibit: Pitfall | Verification, code_label: str, texts: dict[str, str], width: int) -> str:
+    heading = f"{exhibit.title}  [{exhibit.name}]"
+    paragraphs = [f"{heading}\n{'=' * len(heading)}", f"{code_label}\n{textwrap.indent(exhibit.code, '    ')}"]
+    for label, text in texts.items():
+        lines = textwrap.wrap(" ".join(text.split()), width - 4, break_on_hyphens=False)
+        paragraphs.append("\n".join([label, *(f"    {line}" for line in lines)]))
+    return "\n\n".join(paragraphs)

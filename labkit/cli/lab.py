@@ -1,0 +1,144 @@
+"""`labkit doctor`, `models`, `cache` and `notebooks`. Registered in labkit/cli/root.py."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from labkit.cli.console import Json, print_json, print_table
+from labkit.errors import LabkitError
+
+cache_app = typer.Typer(help="List or delete the converted models.")
+notebooks_app = typer.Typer(help="Run or copy the notebooks.")
+
+
+def doctor(as_json: Json = False) -> None:
+    """Check that this machine is ready for labkit.
+
+    Reports versions, GPU, memory, cache, models and widgets, with a fix for each problem. Exit code 1 if a check fails.
+
+    Example: labkit doctor --json
+    """
+    from labkit.doctor import diagnose, healthy
+
+    findings = diagnose()
+    if as_json:
+        print_json([vars(finding) for finding in findings])
+    else:
+        print_table(("", "what", "found", "cure"), [(f.status, f.name, f.detail, f.cure) for f in findings])
+    raise typer.Exit(0 if healthy(findings) else 1)
+
+
+def models(as_json: Json = False) -> None:
+    """List the registered models.
+
+    Shows family, parameters, layers, window, licence, origin, and whether the model is ready for offline use.
+
+    Example: labkit models
+    """
+    from labkit.models import available
+
+    rows = available()
+    if as_json:
+        print_json(rows)
+        return
+    cells = [
+        (
+            row["name"],
+            row["family"],
+            f"{row['parameters'] / 1e6:,.1f} M" if row["parameters"] else "-",
+            str(row["layers"] or "-"),
+            str(row["window"] or "-"),
+            row["licence"].partition(" (")[0],
+            row["origin"],
+            f"{'yes' if row['ready'] else 'no'}, {row['note']}",
+        )
+        for row in rows
+    ]
+    print_table(("name", "family", "parameters", "layers", "window", "licence", "from", "ready offline"), cells)
+
+
+@cache_app.command("list")
+def cache_list(as_json: Json = False) -> None:
+    """List the converted models in the cache.
+
+    The files of each model are checked against their sha256.
+
+    Example: labkit cache list
+    """
+    from labkit.models.cache import cache_dir, entries
+
+    models = entries()
+    if as_json:
+        print_json({"folder": cache_dir(), "entries": [vars(entry) for entry in models]})
+    elif not models:
+        print(f"no converted models in {cache_dir()}")
+    else:
+        print(cache_dir())
+        cells = [(e.name, f"{e.bytes / 1e6:,.0f} MB", e.state, e.problem or "") for e in models]
+        print_table(("name", "size", "state", ""), cells)
+
+
+@cache_app.command("clear")
+def cache_clear(
+    name: Annotated[str | None, typer.Argument(help="Name of one model. Default: all.")] = None, as_json: Json = False
+) -> None:
+    """Delete converted models from the cache.
+
+    The next load of such a model converts it again.
+
+    Example: labkit cache clear gemma3-270m
+    """
+    from labkit.models.cache import clear, entries
+
+    if name is not None and name not in (known := [entry.name for entry in entries()]):
+        raise LabkitError(f"there is no converted model {name!r}; there is {', '.join(known) or 'none'}")
+    deleted = clear(name)
+    if as_json:
+        print_json({"deleted": [vars(entry) for entry in deleted]})
+    else:
+        names, size = ", ".join(entry.name for entry in deleted), sum(entry.bytes for entry in deleted)
+        print(f"deleted {names or 'nothing'} ({size / 1e6:,.0f} MB)")
+
+
+@notebooks_app.command("run")
+def notebooks_run(
+    paths: Annotated[list[str] | None, typer.Argument(help="Notebooks, folders or names. Default: all.")] = None,
+    output_dir: Annotated[str | None, typer.Option(help="Folder for the executed copies.")] = None,
+    timeout: Annotated[float, typer.Option(help="Time limit for a cell, in seconds.", min=1)] = 600,
+    profile: Annotated[str | None, typer.Option(help="Profile: ci, laptop, colab or gpu.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Execute notebooks without a browser.
+
+    Stops at the first notebook that fails.
+
+    Example: labkit notebooks run 00_start_here --profile ci
+    """
+    from labkit import notebooks
+
+    runs = notebooks.run(paths or None, output_dir=output_dir, timeout=timeout, profile=profile)
+    if as_json:
+        print_json([vars(run) for run in runs])
+    else:
+        print_table(("notebook", "cells", "seconds"), [(r.path.name, str(r.cells), f"{r.seconds:.1f}") for r in runs])
+
+
+@notebooks_app.command("copy")
+def notebooks_copy(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder for the copies.")],
+    force: Annotated[bool, typer.Option("--force", help="Overwrite notebooks that differ.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Copy the notebooks to a folder.
+
+    Example: labkit notebooks copy my-lab
+    """
+    from labkit import notebooks
+
+    written = notebooks.copy(folder, force=force)
+    if as_json:
+        print_json(written)
+    else:
+        print(f"{len(written)} files written to {folder}")
