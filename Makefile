@@ -62,8 +62,9 @@ test-all: setup ## everything, the slow matrix and the browser tests included
 	@echo "labkit: running all tests and the notebooks"
 	@$(CLEARED) $(QUIET) $(PYTEST) $(PARALLEL) $(NBVAL) --jaxtyping-packages=labkit,beartype.beartype -m "" $(NOTEBOOKS) tests
 
-lint: setup ## ruff: rules and format, notebooks too; and the rules for committed notebooks
+lint: setup ## ruff: rules and format, notebooks too; the order of the rooms; and the rules for committed notebooks
 	@$(VENV_PYTHON) -m ruff check .
+	@.venv/bin/lint-imports --no-cache >/dev/null || .venv/bin/lint-imports --no-cache
 	@$(VENV_PYTHON) -m ruff format --check .
 	@$(VENV_PYTHON) scripts/check_notebooks.py
 

@@ -32,7 +32,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
 
 from labkit.datasets import readers  # noqa: E402
-from labkit.models import embedded, gguf  # noqa: E402
+from labkit.models import cache, gguf, load  # noqa: E402
 from labkit.models.registry import REGISTRY  # noqa: E402
 
 CARD = REGISTRY["gemma3-270m"]
@@ -97,7 +97,9 @@ def _merged_from(token: str, rank: dict[tuple[str, str], int]) -> set[str]:
 
 def pack(texts: list[str], folder: Path, piece_bytes: int) -> dict[str, Any]:
     """Write manifest.json and the pieces into `folder`; returns the manifest."""
-    source = embedded.cached_folder(CARD)
+    from gguf import GGUFReader
+
+    source = _cached()
     files = {name: (source / name).read_text(encoding="utf-8") for name in
              ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")}  # fmt: skip
     tokenizer, old_ids = cut(json.loads(files["tokenizer.json"]), texts)
@@ -110,8 +112,10 @@ def pack(texts: list[str], folder: Path, piece_bytes: int) -> dict[str, Any]:
         files[name] = json.dumps(settings, indent=2)
     stream = [_archive(files)]
     tensors = []
-    with tempfile.TemporaryDirectory() as work, embedded._joined(CARD.package.part_paths(), Path(work)) as file:
-        for tensor in gguf._read(file)[1]:
+    with tempfile.TemporaryDirectory() as work:
+        file = Path(work, "whole.gguf")
+        file.write_bytes(b"".join(part.read_bytes() for part in CARD.origin.part_paths()))
+        for tensor in GGUFReader(file).tensors:
             data = tensor.data[old_ids] if tensor.name == EMBEDDING else tensor.data
             stream.append(np.ascontiguousarray(data).tobytes())
             tensors.append({"name": tensor.name, "type": tensor.tensor_type.name, "stored": data.shape,
@@ -128,6 +132,12 @@ def pack(texts: list[str], folder: Path, piece_bytes: int) -> dict[str, Any]:
     return manifest
 
 
+def _cached() -> Path:
+    """The folder of the converted model, made if it is missing."""
+    load(CARD.name)
+    return cache.cache_dir() / "models" / CARD.name
+
+
 def _archive(files: dict[str, str]) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:xz") as archive:
@@ -142,7 +152,8 @@ def unpack(folders: list[Path], output: Path) -> None:
     """Write the model folder `output` from the pieces in `folders`. SystemExit if one is missing or damaged."""
     from gguf import GGMLQuantizationType
     from safetensors.torch import save_file
-    from transformers import AutoConfig, Gemma3ForCausalLM
+    from torch import device
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     lying = {file.name: file for folder in folders for file in Path(folder).iterdir()}
     manifest = json.loads(lying["manifest.json"].read_text(encoding="utf-8"))
@@ -155,18 +166,17 @@ def unpack(folders: list[Path], output: Path) -> None:
     at = manifest["files_bytes"]
     with tarfile.open(fileobj=io.BytesIO(whole[:at])) as archive:
         archive.extractall(output, filter="data")
-    tensors = []
+    tensors = {}
     for facts in manifest["tensors"]:
         kind = GGMLQuantizationType[facts["type"]]
         raw = np.frombuffer(whole, np.uint8, facts["bytes"], at)
         data = (raw.view(np.float32) if facts["type"] == "F32" else raw).reshape(facts["stored"])
-        shape = (facts["width"], *data.shape[:-1])  # ggml's order: the width first
-        tensors.append(SimpleNamespace(name=facts["name"], data=data, tensor_type=kind, shape=shape,
-                                       n_bytes=facts["bytes"], n_elements=np.prod(shape)))  # fmt: skip
+        shape = np.array([facts["width"], *data.shape[:-1]])  # ggml's order: the width first
+        tensors[facts["name"]] = SimpleNamespace(data=data, tensor_type=kind, shape=shape)
         at += facts["bytes"]
-    config = AutoConfig.from_pretrained(output)
-    weights, _ = gguf._dequantise(tensors, config, lambda done, total: None)
-    gguf._require_exact_weights(Gemma3ForCausalLM, config, weights, output)
+    with device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(output))
+    weights = gguf._dequantised(tensors, model, output.name)
     save_file(weights, output / "model.safetensors", metadata={"format": "pt"})
     (output / "kept_ids.json").write_text(json.dumps(manifest["ids"]), encoding="utf-8")
 
@@ -176,14 +186,12 @@ def check(folder: Path, texts: list[str]) -> str:
     import torch
     from safetensors.torch import load_file
 
-    from labkit.models import load
-
     smaller, full = (load(name, dtype="float32", device="cpu") for name in (folder, CARD.name))
     old_ids = torch.tensor(json.loads((folder / "kept_ids.json").read_text(encoding="utf-8")))
     for options in ({}, {"add_special_tokens": False, "split_special_tokens": True}):
         ours, theirs = (lm.tokenizer(texts, verbose=False, **options)["input_ids"] for lm in (smaller, full))
         assert all(old_ids[torch.tensor(a, dtype=torch.long)].tolist() == b for a, b in zip(ours, theirs, strict=True))
-    source = load_file(embedded.cached_folder(CARD) / "model.safetensors")
+    source = load_file(_cached() / "model.safetensors")
     for name, weight in load_file(folder / "model.safetensors").items():
         assert torch.equal(weight, source[name][old_ids] if "embed_tokens" in name else source[name]), name
     apart = 0.0

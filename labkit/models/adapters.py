@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -69,17 +69,16 @@ def save(adapted: Any, folder: Path, *, base: str, task: dict[str, Any], marks: 
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def read(folder: Path, *, task: str | Head | None, **options: Any) -> Any:
+def read(folder: Path, load: Callable[..., Any], *, task: str | Head | None, **options: Any) -> Any:
     """The base model of the adapter in `folder` with its head, its mask and its matrices: a `labkit.Loaded`.
 
-    `options` are those of `labkit.load` for the base.
+    `load` is `labkit.load`, and `options` are its options for the base.
 
     Raises:
         ModelError: another task or other labels are asked for than the adapter has, the folder is damaged, or peft is
             not installed. And what `labkit.load` raises for the base.
     """
     from labkit.convert import to_bidirectional
-    from labkit.models.loading import load
     from labkit.models.special_tokens import add_tokens
 
     with reading(f"the adapter in {folder}"):

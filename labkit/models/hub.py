@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.errors import ModelError, reading
 from labkit.models.heads import RECORD, TASKS, Head, head_in, model_class
-from labkit.models.registry import closest_names
+from labkit.models.registry import cached_id, closest_names
 from labkit.progress import bars_on_terminals_only, transformers_errors_only
 
 if TYPE_CHECKING:
@@ -65,13 +65,6 @@ def fetch(hub_ids: tuple[str, ...], *, weights: bool) -> Path:
             require_weights(folder, hub_id)
         raise _unreachable(hub_id, "only part of it is in the hub cache, or it has no safetensors weights")
     return folder
-
-
-def cached_id(hub_ids: tuple[str, ...]) -> str | None:
-    """The first of `hub_ids` whose configuration is in the hub's cache on this machine, or None."""
-    from huggingface_hub import try_to_load_from_cache
-
-    return next((name for name in hub_ids if isinstance(try_to_load_from_cache(name, "config.json"), str)), None)
 
 
 def _unreachable(hub_id: str, cause: str) -> ModelError:

@@ -248,9 +248,8 @@ def _load_folder(card: ModelCard, options: _Options) -> Loaded:
 def _load_adapter(card: ModelCard, options: _Options) -> Loaded:
     from labkit.models import adapters
 
-    lm = adapters.read(
-        card.origin.path, task=options.task, attn=options.attn, dtype=options.dtype, device=options.device
-    )
+    chosen = {"task": options.task, "attn": options.attn, "dtype": options.dtype, "device": options.device}
+    lm = adapters.read(card.origin.path, load, **chosen)
     return replace(lm, name=card.name)
 
 

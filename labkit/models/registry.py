@@ -97,8 +97,6 @@ class Hub:
         return f"hub {self.ids[0]}"
 
     def readiness(self, name: str) -> tuple[bool, str]:
-        from labkit.models.hub import cached_id
-
         return (True, "in the hub cache") if cached_id(self.ids) else (False, "needs a network")
 
 
@@ -143,6 +141,13 @@ class ModelCard:
     window: int | None
     licence: str
     origin: GgufPackage | FolderPackage | Hub | Checkpoint | InCode
+
+
+def cached_id(hub_ids: tuple[str, ...]) -> str | None:
+    """The first of `hub_ids` whose configuration is in the hub's cache on this machine, or None."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return next((name for name in hub_ids if isinstance(try_to_load_from_cache(name, "config.json"), str)), None)
 
 
 def closest_names(name: str) -> list[str]:
