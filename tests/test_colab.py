@@ -285,13 +285,7 @@ def test_settings_that_make_no_sense_are_named(heads, table, problem):
         heads.Heads.of(table)
 
 
-# ---- estimates, Binder, dev container ------------------------------------------------------------------------------
-
-
-def test_every_notebook_of_the_tour_has_its_estimate_in_the_docs():
-    table = re.findall(r"^\| `(\w+)` \|.*\| (none|[\d.]+) \| (\d+) \|$", (ROOT / "docs/colab.md").read_text(), re.M)
-    assert [name for name, _, _ in table] == [path.stem for path in notebooks.list_notebooks()]
-    assert all(room == "none" or float(room) < 15 for _, room, _ in table)
+# ---- Binder, dev container ----------- ------------------------------------------------------------------------------
 
 
 def test_binder_and_the_dev_container_install_what_exists():

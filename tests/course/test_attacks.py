@@ -298,7 +298,10 @@ def test_no_name_becomes_a_formula(name):
 def test_an_interruption_ends_at_once_and_keeps_what_is_done(tmp_path):
     (tmp_path / "ada.ipynb").write_text(notebook("import time; time.sleep(50)"))
     command = [sys.executable, "-m", "labkit", "course", "grade", tmp_path, "--output-dir", tmp_path / "out"]
-    running = subprocess.Popen([*command, "--trust-submissions"], stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        [*command, "--trust-submissions"], stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+    )  # fmt: skip
     deadline = time.monotonic() + 60
     while not psutil.Process(running.pid).children() and time.monotonic() < deadline:
         time.sleep(0.1)
