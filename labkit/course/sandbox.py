@@ -257,6 +257,9 @@ def bubblewrap(limits: Limits) -> list[str]:
         command += ["--symlink", os.readlink(path), path] if link else ["--ro-bind-try", path, path]
     for folder in _visible():
         command += ["--ro-bind", str(folder), str(folder)]
+    solutions = Path(__file__).parents[1] / "_notebooks"  # in an installed wheel
+    if solutions.is_dir():
+        command += ["--tmpfs", str(solutions), "--remount-ro", str(solutions)]
     command += ["--size", str(limits.file_bytes), "--tmpfs", HOME, "--chdir", HOME]
     for folder in ("/proc", "/dev", "/tmp", "/run", "/home", "/"):  # root could write to /proc/sys
         command += ["--remount-ro", folder]
