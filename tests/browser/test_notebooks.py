@@ -37,13 +37,17 @@ def test_a_slider_over_masks_redraws_them_without_a_kernel(open_page, lab):
     # JupyterLab shows the PNG until the mouse is on it.
     cell.locator(".jp-OutputArea-output").hover(position={"x": 100, "y": 200})
     plot = cell.locator(".js-plotly-plot")
-    drawn = "plot => plot.calcdata.find(([one]) => one.z)[0].z.map(row => Array.from(row))"
+    shows = """([plot, cells]) => {
+        const drawn = plot.calcdata.find(([trace]) => trace.z)[0].z.map((row) => Array.from(row));
+        return JSON.stringify(drawn) === JSON.stringify(cells);
+    }"""
     rail = plot.locator(".slider-rail-touch-rect")
     for step in (5, 1):
         x = max(1, rail.bounding_box()["width"] * (step - 1) / 5 - 1)
         rail.click(position={"x": x, "y": 2})
         plot.get_by_text(f"width of the window: {step}", exact=True).wait_for()
-        assert plot.evaluate(drawn) == masks.sliding_window(step).dense(6).int().tolist()
+        cells = masks.sliding_window(step).dense(6).int().tolist()
+        page.wait_for_function(shows, arg=[plot.element_handle(), cells])
         page.shoot(f"slider_{step}", full_page=False)
     assert notebook.complaints() == []
 
