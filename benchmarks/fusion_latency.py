@@ -120,13 +120,15 @@ class Bench:
     def _apart(self, arm: str, segments: list, new_tokens: int, stamps: list[float]) -> list[int]:
         from transformers import DynamicCache
 
+        from labkit.decoder.anatomy import CACHE
+
         self.names[arm] = "plain transformers, a cache for each sequence"
         model, device = self.lm.model, next(self.lm.model.parameters()).device
         new = [self.torch.tensor([[*self.prefix, *each, *self.cue]], device=device) for each in segments]
         caches, written = [DynamicCache() for _ in new], []
         for length in range(1, new_tokens + 1):
             logits = [
-                model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].float()
+                model(ids, **{CACHE: cache}, use_cache=True, logits_to_keep=1).logits[:, -1].float()
                 for ids, cache in zip(new, caches, strict=True)
             ]
             token = self.torch.stack(logits).mean(0).argmax(-1)

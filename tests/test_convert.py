@@ -11,6 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import labkit
 from labkit import convert
+from labkit.decoder.anatomy import CACHE
 from labkit.decoder.packing import packed
 from labkit.errors import ConversionError, ModelError
 from tests.perturbation import layer_cells, window_cells
@@ -243,8 +244,8 @@ def test_packed_documents_with_a_cache_are_refused(tiny):
 
     model = labkit.to_bidirectional(tiny("tiny-llama").model)
     row, positions, *_ = packed_row(None)
-    with pytest.raises(ConversionError, match="past_key_values"):
-        model(row, position_ids=positions, past_key_values=DynamicCache())
+    with pytest.raises(ConversionError, match="cache"):
+        model(row, position_ids=positions, **{CACHE: DynamicCache()})
 
 
 @pytest.mark.parametrize(("rows", "masked"), [(2, False), (1, True)])
@@ -555,9 +556,7 @@ def test_an_interrupted_change_of_choices_puts_the_earlier_conversion_back(tiny)
 
 def test_learned_positions_count_real_tokens_with_an_empty_cache_too(tiny):
     model = labkit.to_bidirectional(tiny("tiny-gpt2", "sdpa").model)
-    padded = logits(
-        model, attention_mask=(torch.arange(N) >= 5).long()[None], past_key_values=transformers.DynamicCache()
-    )
+    padded = logits(model, attention_mask=(torch.arange(N) >= 5).long()[None], **{CACHE: transformers.DynamicCache()})
     torch.testing.assert_close(padded[:, 5:], logits(model, IDS[:, 5:]), rtol=1e-4, atol=1e-4)
 
 

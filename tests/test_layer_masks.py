@@ -6,6 +6,7 @@ from transformers import DynamicCache
 
 import labkit
 from labkit import masks
+from labkit.decoder.anatomy import CACHE
 from labkit.errors import ConversionError, MaskError
 from tests.perturbation import layer_cells
 
@@ -116,8 +117,8 @@ def test_a_cache_that_let_go_of_keys_the_mask_opens_is_refused_rather_than_wrong
 def decoded(model, cache):
     """Logits of five tokens at once, then of one after the other, with this cache."""
     with torch.no_grad():
-        steps = [model(IDS[:, :5], past_key_values=cache, use_cache=True).logits]
-        steps += [model(IDS[:, t : t + 1], past_key_values=cache, use_cache=True).logits for t in range(5, N)]
+        steps = [model(IDS[:, :5], use_cache=True, **{CACHE: cache}).logits]
+        steps += [model(IDS[:, t : t + 1], use_cache=True, **{CACHE: cache}).logits for t in range(5, N)]
     return torch.cat(steps, 1)
 
 

@@ -10,6 +10,7 @@ from labkit import masks
 from labkit.auditing.checks import Subject, packed_batch
 from labkit.convert import MARK
 from labkit.decoder import packing
+from labkit.decoder.anatomy import CACHE
 from labkit.decoder.hooks import LayerMasks
 from labkit.decoder.packing import arrange, packed, why_not
 from labkit.decoder.running import Runner
@@ -313,7 +314,7 @@ def test_what_has_no_place_in_a_packed_row_is_refused(tiny):
     cases = {
         "position_ids": {"input_ids": ids, "position_ids": torch.arange(20)[None]},
         "inputs_embeds": {"inputs_embeds": torch.zeros(1, 2, 64)},
-        "past_key_values": {"input_ids": ids, "past_key_values": object()},
+        CACHE: {"input_ids": ids, CACHE: object()},
         "attention weights": {"input_ids": ids, "output_attentions": True},
         r"\(6, 1, 20, 20\)": {"input_ids": ids, "attention_mask": torch.ones(6, 1, 20, 20)},
         "a dict": {"input_ids": ids, "attention_mask": {}},

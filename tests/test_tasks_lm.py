@@ -9,6 +9,7 @@ from transformers import DynamicCache
 
 import labkit
 from labkit import masks
+from labkit.decoder.anatomy import CACHE
 from labkit.errors import DataError, LabkitError, TrainingError
 from labkit.objectives import OBJECTIVES
 from labkit.tasks import lm as task
@@ -287,7 +288,7 @@ def test_a_prompt_read_in_both_directions_is_continued_with_the_cache_as_without
     ids = torch.tensor([lm.tokenizer("The ferry left at noon because")["input_ids"]])
     common = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     if name == "tiny-gemma3":  # its default cache lets go of keys beyond the window, which this prefix keeps open
-        common["past_key_values"] = DynamicCache()
+        common[CACHE] = DynamicCache()
     with labkit.masked(lm.model, masks.prefix(ids.size(1))):
         cached = lm.model.generate(ids, attention_mask=torch.ones_like(ids), **common)
         uncached = ids

@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from labkit.auditing.leak_probe import PADS, ROUNDING, STRESS, LeakProbe, Way, relative, scores_times
 from labkit.auditing.measure import layer_list
 from labkit.auditing.report import Leak, LeakReport
+from labkit.decoder.anatomy import CACHE
 from labkit.decoder.running import BODY_MEASURED, in_float32, without_mlps
 from labkit.errors import AuditError
 from labkit.progress import transformers_errors_only
@@ -224,18 +225,18 @@ def _with_cache(probe: LeakProbe) -> list[Leak]:
     """Outputs computed with a key-value cache, in chunks and token by token, must be those of one pass."""
     runner, ids, kept = probe.runner, probe.ids, []
     n, leaks = ids.size(1), []
-    if not ("past_key_values" in runner.parameters or (runner.takes_anything and probe.decoder)):
-        probe.not_tried.append("past_key_values")
+    if not (CACHE in runner.parameters or (runner.takes_anything and probe.decoder)):
+        probe.not_tried.append(CACHE)
         return []
 
     def change(parts: Sequence[Tensor]) -> Tensor:
         whole, outputs = probe.run(ids), []
         for part in parts:
-            cache = {"past_key_values": kept[-1]} if outputs else {}
+            cache = {CACHE: kept[-1]} if outputs else {}
             outputs.append(probe.run(part, use_cache=True, **cache))
             if not kept or kept[-1] is None:
-                raise AuditError("the model returned no past_key_values")
-            if probe.decoder and cache and kept[-1] is not cache["past_key_values"]:
+                raise AuditError("the model returned no cache")
+            if probe.decoder and cache and kept[-1] is not cache[CACHE]:
                 raise AuditError("the model puts another cache in place of the one it is given, as prefix tuning does")
         gap = relative(torch.cat(outputs, 1), whole)
         return gap * (gap > CACHED)
@@ -244,7 +245,7 @@ def _with_cache(probe: LeakProbe) -> list[Leak]:
         "in chunks": [part for part in ids.tensor_split(3, 1) if part.size(1)],
         "token by token": [ids[:, : n // 2], *ids[:, n // 2 :].split(1, 1)],
     }
-    handle = probe.model.register_forward_hook(lambda m, args, out: kept.append(getattr(out, "past_key_values", None)))
+    handle = probe.model.register_forward_hook(lambda m, args, out: kept.append(getattr(out, CACHE, None)))
     try:
         for words, parts in ways.items():
             changes = probe.confirmed(change(parts), lambda parts=parts: change(parts), torch.inf)[0]

@@ -9,12 +9,16 @@ import inspect
 from dataclasses import dataclass
 
 import torch
+import transformers
+from packaging.version import Version
 from torch import nn
 
 from labkit.decoder.limits import position_limit
 from labkit.errors import ModelError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+CACHE_NAMES = ("cache", "past_key_values")  # the key-value cache; a call may use either name in newer transformers
+CACHE = CACHE_NAMES[Version(transformers.__version__) < Version("5.24.0")]  # as models call it in this transformers
 POSITION_TABLES = ("wpe", "embed_positions", "pos_encoding")  # what transformers calls them in GPT-2, OPT, CTRL
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.decoder.anatomy import FULL, SLIDING, Decoder, argument_position, backend_of, find_decoder
+from labkit.decoder.anatomy import CACHE_NAMES, FULL, SLIDING, Decoder, argument_position, backend_of, find_decoder
 from labkit.decoder.running import replaced
 from labkit.decoder.text_by_text import TextMask
 from labkit.errors import ConversionError, MaskError
@@ -43,7 +43,7 @@ def masked(model: nn.Module, mask) -> Iterator[nn.Module]:
 
     Contexts nest; the innermost mask that speaks of a layer counts. With gradient checkpointing, call `backward`
     inside. With a KV cache, mind that transformers' default one keeps no keys of a local layer beyond its window; a
-    mask that opens them needs `past_key_values=DynamicCache()`, made without a config.
+    mask that opens them needs `cache=DynamicCache()`, made without a config.
 
     Raises:
         MaskError: not a mask, or not one per layer. ConversionError: a backend, a model (Falcon with ALiBi) or an input
@@ -90,7 +90,7 @@ class LayerMasks:
         self.call: _Call | None = None
         self._callers: list[nn.Module] = []  # models around the stack that are watched
         self._call_from_outside: tuple[nn.Module, Any] | None = None  # the outermost of them, and the mask it was given
-        noted = ("attention_mask", "position_ids", "past_key_values")
+        noted = ("attention_mask", "position_ids", *CACHE_NAMES)
         self._stack_at = {name: argument_position(self.stack.forward, name) for name in noted}
         self._mask_at = argument_position(self.layers[0].forward, "attention_mask")
         self._handles = [self.stack.register_forward_pre_hook(self._before_stack, with_kwargs=True)]
@@ -168,7 +168,8 @@ class LayerMasks:
             at = self._stack_at[name]
             return kwargs.get(name, args[at] if at is not None and at < len(args) else None)
 
-        attention_mask, positions, cache = given("attention_mask"), given("position_ids"), given("past_key_values")
+        attention_mask, positions = given("attention_mask"), given("position_ids")
+        cache = next((cache for cache in map(given, CACHE_NAMES) if cache is not None), None)
         from_outside = not _is_padding(attention_mask) and self._call_from_outside is not None
         if from_outside:
             attention_mask = self._call_from_outside[1]  # from which a multimodal model built the masks of this call
@@ -201,13 +202,13 @@ class LayerMasks:
         if cache is None and not mixing:
             return
         why = (
-            "past_key_values is given"
+            "a key-value cache is given"
             if cache is not None
             else f"layers of type {mixing[0]!r} mix tokens by other means"
         )
         raise ConversionError(
             f"position_ids restart within a row (packed documents), and {why}: masks cannot keep the documents apart. "
-            f"Give each document its own row{', or leave out past_key_values' if cache is not None else ''}"
+            f"Give each document its own row{', or leave out the cache' if cache is not None else ''}"
         )
 
     def _after_stack(self, *_) -> None:
@@ -384,7 +385,7 @@ def _cells(mask: Mask, call: _Call, q_len: int, past: int, kv_len: int, device) 
     if dropped and bool(cells[..., :dropped].any()):
         raise ConversionError(
             f"{mask} opens keys that the cache of this local layer has let go of (it kept {kv_len} of {total}): pass "
-            "past_key_values=transformers.DynamicCache(), made without a config, which keeps them all"
+            "cache=transformers.DynamicCache(), made without a config, which keeps them all"
         )
     return cells[..., dropped:]
 

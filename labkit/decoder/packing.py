@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.decoder.anatomy import FULL, SLIDING, Decoder, backend_of, decoder_or_none, find_decoder
+from labkit.decoder.anatomy import CACHE_NAMES, FULL, SLIDING, Decoder, backend_of, decoder_or_none, find_decoder
 from labkit.decoder.hooks import ATTRIBUTE as LAYER_MASKS
 from labkit.decoder.hooks import LayerMasks, one_by_one, opened_otherwise
 from labkit.decoder.text_by_text import TextMask
@@ -283,7 +283,7 @@ def _unpacked(value: Any, layout: _Layout) -> Any:
 
 def _require_plain(given: dict[str, Any], decoder: Decoder) -> None:
     """Raise if the call brings something that has no meaning once its texts stand elsewhere."""
-    for name in ("past_key_values", "cache_position", "position_ids", "inputs_embeds"):
+    for name in (*CACHE_NAMES, "cache_position", "position_ids", "inputs_embeds"):
         if given.get(name) is not None:
             raise ConversionError(
                 f"packed() takes input_ids and a padding mask, and the call brings {name}: leave it out, or call the "

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.decoder.anatomy import argument_position, find_decoder
+from labkit.decoder.anatomy import CACHE_NAMES, argument_position, find_decoder
 from labkit.decoder.limits import require_positions
 from labkit.errors import ConversionError
 
@@ -53,7 +53,7 @@ class _Reading:
 
     def __init__(self, decoder: Any, times: int):
         self.times, self.config = times, decoder.config
-        names = ("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds")
+        names = ("input_ids", "attention_mask", "position_ids", *CACHE_NAMES, "inputs_embeds")
         self.at = {name: argument_position(decoder.stack.forward, name) for name in names}
         self.places: Tensor | None = None  # (batch, seq): where each token stands in its last reading
 
@@ -62,7 +62,7 @@ class _Reading:
             name: kwargs.get(name, args[at] if at is not None and at < len(args) else None)
             for name, at in self.at.items()
         }
-        if unfit := [name for name in ("position_ids", "past_key_values", "inputs_embeds") if given[name] is not None]:
+        if unfit := [name for name in ("position_ids", *CACHE_NAMES, "inputs_embeds") if given[name] is not None]:
             raise ConversionError(f"a repeated reading takes token ids and a padding mask, but {unfit[0]} was given")
         ids, real = given["input_ids"], given["attention_mask"]
         if real is None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from labkit.decoder.anatomy import FULL, SLIDING, Decoder, decoder_or_none
+from labkit.decoder.anatomy import CACHE, FULL, SLIDING, Decoder, decoder_or_none
 from labkit.decoder.limits import require_memory, require_positions
 from labkit.decoder.packing import MARK
 from labkit.errors import DataError, ModelError
@@ -180,8 +180,8 @@ class FastEngine:
             input_ids=ids,
             attention_mask=for_layers(self.decoder, mask),
             position_ids=positions,
-            past_key_values=context.cache,
             use_cache=True,
+            **{CACHE: context.cache},
             **more,
         )
 

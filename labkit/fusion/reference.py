@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, DynamicCache
 
+from labkit.decoder.anatomy import CACHE
 from labkit.errors import ModelError
 from labkit.fusion.engine import (
     additive,
@@ -149,7 +150,7 @@ class ReferenceEngine:
             "input_ids": torch.tensor([ids], device=device),
             "attention_mask": for_layers(self.decoder, rendered),
             "position_ids": positions[None, queries],
-            "past_key_values": sequence.cache,
+            CACHE: sequence.cache,
             "use_cache": self.cached,
             "logits_to_keep": 1,
         }

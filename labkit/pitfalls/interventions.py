@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
-from labkit.decoder.anatomy import find_decoder
+from labkit.decoder.anatomy import CACHE, find_decoder
 from labkit.errors import ConversionError
 
 Predicate = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (row, head, q, kv) -> may attend
@@ -106,7 +106,7 @@ def replace_mask(make_mask: Callable[[nn.Module, Batch], Any]) -> Install:
             tokens = args[0] if args else kwargs["input_ids"]
         batch_size, query_length = tokens.shape[:2]
         if given is None:
-            past = kwargs.get("past_key_values")
+            past = kwargs.get(CACHE)
             kv_length = query_length + (past.get_seq_length() if past is not None else 0)
             given = torch.ones(batch_size, kv_length, device=tokens.device)
         backend = stack.config._attn_implementation or "eager"

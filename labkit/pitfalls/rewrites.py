@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.decoder.anatomy import find_decoder
+from labkit.decoder.anatomy import CACHE, find_decoder
 from labkit.errors import ConversionError
 from labkit.pitfalls.exhibit import ROTARY_FAMILIES, Pitfall
 from labkit.pitfalls.interventions import additive, allowed, rebind_forward
@@ -69,7 +69,6 @@ def attention(
     hidden_states: Tensor,
     position_embeddings: tuple[Tensor, Tensor] | None = None,
     attention_mask: Any = None,
-    past_key_values: Any = None,
     *,
     normalise: Callable = normalise,
     rotate: Callable = rotate,
@@ -77,14 +76,14 @@ def attention(
     scale: Callable = scale,
     soften: Callable = soften,
     hide: Callable = hide,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """The forward of an attention layer, (batch, seq, dim) -> (batch, seq, dim); any of its steps can be replaced."""
     query, key, value = project(attn, hidden_states)
     query, key = normalise(attn, query, key)
     query, key = rotate(query, position_embeddings), rotate(key, position_embeddings)
-    if past_key_values is not None:
-        key, value = past_key_values.update(key, value, attn.layer_idx)
+    if (cache := others.get(CACHE)) is not None:
+        key, value = cache.update(key, value, attn.layer_idx)
     scores = query @ share_heads(attn, key).transpose(-1, -2)  # (batch, heads, q_len, kv_len)
     weights = hide(soften(attn, scale(attn, scores)), attention_mask).softmax(dim=-1)
     mixed = weights @ share_heads(attn, value)  # (batch, heads, seq, head_dim)
