@@ -1,9 +1,7 @@
 """Known facts: what the card promises of the shipped file, and the numbers of the card."""
 
 import re
-import unicodedata
 from collections import Counter, defaultdict
-from itertools import combinations
 
 from labkit.fusion.scores import exact_match
 from tests.cards import DATA, counts, rows_of, table
@@ -18,28 +16,12 @@ def plain(text):
     return " ".join("".join(c if c.isalnum() else " " for c in text.casefold()).split())
 
 
-def framed(question, subject):
-    """The plain question with X for its subject, in the singular or the plural."""
-    question, subject = plain(question), plain(subject)
-    for form in (subject + "es", subject + "s", subject):
-        question = f" {question} ".replace(f" {form} ", " X ").strip()
-    return question
-
-
-def test_each_fact_has_the_form_of_the_card_and_no_question_contains_its_answer():
+def test_no_question_contains_an_answer_of_its_fact_and_none_occurs_twice():
     for row in FACTS:
-        assert list(row) == ["id", "split", "relation", "subject", "paraphrases", "answers"], row["id"]
-        assert re.fullmatch(rf"{row['relation']}-\d\d", row["id"]) and len(row["paraphrases"]) == 5, row["id"]
+        assert len(row["paraphrases"]) == 5 and row["answers"], row["id"]
         for question in row["paraphrases"]:
-            assert re.fullmatch(r"[A-Z][ -~]*[!-~]\?", question) and question.count("?") == 1, question
-            assert "  " not in question and 3 <= len(question.split()) <= 20, question
-            assert "X" in framed(question, row["subject"]).split(), question
             answers = filter(None, map(plain, row["answers"]))
             assert not [answer for answer in answers if re.search(rf"\b{answer}(e?s)?\b", plain(question))], question
-        for place, answer in enumerate(row["answers"]):
-            assert answer == " ".join(answer.split()) and unicodedata.is_normalized("NFC", answer), answer
-            assert 1 <= len(answer.split()) <= (5 if place else 3), answer
-        assert len({answer.casefold() for answer in row["answers"]}) == len(row["answers"]) > 0, row["id"]
     questions = [plain(question) for row in FACTS for question in row["paraphrases"]]
     assert len(set(questions)) == len(questions)
 
@@ -70,21 +52,6 @@ def test_the_counts_of_the_card_are_those_of_the_file():
     }
     solved = sum(max(counts_of_answers.values()) for counts_of_answers in most.values()) / counted["facts"]["test"]
     assert f"is right on {solved:.3f} of test".replace("0.", ".") in CARD
-
-
-def test_the_wordings_of_a_fact_and_the_frames_of_a_relation_differ_as_the_card_says():
-    means, pairs, users = [], [], defaultdict(set)
-    for row in FACTS:
-        frames = [framed(question, row["subject"]) for question in row["paraphrases"]]
-        words = [set(frame.split()) - {"X"} for frame in frames]
-        overlaps = [len(a & b) / len(a | b) for a, b in combinations(words, 2)]
-        means.append(sum(overlaps) / len(overlaps))
-        pairs += overlaps
-        for frame in frames:
-            users[row["relation"], re.sub(r"\b(a|an|the) X", "X", frame)].add(row["id"])
-    measured = [sum(means) / len(means), max(means), max(pairs), len(users), max(map(len, users.values()))]
-    stated = table("known_facts", "How much the wordings differ", ("value",)).values()
-    assert [round(number, 3) for number in measured] == [row["value"] for row in stated]
 
 
 RIGHT = {  # plurals, adjectives, codes, and numbers with a noun

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import unicodedata
 
 import pytest
 from hypothesis import given, settings
@@ -226,10 +225,7 @@ def test_words_leave_out_only_white_space_and_joiners_and_entities_come_back_fro
         ("हिन्दी में", ["हिन्दी", "में"]),
         ("ok 👍🏽👩‍👩‍👧 🇩🇪🇫🇷 1️⃣ ❤️!", ["ok", "👍🏽", "👩‍👩‍👧", "🇩🇪", "🇫🇷", "1️⃣", "❤️", "!"]),
         ("#tag @you", ["#", "tag", "@", "you"]),
-        (
-            unicodedata.normalize("NFD", "Café Zürich"),
-            [unicodedata.normalize("NFD", word) for word in ("Café", "Zürich")],
-        ),
+        ("Cafe\u0301 Zu\u0308rich", ["Cafe\u0301", "Zu\u0308rich"]),
     ],
 )
 def test_words_of(text, words):
@@ -261,18 +257,12 @@ def test_tables_of_each_task(tmp_path, task, suffix, separator):
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
-@pytest.mark.parametrize("first", ["", "sep={}\r\n"])
+@pytest.mark.parametrize("first", ["", "sep={}"])
 def test_a_table_is_read_whatever_separates_its_cells(tmp_path, separator, first):
-    table = f'{first.format(separator)}Text{separator}LABEL\r\n"a, b; ""c""\nd"{separator}x\r\n{separator}\r\n'
-    (example,) = read("classify", put(tmp_path, "a.csv", "\ufeff" + table))
-    assert (example.text, example.label) == ('a, b; "c"\nd', "x")
-
-
-def test_white_space_around_cells_and_a_cell_as_long_as_a_text(tmp_path):
-    path = put(tmp_path, "a.csv", f' text , Label ,\ngood film, pos,\n"a, b", "neg",\n{"word " * 60_000},x,\n')
-    first, second, third = read("classify", path)
-    assert [(example.text, example.label) for example in (first, second)] == [("good film", "pos"), ("a, b", "neg")]
-    assert len(third.text) == 300_000
+    table = f"{first}\r\n".format(separator).lstrip() + f'Text{separator} LABEL\r\n"a, b; ""c""\nd"{separator} x\r\n'
+    table += f"{separator}\r\n{'word ' * 60_000}{separator} y\r\n"
+    example, long = read("classify", put(tmp_path, "a.csv", "\ufeff" + table))
+    assert (example.text, example.label, long.label, len(long.text)) == ('a, b; "c"\nd', "x", "y", 300_000)
 
 
 @pytest.mark.parametrize(
@@ -364,14 +354,13 @@ BAD_ROWS = [  # (task, row, what the message says of it)
     ("qa", QUESTION | {"answers": 5}, "answers is 5"),
     ("qa", {"question": "q", "context": "c"}, "(fields: question, context)"),
     ("qa", QUESTION | {"context": " \n"}, "is ' \\n'; expected a text"),
-    ("qa", QUESTION | {"id": ["q"]}, "id is ['q']"),
     ("qa", {"context": "c", "answers": []}, "has no question"),
     ("qa", QUESTION | {"is_impossible": True}, "is_impossible is true, but there is the answer"),
     ("ner", {"words": ["a", "b"], "tags": ["O"]}, "has 2 words and 1 tags"),
     ("ner", {"words": ["a"], "tags": ["PER"]}, "has the tag 'PER'"),
     ("ner", {"words": ["a"], "tags": [3]}, "the tag 3; expected"),
     ("ner", {"words": "ab", "tags": ["O", "O"]}, "has neither words and tags, nor text and entities"),
-    ("ner", {"text": "Ann", "entities": [{"start": 0, "end": "x", "label": "PER"}]}, "end is 'x'"),
+    ("ner", {"text": "Ann", "entities": [{"start": 0, "end": "x", "label": "PER"}]}, "end of an entity is 'x'"),
     ("ner", {"text": "Ann", "entities": [[0, 3]]}, "has the entity [0, 3]; expected start, end and label"),
     ("ner", _with_entities((0, 3)), "from 0 to 3 of the text, which cuts through 'Paris'"),
     ("ner", _with_entities((0, 5), (0, 10)), "overlaps another"),

@@ -41,11 +41,9 @@ def scan(path: str | Path, tag_column: int | None = None) -> Reading:
     lines = [(number, line, _cells(line)) for number, line in enumerate(LINE_END.split(read_text(path)), 1)]
     widths = Counter(len(cells) for _, line, cells in lines if cells and not line.startswith(("#", "-DOCSTART-")))
     width = widths.most_common(1)[0][0] if widths else 0
-    rows = [
-        cells for _, line, cells in lines if cells and len(cells) == width and not line.startswith(("# ", "-DOCSTART-"))
-    ]
-    numbers = sum(bool(re.fullmatch(r"\d+([-.]\d+)?", row[0])) for row in rows)
-    word = 1 if width > 2 and 2 * numbers > len(rows) else 0
+    rows = [cells for _, line, cells in lines if len(cells) == width and not line.startswith(("# ", "-DOCSTART-"))]
+    numbers = [row for row in rows if width > 2 and re.fullmatch(r"\d+([-.]\d+)?", row[0])]
+    word = 1 if 2 * len(numbers) > len(rows) else 0
     if word:
         warnings.warn(f"{path}: column 1 numbers the words and is skipped", stacklevel=2)
     if tag_column is None:

@@ -32,16 +32,17 @@ class Reading:
     examples: list[Any] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
-    def all(self, what: str = "example", skip_bad_rows: bool = False) -> list[Any]:
-        """The examples. Raises DataError with the first fault, unless such rows are skipped, or if there is no example.
+    def all(self, what: str = "example", skip_bad_rows: bool | None = None) -> list[Any]:
+        """The examples. Raises DataError with the first fault, or if there is no example.
 
-        Skipped rows are counted in a warning.
+        `skip_bad_rows` leaves out the rows that cannot be read, with a warning that counts them; None offers no choice.
         """
         if self.faults:
             total = len(self.examples) + len(self.faults)
             message = f"{self.faults[0]} ({len(self.faults):,} of {total:,} rows cannot be read"
             if not skip_bad_rows or not self.examples:
-                raise DataError(f"{message}; labkit data check lists them, and --skip-bad-rows leaves them out)")
+                advice = "; labkit data check lists them, and --skip-bad-rows leaves them out"
+                raise DataError(f"{message}{'' if skip_bad_rows is None else advice})")
             warnings.warn(f"{message} and are skipped)", stacklevel=3)
         if not self.examples:
             raise DataError(f"{self.path} holds no {what}")

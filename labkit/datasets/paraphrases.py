@@ -106,6 +106,8 @@ def read_paraphrases(
         DataError: no such set or file, or a row of another form; the message names file and place.
     """
     kind, _, rest = str(name_or_path).partition(":")
+    if pairs is not None and kind != "lama":
+        raise DataError(f"{name_or_path} needs no folder of pairs; only lama:FOLDER takes one")
     if kind == KNOWN_FACTS:
         return read_known_facts(rest or "test")
     if kind in NOT_SHIPPED and not rest:

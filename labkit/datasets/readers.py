@@ -21,17 +21,8 @@ from labkit.datasets.files import Reading, collect, path_of
 from labkit.errors import DataError, ModelError, reading
 
 TASKS = tuple(rows.MAKERS)
-_FILES = (
-    *rows.COLUMNS,
-    ".json",
-    ".jsonl",
-    ".csv",
-    ".parquet",
-    ".xlsx",
-    ".xml",
-    ".zip",
-    ".gz",
-)  # never names on the hub
+# suffixes that are never part of a name on the hub
+_FILES = (*rows.COLUMNS, ".json", ".jsonl", ".csv", ".parquet", ".xlsx", ".xml", ".zip", ".gz")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*){0,2}")  # data, owner/data, owner/data/configuration
 _HUB = {  # short name -> repository on the hub, where the short name alone no longer loads
     "squad": "rajpurkar/squad",
@@ -75,7 +66,7 @@ def scan(task: str, source: str | Path, tag_column: int | None = None) -> Readin
     source = f"{name}:{split or 'train'}"
     if name in embedded.NAMES:
         return Reading(source, embedded.read(task, name, split or "train"))
-    if not Path(name).is_dir() and (not _HUB_NAME.fullmatch(name) or Path(name).suffix.lower() in _FILES):
+    if not path_of(name).is_dir() and (not _HUB_NAME.fullmatch(name) or Path(name).suffix.lower() in _FILES):
         raise DataError(f"{path} does not exist; give a file, or the name of a data set (squad_v2, wnut_17:train)")
     result = collect(source, _hub_rows(name, split or "train"), partial(rows.example, task))
     return conll.in_bio(result) if task == "ner" else result
@@ -115,8 +106,8 @@ def _call_datasets(function: str, name: str, **options: Any) -> Any:
     except ImportError:
         command = 'pip install "labkit-bidirectional[train]"'
         raise ModelError(f"{name} is no file; reading it from the hub needs datasets: {command}") from None
-    path, configuration = name, None
-    if not Path(name).is_dir():
+    path, configuration = str(path_of(name)), None
+    if not path_of(name).is_dir():
         first, *rest = name.split("/")
         names = [*_HUB.get(first, first).split("/"), *rest]
         path, configuration = "/".join(names[:2]), "/".join(names[2:]) or None

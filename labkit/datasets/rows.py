@@ -3,18 +3,18 @@
     question answering    question, context, and answers: [{text, start}], {"text": [...], "answer_start": [...]} as in
                           the hub's squad, or the columns answer and answer_start of a table
     evidence              criterion, post, evidence: a sentence copied from the post, or null
-    named entities        words and tags; or text and entities: {start, end, label}, {start_offset, end_offset, label}
-                          (doccano) or [start, end, label] (spaCy)
-    classification        text and label
-    embedding             first and second; score is optional
+    named entities        words (tokens) and tags (ner_tags, labels); or text and entities (label): {start, end, label},
+                          {start_offset, end_offset, label} (doccano) or [start, end, label] (spaCy)
+    classification        text (sentence, content) and label (class, category)
+    embedding             first and second (sentence1 and sentence2, anchor and positive, ...); score is optional
 
-`NAMES` lists other names of these fields. Letter case and white space around a name do not matter.
+id and group (title, document_id) are optional. Letter case and white space around a name do not matter.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,28 +27,13 @@ from labkit.datasets.tags import parts, tags_over, words_of
 from labkit.errors import DataError
 
 COLUMNS = (".conll", ".conllu", ".bio", ".iob", ".iob2", ".txt", ".tsv", ".annotated", ".data")
-NAMES = {
-    "question": ("question", "query", "criterion"),
-    "context": ("context", "passage", "document", "post"),
-    "answers": ("answers", "answer", "evidence"),
-    "words": ("words", "tokens"),
-    "tags": ("tags", "ner_tags", "labels"),
-    "entities": ("entities", "label", "labels"),
-    "text": ("text", "sentence", "content"),
-    "label": ("label", "class", "category"),
-    "first": ("first", "text_a", "sentence1", "anchor", "query"),
-    "second": ("second", "text_b", "sentence2", "positive"),
-    "score": ("score", "similarity_score"),
-    "group": ("group", "title", "document_id"),
-    "id": ("id", "guid"),
-}
 
 
 def example(task: str, row: dict[str, Any], id: str) -> Any:
     """The example of a row; `id` is for a row that has none. A row without the fields of the task is a ValueError."""
     fields = {str(name).strip().lower(): value for name, value in row.items()}
-    group = field(fields, *NAMES["group"])
-    return MAKERS[task](fields, id_of(fields, id, *NAMES["id"]), "" if group is None else str(group))
+    group = field(fields, "group", "title", "document_id")
+    return MAKERS[task](fields, id_of(fields, id, "id", "guid"), "" if group is None else str(group))
 
 
 def scan_file(task: str, path: Path, tag_column: int | None = None) -> Reading:
@@ -61,7 +46,7 @@ def scan_file(task: str, path: Path, tag_column: int | None = None) -> Reading:
     has_columns = task == "ner" and suffix in COLUMNS
     if has_columns and suffix == ".tsv":  # a table if its header names words and tags
         header = {name.strip().lower() for name in read_text(path).split("\n", 1)[0].split("\t")}
-        has_columns = not (header & {*NAMES["words"]} and header & {*NAMES["tags"]})
+        has_columns = not (header & {"words", "tokens"} and header & {"tags", "ner_tags", "labels"})
     if has_columns:
         return conll.scan(path, tag_column)
     if tag_column is not None:
@@ -96,7 +81,7 @@ def _json_rows(path: str | Path) -> Iterator[tuple[int | str, Any]]:
 
 
 def _question(row: dict[str, Any], id: str, group: str) -> Question:
-    context = text_of(row, *NAMES["context"])
+    context = text_of(row, "context", "passage", "document", "post")
     answers = []
     for answer in _answers(row, context):
         text = answer.get("text") if isinstance(answer, dict) else None
@@ -109,18 +94,18 @@ def _question(row: dict[str, Any], id: str, group: str) -> Question:
             if (count := context.count(text)) > 1:
                 raise ValueError(f"answer_start is missing, and the context holds {shown(text)} {count} times")
             start = context.index(text)
-        start = _whole_number(start, "answer_start")
+        start = int(_number(start, "answer_start", whole=True))
         if start < 0 or not context.startswith(text, start):
             places = (i for i in range(len(context)) if context.startswith(text, i))
             nearest = min(places, key=lambda i: abs(i - start))
             raise ValueError(f"answer_start is {start}, but {shown(text)} is at {nearest}")
         answers.append(Answer(text, start))
-    return Question(id, text_of(row, *NAMES["question"]), context, tuple(dict.fromkeys(answers)), group)
+    return Question(id, text_of(row, "question", "query", "criterion"), context, tuple(dict.fromkeys(answers)), group)
 
 
 def _answers(row: dict[str, Any], context: str) -> list[Any]:
     """The answers of a row as a list of objects; [] where the question is unanswerable."""
-    answers = field(row, *NAMES["answers"])
+    answers = field(row, "answers", "answer", "evidence")
     if answers is None and "evidence" in row or isinstance(answers, str) and not answers.strip():
         answers = []
     elif isinstance(answers, str) and "evidence" in row:
@@ -144,7 +129,8 @@ def _answers(row: dict[str, Any], context: str) -> list[Any]:
 
 
 def _sentence(row: dict[str, Any], id: str, group: str) -> Sentence:
-    words, tags, entities = (field(row, *NAMES[name]) for name in ("words", "tags", "entities"))
+    words, tags = field(row, "words", "tokens"), field(row, "tags", "ner_tags", "labels")
+    entities = field(row, "entities", "label", "labels")
     if isinstance(words, str) and isinstance(tags, str):  # cells of a table
         words, tags = words.split(), tags.split()
     if isinstance(words, list) and isinstance(tags, list):
@@ -157,7 +143,7 @@ def _sentence(row: dict[str, Any], id: str, group: str) -> Sentence:
         return Sentence.of_words(id, words, tags, group)
     if not isinstance(entities, list):
         raise ValueError(f"has neither words and tags, nor text and entities, as lists (fields: {', '.join(row)})")
-    text = text_of(row, *NAMES["text"])
+    text = text_of(row, "text", "sentence", "content")
     spans = words_of(text)
     tags = tags_over(spans, list(map(_entity, entities)), text)
     return Sentence(id, text, tuple(text[start:end] for start, end in spans), tuple(spans), tuple(tags), group)
@@ -168,31 +154,28 @@ def _entity(entity: Any) -> Entity:
         entity = dict(zip(("start", "end", "label"), entity, strict=True))
     if not isinstance(entity, dict) or not isinstance(entity.get("label"), str) or not entity["label"].strip():
         raise ValueError(f"has the entity {shown(entity)}; expected start, end and label, as an object or a list")
-    start = _whole_number(field(entity, "start", "start_offset"), "the start of an entity")
-    return Entity(start, _whole_number(field(entity, "end", "end_offset"), "its end"), entity["label"].strip())
+    start, end = field(entity, "start", "start_offset"), field(entity, "end", "end_offset")
+    span = (int(_number(place, "the start or end of an entity", whole=True)) for place in (start, end))
+    return Entity(*span, entity["label"].strip())
 
 
 def _labelled(row: dict[str, Any], id: str, group: str) -> Labelled:
-    label = field(row, *NAMES["label"])
+    label = field(row, "label", "class", "category")
     if not isinstance(label, str | int | float) or label != label or not str(label).strip():  # NaN is not itself
         raise ValueError(f"label is {shown(label)}; expected a text or a number (fields: {', '.join(row)})")
-    return Labelled(id, text_of(row, *NAMES["text"]), str(label).strip(), group)
+    return Labelled(id, text_of(row, "text", "sentence", "content"), str(label).strip(), group)
 
 
 def _pair(row: dict[str, Any], id: str, group: str) -> Pair:
-    score = field(row, *NAMES["score"])
-    number = None if score in (None, "") else _number(score)
-    if number is not None and not math.isfinite(number):
-        raise ValueError(f"score is {shown(score)}; expected a number")
-    return Pair(id, text_of(row, *NAMES["first"]), text_of(row, *NAMES["second"]), number, group)
-
-
-MAKERS: dict[str, Callable[[dict[str, Any], str, str], Any]] = {
-    "qa": _question,
-    "ner": _sentence,
-    "classify": _labelled,
-    "embed": _pair,
-}
+    score = field(row, "score", "similarity_score")
+    number = None if score in (None, "") else _number(score, "score")
+    return Pair(
+        id,
+        text_of(row, "first", "text_a", "sentence1", "anchor", "query"),
+        text_of(row, "second", "text_b", "sentence2", "positive"),
+        number,
+        group,
+    )
 
 
 def field(row: dict[str, Any], *names: str) -> Any:
@@ -212,21 +195,18 @@ def text_of(row: dict[str, Any], *names: str) -> str:
 def id_of(row: dict[str, Any], default: str, *names: str) -> str:
     """The id of a row under the first of these names that it has, else the default."""
     id = field(row, *names)
-    if isinstance(id, list | dict):
-        raise ValueError(f"id is {shown(id)}; expected a text or a number")
     return default if id in (None, "") else str(id)
 
 
-def _number(value: Any) -> float:
-    """A number, which a table has as text; NaN for anything else."""
+def _number(value: Any, name: str, whole: bool = False) -> float:
+    """A number, which a table has as text. Raises ValueError if it is not one."""
     try:
-        return math.nan if isinstance(value, bool) else float(value)
+        number = float(value)
     except (TypeError, ValueError, OverflowError):
-        return math.nan
+        number = math.nan
+    if isinstance(value, bool) or not math.isfinite(number) or (whole and not number.is_integer()):
+        raise ValueError(f"{name} is {shown(value)}; expected a {'whole ' if whole else ''}number")
+    return number
 
 
-def _whole_number(value: Any, name: str) -> int:
-    number = _number(value)
-    if not number.is_integer():
-        raise ValueError(f"{name} is {shown(value)}; expected a whole number")
-    return int(number)
+MAKERS = {"qa": _question, "ner": _sentence, "classify": _labelled, "embed": _pair}
