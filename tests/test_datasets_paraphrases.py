@@ -219,11 +219,12 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path, first, row, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nothing-of-this-name", "is no file of questions and no known set; give one of: known-facts, webqa:FILE"),
+        ("nothing-of-this-name", "is no file and no known set that can be read; give one of: known-facts, webqa:FILE"),
+        ("known-facts pairs", "only lama:FOLDER takes one"),
         ("webqa", "webqa names no data, and labkit does not ship any: give webqa:FILE, with .* of github.com/brmson/"),
         ("lama:nowhere", "holds no relation with 2 patterns.*; give lama:FOLDER, with .* github.com/yanaiela/pararel"),
         ("known-facts:dev", "no split 'dev'; choose one of shots, test"),
-        ("own.txt", "is no file of questions"),
+        ("own.txt", "is no file and no known set"),
         ("own.jsonl", "own.jsonl is empty"),
         ("own.json", "holds no question"),
     ],
@@ -233,7 +234,7 @@ def test_a_name_that_leads_nowhere_is_refused(tmp_path, monkeypatch, name, messa
     for file, rows in (("own.txt", [FRANCE]), ("own.jsonl", []), ("own.json", [[]])):
         lines(tmp_path / file, *rows)
     with pytest.raises(DataError, match=message):
-        read_paraphrases(name)
+        read_paraphrases(*name.split(" "))
 
 
 # ---- samples -------------------------------------------------------------------------------------------------------

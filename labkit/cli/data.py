@@ -56,33 +56,26 @@ def data_check(
     """
     from labkit.datasets.catalogue import CATALOGUE, check
     from labkit.datasets.checks import check_files
+    from labkit.datasets.files import printable
 
     if bool(files) != bool(task) or (tag_column is not None and not files):
         raise typer.BadParameter("FILE and --task go together: labkit data check train.json dev.json --task qa")
     if files:
         reports = [asdict(report) | {"ok": report.ok} for report in check_files(task, files, tag_column)]
     else:
-        shipped = {data.name: check(data) for data in CATALOGUE}
-        reports = [{"name": name, "ok": not faults, "faults": faults} for name, faults in shipped.items()]
+        faults_of = {data.name: check(data) for data in CATALOGUE}
+        reports = [{"name": name, "ok": not faults, "faults": faults} for name, faults in faults_of.items()]
     if as_json:
         print_json(reports)
-    else:
-        for report in reports:
-            _print(report)
+    for report in [] if as_json else reports:
+        if files:
+            counts = ", ".join(f"{printable(label)} {count:,}" for label, count in report["counts"].items())
+            print(f"{report['path']}: {report['n']:,} examples{f' ({counts})' if counts else ''}")
+        else:
+            print(f"{report['name']}: {'in order' if report['ok'] else 'damaged'}")
+        for kind in ("fault", "warning"):
+            findings = report.get(f"{kind}s", [])
+            print(*(f"{kind}: {finding}\n" for finding in findings[:SHOWN]), sep="", end="")
+            if len(findings) > SHOWN:
+                print(f"{kind}: and {len(findings) - SHOWN:,} more, which --json prints")
     raise typer.Exit(0 if all(report["ok"] for report in reports) else 1)
-
-
-def _print(report: dict) -> None:
-    """The counts and the first findings of a file of the user's, or the state of a data set of labkit's."""
-    from labkit.datasets.files import printable
-
-    if "path" in report:
-        counts = ", ".join(f"{printable(name)} {count:,}" for name, count in report["counts"].items())
-        print(f"{report['path']}: {report['n']:,} examples{f' ({counts})' if counts else ''}")
-    else:
-        print(f"{report['name']}: {'in order' if report['ok'] else 'damaged'}")
-    for kind, findings in (("fault", report["faults"]), ("warning", report.get("warnings", []))):
-        for finding in findings[:SHOWN]:
-            print(f"{kind}: {finding}")
-        if len(findings) > SHOWN:
-            print(f"{kind}: and {len(findings) - SHOWN:,} more, which --json prints")

@@ -118,7 +118,7 @@ def read_paraphrases(
     readers = {".jsonl": json_rows, ".json": json_rows, ".csv": table_rows}
     if not path.is_file() or path.suffix.lower() not in readers:
         forms = f"{KNOWN_FACTS}, webqa:FILE, lama:FOLDER, or a .jsonl, .csv or .json file"
-        raise DataError(f"{name_or_path} is no file of questions and no known set; give one of: {forms}")
+        raise DataError(f"{name_or_path} is no file and no known set that can be read; give one of: {forms}")
     rows = list(readers[path.suffix.lower()](path))
     fields = next((row.keys() for _, row in rows if isinstance(row, dict)), set())
     if fields >= {"uuid", "template", "sub_ent"}:
