@@ -107,7 +107,7 @@ def test_a_finding_is_named_with_its_examples(tmp_path, task, more, finding):
             "text",
         ),
         ("classify", text("it came late, and broken"), text(" It came late,  and BROKEN"), "text"),
-        ("embed", pair("one text", "two texts"), pair("Two texts", "one text"), "text"),
+        ("embed", pair("one text", "two texts"), pair("Two texts", "one text"), "pair"),
         ("classify", text("a", group="shop 7"), text("b", group="shop 7"), "group"),
         ("qa", qa("t", title="Rivers"), qa("d", context="another text", end=0, title="Rivers"), "group"),
     ],
