@@ -30,9 +30,7 @@ def words(text: str) -> str:
     ("evidence", "method"),
     [
         (f" {SLEEP}\n", "exact"),
-        ("Mum said “rest”, so\u00a0I tried it, and lay there.", "exact"),
         ("I  haven’t slept\r\nproperly since\u00a0the move,\u2003not one night.", "spaces"),
-        ("It was a long week. I haven’t slept properly", "spaces"),
         ("since the move, not one night. Mum said “rest”, so I", "spaces"),
     ],
 )
@@ -59,23 +57,17 @@ def test_the_first_of_several_places_is_taken_and_no_sign_is_a_pattern():
     ],
 )
 def test_a_copy_with_mistakes_is_located(evidence, original):
-    match, start = locate(POST, evidence), POST.index(original)
+    match = locate(POST, evidence)
     assert match.method == "fuzzy" and 80 <= match.similarity < 100
-    shared = min(match.end, start + len(original)) - max(match.start, start)
-    assert shared >= 0.9 * max(match.end - match.start, len(original))
+    assert POST[match.start : match.end] == original
 
 
-@pytest.mark.parametrize(
-    ("text", "evidence"),
-    [
-        (POST, "I bought a new bicycle yesterday."),
-        (POST, POST + " And then, on the day after, we drove out to the lake with all of the children." + POST),
-        ("whyme no and on and so forth", "why (me)? .* [no]"),
-        (" \n", "so tired"),
-    ],
-)
-def test_a_sentence_that_is_not_there_is_not_located(text, evidence):
-    assert locate(text, evidence) is None
+def test_a_sentence_that_is_not_there_is_not_located():
+    assert locate(POST, "I bought a new bicycle yesterday.") is None
+    assert (
+        locate(POST, POST + " And then, on the day after, we drove out to the lake with the children." + POST) is None
+    )
+    assert locate(" \n", "so tired") is None
 
 
 def test_a_span_does_not_end_within_a_word_unless_the_word_is_too_long():
@@ -93,43 +85,25 @@ def test_without_rapidfuzz_the_exact_is_located_and_the_rest_says_what_to_instal
         locate(POST, "It was a long weak.")
 
 
-EVIDENCE = [
-    (post.text, sentence)
-    for post in posts()
-    for _, sentence in post.criteria
-    if sentence and post.text.count(sentence) == 1
-]
+EVIDENCE = [(post.text, sentence) for post in posts() for _, sentence in post.criteria if sentence]
 SPACES = st.text(alphabet=" \n\t\u00a0\u2003", min_size=1, max_size=3)
 
 
-@st.composite
-def copies(draw, mistakes: bool) -> tuple[str, str, str]:
-    """(post, true sentence, a copy of it with other white space and, if asked, a mistake in every 20 letters)."""
-    post, sentence = draw(st.sampled_from(EVIDENCE))
-    copy = "".join(draw(SPACES) if letter.isspace() else letter for letter in sentence)
-    for _ in range(draw(st.integers(1, max(1, len(sentence) // 20))) if mistakes else 0):
-        at = draw(st.integers(1, len(copy) - 2))
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.sampled_from(EVIDENCE), st.booleans())
+def test_white_space_and_a_mistake_in_20_letters_leave_four_fifths_of_the_true_sentence(data, example, mistakes):
+    post, sentence = example
+    copy = "".join(data.draw(SPACES) if letter.isspace() else letter for letter in sentence)
+    for _ in range(data.draw(st.integers(1, max(1, len(sentence) // 20))) if mistakes else 0):
+        at = data.draw(st.integers(1, len(copy) - 2))
         one, two = copy[at], copy[at : at + 2]
-        old, new = draw(st.sampled_from([(one, ""), (one, one * 2), (two, two[::-1]), (one, "e"), (one, f"{one} ")]))
+        edits = [(one, ""), (one, one * 2), (two, two[::-1]), (one, "e"), (one, f"{one} ")]
+        old, new = data.draw(st.sampled_from(edits))
         copy = copy[:at] + new + copy[at + len(old) :]
-    return post, sentence, copy
-
-
-@settings(max_examples=150, deadline=None)
-@given(copies(mistakes=True))
-def test_white_space_and_a_few_mistakes_leave_four_fifths_of_the_true_sentence(drawn):
-    post, sentence, copy = drawn
     match, start = locate(post, copy), post.index(sentence)
     shared = min(match.end, start + len(sentence)) - max(match.start, start)
     assert shared >= 0.8 * max(len(sentence), match.end - match.start), post[match.start : match.end]
-
-
-@settings(max_examples=100, deadline=None)
-@given(copies(mistakes=False))
-def test_white_space_alone_leaves_all_of_the_sentence(drawn):
-    post, sentence, copy = drawn
-    match = locate(post, copy)
-    assert words(post[match.start : match.end]) == words(sentence)
+    assert mistakes or words(post[match.start : match.end]) == words(sentence)
 
 
 @settings(max_examples=200, deadline=None)
@@ -140,58 +114,45 @@ def test_any_span_lies_in_the_text_and_begins_and_ends_with_a_sign(text, evidenc
         assert text[match.start : match.end] == text[match.start : match.end].strip()
 
 
-# ---- the prompt ------------------------------------------------------------------------------------------------------
-
-
 @given(st.text(min_size=1).filter(str.strip), st.sampled_from([*CRITERIA, "cannot sit still"]), st.sampled_from(ORDERS))
 def test_the_post_is_in_the_prompt_unchanged_and_each_mark_once(post, criterion, order):
     made = prompt(post, criterion, order)
     assert made.text[made.post_start : made.post_end] == post
     assert all(made.text.count(mark) == 1 for mark in MARKS)
     assert f"[CRITERION] {CRITERIA.get(criterion, criterion)} [/CRITERION]" in made.text
+    assert (made.text.index("[POST]") < made.text.index("[CRITERION]")) == (order == "criterion-last")
 
 
-def test_the_order_is_that_of_its_name():
-    parts = {name: re.findall(r"\[(\w+)\]", prompt("p", "sleep", name).text) for name in ORDERS}
-    assert parts == {
-        "criterion-last": ["INST", "POST", "CRITERION"],
-        "criterion-first": ["INST", "CRITERION", "POST"],
-    }
+def test_the_prompt_as_a_whole():
     assert prompt("p", "c", instruction="i").text == "[INST] i [/INST] [POST] p [/POST] [CRITERION] c [/CRITERION]"
 
 
 def test_a_file_of_posts_is_read_with_its_evidence_located_in_the_original_text(tmp_path):
-    post = "I\u2019ve slept  badly\nall week. The cat is fine."
-    rows = [
-        {"post": post, "criterion": "sleep", "evidence": "I've slept badly all week."},  # squeezed and straightened
-        {"post": post, "criterion": "appetite", "evidence": None},
-    ]
-    path = tmp_path / "posts.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    with_answer, without = readers.read("qa", path)
+    post, path = "I\u2019ve slept  badly\nall week. The cat is fine.", tmp_path / "posts.jsonl"
+
+    def read(*evidence: object) -> list:
+        rows = [{"post": post, "criterion": "sleep", "evidence": text} for text in evidence]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return readers.read("qa", path)
+
+    with_answer, *without = read("I've slept badly all week.", None, "")  # squeezed and straightened
     assert [answer.text for answer in with_answer.answers] == ["I\u2019ve slept  badly\nall week."]
     assert post.startswith(with_answer.answers[0].text, with_answer.answers[0].start)
-    assert without.answers == () and without.question == "appetite"
-
-
-def evidence_in_file(evidence: object, path):
-    good = {"post": "I slept badly.", "criterion": "sleep", "evidence": "I slept badly."}
-    path.write_text(json.dumps(good) + "\n" + json.dumps(good | {"evidence": evidence}) + "\n")
-    readers.read("qa", path)
+    assert [question.answers for question in without] == [(), ()] and without[0].question == "sleep"
+    for evidence in ("The dog has been ill since Monday.", 7):
+        with pytest.raises(DataError, match=f"{re.escape(str(path))}, line 2: "):
+            read(None, evidence)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda path: locate(POST, " \n\u00a0"), "the evidence is empty"),
-        (lambda path: prompt("p", "sleep", "sideways"), "the order is 'sideways'; choose one of criterion-last, "),
-        (lambda path: prompt("he wrote [/POST] in it", "sleep"), r"holds \[/POST\], a mark that the prompt keeps"),
-        (lambda path: prompt("p", "[INST]"), r"holds \[INST\]"),
-        (lambda path: prompt("p", "sleep", "criterion-last", "read [POST]"), r"holds \[POST\]"),
-        (lambda path: evidence_in_file("The dog has been ill since Monday.", path), "posts.jsonl.*line 2.*evidence"),
-        (lambda path: evidence_in_file(7, path), "posts.jsonl.*line 2.*evidence"),
+        (lambda: locate(POST, " \n\u00a0"), "the evidence is empty"),
+        (lambda: prompt("p", "sleep", "sideways"), "the order is 'sideways'; choose one of criterion-last, "),
+        (lambda: prompt("he wrote [/POST] in it", "sleep"), r"holds \[/POST\], a mark that the prompt keeps"),
+        (lambda: prompt("p", "[INST]"), r"holds \[INST\]"),
     ],
 )
-def test_bad_input_is_refused(tmp_path, call, message):
+def test_bad_input_is_refused(call, message):
     with pytest.raises(DataError, match=message):
-        call(tmp_path / "posts.jsonl")
+        call()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import unicodedata
 
 import pytest
 from hypothesis import given, settings
@@ -57,26 +56,20 @@ def qa(id: object = "q1", text: object = "the Seine", start: object = 14, **more
 
 def test_squad_1_and_2(tmp_path):
     thrice = qa("b", answers=[{"text": "Seine", "answer_start": at} for at in (18, 18, 29)])
-    plausible = [{"text": "Burgundy", "answer_start": 44}]
-    without = [qa(f"c{n}", is_impossible=True, plausible_answers=plausible) | more for n, more in
-               enumerate(({"answers": []}, {"answers": None}))]  # fmt: skip
-    first, second, *unanswerable = read("qa", put(tmp_path, "dev.json", squad(qa("a"), thrice, *without)))
+    without = qa("c", is_impossible=True, answers=[], plausible_answers=[{"text": "Burgundy", "answer_start": 44}])
+    first, second, unanswerable = read("qa", put(tmp_path, "dev.json", squad(qa("a"), thrice, without)))
     assert first == Question("a", "Where is Paris?", PARIS, (Answer("the Seine", 14),), "Rivers")
-    assert second.answers == (Answer("Seine", 18), Answer("Seine", 29))
-    assert [question.answers for question in unanswerable] == [(), ()]
-
-
-def test_articles_without_a_title_are_separate_groups(tmp_path):
+    assert second.answers == (Answer("Seine", 18), Answer("Seine", 29)) and unanswerable.answers == ()
     articles = [{"paragraphs": [{"context": PARIS, "qas": [qa(id)]}]} for id in "ab"]
-    questions = read("qa", put(tmp_path, "dev.json", json.dumps({"data": articles})))
-    assert len({question.group for question in questions}) == 2
+    untitled = read("qa", put(tmp_path, "dev.json", json.dumps({"data": articles})))
+    assert len({question.group for question in untitled}) == 2
 
 
 def test_one_question_in_each_form_of_json(tmp_path):
     row = {"id": "a", "title": "Rivers", "context": PARIS, "question": "Where is Paris?"}
-    lists, one = {"text": ["the Seine"], "answer_start": [14]}, {"text": "the Seine", "answer_start": 14}
+    lists, one = {"text": ["the Seine"], "answer_start": [14]}, [{"text": "the Seine", "answer_start": 14}]
     forms = [squad(qa("a")), squad(qa("a", answers=lists)), json.dumps({"data": [row | {"answers": lists}]})]
-    forms += [json.dumps([row | {"answers": answers}]) for answers in (lists, [one], one)]
+    forms += [json.dumps([row | {"answers": answers}]) for answers in (lists, one)]
     forms += [lines(row | {"answers": lists}, row | {"id": "b", "answers": {"text": [], "answer_start": []}})]
     for form in forms:
         questions = read("qa", put(tmp_path, "dev.json", form))
@@ -96,6 +89,7 @@ BY_SCHEME = {
 }
 IN_BIO = BY_SCHEME["BIO"].split()
 MERGED = "B-PER I-PER I-PER O B-PER O B-LOC I-LOC".split()  # IO cannot separate neighbours of one kind
+KINDS = st.sampled_from(["PER", "LOC", "work-of-art"])
 
 
 @pytest.mark.parametrize(("name", "tags"), BY_SCHEME.items())
@@ -114,7 +108,6 @@ def test_a_tag_scheme_is_recognised_and_rewritten_as_bio(tmp_path, name, tags):
         ("E-A I-A", "BIOES", "B-A B-A"),  # after an end, a new entity
         ("I-A E-A S-A S-A", "BIOES", "B-A I-A B-A B-A"),
         ("I-A B-A I-A I-B", "IOB1", "B-A B-A I-A B-B"),
-        ("B-work-of-art I-work-of-art", "BIO", "B-work-of-art I-work-of-art"),
     ],
 )
 def test_conversion_by_hand(tags, scheme, bio):
@@ -122,40 +115,25 @@ def test_conversion_by_hand(tags, scheme, bio):
 
 
 def test_one_sentence_decides_the_scheme_of_the_whole_file():
-    plain = ["I-PER", "O"]
     for other, scheme in ((["O"], "IO"), (["I-X", "B-X"], "IOB1"), (["O", "B-X"], "BIO"), (["S-X"], "BIOES")):
-        assert scheme_of([plain, other]) == scheme
+        assert scheme_of([["I-PER", "O"], other]) == scheme
 
 
-KINDS = st.sampled_from(["PER", "LOC", "work-of-art"])
-
-
-@st.composite
-def entities_of_words(draw) -> tuple[list[tuple[int, int, str]], int]:
-    length = draw(st.integers(1, 12))
-    cuts = draw(st.lists(st.integers(0, length), unique=True, max_size=8).map(sorted))
-    spans = [(a, b) for a, b in zip(cuts, cuts[1:], strict=False) if draw(st.booleans())]
-    return [(a, b, draw(KINDS)) for a, b in spans], length
-
-
-@given(entities_of_words(), st.sampled_from(["BIO", "SE", "UL"]))
-def test_entities_survive_each_scheme_that_can_express_them(drawn, letters):
-    entities, length = drawn
-    tags = ["O"] * length
+@given(st.data(), st.integers(1, 12), st.sampled_from(["BI", "SE", "UL"]))
+def test_entities_survive_each_scheme_that_can_express_them(data, length, letters):
+    cuts = data.draw(st.lists(st.integers(0, length), unique=True, max_size=8).map(sorted))
+    spans = [(a, b) for a, b in zip(cuts, cuts[1:], strict=False) if data.draw(st.booleans())]
+    entities, tags = [(a, b, data.draw(KINDS)) for a, b in spans], ["O"] * length
     for a, b, kind in entities:
         tags[a:b] = [f"B-{kind}"] + [f"I-{kind}"] * (b - a - 1)
-        if letters != "BIO" and b - a > 1:
-            tags[b - 1] = f"{letters[1]}-{kind}"
-        elif letters != "BIO":
-            tags[a] = f"{letters[0]}-{kind}"
-    assert entities_of(to_bio(tags, "BIO" if letters == "BIO" else "BIOES")) == entities
-    assert letters != "BIO" or scheme_of([tags]) == "BIO"
+        tags[b - 1] = f"{letters[b - a > 1]}-{kind}"
+    assert entities_of(to_bio(tags, "BIO" if letters == "BI" else "BIOES")) == entities
 
 
 def test_columns_with_documents_comments_hashtags_and_any_line_end(tmp_path):
     content = (
-        "-DOCSTART- -X- -X- O\n\nAnn NNP B-NP B-PER\nsmiles VBZ B-VP O\n\n# x y O\n#ann x y O\n\n"
-        "-DOCSTART- -X- O O\n\nNew\u00a0York\tNNP\tB-NP\tB-LOC \n# document = two\n#x=y\tNN\tO\tO\n"
+        "-DOCSTART- -X- -X- O\n\nAnn NNP B-NP B-PER\nsmiles VBZ B-VP O\n\n# x y O\n#ann x y O\n\n# a comment\n"
+        "-DOCSTART- -X- O O\n\nNew\u00a0York\tNNP\tB-NP\tB-LOC \n# document = two\n#\tcomment\n#x=y\tNN\tO\tO\n"
     )
     for ending in ("\n", "\r\n", "\r\r\n", "\r"):
         for mark in ("", "\ufeff"):
@@ -165,48 +143,8 @@ def test_columns_with_documents_comments_hashtags_and_any_line_end(tmp_path):
             assert [sentence.group for sentence in sentences] == ["document 1", "document 1", "document 2", "two"]
             assert [sentence.tags[0] for sentence in sentences] == ["B-PER", "O", "B-LOC", "O"]
             assert [sentences[0].text[a:b] for a, b in sentences[0].spans] == ["Ann", "smiles"]
-
-
-def test_without_documents_each_sentence_is_its_own_group(tmp_path):
     sentences = read("ner", put(tmp_path, "a.conll", "\n\nAnn B-PER\n\n\n\nBo B-PER\n\n"))
     assert len({sentence.group for sentence in sentences}) == len(sentences) == 2
-
-
-@pytest.mark.filterwarnings("ignore:.*comment lines")
-@pytest.mark.parametrize(
-    "content",
-    [
-        "1\tUni\tB-ORG\n2\tWien\tI-ORG\n3\t3\tO\n\n1\tAnn\tB-PER\n",
-        "0 Uni NN B-ORG\n1 Wien NN I-ORG\n2 3 CD O\n\n0 Ann NE B-PER\n",
-        "1\tUni\tB-ORG\n2\tWien\tI-ORG\n4\t3\tO\n\n5\tAnn\tB-PER\n",  # with a gap, and on into the next sentence
-        "# sent_id = 1\n# a comment\n1-2\tUniWien\t_\t_\n1\tUni\tNN\tB-ORG\n2\tWien\tNN\tI-ORG\n2.1\tx\t_\t_\n"
-        "3\t3\tCD\tO\n\n1\tAnn\tNE\tB-PER\n",
-    ],
-)
-def test_a_column_that_numbers_the_words_is_skipped_with_a_warning(tmp_path, content):
-    with pytest.warns(UserWarning, match="column 1 numbers the words"):
-        sentences = read("ner", put(tmp_path, "a.conll", content))
-    assert [(sentence.words, sentence.tags) for sentence in sentences] == [
-        (("Uni", "Wien", "3"), ("B-ORG", "I-ORG", "O")),
-        (("Ann",), ("B-PER",)),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("content", "tags"),
-    [
-        ("EU NNP B-NP B-ORG\nsays VBZ B-VP O\n", "B-ORG O"),  # CoNLL-2003
-        ("EU NNP I-NP I-ORG\nsays VBZ I-VP O\n", "B-ORG O"),  # as it was first published
-        ("EU EU NE I-NC I-ORG\nsagt sagen VVFIN I-VC O\n", "B-ORG O"),  # in German
-        ("EU NNP B-NP O\nsays VBZ B-VP O\n", "O O"),
-        ("EU NNP B-NP\nsays VBZ B-VP\n", "B-NP B-VP"),  # CoNLL-2000
-        ("1999 CD O\n2000 CD O\n", "O O"),
-    ],
-)
-@pytest.mark.filterwarnings("error")
-def test_the_last_column_is_the_tag_beside_parts_of_speech_and_chunks(tmp_path, content, tags):
-    (sentence,) = read("ner", put(tmp_path, "a.txt", content))
-    assert sentence.tags == tuple(tags.split()) and sentence.words == tuple(re.findall(r"^\S+", content, re.M))
 
 
 NESTED = "#\tdispatch.example [2005]\n1\tUni\tB-ORG\tO\n2\tWien\tI-ORG\tB-LOC\n3\tliegt\tO\tO\n"
@@ -220,11 +158,11 @@ NESTED = "#\tdispatch.example [2005]\n1\tUni\tB-ORG\tO\n2\tWien\tI-ORG\tB-LOC\n3
         ("EU NNP B-NP B-ORG B-ORG\nsays VBZ B-VP O O\n", (4, 5)),  # true and predicted
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*(numbers the words|comment lines)")
+@pytest.mark.filterwarnings("ignore:.*numbers the words")
 def test_two_columns_of_tags_are_an_error_until_one_is_chosen(tmp_path, content, columns):
     path = put(tmp_path, "a.tsv", content)
     message = refused("ner", path)
-    assert all(f"column {column} (" in message for column in columns) and "--tag-column" in message
+    assert all(f"column {column}" in message for column in columns) and "--tag-column" in message
     for column in columns:
         rows = [line.split() for line in content.splitlines() if line[0] != "#"]
         assert read("ner", path, tag_column=column)[0].tags == tuple(row[column - 1] for row in rows)
@@ -232,13 +170,28 @@ def test_two_columns_of_tags_are_an_error_until_one_is_chosen(tmp_path, content,
         assert "the column of the tags is" in refused("ner", path, tag_column=column)
 
 
-def test_unusual_columns_and_comments_are_warnings(tmp_path):
-    with pytest.warns(UserWarning, match="column 2 of 4 is the word, column 3 its tag"):
-        assert read("ner", put(tmp_path, "a.conll", "1\tEU\tB-ORG\t_\n2\tsays\tO\t_\n"))[0].tags == ("B-ORG", "O")
-    content = "#begin document (a); part 000\n# of 3 words\nAnn NNP B-NP B-PER\n# NN I-NP O\n#tag NN I-NP B-X\n\n"
-    with pytest.warns(UserWarning, match="skipped: 3, the first is line 1"):
-        (sentence,) = read("ner", put(tmp_path, "a.conll", content + "#end document\n"))
-    assert sentence.words == ("Ann", "#", "#tag")
+@pytest.mark.parametrize(
+    ("content", "tags"),
+    [
+        ("EU NNP B-NP B-ORG\nsays VBZ B-VP O\n", "B-ORG O"),  # CoNLL-2003
+        ("EU EU NE I-NC I-ORG\nsagt sagen VVFIN I-VC O\n", "B-ORG O"),  # in German
+        ("EU NNP B-NP O\nsays VBZ B-VP O\n", "O O"),
+        ("EU NNP B-NP\nsays VBZ B-VP\n", "B-NP B-VP"),  # CoNLL-2000
+        ("EU B-ORG _\nsays O _\n", "B-ORG O"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_the_tag_column_is_found_beside_parts_of_speech_and_chunks(tmp_path, content, tags):
+    (sentence,) = read("ner", put(tmp_path, "a.txt", content))
+    assert sentence.tags == tuple(tags.split()) and sentence.words == tuple(re.findall(r"^\S+", content, re.M))
+
+
+def test_a_column_that_numbers_the_words_is_skipped_with_a_warning(tmp_path):
+    for content in ("1\tUni\tB-ORG\n2\t3\tO\n\n1\tAnn\tB-PER\n", "0 Uni NN B-ORG\n1 3 CD O\n\n2 Ann NE B-PER\n"):
+        with pytest.warns(UserWarning, match="column 1 numbers the words"):
+            sentences = read("ner", put(tmp_path, "a.conll", content))
+        assert [sentence.words for sentence in sentences] == [("Uni", "3"), ("Ann",)]
+        assert [sentence.tags for sentence in sentences] == [("B-ORG", "O"), ("B-PER",)]
 
 
 # ---- words and spans of a raw text -----------------------------------------------------------------------------------
@@ -251,21 +204,13 @@ ANY_TEXT = st.lists(st.one_of(ODD, st.text(max_size=6), st.sampled_from(" \n\ta.
 
 
 @settings(max_examples=100, deadline=None)
-@given(ANY_TEXT)
-def test_words_are_in_order_and_leave_out_only_white_space_and_joiners(text):
-    gap, at = r"[\s\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff\u00ad]*", 0
-    for start, end in words_of(text):
-        assert at <= start < end <= len(text) and not re.search(r"\s", text[start:end])
-        assert re.fullmatch(gap, text[at:start])
-        at = end
-    assert re.fullmatch(gap, text[at:])
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.data())
-def test_entities_come_back_from_the_tags_over_their_words(data):
-    text = data.draw(ANY_TEXT)
+@given(st.data(), ANY_TEXT)
+def test_words_leave_out_only_white_space_and_joiners_and_entities_come_back_from_their_tags(data, text):
     words = words_of(text)
+    gap, at = r"[\s\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff\u00ad]*", 0
+    for start, end in [*words, (len(text), len(text))]:
+        assert at <= start <= end and re.fullmatch(gap, text[at:start]) and not re.search(r"\s", text[start:end])
+        at = end
     cuts = data.draw(st.lists(st.integers(0, len(words)), unique=True, max_size=6).map(sorted))
     spans = [(a, b) for a, b in zip(cuts, cuts[1:], strict=False) if data.draw(st.booleans())]
     entities = [Entity(words[a][0], words[b - 1][1], data.draw(KINDS)) for a, b in spans]
@@ -280,15 +225,11 @@ def test_entities_come_back_from_the_tags_over_their_words(data):
         ("हिन्दी में", ["हिन्दी", "में"]),
         ("ok 👍🏽👩‍👩‍👧 🇩🇪🇫🇷 1️⃣ ❤️!", ["ok", "👍🏽", "👩‍👩‍👧", "🇩🇪", "🇫🇷", "1️⃣", "❤️", "!"]),
         ("#tag @you", ["#", "tag", "@", "you"]),
+        ("Cafe\u0301 Zu\u0308rich", ["Cafe\u0301", "Zu\u0308rich"]),
     ],
 )
 def test_words_of(text, words):
     assert [text[a:b] for a, b in words_of(text)] == words
-
-
-@given(st.text(alphabet=st.characters(min_codepoint=0xC0, max_codepoint=0x24F, categories=("L",)), min_size=1))
-def test_a_decomposed_word_is_as_whole_as_a_composed_one(word):
-    assert len(words_of(unicodedata.normalize("NFD", word))) == len(words_of(word)) == 1
 
 
 # ---- JSONL, CSV, TSV -------------------------------------------------------------------------------------------------
@@ -307,28 +248,21 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("ending", ["\n", "\r\n"])
 @pytest.mark.parametrize(("suffix", "separator"), [(".csv", ","), (".csv", ";"), (".tsv", "\t")])
 @pytest.mark.parametrize("task", TASKS)
-def test_tables_of_each_task(tmp_path, task, suffix, separator, ending):
+def test_tables_of_each_task(tmp_path, task, suffix, separator):
     header, rows = ROWS[task]
     table = [header.replace(",", separator)] + [separator.join(f'"{cell}"' for cell in row) for row in rows]
-    assert read(task, put(tmp_path, f"a{suffix}", "\ufeff" + ending.join(table) + ending)) == EXPECTED[task]
+    assert read(task, put(tmp_path, f"a{suffix}", "\ufeff" + "\r\n".join(table) + "\r\n")) == EXPECTED[task]
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
-@pytest.mark.parametrize("first", ["", "sep={}\r\n"])
+@pytest.mark.parametrize("first", ["", "sep={}"])
 def test_a_table_is_read_whatever_separates_its_cells(tmp_path, separator, first):
-    table = f'{first.format(separator)}Text{separator}LABEL\r\n"a, b; ""c""\nd"{separator}x\r\n{separator}\r\n'
-    (example,) = read("classify", put(tmp_path, "a.csv", "\ufeff" + table))
-    assert (example.text, example.label) == ('a, b; "c"\nd', "x")
-
-
-def test_white_space_around_cells_and_a_cell_as_long_as_a_text(tmp_path):
-    path = put(tmp_path, "a.csv", f' text , Label ,\ngood film, pos,\n"a, b", "neg",\n{"word " * 60_000},x,\n')
-    first, second, third = read("classify", path)
-    assert [(example.text, example.label) for example in (first, second)] == [("good film", "pos"), ("a, b", "neg")]
-    assert len(third.text) == 300_000
+    table = f"{first}\r\n".format(separator).lstrip() + f'Text{separator} LABEL\r\n"a, b; ""c""\nd"{separator} x\r\n'
+    table += f"{separator}\r\n{'word ' * 60_000}{separator} y\r\n"
+    example, long = read("classify", put(tmp_path, "a.csv", "\ufeff" + table))
+    assert (example.text, example.label, long.label, len(long.text)) == ('a, b; "c"\nd', "x", "y", 300_000)
 
 
 @pytest.mark.parametrize(
@@ -336,18 +270,12 @@ def test_white_space_around_cells_and_a_cell_as_long_as_a_text(tmp_path):
     [
         ("qa", QUESTION, Question("q1", "Where is Paris?", PARIS, (Answer("the Seine", 14),))),
         ("qa", {"query": "q", "post": "p", "answers": [], "document_id": 0}, Question("1", "q", "p", (), "0")),
-        (
-            "qa",
-            {"question": "q", "passage": "p q p", "answers": {"text": ["p", "p"], "answer_start": [0, 4]}},
-            Question("1", "q", "p q p", (Answer("p", 0), Answer("p", 4))),
-        ),
         ("qa", {"question": "q", "context": "a b", "answer": "b"}, Question("1", "q", "a b", (Answer("b", 2),))),
         ("qa", {"question": "q", "context": "a b", "answer": ""}, Question("1", "q", "a b")),
         ("ner", {"words": ["a"], "labels": ["O"], "group": "g"}, Sentence.of_words("1", ["a"], ["O"], "g")),
         ("classify", {" Text": "t", "LABEL ": " l "}, Labelled("1", "t", "l")),
         ("classify", {"content": "a\u2028b\x85c", "class": 0}, Labelled("1", "a\u2028b\x85c", "0")),
-        ("embed", {"anchor": "a", "positive": "b"}, Pair("1", "a", "b")),
-        ("embed", {"query": "a", "text_b": "b", "score": 4}, Pair("1", "a", "b", 4.0)),
+        ("embed", {"anchor": "a", "positive": "b", "score": 4}, Pair("1", "a", "b", 4.0)),
     ],
 )
 def test_jsonl_with_other_names_of_the_fields(tmp_path, task, row, expected):
@@ -359,9 +287,7 @@ def test_jsonl_with_other_names_of_the_fields(tmp_path, task, row, expected):
     [
         {"entities": [{"start": 0, "end": 3, "label": "PER"}]},
         {"entities": [{"id": 7, "start_offset": 0, "end_offset": 3, "label": "PER"}], "relations": []},  # doccano
-        {"entities": [[0, 3, "PER"]]},  # spaCy
-        {"label": [[0, 3, "PER"]]},  # doccano
-        {"tokens": [{"text": "Ann", "start": 0}], "spans": [{"start": 0, "end": 3, "label": "PER"}]},  # Prodigy
+        {"label": [[0, 3, "PER"]]},  # doccano, and spaCy's triples
     ],
 )
 def test_entities_in_the_forms_of_other_tools(tmp_path, row):
@@ -374,12 +300,12 @@ def test_entities_in_the_forms_of_other_tools(tmp_path, row):
 # Each form of file: good rows, and bad rows with the start of their fault.
 FORMS = {
     "a.jsonl": ("classify", [f'{{"id": "{i}", "text": "t{i}", "label": "l"}}' for i in range(4)],
-                {"{bad": "cannot be read as JSON", "[1]": "holds [1]", "{}": "has no label",
-                 '{"id": "0", "text": "t", "label": "l"}': "has the id '0', as line "}),
+                {"{bad": "cannot be read as JSON", "[1]": "holds [1]", "{}": "label is None",
+                 '{"id": "0", "text": "t", "label": "l"}': "has the id '0', which another row has (1)"}),
     "a.csv": ("classify", [f"{i},t{i},l" for i in range(4)],
-              {"x": "has 1 cells", '"a" b,c,d': "is not CSV", ",t,": "label is ''", '"a,b,c': "is not CSV"}),
+              {"x": "has 1 cells", '"a" b,c,d': "is not CSV", ",t,": "label is ''"}),
     "a.conll": ("ner", [f"w{i} B-X\nv{i} O\n" for i in range(4)],
-                {"x\n": "has one column", "x Y\n": "has the tag 'Y'", "x y O\ny O\nz O\n": "has 3 columns"}),
+                {"x\n": "has the columns ['x']", "x Y\n": "has the tag 'Y'", "x y O\ny O\nz O\n": "has the columns"}),
 }  # fmt: skip
 
 
@@ -391,14 +317,12 @@ def test_a_bad_row_hides_no_other(tmp_path, name):
     starts = [sum(row.count("\n") + 1 for row in (header + rows)[: i + len(header)]) + 1 for i in range(len(rows))]
     expected = read(task, put(tmp_path, name, "\n".join([*header, *good])))
     path = put(tmp_path, name, "\n".join([*header, *rows]))
-    reading = scan(task, path)
-    assert reading.skipped == len(reading.faults) == len(bad)
-    for row, start in zip(rows, starts, strict=True):
-        place = f"{path}, line {start}: {bad.get(row, '')}"
-        assert any(fault.startswith(place) for fault in reading.faults) == (row in bad), (place, reading.faults)
+    faults = scan(task, path).faults
+    places = [f"{path}, line {start}: {bad[row]}" for row, start in zip(rows, starts, strict=True) if row in bad]
+    assert all(fault.startswith(place) for fault, place in zip(faults, places, strict=True)), faults
     message = refused(task, path)
-    assert message.startswith(reading.faults[0]) and "--skip-bad-rows" in message
-    with pytest.warns(UserWarning, match=f"{len(bad)} of {len(rows)} rows are skipped: "):
+    assert message.startswith(faults[0]) and "--skip-bad-rows" in message
+    with pytest.warns(UserWarning, match=f"{len(bad)} of {len(rows)} rows cannot be read and are skipped"):
         kept = read(task, path, skip_bad_rows=True)
     assert [example.text for example in kept] == [example.text for example in expected]
 
@@ -411,10 +335,6 @@ def test_every_fault_of_a_squad_file_is_reported(tmp_path):
     assert [fault.removeprefix(f"{path}, ").split(": ")[0] for fault in reading.faults] == places
 
 
-def test_without_a_good_row_there_is_nothing_to_skip_to(tmp_path):
-    assert "1 of 1 rows cannot be read" in refused("classify", put(tmp_path, "a.jsonl", "{}"), skip_bad_rows=True)
-
-
 def _with_entities(*spans: tuple[int, int]) -> dict:
     return {"text": PARIS, "entities": [{"start": a, "end": b, "label": "LOC"} for a, b in spans]}
 
@@ -425,43 +345,27 @@ def _answer(**answer: object) -> dict:
 
 BAD_ROWS = [  # (task, row, what the message says of it)
     ("qa", _answer(start=15), "answer_start is 15, but 'the Seine' is at 14"),
-    ("qa", _answer(start=-9), "answer_start is -9, but 'the Seine' is at 14"),
     ("qa", _answer(text="Seine"), "answer_start is missing, and the context holds 'Seine' 2 times"),
     ("qa", _answer(text="the Rhine"), "the answer 'the Rhine' is not in the context"),
-    ("qa", _answer(text=""), "answers[0].text is ''"),
     *(("qa", _answer(start=start), f"answer_start is {start!r}") for start in ("x", 14.5, float("inf"), True)),
-    ("qa", QUESTION | {"answers": ["the Seine"]}, "answers[0] is 'the Seine'; expected an object"),
+    *(("qa", QUESTION | {"answers": [answer]}, "expected an object") for answer in ("the Seine", {"text": ""})),
     ("qa", QUESTION | {"answers": {"text": ["a", "b"], "answer_start": [1]}}, "two lists of one length"),
-    ("qa", QUESTION | {"answers": 5}, "answers is 5"),
     ("qa", {"question": "q", "context": "c"}, "(fields: question, context)"),
-    ("qa", QUESTION | {"context": " \n"}, "context is ' \\n'"),
-    ("qa", QUESTION | {"question": None}, "question is None"),
-    ("qa", QUESTION | {"id": ["q"]}, "id is ['q']"),
+    ("qa", QUESTION | {"context": " \n"}, "is ' \\n'; expected a text"),
     ("qa", {"context": "c", "answers": []}, "has no question"),
-    ("qa", QUESTION | {"is_impossible": "no"}, "is_impossible is 'no'; expected true or false"),
     ("qa", QUESTION | {"is_impossible": True}, "is_impossible is true, but there is the answer"),
-    ("qa", QUESTION | {"answers": [], "is_impossible": False}, "has no answer, but is_impossible is false"),
     ("ner", {"words": ["a", "b"], "tags": ["O"]}, "has 2 words and 1 tags"),
-    ("ner", {"words": [], "tags": []}, "has 0 words"),
     ("ner", {"words": ["a"], "tags": ["PER"]}, "has the tag 'PER'"),
     ("ner", {"words": ["a"], "tags": [3]}, "the tag 3; expected"),
-    ("ner", {"words": "ab", "tags": ["O", "O"]}, "has neither words and tags, nor text and entities"),
-    ("ner", {"text": "Ann", "entities": [{"start": 0, "end": "x", "label": "PER"}]}, "entities[0]: the end is 'x'"),
-    ("ner", {"text": "Ann", "entities": [{"start": 0, "end": 3, "label": ""}]}, "entities[0]: the label is ''"),
-    ("ner", {"text": "Ann", "entities": [[0, 3]]}, "entities[0] is [0, 3]; expected start, end and label"),
-    ("ner", {"text": "Ann", "entities": None}, "entities is None"),
-    ("ner", _with_entities((0, 3)), "'Par' at 0, which cuts through 'Paris'"),
+    ("ner", {"text": "Ann", "entities": [{"start": 0, "end": "x", "label": "PER"}]}, "end of an entity is 'x'"),
+    ("ner", {"text": "Ann", "entities": [[0, 3]]}, "has the entity [0, 3]; expected start, end and label"),
+    ("ner", _with_entities((0, 3)), "from 0 to 3 of the text, which cuts through 'Paris'"),
     ("ner", _with_entities((0, 5), (0, 10)), "overlaps another"),
-    ("ner", _with_entities((5, 6)), "' ' at 5, which contains no word"),
-    ("ner", _with_entities((44, 99)), "from 44 to 99 in a text of 53 characters"),
-    ("classify", {"text": "t"}, "has no label"),
-    ("classify", {"text": "t", "label": float("nan")}, "label is nan"),
-    ("classify", {"text": "t", "label": ""}, "label is ''"),
-    ("classify", {"text": "t", "Text": "u", "label": "l"}, "one name but for case and white space: text, Text"),
+    ("ner", _with_entities((5, 6)), "contains no word"),
+    ("ner", _with_entities((44, 99)), "lies outside of its 53 characters"),
+    *(("classify", {"text": "t", "label": label}, f"label is {label!r}") for label in (None, float("nan"), "")),
     ("classify", {"body": "t", "label": "l"}, "(fields: body, label)"),
-    ("embed", {"first": "a", "second": "b", "score": "high"}, "score is 'high'"),
-    ("embed", {"first": "a", "second": "b", "score": 10**400}, "score is 1000"),
-    ("embed", [1, 2], "holds [1, 2]; expected an object"),
+    *(("embed", GOOD["embed"] | {"score": score}, "score is ") for score in ("high", 10**400)),
 ]
 
 
@@ -472,45 +376,29 @@ def test_a_bad_row_is_named_by_its_line(tmp_path, task, row, words):
     assert message.startswith(f"{path}, line 3: ") and words in message
 
 
-@pytest.mark.filterwarnings("ignore:.*numbers the words")
 @pytest.mark.parametrize(
     ("task", "name", "content", "words"),
     [
         ("qa", "a.json", '{"data": [\n1,,]}', ": line 2 column 3"),
         ("qa", "a.json", "[" * 100_000, "cannot be read as JSON"),
-        ("qa", "a.json", '"SQuAD"', "is not SQuAD"),
-        ("qa", "a.json", '{"version": "v2.0"}', "is not SQuAD"),
-        ("qa", "a.json", '{"data": [], "data": []}', "the key 'data' occurs twice"),
         ("qa", "a.json", squad(qa()).replace('"text":', '"text": "x", "text":'), "the key 'text' occurs twice"),
         ("qa", "a.json", '{"data": ["a"]}', "row 1: holds 'a'"),
         ("qa", "a.json", '{"data": [{"paragraphs": [null]}]}', "article 1, paragraph 1: is None; expected an object"),
         ("qa", "a.json", '{"data": []}', "holds no example"),
-        ("qa", "a.json", squad(qa(), context=["Paris"]), "question 'q1': context is ['Paris']"),
-        ("qa", "a.json", squad(qa("a"), qa("b"), qa("a")), "question 'a': has the id 'a', as question 'a' has"),
+        ("qa", "a.json", squad(qa("a"), qa("b"), qa("a")), "question 'a': has the id 'a', which another row has"),
         ("classify", "a.jsonl", '{"text": "t", "label": "l"}\n{"text": \n', "line 2: cannot be read as JSON"),
-        ("classify", "a.jsonl", '{"a": ' + "9" * 5000 + "}", "line 1: cannot be read as JSON"),
         ("classify", "a.jsonl", " \n\n", "is empty"),
         ("classify", "a.jsonl", b'{"text": "t", "label": "l"}\n{"text": "\xe9"}', "line 2: is not UTF-8"),
-        ("classify", "a.jsonl", "{}".encode("utf-16"), "line 1: is not UTF-8"),
-        ("classify", "a.jsonl", '{"text": "t", "meta": [{"x": 1, "x": 2}]}', "the key 'x' occurs twice"),
         ("classify", "a.csv", "text,label\na,x\na,b,y,z\n", "line 3: has 4 cells, and the header has 2"),
         ("classify", "a.csv", 'text,label\n"a\nb",x\n"c" d,y\n', "line 4: is not CSV"),
         ("classify", "a.csv", 'text,label\n"a,x\n', "line 2: is not CSV (a quote is opened and never closed)"),
         ("classify", "a.csv", "text,label\n", "holds no example"),
-        ("classify", "a.csv", "Review,Sentiment\na,x\n", "(fields: review, sentiment)"),
-        ("classify", "a.csv", "text,Text ,label\na,b,x\n", "line 1: has the column 'text' twice"),
-        ("classify", "a.csv", b"text,label\n\xe4,x\n", "line 2: is not UTF-8"),
-        ("ner", "a.conll", "Ann B-PER\nBo\n", "line 2: has one column ('Bo')"),
+        ("classify", "a.csv", "text,Text ,label\na,b,x\n", "line 1: has a column twice"),
         ("ner", "a.conll", "Ann B-PER\n\nBo PER\n", "line 3: has the tag 'PER'; expected O, or B-"),
-        ("ner", "a.conll", "\ufeffAnn B_PER\r\n", "line 1: has the tag 'B_PER'"),
-        ("ner", "a.conll", "Ann NNP X\n", "line 1: has the tag 'X' in column 3"),
-        ("ner", "a.conll", "New York B-LOC\nis O\nfar O\n", "line 1: has 3 columns, and the other lines have 2"),
-        ("ner", "a.conll", "\tO\nAnn\tO\n", "line 1: column 1 is empty"),
-        ("ner", "a.conll", "1 Ann O\n2 met O\nx Bo O\n", "line 3: has 'x' in column 1, which numbers the words"),
-        ("ner", "a.conll", b"Ann B-PER\nJos\xe9 I-PER\n", "line 2: is not UTF-8"),
+        ("ner", "a.conll", "New York B-LOC\nis O\nfar O\n", "line 1: has the columns ['New', 'York', 'B-LOC']"),
+        ("ner", "a.conll", "\tO\nAnn\tO\n", "line 1: has the columns ['', 'O']"),
         ("ner", "a.conll", "-DOCSTART- O\n\n# id = 3\n", "holds no example"),
         ("qa", "a.xml", "x", "ends in .xml; for qa give SQuAD as .json, rows as .json, .jsonl or .csv"),
-        ("classify", "a", "x", "ends in nothing"),
     ],
 )
 def test_a_bad_file_is_named_with_the_place(tmp_path, task, name, content, words):
@@ -519,7 +407,6 @@ def test_a_bad_file_is_named_with_the_place(tmp_path, task, name, content, words
 
 
 def test_a_missing_file_is_not_looked_for_on_the_hub(tmp_path, monkeypatch, no_network):
-    put(tmp_path, "README.md", "---\nconfigs:\n- config_name: en\n---\n")
     monkeypatch.chdir(tmp_path)
     for name in (tmp_path / "none.jsonl", "none.jsonl", "deep/none.json:train", tmp_path / "none", "../none"):
         assert "does not exist" in refused("qa", name)
@@ -527,6 +414,7 @@ def test_a_missing_file_is_not_looked_for_on_the_hub(tmp_path, monkeypatch, no_n
         assert "cannot be opened" in refused("qa", name)
     assert "the task is 'speech'; choose one of" in refused("speech", "a.jsonl")
     assert "leave the tag column out" in refused("ner", put(tmp_path, "a.jsonl", "{}"), tag_column=2)
+    assert "1 of 1 rows cannot be read" in refused("classify", tmp_path / "a.jsonl", skip_bad_rows=True)
     assert no_network == []
 
 
@@ -536,22 +424,14 @@ JSON_VALUES = st.recursive(
     max_leaves=5,
 )
 FIELDS = ["question", "context", "answers", "answer", "words", "tags", "text", "entities", "label", "first", "second"]
+ANY_ROW = st.dictionaries(st.sampled_from([*FIELDS, "score", "id", "group"]), JSON_VALUES).map(json.dumps)
+ANY_CONTENT = st.one_of(st.binary(max_size=40), st.text(max_size=40).map(str.encode), ANY_ROW.map(str.encode))
+SUFFIXES = [*((task, ".jsonl") for task in TASKS), ("classify", ".csv"), ("ner", ".conll"), ("qa", ".json")]
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.sampled_from(TASKS), st.dictionaries(st.sampled_from([*FIELDS, "score", "id", "group"]), JSON_VALUES))
-def test_any_object_is_read_or_refused_in_one_line(tmp_path_factory, task, row):
-    path = put(tmp_path_factory.getbasetemp(), "any.jsonl", json.dumps(row))
-    try:
-        assert len(read(task, path)) == 1
-    except DataError as error:
-        assert str(path) in str(error) and len(str(error).splitlines()) == 1
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.sampled_from([*((t, ".jsonl") for t in TASKS), ("classify", ".csv"), ("ner", ".conll"), ("qa", ".json")]),
-       st.one_of(st.binary(max_size=40), st.text(max_size=40).map(str.encode)))  # fmt: skip
-def test_any_bytes_are_read_or_refused_in_one_line(tmp_path_factory, form, content):
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(SUFFIXES), ANY_CONTENT)
+def test_any_content_is_read_or_refused_in_one_line(tmp_path_factory, form, content):
     path = put(tmp_path_factory.getbasetemp(), f"any{form[1]}", content)
     try:
         read(form[0], path)
@@ -586,14 +466,6 @@ def hub(tmp_path_factory):
     features = {"id": text, "tokens": datasets.Sequence(text), "ner_tags": kinds}
     write("wnut_17/wnut_17/test/0000.parquet", features,  # as in the branch refs/convert/parquet: no card
           {"id": "0", "tokens": ["Ann", "joins", "Acme"], "ner_tags": [1, 0, 3]})  # fmt: skip
-    for language, name in (("en", "Ann"), ("de", "Anne")):
-        write(f"by_card/data-{language}/train-00000-of-00001.parquet", features,
-              {"id": "0", "tokens": [name], "ner_tags": [1]})  # fmt: skip
-    configurations = "".join(
-        f'- config_name: {name}\n  data_files:\n  - split: train\n    path: "data-{name}/train-*"\n'
-        for name in ("en", "de")
-    )
-    (place / "by_card" / "README.md").write_text(f"---\nlanguage: en\nconfigs:\n{configurations}---\n# by card\n")
     label = {"text": text, "label": datasets.ClassLabel(names=["poor", "good"])}
     write("reviews/train.parquet", label, {"text": "fine", "label": 1}, {"text": "bad", "label": 0})
     write("reviews/test.parquet", label, {"text": "fine", "label": -1})  # the hub's -1: not given
@@ -607,24 +479,20 @@ def test_data_with_the_hubs_layout_are_read_offline(hub, no_network):
     assert first == Question("a", "Where?", PARIS, (Answer("the Seine", 14),), "Rivers") and second.answers == ()
     (sentence,) = read("ner", f"{hub}/wnut_17:test")
     assert (sentence.words, sentence.tags) == (("Ann", "joins", "Acme"), ("B-PER", "O", "B-ORG"))
-    assert [read("ner", f"{hub}/by_card/{name}")[0].words for name in ("en", "de")] == [("Ann",), ("Anne",)]
-    assert read("classify", f"{hub}/reviews:train") == [Labelled("1", "fine", "good"), Labelled("2", "bad", "poor")]
+    assert [(e.text, e.label) for e in read("classify", f"{hub}/reviews:train")] == [("fine", "good"), ("bad", "poor")]
     assert no_network == []
 
 
 @pytest.mark.parametrize(
     ("task", "name", "words"),
     [
-        ("ner", "{hub}/wnut_17:dev", "wnut_17 (split dev) could not be loaded: "),
+        ("ner", "{hub}/wnut_17:dev", "wnut_17 (split dev), on the hub"),
         ("qa", "{hub}/wnut_17:test", "wnut_17:test, row 1: has no context"),
-        ("ner", "{hub}/by_card:train", "by_card (split train) could not be loaded: "),
-        ("ner", "{hub}/by_card/fr:train", "does not exist"),
         ("classify", "{hub}/reviews:test", "reviews:test, row 1: label is None"),
-        ("qa", "{hub}", "could not be loaded"),
-        ("ner", "no-such-data", "connect to the network, or give a file"),
-        ("ner", "nobody/nothing/en:dev", "nobody/nothing (split dev) could not be loaded"),
-        ("ner", "wikiann/en:dev", "unimelb-nlp/wikiann (split dev) could not be loaded"),
-        ("ner", "nobody/data-2.5-x", "could not be loaded"),
+        ("qa", "{hub}", "cannot be read"),
+        ("ner", "no-such-data", "no-such-data (split train), on the hub (which needs a network)"),
+        ("ner", "wikiann/en:dev", "unimelb-nlp/wikiann (split dev), on the hub"),
+        ("ner", "nobody/data-2.5-x", "nobody/data-2.5-x (split train), on the hub"),
     ],
 )
 def test_what_the_hub_does_not_have_is_one_error(hub, monkeypatch, tmp_path, no_network, task, name, words):

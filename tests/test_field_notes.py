@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import unicodedata
 from collections import Counter, defaultdict
 
 import pytest
@@ -17,53 +16,42 @@ TEXTS = {row["id"]: row["text"] for row in PASSAGES}
 SPLIT_OF = {row["id"]: row["split"] for row in PASSAGES}
 
 
-# ---- passages ------------------------------------------------------------------------------------------------------
-
-
-def test_each_passage_has_the_form_of_the_card():
-    assert [row["id"] for row in PASSAGES] == [f"fn-{n:03d}" for n in range(1, len(PASSAGES) + 1)]
-    for row in PASSAGES:
-        assert list(row) == ["id", "split", "region", "genre", "title", "text"]
-        assert 80 <= len(row["text"].split()) <= 180 and "\n" not in row["title"], row["id"]
-        for text in (row["title"], row["text"]):
-            assert unicodedata.is_normalized("NFC", text), row["id"]
-            assert not re.search(r"[*_`#|\\<>\[\]{}~^–—’“”\t]|--|^- |\A\s|\s\Z|  | \n|\n |\n{3}", text, re.M), row["id"]
-            foreign = {c for c in text if not (c.isascii() or c in "£€°½¼¾×²³")}
-            assert all(unicodedata.name(c).startswith("LATIN ") for c in foreign), (row["id"], foreign)
-    assert len({row["title"].lower() for row in PASSAGES}) == len(PASSAGES)
-
-
-def test_no_passage_repeats_another():
-    runs, sentences, openings = defaultdict(set), Counter(), Counter()
+def test_the_numbers_of_the_card_on_passages_are_those_of_the_file():
+    counted, runs = defaultdict(Counter), defaultdict(set)
     for row in PASSAGES:
         words = re.findall(r"[^\W_]+(?:'[^\W_]+)*", row["text"].lower())
-        openings[tuple(words[:3])] += 1
         for start in range(len(words) - 7):
             runs[tuple(words[start : start + 8])].add(row["id"])
-        for sentence in re.findall(r"[^\n]+?[.!?](?=[\"')]*(?:\s|\Z))", row["text"]):
-            sentences[" ".join(re.findall(r"[\w']+", sentence.lower()))] += 1
-    assert not [ids for ids in runs.values() if len(ids) > 1]
-    assert not [sentence for sentence, count in sentences.items() if count > 1 and " " in sentence]
-    assert max(openings.values()) <= 2
-
-
-def test_the_numbers_of_the_card_on_passages_are_those_of_the_file():
-    counted = defaultdict(Counter)
-    for row in PASSAGES:
         for name in (row["region"], row["genre"], "passages"):
             counted[name][row["split"]] += 1
         counted["words"][row["split"]] += len(row["text"].split())
         counted["bytes of text"][row["split"]] += len(row["text"].encode())
     assert table("field_notes", "Counts of the passages") == counts(counted)
+    assert not [ids for ids in runs.values() if len(ids) > 1], "no passage repeats eight words of another"
 
 
 # ---- questions -----------------------------------------------------------------------------------------------------
 
 
-def test_every_question_is_on_its_passage_and_its_answers_are_short_spans_of_it():
-    asked = Counter()
+def overlap_f1(question):
+    """F1, in percent, of answering with the sentence that shares the most different words with the question."""
+
+    def normal(text):  # as SQuAD's script compares: lower case, without punctuation and articles
+        return [word for word in re.sub(r"[^\w\s]", "", text.lower()).split() if word not in ("a", "an", "the")]
+
+    asked, sentences = set(normal(question.question)), re.split(r"(?<=[.!?])\s+|\n+", question.context)
+    best = max(map(normal, sentences), key=lambda words: len(asked & set(words)))
+    answers = [normal(answer.text) for answer in question.answers]
+    f1 = [2 * sum((Counter(best) & Counter(words)).values()) / (len(best) + len(words)) for words in answers]
+    return 100 * max(f1, default=0.0)
+
+
+def test_every_question_is_on_its_passage_and_the_numbers_of_the_card_are_those_of_the_files():
+    counted, overlap, asked = defaultdict(Counter), {}, Counter()
     for split in SPLITS:
-        for question in embedded.read("qa", "field-notes", split):
+        questions = embedded.read("qa", "field-notes", split)
+        overlap[split] = round(sum(map(overlap_f1, questions)) / len(questions), 1)
+        for question in questions:
             assert (question.context, split) == (TEXTS[question.group], SPLIT_OF[question.group]), question.id
             assert question.id.startswith(f"{question.group}-")
             assert re.fullmatch(r"\S.*\?", question.question), question.id
@@ -71,36 +59,10 @@ def test_every_question_is_on_its_passage_and_its_answers_are_short_spans_of_it(
                 assert question.context[answer.start :].startswith(answer.text) and answer.text == answer.text.strip()
                 assert len(answer.text.split()) <= 12, question.id
             asked[question.group, question.question.casefold()] += 1
-    assert Counter(group for group, _ in asked) == dict.fromkeys(TEXTS, 4)
-    assert max(asked.values()) == 1
-
-
-def overlap_f1(questions):
-    """F1, in percent, of answering with the sentence that shares the most different words with the question."""
-
-    def normal(text):  # as SQuAD's script compares: lower case, without punctuation and articles
-        return [word for word in re.sub(r"[^\w\s]", "", text.lower()).split() if word not in ("a", "an", "the")]
-
-    scores = []
-    for question in questions:
-        asked, sentences = set(normal(question.question)), re.split(r"(?<=[.!?])\s+|\n+", question.context)
-        best = max(map(normal, sentences), key=lambda words: len(asked & set(words)))
-        answers = [normal(answer.text) for answer in question.answers]
-        common = [sum((Counter(best) & Counter(words)).values()) for words in answers]
-        f1 = [2 * n / (len(best) + len(words)) for n, words in zip(common, answers, strict=True)]
-        scores.append(max(f1, default=0.0))
-    return 100 * sum(scores) / len(scores)
-
-
-def test_the_numbers_of_the_card_on_questions_are_those_of_the_files():
-    counted, overlap = defaultdict(Counter), {}
-    for split in SPLITS:
-        questions = embedded.read("qa", "field-notes", split)
-        overlap[split] = round(overlap_f1(questions), 1)
-        for question in questions:
             counted["questions"][split] += 1
             counted["without an answer"][split] += not question.answers
             counted["with two or three spans to choose from"][split] += len(question.answers) in (2, 3)
+    assert Counter(group for group, _ in asked) == dict.fromkeys(TEXTS, 4) and max(asked.values()) == 1
     assert table("field_notes", "Questions") == counts(counted) | {"lexical overlap, F1": overlap}
     assert 0.15 < counted["without an answer"].total() / counted["questions"].total() < 0.25
     assert max(overlap.values()) < 40, "the words of a question must not give its answer away"
@@ -111,15 +73,12 @@ def test_the_numbers_of_the_card_on_questions_are_those_of_the_files():
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_columns_hold_every_word_of_every_passage_with_a_valid_tag(split):
-    documents = (
-        (DATA / "field_notes" / f"entities.{split}.conll").read_text(encoding="utf-8").split("# document = ")[1:]
-    )
+    documents = (DATA / f"field_notes/entities.{split}.conll").read_text(encoding="utf-8").split("# document = ")[1:]
     assert [document.split("\n")[0] for document in documents] == [id for id, its in SPLIT_OF.items() if its == split]
     for document in documents:
         name, *lines = document.rstrip().split("\n")
         columns = [line.split("\t") for line in lines if line]
         assert [word for word, _ in columns] == [TEXTS[name][a:b] for a, b in words_of(TEXTS[name])], name
-        assert {tag for _, tag in columns} != {"O"}, name
         for before, line in zip(["", *lines], lines, strict=False):
             tag, previous = line.partition("\t")[2], before.partition("\t")[2]
             assert not line or re.fullmatch(r"O|[BI]-(PER|ORG|LOC|DATE|MISC)", tag), (name, line)
@@ -146,23 +105,21 @@ def test_the_numbers_of_the_card_on_entities_are_those_of_the_files():
 # ---- the reader ----------------------------------------------------------------------------------------------------
 
 
-def test_passages_are_read_as_they_stand_in_the_file_and_by_split():
+def test_passages_are_read_as_they_stand_in_the_file_and_as_pairs_with_their_titles():
     assert [vars(passage) for passage in field_notes.passages()] == PASSAGES
-    assert [len(field_notes.passages(split)) for split in SPLITS] == [118, 25, 25]
-    assert {passage.split for passage in field_notes.passages("dev")} == {"dev"}
-    with pytest.raises(DataError, match="no split 'valid'; it has train, dev, test"):
-        field_notes.passages("valid")
-
-
-def test_a_title_and_its_passage_are_a_pair():
     for split in SPLITS:
-        pairs = embedded.read("embed", "field-notes", split)
-        assert {pair.group: (pair.first, pair.second) for pair in pairs} == {
-            row["id"]: (row["title"], row["text"]) for row in PASSAGES if row["split"] == split
-        }
+        rows = [row for row in PASSAGES if row["split"] == split]
+        assert [vars(passage) for passage in field_notes.passages(split)] == rows
+        pairs = [(pair.group, pair.first, pair.second) for pair in embedded.read("embed", "field-notes", split)]
+        assert pairs == [(row["id"], row["title"], row["text"]) for row in rows]
 
 
-def test_a_damaged_file_is_refused_with_its_line(tmp_path, monkeypatch):
+def test_an_unknown_split_or_task_and_a_damaged_file_are_refused(tmp_path, monkeypatch):
+    for call in (lambda: field_notes.passages("valid"), lambda: embedded.read("qa", "evidence", "valid")):
+        with pytest.raises(DataError, match="no split 'valid'; it has train, dev, test"):
+            call()
+    with pytest.raises(DataError, match="evidence has nothing for the task 'ner'"):
+        embedded.read("ner", "evidence", "dev")
     shutil.copytree(DATA / "field_notes", tmp_path / "field_notes")
     monkeypatch.setattr(field_notes, "folder", lambda name: tmp_path)
     path = tmp_path / "field_notes" / "passages.jsonl"
@@ -170,6 +127,3 @@ def test_a_damaged_file_is_refused_with_its_line(tmp_path, monkeypatch):
     path.write_bytes(b"\n".join([*lines[:11], b'{"id": "fn-0', *lines[12:]]))
     with pytest.raises(DataError, match=re.escape(f"{path}, line 12: ")):
         field_notes.passages("train")
-    path.unlink()
-    with pytest.raises(DataError, match=r"passages\.jsonl"):
-        field_notes.passages()

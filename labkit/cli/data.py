@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -27,13 +28,13 @@ def data_list(as_json: Json = False) -> None:
     """
     from labkit.datasets.catalogue import CATALOGUE
 
+    fields = ("name", "what", "count", "licence", "path")
+    rows = [{field: getattr(data, field) for field in fields} for data in CATALOGUE]
     if as_json:
-        fields = ("name", "what", "licence", "path", "count")
-        print_json([{field: getattr(data, field) for field in fields} for data in CATALOGUE])
+        print_json(rows)
     else:
-        counts = ["-" if data.count is None else f"{data.count:,}" for data in CATALOGUE]
-        rows = [(d.name, d.what, n, d.licence, str(d.path)) for d, n in zip(CATALOGUE, counts, strict=True)]
-        print_table(("name", "what", "records", "licence", "path"), rows)
+        cells = [["-" if cell is None else str(cell) for cell in row.values()] for row in rows]
+        print_table(("name", "what", "records", "licence", "path"), cells)
 
 
 @app.command("check")
@@ -53,38 +54,28 @@ def data_check(
 
     Example: labkit data check train.json dev.json --task qa
     """
-    if files and task:
-        _check_files(files, task, tag_column, as_json)
-    if files or task or tag_column is not None:
-        raise typer.BadParameter("FILE and --task go together: labkit data check train.json dev.json --task qa")
     from labkit.datasets.catalogue import CATALOGUE, check
-
-    faults = {data.name: check(data) for data in CATALOGUE}
-    if as_json:
-        print_json([{"name": name, "ok": not messages, "faults": messages} for name, messages in faults.items()])
-    else:
-        for name, messages in faults.items():
-            print("\n".join(messages) or f"{name}: in order")
-    raise typer.Exit(1 if any(faults.values()) else 0)
-
-
-def _check_files(files: list[Path], task: str, tag_column: int | None, as_json: bool) -> None:
-    """Check the files together, print, and exit."""
     from labkit.datasets.checks import check_files
     from labkit.datasets.files import printable
 
-    reports = check_files(task, files, tag_column)
-    if as_json:
-        print_json([report.to_dict() for report in reports])
+    if bool(files) != bool(task) or (tag_column is not None and not files):
+        raise typer.BadParameter("FILE and --task go together: labkit data check train.json dev.json --task qa")
+    if files:
+        reports = [asdict(report) | {"ok": report.ok} for report in check_files(task, files, tag_column)]
     else:
-        cells = [(r.path, f"{r.n:,}", f"{len(r.faults):,}", f"{len(r.warnings):,}") for r in reports]
-        print_table(("file", "examples", "faults", "warnings"), cells)
-        for report in reports:
-            counts = ", ".join(f"{printable(name)} {count:,}" for name, count in report.counts.items())
-            print(f"\n{report.path}: {counts or 'nothing counted'}")
-            for kind, findings in (("note", report.notes), ("fault", report.faults), ("warning", report.warnings)):
-                for finding in findings[:SHOWN]:
-                    print(f"{kind}: {finding}")
-                if len(findings) > SHOWN:
-                    print(f"{kind}: and {len(findings) - SHOWN:,} more, which --json prints")
-    raise typer.Exit(0 if all(report.ok for report in reports) else 1)
+        faults_of = {data.name: check(data) for data in CATALOGUE}
+        reports = [{"name": name, "ok": not faults, "faults": faults} for name, faults in faults_of.items()]
+    if as_json:
+        print_json(reports)
+    for report in [] if as_json else reports:
+        if files:
+            counts = ", ".join(f"{printable(label)} {count:,}" for label, count in report["counts"].items())
+            print(f"{report['path']}: {report['n']:,} examples{f' ({counts})' if counts else ''}")
+        else:
+            print(f"{report['name']}: {'in order' if report['ok'] else 'damaged'}")
+        for kind in ("fault", "warning"):
+            findings = report.get(f"{kind}s", [])
+            print(*(f"{kind}: {finding}\n" for finding in findings[:SHOWN]), sep="", end="")
+            if len(findings) > SHOWN:
+                print(f"{kind}: and {len(findings) - SHOWN:,} more, which --json prints")
+    raise typer.Exit(0 if all(report["ok"] for report in reports) else 1)

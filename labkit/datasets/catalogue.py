@@ -15,24 +15,20 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from labkit.datasets import embedded
-from labkit.datasets.files import json_lines
 from labkit.resources import folder
-
-CARD = "README.md"
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """One data set or checkpoint.
+    """One data set or checkpoint; `count` is its number of records, None for weights.
 
-    `files`, inside the folder `data`, is the file of its records or weights, or a pattern of several. Several sets may
-    share a folder and its card.
+    `files`, inside the folder `data`, is its file or a pattern of several.
     """
 
     name: str
     what: str
     files: str
+    count: int | None
     licence: str = "CC0-1.0"
 
     @property
@@ -41,47 +37,36 @@ class Shipped:
         path = folder("data") / self.files
         return path.parent if "*" in self.files else path
 
-    @property
-    def count(self) -> int | None:
-        """The number of records, None for weights. Raises DataError where a file is missing or cannot be read."""
-        task = {".json": "qa", ".conll": "ner"}.get(Path(self.files).suffix)
-        if task:
-            return sum(len(embedded.read(task, "field-notes", split)) for split in embedded.SPLITS)
-        return sum(1 for _ in json_lines(self.path)) if self.files.endswith(".jsonl") else None
-
 
 CATALOGUE = (
-    Shipped("field-notes", "short English prose passages about an invented world", "field_notes/passages.jsonl"),
-    Shipped("field-notes-questions", "questions on them; a fifth has no answer", "field_notes/questions.*.json"),
-    Shipped("field-notes-entities", "their sentences with named entities", "field_notes/entities.*.conll"),
-    Shipped("evidence", "invented posts; the sentence that supports a criterion, or none", "evidence/posts.jsonl"),
-    Shipped("which-way-round", "names whose kind one side of them determines", "which_way_round/items.jsonl"),
-    Shipped("known-facts", "well-known facts, each asked in five ways", "known_facts/facts.jsonl"),
-    Shipped("gpt2-mini", "a GPT-2 of 5.9 M parameters", "checkpoints/gpt2-mini/model.safetensors", "Apache-2.0"),
+    Shipped("field-notes", "short English prose passages about an invented world", "field_notes/passages.jsonl", 168),
+    Shipped("field-notes-questions", "questions on them; a fifth has no answer", "field_notes/questions.*.json", 672),
+    Shipped("field-notes-entities", "their sentences with named entities", "field_notes/entities.*.conll", 1746),
+    Shipped("evidence", "invented posts; the sentence that supports a criterion, or none", "evidence/posts.jsonl", 216),
+    Shipped("which-way-round", "names whose kind one side of them determines", "which_way_round/items.jsonl", 432),
+    Shipped("known-facts", "well-known facts, each asked in five ways", "known_facts/facts.jsonl", 192),
+    Shipped("gpt2-mini", "a GPT-2 of 5.9 M parameters", "checkpoints/gpt2-mini/*", None, "Apache-2.0"),
 )
 
 
 def check(data: Shipped) -> list[str]:
     """Which files of a data set differ from its card, one message each; [] if none does."""
-    file = folder("data") / data.files
-    is_shared = sum(Path(other.files).parent == Path(data.files).parent for other in CATALOGUE) > 1
-    return card_faults(file.parent, file.name if is_shared else "*")
+    files = folder("data") / data.files
+    return card_faults(files.parent, files.name)
 
 
 def card_faults(place: Path, pattern: str = "*") -> list[str]:
     """The same for the files in the folder `place` that match `pattern`."""
-    card = place / CARD
-    if not card.is_file():
-        return [f"{card} is missing; every data set has a card"]
-    listed = re.findall(r"^([0-9a-f]{64})  (\S+)$", card.read_text(encoding="utf-8"), re.M)
+    card = place / "README.md"
+    listed = re.findall(r"^([0-9a-f]{64})  (\S+)$", card.read_text(encoding="utf-8"), re.M) if card.is_file() else []
     chosen = [(expected, place / name) for expected, name in listed if fnmatchcase(name, pattern)]
-    faults = [] if chosen else [f"{card} lists no sha256 of {pattern}"]
+    faults = [] if chosen else [f"{card} is missing, or lists no sha256 of {pattern}"]
     for expected, file in chosen:
         if not file.is_file():
-            faults.append(f"{file} is missing; {CARD} lists it")
+            faults.append(f"{file} is missing; its card lists it")
             continue
         with file.open("rb") as content:
             actual = hashlib.file_digest(content, "sha256").hexdigest()
         if actual != expected:
-            faults.append(f"{file} is not the file of the card: its sha256 is {actual}, the card has {expected}")
+            faults.append(f"{file} is not the file of its card: its sha256 is {actual}, the card has {expected}")
     return faults

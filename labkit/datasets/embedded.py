@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.datasets import field_notes
-from labkit.datasets.conll import read_conll
 from labkit.datasets.evidence import CRITERIA
-from labkit.datasets.examples import Answer, Entity, Labelled, Pair, Question, Sentence
+from labkit.datasets.examples import Answer, Labelled, Pair, Question
 from labkit.datasets.files import json_lines
-from labkit.datasets.rows import read_squad
-from labkit.datasets.tags import tags_over, words_of
+from labkit.datasets.rows import example, scan_file
 from labkit.errors import DataError
 from labkit.resources import folder
 
@@ -60,15 +58,16 @@ def read(task: str, name: str, split: str) -> list[Any]:
     place = folder("data") / "field_notes"
     match task, name:
         case "qa", "field-notes":
-            return read_squad(place / f"questions.{split}.json")
+            return scan_file(task, place / f"questions.{split}.json").all()
         case "ner", "field-notes":
-            return read_conll(place / f"entities.{split}.conll")
+            return scan_file(task, place / f"entities.{split}.conll").all()
         case "embed", "field-notes":
             return [Pair(note.id, note.title, note.text, None, note.id) for note in field_notes.passages(split)]
         case "qa", "evidence":
             return [_question(post, *criterion) for post in posts(split) for criterion in post.criteria]
         case "ner", "which-way-round":
-            return [_sentence(item) for item in which_way_round(split)]
+            items = which_way_round(split)
+            return [example("ner", vars(item) | {"entities": [vars(item)]}, item.id) for item in items]
         case "classify", "which-way-round":
             return [Labelled(item.id, item.text, item.label, item.group) for item in which_way_round(split)]
     tasks = {"field-notes": "embed, ner, qa", "evidence": "qa", "which-way-round": "classify, ner"}
@@ -77,12 +76,9 @@ def read(task: str, name: str, split: str) -> list[Any]:
 
 def posts(split: str | None = None) -> list[Post]:
     """The posts of Evidence of one split, or all of them, in the order of the file."""
-    rows = [row for _, row in json_lines(folder("data") / "evidence" / "posts.jsonl")]
-    return [
-        Post(row["id"], row["split"], row["post"], tuple((c["criterion"], c["evidence"]) for c in row["criteria"]))
-        for row in rows
-        if split in (None, row["split"])
-    ]
+    rows = [row for _, row in json_lines(folder("data") / "evidence" / "posts.jsonl") if split in (None, row["split"])]
+    pairs = [tuple((label["criterion"], label["evidence"]) for label in row["criteria"]) for row in rows]
+    return [Post(row["id"], row["split"], row["post"], labels) for row, labels in zip(rows, pairs, strict=True)]
 
 
 def which_way_round(split: str | None = None) -> list[Item]:
@@ -94,10 +90,3 @@ def which_way_round(split: str | None = None) -> list[Item]:
 def _question(post: Post, criterion: str, sentence: str | None) -> Question:
     answers = () if sentence is None else (Answer(sentence, post.text.index(sentence)),)
     return Question(f"{post.id}-{criterion}", CRITERIA[criterion], post.text, answers, post.id)
-
-
-def _sentence(item: Item) -> Sentence:
-    spans = words_of(item.text)
-    tags = tags_over(spans, [Entity(item.start, item.end, item.label)], item.text)
-    words = tuple(item.text[start:end] for start, end in spans)
-    return Sentence(item.id, item.text, words, tuple(spans), tuple(tags), item.group)

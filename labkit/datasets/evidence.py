@@ -31,6 +31,7 @@ PARTS = ("INST", "POST", "CRITERION")
 MARKS = tuple(f"[{slash}{part}]" for part in PARTS for slash in ("", "/"))
 ORDERS = ("criterion-last", "criterion-first")
 LEAST_SIMILARITY = 80  # of 100, as rapidfuzz counts
+_INSIDE_WORD = re.compile(r"(?<=[^\W_])(?=[^\W_])")
 
 
 @dataclass(frozen=True)
@@ -71,27 +72,22 @@ def locate(text: str, evidence: str) -> Match | None:
     try:
         from rapidfuzz import fuzz
     except ImportError:
-        raise ModelError(
-            'evidence that differs from its post needs rapidfuzz: pip install "labkit-bidirectional[train]"'
-        ) from None
+        command = 'pip install "labkit-bidirectional[train]"'
+        raise ModelError(f"evidence that differs from its post needs rapidfuzz: {command}") from None
     evidence = " ".join(evidence.split())
     # The text with single spaces, and the place of each of its characters in the original.
     places = [i for i, sign in enumerate(text) if not sign.isspace() or (i and not text[i - 1].isspace())]
     squeezed = "".join(" " if text[i].isspace() else text[i] for i in places)
     best = fuzz.partial_ratio_alignment(evidence, squeezed, score_cutoff=LEAST_SIMILARITY)
-    if best is None or best.dest_start == best.dest_end or len(evidence) > 1.5 * max(len(squeezed), 1):
+    if best is None or best.dest_start == best.dest_end or len(evidence) > 1.5 * len(squeezed):
         return None
     start, end = best.dest_start, best.dest_end  # as long as the evidence, so too long if the copy lost a word
     slack = 10 + len(evidence) // 4
-    inside_word = re.compile(r"(?<=[^\W_])(?=[^\W_])")
-    borders = [i for i in range(len(squeezed) + 1) if not inside_word.match(squeezed, i)]
+    borders = [i for i in range(len(squeezed) + 1) if not _INSIDE_WORD.match(squeezed, i)]
     starts = [i for i in borders if abs(i - start) <= slack and not squeezed[i : i + 1].isspace()]
     ends = [i for i in borders if abs(i - end) <= slack and i and not squeezed[i - 1].isspace()]
-    for _ in range(2):  # `default`: there is no border in a word of 1,000 letters
-        candidates = (i for i in starts if i < end)
-        start = max(candidates, key=lambda i: fuzz.ratio(evidence, squeezed[i:end]), default=start)
-        candidates = (i for i in ends if i > start)
-        end = max(candidates, key=lambda i: fuzz.ratio(evidence, squeezed[start:i]), default=end)
+    spans = [(a, b) for a in starts for b in ends if a < b] or [(start, end)]  # a word of 1,000 letters has no border
+    start, end = max(spans, key=lambda span: fuzz.ratio(evidence, squeezed[span[0] : span[1]]))
     similarity = fuzz.ratio(evidence, squeezed[start:end])
     if similarity < LEAST_SIMILARITY:
         return None

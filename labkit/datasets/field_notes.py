@@ -13,7 +13,7 @@ SPLITS = ("train", "dev", "test")
 
 @dataclass(frozen=True)
 class Passage:
-    """One passage. The fields, in this order, are the keys of its line in the file."""
+    """One passage. The fields are the keys of its line in the file."""
 
     id: str
     split: str
@@ -24,11 +24,7 @@ class Passage:
 
 
 def passages(split: str | None = None) -> list[Passage]:
-    """The passages of one split ("train", "dev" or "test"), or all of them, in the order of the file.
-
-    Raises:
-        DataError: no such split, or the file is missing or damaged.
-    """
+    """The passages of one split ("train", "dev" or "test"), or all of them. Raises DataError for any other split."""
     if split not in (None, *SPLITS):
         raise DataError(f"Field Notes has no split {split!r}; it has {', '.join(SPLITS)}, or None for all")
     rows = json_lines(folder("data") / "field_notes" / "passages.jsonl")

@@ -45,27 +45,22 @@ def sides(
         if not train_file:
             raise DataError("there is no training file beside the others; give --train-file")
     else:
-        sources = _splits(data or DEFAULTS[task])
+        name = data or DEFAULTS[task]
+        splits = embedded.SPLITS if name in embedded.NAMES else readers.split_names(name)
+        if "train" not in splits:
+            raise DataError(f"{name} has no split called train, only {', '.join(splits)}; give files instead")
+        dev = next((split for split in DEV_NAMES if split in splits), None)
+        sources = [f"{name}:{split}" if split in splits else None for split in ("train", dev, "test")]
     parts = []
     for side, source, limit in zip(("train", "dev", "test"), sources, (max_train, max_eval, max_eval), strict=True):
         examples = []
         if source:
             reading = readers.scan(task, source, tag_column)
-            examples = readers.accepted(reading, skip_bad_rows=skipped is not None)
+            examples = reading.all(skip_bad_rows=skipped is not None)
             if skipped is not None:
-                skipped[side] = reading.skipped
+                skipped[side] = len(reading.faults)
         parts.append(drawn(examples, limit, seed if side == "train" else 0))
     return tuple(parts)
-
-
-def _splits(name: str) -> list[str | None]:
-    """The names of the three sides of a data set; None for a side that it does not have."""
-    names = embedded.SPLITS if name in embedded.NAMES else readers.split_names(name)
-    if "train" not in names:
-        raise DataError(f"{name} has no split called train, only {', '.join(names)}; give files instead")
-    dev = next((split for split in DEV_NAMES if split in names), None)
-    splits = ("train", dev, "test" if "test" in names else None)
-    return [f"{name}:{split}" if split else None for split in splits]
 
 
 def drawn(examples: list[Any], limit: int | None, seed: int) -> list[Any]:

@@ -22,11 +22,9 @@ def held_out(examples: Sequence[Any], share: float, seed: int) -> tuple[list[Any
     Raises:
         DataError: a share outside (0, 1), or all examples are of one group.
     """
-    if not 0 < share < 1:
-        raise DataError(f"the share to hold out is {share}; it lies between 0 and 1")
     groups = _shuffled_groups(examples, seed)
-    if len(groups) < 2:
-        raise DataError("all examples are of one group (one passage, one article): nothing can be held out")
+    if not 0 < share < 1 or len(groups) < 2:
+        raise DataError(f"cannot hold out the share {share} of {len(groups)} groups (passages, articles)")
     chosen: set[str] = set()
     count = 0
     for name, size in groups[:-1]:
@@ -39,6 +37,8 @@ def held_out(examples: Sequence[Any], share: float, seed: int) -> tuple[list[Any
 
 def folds(examples: Sequence[Any], k: int, seed: int) -> list[list[Any]]:
     """The examples in `k` parts of about equal size; every group is in one part. Parts keep the examples' order.
+
+    scikit-learn's GroupKFold balances the sizes only without a seed.
 
     Raises:
         DataError: fewer than 2 folds, or fewer groups than folds.

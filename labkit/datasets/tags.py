@@ -14,8 +14,7 @@ from functools import lru_cache
 from labkit.datasets.examples import NO_TAG, Entity
 from labkit.datasets.files import shown
 
-TAG_FORM = "expected O, or B-, I-, E-, L-, S-, U- and a kind, as in B-PER"
-_SINGLE, _END = ("S", "U"), ("E", "L")
+TAG = re.compile("O|([BIESLU])-(.+)", re.S)
 
 # A possessive 's stands alone, as the name before it may be an entity. Zero-width characters, variation selectors and
 # skin tones stay with the sign before them, so that an emoji is one word; combining marks stay with their letter.
@@ -41,25 +40,19 @@ def words_of(text: str) -> list[tuple[int, int]]:
     return [match.span() for match in _WORD.finditer(text)]
 
 
-def tags_over(words: Sequence[tuple[int, int]], entities: Sequence[Entity], text: str) -> list[str]:
-    """BIO tags of the words of a text.
-
-    Raises:
-        ValueError: two entities overlap, an entity contains no word, or it cuts through one.
-    """
+def tags_over(words: Sequence[tuple[int, int]], entities: Iterable[Entity], text: str) -> list[str]:
+    """BIO tags of the words of a text. Raises ValueError if an entity overlaps another or is not made of words."""
     tags = [NO_TAG] * len(words)
-    for entity in sorted(entities, key=lambda entity: entity.start):
-        if not 0 <= entity.start < entity.end <= len(text):
-            raise ValueError(f"has an entity from {entity.start} to {entity.end} in a text of {len(text)} characters")
-        what = f"has the entity {shown(text[entity.start : entity.end])} at {entity.start}, which"
+    for entity in entities:
         inside = [i for i, (start, end) in enumerate(words) if start < entity.end and end > entity.start]
-        if not inside:
-            raise ValueError(f"{what} contains no word")
+        where = f"has an entity from {entity.start} to {entity.end} of the text, which"
+        if not inside or entity.start < 0 or entity.end > len(text):
+            raise ValueError(f"{where} contains no word or lies outside of its {len(text)} characters")
         start, end = words[inside[0]][0], words[inside[-1]][1]
         if start < entity.start or end > entity.end:
-            raise ValueError(f"{what} cuts through {shown(text[start:end])}")
+            raise ValueError(f"{where} cuts through {shown(text[start:end])}")
         if any(tags[i] != NO_TAG for i in inside):
-            raise ValueError(f"{what} overlaps another")
+            raise ValueError(f"{where} overlaps another")
         for i in inside:
             tags[i] = f"{'B' if i == inside[0] else 'I'}-{entity.label}"
     return tags
@@ -87,46 +80,39 @@ def entities_of(tags: Sequence[str]) -> list[tuple[int, int, str]]:
 
 def to_bio(tags: Sequence[str], scheme: str) -> list[str]:
     """The same entities in BIO. Under "BIO", an entity that begins with I begins with B instead."""
-    bio, before = [], NO_TAG
-    for tag in tags:
-        letter, kind = parts(tag)
-        before_letter, before_kind = parts(before)
-        ended = scheme == "BIOES" and before_letter in (*_SINGLE, *_END)
+    bio = []
+    for before, tag in zip((NO_TAG, *tags), tags, strict=False):
+        (before_letter, before_kind), (letter, kind) = parts(before), parts(tag)
+        ended = scheme == "BIOES" and before_letter in ("E", "L", "S", "U")
         if letter == NO_TAG:
             bio.append(NO_TAG)
-        elif letter in ("B", *_SINGLE) or before_kind != kind or ended:
+        elif letter in ("B", "S", "U") or before_kind != kind or ended:
             bio.append(f"B-{kind}")
         else:
             bio.append(f"I-{kind}")
-        before = tag
     return bio
 
 
 def scheme_of(sentences: Iterable[Sequence[str]]) -> str:
     """The tag scheme of a whole file: BIO, IOB1, IO or BIOES. Raises ValueError for a tag of no scheme."""
-    letters, begins_with_i, begins_with_b = set(), False, False
+    letters, first_letters = set(), set()  # the first letters are those where IOB1 has I and BIO has B
     for tags in sentences:
-        before = NO_TAG
-        for tag in tags:
+        for before, tag in zip((NO_TAG, *tags), tags, strict=False):
             letter, kind = parts(tag)
             letters.add(letter)
-            is_new = parts(before)[1] != kind  # where IOB1 has I and BIO has B
-            begins_with_i |= is_new and letter == "I"
-            begins_with_b |= is_new and letter == "B"
-            before = tag
-    if letters & {*_SINGLE, *_END}:
+            if parts(before)[1] != kind:
+                first_letters.add(letter)
+    if letters & {"E", "L", "S", "U"}:
         return "BIOES"
     if "B" not in letters:
         return "IO" if "I" in letters else "BIO"
-    return "IOB1" if begins_with_i and not begins_with_b else "BIO"
+    return "IOB1" if "I" in first_letters and "B" not in first_letters else "BIO"
 
 
 @lru_cache(maxsize=1024)  # called for every word, and a data set has few tags
 def parts(tag: str) -> tuple[str, str]:
     """("B", "PER") of "B-PER"; ("O", "") of "O". Raises ValueError for anything else."""
-    letter, dash, kind = tag.partition("-")
-    if tag == NO_TAG:
-        return NO_TAG, ""
-    if letter not in ("B", "I", *_SINGLE, *_END) or not dash or not kind:
-        raise ValueError(f"has the tag {tag[:60]!r}; {TAG_FORM}")
-    return letter, kind
+    match = TAG.fullmatch(tag)
+    if match is None:
+        raise ValueError(f"has the tag {shown(tag)}; expected O, or B-, I-, E-, L-, S-, U- and a kind, as in B-PER")
+    return (NO_TAG, "") if tag == NO_TAG else match.groups()

@@ -1,7 +1,7 @@
 """Plain text as training material: files and folders in, documents out.
 
 The header, licence and hard line breaks of a Project Gutenberg file, recognised by its markers, are removed. Any other
-file is kept byte for byte, so that losses per byte are comparable with other people's.
+file is kept as it is, so that losses per byte are comparable with other people's.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.datasets.files import path_of
+from labkit.datasets.files import path_of, read_text
 from labkit.errors import DataError
 
 SUFFIXES = (".txt", ".md", ".text")
 _GUTENBERG = re.compile(
     r"\*\*\* ?START OF TH(?:E|IS) PROJECT GUTENBERG.*?\*\*\*(.*)\*\*\* ?END OF TH(?:E|IS) PROJECT", re.S
 )
-_QUOTES = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "—": " - ", "\ufeff": None, "_": None})
+_QUOTES = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "—": " - ", "_": None})
 
 
 @dataclass(frozen=True)
@@ -45,39 +45,23 @@ def read_documents(paths: Sequence[str | Path]) -> list[Document]:
         raise DataError("no text was given: name text files, or folders that hold some")
     names: dict[Path, tuple[str, Path]] = {}  # a file that is named twice is read once
     for path in map(path_of, paths):
-        if path.is_file():
-            names.setdefault(path.resolve(), (path.name, path))
-            continue
-        if not path.is_dir():
-            raise DataError(f"{path} does not exist; give a text file, or a folder of {', '.join(SUFFIXES)} files")
-        files = [file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file()]
+        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES]
         if not files:
-            raise DataError(f"{path} holds no text: no file in it ends in {', '.join(SUFFIXES)}")
+            raise DataError(f"{path} does not exist, or is a folder without files that end in {', '.join(SUFFIXES)}")
         for file in sorted(files, key=Path.as_posix):
-            names.setdefault(file.resolve(), (file.relative_to(path).as_posix(), file))
+            name = path.name if file == path else file.relative_to(path).as_posix()
+            names.setdefault(file.resolve(), (name, file))
     counts = Counter(name for name, _ in names.values())
     return [Document(name if counts[name] == 1 else file.as_posix(), _text(file)) for name, file in names.values()]
 
 
 def _text(file: Path) -> str:
-    try:
-        text = file.read_bytes().decode("utf-8")  # Path.read_text would turn \r\n into \n
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not UTF-8 text (byte {error.start}); convert it first") from error
-    except OSError as error:
-        raise DataError(f"{file} could not be read: {error.strerror or error}") from error
-    if book := _GUTENBERG.search(text):
-        text = _unwrapped(book[1].translate(_QUOTES))
-    if not text.strip():
-        raise DataError(f"{file} is empty")
-    return text
-
-
-def _unwrapped(text: str) -> str:
-    """The text with each paragraph of prose on one line. Short lines (verse, lists) stay."""
+    text = read_text(file)
+    if not (book := _GUTENBERG.search(text)):
+        return text
     paragraphs = []
-    for block in re.split(r"\n\s*\n", "\n".join(re.split(r"\r\n|\r|\n", text)).strip()):
-        lines = [line.strip() for line in block.strip("\n").split("\n")]
-        is_prose = len(lines) > 1 and all(len(line) > 50 for line in lines[:-1])
+    for paragraph in re.split(r"\n\s*\n", re.sub(r"\r\n?", "\n", book[1].translate(_QUOTES)).strip()):
+        lines = [line.strip() for line in paragraph.split("\n")]
+        is_prose = all(len(line) > 50 for line in lines[:-1])  # the short lines of verse and lists stay
         paragraphs.append(re.sub(r" {2,}", " ", " ".join(lines)) if is_prose else "\n".join(lines))
-    return "\n\n".join(filter(None, paragraphs)) + "\n"
+    return "\n\n".join(paragraphs) + "\n"
