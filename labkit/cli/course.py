@@ -32,7 +32,7 @@ Assignment = Annotated[str | None, typer.Option(help="a1 to a5, for notebooks wi
 def course_list(as_json: Json = False) -> None:
     """List the assignments.
 
-    Shows points and minutes; with --json also the exercises.
+    Shows exercises, points and minutes.
 
     Example: labkit course list
     """
@@ -47,8 +47,9 @@ def course_list(as_json: Json = False) -> None:
     if as_json:
         print_json(rows)
     else:
-        cells = [(row["name"], row["title"], *(str(row[name]) for name in ("points", "minutes"))) for row in rows]
-        print_table(("", "assignment", "points", "minutes"), cells)
+        numbers = [(str(len(row["exercises"])), str(row["points"]), str(row["minutes"])) for row in rows]
+        cells = [(row["name"], row["title"], *number) for row, number in zip(rows, numbers, strict=True)]
+        print_table(("", "assignment", "exercises", "points", "minutes"), cells)
 
 
 @app.command("build")

@@ -33,7 +33,6 @@ from labkit.course.exercises import assignment
 from labkit.course.mistakes import Mistake, NotBegun
 from labkit.errors import CourseError
 
-CALL_SECONDS = 5.0
 STUB = re.compile(r"(a\d_\w+|the exercise above)?")  # the message of a stub's NotImplementedError
 Reply = dict[str, Any]  # one of {"answer": text}, {"mistake": [expected, came, likely]}, {"not_begun": True}
 
@@ -86,7 +85,7 @@ class Given:
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
-def local_answer(name: str, value: Any, of_assignment: str, seconds: float = CALL_SECONDS) -> Answer:
+def local_answer(name: str, value: Any, of_assignment: str, seconds: float = 5.0) -> Answer:
     """The answer `value`, an object of this process."""
 
     def respond_here(request: dict[str, Any]) -> Reply:
@@ -122,9 +121,9 @@ def respond(names: Mapping[str, Any], request: dict[str, Any]) -> Reply:
 def serve(limits: dict[str, int]) -> None:
     """Run a submission in this process: limit it, then answer one request per line, for ever.
 
-    A request runs a cell, as a notebook's kernel would (IPython), or calls what the cells have defined. Requests come
-    on standard input and replies go to standard output; the student's code has neither. Each reply repeats the nonce
-    of its request, so nothing that was written ahead counts.
+    A request runs a cell, as a notebook's kernel would (IPython), or calls what the cells have defined. Only this
+    function has standard input and output. Each reply repeats the nonce of its request, so nothing that was written
+    ahead counts.
     """
     import resource
 

@@ -67,9 +67,8 @@ def build(
 
     `execute`: the solutions are also run, to store their outputs (about a minute on two cores for all).
 
-    Raises:
-        CourseError: a master that does not fit its checks, an unknown assignment. Nothing is written then.
-        LabkitError: a solution does not run to its end. It is then there without outputs.
+    Raises CourseError for an unknown assignment or a master that does not fit its checks; nothing is written then. If a
+    solution does not run to its end, LabkitError is raised, and it is there without outputs.
     """
     variant, output_dir, paths = variant or Variant(), Path(output_dir).expanduser(), masters()
     if unknown := [name for name in names or () if name not in paths]:

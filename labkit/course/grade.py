@@ -116,7 +116,7 @@ def grade(
         return known
     of, trouble, outcomes = assignment(name), [], []
     errors: dict[str, str] = {}  # by the source of the cell
-    with Sandbox(name, limits, trusted, cancelled) as sandbox:
+    with Sandbox(name, limits, trusted=trusted, cancelled=cancelled) as sandbox:
         for number, source in enumerate(cells, 1):
             if error := sandbox.run(source):
                 errors[source] = error

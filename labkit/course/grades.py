@@ -13,7 +13,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -22,7 +22,6 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from labkit.course.exercises import NAMES, assignment
 from labkit.course.judging import SIGNS, Outcome
 from labkit.course.mistakes import clean
 from labkit.datasets.files import csv_rows
@@ -45,12 +44,10 @@ COLUMNS = {
 }
 PAGE = """<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content="width=device-width">
 <title>{title}</title><style>
-:root {{ color-scheme: light dark; }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
-table {{ border-collapse: collapse; width: 100%; }}
-th, td {{ text-align: left; vertical-align: top; padding: .4rem .6rem; border-bottom: 1px solid #8884; }}
-td {{ white-space: pre-wrap; }}
-</style><h1>{title}</h1>{body}</html>"""
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; color-scheme: light dark; }}
+table {{ border-collapse: collapse; width: 100%; margin: 1rem 0; }}
+th, td {{ text-align: left; vertical-align: top; padding: .4rem; border-top: 1px solid; white-space: pre-wrap; }}
+</style><h1>{title}</h1><p>{lead}</p>{body}</html>"""
 
 
 @dataclass(frozen=True)
@@ -100,25 +97,19 @@ def read_grades(folder: str | Path) -> list[Grade]:
 
 def write_student(grade: Grade, folder: Path) -> None:
     """NAME.html, the page that the student gets back."""
-    if grade.failure:
-        body = f"<p>This could not be graded.</p>{_table((), [(grade.failure,)])}"
-    else:
-        exercises = assignment(grade.assignment).exercises if grade.assignment in NAMES else {}
-        rows = []
-        for outcome in grade.outcomes:
-            exercise = exercises.get(outcome.exercise)
-            name = f"{exercise.title}{f' ({exercise.track})' if exercise.track else ''}\n" if exercise else ""
-            failed = f"Not passed: {', '.join(outcome.failed)}.\n" if outcome.status == "partly" else ""
-            status, points = f"{SIGNS[outcome.status]} {outcome.status}", f"{outcome.points} of {outcome.out_of}"
-            rows.append((name + outcome.exercise, status, points, failed + outcome.message))
-        body = f"<p><b>{grade.score} points</b></p>"
-        if any(exercise.track for exercise in exercises.values()):
-            body += "<p>Only the track with more points counts.</p>"
-        body += _table(("exercise", "answer", "points", "result"), rows)
-        if grade.trouble:
-            body += f"<h2>Cells that did not run</h2>{_table((), [(trouble,) for trouble in grade.trouble])}"
-    title = escape(f"{grade.assignment.upper()}: {grade.student}")
-    write_whole(folder / f"{grade.student}.html", PAGE.format(title=title, body=body))
+    lead = f"This could not be graded: {grade.failure}" if grade.failure else f"{grade.score} points."
+    if grade.points != sum(outcome.points for outcome in grade.outcomes) and not grade.failure:
+        lead += " Only the track with more points counts."
+    rows = []
+    for outcome in grade.outcomes:
+        failed = f"Not passed: {', '.join(outcome.failed)}.\n" if outcome.status == "partly" else ""
+        status, points = f"{SIGNS[outcome.status]} {outcome.status}", f"{outcome.points} of {outcome.out_of}"
+        rows.append((outcome.exercise, status, points, failed + outcome.message))
+    tables = {
+        ("exercise", "answer", "points", "result"): rows,
+        ("cells that did not run",): [(trouble,) for trouble in grade.trouble],
+    }
+    _write_page(folder / f"{grade.student}.html", f"{grade.assignment.upper()}: {grade.student}", lead, tables)
 
 
 def write_class(grades: list[Grade], folder: Path) -> None:
@@ -129,13 +120,13 @@ def write_class(grades: list[Grade], folder: Path) -> None:
     right = Counter(outcome.exercise for outcome in outcomes if outcome.status == "right")
     likely = Counter(outcome.message.partition("Likely:")[2].strip() for outcome in outcomes)
     del likely[""]
-    rows = [(grade.student, grade.score, grade.failure or str(len(grade.trouble))) for grade in grades]
-    body = _table(("student", "points", "cells that did not run"), rows, linked=True)
-    body += "<h2>Exercises</h2>"
-    body += _table(("exercise", "right"), [(name, f"{right[name]} of {judged[name]}") for name in judged])
-    body += "<h2>Most frequent mistakes</h2>"
-    body += _table(("mistake", "students"), [(text, str(count)) for text, count in likely.most_common(12)])
-    write_whole(folder / "class.html", PAGE.format(title="Grades", body=body))
+    students = [(grade.student, grade.score, grade.failure or str(len(grade.trouble))) for grade in grades]
+    tables = {
+        ("student", "points", "cells that did not run"): students,
+        ("exercise", "right"): [(name, f"{right[name]} of {judged[name]}") for name in judged],
+        ("most frequent mistakes", "students"): [(text, str(count)) for text, count in likely.most_common(12)],
+    }
+    _write_page(folder / "class.html", "Grades", "", tables)
     table = [
         {
             "student": grade.student, "assignment": grade.assignment, "points": grade.points, "out_of": grade.out_of,
@@ -153,9 +144,7 @@ def gradebook_csv(grades: Sequence[Grade], kind: str, roster: str | Path | None 
     A gradebook identifies its students in its own way. The rows of the roster that it exported are kept as they are,
     and the points go in where a student's file was named after one of the columns that identify. Without a roster the
     names are taken for SIS Login IDs (Canvas) or email addresses (Moodle).
-
-    Raises:
-        CourseError: another kind, grades of no or several assignments, or a roster that identifies nobody.
+    Raises CourseError for another kind, grades of no or several assignments, or a roster that identifies nobody.
     """
     if kind not in IDENTITIES:
         raise CourseError(f"there is no gradebook {kind!r}; there is {', '.join(IDENTITIES)}")
@@ -227,15 +216,18 @@ def _typed(kind: type, values: dict[str, Any]) -> Any:
     return kind(**values)
 
 
-def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]], linked: bool = False) -> str:
-    """A table whose cells are escaped; with `linked`, the first of each row links to that student's page."""
-    lines = ["".join(f"<th scope=col>{name}" for name in header)]
-    for row in rows:
-        cells = [escape(cell) for cell in row]
-        if linked:
-            cells[0] = f'<a href="{quote(row[0])}.html">{cells[0]}</a>'
-        lines.append("".join(f"<td>{cell}" for cell in cells))
-    return f"<table>{''.join(f'<tr>{line}' for line in lines)}</table>"
+def _write_page(path: Path, title: str, lead: str, tables: dict[tuple[str, ...], list[tuple[str, ...]]]) -> None:
+    """An HTML page with tables, {header: rows}; a student's name links to the page of that student."""
+    lines = []
+    for header, rows in tables.items():
+        lines += ["<table><tr>", *(f"<th scope=col>{name}" for name in header)]
+        for row in rows:
+            cells = [escape(cell) for cell in row]
+            if header[0] == "student":
+                cells[0] = f'<a href="{quote(row[0])}.html">{cells[0]}</a>'
+            lines += ["<tr>", *(f"<td>{cell}" for cell in cells)]
+        lines.append("</table>")
+    write_whole(path, PAGE.format(title=escape(title), lead=escape(lead), body="".join(lines)))
 
 
 def _csv(table: pd.DataFrame) -> str:

@@ -4,9 +4,8 @@
         sandbox.run("def causal_mask(n): ...")      # a cell; returns its error, or None
         sandbox.answer("causal_mask")(4)            # an Answer, as checks want one
 
-bubblewrap isolates it: a submission sees Python, labkit and the system's libraries, read-only, and one empty folder of
-its own in memory; no network, no socket, no other process, no variable of ours. `trusted` leaves that out, and then the
-code can do what you can do. docs/instructors.md states what is protected and what is not.
+bubblewrap isolates it: docs/instructors.md states what is protected and what is not. With `trusted` there is no
+bubblewrap, and the code can do what you can do.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event
 from typing import Any
 
 import psutil
@@ -64,26 +63,32 @@ class Stopped(Exception):
     """The process had to be ended, or ended itself; the message says why."""
 
 
-class Sandbox:
+class Sandbox(AbstractContextManager):
     """The process, started again if it had to be stopped: the cells that had run run again, without the one that hung.
 
     `cancelled`: an event that ends it with KeyboardInterrupt. Raises CourseError if the process does not start.
     """
 
-    def __init__(
-        self, assignment: str, limits: Limits, trusted: bool = False, cancelled: threading.Event | None = None
-    ):
-        self.assignment, self.limits, self.trusted = assignment, limits, trusted
-        self._cancelled = cancelled or threading.Event()
+    def __init__(self, assignment: str, limits: Limits, *, trusted: bool = False, cancelled: Event | None = None):
+        self.assignment, self.limits, self.trusted, self._cancelled = assignment, limits, trusted, cancelled or Event()
         self._done: list[str] = []  # cells that came back
         self._deadline, self._next_look = time.monotonic() + limits.total_seconds, 0.0
         self._process: psutil.Popen | None = None
 
-    def __enter__(self) -> Sandbox:
-        return self
-
     def __exit__(self, *_: Any) -> None:
         self._end()
+
+    def _end(self) -> None:
+        if self._process is None:
+            return
+        for process in self._processes():
+            with suppress(psutil.Error):
+                process.kill()
+        self._process.wait()
+        self._process.stderr.close()
+        self._socket.close()
+        self._process = None
+        self._folder.cleanup()
 
     def run(self, source: str) -> str | None:
         """Run a cell; returns what went wrong in it, or None. A stub's NotImplementedError is not an error."""
@@ -143,18 +148,6 @@ class Sandbox:
             self._process.kill()
             words = self._process.stderr.read(2**16).decode(errors="replace").strip()[-500:]
             raise CourseError(f"the process for a submission did not start: {stopped}; {words}. {ADVICE}") from None
-
-    def _end(self) -> None:
-        if self._process is None:
-            return
-        for process in self._processes():
-            with suppress(psutil.Error):
-                process.kill()
-        self._process.wait()
-        self._process.stderr.close()
-        self._socket.close()
-        self._process = None
-        self._folder.cleanup()
 
     def _exchange(self, request: dict[str, Any], seconds: float) -> Reply:
         nonce, end = secrets.token_hex(8), min(time.monotonic() + seconds, self._deadline)
