@@ -6,16 +6,12 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from labkit.cli.console import Json, aside, print_json, print_table, waiting
 from labkit.errors import CourseError
-
-if TYPE_CHECKING:
-    from labkit.course.grades import Grade
-    from labkit.course.variant import Variant
 
 SECRET = "LABKIT_VARIANT_SECRET"
 SECRET_HELP = f"File with the secret of a private variant; or set {SECRET}. Default: the public variant."
@@ -164,8 +160,8 @@ def course_pages(
     for grade in graded:
         write_student(grade, grades)
     write_class(graded, grades)
-    about = {"folder": grades, "grades": len(graded)}
-    _print(as_json, about, f"{grades}: {len(graded)} grades; class.html, grades.csv")
+    text = f"{grades}: {len(graded)} grades; class.html, grades.csv"
+    _print(as_json, {"folder": grades, "grades": len(graded)}, text)
 
 
 @app.command("gradebook")
@@ -194,7 +190,7 @@ def course_gradebook(
         _print(as_json, about, f"{output}: {len(graded) - len(without)} grades{missing}")
 
 
-def _grades(folder: Path) -> list[Grade]:
+def _grades(folder: Path) -> list[Any]:
     from labkit.course.grades import read_grades
 
     if grades := read_grades(folder):
@@ -202,7 +198,7 @@ def _grades(folder: Path) -> list[Grade]:
     raise CourseError(f"{folder} holds no grades; `labkit course grade` writes them")
 
 
-def _variant(file: Path | None) -> Variant:
+def _variant(file: Path | None) -> Any:
     """The private variant of the secret in the file or the environment, never on the command line: `ps` shows that."""
     from labkit.course.variant import Variant
 

@@ -35,7 +35,6 @@ from labkit.errors import CourseError
 
 STUB = re.compile(r"(a\d_\w+|the exercise above)?")  # the message of a stub's NotImplementedError
 Reply = dict[str, Any]  # one of {"answer": text}, {"mistake": [expected, came, likely]}, {"not_begun": True}
-
 TYPE = "$"  # the key that marks what JSON has no notation for
 MOST_BYTES = 4 * 2**20
 MOST_ITEMS = 10_000  # of a set or a dictionary: hashes that collide would keep the grader busy for hours
@@ -55,13 +54,11 @@ class Answer:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """What the answer returns for these arguments."""
-        return self._ask(dumps([list(arguments), named]), None)
+        return self.observed(None, *arguments, **named)
 
-    def observed(self, observer: str, *arguments: Any) -> Any:
+    def observed(self, observer: str | None, *arguments: Any, **named: Any) -> Any:
         """What the assignment's observer makes of what the answer returns: for results that cannot travel."""
-        return self._ask(dumps([list(arguments), {}]), observer)
-
-    def _ask(self, sent: str, observer: str | None) -> Any:
+        sent = dumps([list(arguments), named])
         reply = self.respond({"name": self.name, "assignment": self.assignment, "sent": sent, "observer": observer})
         if reply.get("not_begun"):
             raise NotBegun(self.name)
@@ -75,10 +72,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Given:
-    """An argument that cannot travel, such as a model.
-
-    The assignment's `given` function `name` makes it of `arguments`, in the process of the answer.
-    """
+    """An argument that cannot travel: the assignment's `given` function `name` makes it where the answer is."""
 
     assignment: str
     name: str
@@ -211,7 +205,7 @@ def dumps(value: Any) -> str:
 def loads(text: str) -> Any:
     """The value of a text that `dumps` wrote. Raises CourseError for any other text."""
     try:
-        return _decoded(json.loads(text))
+        return json.loads(text, object_hook=_decoded)
     except Exception as error:  # also safetensors' own
         raise CourseError(f"not a value as labkit writes it: {error}") from error
 
@@ -244,12 +238,8 @@ def _encoded(value: Any) -> Any:
     raise CourseError(f"a {type(value).__name__} cannot be judged; give plain values or tensors of numbers or booleans")
 
 
-def _decoded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_decoded(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    kind, items = value[TYPE], _decoded(value["items"])
+def _decoded(value: dict[str, Any]) -> Any:
+    kind, items = value[TYPE], value["items"]
     if kind in ("set", "dict") and len(items) > MOST_ITEMS:
         raise ValueError("too many items")
     match kind:

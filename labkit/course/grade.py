@@ -38,17 +38,15 @@ MOST_BYTES = 20 * 2**20
 def find_submissions(path: str | Path) -> dict[str, Path]:
     """{student: notebook} of a notebook or a folder: `alice.ipynb`, or a folder per student, `alice/a1.ipynb`.
 
-    Links are listed and never followed: `grade` refuses them, as that student's submission.
-
-    Raises:
-        CourseError: there is no notebook, or a student has several.
+    Links are listed and never followed: `grade` refuses them, as that student's submission. Raises CourseError where
+    there is no notebook, or a student has several.
     """
     path = Path(path).expanduser()
     if path.is_file():
         return {student_name(path.stem): path}
     if not path.is_dir():
         raise CourseError(f"{path} is neither a notebook nor a folder of notebooks")
-    by_student: dict[str, Path] = {}
+    handed_in: dict[str, Path] = {}
     for entry in sorted(path.iterdir()):
         if entry.is_dir() and not entry.is_symlink():
             notebooks = sorted(entry.rglob("*.ipynb"))
@@ -58,14 +56,12 @@ def find_submissions(path: str | Path) -> dict[str, Path]:
             if LEFT_OUT.intersection(notebook.relative_to(path).parts):
                 continue
             student = student_name(entry.name.removesuffix(".ipynb"))
-            if student in by_student:
-                raise CourseError(
-                    f"{student} has handed in two notebooks, {by_student[student]} and {notebook}: keep one"
-                )
-            by_student[student] = notebook
-    if not by_student:
+            if student in handed_in:
+                raise CourseError(f"{student} has two notebooks, {handed_in[student]} and {notebook}: keep one")
+            handed_in[student] = notebook
+    if not handed_in:
         raise CourseError(f"{path} holds no notebook")
-    return by_student
+    return handed_in
 
 
 def grade(
@@ -84,11 +80,9 @@ def grade(
 
     `variant`: the one to judge by; None takes the notebook's own, without its secret. `assignment_name`: for notebooks
     that have lost their metadata. `trusted`: the code runs as you, without isolation. `known`: an earlier grade, which
-    is returned if nothing has changed since. Never raises for what a student's code has done.
+    is returned if nothing has changed since.
 
-    Raises:
-        CourseError: not a regular file, not a notebook, no code, an unknown assignment, a notebook of another variant,
-            or a process that does not start.
+    Raises CourseError for what cannot be read or run, or is of another variant; never for what a student's code does.
     """
     began, content = time.monotonic(), read_regular(notebook, MOST_BYTES)
     try:
@@ -150,10 +144,8 @@ def grade_all(
 
     `jobs`: processes at a time, the number of cores by default. `again`: also grade those that have a grade of the same
     file, variant, limits and version of labkit. The pages of the class hold all grades in `output_dir`, those of
-    earlier runs included.
-
-    Raises:
-        CourseError: no submissions, several of one student, no isolation, or an output folder with other files in it.
+    earlier runs included. Raises CourseError for no submissions, several of one student, no isolation, or an output
+    folder with other files in it.
     """
     notebooks, output_dir = find_submissions(path), Path(output_dir).expanduser()
     if output_dir.is_file():
