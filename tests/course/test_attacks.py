@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -16,8 +17,9 @@ import pytest
 
 from labkit.course.grade import grade, grade_all
 from labkit.course.grades import Grade, gradebook_csv, read_grades, write_class
+from labkit.course.judging import Outcome
 from labkit.course.mistakes import Mistake
-from labkit.course.sandbox import Limits, Sandbox, require_isolation
+from labkit.course.sandbox import Sandbox
 from labkit.course.variant import Variant
 from labkit.errors import CourseError
 from tests.course.handed_in import RIGHT, TIGHT, UPPER, hand_in, isolated, notebook
@@ -64,7 +66,7 @@ MOUNTS = "[line.split() for line in open('/proc/mounts').read().splitlines()]"
         (f"{STATUS}['NoNewPrivs'].strip()", "1"),
         ("[subprocess.call(['unshare', kind, 'true']) == 0 for kind in ('--user', '--mount', '--net')]", [False] * 3),
         ("[ctypes.CDLL(None).umount2(path, 2) for path in (b'/proc', b'/home', b'/usr')]", [-1, -1, -1]),
-        (f"[place for place in {PLACES!r} if os.path.exists(place)]", []),
+        (f"[place for place in {PLACES!r} if os.path.exists(place)] + os.listdir('/tmp') + os.listdir('/run')", []),
         # those of bubblewrap itself could be opened for writing
         ("[fd for fd in os.listdir('/proc/1/fd') if os.path.isfile('/proc/1/fd/' + fd)]", []),
         (f"[m[1] for m in {MOUNTS} if 'rw' in m[3].split(',') and not m[1].startswith('/dev/')]", ["/home/student"]),
@@ -78,6 +80,11 @@ def test_a_submission_reaches_nothing_of_ours(sandbox, expression, value):
     assert sandbox.answer("f")() == value
 
 
+CROWD = """
+import subprocess, sys, time
+held = [subprocess.Popen({command}, stdin=subprocess.PIPE) for _ in range({n})]
+time.sleep(60)
+"""
 FOLDERS = ["/", "/tmp", "/run", "/home", "/dev", "/dev/shm", "/usr", "/etc", sys.prefix, str(Path.cwd())]
 
 
@@ -99,13 +106,9 @@ def test_a_submission_changes_nothing_of_ours(sandbox, cell):
 
 @isolated
 def test_no_socket_of_this_machine_is_within_reach(sandbox, tmp_path):
-    addresses = {
-        str(tmp_path / "agent"): "AF_UNIX",
-        f"\0agent of {os.getpid()}": "AF_UNIX",
-        ("127.0.0.1", 0): "AF_INET",
-    }
+    paths = {str(tmp_path / "agent"): "AF_UNIX", f"\0agent of {os.getpid()}": "AF_UNIX"}
     with ExitStack() as servers:
-        for address, family in addresses.items():
+        for address, family in [*paths.items(), (("127.0.0.1", 0), "AF_INET")]:
             server = servers.enter_context(socket.socket(getattr(socket, family)))
             server.bind(address)
             server.listen()
@@ -127,15 +130,9 @@ def test_grades_and_secrets_in_a_visible_folder_are_refused(tmp_path):
     [
         ("x = []\nwhile True: x.append(bytes(10**8))", ("MemoryError", "of memory")),
         (f"for i in range(9): open(f'big{{i}}', 'wb').write(bytes({TIGHT.file_bytes} // 4))", ("No space left",)),
-        (  # each of them is within the limit
-            'import subprocess, sys, time\nfor _ in range(3):\n    code = \'x = b"1" * 800_000_000; import time; '
-            "time.sleep(60)'\n    subprocess.Popen([sys.executable, '-c', code])\ntime.sleep(60)",
-            ("of memory",),
-        ),
-        (
-            "import subprocess, time\nfor _ in range(200): subprocess.Popen(['/bin/sleep', '60'])\ntime.sleep(60)",
-            ("processes were running", "unavailable"),
-        ),
+        # each process is within the limit
+        (CROWD.format(n=3, command="[sys.executable, '-c', 'x = b\"1\" * 800_000_000; input()']"), ("of memory",)),
+        (CROWD.format(n=200, command="['/bin/sleep', '60']"), ("processes were running", "unavailable")),
     ],
     ids=["memory", "files", "memory of several", "processes"],
 )
@@ -162,11 +159,9 @@ def test_what_it_leaves_running_ends_with_it():
 def test_without_bubblewrap_nothing_runs_unless_the_submissions_are_trusted(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     folder = hand_in(tmp_path / "in", ada="open('/tmp/ran', 'w')")
-    sandbox = Sandbox("a1", Limits())
     for refuse in (
-        require_isolation,
         lambda: grade_all(folder, tmp_path / "out", Variant(), TIGHT),
-        lambda: sandbox.run("1"),
+        lambda: Sandbox("a1", TIGHT).run("1"),
     ):
         with pytest.raises(CourseError, match="apt-get install bubblewrap.*--trust-submissions"):
             refuse()
@@ -180,20 +175,24 @@ def trusted():
         yield running
 
 
-@pytest.mark.parametrize("line", [b"forged\n", b'{"mistake": 5}\n', b"[" * 60_000 + b"\n", b'{"answer": "1"}\n'])
-def test_a_reply_that_was_written_ahead_counts_for_nothing(trusted, line):
-    assert trusted.run(WRITE_TO_ALL.format(data=line * 3)) is None
-    with pytest.raises(Mistake, match="pipe"):
+DRIP = WRITE_TO_ALL.format(data=b" ").replace("def f", "def write").replace("2048", "30")
+DRIP += "\nimport time\ndef f():\n    while True:\n        time.sleep(0.02)\n        write()"
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        *((WRITE_TO_ALL.format(data=line * 3), "pipe") for line in (b"forged\n", b'{"mistake": 5}\n')),
+        *((WRITE_TO_ALL.format(data=line * 3), "pipe") for line in (b"[" * 60_000 + b"\n", b'{"answer": "1"}\n')),
+        (DRIP, "within the time limit"),  # byte by byte, for ever
+    ],
+    ids=["no JSON", "malformed", "deep", "no nonce", "byte by byte"],
+)
+def test_a_reply_that_was_written_by_the_submission_counts_for_nothing(trusted, cell, words):
+    assert trusted.run(cell) is None
+    with pytest.raises(Mistake, match=words):
         trusted.answer("f")()
     assert works(trusted)
-
-
-def test_a_reply_that_comes_byte_by_byte_ends_with_the_time_limit(trusted):
-    write = WRITE_TO_ALL.format(data=b" ").replace("def f", "def write").replace("2048", "30")
-    drip = f"{write}\nimport time\ndef f():\n    while True:\n        time.sleep(0.02)\n        write()"
-    assert trusted.run(drip) is None
-    with pytest.raises(Mistake, match="within the time limit"):
-        trusted.answer("f")()
 
 
 AHEAD = """
@@ -261,8 +260,7 @@ def test_no_control_character_reaches_the_terminal(labkit_command, tmp_path):
     (tmp_path / f"{evil}gus.ipynb").write_text("nothing")
     graded = ["grade", tmp_path, "--output-dir", tmp_path / "out", "--trust-submissions"]
     for arguments in (graded, ["check", tmp_path / f"{evil}gus.ipynb"]):
-        _, *printed = labkit_command("course", *arguments)
-        text = "".join(printed)
+        text = "".join(labkit_command("course", *arguments)[1:])
         assert all(c.isprintable() or c in "\n\r" for c in text) and len(text) < 5000
 
 
@@ -285,8 +283,7 @@ def test_an_interruption_ends_at_once_and_keeps_what_is_done(tmp_path):
         [*command, "--trust-submissions"], stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while not psutil.Process(running.pid).children() and time.monotonic() < deadline:
+    while not psutil.Process(running.pid).children():
         time.sleep(0.1)
     time.sleep(3)  # the cell runs now
     running.send_signal(signal.SIGINT)
@@ -296,10 +293,8 @@ def test_an_interruption_ends_at_once_and_keeps_what_is_done(tmp_path):
 
 
 # ------------------------------------------------------------------------------ 9: the last step of a container's route
-HOSTILE = {
-    "student": "bea", "assignment": "a1", "points": 23, "out_of": 23, "outcomes": [],
-    "trouble": ["<script>\x1b[2J"] * 99, "failure": "", "seconds": 1, "basis": {},
-}  # fmt: skip
+HOSTILE = asdict(Grade("bea", "a1", 23, 23, trouble=["<script>\x1b[2J"] * 99))
+BEST = asdict(Outcome("a1_causal_mask", "best", 2, 2))
 
 
 def test_pages_are_made_of_foreign_json_without_running_or_believing_it(labkit_command, tmp_path):
@@ -311,9 +306,7 @@ def test_pages_are_made_of_foreign_json_without_running_or_believing_it(labkit_c
     assert not (tmp_path / "bea.html").exists()
 
 
-@pytest.mark.parametrize(
-    "forged", [{"points": "<b>"}, {"outcomes": [{"status": "best"}]}, {"points": None}, {"trouble": 3}], ids=str
-)
+@pytest.mark.parametrize("forged", [{"points": "<b>"}, {"outcomes": [BEST]}, {"points": None}, {"trouble": 3}], ids=str)
 def test_a_forged_grade_is_refused(tmp_path, forged):
     (tmp_path / "eve.json").write_text(json.dumps(HOSTILE | forged))
     with pytest.raises(CourseError, match="eve.json"):
