@@ -4,41 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-from labkit.cli.console import Json, aside, print_json, print_table
+from labkit.cli.console import Json, aside, print_json, print_table, waiting
 from labkit.errors import CourseError
 
-if TYPE_CHECKING:
-    from labkit.course.grades import Grade
-    from labkit.course.variant import Variant
-
 SECRET = "LABKIT_VARIANT_SECRET"
+SECRET_HELP = f"File with the secret of a private variant; or set {SECRET}. Default: the public variant."
+TRUST_HELP = "Run without bubblewrap: the students' code runs as you, and can read and change what you can."
 app = typer.Typer(help="Build, check and grade assignments.")
 
-Secret = Annotated[
-    Path | None,
-    typer.Option(
-        "--variant",
-        metavar="FILE",
-        help=f"File with the secret of a private variant; or set {SECRET}. Default: the public variant.",
-    ),
-]
+Secret = Annotated[Path | None, typer.Option("--variant", metavar="FILE", help=SECRET_HELP)]
+Jobs = Annotated[int | None, typer.Option(help="Submissions in parallel. Default: the number of cores.", min=1)]
+Roster = Annotated[Path | None, typer.Option(help="CSV file that the gradebook exported: its rows are kept.")]
 Assignment = Annotated[str | None, typer.Option(help="a1 to a5, for notebooks without metadata.")]
-
-
-def _variant(file: Path | None) -> Variant:
-    """The private variant of the secret in the file or the environment, never on the command line: `ps` shows that."""
-    from labkit.course.variant import Variant
-
-    if file is None:
-        return Variant.of(os.environ.get(SECRET) or None)
-    if not file.exists():
-        raise CourseError(f"--variant takes a file that holds the secret, and there is none at {file}; or set {SECRET}")
-    return Variant.of(file.read_text(encoding="utf-8").strip())
 
 
 @app.command("list")
@@ -52,19 +35,17 @@ def course_list(as_json: Json = False) -> None:
     from labkit.course.build import masters
     from labkit.course.exercises import assignment
 
-    assignments = [assignment(name) for name in masters()]
+    fields, rows = ("name", "title", "answer", "difficulty", "minutes", "points", "track"), []
+    for of in map(assignment, masters()):
+        exercises = [{field: getattr(task, field) for field in fields} for task in of.exercises.values()]
+        about = {"name": of.name, "title": of.title, "minutes": of.minutes, "points": of.points}
+        rows.append(about | {"exercises": exercises})
     if as_json:
-        fields = ("name", "title", "answer", "difficulty", "minutes", "points", "track")
-        print_json(
-            [
-                {"name": of.name, "title": of.title, "minutes": of.minutes, "points": of.points}
-                | {"exercises": [{field: getattr(task, field) for field in fields} for task in of.exercises.values()]}
-                for of in assignments
-            ]
-        )
-        return
-    rows = [(of.name, of.title, str(len(of.exercises)), str(of.points), str(of.minutes)) for of in assignments]
-    print_table(("", "assignment", "exercises", "points", "minutes"), rows)
+        print_json(rows)
+    else:
+        numbers = [(str(len(row["exercises"])), str(row["points"]), str(row["minutes"])) for row in rows]
+        cells = [(row["name"], row["title"], *number) for row, number in zip(rows, numbers, strict=True)]
+        print_table(("", "assignment", "exercises", "points", "minutes"), cells)
 
 
 @app.command("build")
@@ -85,11 +66,8 @@ def course_build(
     """
     from labkit.course.build import build
 
-    written = build(output_dir, _variant(variant), [name.lower() for name in names or ()] or None, execute=execute)
-    if as_json:
-        print_json([str(path) for path in written])
-    else:
-        print(f"{len(written)} files written to {output_dir}")
+    paths = build(output_dir, _variant(variant), [name.lower() for name in names or ()] or None, execute=execute)
+    _print(as_json, paths, f"{len(paths)} files written to {output_dir}")
 
 
 @app.command("check")
@@ -105,20 +83,18 @@ def course_check(
 
     Example: labkit course check a1_masks_and_attention.ipynb
     """
-    from labkit.cli.console import waiting
-    from labkit.course import grade, submissions
-    from labkit.course.variant import Variant
+    from labkit.course.grade import grade
+    from labkit.course.sandbox import Limits
 
-    submission = submissions.read(notebook.stem, notebook, assignment and assignment.lower())
     with waiting("running the notebook"):
-        result = grade.grade(submission, Variant(submission.variant_key), hidden=False, trusted=True)
+        result = grade(notebook.stem, notebook, Limits(), assignment_name=assignment, hidden=False, trusted=True)
     if as_json:
-        print_json(result.to_dict())
+        print_json(asdict(result))
     else:
         rows = [(o.exercise, o.status, f"{o.points} of {o.out_of}") for o in result.outcomes]
         print_table(("exercise", "", "points"), [*rows, ("in all", "", result.score)])
-        print("".join(f"\n{outcome}\n" for outcome in result.outcomes if outcome.message), end="")
-        print("".join(f"\n{trouble}\n" for trouble in result.trouble), end="")
+        for text in [*(outcome for outcome in result.outcomes if outcome.message), *result.trouble]:
+            print(f"\n{text}")
     raise typer.Exit(0 if result.points == result.out_of else 1)
 
 
@@ -128,23 +104,13 @@ def course_grade(
     output_dir: Annotated[Path, typer.Option(help="Folder for the grades.")] = Path("grades"),
     variant: Secret = None,
     assignment: Assignment = None,
-    jobs: Annotated[
-        int | None, typer.Option(help="Number of submissions in parallel. Default: the number of cores.", min=1)
-    ] = None,
+    jobs: Jobs = None,
     cell_seconds: Annotated[float, typer.Option(help="Time limit for a cell, in seconds.", min=1)] = 60,
-    call_seconds: Annotated[
-        float, typer.Option(help="Time limit for one call of an answer, in seconds.", min=0.1)
-    ] = 10,
+    call_seconds: Annotated[float, typer.Option(help="Time limit for a call of an answer, in seconds.", min=0.1)] = 10,
     total_seconds: Annotated[float, typer.Option(help="Time limit for a submission, in seconds.", min=1)] = 600,
     memory_gb: Annotated[float, typer.Option(help="Memory limit for a submission, in GiB.", min=0.5)] = 4,
     again: Annotated[bool, typer.Option("--again", help="Grade unchanged files again.")] = False,
-    trust_submissions: Annotated[
-        bool,
-        typer.Option(
-            "--trust-submissions",
-            help="Run without bubblewrap: the students' code runs as you, and can read and change what you can.",
-        ),
-    ] = False,
+    trust_submissions: Annotated[bool, typer.Option("--trust-submissions", help=TRUST_HELP)] = False,
     as_json: Json = False,
 ) -> None:
     """Grade submissions, with the hidden tests.
@@ -156,37 +122,24 @@ def course_grade(
 
     Example: labkit course grade submissions --output-dir grades
     """
-    from tqdm import tqdm
-
-    from labkit.course import submissions
     from labkit.course.grade import grade_all
     from labkit.course.sandbox import Limits, require_isolation
 
-    limits = Limits(cell_seconds, call_seconds, total_seconds, int(memory_gb * 2**30))
-    secret = _variant(variant)
+    secret, limits = _variant(variant), Limits(cell_seconds, call_seconds, total_seconds, int(memory_gb * 2**30))
     if variant and not trust_submissions:
         require_isolation([variant])
-    there: list[bool] = []  # for each grade: whether it is kept from before
-    with tqdm(total=len(submissions.find(path)), unit="submission", disable=None) as bar:
-
-        def count(grade: Grade, kept: bool) -> None:
-            there.append(kept)
-            bar.update()
-
-        try:
-            grades = grade_all(
-                path, output_dir, variant=secret, limits=limits, jobs=jobs, again=again, trusted=trust_submissions,
-                assignment_name=assignment and assignment.lower(), on_grade=count,
-            )  # fmt: skip
-        except KeyboardInterrupt:
-            message = f"labkit: interrupted; {len(there)} grades are in {output_dir}, and the same command continues"
-            print(message, file=sys.stderr)
-            raise
-    if as_json:
-        print_json([grade.to_dict() for grade in grades])
-    else:
+    try:
+        grades = grade_all(
+            path, output_dir, secret, limits,
+            assignment_name=assignment, jobs=jobs, again=again, trusted=trust_submissions,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        print(f"labkit: interrupted; grades are in {output_dir}, and the same command continues", file=sys.stderr)
+        raise
+    if not as_json:
         print_table(("student", "points", ""), [(grade.student, grade.score, grade.failure) for grade in grades])
-        print(f"{output_dir}: {len(grades)} grades, {sum(there)} of them kept from before; class.html, grades.csv")
+    about = [asdict(grade) for grade in grades]
+    _print(as_json, about, f"{output_dir}: {len(grades)} grades; class.html, grades.csv")
     raise typer.Exit(1 if any(grade.failure for grade in grades) else 0)
 
 
@@ -201,16 +154,14 @@ def course_pages(
 
     Example: labkit course pages grades
     """
-    from labkit.course.pages import write_class, write_student
+    from labkit.course.grades import write_class, write_student
 
     graded = _grades(grades)
     for grade in graded:
         write_student(grade, grades)
     write_class(graded, grades)
-    if as_json:
-        print_json({"folder": str(grades), "grades": len(graded)})
-    else:
-        print(f"{grades}: {len(graded)} grades; class.html, grades.csv")
+    text = f"{grades}: {len(graded)} grades; class.html, grades.csv"
+    _print(as_json, {"folder": grades, "grades": len(graded)}, text)
 
 
 @app.command("gradebook")
@@ -218,9 +169,7 @@ def course_gradebook(
     grades: Annotated[Path, typer.Argument(help="The output folder of labkit course grade.")],
     kind: Annotated[str, typer.Option(help="canvas or moodle.")],
     output: Annotated[Path, typer.Option(help="The CSV file to write; - is standard output.")],
-    roster: Annotated[
-        Path | None, typer.Option(help="The CSV file that the gradebook exported: its rows are kept.")
-    ] = None,
+    roster: Roster = None,
     as_json: Json = False,
 ) -> None:
     """Write grades for Canvas or Moodle.
@@ -229,24 +178,39 @@ def course_gradebook(
 
     Example: labkit course gradebook grades --kind canvas --roster export.csv --output import.csv
     """
-    from labkit.course.gradebook import gradebook_csv
+    from labkit.course.grades import gradebook_csv
     from labkit.files import write_whole
 
     graded = _grades(grades)
     text, without = gradebook_csv(graded, kind, roster)
     write_whole(output, text)
+    about = {"file": output, "grades": len(graded), "not_in_roster": without}
+    missing = f"; not in the roster: {', '.join(without)}" if without else ""
     with aside(output):
-        if as_json:
-            print_json({"file": str(output), "grades": len(graded), "not_in_roster": without})
-        else:
-            print(f"{output}: {len(graded) - len(without)} grades")
-            if without:
-                print(f"not in the roster: {', '.join(without)}")
+        _print(as_json, about, f"{output}: {len(graded) - len(without)} grades{missing}")
 
 
-def _grades(folder: Path) -> list[Grade]:
+def _grades(folder: Path) -> list[Any]:
     from labkit.course.grades import read_grades
 
-    if grades := list(read_grades(folder)):
+    if grades := read_grades(folder):
         return grades
     raise CourseError(f"{folder} holds no grades; `labkit course grade` writes them")
+
+
+def _variant(file: Path | None) -> Any:
+    """The private variant of the secret in the file or the environment, never on the command line: `ps` shows that."""
+    from labkit.course.variant import Variant
+
+    if file is None:
+        return Variant.of(os.environ.get(SECRET) or None)
+    if not file.exists():
+        raise CourseError(f"--variant takes a file that holds the secret, and there is none at {file}; or set {SECRET}")
+    return Variant.of(file.read_text(encoding="utf-8").strip())
+
+
+def _print(as_json: bool, value: Any, text: str) -> None:
+    if as_json:
+        print_json(value)
+    else:
+        print(text)

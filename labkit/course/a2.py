@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from labkit import masks
-from labkit.course.answers import Answer
+from labkit.course.answers import Answer, Given
 from labkit.course.exercises import Assignment
 from labkit.course.judging import ROUNDS
 from labkit.course.mistakes import expect, expect_all, expect_tensor
 from labkit.course.variant import Variant
-from labkit.course.wire import Given
 
 ASSIGNMENT = A2 = Assignment("a2", "Convert GPT-2 and prove it", minutes=90)
 

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.course.answers import Answer
+from labkit.course.answers import Answer, Given
 from labkit.course.exercises import Assignment
 from labkit.course.mistakes import expect, expect_number, expect_tensor
 from labkit.course.variant import Variant
-from labkit.course.wire import Given
 
 ASSIGNMENT = A3 = Assignment("a3", "Leakage and masked-language modelling", minutes=80)
 

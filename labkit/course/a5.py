@@ -34,11 +34,10 @@ from labkit.course.a5_toys import (
     true_targets,
     two_groups,
 )
-from labkit.course.answers import Answer
+from labkit.course.answers import Answer, Given
 from labkit.course.exercises import Assignment
 from labkit.course.mistakes import expect, expect_all, expect_equal, expect_number, expect_tensor
 from labkit.course.variant import Variant
-from labkit.course.wire import Given
 
 ASSIGNMENT = A5 = Assignment("a5", "Fusion or future attention", minutes=90)
 fusion, future = partial(A5.exercise, track="fusion"), partial(A5.exercise, track="future")

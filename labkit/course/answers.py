@@ -1,42 +1,51 @@
-"""A student's answer as a check sees it: something to call, wherever it lives.
+"""A student's answer as a check uses it: something to call, in this process or in the process of a submission.
 
-An `Answer` turns a call into a request and the reply into a value or a `Mistake`. `respond` answers requests, in this
-process (`local_answer`: the checks in a notebook) or in the process of a submission (labkit.course.child). Arguments
-and values travel as text in both cases, so a check that passes in the notebook passes in the grader.
+An `Answer` turns a call into a request, and the reply into a value or a `Mistake`. `respond` answers requests: in a
+notebook (`local_answer`), or in the process that labkit.course.sandbox starts for a submission (`serve`). Arguments and
+values travel as JSON in both cases, so a check that passes in the notebook passes in the grader.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
+import json
 import linecache
+import os
 import random
 import re
 import signal
+import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
+from torch import Tensor
 
-from labkit.course import wire
 from labkit.course.exercises import assignment
 from labkit.course.mistakes import Mistake, NotBegun
 from labkit.errors import CourseError
 
-CALL_SECONDS = 5.0
 STUB = re.compile(r"(a\d_\w+|the exercise above)?")  # the message of a stub's NotImplementedError
 Reply = dict[str, Any]  # one of {"answer": text}, {"mistake": [expected, came, likely]}, {"not_begun": True}
+TYPE = "$"  # the key that marks what JSON has no notation for
+MOST_BYTES = 4 * 2**20
+MOST_ITEMS = 10_000  # of a set or a dictionary: hashes that collide would keep the grader busy for hours
 
 
 @dataclass(frozen=True)
 class Answer:
     """The object that a student has defined under `name`.
 
-    `respond` takes {"name", "assignment", "sent", "observer"}; `sent`: the arguments as text, None to read a value.
+    `respond` takes {"name", "assignment", "sent", "observer"}; `sent`: the arguments as text. Both methods raise
+    NotBegun for a missing answer or a stub, and Mistake for one that raises, takes too long, or cannot be judged.
     """
 
     name: str
@@ -44,40 +53,33 @@ class Answer:
     respond: Callable[[dict[str, Any]], Reply]
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """What the answer returns for these arguments.
+        """What the answer returns for these arguments."""
+        return self.observed(None, *arguments, **named)
 
-        Raises:
-            NotBegun: it is missing, or raises NotImplementedError.
-            Mistake: it raises anything else, takes too long, or returns what cannot be judged.
-        """
-        return self._read(wire.dumps([list(arguments), named]), None)
-
-    def observed(self, observer: str, *arguments: Any) -> Any:
+    def observed(self, observer: str | None, *arguments: Any, **named: Any) -> Any:
         """What the assignment's observer makes of what the answer returns: for results that cannot travel."""
-        return self._read(wire.dumps([list(arguments), {}]), observer)
-
-    def value(self) -> Any:
-        """The object itself, where it is a value and not a function."""
-        return self._read(None, None)
-
-    def _read(self, sent: str | None, observer: str | None) -> Any:
-        request = {"name": self.name, "assignment": self.assignment, "sent": sent, "observer": observer}
-        reply = self.respond(request)
+        sent = dumps([list(arguments), named])
+        reply = self.respond({"name": self.name, "assignment": self.assignment, "sent": sent, "observer": observer})
         if reply.get("not_begun"):
             raise NotBegun(self.name)
         if "mistake" in reply:
             raise Mistake(*reply["mistake"])
         try:
-            return wire.loads(reply["answer"])
+            return loads(reply["answer"])
         except (CourseError, KeyError) as error:
             raise Mistake(f"{self.name} to return something that can be judged", str(error)) from None
 
 
-class TooSlow(BaseException):
-    """Raised inside a call that takes too long; a student's `except Exception` does not catch it."""
+@dataclass(frozen=True)
+class Given:
+    """An argument that cannot travel: the assignment's `given` function `name` makes it where the answer is."""
+
+    assignment: str
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
 
 
-def local_answer(name: str, value: Any, of_assignment: str, seconds: float = CALL_SECONDS) -> Answer:
+def local_answer(name: str, value: Any, of_assignment: str, seconds: float = 5.0) -> Answer:
     """The answer `value`, an object of this process."""
 
     def respond_here(request: dict[str, Any]) -> Reply:
@@ -85,8 +87,7 @@ def local_answer(name: str, value: Any, of_assignment: str, seconds: float = CAL
             with time_limit(seconds), _without_side_effects():
                 return respond({name: value}, request)
         except TooSlow:
-            expected = f"{name} to answer within {seconds:g} seconds"
-            return {"mistake": [expected, "no answer", "a loop that does not end?"]}
+            return {"mistake": [f"{name} to answer within {seconds:g} seconds", "no answer", "a loop without an end?"]}
 
     return Answer(name, of_assignment, respond_here)
 
@@ -97,34 +98,62 @@ def respond(names: Mapping[str, Any], request: dict[str, Any]) -> Reply:
     if (answer := names.get(name)) is None or answer is ...:
         return {"not_begun": True}
     try:
-        if request["sent"] is None:
-            return {"answer": wire.dumps(answer)}
         if not callable(answer):
-            return {"mistake": [f"{name} to be a function", f"a {type(answer).__name__}", None]}
-        of = assignment(request["assignment"])
-        arguments, named = wire.loads(request["sent"])
-        made = [_made(argument) for argument in arguments]
-        result = answer(*made, **{key: _made(argument) for key, argument in named.items()})
+            raise Mistake(f"{name} to be a function", f"a {type(answer).__name__}")
+        arguments, named = loads(request["sent"])
+        arguments, named = [_made(value) for value in arguments], {key: _made(value) for key, value in named.items()}
+        result = answer(*arguments, **named)
         if request["observer"]:
-            result = of.observers[request["observer"]](result, *made)
-        return {"answer": wire.dumps(result)}
-    except Mistake as mistake:  # an observer's
+            result = assignment(request["assignment"]).observers[request["observer"]](result, *arguments)
+        return {"answer": dumps(result)}
+    except Mistake as mistake:
         return {"mistake": [mistake.expected, mistake.came, mistake.likely]}
-    except CourseError as error:
-        return {"mistake": [f"{name} to return something that can be judged", str(error), None]}
     except (Exception, SystemExit) as error:
-        if is_stub(error):
-            return {"not_begun": True}
-        return {"mistake": [f"{name} to return", described(error), None]}
+        return {"not_begun": True} if is_stub(error) else {"mistake": [f"{name} to return", described(error), None]}
 
 
-def is_stub(error: BaseException | None) -> bool:
+def serve(limits: dict[str, int]) -> None:
+    """Run a submission in this process: limit it, then answer one request per line, for ever.
+
+    A request runs a cell, as a notebook's kernel would (IPython), or calls what the cells have defined. Only this
+    function has standard input and output. Each reply repeats the nonce of its request, so nothing that was written
+    ahead counts.
+    """
+    import resource
+
+    from IPython.core.interactiveshell import InteractiveShell
+
+    for name, value in limits.items():
+        with contextlib.suppress(ValueError, OSError):  # macOS has no limit of memory: the grader's watch remains
+            resource.setrlimit(getattr(resource, name), (value, value))
+    warnings.filterwarnings("ignore")
+    InteractiveShell.xmode = "Minimal"
+    shell = InteractiveShell.instance()
+    shell.history_manager.enabled = False
+    shell.colors = "nocolor"
+    sys.path.append(os.getcwd())  # the last place: a student's json.py replaces nothing
+    requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    for number in (0, 1, 2):  # standard error is needed until here: it says why a process did not start
+        os.dup2(os.open(os.devnull, os.O_RDWR), number)
+    print(json.dumps({"nonce": "start"}), file=replies, flush=True)
+    for line in requests:
+        request = json.loads(line)
+        if "source" in request:
+            result = shell.run_cell(request["source"])
+            error = result.error_before_exec or result.error_in_exec
+            reply = {"error": None if error is None or is_stub(error) else described(error)}
+        else:
+            reply = respond(shell.user_ns, request)
+        print(json.dumps(reply | {"nonce": request["nonce"]}), file=replies, flush=True)
+
+
+def is_stub(error: BaseException) -> bool:
     """Whether this is the NotImplementedError of an exercise that is not begun; torch raises some of its own."""
     return isinstance(error, NotImplementedError) and STUB.fullmatch(str(error)) is not None
 
 
 def described(error: BaseException) -> str:
-    """An exception in a line or two: its type, its message, and the last line of the student's own on the way to it."""
+    """The type and the message of an exception, and the last of the student's own lines in its traceback."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: line {error.lineno}: {error.msg}"
     words, line = " ".join(str(error).split()), ""
@@ -133,6 +162,10 @@ def described(error: BaseException) -> str:
             line = linecache.getline(frame.filename, frame.lineno or 0).strip() or (frame.line or "")
     text = f"{type(error).__name__}: {words[:300]}" if words else type(error).__name__
     return f"{text} (in your line `{line}`)" if line else text
+
+
+class TooSlow(BaseException):
+    """Raised inside a call that takes too long; a student's `except Exception` does not catch it."""
 
 
 @contextlib.contextmanager
@@ -154,9 +187,78 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def dumps(value: Any) -> str:
+    """The JSON text of plain values and tensors, which keep their type; an array becomes a tensor. It is never pickle.
+
+    Raises:
+        CourseError: a value of another type, which is named, or one that is too large.
+    """
+    try:
+        text = json.dumps(_encoded(value))
+    except RecursionError:
+        raise CourseError("a value that is nested too deep cannot be judged") from None
+    if len(text) > MOST_BYTES:
+        raise CourseError(f"a value of {len(text) / 2**20:.0f} MB is too large to be judged")
+    return text
+
+
+def loads(text: str) -> Any:
+    """The value of a text that `dumps` wrote. Raises CourseError for any other text."""
+    try:
+        return json.loads(text, object_hook=_decoded)
+    except Exception as error:  # also safetensors' own
+        raise CourseError(f"not a value as labkit writes it: {error}") from error
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, set | frozenset | dict) and len(value) > MOST_ITEMS:
+        raise CourseError(f"a {type(value).__name__} of {len(value):,} items is too large to be judged")
+    match value:
+        case None | bool() | str():
+            return value
+        case float():
+            return float(value)  # of a subclass, such as numpy's
+        case int():
+            return int(value)
+        case list():
+            return [_encoded(item) for item in value]
+        case tuple() | range():
+            return {TYPE: "tuple", "items": _encoded(list(value))}
+        case set() | frozenset():
+            return {TYPE: "set", "items": _encoded(list(value))}
+        case dict():
+            return {TYPE: "dict", "items": _encoded([list(pair) for pair in value.items()])}
+        case Given():
+            return {TYPE: "given", "of": [value.assignment, value.name], "items": _encoded(value.arguments)}
+        case np.ndarray() | np.generic() if value.dtype.kind in "biuf":
+            return _encoded(torch.from_numpy(np.array(value)))
+        case Tensor() if not value.is_complex():
+            data = safetensors.torch.save({"": value.detach().cpu().contiguous()})
+            return {TYPE: "tensor", "items": base64.b64encode(data).decode()}
+    raise CourseError(f"a {type(value).__name__} cannot be judged; give plain values or tensors of numbers or booleans")
+
+
+def _decoded(value: dict[str, Any]) -> Any:
+    kind, items = value[TYPE], value["items"]
+    if kind in ("set", "dict") and len(items) > MOST_ITEMS:
+        raise ValueError("too many items")
+    match kind:
+        case "tuple":
+            return tuple(items)
+        case "set":
+            return set(items)
+        case "dict":
+            return dict(items)
+        case "given":
+            return Given(*value["of"], items)
+        case "tensor":
+            return safetensors.torch.load(base64.b64decode(items))[""]
+    raise ValueError(f"unknown kind {kind!r}")
+
+
 def _made(argument: Any) -> Any:
     """A Given made, also inside lists; anything else as it is."""
-    if isinstance(argument, wire.Given):
+    if isinstance(argument, Given):
         return assignment(argument.assignment).givens[argument.name](**argument.arguments)
     return [_made(item) for item in argument] if isinstance(argument, list) else argument
 
@@ -164,12 +266,11 @@ def _made(argument: Any) -> Any:
 @contextlib.contextmanager
 def _without_side_effects() -> Iterator[None]:
     """Keeps an answer's prints out of the check's message, and its random draws out of the notebook's generators."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.get_default_dtype()
+    python, numpy, dtype, noise = random.getstate(), np.random.get_state(), torch.get_default_dtype(), io.StringIO()
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with torch.random.fork_rng([]), contextlib.redirect_stdout(noise), contextlib.redirect_stderr(noise):
             yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-        torch.set_default_dtype(states[3])
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_default_dtype(dtype)

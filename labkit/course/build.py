@@ -1,6 +1,6 @@
 """The assignments, built: from one master come the student's notebook, the solution, and nbgrader's source.
 
-A master is a py:percent script. Its cells say what they are for by metadata:
+A master is a py:percent script. The metadata of its cells state their roles:
 
     # %% [markdown] exercise="a1_causal_mask"     the task; a heading with points and minutes is put over it
     # %% [markdown] hint="a1_causal_mask"         folded
@@ -8,16 +8,18 @@ A master is a py:percent script. Its cells say what they are for by metadata:
     # %% look="a1_causal_mask"                    optional: shows what the answer gives, once there is one
 
 `{{name}}` in prose and `x = ...  # drawn: name` in code are what the assignment draws for the variant. The same master
-and variant give the same files, byte for byte; solutions can be executed besides, and then hold outputs too.
+and variant give the same files, byte for byte, apart from the outputs of executed solutions.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from labkit import resources
 from labkit.course.exercises import NAMES, Assignment, Exercise, assignment
@@ -26,12 +28,20 @@ from labkit.errors import CourseError
 from labkit.files import write_files
 from labkit.notebooks import FIRST_CELL, run
 
-KINDS = ("student", "solution", "nbgrader")
-COMPARED_TAG = "nbval-check-output"  # running a solution again under nbval compares what its checks say
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 ROLES = ("exercise", "hint", "answer", "look")
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-_DRAWN = re.compile(r"^(?P<left>\s*\w+ = ).*?  # drawn: (?P<name>\w+)$", re.MULTILINE)
+NBGRADER_CONFIG = '''"""nbgrader's settings for this course: run nbgrader in this folder. See docs/instructors.md."""
+
+c = get_config()  # noqa: F821  (nbgrader defines it)
+c.CourseDirectory.course_id = "labkit"
+c.ClearSolutions.code_stub = {"python": 'raise NotImplementedError("the exercise above")'}
+c.Execute.timeout = 120  # seconds for a cell; the checks end a call that does not come back long before
+# A test cell says its points itself. A warning on stderr, which nbgrader takes for a failed test, costs none.
+c.IgnorePattern.enabled = True
+c.IgnorePattern.pattern = ".*"
+c.OverwriteCells.add_missing_cells = True  # a test that a student has deleted is asked all the same
+'''
 
 
 @dataclass(frozen=True)
@@ -55,28 +65,24 @@ def build(
 ) -> list[Path]:
     """Writes `student/`, `solution/` and `nbgrader/source/` of the assignments `names` (all) into `output_dir`.
 
-    `execute`: the solutions are run too, and hold what their cells give (about a minute on two cores for all).
+    `execute`: the solutions are also run, to store their outputs (about a minute on two cores for all).
 
-    Raises:
-        CourseError: a master that does not fit its checks, an unknown assignment. Nothing is written then.
-        LabkitError: a solution does not run to its end. It is then there without outputs.
+    Raises CourseError for an unknown assignment or a master that does not fit its checks; nothing is written then. If a
+    solution does not run to its end, LabkitError is raised, and it is there without outputs.
     """
-    variant, output_dir = variant or Variant(), Path(output_dir).expanduser()
-    known = masters()
-    if unknown := [name for name in names or () if name not in known]:
-        raise CourseError(f"there is no master of {', '.join(unknown)}; there is {', '.join(known)}")
-    texts: dict[Path, str] = {}
-    for name in names or known:
-        cells, path = read_master(known[name], assignment(name), variant), known[name]
-        for kind in KINDS:
-            inner = Path("nbgrader", "source", name, f"{path.stem}.ipynb") if kind == "nbgrader" else None
-            target = output_dir / (inner or Path(kind, f"{path.stem}.ipynb"))
-            texts[target] = notebook_text(cells, assignment(name), variant, kind)
-    texts[output_dir / "nbgrader" / "nbgrader_config.py"] = NBGRADER_CONFIG
-    write_files(output_dir, {path.relative_to(output_dir): text for path, text in texts.items()})
+    variant, output_dir, paths = variant or Variant(), Path(output_dir).expanduser(), masters()
+    if unknown := [name for name in names or () if name not in paths]:
+        raise CourseError(f"there is no master of {', '.join(unknown)}; there is {', '.join(paths)}")
+    texts = {Path("nbgrader", "nbgrader_config.py"): NBGRADER_CONFIG}
+    for name in names or paths:
+        cells, file = read_master(paths[name], assignment(name), variant), f"{paths[name].stem}.ipynb"
+        places = {"student": Path("student", file), "solution": Path("solution", file)}
+        for kind, place in (places | {"nbgrader": Path("nbgrader", "source", name, file)}).items():
+            texts[place] = notebook_text(cells, assignment(name), variant, kind)
+    write_files(output_dir, texts)
     if execute:
-        run([path for path in texts if path.parent.name == "solution"], output_dir / "solution")
-    return list(texts)
+        run([output_dir / path for path in texts if path.parent.name == "solution"], output_dir / "solution")
+    return [output_dir / path for path in texts]
 
 
 def read_master(path: Path, of: Assignment, variant: Variant) -> list[MasterCell]:
@@ -85,13 +91,13 @@ def read_master(path: Path, of: Assignment, variant: Variant) -> list[MasterCell
 
     drawn, cells = {name: draw(variant) for name, draw in of.drawn.items()}, []
     for cell in jupytext.read(path, fmt="py:percent").cells:
-        roles = [role for role in ROLES if role in cell.metadata]
-        role = roles[0] if roles else None
         if cell.cell_type == "markdown":
             source = re.sub(r"\{\{(\w+)\}\}", lambda match: str(drawn[match[1]]), cell.source)
         else:
-            source = _DRAWN.sub(lambda match: f"{match['left']}{drawn[match['name']]!r}", cell.source)
-        cells.append(MasterCell(cell.cell_type, source, role, cell.metadata.get(role) if role else None))
+            pattern = re.compile(r"^(\s*\w+ = ).*?  # drawn: (\w+)$", re.MULTILINE)
+            source = pattern.sub(lambda match: f"{match[1]}{drawn[match[2]]!r}", cell.source)
+        role = next((role for role in ROLES if role in cell.metadata), None)
+        cells.append(MasterCell(cell.cell_type, source, role, cell.metadata.get(role)))
     for role in ("exercise", "hint", "answer"):
         names = [cell.exercise for cell in cells if cell.role == role]
         if names != list(of.exercises):
@@ -100,80 +106,72 @@ def read_master(path: Path, of: Assignment, variant: Variant) -> list[MasterCell
 
 
 def notebook_text(cells: list[MasterCell], of: Assignment, variant: Variant, kind: str) -> str:
-    """The notebook of that kind as the text of an .ipynb file."""
+    """The notebook for `kind` (student, solution or nbgrader) as the text of an .ipynb file."""
     use = "" if variant.public else f'\n\ncheck.use("{variant.key}")'
-    made = [_code(FIRST_CELL, "setup"), _code(f"from labkit.course import check{use}", "checks")]
-    if kind == "nbgrader":  # read-only: put back as they were before a submission is graded
-        for cell in made:
-            cell["metadata"]["nbgrader"] = _nbgrader(f"{of.name}_{cell['id']}")
-    numbers = {name: i for i, name in enumerate(of.exercises, 1)}
+    setup = {"setup": FIRST_CELL, "checks": f"from labkit.course import check{use}"}
+    built = []
     for i, cell in enumerate(cells):
-        exercise = of.exercises.get(cell.exercise or "")
-        identity = f"{of.name}-{i:02d}"
+        exercise, identity = of.exercises.get(cell.exercise or ""), f"{of.name}-{i:02d}"
         match cell.role:
             case "exercise":
-                made.append(_markdown(_headed(cell, of, numbers[exercise.name]), identity))
+                built.append(new_markdown_cell(_heading(exercise, of) + cell.source, id=identity))
             case "hint":
-                made.append(_markdown(_folded("Hint", cell.source), identity))
+                built.append(new_markdown_cell(_folded("Hint", cell.source), id=identity))
             case "answer":
                 if kind == "student" and variant.public:  # a private variant is for a class that is graded
-                    solution = f"```python\n{_solved(cell.source)}\n```"
-                    made.append(_markdown(_folded("Solution", solution), f"{identity}-solution"))
-                made.append(_answer(cell, kind, identity))
-                made.append(_check(exercise, variant, kind, identity))
+                    solution = _folded("Solution", f"```python\n{_solved(cell.source)}\n```")
+                    built.append(new_markdown_cell(solution, id=f"{identity}-solution"))
+                built += _answer_and_check(cell.source, exercise, variant, kind, identity)
             case "look":
-                made.append(_code(_guarded(cell.source) if kind != "solution" else cell.source, identity))
+                built.append(new_code_cell(cell.source if kind == "solution" else _guarded(cell.source), id=identity))
             case _:
-                made.append((_markdown if cell.kind == "markdown" else _code)(cell.source, identity))
-    opening = made.pop(2)  # the title stands before the setup
-    metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
-    metadata["labkit"] = {"assignment": of.name, "variant": variant.key, "kind": kind}
-    notebook = {"cells": [opening, *made], "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
-    return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+                new_cell = new_markdown_cell if cell.kind == "markdown" else new_code_cell
+                built.append(new_cell(cell.source, id=identity))
+    for name, source in reversed(setup.items()):  # after the title
+        # Read-only for nbgrader: put back as they were before a submission is graded.
+        metadata = {"nbgrader": _nbgrader(f"{of.name}_{name}")} if kind == "nbgrader" else {}
+        built.insert(1, new_code_cell(source, id=name, metadata=metadata))
+    about = {"assignment": of.name, "variant": variant.key, "kind": kind}
+    metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}, "labkit": about}
+    return nbformat.writes(new_notebook(cells=built, metadata=metadata, nbformat_minor=5)) + "\n"
 
 
-def _headed(cell: MasterCell, of: Assignment, number: int) -> str:
-    exercise = of.exercises[cell.exercise]
+def _heading(exercise: Exercise, of: Assignment) -> str:
+    number = list(of.exercises).index(exercise.name) + 1
     dots = "●" * exercise.difficulty + "○" * (5 - exercise.difficulty)
     track = f"*{exercise.track}* · " if exercise.track else ""
     return (
         f"## Exercise {number} · {exercise.title}\n\n"
         f"{track}*difficulty {dots} · about {exercise.minutes} minutes · {exercise.points} points · "
-        f"you define* `{exercise.answer}`\n\n{cell.source}"
+        f"you define* `{exercise.answer}`\n\n"
     )
 
 
-def _answer(cell: MasterCell, kind: str, identity: str) -> dict[str, Any]:
-    source = {"student": _stub(cell), "solution": _solved(cell.source), "nbgrader": cell.source}[kind]
-    made = _code(source, identity, ["answer"], exercise=cell.exercise)
-    if kind == "nbgrader":
-        made["metadata"]["nbgrader"] = _nbgrader(cell.exercise, solution=True)
-    return made
+def _answer_and_check(source: str, exercise: Exercise, variant: Variant, kind: str, identity: str) -> list[Any]:
+    about, check = {"labkit": {"exercise": exercise.name}}, f"check.{exercise.name}({exercise.answer})"
+    answer_metadata, check_metadata = about | {"tags": ["answer"]}, about | {"tags": ["check"]}
+    if kind == "student":
+        stub = rf'\1raise NotImplementedError("{exercise.name}")'
+        source = re.sub(rf"^( *){BEGIN}$.*^ *{END}$", stub, source, flags=re.MULTILINE | re.DOTALL)
+    elif kind == "solution":
+        source = _solved(source)
+        check_metadata["tags"].append("nbval-check-output")  # running it under nbval compares what its checks show
+    else:
+        asked = f'key="{variant.key}"' + (f', salt="{variant.salt}"' if variant.salt else "")
+        graded = f"check.{exercise.name}({exercise.answer}, hidden=True, {asked}).graded()"
+        check += f"\n### BEGIN HIDDEN TESTS\n{graded}\n### END HIDDEN TESTS"
+        answer_metadata["nbgrader"] = _nbgrader(exercise.name, solution=True, locked=False)
+        check_metadata["nbgrader"] = _nbgrader(f"{exercise.name}_test", grade=True, points=exercise.points)
+    return [
+        new_code_cell(source, id=identity, metadata=answer_metadata),
+        new_code_cell(check, id=f"{identity}-check", metadata=check_metadata),
+    ]
 
 
-def _check(exercise: Exercise, variant: Variant, kind: str, identity: str) -> dict[str, Any]:
-    call = f"check.{exercise.name}({exercise.answer})"
-    if kind != "nbgrader":
-        tags = ["check", COMPARED_TAG] if kind == "solution" else ["check"]
-        return _code(call, f"{identity}-check", tags, exercise=exercise.name)
-    asked = f'key="{variant.key}", salt="{variant.salt}"' if variant.salt else f'key="{variant.key}"'
-    graded = f"check.{exercise.name}({exercise.answer}, hidden=True, {asked}).graded()"
-    source = f"{call}\n### BEGIN HIDDEN TESTS\n{graded}\n### END HIDDEN TESTS"
-    made = _code(source, f"{identity}-check", ["check"], exercise=exercise.name)
-    made["metadata"]["nbgrader"] = _nbgrader(f"{exercise.name}_test", points=exercise.points)
-    return made
-
-
-def _nbgrader(grade_id: str, *, solution: bool = False, points: int | None = None) -> dict[str, Any]:
-    """What nbgrader knows of a cell: an answer, a test with points, or one that is only read."""
-    found = {"grade": points is not None, "grade_id": grade_id, "locked": not solution, "schema_version": 3}
-    return found | {"solution": solution, "task": False} | ({} if points is None else {"points": points})
-
-
-def _stub(cell: MasterCell) -> str:
-    """The answer with NotImplementedError in place of the solution."""
-    stub = rf'\1raise NotImplementedError("{cell.exercise}")'
-    return re.sub(rf"^( *){BEGIN}$.*^ *{END}$", stub, cell.source, flags=re.MULTILINE | re.DOTALL)
+def _nbgrader(grade_id: str, **settings: Any) -> dict[str, Any]:
+    """The metadata by which nbgrader knows a cell: read-only unless `settings` differ."""
+    base = {"grade": False, "grade_id": grade_id, "locked": True, "schema_version": 3, "solution": False, "task": False}
+    return base | settings
 
 
 def _solved(source: str) -> str:
@@ -182,35 +180,8 @@ def _solved(source: str) -> str:
 
 def _guarded(source: str) -> str:
     """A cell that shows something once the exercise has an answer: a stub does not stop the notebook."""
-    if "\n" in source:
-        return f"check.look(\n    lambda: (\n{source}\n    )\n)"
-    return f"check.look(lambda: ({source}))"
+    return f"check.look(\n    lambda: (\n{source}\n    )\n)" if "\n" in source else f"check.look(lambda: ({source}))"
 
 
 def _folded(title: str, text: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
-
-
-def _markdown(source: str, identity: str) -> dict[str, Any]:
-    return {"cell_type": "markdown", "id": identity, "metadata": {}, "source": source.splitlines(keepends=True)}
-
-
-def _code(source: str, identity: str, tags: list[str] | None = None, exercise: str | None = None) -> dict[str, Any]:
-    metadata: dict[str, Any] = {"tags": tags} if tags else {}
-    if exercise:
-        metadata["labkit"] = {"exercise": exercise}
-    cell = {"cell_type": "code", "execution_count": None, "id": identity, "metadata": metadata, "outputs": []}
-    return cell | {"source": source.splitlines(keepends=True)}
-
-
-NBGRADER_CONFIG = '''"""nbgrader's settings for this course: run nbgrader in this folder. See docs/instructors.md."""
-
-c = get_config()  # noqa: F821  (nbgrader defines it)
-c.CourseDirectory.course_id = "labkit"
-c.ClearSolutions.code_stub = {"python": 'raise NotImplementedError("the exercise above")'}
-c.Execute.timeout = 120  # seconds for a cell; the checks end a call that does not come back long before
-# A test cell says its points itself. A warning on stderr, which nbgrader takes for a failed test, costs none.
-c.IgnorePattern.enabled = True
-c.IgnorePattern.pattern = ".*"
-c.OverwriteCells.add_missing_cells = True  # a test that a student has deleted is asked all the same
-'''

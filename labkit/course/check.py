@@ -1,7 +1,7 @@
 """The checks of the assignments, one function per exercise: `check.a1_causal_mask(causal_mask)`.
 
-Each calls the answer, says what is wrong and why that may be, and never stops a notebook: the result is shown, and an
-exercise can be skipped. `.require()` turns a wrong answer into an AssertionError, for tests of one's own.
+Each check calls the answer and shows what is wrong and the likely cause. It never stops a notebook, so that an exercise
+can be skipped.
 
     from labkit.course import check
     check.a1_causal_mask(causal_mask)
@@ -23,15 +23,9 @@ from labkit.course.variant import Variant
 from labkit.errors import CourseError
 
 LOOK_SECONDS = 30.0
-FIELDS = ("points", "out_of")
-NBGRADER = "NBGRADER_EXECUTION"  # nbgrader sets it to "autograde" or "validate" where it runs a notebook
 
 _variant = Variant()
-_outcomes: dict[str, Outcome] = {}  # the latest of each exercise in this process
-
-
-class CheckFailed(AssertionError):
-    """An answer that was required to be right is not; the message is the check's."""
+_outcomes: dict[str, Outcome] = {}  # the latest outcome of each exercise in this process
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,12 +50,6 @@ class Shown:
         print(self.outcome)
         return float(self.outcome.points)
 
-    def require(self) -> int:
-        """The points. Raises CheckFailed unless all parts that were judged are right."""
-        if self.outcome.status != "right":
-            raise CheckFailed(str(self.outcome))
-        return self.outcome.points
-
 
 def __getattr__(name: str) -> Callable[..., Shown]:
     try:
@@ -74,8 +62,8 @@ def __getattr__(name: str) -> Callable[..., Shown]:
         outcome = judged(task, local_answer(task.answer, answer, name[:2]), variant, hidden=hidden)
         if not hidden:
             _outcomes[name] = outcome
-        if outcome.status != "right" and os.environ.get(NBGRADER) == "validate":
-            raise CheckFailed(str(outcome))  # its Validate button knows errors only
+        if outcome.status != "right" and os.environ.get("NBGRADER_EXECUTION") == "validate":
+            raise AssertionError(str(outcome))  # nbgrader's Validate button recognises only errors
         return Shown(outcome)
 
     check.__name__ = check.__qualname__ = name
@@ -105,13 +93,13 @@ def look(show: Callable[[], Any]) -> Any:
 
 
 def progress() -> str:
-    """What was checked in this notebook so far, with points; of several tracks, the one with more points counts."""
+    """The exercises checked in this notebook so far, with points; only the track with more points counts."""
     if not _outcomes:
         return "Nothing has been checked yet."
     rows = [(name, outcome.status, outcome.points, outcome.out_of) for name, outcome in _outcomes.items()]
     for name in dict.fromkeys(task[:2] for task in _outcomes):
-        of, mine = assignment(name), {task: outcome for task, outcome in _outcomes.items() if task[:2] == name}
-        best = (of.best({task: getattr(outcome, field) for task, outcome in mine.items()}) for field in FIELDS)
-        rows.append((f"{name} so far", "", *best))
+        points = assignment(name).best({task: outcome.points for task, outcome in _outcomes.items()})
+        out_of = assignment(name).best({task: outcome.out_of for task, outcome in _outcomes.items()})
+        rows.append((f"{name} so far", "", points, out_of))
     width = max(len(row[0]) for row in rows)
     return "\n".join(f"{name:<{width}}  {status:<9}  {points} of {out_of}" for name, status, points, out_of in rows)

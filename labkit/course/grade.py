@@ -8,160 +8,184 @@ submission whose file has not changed since is not run again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from tqdm import tqdm
+
 from labkit import __version__
-from labkit.course import submissions
-from labkit.course.exercises import NAMES, Exercise, assignment
-from labkit.course.grades import Grade, read_grades, short
-from labkit.course.judging import Outcome, judged
+from labkit.course.exercises import NAMES, assignment
+from labkit.course.grades import Grade, read_grades, read_regular, short, student_name, write_class, write_student
+from labkit.course.judging import judged
 from labkit.course.mistakes import clean
-from labkit.course.pages import write_class, write_student
 from labkit.course.sandbox import Limits, Sandbox, require_isolation
-from labkit.course.submissions import Submission
-from labkit.course.variant import Variant
+from labkit.course.variant import PUBLIC, Variant
 from labkit.errors import CourseError, LabkitError
 from labkit.files import write_whole
+from labkit.models.tiny import build_tiny_model
+
+LEFT_OUT = {".ipynb_checkpoints", "__MACOSX"}
+MOST_BYTES = 20 * 2**20
+
+
+def find_submissions(path: str | Path) -> dict[str, Path]:
+    """{student: notebook} of a notebook or a folder: `alice.ipynb`, or a folder per student, `alice/a1.ipynb`.
+
+    Links are listed and never followed: `grade` refuses them, as that student's submission. Raises CourseError where
+    there is no notebook, or a student has several.
+    """
+    path = Path(path).expanduser()
+    if path.is_file():
+        return {student_name(path.stem): path}
+    if not path.is_dir():
+        raise CourseError(f"{path} is neither a notebook nor a folder of notebooks")
+    handed_in: dict[str, Path] = {}
+    for entry in sorted(path.iterdir()):
+        if entry.is_dir() and not entry.is_symlink():
+            notebooks = sorted(entry.rglob("*.ipynb"))
+        else:
+            notebooks = [entry] if entry.is_dir() or entry.suffix == ".ipynb" else []
+        for notebook in notebooks:
+            if LEFT_OUT.intersection(notebook.relative_to(path).parts):
+                continue
+            student = student_name(entry.name.removesuffix(".ipynb"))
+            if student in handed_in:
+                raise CourseError(f"{student} has two notebooks, {handed_in[student]} and {notebook}: keep one")
+            handed_in[student] = notebook
+    if not handed_in:
+        raise CourseError(f"{path} holds no notebook")
+    return handed_in
 
 
 def grade(
-    submission: Submission,
+    student: str,
+    notebook: Path,
+    limits: Limits,
     variant: Variant | None = None,
-    limits: Limits | None = None,
     *,
+    assignment_name: str | None = None,
     hidden: bool = True,
     trusted: bool = False,
+    known: Grade | None = None,
     cancelled: threading.Event | None = None,
 ) -> Grade:
-    """Run a submission and judge its answers, hidden parts included unless told otherwise.
+    """Run a notebook that a student has handed in and judge its answers, with or without hidden parts.
 
-    `variant`: the one it is judged by; None is the public one. `trusted`: its code runs as you, without isolation.
-    Never raises for what a student has done.
+    `variant`: the one to judge by; None takes the notebook's own, without its secret. `assignment_name`: for notebooks
+    that have lost their metadata. `trusted`: the code runs as you, without isolation. `known`: an earlier grade, which
+    is returned if nothing has changed since.
 
-    Raises:
-        CourseError: the process could not be started, or the submission was made for another variant.
+    Raises CourseError for what cannot be read or run, or is of another variant; never for what a student's code does.
     """
-    variant, limits = variant or Variant(), limits or Limits()
-    if submission.variant_key != variant.key:
+    began, content = time.monotonic(), read_regular(notebook, MOST_BYTES)
+    try:
+        read = json.loads(content.decode("utf-8-sig"))
+        about = read.get("metadata", {}).get("labkit", {})
+        sources = ["".join(cell["source"]) for cell in read["cells"] if cell["cell_type"] == "code"]
+        name, key = assignment_name or about.get("assignment"), clean(about.get("variant", PUBLIC), 40)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CourseError(f"{notebook} cannot be read as a notebook of version 4: {clean(error, 200)}") from error
+    if name not in NAMES:
+        raise CourseError(f"{notebook} has no assignment in its metadata; give --assignment, one of {', '.join(NAMES)}")
+    # A cell counts if it has a line of code that is not a check: graders ask their own checks.
+    cells = [source for source in sources if re.search(r"^(?![ \t]*(#|check\.|$)).", source, re.MULTILINE)]
+    if not cells:
+        raise CourseError(f"{notebook} holds no code")
+    variant = variant or Variant(key)
+    if key != variant.key:
         raise CourseError(
-            f"{submission.path} is of another variant (key {submission.variant_key}, this one's is {variant.key}); "
+            f"{notebook} is of another variant (key {key}, this one's is {variant.key}); "
             "give --variant with the secret that it was built with"
         )
-    of, began = assignment(submission.assignment), time.monotonic()
+    basis = {"sha256": hashlib.sha256(content).hexdigest(), "variant": key, "labkit": __version__, **asdict(limits)}
+    basis |= {"hidden": hidden, "isolation": "none" if trusted else "bubblewrap"}
+    if known and (known.assignment, known.basis) == (name, basis):
+        return known
+    of, trouble, outcomes = assignment(name), [], []
     errors: dict[str, str] = {}  # by the source of the cell
-    trouble: list[str] = []
-    with Sandbox(of.name, limits, trusted=trusted, cancelled=cancelled) as sandbox:
-        for number, source in enumerate(submission.cells, 1):
+    with Sandbox(name, limits, trusted=trusted, cancelled=cancelled) as sandbox:
+        for number, source in enumerate(cells, 1):
             if error := sandbox.run(source):
                 errors[source] = error
                 trouble.append(f"code cell {number} (`{source.strip().splitlines()[0][:80]}`): {error}")
-        outcomes = [
-            _explained(judged(exercise, sandbox.answer(exercise.answer), variant, hidden=hidden), exercise, errors)
-            for exercise in of.exercises.values()
-        ]
-    return Grade(
-        submission.student, of.name, variant.key, submission.digest,
-        points=of.best({outcome.exercise: outcome.points for outcome in outcomes}),
-        out_of=of.best({outcome.exercise: outcome.out_of for outcome in outcomes}),
-        outcomes=outcomes, trouble=short(trouble), failure="", isolation="none" if trusted else "bubblewrap",
-        seconds=round(time.monotonic() - began, 2), settings=_settings(limits, hidden, trusted),
-    )  # fmt: skip
+        for exercise in of.exercises.values():
+            outcome = judged(exercise, sandbox.answer(exercise.answer), variant, hidden=hidden)
+            # An answer that is missing because its cell does not run is wrong.
+            defines = re.compile(rf"^[ \t]*((def|class) +{exercise.answer}\b|{exercise.answer} *=)", re.MULTILINE)
+            error = next((error for source, error in errors.items() if defines.search(source)), None)
+            if error and outcome.status == "not begun":
+                outcome = replace(outcome, status="wrong", message=clean(f"The cell does not run: {error}"))
+            outcomes.append(outcome)
+    points = of.best({outcome.exercise: outcome.points for outcome in outcomes})
+    out_of = of.best({outcome.exercise: outcome.out_of for outcome in outcomes})
+    seconds = round(time.monotonic() - began, 2)
+    return Grade(student, name, points, out_of, outcomes, short(trouble), seconds=seconds, basis=basis)
 
 
 def grade_all(
     path: str | Path,
     output_dir: str | Path,
+    variant: Variant,
+    limits: Limits,
     *,
-    variant: Variant | None = None,
-    limits: Limits | None = None,
     assignment_name: str | None = None,
     jobs: int | None = None,
     again: bool = False,
     trusted: bool = False,
-    on_grade: Callable[[Grade, bool], None] = lambda grade, kept: None,
 ) -> list[Grade]:
     """Grade a notebook or a folder of them into `output_dir`; one broken submission never stops the others.
 
     `jobs`: processes at a time, the number of cores by default. `again`: also grade those that have a grade of the same
-    file, variant, limits and version of labkit. `on_grade(grade, kept)` is called for each. The pages of the class hold
-    all grades in `output_dir`, those of earlier runs included.
-
-    Raises:
-        CourseError: no submissions, several of one student, no isolation, or an output folder with other files in it.
+    file, variant, limits and version of labkit. The pages of the class hold all grades in `output_dir`, those of
+    earlier runs included. Raises CourseError for no submissions, several of one student, no isolation, or an output
+    folder with other files in it.
     """
-    variant, limits, output_dir = variant or Variant(), limits or Limits(), Path(output_dir).expanduser()
-    notebooks = submissions.find(path)
+    notebooks, output_dir = find_submissions(path), Path(output_dir).expanduser()
     if output_dir.is_file():
         raise CourseError(f"{output_dir} is a file; give --output-dir a folder")
     if not trusted:
         require_isolation([Path(path), output_dir])
     output_dir.mkdir(parents=True, exist_ok=True)
     earlier = {grade.student: grade for grade in read_grades(output_dir)}
-    _import_for_judges()
-    settings, cancelled = _settings(limits, True, trusted), threading.Event()
+    # What checks import when they are first asked is imported before there are threads: imports race.
+    for name in ("tiny-gpt2", "tiny-gemma3"):
+        build_tiny_model(name, attn="sdpa")
+    for name in NAMES:
+        assignment(name)
+    cancelled = threading.Event()
 
-    def one(student: str, notebook: Path) -> tuple[Grade, bool]:
-        known, failure = earlier.get(student), ""
+    def graded(student: str, notebook: Path) -> Grade:
+        known = None if again else earlier.get(student)
         try:
-            submission = submissions.read(student, notebook, assignment_name)
-            of = (submission.digest, submission.assignment, variant.key, __version__, settings)
-            if known and not again and of == (
-                known.digest, known.assignment, known.variant, known.labkit, known.settings
-            ):  # fmt: skip
-                return known, True
-            result = grade(submission, variant, limits, trusted=trusted, cancelled=cancelled)
-        except LabkitError as error:
-            failure = str(error)
+            result = grade(
+                student, notebook, limits, variant,
+                assignment_name=assignment_name, trusted=trusted, known=known, cancelled=cancelled,
+            )  # fmt: skip
         except Exception as error:  # the class is graded all the same, and the message says what to look at
-            failure = f"labkit could not grade this: {type(error).__name__}: {error}"
-        if failure:
-            result = Grade(student, assignment_name or "", variant.key, "", None, None, [], [], clean(failure))
-        write_student(result, output_dir)
-        write_whole(output_dir / f"{student}.json", json.dumps(result.to_dict(), indent=1))  # the last: all is there
-        return result, False
+            fault = "" if isinstance(error, LabkitError) else f"labkit could not grade this: {type(error).__name__}: "
+            result = Grade(student, assignment_name or "", failure=clean(f"{fault}{error}"))
+        if result is not known:
+            write_student(result, output_dir)
+            # The JSON file is the last to be written: who has one has everything.
+            write_whole(output_dir / f"{student}.json", json.dumps(asdict(result), indent=1))
+        return result
 
     grades = {}
     with ThreadPoolExecutor(max_workers=jobs or os.cpu_count() or 1) as pool:
-        running = [pool.submit(one, student, notebook) for student, notebook in notebooks.items()]
+        running = [pool.submit(graded, student, notebook) for student, notebook in notebooks.items()]
         try:
-            for done in as_completed(running):
-                result, kept = done.result()
-                on_grade(result, kept)
-                grades[result.student] = result
+            for done in tqdm(as_completed(running), total=len(running), unit="submission", disable=None, leave=False):
+                grades[done.result().student] = done.result()
         except BaseException:
             cancelled.set()
             pool.shutdown(cancel_futures=True)
             raise
     write_class(list((earlier | grades).values()), output_dir)
     return [grades[student] for student in sorted(grades)]
-
-
-def _explained(outcome: Outcome, exercise: Exercise, errors: dict[str, str]) -> Outcome:
-    """An answer that is missing because its cell does not run is wrong, and the message says why it does not run."""
-    defines = re.compile(rf"^\s*((def|class)\s+{exercise.answer}\b|{exercise.answer}\s*=)", re.MULTILINE)
-    error = next((error for source, error in errors.items() if defines.search(source)), None)
-    if outcome.status != "not begun" or error is None:
-        return outcome
-    return replace(outcome, status="wrong", message=clean(f"The cell does not run: {error}"))
-
-
-def _settings(limits: Limits, hidden: bool, trusted: bool) -> dict:
-    return asdict(limits) | {"hidden": hidden, "trusted": trusted}
-
-
-def _import_for_judges() -> None:
-    """What checks import when they are first asked, imported before there are threads: imports race."""
-    from labkit.models.tiny import build_tiny_model
-
-    for name in ("tiny-gpt2", "tiny-gemma3"):
-        build_tiny_model(name, attn="sdpa")
-    for name in NAMES:
-        assignment(name)

@@ -4,44 +4,43 @@
         sandbox.run("def causal_mask(n): ...")      # a cell; returns its error, or None
         sandbox.answer("causal_mask")(4)            # an Answer, as checks want one
 
-bubblewrap isolates it: a submission sees Python, labkit and the system's libraries, read-only, and one empty folder of
-its own in memory; no network, no socket, no other process, no variable of ours. `trusted` leaves that out, and then the
-code can do what you can do. docs/instructors.md states what is protected and what is not.
+bubblewrap isolates it: docs/instructors.md states what is protected and what is not. With `trusted` there is no
+bubblewrap, and the code can do what you can do.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
-import selectors
 import shutil
+import socket
 import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event
 from typing import Any
 
 import psutil
 
 from labkit import resources
-from labkit.course import wire
-from labkit.course.answers import Answer, Reply
+from labkit.course.answers import MOST_BYTES, Answer, Reply
 from labkit.errors import CourseError
 from labkit.models.cache import cache_dir
 
 HOME = "/home/student"  # where a submission runs
 KEPT_VARIABLES = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "LABKIT_PROFILE")
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
-MOST_REPLY = 2 * wire.MOST_BYTES
+SERVE = "import json, sys; from labkit.course.answers import serve; serve(json.loads(sys.argv[1]))"
 TICK = 0.1  # seconds between looks at memory, processes and Ctrl-C
 START_SECONDS = 120.0
+ENDED = "the process ended: an exit, a crash, or out of memory?"
 ADVICE = (
     "Install bubblewrap 0.8 or newer (sudo apt-get install bubblewrap), use the container in deploy/grader, or let the "
     "students' code run as you, with --trust-submissions"
@@ -64,36 +63,32 @@ class Stopped(Exception):
     """The process had to be ended, or ended itself; the message says why."""
 
 
-class Sandbox:
+class Sandbox(AbstractContextManager):
     """The process, started again if it had to be stopped: the cells that had run run again, without the one that hung.
 
-    `cancelled`: an event that ends it with KeyboardInterrupt.
-
-    Raises:
-        CourseError: the process does not start.
+    `cancelled`: an event that ends it with KeyboardInterrupt. Raises CourseError if the process does not start.
     """
 
-    def __init__(
-        self,
-        of_assignment: str,
-        limits: Limits | None = None,
-        *,
-        trusted: bool = False,
-        cancelled: threading.Event | None = None,
-    ):
-        self.assignment, self.limits, self.trusted = of_assignment, limits or Limits(), trusted
-        self._cancelled = cancelled or threading.Event()
+    def __init__(self, assignment: str, limits: Limits, *, trusted: bool = False, cancelled: Event | None = None):
+        self.assignment, self.limits, self.trusted, self._cancelled = assignment, limits, trusted, cancelled or Event()
         self._done: list[str] = []  # cells that came back
-        self._process: subprocess.Popen | None = None
-        self._deadline = time.monotonic() + self.limits.total_seconds
-        self._next_look = 0.0
-
-    def __enter__(self) -> Sandbox:
-        self._start()
-        return self
+        self._deadline, self._next_look = time.monotonic() + limits.total_seconds, 0.0
+        self._process: psutil.Popen | None = None
 
     def __exit__(self, *_: Any) -> None:
         self._end()
+
+    def _end(self) -> None:
+        if self._process is None:
+            return
+        for process in self._processes():
+            with suppress(psutil.Error):
+                process.kill()
+        self._process.wait()
+        self._process.stderr.close()
+        self._socket.close()
+        self._process = None
+        self._folder.cleanup()
 
     def run(self, source: str) -> str | None:
         """Run a cell; returns what went wrong in it, or None. A stub's NotImplementedError is not an error."""
@@ -102,7 +97,7 @@ class Sandbox:
         except Stopped as stopped:
             return str(stopped)
         self._done.append(source)
-        return None if error is None else str(error)
+        return error
 
     def answer(self, name: str) -> Answer:
         """What the submission has defined under `name`."""
@@ -115,9 +110,9 @@ class Sandbox:
 
         return Answer(name, self.assignment, respond)
 
-    def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], seconds: float) -> Reply:
         if time.monotonic() > self._deadline:
-            raise Stopped(f"the submission's {self.limits.total_seconds:g} seconds were used up")
+            raise Stopped("the time limit of the submission was used up")
         try:
             if self._process is None:
                 self._start()
@@ -129,118 +124,84 @@ class Sandbox:
             raise
 
     def _start(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="labkit-submission-", ignore_cleanup_errors=True)
-        self._rest = b""
-        rlimits = {"DATA": self.limits.memory_bytes, "FSIZE": self.limits.file_bytes, "CORE": 0}
-        if not self.trusted:  # elsewhere it would count all processes of the user
-            rlimits["NPROC"] = 2 * self.limits.processes  # threads included
-        command = [sys.executable, "-m", "labkit.course.child"]
-        command.append(json.dumps({f"RLIMIT_{name}": value for name, value in rlimits.items()}))
-        if self.trusted:
-            environment = _environment(self._folder.name)
-        else:
-            # bubblewrap's own variables can be read inside, in /proc/1/environ: it gets those of systemd-run only.
-            environment = {k: os.environ[k] for k in ("DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR") if k in os.environ}
-            environment["PATH"] = os.defpath
+        self._folder = TemporaryDirectory(prefix="labkit-submission-", ignore_cleanup_errors=True)
+        rlimits = {"RLIMIT_DATA": self.limits.memory_bytes, "RLIMIT_FSIZE": self.limits.file_bytes, "RLIMIT_CORE": 0}
+        if not self.trusted:  # there it would count all processes of the user
+            rlimits["RLIMIT_NPROC"] = 2 * self.limits.processes  # threads included
+        command, environment = [sys.executable, "-c", SERVE, json.dumps(rlimits)], _environment(self._folder.name)
+        if not self.trusted:
             command = [*_scope(self.limits), *bubblewrap(self.limits), *command]
-        self._process = subprocess.Popen(
-            command, cwd=self._folder.name, env=environment, start_new_session=True, bufsize=0,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        os.set_blocking(self._process.stdin.fileno(), False)
+            # bubblewrap's own variables can be read inside, in /proc/1/environ: it gets those of systemd-run only.
+            kept = {"DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR"} & os.environ.keys()
+            environment = {"PATH": os.defpath} | {name: os.environ[name] for name in kept}
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(TICK)
+        self._received = b""
+        with theirs:
+            self._process = psutil.Popen(
+                command, cwd=self._folder.name, env=environment, start_new_session=True,
+                stdin=theirs, stdout=theirs, stderr=subprocess.PIPE,
+            )  # fmt: skip
         try:
-            self._receive("start", START_SECONDS)
+            self._receive("start", time.monotonic() + START_SECONDS)
         except Stopped as stopped:
             self._process.kill()
-            words = (self._process.stderr.read(2**16) or b"").decode(errors="replace").strip()[-500:]
-            self._end()
+            words = self._process.stderr.read(2**16).decode(errors="replace").strip()[-500:]
             raise CourseError(f"the process for a submission did not start: {stopped}; {words}. {ADVICE}") from None
-        except BaseException:
-            self._end()
-            raise
-        self._process.stderr.close()  # it was needed for the reason of a failed start only
 
-    def _end(self) -> None:
-        if self._process is None:
-            return
-        for process in self._family():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        self._process.kill()
-        self._process.wait()
-        for file in (self._process.stdin, self._process.stdout, self._process.stderr):
-            file.close()
-        self._process = None
-        self._folder.cleanup()
-
-    def _exchange(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        nonce, end = secrets.token_hex(8), time.monotonic() + seconds
+    def _exchange(self, request: dict[str, Any], seconds: float) -> Reply:
+        nonce, end = secrets.token_hex(8), min(time.monotonic() + seconds, self._deadline)
         data = memoryview((json.dumps(request | {"nonce": nonce}) + "\n").encode())
-        pipe = self._process.stdin.fileno()
         while data:
-            self._wait_for(pipe, selectors.EVENT_WRITE, end, seconds)
-            try:
-                data = data[os.write(pipe, data) :]
-            except BrokenPipeError:
-                raise Stopped(self._last_words()) from None
-        return self._receive(nonce, seconds)
+            data = data[self._watched(self._socket.send, data, end) :]
+        return self._receive(nonce, end)
 
-    def _receive(self, nonce: str, seconds: float) -> dict[str, Any]:
+    def _receive(self, nonce: str, end: float) -> Reply:
         """The next reply, if it carries the nonce: a line written ahead, or by another request's answer, does not."""
-        end, pipe = min(time.monotonic() + seconds, self._deadline), self._process.stdout.fileno()
-        while b"\n" not in self._rest:
-            self._wait_for(pipe, selectors.EVENT_READ, end, seconds)
-            if not (piece := os.read(pipe, 2**20)):
-                raise Stopped(self._last_words())
-            self._rest += piece
-            if len(self._rest) > MOST_REPLY:
+        while b"\n" not in self._received:
+            if not (piece := self._watched(self._socket.recv, 2**20, end)):
+                raise Stopped(ENDED)
+            self._received += piece
+            if len(self._received) > 2 * MOST_BYTES:
                 raise Stopped("the answer was too large to be judged")
-        line, _, self._rest = self._rest.partition(b"\n")
-        with contextlib.suppress(ValueError, RecursionError):
+        line, _, self._received = self._received.partition(b"\n")
+        with suppress(ValueError, RecursionError):
             reply = json.loads(line)
             if isinstance(reply, dict) and reply.get("nonce") == nonce and _is_well_formed(reply):
                 return reply
         raise Stopped("the process sent a reply that is not labkit's (was something written into its pipe?)")
 
-    def _wait_for(self, pipe: int, event: int, end: float, seconds: float) -> None:
-        """Wait until the pipe is ready, while the submission keeps its limits."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(pipe, event)
-            ready = False
-            while not ready:
-                ready = bool(selector.select(TICK))
-                self._watch()
-                if time.monotonic() > end:  # also where something is ready: one byte after the other may come for ever
-                    raise Stopped(f"no answer within {seconds:g} seconds: a loop that does not end?")
+    def _watched(self, operation: Callable[[Any], Any], argument: Any, end: float) -> Any:
+        """What a send or a receive returns once the socket is ready, while the submission keeps its limits."""
+        while True:  # the limits hold for every piece: one byte after the other may come for ever
+            if self._cancelled.is_set():
+                raise KeyboardInterrupt
+            if time.monotonic() > end:
+                raise Stopped("no answer within the time limit: a loop that does not end?")
+            if time.monotonic() > self._next_look:
+                self._next_look = time.monotonic() + TICK
+                self._require_limits()
+            try:
+                return operation(argument)
+            except TimeoutError:
+                continue
+            except OSError:
+                raise Stopped(ENDED) from None
 
-    def _watch(self) -> None:
-        if self._cancelled.is_set():
-            raise KeyboardInterrupt
-        if time.monotonic() < self._next_look:
-            return
-        self._next_look = time.monotonic() + TICK
-        processes, memory = self._family(), 0
+    def _require_limits(self) -> None:
+        processes, memory = self._processes(), 0
         for process in processes:
-            with contextlib.suppress(psutil.Error):
+            with suppress(psutil.Error):
                 memory += process.memory_info().rss
         if memory > self.limits.memory_bytes:
             raise Stopped(f"more than {self.limits.memory_bytes / 2**30:.1f} GB of memory were used")
         if len(processes) > self.limits.processes:
             raise Stopped(f"more than {self.limits.processes} processes were running")
 
-    def _family(self) -> list[psutil.Process]:
-        with contextlib.suppress(psutil.Error):
-            process = psutil.Process(self._process.pid)
-            return [process, *process.children(recursive=True)]
-        return []
-
-    def _last_words(self) -> str:
-        try:
-            code = self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            return "the process closed its pipe"
-        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        return f"the process ended {how}" + (" (often: out of memory)" if code in (-9, 137) else "")
+    def _processes(self) -> list[psutil.Process]:
+        with suppress(psutil.Error):
+            return [self._process, *self._process.children(recursive=True)]
+        return [self._process]
 
 
 def bubblewrap(limits: Limits) -> list[str]:
@@ -266,7 +227,7 @@ def bubblewrap(limits: Limits) -> list[str]:
     return command
 
 
-def require_isolation(private: Sequence[Path] = ()) -> None:
+def require_isolation(private: Iterable[Path] = ()) -> None:
     """Raise CourseError unless bubblewrap works here and hides the files and folders `private` from submissions."""
     for path in (Path(path).expanduser().resolve() for path in private):
         for folder in (*_visible(), *map(Path, SYSTEM)):
@@ -306,7 +267,7 @@ def _scope(limits: Limits) -> list[str]:
     command = ["systemd-run", "--scope", "--quiet", "--collect", "-p", f"MemoryMax={limits.memory_bytes}"]
     command += ["-p", "MemorySwapMax=0", "-p", f"TasksMax={2 * limits.processes}"]
     command += [] if os.geteuid() == 0 else ["--user"]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+    with suppress(OSError, subprocess.TimeoutExpired):
         if subprocess.run([*command, "true"], capture_output=True, timeout=10).returncode == 0:
             return command
     return []

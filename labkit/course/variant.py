@@ -1,8 +1,8 @@
 """The variant of an assignment: which sentences, sizes and seeds it asks about.
 
-The public one is the same for all, and what it shows are the first of the choices. A secret makes a private one. Its
-key, a digest, stands in the students' notebooks: it settles what they are shown and what their own checks ask. What
-graders ask, in several rounds, is drawn with the salt, another digest, which only who has the secret has.
+The public variant is the same for everybody. A secret makes a private one. Its key, a digest of the secret, is written
+into the students' notebooks: it determines what they are shown and what their own checks ask. What graders ask also
+depends on the salt, another digest, which cannot be computed without the secret.
 """
 
 from __future__ import annotations
@@ -10,21 +10,17 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.errors import CourseError
 
-LETTERS = 16
 PUBLIC = "public"
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Draws by name: the same name draws the same value, whatever was drawn before.
-
-    Salt and round change what `rng` gives, and nothing that a master shows.
-    """
+    """Draws by name: the same name draws the same value, in any order. Salt and round change only what checks ask."""
 
     key: str = PUBLIC
     salt: str = ""
@@ -37,15 +33,14 @@ class Variant:
             return cls()
         if not secret.strip():
             raise CourseError("a variant's secret is empty; give any text that students cannot guess")
-        key, salt = (hashlib.sha256(f"labkit {use} {secret}".encode()).hexdigest()[:LETTERS] for use in ("key", "salt"))
-        return cls(key, salt)
+        return cls(*(hashlib.sha256(f"labkit {use} {secret}".encode()).hexdigest()[:16] for use in ("key", "salt")))
 
     @property
     def public(self) -> bool:
         return self.key == PUBLIC
 
     def another_round(self, number: int) -> Variant:
-        return Variant(self.key, self.salt, number)
+        return replace(self, round=number)
 
     def choose(self, name: str, options: Sequence[Any]) -> Any:
         """One of the options, for what the student sees: the first in the public variant."""
@@ -56,9 +51,9 @@ class Variant:
         return random.Random(f"{self.key}/{self.salt}/{self.round}/{name}")
 
     def whole(self, name: str, least: int, most: int) -> int:
-        """A whole number from `least` to `most`, both included, of this round."""
+        """A whole number from `least` to `most`, both included."""
         return self.rng(name).randint(least, most)
 
     def seed(self, name: str) -> int:
-        """A seed of this round, for `torch.Generator().manual_seed`."""
+        """A seed for `torch.Generator().manual_seed`."""
         return self.rng(name).randrange(2**31)

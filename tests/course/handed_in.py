@@ -1,7 +1,6 @@
 """Notebooks as students hand them in, and the mark of tests that need bubblewrap."""
 
 import json
-from functools import cache
 
 import pytest
 
@@ -10,21 +9,25 @@ from labkit.errors import CourseError
 
 TIGHT = Limits(cell_seconds=4.0, call_seconds=3.0, total_seconds=120.0, memory_bytes=2 * 2**30, file_bytes=32 * 2**20)
 RIGHT = "import torch\ndef causal_mask(n):\n    return torch.ones(n, n).tril().bool()"
-UPPER = "import torch\ndef causal_mask(n):\n    return torch.ones(n, n).triu().bool()"
+UPPER = RIGHT.replace("tril", "triu")
 
-
-@cache
-def no_isolation():
-    try:
-        require_isolation()
-    except CourseError as error:
-        return str(error)
-
-
-isolated = pytest.mark.skipif(no_isolation() is not None, reason=no_isolation() or "")
+try:
+    require_isolation()
+    REASON = ""
+except CourseError as error:
+    REASON = str(error)
+isolated = pytest.mark.skipif(REASON != "", reason=REASON)
 
 
 def notebook(*cells, **about):
     """A submission to A1 with these code cells, as the text of its file."""
-    made = [{"cell_type": "code", "metadata": {}, "source": source, "outputs": []} for source in cells]
-    return json.dumps({"cells": made, "metadata": {"labkit": {"assignment": "a1", **about}}, "nbformat": 4})
+    code = [{"cell_type": "code", "metadata": {}, "source": source, "outputs": []} for source in cells]
+    return json.dumps({"cells": code, "metadata": {"labkit": {"assignment": "a1", **about}}, "nbformat": 4})
+
+
+def hand_in(folder, **cells):
+    """`folder` with one notebook per student, {student: its only cell}."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for student, cell in cells.items():
+        (folder / f"{student}.ipynb").write_text(notebook(cell))
+    return folder

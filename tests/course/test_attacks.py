@@ -1,4 +1,4 @@
-"""Attacks on the grader. Each test fails if the protection that it is about is removed."""
+"""Attacks on the grader. Each case fails if the protection that it is about is removed."""
 
 import csv
 import json
@@ -8,24 +8,25 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 import pytest
 
-from labkit import cli
-from labkit.course import submissions
 from labkit.course.grade import grade, grade_all
-from labkit.course.gradebook import class_csv, gradebook_csv
-from labkit.course.grades import Grade, read_grades
+from labkit.course.grades import Grade, gradebook_csv, read_grades, write_class
+from labkit.course.judging import Outcome
 from labkit.course.mistakes import Mistake
-from labkit.course.sandbox import Limits, Sandbox, require_isolation
+from labkit.course.sandbox import Sandbox
 from labkit.course.variant import Variant
 from labkit.errors import CourseError
-from tests.course.handed_in import RIGHT, TIGHT, UPPER, isolated, notebook
+from tests.course.handed_in import RIGHT, TIGHT, UPPER, hand_in, isolated, notebook
 
 pytestmark = pytest.mark.end_to_end
-WRITES_TO_ALL = """
+SECRET = "otters of the spring"
+WRITE_TO_ALL = """
 def f():
     import os
     for fd in range(3, 2048):
@@ -39,126 +40,105 @@ def f():
 @pytest.fixture(scope="module")
 def sandbox():
     with Sandbox("a1", TIGHT) as running:
-        assert running.run(RIGHT) is None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("LABKIT_VARIANT_SECRET", SECRET)
+            patch.setenv("HF_TOKEN", "a token")
+            assert running.run(RIGHT) is None  # which starts the process
         yield running
 
 
-@pytest.fixture
-def evaluated(sandbox):
-    """The value of an expression, of plain values, in the process of a submission."""
-
-    def value(expression, setup="pass"):
-        assert sandbox.run(f"import os, socket, ctypes\n{setup}\ndef f():\n    return {expression}") is None
-        return sandbox.answer("f")()
-
-    return value
+def works(sandbox):
+    return sandbox.answer("causal_mask")(2).tolist() == [[True, False], [True, True]]
 
 
 # ------------------------------------------------------------------------------ 1 and 3: isolation, sockets and secrets
-@isolated
-def test_a_submission_has_no_capabilities_and_cannot_get_any(evaluated):
-    status = dict(line.split(":\t", 1) for line in evaluated("open('/proc/self/status').read()").splitlines())
-    assert all(int(status[f"Cap{kind}"], 16) == 0 for kind in ("Inh", "Prm", "Eff", "Bnd", "Amb"))
-    assert status["NoNewPrivs"].strip() == "1"
-    libc = "libc = ctypes.CDLL(None)"
-    for kind in ("--user", "--mount", "--net"):
-        assert evaluated(f"__import__('subprocess').call(['unshare', {kind!r}, 'true'])") != 0
-    assert evaluated("[libc.umount2(path, 2) for path in (b'/proc', b'/home', b'/usr')]", libc) == [-1, -1, -1]
+PLACES = ["/etc/passwd", "/etc/shadow", "/var", str(Path.home() / ".ssh"), str(Path(__file__).parent)]
+STATUS = "dict(line.split(':\\t', 1) for line in open('/proc/self/status').read().splitlines())"
+READABLE = "[open(path).read() for kind in ('environ', 'cmdline') for path in glob.glob(f'/proc/[0-9]*/{kind}')]"
+MOUNTS = "[line.split() for line in open('/proc/mounts').read().splitlines()]"
 
 
 @isolated
-def test_only_its_own_folder_can_be_written(sandbox, evaluated, tmp_path):
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        (f"{{int({STATUS}[f'Cap{{kind}}'], 16) for kind in ('Inh', 'Prm', 'Eff', 'Bnd', 'Amb')}}", {0}),
+        (f"{STATUS}['NoNewPrivs'].strip()", "1"),
+        ("[subprocess.call(['unshare', kind, 'true']) == 0 for kind in ('--user', '--mount', '--net')]", [False] * 3),
+        ("[ctypes.CDLL(None).umount2(path, 2) for path in (b'/proc', b'/home', b'/usr')]", [-1, -1, -1]),
+        (f"[place for place in {PLACES!r} if os.path.exists(place)] + os.listdir('/tmp') + os.listdir('/run')", []),
+        # those of bubblewrap itself could be opened for writing
+        ("[fd for fd in os.listdir('/proc/1/fd') if os.path.isfile('/proc/1/fd/' + fd)]", []),
+        (f"[m[1] for m in {MOUNTS} if 'rw' in m[3].split(',') and not m[1].startswith('/dev/')]", ["/home/student"]),
+        ("len([name for name in os.listdir('/proc') if name.isdigit()]) <= 3", True),
+        (f"[word for word in {[SECRET, Variant.of(SECRET).salt, 'a token']!r} if word in ''.join({READABLE})]", []),
+        (f"'labkit.course.answers' in ''.join({READABLE})", True),  # what is searched above can be read
+    ],
+)
+def test_a_submission_reaches_nothing_of_ours(sandbox, expression, value):
+    assert sandbox.run(f"import ctypes, glob, os, subprocess\ndef f():\n    return {expression}") is None
+    assert sandbox.answer("f")() == value
+
+
+CROWD = """
+import subprocess, sys, time
+held = [subprocess.Popen({command}, stdin=subprocess.PIPE) for _ in range({n})]
+time.sleep(60)
+"""
+FOLDERS = ["/", "/tmp", "/run", "/home", "/dev", "/dev/shm", "/usr", "/etc", sys.prefix, str(Path.cwd())]
+
+
+@isolated
+@pytest.mark.parametrize(
+    "cell",
+    [
+        *(f"open({os.path.join(folder, 'mark')!r}, 'w')" for folder in FOLDERS),
+        # a grader that is root could write them, and the kernel would obey
+        *(f"open('/proc/sys/kernel/{setting}', 'r+')" for setting in ("core_pattern", "hostname")),
+        f"import os; os.kill({os.getpid()}, 0)",
+        "import socket; socket.create_connection(('192.0.2.1', 80), 2)",
+    ],
+)
+def test_a_submission_changes_nothing_of_ours(sandbox, cell):
+    assert any(words in sandbox.run(cell) for words in ("Error", "No such process", "nreachable"))
     assert sandbox.run("open('mine', 'w').write('x')\nimport tempfile; tempfile.TemporaryFile()") is None
-    (tmp_path / "bea.ipynb").write_text("hers")
-    for place in ("/", "/tmp", "/run", "/home", "/dev", "/dev/shm", "/usr", "/etc", sys.prefix, str(Path.cwd())):
-        assert "Error" in sandbox.run(f"open({place + '/mark'!r}, 'w')"), place
-    for setting in ("core_pattern", "hostname"):  # a grader that is root could write them, and the kernel would obey
-        assert "Error" in sandbox.run(f"open('/proc/sys/kernel/{setting}', 'r+')")
-    files = "[fd for fd in os.listdir('/proc/1/fd') if os.path.isfile('/proc/1/fd/' + fd)]"
-    assert evaluated(files) == []  # those of bubblewrap itself could be opened for writing
-    mounts = evaluated("open('/proc/mounts').read()").splitlines()
-    writable = {line.split()[1] for line in mounts if "rw" in line.split()[3].split(",")}
-    assert {path for path in writable if not path.startswith("/dev/")} == {"/home/student"}
 
 
 @isolated
-def test_no_file_of_ours_or_of_other_students_is_visible(evaluated, tmp_path):
-    (tmp_path / "bea.ipynb").write_text("hers")
-    places = [
-        str(tmp_path),
-        str(Path.home() / ".ssh"),
-        "/etc/passwd",
-        "/etc/shadow",
-        "/var",
-        str(Path(__file__).parent),
-    ]
-    assert evaluated(f"[place for place in {places!r} if os.path.exists(place)]") == []
+def test_no_socket_of_this_machine_is_within_reach(sandbox, tmp_path):
+    paths = {str(tmp_path / "agent"): "AF_UNIX", f"\0agent of {os.getpid()}": "AF_UNIX"}
+    with ExitStack() as servers:
+        for address, family in [*paths.items(), (("127.0.0.1", 0), "AF_INET")]:
+            server = servers.enter_context(socket.socket(getattr(socket, family)))
+            server.bind(address)
+            server.listen()
+            connect = f"import socket; socket.socket(socket.{family}).connect({server.getsockname()!r})"
+            assert "Error" in sandbox.run(connect)
 
 
 @isolated
 def test_grades_and_secrets_in_a_visible_folder_are_refused(tmp_path):
-    (tmp_path / "ada.ipynb").write_text(notebook(RIGHT))
     inside = Path(sys.prefix) / "grades-of-a-test"
     with pytest.raises(CourseError, match="submissions can read"):
-        grade_all(tmp_path / "ada.ipynb", inside)
+        grade_all(hand_in(tmp_path, ada=RIGHT), inside, Variant(), TIGHT)
     assert not inside.exists()
 
 
 @isolated
-def test_nothing_of_ours_is_in_its_environment_or_its_command_line(monkeypatch, tmp_path):
-    secret = "otters of the spring"
-    monkeypatch.setenv("LABKIT_VARIANT_SECRET", secret)
-    monkeypatch.setenv("HF_TOKEN", "a token")
-    variant = Variant.of(secret)
-    with Sandbox("a1", TIGHT) as other:
-        cell = """
-import glob
-def f():
-    text = b""
-    for path in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/cmdline"):
-        text += open(path, "rb").read()
-    return text.decode()
-"""
-        assert other.run(cell) is None
-        visible = other.answer("f")()
-    assert "labkit.course.child" in visible and "HF_TOKEN" not in visible
-    assert secret not in visible and variant.salt not in visible
-
-
-@isolated
-def test_no_process_socket_or_network_is_within_reach(sandbox, evaluated, tmp_path):
-    assert evaluated("len([name for name in os.listdir('/proc') if name.isdigit()])") <= 3
-    assert "No such process" in sandbox.run(f"os.kill({os.getpid()}, 0)")
-    with socket.socket(socket.AF_UNIX) as by_path, socket.socket(socket.AF_UNIX) as abstract, socket.socket() as tcp:
-        by_path.bind(str(tmp_path / "agent"))
-        abstract.bind(f"\0agent of {os.getpid()}")
-        tcp.bind(("127.0.0.1", 0))
-        for server in (by_path, abstract, tcp):
-            server.listen()
-            family = "AF_INET" if server is tcp else "AF_UNIX"
-            connect = f"socket.socket(socket.{family}).connect({server.getsockname()!r})"
-            assert "Error" in sandbox.run(connect)
-    assert "unreachable" in sandbox.run("socket.create_connection(('192.0.2.1', 80), 2)").lower()
-
-
-@isolated
-def test_memory_files_and_processes_are_limited(sandbox):
-    assert sandbox.run("def f():\n    x = []\n    while True: x.append(bytes(10**8))") is None
-    with pytest.raises(Mistake, match="MemoryError|of memory"):
-        sandbox.answer("f")()
-    fill = f"for i in range(9): open(f'big{{i}}', 'wb').write(bytes({TIGHT.file_bytes} // 4))"
-    assert "No space left" in sandbox.run(fill)
-    several = """
-import subprocess, sys, time
-for _ in range(3):
-    subprocess.Popen([sys.executable, "-c", "x = b'1' * 800_000_000; import time; time.sleep(60)"])
-time.sleep(60)
-"""
-    assert "of memory" in sandbox.run(several)  # each of them is within the limit
-    crowd = "import subprocess, time\nfor _ in range(200): subprocess.Popen(['/bin/sleep', '60'])\ntime.sleep(60)"
-    error = sandbox.run(crowd)
-    assert "processes were running" in error or "unavailable" in error
-    assert sandbox.answer("causal_mask")(2).tolist() == [[True, False], [True, True]]
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        ("x = []\nwhile True: x.append(bytes(10**8))", ("MemoryError", "of memory")),
+        (f"for i in range(9): open(f'big{{i}}', 'wb').write(bytes({TIGHT.file_bytes} // 4))", ("No space left",)),
+        # each process is within the limit
+        (CROWD.format(n=3, command="[sys.executable, '-c', 'x = b\"1\" * 800_000_000; input()']"), ("of memory",)),
+        (CROWD.format(n=200, command="['/bin/sleep', '60']"), ("processes were running", "unavailable")),
+    ],
+    ids=["memory", "files", "memory of several", "processes"],
+)
+def test_limits_hold_and_the_next_answer_is_asked(sandbox, cell, words):
+    error = sandbox.run(cell)
+    assert any(word in error for word in words) and works(sandbox)
 
 
 @isolated
@@ -176,6 +156,17 @@ def test_what_it_leaves_running_ends_with_it():
     assert not running()
 
 
+def test_without_bubblewrap_nothing_runs_unless_the_submissions_are_trusted(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    folder = hand_in(tmp_path / "in", ada="open('/tmp/ran', 'w')")
+    for refuse in (
+        lambda: grade_all(folder, tmp_path / "out", Variant(), TIGHT),
+        lambda: Sandbox("a1", TIGHT).run("1"),
+    ):
+        with pytest.raises(CourseError, match="apt-get install bubblewrap.*--trust-submissions"):
+            refuse()
+
+
 # ---------------------------------------------------------------------------------------------------- 2: forged replies
 @pytest.fixture(scope="module")
 def trusted():
@@ -184,153 +175,139 @@ def trusted():
         yield running
 
 
-@pytest.mark.parametrize("line", [b"forged\n", b'{"mistake": 5}\n', b"[" * 60_000 + b"\n", b'{"answer": "1"}\n'])
-def test_a_reply_that_was_written_ahead_counts_for_nothing(trusted, line):
-    assert trusted.run(WRITES_TO_ALL.format(data=line * 3)) is None
-    with pytest.raises(Mistake, match="pipe"):
+DRIP = WRITE_TO_ALL.format(data=b" ").replace("def f", "def write").replace("2048", "30")
+DRIP += "\nimport time\ndef f():\n    while True:\n        time.sleep(0.02)\n        write()"
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        *((WRITE_TO_ALL.format(data=line * 3), "pipe") for line in (b"forged\n", b'{"mistake": 5}\n')),
+        *((WRITE_TO_ALL.format(data=line * 3), "pipe") for line in (b"[" * 60_000 + b"\n", b'{"answer": "1"}\n')),
+        (DRIP, "within the time limit"),  # byte by byte, for ever
+    ],
+    ids=["no JSON", "malformed", "deep", "no nonce", "byte by byte"],
+)
+def test_a_reply_that_was_written_by_the_submission_counts_for_nothing(trusted, cell, words):
+    assert trusted.run(cell) is None
+    with pytest.raises(Mistake, match=words):
         trusted.answer("f")()
-    assert trusted.answer("causal_mask")(2).tolist() == [[True, False], [True, True]]
+    assert works(trusted)
 
 
-def test_a_reply_that_comes_byte_by_byte_ends_with_the_time_limit(trusted):
-    write = WRITES_TO_ALL.format(data=b" ").replace("def f", "def write").replace("2048", "30")
-    drip = f"{write}\nimport time\ndef f():\n    while True:\n        time.sleep(0.02)\n        write()"
-    assert trusted.run(drip) is None
-    with pytest.raises(Mistake, match="within 3 seconds"):
-        trusted.answer("f")()
-
-
-def test_replies_without_one_defined_answer_earn_no_point(tmp_path):
-    """The right answers in the right order, written ahead, after the reply to the cell that writes them."""
-    cell = """
+AHEAD = """
 import json, os
 from labkit import masks
-from labkit.course import wire
+from labkit.course.answers import dumps
 from labkit.course.variant import Variant
 sizes = [Variant().another_round(i).whole("causal", 4, 9) for i in range(3)]
-replies = [{"error": None}, *({"answer": wire.dumps(masks.causal().dense(n))} for n in sizes)]
+replies = [{"error": None}, *({"answer": dumps(masks.causal().dense(n))} for n in sizes)]
+ours = [int(fd) for fd in os.listdir("/proc/self/fd") if "socket" in os.path.realpath(f"/proc/self/fd/{fd}")]
 for reply in replies:
-    for fd in range(3, 30):
-        try:
-            os.write(fd, (json.dumps(reply) + "\\n").encode())
-            break
-        except OSError:
-            pass
+    os.write(min(ours), (json.dumps(reply) + "\\n").encode())
 """
-    path = tmp_path / "eve.ipynb"
-    path.write_text(notebook(cell))
-    result = grade(submissions.read("eve", path), limits=TIGHT, trusted=True)
-    assert result.points == 0 and "pipe" in result.trouble[0]
+PATCH = """
+import labkit.course.judging as judging, labkit.course.mistakes as mistakes
+judging.judged = lambda *a, **k: 'right'
+mistakes.expect_tensor = lambda *a, **k: None
+from labkit import masks
+masks.Mask.dense = lambda self, n, *a: __import__('torch').ones(n, n).bool()
+"""
 
 
-def test_a_patched_labkit_changes_no_grade(tmp_path):
-    patch = (
-        "import labkit.course.judging as judging, labkit.course.mistakes as mistakes\n"
-        "judging.judged = lambda *a, **k: 'right'\nmistakes.expect_tensor = lambda *a, **k: None\n"
-        "from labkit import masks\nmasks.Mask.dense = lambda self, n, *a: __import__('torch').ones(n, n).bool()"
-    )
-    path = tmp_path / "eve.ipynb"
-    path.write_text(notebook(patch, UPPER))
-    result = grade(submissions.read("eve", path), limits=TIGHT, trusted=True)
-    assert result.points == 0 and result.outcomes[0].status == "wrong"
+@pytest.mark.parametrize(("cell", "trouble"), [(AHEAD, "pipe"), (f"{PATCH}\n{UPPER}", "")], ids=["ahead", "patched"])
+def test_right_replies_in_the_right_order_and_a_patched_labkit_earn_no_point(tmp_path, cell, trouble):
+    result = grade("eve", hand_in(tmp_path, eve=cell) / "eve.ipynb", TIGHT, trusted=True)
+    assert result.points == 0 and trouble in "".join(result.trouble)
 
 
-def test_the_secret_is_never_an_argument(tmp_path, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["course", "grade", str(tmp_path), "--variant", "spring, group 2"])
-    assert stopped.value.code == 2 and "file" in capsys.readouterr().err
+def test_the_secret_is_never_an_argument(labkit_command, tmp_path):
+    code, _, error = labkit_command("course", "grade", tmp_path, "--variant", "spring, group 2")
+    assert code == 2 and "file" in error
 
 
 # ------------------------------------------------------------------------------------------- 4: what is no regular file
 def test_links_pipes_and_huge_files_fail_alone_and_at_once(tmp_path):
-    folder = tmp_path / "in"
-    folder.mkdir()
-    (folder / "ada.ipynb").write_text(notebook(RIGHT))
+    folder, elsewhere = hand_in(tmp_path / "in", ada=RIGHT), hand_in(tmp_path / "elsewhere", a1=RIGHT)
     os.mkfifo(folder / "pipe.ipynb")
     (folder / "zero.ipynb").symlink_to("/dev/zero")
     (folder / "thief.ipynb").symlink_to("ada.ipynb")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "a1.ipynb").write_text(notebook(RIGHT))
-    (folder / "mole").symlink_to(tmp_path / "elsewhere")
+    (folder / "mole").symlink_to(elsewhere)
     with (folder / "sparse.ipynb").open("wb") as file:
         file.truncate(30 * 2**30)
     began = time.monotonic()
-    grades = {each.student: each for each in grade_all(folder, tmp_path / "out", limits=TIGHT, trusted=True)}
+    grades = {grade.student: grade for grade in grade_all(folder, tmp_path / "out", Variant(), TIGHT, trusted=True)}
     assert time.monotonic() - began < 60 and grades.pop("ada").points == 2
     assert set(grades) == {"pipe", "zero", "thief", "mole", "sparse"}
-    assert all(each.points is None for each in grades.values()) and "more than" in grades.pop("sparse").failure
-    assert all("not a regular file" in each.failure for each in grades.values())
+    assert all(grade.points is None for grade in grades.values()) and "more than" in grades.pop("sparse").failure
+    assert all("not a regular file" in grade.failure for grade in grades.values())
 
 
 # ------------------------------------------------------------------------- 5 to 7: messages, terminals and spreadsheets
 def test_long_messages_are_cut(tmp_path):
     path, long = tmp_path / "eve.ipynb", "raise ValueError('\\ud800' + 'x' * 20_000_000)"
-    path.write_text(
-        notebook(*[long] * 30, f"def causal_mask(n):\n    {long}", "def window_mask(n, w): return 'x' * 3_000_000")
-    )
-    result = grade_all(path, tmp_path / "out", limits=TIGHT, trusted=True)[0]
+    answers = f"def causal_mask(n):\n    {long}", "def window_mask(n, w): return 'x' * 3_000_000"
+    path.write_text(notebook(*[long] * 30, *answers))
+    result = grade_all(path, tmp_path / "out", Variant(), TIGHT, trusted=True)[0]
     assert not result.failure and len(result.trouble) == 21 and "10 more" in result.trouble[-1]
     assert all(file.stat().st_size < 40_000 for file in (tmp_path / "out").iterdir())
 
 
-def test_no_control_character_reaches_the_terminal(tmp_path, capsys):
+def test_no_control_character_reaches_the_terminal(labkit_command, tmp_path):
     evil = "\x1b]52;c;cm0=\x07\x1b[2J\u202e"
     (tmp_path / f"eve{evil}.ipynb").write_text(notebook(f"raise ValueError({evil!r})"))
     (tmp_path / "fay.ipynb").write_text(notebook(RIGHT, variant=evil + "x" * 2_800_000))
     (tmp_path / f"{evil}gus.ipynb").write_text("nothing")
     graded = ["grade", tmp_path, "--output-dir", tmp_path / "out", "--trust-submissions"]
     for arguments in (graded, ["check", tmp_path / f"{evil}gus.ipynb"]):
-        with pytest.raises(SystemExit):
-            cli.main(["course", *map(str, arguments)])
-        out = capsys.readouterr()
-        assert all(c.isprintable() or c in "\n\r" for c in out.out + out.err) and len(out.out + out.err) < 5000
+        text = "".join(labkit_command("course", *arguments)[1:])
+        assert all(c.isprintable() or c in "\n\r" for c in text) and len(text) < 5000
 
 
 @pytest.mark.parametrize("name", ["=1+1", "\r=1+1", " \n=1+1", "\u200b@x", "+cmd", "-2+3", "＝1"])
-def test_no_name_becomes_a_formula(name):
-    hostile = Grade(name, "a1", "public", "", 2, 23, [], [], "")
-    for text in (class_csv([hostile]), gradebook_csv([hostile], "canvas")[0], gradebook_csv([hostile], "moodle")[0]):
+def test_no_name_becomes_a_formula(tmp_path, name):
+    hostile = Grade(name, "a1", 2, 23)
+    write_class([hostile], tmp_path)
+    with (tmp_path / "grades.csv").open(newline="") as file:
+        texts = [file.read(), *(gradebook_csv([hostile], kind)[0] for kind in ("canvas", "moodle"))]
+    for text in texts:
         cells = [cell for row in csv.reader(text.splitlines(keepends=True)) for cell in row]
         assert f"'{name}" in cells and name not in cells
 
 
 # ------------------------------------------------------------------------------------------------------------ 8: Ctrl-C
 def test_an_interruption_ends_at_once_and_keeps_what_is_done(tmp_path):
-    (tmp_path / "ada.ipynb").write_text(notebook("import time; time.sleep(50)"))
-    command = [sys.executable, "-m", "labkit", "course", "grade", tmp_path, "--output-dir", tmp_path / "out"]
+    folder = hand_in(tmp_path / "in", ada="import time; time.sleep(50)")
+    command = [sys.executable, "-m", "labkit", "course", "grade", folder, "--output-dir", tmp_path / "out"]
     running = subprocess.Popen(
         [*command, "--trust-submissions"], stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while not psutil.Process(running.pid).children() and time.monotonic() < deadline:
+    while not psutil.Process(running.pid).children():
         time.sleep(0.1)
     time.sleep(3)  # the cell runs now
     running.send_signal(signal.SIGINT)
     began = time.monotonic()
     _, error = running.communicate(timeout=30)
-    assert time.monotonic() - began < 5 and running.returncode == 130 and "interrupted" in error
+    assert time.monotonic() - began < 20 and running.returncode == 130 and "interrupted" in error
 
 
 # ------------------------------------------------------------------------------ 9: the last step of a container's route
-def test_pages_are_made_of_foreign_json_without_running_or_believing_it(tmp_path):
-    grade_ = Grade("bea", "a1", "public", "", 23, 23, [], ["<script>\x1b[2J"] * 99, "").to_dict()
-    (tmp_path / "eve.json").write_text(json.dumps(grade_))
-    result = next(read_grades(tmp_path))
+HOSTILE = asdict(Grade("bea", "a1", 23, 23, trouble=["<script>\x1b[2J"] * 99))
+BEST = asdict(Outcome("a1_causal_mask", "best", 2, 2))
+
+
+def test_pages_are_made_of_foreign_json_without_running_or_believing_it(labkit_command, tmp_path):
+    (tmp_path / "eve.json").write_text(json.dumps(HOSTILE))
+    result = read_grades(tmp_path)[0]
     assert result.student == "eve" and len(result.trouble) == 21 and "\x1b" not in result.trouble[0]
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["course", "pages", str(tmp_path)])
-    assert stopped.value.code == 0 and "<script>" not in (tmp_path / "eve.html").read_text(encoding="utf-8")
+    assert labkit_command("course", "pages", tmp_path)[0] == 0
+    assert "<script>" not in (tmp_path / "eve.html").read_text(encoding="utf-8")
     assert not (tmp_path / "bea.html").exists()
-    for forged in ({"points": "<b>"}, {"outcomes": [{"status": "best"}]}, {"points": None}, {"trouble": 3}):
-        (tmp_path / "eve.json").write_text(json.dumps(grade_ | forged))
-        with pytest.raises(CourseError, match="eve.json"):
-            list(read_grades(tmp_path))
 
 
-def test_without_bubblewrap_nothing_runs_unless_the_submissions_are_trusted(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "ada.ipynb").write_text(notebook("open('/tmp/ran', 'w')"))
-    for refuse in (require_isolation, lambda: grade_all(tmp_path, tmp_path / "out"), Sandbox("a1", Limits()).__enter__):
-        with pytest.raises(CourseError, match="apt-get install bubblewrap.*--trust-submissions"):
-            refuse()
+@pytest.mark.parametrize("forged", [{"points": "<b>"}, {"outcomes": [BEST]}, {"points": None}, {"trouble": 3}], ids=str)
+def test_a_forged_grade_is_refused(tmp_path, forged):
+    (tmp_path / "eve.json").write_text(json.dumps(HOSTILE | forged))
+    with pytest.raises(CourseError, match="eve.json"):
+        read_grades(tmp_path)

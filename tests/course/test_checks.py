@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from labkit.course import check, wire
+from labkit.course import answers as wire
+from labkit.course import check
 from labkit.course.answers import local_answer
 from labkit.course.exercises import NAMES, Assignment, assignment, exercise
 from labkit.course.judging import judged
@@ -25,7 +26,7 @@ def test_plain_values_come_back_as_they_were(value):
     assert back == value and type(back) is type(value)
 
 
-@pytest.mark.parametrize("dtype", wire.DTYPES.values(), ids=str)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)], ids=str)
 def test_tensors_come_back_to_the_bit(dtype, shape):
     tensor = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
@@ -41,7 +42,7 @@ def test_a_view_with_gradients_and_an_array_come_back_as_tensors():
 
 
 DEEP = []
-for _ in range(100):
+for _ in range(10_000):
     DEEP = [DEEP]
 REFUSED = [
     object(), len, b"bytes", torch.zeros(2, dtype=torch.complex64), np.array(["a"]), DEEP, torch.zeros(10**7),
