@@ -269,14 +269,14 @@ def reads_of(objective: str) -> str:
 def _scores(model: Any, tokenizer: Any, rows: list[Tensor], collate: Collator, reads: str) -> dict[str, float]:
     """The loss over `n` tokens; for the objectives of bidirectional models also the scores of `n` hidden tokens."""
     items = [{"row": -1 - number, "ids": row} for number, row in enumerate(rows)]
-    batches = [collate(items[first : first + 8]) for first in range(0, len(items), 8)]
-    counts = [int((batch["labels"] != IGNORED).sum()) for batch in batches]
+    total = n = 0
     with evaluating(model):
-        on_device = ({name: value.to(model.device) for name, value in batch.items()} for batch in batches)
-        total = sum(
-            count * float(loss(model, batch, collate.objective)) for count, batch in zip(counts, on_device, strict=True)
-        )
-    scores = {"loss": total / sum(counts), "n": sum(counts)}
+        for first in range(0, len(items), 8):
+            batch = {name: value.to(model.device) for name, value in collate(items[first : first + 8]).items()}
+            counted = int((batch["labels"] != IGNORED).sum())
+            total += counted * float(loss(model, batch, collate.objective))
+            n += counted
+    scores = {"loss": total / n, "n": n}
     if by_name(collate.objective).attention == "bidirectional":
         filled = fill_in_scores(model, tokenizer, rows, reads=reads)
         scores |= {
@@ -292,7 +292,7 @@ def _probabilities(model: Any, batch: dict[str, Tensor], hidden: Sequence[int], 
     """(rows, vocab): the probabilities that the model gives for the position hidden[b] of row b."""
     if reads not in READS:
         raise DataError(f"reads is {reads!r}; give 'same' (MLM) or 'before' (MNTP and next-token models)")
-    where = torch.tensor(hidden) - (reads == "before")
+    where = torch.tensor(hidden) - int(reads == "before")
     if bool((where < 0).any()):
         raise DataError("the first token is hidden, and there is no position before it to read it from")
     positions = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
