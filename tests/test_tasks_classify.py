@@ -1,7 +1,6 @@
 """Classification: rows counted by hand, predictions in their order, scores against counts by hand, baselines."""
 
 import math
-import random
 
 import pytest
 import torch
@@ -59,13 +58,6 @@ def test_a_row_is_as_long_as_allowed_and_counts_the_tokens_that_it_cuts(text, ma
     assert ids == [BOS, *whole[: len(ids) - 2], EOS] and len(ids) - 2 + cut == len(whole)
     assert len(ids) == max_length if cut else len(ids) <= max_length
     assert len(messages) == bool(cut)
-
-
-def test_a_batch_is_padded_on_the_right():
-    batch = TASK.collate([Row([BOS, THE, EOS], 1, 0), Row([BOS, THE, CAT, SAT, EOS], 0, 1)], PAD)
-    assert batch["input_ids"].tolist() == [[BOS, THE, EOS, PAD, PAD], [BOS, THE, CAT, SAT, EOS]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1] * 5]
-    assert batch["labels"].tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("attention", ["causal", "bidirectional"])
@@ -128,24 +120,6 @@ def test_the_majority_is_that_of_the_training_texts():
     assert TASK.baselines(wordless, labelled("money", *["animal"] * 3))["majority"] == 0.25
     words = [Labelled("a", "x", "animal"), Labelled("b", "y", "money")]  # of two equals the first by name
     assert TASK.baselines(words, words) == {"majority": 0.5, "bag_of_words": 1.0}  # words of one letter count
-
-
-@pytest.mark.parametrize("informative", ["word", "order"])
-def test_a_bag_of_words_learns_words_and_not_their_order(informative):
-    draw = random.Random(0)
-
-    def texts():
-        for number in range(100):
-            label = draw.choice(LABELS)
-            words = ["paw", "coin"] if label == "animal" else ["coin", "paw"]
-            filler = draw.sample("stone paper ferry north seven".split(), 3)
-            yield Labelled(str(number), " ".join(filler + words[: 1 if informative == "word" else 2]), label)
-
-    train, test = list(texts()), list(texts())
-    predictions = classify.bag_of_words(train, test)
-    assert all(sum(prediction.probabilities.values()) == pytest.approx(1) for prediction in predictions)
-    accuracy = TASK.score(test, predictions)["accuracy"]
-    assert accuracy == 1 if informative == "word" else accuracy < 0.7
 
 
 @pytest.mark.parametrize(

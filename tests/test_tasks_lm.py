@@ -123,19 +123,6 @@ def test_two_models_predict_the_same_hidden_tokens(gpt2):
     assert all(map(torch.equal, *inputs.values()))
 
 
-def test_a_causal_model_fills_a_gap_from_its_left_context_alone(gpt2):
-    def probabilities() -> list[list[float]]:
-        ends = ("because of fog.", "to meet the train.")
-        gaps = [task.fill_in(gpt2, f"The ferry left at <mask> {end}", reads="before")[0] for end in ends]
-        return [[probability for _, probability in gap] for gap in gaps]
-
-    fog, train = probabilities()
-    assert fog == pytest.approx(train, rel=1e-5)
-    labkit.to_bidirectional(gpt2.model)
-    fog, train = probabilities()
-    assert fog != pytest.approx(train, rel=1e-5)
-
-
 def test_rows_hold_every_token_of_every_text_in_order(bare):
     rows = task.cut_into_rows(bare.tokenizer, TEXTS[:3], 16)
     whole = [bare.tokenizer(text)["input_ids"] for text in TEXTS[:3]]

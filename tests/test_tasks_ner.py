@@ -108,22 +108,6 @@ def test_a_word_without_a_token_is_in_no_row_and_predicted_as_o(gpt2):
     assert tagged[2] == ner.Tagged("s-1", [], [], [], [])
 
 
-def test_a_text_that_contains_a_special_token_is_text():
-    special = sentence("The <eos> cat <bos>")
-    (row,) = TASK.rows(TINY, [special], LABELS)
-    assert row.ids.count(EOS) == row.ids.count(BOS) == 1
-    assert TINY.decode(row.ids[1:-1]) == special.text and len(row.words) == len(special.words)
-
-
-def test_windows_of_a_long_sentence_counted_by_hand():
-    long = sentence("The cat sat on the mat in the city of Paris")  # 11 words of one token each
-    rows = get("ner", max_length=8, doc_stride=2).rows(TINY, [long], LABELS)  # windows: tokens 0-5, 4-9, 8-10
-    texts = ["The cat sat on the mat", " the mat in the city of", " city of Paris"]
-    assert [TINY.decode(row.ids[1:-1]) for row in rows] == texts
-    assert [[word for _, word in row.words] for row in rows] == [[0, 1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
-    assert [[place for place, _ in row.words] for row in rows] == [[1, 2, 3, 4, 5], [2, 3, 4, 5], [2, 3]]
-
-
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.integers(3, 14), st.data())
 def test_each_word_is_labelled_once_with_half_of_the_overlap_on_either_side(lengths, max_length, data):
     stride = data.draw(st.integers(0, max_length - 3))
@@ -209,14 +193,6 @@ def test_illegal_tags_are_repaired_and_the_raw_ones_kept():
 # -- batches, training, prediction -------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_padded_on_the_right():
-    rows = TASK.rows(TINY, [GURK, sentence("The cat", ["O", "B-PER"])], LABELS)
-    batch = TASK.collate(rows, 7)
-    assert batch["input_ids"].tolist() == [rows[0].ids, rows[1].ids + [7] * 9]
-    assert batch["attention_mask"].tolist() == [[1] * 13, [1] * 4 + [0] * 9]
-    assert batch["labels"].tolist() == [rows[0].targets, [-100, 0, 3] + [-100] * 10]
-
-
 @pytest.mark.parametrize("attention", ["causal", "bidirectional"])
 def test_a_model_learns_four_sentences_and_then_tags_them(gpt2, attention):
     if attention == "bidirectional":
@@ -238,26 +214,6 @@ def test_a_model_learns_four_sentences_and_then_tags_them(gpt2, attention):
     assert [prediction.tags for prediction in tagged] == [list(gold.tags) for gold in FOUR]
     assert [entity["text"] for entity in tagged[1].entities] == ["Ann Lee", "the river"]
     assert TASK.score(FOUR, tagged)["f1"] == TASK.score(FOUR, tagged)["f1_raw"] == 1.0
-
-
-@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3"])
-def test_prediction_in_batches_equals_that_of_each_row_alone_and_ignores_the_tags(name):
-    lm = labkit.load(name, task=TASK.head(LABELS), device="cpu")
-    task = get("ner", max_length=24, doc_stride=6)
-    sentences = [sentence("The cat in Paris sat on the mat. " * 6), *FOUR, sentence("none", spans=[])]
-    rows = task.rows(lm.tokenizer, sentences, LABELS)
-    lm.model.eval()
-    with torch.no_grad():
-        logits = [lm.model(torch.tensor([row.ids])).logits[0] for row in rows]
-    alone = TASK.decode(sentences, rows, logits, LABELS)
-    lm.model.train()
-    foreign = [sentence(s.text, ["B-SHIP"] * len(s.words), s.spans) for s in sentences]
-    for given_rows in (None, rows):
-        together = task.predict(lm.model, lm.tokenizer, foreign, LABELS, rows=given_rows, batch_size=3)
-        assert lm.model.training
-        for ours, theirs in zip(together, alone, strict=True):
-            assert (ours.tags, ours.entities) == (theirs.tags, theirs.entities)
-            assert ours.probabilities == pytest.approx(theirs.probabilities, abs=1e-5)
 
 
 def test_a_causal_model_attends_to_the_whole_word_only_from_its_last_token(gpt2):

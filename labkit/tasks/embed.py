@@ -24,6 +24,7 @@ from labkit.tasks.options import EmbedOptions
 
 SAME = 1e-6  # cosines that differ by less differ by rounding only
 WORDS = 4096  # hashed words of the baseline
+CHUNK = 1024  # queries whose cosines with all texts are in memory together
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,6 @@ class Embedded:
     id: str
     first: np.ndarray
     second: np.ndarray
-
-    @property
-    def similarity(self) -> float:
-        """The cosine of the two vectors."""
-        return float(_unit(self.first) @ _unit(self.second))
 
 
 @dataclass(frozen=True)
@@ -88,10 +84,7 @@ class Embedding(EmbedOptions, Task):
         return padded(texts, pad_id) | {"labels": labels}
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """With scores the mean squared difference of cosine and score, without `in_batch_contrastive`.
-
-        With several processes, the negatives of a pair are those of its own process.
-        """
+        """With scores the mean squared difference of cosine and score, without `in_batch_contrastive`."""
         output = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
         first, second = self.read(output).chunk(2)  # each (batch, width)
         if batch["labels"].ndim == 1:
@@ -112,9 +105,6 @@ class Embedding(EmbedOptions, Task):
         """Pairs with scores: `spearman` and `pearson` correlation with the cosines, NaN if all cosines are equal.
 
         Pairs without: `pair_retrieval`. Both: `anisotropy` of the different texts, and `n`.
-
-        Raises:
-            DataError: all scores are equal, or no retrieval is possible.
         """
         from scipy.stats import pearsonr, spearmanr
 
@@ -149,7 +139,8 @@ class Embedding(EmbedOptions, Task):
         return {"bag_of_words": self.score(examples, predictions)[self.metric(examples)]}
 
     def record(self, prediction: Embedded) -> dict[str, Any]:
-        return {"id": prediction.id, "similarity": prediction.similarity}
+        """The cosine of the two vectors."""
+        return {"id": prediction.id, "similarity": float(_unit(prediction.first) @ _unit(prediction.second))}
 
     def example(self, id: str, texts: dict[str, str], labels: Sequence[str]) -> Pair:
         return Pair(id, texts["first"], texts["second"])
@@ -202,8 +193,8 @@ def group_retrieval(vectors: Float[np.ndarray, "texts width"], groups: Sequence[
     """Is the nearest other text one of the same group?
 
     `accuracy_at_1`; `mean_reciprocal_rank` of the first text of the same group among all others; `n`, the texts that
-    were queries; `n_alone`, those that were not, because no other text is in their group. A text of another group that
-    is equally near counts as nearer, so that a model that gives all texts one vector scores 0.
+    have another text in their group. A text of another group that is equally near counts as nearer, so that a model
+    that gives all texts one vector scores 0.
 
     Raises:
         DataError: every text is alone.
@@ -257,19 +248,18 @@ def _retrieval(
     Args:
         partners: for each query the numbers of the right candidates. own: the number of the query itself, or -1.
     """
-    candidates, ranks = _unit(candidates), []
-    for query, right, itself in zip(_unit(queries), partners, own, strict=True):
-        if right := sorted(right - {itself}):
-            cosines = candidates @ query
-            nearer = set(np.flatnonzero(cosines >= cosines[right].max() - SAME).tolist())  # a tie counts against
-            ranks.append(1 + len(nearer - {*right, itself}))
+    queries, candidates, ranks = _unit(queries), _unit(candidates), []
+    for start in range(0, len(queries), CHUNK):
+        for query, cosines in enumerate(queries[start : start + CHUNK] @ candidates.T, start):
+            if right := list(partners[query] - {own[query]}):
+                nearer = set(np.flatnonzero(cosines >= cosines[right].max() - SAME).tolist())  # a tie counts against
+                ranks.append(1 + len(nearer - {*right, own[query]}))
     if not ranks:
         raise DataError(f"{len(queries)} texts, and none has another that belongs to it: nothing to retrieve")
     return {
         "accuracy_at_1": float((np.array(ranks) == 1).mean()),
         "mean_reciprocal_rank": float((1 / np.array(ranks)).mean()),
         "n": len(ranks),
-        "n_alone": len(queries) - len(ranks),
     }
 
 
