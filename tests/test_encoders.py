@@ -74,7 +74,7 @@ def test_a_sentence_to_tag_stands_between_cls_and_sep(wordpiece):
     sentence = Sentence(
         "s", CONTEXT, tuple(CONTEXT[a:b] for a, b in spans), tuple(spans), ("B-PER", *["O"] * (len(spans) - 1))
     )
-    (row,) = ner.features(wordpiece, [sentence], ("O", "B-PER", "I-PER"))
+    (row,) = ner.NamedEntities().rows(wordpiece, [sentence], ("O", "B-PER", "I-PER"))
     assert list(row.ids) == wordpiece(CONTEXT)["input_ids"]
     assert row.targets[1] == 1, "the label of the first word stands on it, and not on [CLS]"
 

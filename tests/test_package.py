@@ -85,5 +85,5 @@ def test_every_module_with_annotated_shapes_is_checked(pytestconfig):
     folder = Path(labkit.__file__).parent
     files = [file for file in folder.rglob("*.py") if "from jaxtyping import" in file.read_text(encoding="utf-8")]
     shaped = {".".join(("labkit", *file.relative_to(folder).with_suffix("").parts)) for file in files}
-    assert len(shaped) > 10 and checker == "beartype.beartype"
+    assert len(shaped) > 5 and checker == "beartype.beartype"
     assert named == "labkit" or set(named.split(",")) == shaped

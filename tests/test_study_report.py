@@ -41,8 +41,7 @@ def test_counts_of_entities_add_up_to_the_f1_of_seqeval():
         to_bio([t if rng.random() < 0.8 else str(rng.choice(tags)) for t in each.tags], "BIO") for each in sentences
     ]
     tagged = [
-        ner.Tagged(each.id, tuple(s), tuple(s), (None,) * len(s), tuple(ner.entities_in(each.spans, s)), ())
-        for each, s in zip(sentences, predicted, strict=True)
+        ner.Tagged(each.id, [], tags, [None] * len(tags), tags) for each, tags in zip(sentences, predicted, strict=True)
     ]
     scores = judged({0: ner.NamedEntities().judge(sentences, tagged)}, "ner").by_seed()
     assert scores[0] == pytest.approx(ner.scores(sentences, predicted)["f1"], abs=1e-12)

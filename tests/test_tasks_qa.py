@@ -1,10 +1,8 @@
 """Extractive question answering: windows, decoding, the task, and the official scores."""
 
 import itertools
-import json
 import re
 import string
-from functools import cache
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
+from transformers import PreTrainedConfig
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 import labkit
@@ -25,21 +24,14 @@ from labkit.models.tiny import build_tiny_tokenizer
 from labkit.tasks import base, qa, qa_scores
 
 MAT = "The cat sat on the mat."  # The| cat| sat| on| the| mat|. : 7 tokens
+EDGES = [0, 3, 7, 11, 14, 18, 22, 23]  # of its tokens
 TINY = build_tiny_tokenizer()
-QUIET = {"say": lambda text: None}
 
 
 def asked(context, *answers, question="Who?", id="q"):
     """A question whose answers are texts (their first occurrence) or (start, end)."""
     spans = [(context.index(a), context.index(a) + len(a)) if isinstance(a, str) else a for a in answers]
     return Question(id, question, context, tuple(Answer(context[a:b], a) for a, b in spans))
-
-
-@cache
-def tokenizer_of(kind):
-    if kind == "gemma-like":
-        return gemma_like()
-    return TINY if kind == "tiny" else labkit.load("gpt2-mini", device="cpu").tokenizer
 
 
 def gemma_like():
@@ -56,6 +48,9 @@ def gemma_like():
     return build_tokenizer({f"tokenizer.ggml.{name}": value for name, value in fields.items()}, 1024)
 
 
+TOKENIZERS = {"gemma-like": gemma_like(), "gpt2-mini": labkit.load("gpt2-mini", device="cpu").tokenizer}
+
+
 def perfect(windows):
     """Logits that are highest at the targets; beyond the window is padding, which must not matter."""
     width = max(len(window.ids) for window in windows) + 3
@@ -64,6 +59,12 @@ def perfect(windows):
         logits[0, row, window.start] = logits[1, row, window.end] = 10.0
         logits[:, row, len(window.ids) :] = np.inf
     return logits
+
+
+@pytest.fixture
+def lm():
+    torch.manual_seed(0)
+    return labkit.load("tiny-gpt2", task="question-answering", device="cpu")
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------
@@ -78,11 +79,10 @@ def test_windows_by_hand():
         "<bos>Who?\n the mat.<eos>",
     ]
     assert [(row.start, row.end, row.null) for row in rows] == [(10, 10, 10), (8, 9, 10), (6, 7, 9)]
-    assert rows[2].offsets == (None,) * 6 + ((14, 18), (18, 22), (22, 23)) + (None,)
+    assert rows[2].offsets == [*[None] * 6, (14, 18), (18, 22), (22, 23), None]
     rows = qa.windows(TINY, [asked(MAT, "cat", "mat")], max_length=11, doc_stride=4, order="question-last")
     assert [TINY.decode(row.ids) for row in rows] == ["<bos>The cat sat on\nWho?<eos>", "<bos> the mat.\nWho?<eos>"]
     assert [(row.start, row.end, row.null) for row in rows] == [(2, 2, 10), (9, 9, 9)]  # the first answer is the target
-    assert rows[1].offsets == (None, (14, 18), (18, 22), (22, 23)) + (None,) * 6
     bare = build_tiny_tokenizer()
     bare.bos_token = bare.eos_token = None
     (row,) = qa.windows(bare, [asked(MAT)])
@@ -95,10 +95,8 @@ def test_windows_by_hand():
 ])  # fmt: skip
 def test_windows_start_a_stride_apart_and_reach_the_end(room, stride, starts):
     rows = qa.windows(TINY, [asked(MAT, question="?")], max_length=4 + room, doc_stride=stride)
-    edges = [0, 3, 7, 11, 14, 18, 22, 23]
-    assert [[offset for offset in row.offsets if offset] for row in rows] == [
-        list(itertools.pairwise(edges[start : start + room + 1])) for start in starts
-    ]
+    expected = [list(itertools.pairwise(EDGES[start : start + room + 1])) for start in starts]
+    assert [[offset for offset in row.offsets if offset] for row in rows] == expected
 
 
 def test_long_questions_are_cut_and_they_and_lost_answers_are_counted():
@@ -106,8 +104,12 @@ def test_long_questions_are_cut_and_they_and_lost_answers_are_counted():
     long, short = asked(MAT, question="abcdefghijkl"), asked(MAT, MAT, question="abcdefgh")
     rows = qa.windows(TINY, [long, short], max_length=16, doc_stride=9, say=messages.append)
     assert [row.ids for row in rows[:2]] == [row.ids for row in rows[2:]] and len(rows) == 4
-    assert all(row.start == row.end == row.null for row in rows)
-    assert [message.split(" have ")[0].split(" are ")[0] for message in messages] == ["1 of 2 questions", "1 answers"]
+    assert all(row.start == row.end == row.null for row in rows) and len(messages) == 2
+
+
+def test_windows_overlap_unless_a_stride_is_chosen():
+    assert base.get("qa", max_length=64).doc_stride == 32
+    assert base.get("qa").doc_stride == base.get("qa", max_length=64, doc_stride=128).doc_stride == 128
 
 
 def test_the_evidence_prompt_by_hand(lm):
@@ -119,47 +121,28 @@ def test_the_evidence_prompt_by_hand(lm):
         assert lm.tokenizer.decode(row.ids[row.start : row.end + 1]).strip() == "cat"
 
 
-def test_a_batch_is_padded_on_the_right_and_its_loss_is_the_mean_over_its_rows(lm):
-    task = qa.QuestionAnswering(max_length=11, doc_stride=2)
-    rows = task.rows(TINY, [asked(MAT, "the mat")], ())
-    batch = task.collate(rows[1:], 99)
-    assert batch["input_ids"].tolist() == [list(rows[1].ids), [*rows[2].ids, 99]]
-    assert batch["attention_mask"].tolist() == [[1] * 11, [1] * 10 + [0]]
-    assert batch["labels"].tolist() == [[8, 9], [6, 7]]
-    logits = [lm.model(torch.tensor([row.ids])) for row in rows[1:]]
-    by_hand = [
-        -(output.start_logits[0].log_softmax(0)[row.start] + output.end_logits[0].log_softmax(0)[row.end]) / 2
-        for row, output in zip(rows[1:], logits, strict=True)
-    ]
-    assert_close(task.loss(lm.model, task.collate(rows[1:], 0)), torch.stack(by_hand).mean())
-
-
 # -- from an answer to a target and back -------------------------------------------------------------------------------
 
 PIECES = st.one_of(
     st.sampled_from(["the", "cat", " the", " cat", "The", "\n", "\n\n", "  ", "   ", " ", "\t", "é", "e\u0301", "😀"]),
-    st.sampled_from(
-        ["👩\u200d👩\u200d👧", "\u200b", "\ufeff", "\xa0", "\u3000", "𓀀", "don't", "3,5", "<eos>", "<bos>", "日本語"]
-    ),
+    st.sampled_from(["👩\u200d👩\u200d👧", "\u200b", "\ufeff", "\u3000", "don't", "3,5", "<eos>", "<bos>", "日本"]),
     st.text(max_size=4),
 )
 CONTEXTS = st.lists(PIECES, min_size=1, max_size=14).map("".join).filter(str.strip)
 
 
-@pytest.mark.parametrize("kind", ["tiny", "gpt2-mini", "gemma-like"])
+@pytest.mark.parametrize("kind", TOKENIZERS)
 @settings(max_examples=45, deadline=None)
 @given(context=CONTEXTS, data=st.data(), order=st.sampled_from(qa.ORDERS), room=st.integers(1, 40))
 @example(context="  The  cat 😀\n", data=None, order="question-last", room=5)
 def test_an_answer_comes_back_from_perfect_logits(kind, context, data, order, room):
-    tokenizer = tokenizer_of(kind)
+    tokenizer = TOKENIZERS[kind]
     first, last = (7, 12) if data is None else sorted(data.draw(st.integers(0, len(context))) for _ in range(2))
     answer = context[first:last]
     assume(answer.strip())
     question = asked(context, (first, last), question="?")
     fixed = len(qa.windows(tokenizer, [asked("a", question="?")], max_length=64)[0].ids) - 1
-    rows = qa.windows(
-        tokenizer, [question], max_length=fixed + room, doc_stride=max(1, room // 2), order=order, **QUIET
-    )
+    rows = qa.windows(tokenizer, [question], max_length=fixed + room, doc_stride=max(1, room // 2), order=order)
     for row in rows:  # special tokens in a text are text
         assert not {tokenizer.bos_token_id, tokenizer.eos_token_id} & set(row.ids[1:-1])
     (prediction,) = qa.decode(rows, *perfect(rows), [question], max_answer_tokens=50)
@@ -185,21 +168,18 @@ def test_an_answer_comes_back_from_perfect_logits(kind, context, data, order, ro
         assert candidate.text == context[candidate.start : candidate.end] == candidate.text.strip()
 
 
-# -- decoding ----------------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=40, deadline=None)
 @given(
-    context=CONTEXTS, seed=st.integers(0, 999), n_best=st.integers(1, 30), longest=st.integers(1, 12),
-    room=st.integers(2, 12), order=st.sampled_from(qa.ORDERS),
+    context=CONTEXTS, seed=st.integers(0, 999), longest=st.integers(1, 12), room=st.integers(2, 12),
+    order=st.sampled_from(qa.ORDERS),
 )  # fmt: skip
-@example(context="😀 a", seed=0, n_best=30, longest=12, room=12, order="question-first")  # four tokens, one character
-def test_the_n_best_are_those_of_all_pairs(context, seed, n_best, longest, room, order):
+@example(context="😀 a", seed=0, longest=12, room=12, order="question-first")  # four tokens, one character
+def test_the_n_best_are_those_of_all_pairs(context, seed, longest, room, order):
     question = asked(context, question="?")
     rows = qa.windows(TINY, [question], max_length=4 + room, doc_stride=max(1, room // 3), order=order)
     rng = np.random.default_rng(seed)
     starts, ends = ([rng.integers(-4, 5, len(row.ids)) / 2 for row in rows] for _ in range(2))  # with equal scores
-    (prediction,) = qa.decode(rows, starts, ends, [question], n_best=n_best, max_answer_tokens=longest)
+    (prediction,) = qa.decode(rows, starts, ends, [question], max_answer_tokens=longest)
     best, null_scores = {}, []
     for row, start, end in zip(rows, starts, ends, strict=True):
         null_scores.append(start[row.null] + end[row.null])
@@ -210,66 +190,32 @@ def test_the_n_best_are_those_of_all_pairs(context, seed, n_best, longest, room,
                 b = a + len(piece.strip())
                 if a < b:
                     best[a, b] = max(best.get((a, b), -np.inf), start[i] + end[j])
-    expected = sorted((-score, *span) for span, score in best.items())[:n_best]
+    expected = sorted((-score, *span) for span, score in best.items())[: qa.N_BEST]
     spans = [candidate for candidate in prediction.n_best if candidate.text]
     assert [(-span.score, span.start, span.end) for span in spans] == expected
     assert prediction.best_span == spans[0] and len(prediction.n_best) == len(spans) + 1
     assert prediction.null_score_diff == min(null_scores) + expected[0][0]
     assert (prediction.text == "") == (prediction.null_score_diff > 0)
+    for threshold, has_answer in ((prediction.null_score_diff, True), (prediction.null_score_diff - 0.1, False)):
+        (other,) = qa.decode(rows, starts, ends, [question], max_answer_tokens=longest, null_threshold=threshold)
+        assert (other.text, other.n_best) == (spans[0].text if has_answer else "", prediction.n_best)
     weights = np.exp([candidate.score for candidate in prediction.n_best])
     assert [c.probability for c in prediction.n_best] == pytest.approx(list(weights / weights.sum()))
-    assert prediction.probability == next(
-        c.probability for c in prediction.n_best if bool(c.text) == bool(prediction.text)
-    )
-
-
-def test_the_null_score_is_the_lowest_of_all_windows_and_the_threshold_decides():
-    question = asked(MAT)
-    rows = qa.windows(TINY, [question], max_length=11, doc_stride=2)
-    starts, ends = ([np.zeros(len(row.ids)) for row in rows] for _ in range(2))
-    for row, start, end, score in zip(rows, starts, ends, (5.0, 3.0, 4.0), strict=True):
-        start[row.null], end[row.null] = score, 0.5
-    starts[0][7] = 1.5  # " cat"
-    (prediction,) = qa.decode(rows, starts, ends, [question])
-    assert prediction.text == "" and prediction.null_score_diff == 3.5 - 1.5
-    assert prediction.best_span.text == "cat" and prediction.n_best[0].text == ""
-    assert qa.decode(rows, starts, ends, [question], null_threshold=2.0)[0].text == "cat"
-    assert qa.decode(rows, starts, ends, [question], null_threshold=1.99)[0].text == ""
-
-
-def test_logits_masked_with_the_lowest_float_can_be_added():
-    question = asked(MAT, "cat")
-    rows = qa.windows(TINY, [question])
-    start, end = np.where(perfect(rows) > 0, perfect(rows), np.finfo(np.float32).min)
-    with np.errstate(all="raise", under="ignore"):
-        (prediction,) = qa.decode(rows, start, end, [question])
-    assert prediction.text == "cat" and prediction.probability == pytest.approx(1)
 
 
 # -- the task and a model ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def lm():
-    torch.manual_seed(0)
-    return labkit.load("tiny-gpt2", task="question-answering", device="cpu")
-
-
-class Slow:
-    is_fast = False
-
-
 @pytest.mark.parametrize(("call", "message"), [
-    (lambda: qa.windows(Slow(), [asked(MAT)]), "Slow is a slow tokenizer"),
     (lambda: qa.windows(TINY, [asked(MAT)], order="context-first"), "choose one of question-first, question-last"),
     (lambda: qa.windows(TINY, [asked(MAT)], prompt="chat"), "prompt is 'chat'; choose one of plain, evidence"),
     (lambda: qa.windows(TINY, [asked(MAT)], prompt="evidence"), r"does not know \[INST\], .*add_tokens"),
-    (lambda: qa.windows(TINY, [asked(MAT)], doc_stride=0), "doc_stride is 0"),
-    (lambda: qa.windows(TINY, [asked(MAT)], max_length=6, **QUIET), "6: the row of question 'q' has 6 tokens"),
+    (lambda: qa.windows(TINY, [asked(MAT)], max_length=6), "6: the row of question 'q' has 6 tokens"),
     (lambda: qa.windows(TINY, [asked(" \n")]), "context of question 'q' has no word"),
     (lambda: qa.decode(rows := qa.windows(TINY, [asked(MAT)]), [np.full(20, np.nan)], perfect(rows)[1], [asked(MAT)]),
      "'q' are not all finite"),
     (lambda: base.get("qa", pooling="mean"), "qa has no pooling"),
+    (lambda: base.get("quiz"), "choose one of qa, ner, classify, embed"),
     (lambda: base.get("qa").predict(labkit.load("tiny-gpt2", device="cpu").model, TINY, [asked(MAT)], ()),
      "task='question-answering'"),
 ])  # fmt: skip
@@ -291,14 +237,12 @@ def test_with_the_question_last_a_causal_models_spans_do_not_depend_on_it(lm, at
         inside = [position for position, offset in enumerate(row.offsets) if offset is not None]
         with torch.no_grad():
             output = lm.model(torch.tensor([row.ids]))
-        logits.append((len(row.ids), torch.stack([output.start_logits[0, inside], output.end_logits[0, inside]])))
-    pairs = list(itertools.combinations(logits, 2))
+        logits.append(torch.stack([output.start_logits[0, inside], output.end_logits[0, inside]]))
+    differences = [(one - other).abs().max() for one, other in itertools.combinations(logits, 2)]
     if attention == "causal" and order == "question-last":
-        assert all((one - other).abs().max() < 1e-4 for (_, one), (_, other) in pairs)
-        equal = [torch.equal(one, other) for (length, one), (same, other) in pairs if length == same]
-        assert any(equal) and all(equal)  # rows of other lengths are summed in another order
+        assert max(differences) < 1e-4
     else:
-        assert all((one - other).abs().max() > 1e-3 for (_, one), (_, other) in pairs)
+        assert min(differences) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3"])
@@ -321,36 +265,37 @@ def test_predictions_are_those_of_one_window_at_a_time(name):
             assert prediction.probability == pytest.approx(alone.probability, rel=1e-4)
             assert prediction.null_score_diff == pytest.approx(alone.null_score_diff, abs=1e-4)
     assert lm.model.training
-    rounded = task.predict(lm.model.bfloat16(), lm.tokenizer, questions, (), rows=rows)
-    assert [p.null_score_diff for p in rounded] == pytest.approx([p.null_score_diff for p in expected], abs=0.3)
 
 
 def test_a_model_learns_a_few_answers_by_heart(lm):
     context = "The cat sat on the mat. The river had more money than the bank."
-    questions = [
-        asked(context, "cat", question="cat?", id="1"),
-        asked(context, "the bank", question="bank?", id="2"),
-        asked(context, question="king?", id="3"),
+    gold = {"cat?": ["cat"], "bank?": ["the bank"], "king?": []}
+    questions = [asked(context, *answers, question=text, id=text) for text, answers in gold.items()]
+    task = base.get("qa", max_length=64)
+    rows = task.rows(lm.tokenizer, questions, ())
+    batch = task.collate(rows, 0)
+    assert [int(real.sum()) for real in batch["attention_mask"]] == [len(row.ids) for row in rows]
+    outputs = [lm.model(torch.tensor([row.ids])) for row in rows]
+    by_hand = [
+        -(output.start_logits[0].log_softmax(0)[row.start] + output.end_logits[0].log_softmax(0)[row.end]) / 2
+        for row, output in zip(rows, outputs, strict=True)
     ]
-    task = base.get("qa", max_length=64, doc_stride=None)
-    batch = task.collate(task.rows(lm.tokenizer, questions, ()), 0)
+    assert_close(task.loss(lm.model, batch), torch.stack(by_hand).mean())
     optimizer = torch.optim.AdamW(lm.model.train().parameters(), lr=3e-3)
     for _ in range(60):
         optimizer.zero_grad()
         task.loss(lm.model, batch).backward()
         optimizer.step()
     predictions = task.predict(lm.model, lm.tokenizer, questions, ())
-    assert [prediction.text for prediction in predictions] == ["cat", "the bank", ""]
+    assert [task.record(prediction)["text"] for prediction in predictions] == ["cat", "the bank", ""]
     scores = task.score(questions, predictions)
     assert scores["f1"] == scores[task.metric(questions)] == scores["NoAns_f1"] == 100
-    records = [json.loads(json.dumps(task.record(prediction))) for prediction in predictions]
-    assert [record["n_best"][0]["text"] for record in records] == ["cat", "the bank", ""]
-    assert all(record["probability"] == record["n_best"][0]["probability"] for record in records)
-    assert task.example("1", {"question": "cat?", "context": context}, ()) == Question("1", "cat?", context)
 
 
 class NeverAnswers(torch.nn.Linear):
     """A model whose logits are highest at "no answer"."""
+
+    config = PreTrainedConfig()
 
     def forward(self, input_ids, attention_mask):
         logits = (input_ids == TINY.eos_token_id).float()
@@ -405,16 +350,8 @@ def prediction(id, text, diff=0.0, best=None):
     return qa.Prediction(id, text, 0, len(text), 0.5, (span, qa.Candidate("", 0, 0, diff, 0.5)), diff)
 
 
-@pytest.mark.parametrize(("text", "normal"), [
-    ("The  Cat!", "cat"), ("a-an-the", "aanthe"), ("an apple, a day", "apple day"), ("U.S.", "us"), ("the", ""),
-    ("theatre", "theatre"), ("“The” cat", "“ ” cat"), ("naïve\u00a0A\tb", "naïve b"), ("$1,200.50", "120050"),
-])  # fmt: skip
-def test_answers_are_normalized_as_squad_does(text, normal):
-    assert qa_scores.normalize(text) == normal
-
-
 FILLERS = ("a", "the", "an", "The,", "-")
-WORDS = st.lists(st.sampled_from([*FILLERS, "cat", "Cat.", "mat", "é", "3.5"]), max_size=5)
+WORDS = st.lists(st.sampled_from([*FILLERS, "cat", "Cat.", "mat", "é", "“The”", "$1,20", "theatre"]), max_size=5)
 GOLDS = st.lists(WORDS.filter(lambda words: not set(words) <= set(FILLERS)), min_size=1, max_size=3)
 
 
@@ -439,7 +376,6 @@ def test_scores_with_unanswerable_questions_by_hand():
     }  # fmt: skip
     assert "HasAns_n" not in qa_scores.scores(questions[2:], predictions[2:])
     assert qa_scores.exact_match("", ["the", "cat"]) == 0  # an answer that normalizes to nothing does not count
-    assert [line["position"] for line in qa_scores.judged(questions, predictions)] == [4 / 23, 15 / 23, None, None]
 
 
 SPANS = st.tuples(st.booleans(), st.sampled_from(["cat", "the mat", "sat", "on the mat"]), st.integers(-5, 5))
@@ -461,19 +397,12 @@ def test_the_best_threshold_gives_its_f1_and_none_gives_more(rows):
     assert f1 == pytest.approx(max(at(t) for t in [-9.0, *(p.null_score_diff for p in predictions)]))
 
 
-def test_a_threshold_that_adds_nothing_is_not_taken():
-    questions = [asked(MAT, "the mat", id="a"), asked(MAT, "the mat", id="b")]
-    predictions = [prediction("a", "", -1.0, best="the mat"), prediction("b", "", 0.0, best="cat")]
-    assert qa_scores.best_threshold(questions, predictions) == (-1.0, 50.0)
-
-
 def test_the_baselines():
     context = (
         "\n It rained. The cat sat on the mat! The ferry left at noon, and the cat was on it. \n\n Nobody saw it\n"
     )
     for question, sentence in {
         "When did the ferry leave?": "The ferry left at noon, and the cat was on it.",
-        "What sat on a mat?": "The cat sat on the mat!",
         "Who saw?": "Nobody saw it",
         "cat cat cat": "The cat sat on the mat!",  # a word counts once, and the first of equals is taken
         "Zebra?": "It rained.",

@@ -246,8 +246,8 @@ def _counts(line: dict[str, Any], task: str) -> tuple[float, float]:
         return line["f1"] / 100, 1.0
     if task == "classify":
         return float(line["correct"]), 1.0
-    found, predicted, correct = (sum(line[key].values()) for key in ("found", "said", "there"))
-    return 2.0 * found, float(predicted + correct)
+    correct, predicted, gold = (sum(line[key].values()) for key in ("correct", "predicted", "gold"))
+    return 2.0 * correct, float(predicted + gold)
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:

@@ -11,10 +11,12 @@ task.score(test, predictions)                         # {"f1": ..., ...}
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from importlib import import_module
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import torch
@@ -28,13 +30,19 @@ from labkit.models.heads import Head, head_in
 
 IGNORED = -100  # the label of what does not count in a loss
 NAMES = {"qa": "QuestionAnswering", "ner": "NamedEntities", "classify": "Classification", "embed": "Embedding"}
+Say = Callable[[str], None]
+
+
+def silent(text: str) -> None:
+    """For `say`: report nothing."""
 
 
 @dataclass(frozen=True)
 class Task:
     """A task to fine-tune on. Its fields are the options in `labkit.tasks.options`.
 
-    A row is any object with `ids` (a sequence of token ids) and `example` (the number of its example).
+    A row is any object with `ids` (a sequence of token ids) and `example` (the number of its example). A label that is
+    not among `labels` has the target -100: it is not trained on.
     """
 
     name: ClassVar[str]
@@ -48,19 +56,15 @@ class Task:
 
     def head(self, labels: Sequence[str], **changes: Any) -> Head:
         """The head to train; `changes` are fields of `Head`, such as `dropout`."""
+        if hasattr(self, "pooling"):
+            changes = {"pooling": self.pooling} | changes
         return Head(self.head_task, labels=labels, **changes)
 
     def metric(self, examples: Sequence[Any]) -> str:
         """The name of the score that chooses the best checkpoint; higher is better."""
-        raise NotImplementedError
+        return "f1"
 
-    def rows(
-        self,
-        tokenizer: Any,
-        examples: Sequence[Any],
-        labels: Sequence[str],
-        say: Callable[[str], None] = lambda text: None,
-    ) -> list[Any]:
+    def rows(self, tokenizer: Any, examples: Sequence[Any], labels: Sequence[str], say: Say = silent) -> list[Any]:
         """The rows of the examples, in their order. `say` receives what was cut or lost.
 
         Raises:
@@ -68,9 +72,13 @@ class Task:
         """
         raise NotImplementedError
 
+    def sequences(self, row: Any) -> Sequence[Sequence[int]]:
+        """The token ids of a row, one sequence for each text that the model reads by itself."""
+        return [row.ids]
+
     def length(self, row: Any) -> int:
         """The longest sequence of tokens in a row."""
-        return len(row.ids)
+        return max(map(len, self.sequences(row)))
 
     def collate(self, rows: Sequence[Any], pad_id: int) -> dict[str, Tensor]:
         """A batch: input_ids and attention_mask (batch, seq), padded on the right, and `labels`."""
@@ -94,7 +102,22 @@ class Task:
 
         Raises:
             DataError: as `rows`; labels that are not the model's; rows longer than the model's positions.
+            ModelError: the model has no head for the task.
         """
+        head = head_in(model.config)
+        if head is not None and head.labels and list(head.labels) != list(labels):
+            raise DataError(f"the labels are {', '.join(labels)}; the model has {', '.join(head.labels)}")
+        rows = self.rows(tokenizer, examples, labels) if rows is None else rows
+        sequences = [ids for row in rows for ids in self.sequences(row)]
+        outputs = run_by_length(model, sequences, self.read, pad_id=pad_id(tokenizer), batch_size=batch_size)
+        return self.decode(examples, rows, outputs, labels)
+
+    def read(self, output: Any) -> Tensor:
+        """What a prediction is made from, in the output of a model: (batch, ...), float32."""
+        return output.logits.float()
+
+    def decode(self, examples: Sequence[Any], rows: Sequence[Any], outputs: Sequence[Tensor], labels: Any) -> list[Any]:
+        """One prediction per example, from what `read` gave for each sequence of each row."""
         raise NotImplementedError
 
     def score(self, examples: Sequence[Any], predictions: Sequence[Any]) -> dict[str, Any]:
@@ -111,7 +134,7 @@ class Task:
 
     def record(self, prediction: Any) -> dict[str, Any]:
         """A prediction as one line of JSONL."""
-        raise NotImplementedError
+        return asdict(prediction)
 
     def judge(self, examples: Sequence[Any], predictions: Sequence[Any]) -> list[dict[str, Any]] | None:
         """One line per example: what is right in it, in numbers whose sum or mean gives the scores.
@@ -128,17 +151,39 @@ class Task:
 def get(name: str, **options: Any) -> Task:
     """The task of this name with these options; an option that is None has its default.
 
+    The default of `doc_stride` is at most half of `max_length`.
+
     Raises:
         DataError: no such task, or an option that the task does not have.
     """
     if name not in NAMES:
         raise DataError(f"the task is {name!r}; choose one of {', '.join(NAMES)}")
     kind = getattr(import_module(f"labkit.tasks.{name}"), NAMES[name])
-    given = {option: value for option, value in options.items() if value is not None}
-    known = [field.name for field in fields(kind)]
-    if foreign := sorted(set(given) - set(known)):
-        raise DataError(f"{name} has no {', '.join(foreign)}; it has {', '.join(known)}")
-    return kind(**given)
+    defaults = {field.name: field.default for field in fields(kind)}
+    if unknown := sorted({option for option in options if options[option] is not None} - set(defaults)):
+        raise DataError(f"{name} has no {', '.join(unknown)}; it has {', '.join(defaults)}")
+    chosen = defaults | {option: value for option, value in options.items() if value is not None}
+    if options.get("doc_stride") is None and "doc_stride" in defaults:
+        chosen["doc_stride"] = min(chosen["doc_stride"], chosen["max_length"] // 2)
+    return kind(**chosen)
+
+
+def tokens_of(tokenizer: Any, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+    """The token ids of each text, and the (start, end) of each token in it. A "<eos>" in a text is text like any other.
+
+    Raises:
+        DataError: a slow tokenizer, which has no offsets.
+    """
+    if not tokenizer.is_fast:
+        raise DataError(f"{type(tokenizer).__name__} is a slow tokenizer, which has no offsets; use a fast one")
+    options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    encoded = tokenizer(list(texts), return_offsets_mapping=True, **options)
+    return list(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True))
+
+
+def tokens_over(offsets: Sequence[tuple[int, int]], start: int, end: int) -> range:
+    """The tokens that have a character of text[start:end]; `offsets` are the (start, end) of each token."""
+    return range(bisect_right(offsets, start, key=itemgetter(1)), bisect_left(offsets, end, key=itemgetter(0)))
 
 
 def pad_rows(rows: Sequence[Sequence[int]], value: int) -> Int[Tensor, "batch seq"]:
@@ -161,15 +206,13 @@ def run_by_length(
 ) -> list[Tensor]:
     """`read(model(...))` for every row, in the rows' order, on the CPU, in eval mode and without gradients.
 
-    Rows of similar length share a batch. The longest come first, so that too little memory shows at once. A progress
-    bar is drawn on a terminal.
+    Rows of similar length share a batch. The longest come first, so that too little memory shows at once.
     """
     from tqdm import tqdm
 
     order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    if order:
-        require_positions(len(rows[order[0]]), getattr(model, "config", None), refusal=DataError)
+    require_positions(max(map(len, rows), default=0), model.config, refusal=DataError)
     outputs: dict[int, Tensor] = {}
     device = next(model.parameters()).device
     with evaluating(model):
@@ -178,13 +221,6 @@ def run_by_length(
             output = model(**{name: tensor.to(device) for name, tensor in batch.items()})
             outputs.update(zip(numbers, read(output).cpu(), strict=True))
     return [outputs[number] for number in range(len(rows))]
-
-
-def require_labels(model: nn.Module, labels: Sequence[str]) -> None:
-    """Raise DataError unless `labels` are those of the model's head, in their order."""
-    head = head_in(model.config)
-    if head is not None and head.labels and list(head.labels) != list(labels):
-        raise DataError(f"the labels are {', '.join(labels)}; the model has {', '.join(head.labels)}")
 
 
 @contextmanager

@@ -1,44 +1,30 @@
 """Text classification: one class for each text, and two baselines.
 
-    task = get("classify", pooling="mean")
-    labels = task.labels(train)
-    lm = labkit.load("gpt2-mini", task=task.head(labels))
-    predictions = task.predict(lm.model, lm.tokenizer, test, labels)
-    task.score(test, predictions)["accuracy"]
-
 A row is [bos] text [eos], with those of the two that the tokenizer has. In a causal model only the last token attends
 to the whole text; eos makes it the same token in every row, also where the text was cut.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from labkit.datasets.examples import Labelled
 from labkit.errors import DataError
-from labkit.models.heads import Head, label_names
+from labkit.models.heads import label_names
 from labkit.models.special_tokens import row_ends
-from labkit.tasks.base import Task, needs_train_extra, pad_id, padded, require_labels, run_by_length
+from labkit.tasks.base import IGNORED, Say, Task, needs_train_extra, padded, silent
 from labkit.tasks.options import ClassifyOptions
 
 
 @dataclass(frozen=True)
 class Row:
-    """One text for the model.
-
-    Attributes:
-        ids: tokens, with bos and eos.
-        target: the number of the class.
-        example: the number of the example.
-        cut: how many tokens of the text were left out, at its end.
-    """
+    """A text with bos and eos, the number of its class, and how many tokens were cut at its end."""
 
     ids: list[int]
     target: int
@@ -48,16 +34,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Classified:
-    """The predicted class of a text, its probability, and those of all classes in the order of the labels.
-
-    `cut`: how many tokens at the end of the text were left out.
-    """
+    """The probabilities of the classes of a text, and how many tokens were cut at its end."""
 
     id: str
-    label: str
-    probability: float
     probabilities: dict[str, float]
     cut: int = 0
+
+    @property
+    def label(self) -> str:
+        """The most probable class."""
+        return max(self.probabilities, key=self.probabilities.__getitem__)
 
 
 @dataclass(frozen=True)
@@ -67,104 +53,64 @@ class Classification(ClassifyOptions, Task):
     def labels(self, examples: Sequence[Labelled]) -> Sequence[str]:
         return label_names([example.label for example in examples])
 
-    def head(self, labels: Sequence[str], **changes: Any) -> Head:
-        return super().head(labels, **{"pooling": self.pooling} | changes)
-
     def metric(self, examples: Sequence[Labelled]) -> str:
         return "accuracy"
 
-    def rows(
-        self,
-        tokenizer: Any,
-        examples: Sequence[Labelled],
-        labels: Sequence[str],
-        say: Callable[[str], None] = lambda text: None,
-    ) -> list[Row]:
+    def rows(self, tokenizer: Any, examples: Sequence[Labelled], labels: Sequence[str], say: Say = silent) -> list[Row]:
         targets = {label: number for number, label in enumerate(labels)}
-        for example in examples:
-            if example.label not in targets:
-                raise DataError(
-                    f"example {example.id} has the label {example.label!r}; the labels are {', '.join(labels)}"
-                )
         names = [f"example {example.id}" for example in examples]
         framed = frame(tokenizer, [example.text for example in examples], names, self.max_length, say)
-        return [Row(ids, targets[examples[number].label], number, cut) for number, (ids, cut) in enumerate(framed)]
+        return [
+            Row(ids, targets.get(examples[number].label, IGNORED), number, cut)
+            for number, (ids, cut) in enumerate(framed)
+        ]
 
     def collate(self, rows: Sequence[Row], pad_id: int) -> dict[str, Tensor]:
         """As in `Task.collate`; `labels` (batch,) are the numbers of the classes."""
         return padded([row.ids for row in rows], pad_id) | {"labels": torch.tensor([row.target for row in rows])}
 
-    def predict(
-        self,
-        model: nn.Module,
-        tokenizer: Any,
-        examples: Sequence[Labelled],
-        labels: Sequence[str],
-        *,
-        rows: Sequence[Row] | None = None,
-        batch_size: int = 16,
-    ) -> list[Classified]:
-        """As in `Task.predict`; the labels of the examples are not used."""
-        require_labels(model, labels)
-        if rows is None:
-            rows = self.rows(tokenizer, [replace(example, label=labels[0]) for example in examples], labels)
-        ids = [row.ids for row in rows]
-        logits = run_by_length(
-            model, ids, lambda output: output.logits.float(), pad_id=pad_id(tokenizer), batch_size=batch_size
-        )
+    def decode(self, examples, rows, outputs, labels) -> list[Classified]:
         return [
-            _classified(examples[row.example].id, labels, of_row.softmax(-1).tolist(), row.cut)
-            for row, of_row in zip(rows, logits, strict=True)
+            Classified(examples[row.example].id, dict(zip(labels, logits.softmax(-1).tolist(), strict=True)), row.cut)
+            for row, logits in zip(rows, outputs, strict=True)
         ]
 
     def score(self, examples: Sequence[Labelled], predictions: Sequence[Classified]) -> dict[str, Any]:
         """`accuracy`; `f1`, the macro mean over the classes that occur among labels or predictions; `n`.
 
-        `by_label`: precision, recall, f1 and support of each class; a ratio whose denominator is 0 is 0. `confusion`:
-        rows are the true classes, columns the predicted ones, both in the order of `labels`.
+        `by_label`: precision, recall, f1 and support of each of these classes; a ratio whose denominator is 0 is 0.
         """
         with needs_train_extra():
-            from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
+            from sklearn.metrics import precision_recall_fscore_support
 
-        true = [example.label for example in examples]
-        predicted = [prediction.label for prediction in predictions]
-        labels = list(predictions[0].probabilities)  # in the order of the logits, then the labels without a logit
-        labels += sorted({*true, *predicted} - set(labels))
-        columns = precision_recall_fscore_support(true, predicted, labels=labels, zero_division=0)  # each (labels,)
+        true, predicted = [e.label for e in examples], [prediction.label for prediction in predictions]
+        names = sorted({*true, *predicted})
+        columns = np.array(precision_recall_fscore_support(true, predicted, labels=names, zero_division=0))
+        by_label = [dict(zip(("precision", "recall", "f1", "support"), row, strict=True)) for row in columns.T.tolist()]
         return {
-            "accuracy": float(accuracy_score(true, predicted)),
-            "f1": float(f1_score(true, predicted, average="macro", zero_division=0)),
-            "by_label": {
-                label: {"precision": float(p), "recall": float(r), "f1": float(f1), "support": int(n)}
-                for label, p, r, f1, n in zip(labels, *columns, strict=True)
-            },
-            "labels": labels,
-            "confusion": confusion_matrix(true, predicted, labels=labels).tolist(),
+            "accuracy": float(np.mean(np.equal(true, predicted))),
+            "f1": float(columns[2].mean()),
+            "by_label": dict(zip(names, by_label, strict=True)),
             "n": len(examples),
         }
 
     def baselines(self, train: Sequence[Labelled], examples: Sequence[Labelled]) -> dict[str, float]:
         """`majority`, the most frequent class of `train` (of equals the first by name), and `bag_of_words`."""
-        counts = Counter(example.label for example in train)
-        majority = min(counts, key=lambda label: (-counts[label], label))
-        accuracy = {"majority": sum(example.label == majority for example in examples) / len(examples)}
-        if any(re.search(r"\w", example.text) for example in train):  # there may be only emoji
-            accuracy["bag_of_words"] = self.score(examples, bag_of_words(train, examples))["accuracy"]
-        return accuracy
+        classes, counts = np.unique([example.label for example in train], return_counts=True)
+        return {
+            "majority": float(np.mean([example.label == classes[counts.argmax()] for example in examples])),
+            "bag_of_words": self.score(examples, bag_of_words(train, examples))["accuracy"],
+        }
 
     def record(self, prediction: Classified) -> dict[str, Any]:
-        return asdict(prediction)
+        label = prediction.label
+        return {"label": label, "probability": prediction.probabilities[label]} | asdict(prediction)
 
     def judge(self, examples: Sequence[Labelled], predictions: Sequence[Classified]) -> list[dict[str, Any]]:
         """`correct`, 1 or 0, whose mean is the accuracy, with the example's `id`, `group` and `label`."""
         return [
-            {
-                "id": example.id,
-                "group": example.group,
-                "label": example.label,
-                "correct": int(example.label == prediction.label),
-            }
-            for example, prediction in zip(examples, predictions, strict=True)
+            {"id": e.id, "group": e.group, "label": e.label, "correct": int(e.label == prediction.label)}
+            for e, prediction in zip(examples, predictions, strict=True)
         ]
 
     def example(self, id: str, texts: dict[str, str], labels: Sequence[str]) -> Labelled:
@@ -175,32 +121,26 @@ def bag_of_words(train: Sequence[Labelled], examples: Sequence[Labelled]) -> lis
     """Predictions of a logistic regression on word counts, which ignores the order of the words.
 
     Raises:
-        DataError: `train` has no words, or fewer than two classes. ModelError: scikit-learn is not installed.
+        ModelError: scikit-learn is not installed.
     """
     with needs_train_extra():
-        from sklearn.feature_extraction.text import CountVectorizer
+        from sklearn.feature_extraction.text import HashingVectorizer
         from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
 
-    counter = CountVectorizer(token_pattern=r"(?u)\b\w+\b")  # words of one letter count too
-    try:
-        counts = counter.fit_transform([example.text for example in train])
-        model = LogisticRegression(max_iter=1000).fit(counts, [example.label for example in train])
-    except ValueError as error:
-        raise DataError(f"a bag of words cannot be learned from these {len(train)} texts: {error}") from error
-    probabilities = model.predict_proba(counter.transform([example.text for example in examples]))
-    labels = model.classes_.tolist()
+    # hashed, so that texts without a word are no special case; words of one letter count too
+    counter = HashingVectorizer(alternate_sign=False, norm=None, token_pattern=r"\w+")
+    model = make_pipeline(counter, LogisticRegression(max_iter=1000))
+    model.fit([example.text for example in train], [example.label for example in train])
+    probabilities = model.predict_proba([example.text for example in examples])  # (examples, classes)
     return [
-        _classified(example.id, labels, of_text.tolist())
+        Classified(example.id, dict(zip(model.classes_.tolist(), of_text.tolist(), strict=True)))
         for example, of_text in zip(examples, probabilities, strict=True)
     ]
 
 
 def frame(
-    tokenizer: Any,
-    texts: Sequence[str],
-    names: Sequence[str],
-    max_length: int,
-    say: Callable[[str], None] = lambda text: None,
+    tokenizer: Any, texts: Sequence[str], names: Sequence[str], max_length: int, say: Say = silent
 ) -> list[tuple[list[int], int]]:
     """Each text as [bos] tokens [eos], and how many tokens were cut at the end of the text to fit `max_length`.
 
@@ -218,11 +158,5 @@ def frame(
             raise DataError(f"{name} is empty: {text!r}")
         framed.append((first + ids[:room] + last, max(0, len(ids) - room)))
     if cut := sum(tokens > 0 for _, tokens in framed):
-        say(f"{cut:,} of {len(framed):,} texts have more than {max_length} tokens and were cut at their end")
+        say(f"{cut:,} of {len(framed):,} texts were cut to {max_length} tokens")
     return framed
-
-
-def _classified(id: str, labels: Sequence[str], probabilities: list[float], cut: int = 0) -> Classified:
-    by_label = dict(zip(labels, probabilities, strict=True))
-    label = max(by_label, key=by_label.__getitem__)
-    return Classified(id, label, by_label[label], by_label, cut)

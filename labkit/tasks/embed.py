@@ -1,10 +1,5 @@
 """Text embeddings: one vector per text, two losses to train them, and scores of the vectors.
 
-    task = get("embed", pooling="mean")
-    lm = labkit.load("gpt2-mini", task=task.head((), backbone_dropout=0.1))
-    encode(lm.model, lm.tokenizer, ["The ferry left.", "The boat has gone."])     # (2, width)
-    task.score(pairs, task.predict(lm.model, lm.tokenizer, pairs, ()))
-
 The data decide the loss. Pairs with a score are regressed on it. For pairs without a score, the model learns to tell
 each pair from the others of its batch (Gao et al. 2021, SimCSE). Only the directions of vectors are scored.
 """
@@ -12,8 +7,8 @@ each pair from the others of its batch (Gao et al. 2021, SimCSE). Only the direc
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,25 +18,18 @@ from torch import Tensor, nn
 
 from labkit.datasets.examples import Pair
 from labkit.errors import DataError, ModelError, TrainingError
-from labkit.models.heads import Head
-from labkit.tasks.base import Task, needs_train_extra, pad_id, padded, run_by_length
+from labkit.tasks.base import Say, Task, needs_train_extra, pad_id, padded, run_by_length, silent
 from labkit.tasks.classify import frame
 from labkit.tasks.options import EmbedOptions
 
-CONSTANT = 1e-6  # cosines that differ by less differ by rounding only
+SAME = 1e-6  # cosines that differ by less differ by rounding only
 WORDS = 4096  # hashed words of the baseline
 CHUNK = 1024  # queries whose cosines with all texts are in memory together
 
 
 @dataclass(frozen=True)
 class Row:
-    """Two texts that belong together, for the model.
-
-    Attributes:
-        first, second: their token ids.
-        example: the number of the pair.
-        score: how alike the two are, 0 to 1, or None.
-    """
+    """The token ids of two texts that belong together, and how alike they are, 0 to 1, or None."""
 
     first: list[int]
     second: list[int]
@@ -62,42 +50,26 @@ class Embedded:
     first: np.ndarray
     second: np.ndarray
 
-    @property
-    def similarity(self) -> float:
-        """The cosine of the two vectors."""
-        return float((_unit(self.first[None]) * _unit(self.second[None])).sum())
-
 
 @dataclass(frozen=True)
 class Embedding(EmbedOptions, Task):
     name, head_task, inputs, split_by_tokens = "embed", "embedding", ("first", "second"), False
 
-    def length(self, row: Row) -> int:
-        return max(len(row.first), len(row.second))
-
-    def head(self, labels: Sequence[str], **changes: Any) -> Head:
-        return super().head(labels, **{"pooling": self.pooling} | changes)
-
     def metric(self, examples: Sequence[Pair]) -> str:
         return "mean_reciprocal_rank" if examples[0].score is None else "spearman"
 
-    def rows(
-        self,
-        tokenizer: Any,
-        examples: Sequence[Pair],
-        labels: Sequence[str],
-        say: Callable[[str], None] = lambda text: None,
-    ) -> list[Row]:
+    def rows(self, tokenizer: Any, examples: Sequence[Pair], labels: Sequence[str], say: Say = silent) -> list[Row]:
+        scored = examples[0].score is not None
         for pair in examples:
-            if (pair.score is None) != (examples[0].score is None):
-                both = f"{examples[0].id} and {pair.id}"
-                raise DataError(f"of the pairs {both} only one has a score; score all pairs, or none")
-            if pair.score is not None and not 0 <= pair.score <= 1:
-                raise DataError(f"pair {pair.id} has the score {pair.score:g}; rescale the scores to the range 0 to 1")
-        texts, names = _sides(examples), [f"pair {pair.id}" for pair in examples]
-        ids = [ids for ids, _ in frame(tokenizer, texts, names * 2, self.max_length, say)]
-        n = len(examples)
-        return [Row(ids[number], ids[n + number], number, pair.score) for number, pair in enumerate(examples)]
+            if (pair.score is not None) != scored or (scored and not 0 <= pair.score <= 1):
+                raise DataError(f"pair {pair.id} has the score {pair.score}: score all pairs from 0 to 1, or none")
+        texts = [text for pair in examples for text in (pair.first, pair.second)]
+        names = [f"pair {pair.id}" for pair in examples for _ in range(2)]
+        ids = [ids for ids, _ in frame(tokenizer, texts, names, self.max_length, say)]
+        return [Row(*ids[2 * k : 2 * k + 2], example=k, score=pair.score) for k, pair in enumerate(examples)]
+
+    def sequences(self, row: Row) -> Sequence[Sequence[int]]:
+        return [row.first, row.second]
 
     def collate(self, rows: Sequence[Row], pad_id: int) -> dict[str, Tensor]:
         """input_ids, attention_mask: (2 * batch, seq), padded on the right, first all first texts, then all second.
@@ -108,67 +80,67 @@ class Embedding(EmbedOptions, Task):
         if rows[0].score is not None:
             labels = torch.tensor([row.score for row in rows], dtype=torch.float32)
         else:
-            numbers: dict[tuple[int, ...], int] = {}
-            labels = torch.tensor([numbers.setdefault(tuple(ids), len(numbers)) for ids in texts]).view(2, -1)
+            labels = torch.tensor([texts.index(ids) for ids in texts]).view(2, -1)
         return padded(texts, pad_id) | {"labels": labels}
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """`cosine_regression` with scores, `in_batch_contrastive` without.
-
-        With several processes, the negatives of a pair are those of its own process.
-        """
+        """With scores the mean squared difference of cosine and score, without `in_batch_contrastive`."""
         output = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-        first, second = _vectors(output).chunk(2)  # each (batch, width)
+        first, second = self.read(output).chunk(2)  # each (batch, width)
         if batch["labels"].ndim == 1:
-            return cosine_regression(first, second, batch["labels"])
+            return nn.functional.mse_loss(nn.functional.cosine_similarity(first, second), batch["labels"])
         return in_batch_contrastive(first, second, texts=batch["labels"])
 
-    def predict(
-        self,
-        model: nn.Module,
-        tokenizer: Any,
-        examples: Sequence[Pair],
-        labels: Sequence[str],
-        *,
-        rows: Sequence[Row] | None = None,
-        batch_size: int = 16,
-    ) -> list[Embedded]:
-        """As in `Task.predict`; the scores of the pairs are not used."""
-        if rows is None:
-            rows = self.rows(tokenizer, [replace(pair, score=None) for pair in examples], labels)
-        ids = [row.first for row in rows] + [row.second for row in rows]
-        vectors = run_by_length(model, ids, _vectors, pad_id=pad_id(tokenizer), batch_size=batch_size)
-        n = len(rows)
-        return [
-            Embedded(examples[row.example].id, first.numpy(), second.numpy())
-            for row, first, second in zip(rows, vectors[:n], vectors[n:], strict=True)
-        ]
+    def read(self, output: Any) -> Float[Tensor, "batch width"]:
+        """The vectors of the texts."""
+        if getattr(output, "pooler_output", None) is None:
+            raise ModelError('the model gives no vectors; load it with task="embedding"')
+        return output.pooler_output.float()
+
+    def decode(self, examples, rows, outputs, labels) -> list[Embedded]:
+        pairs = zip(rows, outputs[::2], outputs[1::2], strict=True)
+        return [Embedded(examples[row.example].id, first.numpy(), second.numpy()) for row, first, second in pairs]
 
     def score(self, examples: Sequence[Pair], predictions: Sequence[Embedded]) -> dict[str, Any]:
-        """`similarity_scores` of pairs with scores, `pair_retrieval` of pairs without; `anisotropy` of the texts."""
+        """Pairs with scores: `spearman` and `pearson` correlation with the cosines, NaN if all cosines are equal.
+
+        Pairs without: `pair_retrieval`. Both: `anisotropy` of the different texts, and `n`.
+        """
+        from scipy.stats import pearsonr, spearmanr
+
         first, second = (np.stack([getattr(pair, side) for pair in predictions]) for side in ("first", "second"))
-        by_text = dict(zip(_sides(examples), [*first, *second], strict=True))
+        texts = [pair.first for pair in examples] + [pair.second for pair in examples]
+        different = np.stack(list(dict(zip(texts, [*first, *second], strict=True)).values()))
         if examples[0].score is None:
             scores = pair_retrieval(first, second, examples)
         else:
-            scores = similarity_scores(first, second, [pair.score for pair in examples])
-        return scores | {"anisotropy": anisotropy(np.stack(list(by_text.values())))}
+            given = [pair.score for pair in examples]
+            if len(set(given)) < 2:
+                raise DataError(f"all {len(given)} pairs have the score {given[0]}: there is nothing to correlate with")
+            cosines = (_unit(first) * _unit(second)).sum(-1)
+            spearman = pearson = float("nan")
+            if np.ptp(cosines) > SAME:
+                spearman, pearson = (float(correlation(cosines, given)[0]) for correlation in (spearmanr, pearsonr))
+            scores = {"spearman": spearman, "pearson": pearson, "n": len(given)}
+        return scores | {"anisotropy": anisotropy(different)}
 
     def baselines(self, train: Sequence[Pair], examples: Sequence[Pair]) -> dict[str, float]:
         """`bag_of_words`: vectors of TF-IDF over hashed words, which score what shared words alone achieve."""
         with needs_train_extra():
             from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
+            from sklearn.pipeline import make_pipeline
 
-        texts, n = _sides(examples), len(examples)
-        counts = HashingVectorizer(n_features=WORDS, alternate_sign=False, token_pattern=r"\w+").transform(texts)
-        vectors = TfidfTransformer().fit_transform(counts).toarray()
-        vectors = np.hstack([vectors, np.full((2 * n, 1), 1e-3)])  # a text without a word has a direction too
-        pairs = zip(examples, vectors[:n], vectors[n:], strict=True)
+        counter = HashingVectorizer(n_features=WORDS, alternate_sign=False, token_pattern=r"\w+")
+        texts = [pair.first for pair in examples] + [pair.second for pair in examples]
+        vectors = make_pipeline(counter, TfidfTransformer()).fit_transform(texts).toarray()
+        vectors = np.pad(vectors, ((0, 0), (0, 1)), constant_values=1e-3)  # a text without a word has a direction too
+        pairs = zip(examples, *np.split(vectors, 2), strict=True)
         predictions = [Embedded(pair.id, first, second) for pair, first, second in pairs]
         return {"bag_of_words": self.score(examples, predictions)[self.metric(examples)]}
 
     def record(self, prediction: Embedded) -> dict[str, Any]:
-        return {"id": prediction.id, "similarity": prediction.similarity}
+        """The cosine of the two vectors."""
+        return {"id": prediction.id, "similarity": float(_unit(prediction.first) @ _unit(prediction.second))}
 
     def example(self, id: str, texts: dict[str, str], labels: Sequence[str]) -> Pair:
         return Pair(id, texts["first"], texts["second"])
@@ -185,9 +157,8 @@ def encode(
     Raises:
         DataError: an empty text. ModelError: the model has no embedding head.
     """
-    names = [f"text {number}" for number in range(len(texts))]
-    ids = [ids for ids, _ in frame(tokenizer, texts, names, max_length)]
-    vectors = run_by_length(model, ids, _vectors, pad_id=pad_id(tokenizer), batch_size=batch_size)
+    ids = [ids for ids, _ in frame(tokenizer, texts, [f"text {number}" for number in range(len(texts))], max_length)]
+    vectors = run_by_length(model, ids, Embedding().read, pad_id=pad_id(tokenizer), batch_size=batch_size)
     return torch.stack(vectors).numpy()
 
 
@@ -212,47 +183,21 @@ def in_batch_contrastive(
         raise TrainingError("a batch of one pair has no other pair to compare with: set the batch size to 2 or more")
     anchors, positives = (nn.functional.normalize(side.float(), dim=-1) for side in (anchors, positives))
     logits = anchors @ positives.T / temperature  # (batch, batch)
-    own = torch.arange(len(logits), device=logits.device)
     if texts is not None:  # leave out other columns that hold the text of the row's anchor or positive
         same = (texts[1] == texts[0][:, None]) | (texts[1] == texts[1][:, None])
         logits = logits.masked_fill(same.fill_diagonal_(False), float("-inf"))
-    return nn.functional.cross_entropy(logits, own)
-
-
-def cosine_regression(
-    first: Float[Tensor, "batch width"], second: Float[Tensor, "batch width"], scores: Float[Tensor, " batch"]
-) -> Float[Tensor, ""]:
-    """Mean squared difference between the cosine of each pair and its score."""
-    return nn.functional.mse_loss(nn.functional.cosine_similarity(first.float(), second.float(), dim=-1), scores)
-
-
-def similarity_scores(
-    first: Float[np.ndarray, "pairs width"], second: Float[np.ndarray, "pairs width"], given: Sequence[float]
-) -> dict[str, Any]:
-    """`spearman` and `pearson` correlation of the cosines with the given scores, and `n`.
-
-    Both are NaN if all cosines are equal, because then a correlation is not defined.
-
-    Raises:
-        DataError: fewer than two different scores.
-    """
-    from scipy.stats import pearsonr, spearmanr
-
-    if len(set(given)) < 2:
-        raise DataError(f"{len(given)} pairs with {len(set(given))} different scores: nothing to correlate with")
-    cosines = (_unit(first) * _unit(second)).sum(-1)
-    if np.ptp(cosines) < CONSTANT:
-        return {"spearman": float("nan"), "pearson": float("nan"), "n": len(given)}
-    spearman, pearson = spearmanr(cosines, given).statistic, pearsonr(cosines, given).statistic
-    return {"spearman": float(spearman), "pearson": float(pearson), "n": len(given)}
+    return nn.functional.cross_entropy(logits, torch.arange(len(logits), device=logits.device))
 
 
 def group_retrieval(vectors: Float[np.ndarray, "texts width"], groups: Sequence[str]) -> dict[str, Any]:
     """Is the nearest other text one of the same group?
 
     `accuracy_at_1`; `mean_reciprocal_rank` of the first text of the same group among all others; `n`, the texts that
-    were queries; `n_alone`, those that were not, because no other text is in their group. A text of another group that
-    is equally near counts as nearer, so that a model that gives all texts one vector scores 0.
+    have another text in their group. A text of another group that is equally near counts as nearer, so that a model
+    that gives all texts one vector scores 0.
+
+    Raises:
+        DataError: every text is alone.
     """
     members = defaultdict(set)
     for number, group in enumerate(groups):
@@ -273,10 +218,8 @@ def pair_retrieval(
     partners = defaultdict(set)
     for pair in pairs:
         partners[pair.first].add(numbers[pair.second])
-    texts = [pair.first for pair in pairs]
-    return _retrieval(
-        first, np.stack(list(candidates.values())), [partners[t] for t in texts], [numbers.get(t) for t in texts]
-    )
+    texts, vectors = [pair.first for pair in pairs], np.stack(list(candidates.values()))
+    return _retrieval(first, vectors, [partners[text] for text in texts], [numbers.get(text, -1) for text in texts])
 
 
 def anisotropy(vectors: Float[np.ndarray, "texts width"]) -> float:
@@ -285,8 +228,6 @@ def anisotropy(vectors: Float[np.ndarray, "texts width"]) -> float:
     A diagnostic, not a score: the order within a narrow cone can still be good.
     """
     n = len(vectors)
-    if n < 2:
-        raise DataError(f"{n} vectors: a cosine between different texts needs two")
     total = _unit(vectors).sum(0)  # |sum|^2 is the sum of all cosines, those of the n texts with themselves included
     return float((total @ total - n) / (n * (n - 1)))
 
@@ -295,51 +236,33 @@ def nearest(
     vectors: Float[np.ndarray, "texts width"], query_vector: Float[np.ndarray, " width"], k: int
 ) -> list[tuple[int, float]]:
     """The numbers of the `k` nearest vectors and their cosines, best first; of two equally near, the earlier first."""
-    cosines = _unit(vectors) @ _unit(query_vector[None])[0]
+    cosines = _unit(vectors) @ _unit(query_vector)
     return [(int(number), float(cosines[number])) for number in np.argsort(-cosines, kind="stable")[:k]]
 
 
 def _retrieval(
-    queries: np.ndarray, candidates: np.ndarray, partners: Sequence[set[int]], own: Sequence[int | None]
+    queries: np.ndarray, candidates: np.ndarray, partners: Sequence[set[int]], own: Sequence[int]
 ) -> dict[str, Any]:
     """Scores of the ranks of each query's nearest partner.
 
     Args:
-        partners: for each query the numbers of the right candidates. own: the number of the query itself or None.
+        partners: for each query the numbers of the right candidates. own: the number of the query itself, or -1.
     """
     queries, candidates, ranks = _unit(queries), _unit(candidates), []
     for start in range(0, len(queries), CHUNK):
         for query, cosines in enumerate(queries[start : start + CHUNK] @ candidates.T, start):
             if right := list(partners[query] - {own[query]}):
-                others = np.delete(cosines, right if own[query] is None else [*right, own[query]])
-                nearer = others >= cosines[right].max() - CONSTANT  # a tie counts against
-                ranks.append(1 + int(nearer.sum()))
+                nearer = set(np.flatnonzero(cosines >= cosines[right].max() - SAME).tolist())  # a tie counts against
+                ranks.append(1 + len(nearer - {*right, own[query]}))
     if not ranks:
         raise DataError(f"{len(queries)} texts, and none has another that belongs to it: nothing to retrieve")
     return {
         "accuracy_at_1": float((np.array(ranks) == 1).mean()),
         "mean_reciprocal_rank": float((1 / np.array(ranks)).mean()),
         "n": len(ranks),
-        "n_alone": len(queries) - len(ranks),
     }
-
-
-def _sides(pairs: Sequence[Pair]) -> list[str]:
-    """All first texts, then all second texts."""
-    return [pair.first for pair in pairs] + [pair.second for pair in pairs]
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
     """The vectors with length 1, in float64."""
-    vectors = vectors.astype(np.float64)
-    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    if bad := np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0))).tolist():
-        raise DataError(f"vector {bad[0]} is zero or not finite, so it has no direction")
-    return vectors / lengths
-
-
-def _vectors(output: Any) -> Float[Tensor, "batch width"]:
-    vectors = getattr(output, "pooler_output", None)
-    if vectors is None:
-        raise ModelError('the model gives no vectors; load it with task="embedding"')
-    return vectors.float()
+    return vectors / np.linalg.norm(vectors.astype(np.float64), axis=-1, keepdims=True)

@@ -2,7 +2,7 @@
 
     lm = labkit.load("gpt2-mini")
     metrics = train_lm("gpt2-mini", texts, "run", objective="mlm", settings=preset("lm", max_steps=500))
-    fill_in(lm, "The ferry <mask> at noon.")
+    fill_in(lm, "The ferry <mask> at noon.", reads="same")
 
 How well a model fills a gap is scored on the same hidden tokens before and after, so the comparison is paired.
 """
@@ -29,7 +29,7 @@ from labkit.models.special_tokens import fit_embeddings
 from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
 from labkit.run_folder import RunFolder, is_first_process, process_count
 from labkit.tasks.adapters import weights_to, with_lora
-from labkit.tasks.base import pad_id
+from labkit.tasks.base import IGNORED, pad_id, padded, silent
 from labkit.training import Rows, draw, save_model, settled, train
 
 READS = ("same", "before")  # where the logits of a hidden token are: at its own position, or at the one before it
@@ -53,7 +53,7 @@ class FillInScores:
 
     @property
     def accuracy(self) -> float:
-        return sum(rank == 1 for rank in self.ranks) / len(self.ranks)
+        return self.ranks.count(1) / len(self.ranks)
 
     @property
     def top_5(self) -> float:
@@ -96,10 +96,10 @@ def train_lm(
     `pseudo_perplexity`, `fill_in_accuracy` and `fill_in_top_5` as the model was, unmasked, and after.
 
     Raises:
-        DataError, TrainingError, DataError, ModelError: each with one clear sentence.
+        DataError, TrainingError, ModelError: each with one clear sentence.
     """
     goal = by_name(objective)
-    say = say if is_first_process() else (lambda text: None)
+    say = say if is_first_process() else silent
     # small updates are lost in 16-bit weights, so weights that are trained are float32; LoRA's are by themselves
     stored = None if settings["dtype"] == "auto" else settings["dtype"]
     lm = load(model, attn=attn, dtype=stored if lora else "float32")
@@ -116,37 +116,37 @@ def train_lm(
         return finished.metrics
     if lora:
         weights_to(lm.model, getattr(torch, settings["dtype"]))
+    corruption = None
     if goal.hides_tokens:
         ensure_mask_token(lm.model, lm.tokenizer)
-    if len(lm.tokenizer) > (rows_of_table := lm.model.get_input_embeddings().num_embeddings):
-        raise DataError(
-            f"the tokenizer of {lm.name} has {len(lm.tokenizer):,} tokens, and the model has {rows_of_table:,} "
-            "embeddings: they do not belong together"
-        )
+        corruption = corruption_for(lm.tokenizer, mask_rate, whole_words)
     if dropout is not None:
         set_dropout(lm.model, dropout)
     chosen = choose_layers(layers, lm.model.config.get_text_config().num_hidden_layers)
     rows = cut_into_rows(lm.tokenizer, texts, max_length)
     held = cut_into_rows(lm.tokenizer, eval_texts, max_length) if eval_texts else []
-    corruption = corruption_for(lm.tokenizer, mask_rate, whole_words) if goal.hides_tokens else None
     collate = Collator(objective, pad_id=pad_id(lm.tokenizer), corruption=corruption, seed=settings["seed"])
+    order = [row for (row,) in draw([len(row) for row in rows], settings, packed=True)]
     scores: dict[str, dict[str, float]] = {}
 
-    def measure(model: nn.Module, name: str) -> dict[str, float]:
-        scores[name] = _measured(model, lm.tokenizer, held, collate, objective, name)
-        shown = {key: value for key, value in scores[name].items() if key != "n"}
-        return {"eval_loss": shown.pop("loss"), **shown}  # "loss" is the training's own
+    def measure(model: nn.Module, state: str) -> dict[str, float]:
+        """Log and return the scores of a state of the model: before training, unmasked, or after."""
+        if not held:
+            return {}
+        # until it is trained, an unmasked decoder predicts a hidden token at the position before it
+        reads = reads_of(objective) if state == "after" else "before"
+        scores[state] = _scores(model, lm.tokenizer, held, collate, reads)
+        if state != "after":
+            say(f"{state}: {', '.join(f'{name} {value:.3f}' for name, value in scores[state].items())}")
+        numbers = {name: value for name, value in scores[state].items() if name not in ("loss", "n")}
+        return {"eval_loss": scores[state]["loss"], **numbers}  # "loss" is the training's own
 
-    before = measure(lm.model, "before") if held else {}
+    measure(lm.model, "before")
     if goal.attention == "bidirectional":
         to_bidirectional(lm.model, window=window, layers=chosen)
+        measure(lm.model, "unmasked")
     trained = with_lora(lm.model, settings["seed"]) if lora else lm.model
-    order = [row for (row,) in draw([len(row) for row in rows], settings, packed=True)]
     with RunFolder.alone(output_dir, config, resume=resume) as run:  # nothing is written before all input is checked
-        if held:
-            say(f"as it is: {_shown(before)}")
-            if goal.attention == "bidirectional":
-                say(f"unmasked: {_shown(measure(lm.model, 'unmasked'))}")
         outcome = train(
             trained,
             Rows(len(order), lambda k: {"row": k, "ids": rows[order[k]]}),
@@ -192,17 +192,14 @@ def fill_in(lm: Any, text: str, *, reads: str, top: int = 5) -> list[list[tuple[
     Raises:
         DataError: no mask token in the text, or one at its beginning that is to be read from the position before.
     """
-    ids = torch.tensor([lm.tokenizer(text)["input_ids"]], device=lm.model.device)
-    mask_id = -1 if lm.tokenizer.mask_token_id is None else lm.tokenizer.mask_token_id
-    hidden = (ids[0] == mask_id).nonzero()[:, 0]
-    if not len(hidden):
+    ids = lm.tokenizer(text)["input_ids"]
+    hidden = [place for place, id in enumerate(ids) if id == lm.tokenizer.mask_token_id]
+    if not hidden:
         raise DataError(f"there is no mask token {lm.tokenizer.mask_token or ''} in {text!r}: nothing to fill in")
-    with evaluating(lm.model):
-        probabilities = _probabilities_of(lm.model, ids.expand(len(hidden), -1), hidden, reads)
-    best = probabilities.topk(top)
+    best = _probabilities(lm.model, padded([ids] * len(hidden), 0), hidden, reads).topk(top)
     return [
-        [(lm.tokenizer.decode([i]), p) for i, p in zip(ids, ps, strict=True)]
-        for ids, ps in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        [(lm.tokenizer.decode([id]), p) for id, p in zip(*of_one, strict=True)]
+        for of_one in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
 
 
@@ -233,38 +230,30 @@ def fill_in_scores(
     chosen = sorted((places[k] for k in order), key=lambda place: len(rows[place[0]]))
     nats: list[float] = []
     ranks: list[int] = []
-    with evaluating(model):
-        for first in range(0, len(chosen), batch_size):
-            batch = chosen[first : first + batch_size]
-            truth = torch.stack([rows[r][i] for r, i in batch])
-            at = torch.tensor([i for _, i in batch])
-            ids = nn.utils.rnn.pad_sequence([rows[r] for r, _ in batch], True, pad_id(tokenizer))
-            real = nn.utils.rnn.pad_sequence([torch.ones_like(rows[r]) for r, _ in batch], True, 0)
-            ids[torch.arange(len(batch)), at] = tokenizer.mask_token_id
-            probabilities = _probabilities_of(model, ids, at, reads, real).cpu()
-            right = probabilities.gather(1, truth[:, None])
-            nats += (-right[:, 0].log()).tolist()
-            ranks += ((probabilities > right).sum(-1) + 1).tolist()
+    for first in range(0, len(chosen), batch_size):
+        numbers, hidden = zip(*chosen[first : first + batch_size], strict=True)
+        batch = padded([rows[r].tolist() for r in numbers], pad_id(tokenizer))
+        at = torch.arange(len(hidden)), torch.tensor(hidden)
+        truth = batch["input_ids"][at]  # (batch,)
+        batch["input_ids"][at] = tokenizer.mask_token_id
+        probabilities = _probabilities(model, batch, hidden, reads).cpu()
+        right = probabilities.gather(1, truth[:, None])
+        nats += (-right[:, 0].log()).tolist()
+        ranks += ((probabilities > right).sum(-1) + 1).tolist()
     return FillInScores(nats, ranks)
 
 
 def cut_into_rows(tokenizer: Any, texts: Sequence[str], max_length: int) -> list[Tensor]:
     """Each text as token ids, cut into rows of at most `max_length`; what is left of a text makes a row of its own."""
-    if max_length < 2:
-        raise DataError(f"a row must have at least 2 tokens, not {max_length}")
-    rows = []
-    for text in texts:
-        ids = torch.tensor(tokenizer(text, verbose=False)["input_ids"], dtype=torch.long)
-        rows += [row for row in ids.split(max_length) if len(row) >= 2]
+    ids = [torch.tensor(tokenizer(text, verbose=False)["input_ids"], dtype=torch.long) for text in texts]
+    rows = [row for of_text in ids for row in of_text.split(max_length) if len(row) >= 2]
     if not rows:
         raise DataError("the texts are empty: there is nothing to train on")
     return rows
 
 
 def set_dropout(model: nn.Module, p: float) -> None:
-    """Set every dropout of the model, those that are numbers on attention modules included."""
-    if not 0 <= p < 1:
-        raise DataError(f"dropout is a share in [0, 1), not {p}")
+    """Set every dropout of the model to `p` in [0, 1), those that are numbers on attention modules included."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = p
@@ -277,17 +266,18 @@ def reads_of(objective: str) -> str:
     return "same" if objective == "mlm" else "before"
 
 
-def _measured(model, tokenizer, rows: list[Tensor], collate: Collator, objective: str, name: str) -> dict[str, float]:
-    """The scores of one state of the model. Before training its logits are a decoder's, at the position before."""
+def _scores(model: Any, tokenizer: Any, rows: list[Tensor], collate: Collator, reads: str) -> dict[str, float]:
+    """The loss over `n` tokens; for the objectives of bidirectional models also the scores of `n` hidden tokens."""
+    items = [{"row": -1 - number, "ids": row} for number, row in enumerate(rows)]
+    total = n = 0
     with evaluating(model):
-        items = [{"row": -1 - i, "ids": row} for i, row in enumerate(rows)]
-        batches = [collate(items[first : first + 8]) for first in range(0, len(items), 8)]
-        on_device = [{key: value.to(model.device) for key, value in batch.items()} for batch in batches]
-        counts = [int((batch["labels"] != -100).sum()) for batch in batches]
-        losses = [float(loss(model, batch, objective)) for batch in on_device]
-    scores = {"loss": sum(c * v for c, v in zip(counts, losses, strict=True)) / sum(counts), "n": sum(counts)}
-    if by_name(objective).attention == "bidirectional":
-        reads = reads_of(objective) if name == "after" else "before"
+        for first in range(0, len(items), 8):
+            batch = {name: value.to(model.device) for name, value in collate(items[first : first + 8]).items()}
+            counted = int((batch["labels"] != IGNORED).sum())
+            total += counted * float(loss(model, batch, collate.objective))
+            n += counted
+    scores = {"loss": total / n, "n": n}
+    if by_name(collate.objective).attention == "bidirectional":
         filled = fill_in_scores(model, tokenizer, rows, reads=reads)
         scores |= {
             "pseudo_perplexity": filled.pseudo_perplexity,
@@ -298,22 +288,19 @@ def _measured(model, tokenizer, rows: list[Tensor], collate: Collator, objective
     return scores
 
 
-def _probabilities_of(model, ids: Tensor, at: Tensor, reads: str, real: Tensor | None = None) -> Tensor:
-    """(rows, vocab): the probabilities that row b gives for its position at[b]."""
+def _probabilities(model: Any, batch: dict[str, Tensor], hidden: Sequence[int], reads: str) -> Tensor:
+    """(rows, vocab): the probabilities that the model gives for the position hidden[b] of row b."""
     if reads not in READS:
         raise DataError(f"reads is {reads!r}; give 'same' (MLM) or 'before' (MNTP and next-token models)")
-    where = at.cpu() - int(reads == "before")
+    where = torch.tensor(hidden) - int(reads == "before")
     if bool((where < 0).any()):
         raise DataError("the first token is hidden, and there is no position before it to read it from")
-    positions = torch.zeros(ids.shape, dtype=torch.bool)
-    positions[torch.arange(len(ids)), where] = True
-    real = real.to(model.device) if real is not None else None
-    return logits_at(model, ids.to(model.device), real, positions.to(model.device)).float().softmax(-1)
+    positions = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
+    positions[torch.arange(len(where)), where] = True
+    inputs = [tensor.to(model.device) for tensor in (batch["input_ids"], batch["attention_mask"], positions)]
+    with evaluating(model):
+        return logits_at(model, *inputs).float().softmax(-1)
 
 
 def _digest(texts: Sequence[str]) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
-
-
-def _shown(scores: dict[str, float]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in scores.items())

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.datasets.files import fault, json_lines
+from labkit.datasets.files import json_lines
 from labkit.errors import DataError, ModelError, reading
 from labkit.files import require_writable, write_whole
 from labkit.models import load
@@ -30,9 +31,6 @@ class Pipeline:
         self.lm, self.task, self.batch_size = lm, task, batch_size
         self.labels = list(head_in(lm.model.config).labels)
 
-    def __repr__(self) -> str:
-        return f"Pipeline({self.task.name!r}, {self.lm.name!r}: {type(self.lm.model).__name__})"
-
     def __call__(self, inputs: Any = None, **fields: str) -> Any:
         """The prediction for one input (a text, a dict, or its fields by name), or for a list of them.
 
@@ -43,31 +41,32 @@ class Pipeline:
         Raises:
             DataError: a field is missing, is not a text, or is empty.
         """
-        if inputs is None:
-            inputs = fields
+        inputs = fields if inputs is None else inputs
         if isinstance(inputs, (str, dict)):
             return self([inputs])[0]
-        rows = [item if isinstance(item, dict) else {"text": item} for item in inputs]
-        examples = [self.example(row, number) for number, row in enumerate(rows, 1)]
+        rows = [row if isinstance(row, dict) else {"text": row} for row in inputs]
+        return self.predict([self.example(row, f"input {number}", number) for number, row in enumerate(rows, 1)])
+
+    def predict(self, examples: Sequence[Any]) -> list[dict[str, Any]]:
+        """The predictions for examples of the task, as dicts."""
         if not examples:
             return []
-        predictions = self.task.predict(
-            self.lm.model, self.lm.tokenizer, examples, self.labels, batch_size=self.batch_size
-        )
+        model, tokenizer = self.lm.model, self.lm.tokenizer
+        predictions = self.task.predict(model, tokenizer, examples, self.labels, batch_size=self.batch_size)
         return [self.task.record(prediction) for prediction in predictions]
 
-    def example(self, row: dict[str, Any], number: int) -> Any:
-        """The example of input `number`. Raises DataError if a field is missing, is not a text, or is empty."""
+    def example(self, row: dict[str, Any], where: str, number: int) -> Any:
+        """The example of a row; `where` names it in an error, and `number` is its id if it has none."""
         names = self.task.inputs
         for name in names:
             if not isinstance(row.get(name), str) or not row[name].strip():
                 problem = "is missing" if name not in row else f"is {row[name]!r}"
-                raise DataError(f"input {number}: {name} {problem}; {self.task.name} needs {' and '.join(names)}")
+                raise DataError(f"{where}: {name} {problem}; {self.task.name} needs {' and '.join(names)}")
         id = str(number if row.get("id") is None else row["id"])
         texts = {name: row[name] for name in names}
         for name, text in {"id": id, **texts}.items():
             if re.search("[\ud800-\udfff]", text):
-                raise DataError(f"input {number}: {name} contains half of a surrogate pair, which is not a character")
+                raise DataError(f"{where}: {name} contains half of a surrogate pair, which is not a character")
         return self.task.example(id, texts, self.labels)
 
 
@@ -113,20 +112,11 @@ def predict_file(pipe: Pipeline, source: str | Path, target: str | Path | None) 
     require_writable(target)
     if target.is_dir() or (target.is_file() and target.resolve() == source.resolve()):
         raise DataError(f"{target} is a folder, or the input itself; give --output another file")
-    rows = []
-    for line, row in json_lines(source):
-        try:
-            pipe.example(row, line)
-        except DataError as error:
-            raise fault(source, line, str(error).partition(": ")[2]) from error
-        rows.append(row if row.get("id") is not None else row | {"id": line})
-    if not rows:
+    examples = [pipe.example(row, f"{source}, line {line}", line) for line, row in json_lines(source)]
+    if not examples:
         raise DataError(f"{source} has no line")
-    lines: list[str] = []
-    with tqdm(total=len(rows), unit="text", disable=None, leave=False) as bar:
-        for first in range(0, len(rows), PART):
-            predictions = pipe(rows[first : first + PART])
-            lines += [json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions]
-            bar.update(len(predictions))
-    write_whole(target, "".join(lines))
-    return len(lines)
+    predictions: list[dict[str, Any]] = []
+    for first in tqdm(range(0, len(examples), PART), unit_scale=PART, unit="text", disable=None, leave=False):
+        predictions += pipe.predict(examples[first : first + PART])
+    write_whole(target, "".join(json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions))
+    return len(predictions)

@@ -11,8 +11,9 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
+
+import numpy as np
 
 from labkit.datasets.examples import Question
 
@@ -55,16 +56,14 @@ def scores(questions: Sequence[Question], predictions: Sequence[Any]) -> dict[st
 def judged(questions: Sequence[Question], predictions: Sequence[Any]) -> list[dict[str, Any]]:
     """One line per question: `f1` and `exact_match`, whose means are those of `scores`.
 
-    Also `id`, `group`, `answerable`, and `position`: where in the context the first answer starts, in [0, 1), None
-    without an answer.
+    Also `id`, `group` and `answerable`.
     """
     lines = []
     for question, prediction in zip(questions, predictions, strict=True):
         answers = [answer.text for answer in question.answers]
-        start = question.answers[0].start / max(len(question.context), 1) if answers else None
-        facts = {"id": question.id, "group": question.group, "answerable": bool(answers), "position": start}
-        text = prediction.text
-        lines.append(facts | {"f1": f1(text, answers), "exact_match": exact_match(text, answers)})
+        facts = {"id": question.id, "group": question.group, "answerable": bool(answers)}
+        right = {"f1": f1(prediction.text, answers), "exact_match": exact_match(prediction.text, answers)}
+        lines.append(facts | right)
     return lines
 
 
@@ -72,20 +71,17 @@ def best_threshold(questions: Sequence[Question], predictions: Sequence[Any]) ->
     """The `null_threshold` with the best F1 on these questions, and that F1, which decoding with it reproduces.
 
     It differs from `find_best_thresh` of the official script in two ways: questions with equal scores are all answered
-    or none, and if it is best to answer none, the threshold does that (the script returns 0). As in the script, any
-    span is wrong for a question without answers, though `scores` accepts one that normalizes to nothing ("The").
+    or none, and if it is best to answer none, the threshold does that (the script returns 0).
     """
-    pairs = sorted(zip(questions, predictions, strict=True), key=lambda pair: pair[1].null_score_diff)
-    lowest = pairs[0][1].null_score_diff
-    total = best = 100.0 * sum(not question.answers for question in questions)  # if no question is answered
-    threshold = 0.0 if lowest > 0 else lowest - 1.0
-    for diff, equals in groupby(pairs, key=lambda pair: pair[1].null_score_diff):
-        for question, prediction in equals:  # at the threshold `diff` these are answered, too
-            answers = [answer.text for answer in question.answers]
-            total += f1(prediction.best_span.text, answers) if answers else -100.0
-        if total > best:
-            best, threshold = total, diff
-    return threshold, best / len(pairs)
+    gains = [  # of answering a question
+        f1(prediction.best_span.text, [answer.text for answer in question.answers]) if question.answers else -100.0
+        for question, prediction in zip(questions, predictions, strict=True)
+    ]
+    diffs, group = np.unique([prediction.null_score_diff for prediction in predictions], return_inverse=True)
+    totals = np.cumsum([100.0 * sum(not question.answers for question in questions), *np.bincount(group, gains)])
+    thresholds = [min(0.0, diffs[0] - 1.0), *diffs]  # below the lowest difference no question is answered
+    best = int(totals.argmax())
+    return float(thresholds[best]), float(totals[best]) / len(questions)
 
 
 def lexical_overlap(question: Question) -> str:

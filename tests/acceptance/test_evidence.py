@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from transformers import AutoTokenizer
 
 import labkit
 from labkit.datasets.readers import read
+from tests.acceptance.command_line import run
 
 pytestmark = pytest.mark.end_to_end
 
@@ -49,33 +48,22 @@ def write(path: Path, rows: list[tuple]) -> Path:
     return path
 
 
-def run_labkit(*arguments: object) -> None:
-    command = [sys.executable, "-m", "labkit", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> tuple[Path, list[dict]]:
-    """The run folder, and what `labkit predict` writes for the posts that it was trained on."""
+def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("evidence")
     files = ["--train-file", write(folder / "train.csv", ROWS), "--dev-file", write(folder / "dev.jsonl", DEV)]
-    run_labkit(
+    run(
         "train", "qa", *TRAIN, *files, "--epochs", STEPS, "--evaluate-every", STEPS, "--learning-rate", 1e-3,
         "--dropout", 0, "--backbone-dropout", 0, "--null-threshold", 0, "--output-dir", folder / "run",
+        log=folder / "log",
     )  # fmt: skip
-    inputs = "".join(json.dumps({"question": row[1], "context": row[0]}) + "\n" for row in ROWS)
-    (folder / "inputs.jsonl").write_text(inputs, encoding="utf-8")
-    target = folder / "predictions.jsonl"
-    run_labkit("predict", "qa", "--model", folder / "run", "--input", folder / "inputs.jsonl", "--output", target)
-    return folder / "run", [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()]
+    return folder / "run"
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 def test_annotated_evidence_becomes_a_span_of_the_post(tmp_path, suffix):
     """Exact, with other white space, with spelling mistakes, or none."""
     questions = read("qa", write(tmp_path / f"posts{suffix}", ROWS))
-    assert len(questions) == len(ROWS)
     for question, (post, criterion, _, meant) in zip(questions, ROWS, strict=True):
         assert question.context == post and question.question == criterion
         assert [post[answer.start : answer.end] for answer in question.answers] == ([meant] if meant else [])
@@ -89,38 +77,31 @@ def test_evidence_that_is_not_in_the_post_is_refused(tmp_path):
 
 def test_predictions_are_the_annotated_parts_of_the_posts(trained):
     """After enough steps the model answers its own training examples, so a shifted span would be visible here."""
-    _, predictions = trained
-    assert len(predictions) == len(ROWS)
+    predictions = labkit.pipeline(trained)([{"question": row[1], "context": row[0]} for row in ROWS])
     for prediction, (post, _, _, meant) in zip(predictions, ROWS, strict=True):
-        assert prediction["text"] == post[prediction["start"] : prediction["end"]]
-        assert prediction["text"] == meant
+        assert prediction["text"] == post[prediction["start"] : prediction["end"]] == meant
 
 
 def test_an_unknown_post_gets_parts_of_its_own_text(trained):
     post = "Émile 🙂 came by.\tWe ate\nnothing at all — and  I slept\u00a0badly."
-    answer = labkit.pipeline(trained[0])(question="sleep", context=post)
-    candidates = [candidate for candidate in answer["n_best"] if candidate["text"]]
-    assert candidates
-    for candidate in candidates:
-        assert candidate["text"] == post[candidate["start"] : candidate["end"]]
+    candidates = labkit.pipeline(trained)(question="sleep", context=post)["n_best"]
+    assert len(candidates) == 5
+    assert all(one["text"] == post[one["start"] : one["end"]] for one in candidates)
 
 
 def test_the_special_tokens_are_in_the_saved_tokenizer_and_in_the_rows(trained):
     """Each mark is one token. The model reads it: a change of its embedding changes the answer's probability."""
-    run, _ = trained
-    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    tokenizer = AutoTokenizer.from_pretrained(trained / "model")
     ids = [tokenizer.encode(mark, add_special_tokens=False) for mark in MARKS]
     assert all(len(one) == 1 for one in ids) and len({one[0] for one in ids}) == len(MARKS)
-    pipe = labkit.pipeline(run)
+    pipe = labkit.pipeline(trained)
     post, criterion = ROWS[0][:2]
-    embeddings = pipe.lm.model.get_input_embeddings().weight
+    embeddings = pipe.lm.model.get_input_embeddings().weight.data
     assert max(one[0] for one in ids) < len(embeddings) == len(tokenizer)
     before = pipe(question=criterion, context=post)["null_score_diff"]
     for mark, (number,) in zip(MARKS, ids, strict=True):
         kept = embeddings[number].clone()
-        with torch.no_grad():
-            embeddings[number] = torch.randn(len(kept), generator=torch.Generator().manual_seed(number))
+        embeddings[number] = torch.randn(len(kept), generator=torch.Generator().manual_seed(number))
         changed = pipe(question=criterion, context=post)["null_score_diff"]
-        with torch.no_grad():
-            embeddings[number] = kept
+        embeddings[number] = kept
         assert changed != pytest.approx(before, abs=1e-3), mark
