@@ -278,13 +278,6 @@ def test_one_paraphrase_is_the_plain_prompt_in_every_method_and_concat_is_that_o
     assert gap(answered(lm, "concat", engine, QUESTIONS[2:]).first_logits, texts) < TOLERANCE
 
 
-def test_only_the_weights_make_copies_one():
-    lm, text = labkit.load("tiny-llama", dtype="float64"), QUESTIONS[0][0]
-    expected = plain(lm, text + "\n")
-    gaps = {m: gap(answered(lm, m, questions=[[text] * 3]).first_logits, expected) for m in ("fuse", "isolate+restart")}
-    assert gaps["fuse"] < 1e-10 and gaps["isolate+restart"] > 1e-5
-
-
 @pytest.mark.parametrize("method", set(fusion.METHODS) - {"single", "weighted", "majority-vote", "hidden-average"})
 def test_the_order_matters_only_where_positions_continue(method):
     lm = labkit.load("tiny-llama")
@@ -331,15 +324,6 @@ def test_hidden_average_of_the_last_layer_is_the_logits_of_the_mean_state():
         expected = lm.model.lm_head(lm.model.model.norm(torch.stack(last).mean(0)))
     logits = answered(lm, "hidden-average", questions=[QUESTIONS[2]], layer=1).first_logits[0]
     assert gap(logits, expected) < 1e-10
-
-
-def test_majority_vote_takes_the_most_frequent_answer():
-    lm = labkit.load("tiny-llama")
-    question = ["the cat sat", "the cat sat", "look at the past and the future"]
-    texts = [answered(lm, "single", questions=[[text]]).texts[0] for text in question]
-    assert texts[0] != texts[2]
-    result = answered(lm, "majority-vote", questions=[question])
-    assert result.texts == [texts[0]] and sorted(result.votes[0].values()) == [1, 2]
 
 
 # ---- refusals -----------------------------------------------------------------------------------------------------
