@@ -15,7 +15,7 @@ import labkit
 from labkit.datasets.paraphrases import ParaphrasedQuestion, read_known_facts, read_paraphrases
 from labkit.errors import DataError, ModelError
 from labkit.fusion import answers, generation, scores
-from labkit.fusion.runs import CUE, asked, journal_of, plan, prefix_of, read_journal, run, take_shots
+from labkit.fusion.runs import journal_of, plan, prefix_of, read_journal, run, take_shots
 from labkit.fusion.settings import Settings
 
 pytest.importorskip("pyarrow")
@@ -99,19 +99,6 @@ def test_the_file_contains_the_answers_and_how_they_were_made(settings, tmp_path
     assert [path.name for path in output.parent.iterdir()] == ["out.feather"]
 
 
-def test_one_paraphrase_is_answered_as_transformers_answers_the_prompt_in_the_file(settings, output):
-    made = run(replace(settings, num_paraphrases=1), output)
-    lm = labkit.load("tiny-llama", device="cpu")
-    for row in made.rows:
-        prompt = lm.tokenizer("")["input_ids"] + [
-            token
-            for text in (made.about["prefix"], "".join(row["prompt"]), CUE)
-            for token in lm.tokenizer(text, add_special_tokens=False)["input_ids"]
-        ]
-        written = lm.model.generate(torch.tensor([prompt]), max_new_tokens=4, do_sample=False)[0, len(prompt) :]
-        assert row["prediction"] == scores.first_line(lm.tokenizer.decode(written, skip_special_tokens=True))
-
-
 def test_methods_choices_and_stops_are_in_the_file(settings, tmp_path):
     def rows(name, **changed):
         return run(replace(settings, max_questions=3, **changed), tmp_path / f"{name}.feather").rows
@@ -119,7 +106,7 @@ def test_methods_choices_and_stops_are_in_the_file(settings, tmp_path):
     for row in rows("votes", method="majority-vote"):
         assert sum(json.loads(row["votes"]).values()) == 3
     for row in rows("single", method="single"):
-        assert row["prompt"] == [asked(row["paraphrases"][0]) + "\n"]
+        assert row["prompt"] == [f"Question: {row['paraphrases'][0]}\n"]
     second = {"num_paraphrases": None, "indexes": (1,)}
     alone, copies = rows("alone", **second), rows("copies", **second, repeat=4)
     assert [row["generation"] for row in copies] == [row["generation"] for row in alone]
@@ -232,17 +219,14 @@ def test_existing_files_are_not_overwritten_and_damaged_journals_are_named(setti
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"method": "mean"}, "the fusion method is 'mean'; choose one of single"),
         ({"engine": "slow"}, "the fusion engine is 'slow'; choose one of fast"),
         ({"method": "weighted"}, "needs a weight for each paraphrase"),
         ({"weights": (1.0, 2.0)}, "takes no weights"),
-        ({"method": "weighted", "weights": (1.0, 2.0)}, "question 0 has 3 paraphrases and 2 weights"),
         ({"repeat": 2}, "not both"),
         ({"num_paraphrases": None, "indexes": ()}, "give different places from 0"),
         ({"num_paraphrases": None, "indexes": (1, 1)}, "give different places from 0"),
         ({"num_paraphrases": None, "indexes": (4,), "at_least": 2}, "index 4 needs 5"),
         ({"num_paraphrases": 4}, "none of the 9 questions has 4 paraphrases"),
-        ({"few_shot": 12}, "12 few-shot examples were requested, but there are 11"),
         ({"few_shot": 11}, "no question is left"),
         ({"max_new_tokens": 1100}, "the model has 1,024"),
         ({"device": "tpu9"}, "the device is 'tpu9'"),

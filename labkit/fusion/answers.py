@@ -34,11 +34,7 @@ class Answers:
 
 
 def read_answers(path: str | Path) -> Answers:
-    """The answers in a Feather file of `labkit fuse`, or in one with at least the columns `NEEDED`.
-
-    Raises:
-        DataError: no such file, not a Feather file, or a column of `NEEDED` is missing.
-    """
+    """The answers in a Feather file of `labkit fuse`, or in one with the columns `NEEDED`; DataError for any other."""
     require_pyarrow()
     from pyarrow import feather
 
@@ -100,8 +96,7 @@ def summary(answers: Answers, lemmatised: bool = False) -> dict[str, Any]:
 def comparison(one: Answers, other: Answers, lemmatised: bool = False) -> dict[str, Any]:
     """Accuracy of `one` minus that of `other` with its interval, and McNemar's test; ready for JSON.
 
-    Raises:
-        DataError: they did not answer the same questions, or do not accept the same answers.
+    Raises DataError unless they answered the same questions and accept the same answers.
     """
     accepted = {row["id"]: row["answers"] for row in other.rows}
     for row in one.rows:

@@ -29,8 +29,7 @@ class Decoding:
         temperature, top_k, top_p: of sampling, as in transformers; None: not used.
         num_beams: above 1: beam search, without sampling. length_penalty: its exponent of the length.
 
-    Raises:
-        DataError: an invalid value, or settings that exclude each other.
+    Raises DataError for an invalid value, or settings that exclude each other.
     """
 
     max_new_tokens: int = 20
@@ -45,12 +44,8 @@ class Decoding:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, low, high in (("max_new_tokens", 1, None), ("num_beams", 1, None), ("seed", 0, 2**31 - 1)):
-            value = getattr(self, name)
-            if value < low or (high is not None and value > high):
-                raise DataError(
-                    f"{name} is {value}; it must be at least {low}{f' and at most {high:,}' if high else ''}"
-                )
+        if self.max_new_tokens < 1 or self.num_beams < 1 or not 0 <= self.seed < 2**31:
+            raise DataError("max_new_tokens and num_beams must be at least 1, and seed from 0 to 2,147,483,647")
         if "" in self.stop:
             raise DataError("one of the stop texts is empty: every answer would be empty")
         if self.do_sample and self.num_beams > 1:
@@ -59,8 +54,8 @@ class Decoding:
             value = getattr(self, name)
             if value is not None and not self.do_sample:
                 raise DataError(f"{name}={value} only applies to sampling: give do_sample=True too")
-            if value is not None and not 0 < value <= (1 if name == "top_p" else float("inf")):
-                raise DataError(f"{name} is {value}; it must be above 0{' and at most 1' * (name == 'top_p')}")
+            if value is not None and (value <= 0 or (name == "top_p" and value > 1)):
+                raise DataError(f"{name} is {value}; it must be above 0, and top_p at most 1")
 
 
 @dataclass(frozen=True)

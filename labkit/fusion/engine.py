@@ -23,13 +23,14 @@ from typing import Any, no_type_check
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, DynamicCache
 
 from labkit.decoder.anatomy import FULL, SLIDING, Decoder, decoder_or_none
 from labkit.decoder.limits import require_positions
 from labkit.decoder.packing import MARK
 from labkit.errors import DataError, ModelError
-from labkit.fusion.layout import CUE, PADDING, PREFIX, Prompts, Tokens, mask_of, stacked
+from labkit.fusion.layout import CUE, PADDING, PREFIX, Prompts, Tokens, mask_of
 from labkit.masks import block_mask_of
 
 FLEX = "labkit_fusion_flex"  # the name under which transformers finds `_flex_attention`
@@ -44,28 +45,30 @@ class Engine:
 
     Attributes:
         name: what the result reports. counts: how many rows each question has; they are adjacent.
-
-    Args:
         averaged_layer: the layer whose hidden states the rows of a question share from the cue on; None: none.
 
-    Raises:
-        ModelError: a model that cannot be fused. DataError: an attention backend that takes no mask of numbers.
+    Raises ModelError for a model that cannot be fused, DataError for an attention backend without masks of numbers.
     """
 
-    name = "fast"
+    name, rendering = "fast", "dense"
 
     def __init__(self, model: nn.Module, prompts: Prompts, averaged_layer: int | None = None):
         self.model, self.prompts, self.decoder = model, prompts, fusable_decoder(model)
         self.averaged_layer, self.counts, self.device = averaged_layer, prompts.counts, model.device
-        self._require_backend()
+        if self.rendering == "dense" and self.decoder.backend not in BACKENDS:
+            raise DataError(
+                f"this engine adds numbers to attention scores, which the backend {self.decoder.backend!r} does not "
+                "support: load the model with attn='sdpa', or use engine='reference'"
+            )
 
     @torch.no_grad()
     def start(self) -> Tensor:
         """Read the prompts, cue included; returns the logits of the first new token, (rows, vocab)."""
         rows = self.prompts.rows
-        ends = [int(row.positions.max()) + 1 for row in rows]  # the cue begins behind the longest segment
-        self.next_position = torch.tensor(ends, device=self.device)  # (rows,)
+        positions = [int(row.positions.max()) + 1 for row in rows]  # of the cue, behind the longest segment
+        self.next_position = torch.tensor(positions, device=self.device)  # (rows,)
         self._prepare(rows)
+        self.end = self.context.ids.shape[1] + self.unread.ids.shape[1]  # the cue begins at this place of all rows
         return self._extend(torch.tensor(self.prompts.cue, device=self.device).expand(len(rows), -1))
 
     @torch.no_grad()
@@ -88,20 +91,14 @@ class Engine:
         """Set `context`, the tokens in `cache`, and `unread`, the tokens to be read with the cue."""
         raise NotImplementedError
 
-    def _require_backend(self) -> None:
-        if self.decoder.backend not in BACKENDS:
-            raise DataError(
-                f"this engine adds numbers to attention scores, which the backend {self.decoder.backend!r} does not "
-                "support: load the model with attn='sdpa', or use engine='reference'"
-            )
-
     def _extend(self, ids: Tensor) -> Tensor:
         """Read `ids` (rows, new) of cue or answer; returns the logits of the last one, (rows, vocab)."""
         positions = self.next_position[:, None] + torch.arange(ids.shape[1], device=self.device)  # (rows, new)
         self.next_position = self.next_position + ids.shape[1]
         owners, bias = torch.full_like(ids, CUE), self.unread.bias.new_zeros(ids.shape)
         new = self.unread.then(Tokens(ids, positions, owners, bias))
-        with self._averaged(int((new.owners[0] == CUE).sum())):
+        length = new.ids.shape[1]
+        with self._averaged(min(length, self.context.ids.shape[1] + length - self.end)):
             logits = self._read(self.model, self.context, new, self.cache, logits_to_keep=1).logits[:, -1]
         if self.cache is None:
             self.unread = new
@@ -146,10 +143,10 @@ class Engine:
         return bias.to(dtype).masked_fill(~allowed, torch.finfo(dtype).min)[:, None]
 
     def _table(self, rows: list[Tokens]) -> Tokens:
-        """`stacked`, on the model's device."""
-        table = stacked(rows)
-        bias = table.bias.to(torch.promote_types(self.model.dtype, torch.float32))
-        return Tokens(*(column.to(self.device) for column in table._replace(bias=bias)))
+        """Rows (tokens,) as one table (rows, tokens) on the model's device, padded on the right."""
+        columns = zip(zip(*rows, strict=True), (0, 0, PADDING, 0), strict=True)
+        table = Tokens(*(pad_sequence(column, True, padding).to(self.device) for column, padding in columns))
+        return table._replace(bias=table.bias.to(torch.promote_types(self.model.dtype, torch.float32)))
 
     @contextmanager
     def _averaged(self, count: int) -> Iterator[None]:
@@ -160,10 +157,9 @@ class Engine:
 
         def hook(module: nn.Module, args: tuple, output: Any) -> Any:
             hidden = output[0] if isinstance(output, tuple) else output  # (rows, tokens, dim)
-            means = [
-                rows[:, -count:].mean(0, keepdim=True).expand(len(rows), -1, -1) for rows in hidden.split(self.counts)
-            ]
-            shared = torch.cat([hidden[:, :-count], torch.cat(means)], 1)
+            shared = hidden.clone()
+            for rows in shared.split(self.counts):
+                rows[:, -count:] = rows[:, -count:].mean(0)
             return (shared, *output[1:]) if isinstance(output, tuple) else shared
 
         handle = self.decoder.layers[self.averaged_layer].register_forward_hook(hook)
@@ -210,10 +206,7 @@ class FastEngine(Engine):
 
 
 def packed(lengths: Sequence[int]) -> list[list[int]]:
-    """Rows of segments, by number, none longer than the longest segment.
-
-    First fit decreasing: segments of one length have a row each, and others leave little padding.
-    """
+    """Rows of segments, by number, none longer than the longest segment (first fit decreasing)."""
     rows: list[list[int]] = []
     for segment in sorted(range(len(lengths)), key=lambda segment: -lengths[segment]):
         room = max(lengths) - lengths[segment]
@@ -265,10 +258,6 @@ class ReferenceEngine(Engine):
         self.context = self.unread[:, :0]
         self.cache = DynamicCache() if self.cached else None
         self.masks = [mask_of(row.owners.tolist()) for row in rows]
-
-    def _require_backend(self) -> None:
-        if self.rendering == "dense":
-            super()._require_backend()
 
     def _allowed(self, new: Tokens, keys: Tokens) -> Tensor:
         """(rows, new, keys) bool: the mask of each row at the places of its tokens; padding attends to itself."""

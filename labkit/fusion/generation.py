@@ -64,8 +64,7 @@ def generate(
         fusion.generate(lm, [["Where is Paris?", "Paris is in which country?"]], prefix="...", cue="Answer:")
 
     Args:
-        questions: for each question its paraphrases; their number may differ.
-        method: a name of `METHODS`. engine: one of `ENGINES`; the result names the one that was used.
+        questions: for each question its paraphrases. method: a name of `METHODS`. engine: one of `ENGINES`.
         prefix: examples or instructions; all paraphrases attend to it. cue: attends to all paraphrases and precedes the
             answer. separator: appended to each paraphrase.
         weights: for the method "weighted": positive numbers, one for each paraphrase.
@@ -75,9 +74,8 @@ def generate(
         decoding: max_new_tokens, first_line, do_sample, temperature, top_k, top_p, num_beams, length_penalty and seed
             (`labkit.fusion.decoding.Decoding`).
 
-    Raises:
-        DataError: an unknown method or engine; a question without paraphrases, or an empty one; settings that exclude
-            each other; a prompt beyond the model's positions; a model that cannot be fused.
+    Raises DataError or ModelError for invalid arguments, prompts beyond the model's positions, or a model that cannot
+    be fused.
     """
     if not isinstance(lm, Loaded):
         raise DataError(f"give the result of labkit.load, model and tokenizer together, not a {type(lm).__name__}")

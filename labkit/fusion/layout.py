@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from labkit import masks
 from labkit.errors import DataError
@@ -43,12 +42,6 @@ class Tokens(NamedTuple):
 
     def then(self, new: Tokens) -> Tokens:
         return Tokens(*(torch.cat(pair, -1) for pair in zip(self, new, strict=True)))
-
-
-def stacked(rows: Sequence[Tokens]) -> Tokens:
-    """Rows (tokens,) as one table (rows, tokens), padded on the right."""
-    tables = zip(*rows, strict=True)
-    return Tokens(*(pad_sequence(table, True, value) for table, value in zip(tables, (0, 0, PADDING, 0), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -84,10 +77,7 @@ def token_ids(
     """(prefix ids, for each question the ids of its paraphrases, cue ids).
 
     If the tokenizer adds a beginning-of-sequence token, it belongs to the prefix. The separator belongs to the segment
-    that it ends.
-
-    Raises:
-        DataError: no tokenizer, no question, a question without paraphrases, an empty paraphrase, or no cue.
+    that it ends. Raises DataError without a tokenizer, a question or a cue, or if a text is empty.
     """
     if tokenizer is None:
         raise DataError("the model has no tokenizer, so no text can be read: add its tokenizer files")
@@ -118,8 +108,7 @@ def prompts(
 ) -> Prompts:
     """The rows of `method`; `segments` contains, for each question, the ids of its paraphrases.
 
-    Raises:
-        DataError: weights for a method that takes none, missing weights, or not one positive number per paraphrase.
+    Raises DataError unless there are weights, one positive number per paraphrase, for the method that takes them.
     """
     if (weights is None) == (method.weights == GIVEN):
         problem = "needs a weight for each paraphrase" if weights is None else "takes no weights: use 'weighted'"

@@ -93,8 +93,7 @@ def looks(
         paraphrases: of one question. tokens: of its answer, `result.tokens[0]`. prefix, cue: as in `generate`.
         layer, head: counted from 0; None: the mean over all.
 
-    Raises:
-        DataError: no tokens, a layer or a head that the model does not have; what `generate` raises.
+    Raises DataError for no tokens, a layer or a head that the model does not have, and what `generate` raises.
     """
     decoder = fusable_decoder(lm.model)
     layers, heads = len(decoder.layers), decoder.config.num_attention_heads

@@ -3,15 +3,7 @@
     answers = run(Settings(model="gemma3-270m", num_paraphrases=5), "out.feather")
     summary(answers)["accuracy"]                       # labkit.fusion.answers
 
-A prompt is few-shot examples with answers (the prefix), one segment for each paraphrase, and the cue:
-
-    Question: Which city is the capital of Japan?
-    Answer: Tokyo
-
-    Question: What city is France's capital?
-    Question: The capital of France is ____.
-    Answer:
-
+A prompt is few-shot examples ("Question: ...", "Answer: ..."), a line "Question: ..." for each paraphrase, and the cue.
 Each answer is appended to a journal beside the file (`out.feather.jsonl`: a header, then one row per question). An
 interrupted run continues from it and ignores an incomplete last line. The Feather file is written at the end, whole or
 not at all, and then the journal is removed.
@@ -43,7 +35,7 @@ from labkit.fusion.scores import first_line, load_lemmatizer
 from labkit.fusion.settings import Settings
 from labkit.models import Loaded, load
 
-CUE, SEPARATOR = "Answer:", "\n"
+QUESTION, SEPARATOR, CUE = "Question: ", "\n", "Answer:"  # a paraphrase stands between the first two
 FIXED = ("settings", "data", "versions", "model")  # the parts of the header that a resumed run must share
 
 
@@ -106,11 +98,7 @@ def run(settings: Settings, output: str | Path, *, resume: bool = False, lm: Loa
 
 
 def plan(settings: Settings) -> Plan:
-    """Read the data set and draw examples and questions; no model is needed.
-
-    Raises:
-        DataError: no such data set, no question with enough paraphrases, or no question left.
-    """
+    """Read the data set and draw examples and questions; no model is needed. DataError if no question is left."""
     everything = read_paraphrases(settings.dataset, settings.pairs, unanswered=True)
     shots, rest = take_shots(everything, settings)
     least = settings.at_least or settings.needed
@@ -149,11 +137,8 @@ def take_shots(
     """(examples for the prefix, the remaining questions); no question shares a text with an example.
 
     For the embedded facts and for a user's file, the examples are the embedded facts that are set apart for it. For
-    other data sets, or with `few_shot_from_data`, they are drawn from the questions with an answer, balanced over
-    relations, and removed from the questions.
-
-    Raises:
-        DataError: too few examples, or no question left.
+    other data sets, or with `few_shot_from_data`, they are questions with an answer, balanced over relations.
+    Raises DataError if there are too few examples, or no question is left.
     """
     dataset, count, seed = settings.dataset, settings.few_shot, settings.seed
     if count == 0:
@@ -166,8 +151,12 @@ def take_shots(
     shots = sample(pool, count, seed)
     random.Random(f"{seed} order").shuffle(shots)
     ids = set() if separate else {shot.id for shot in shots}
-    texts = {_folded(text) for shot in shots for text in shot.paraphrases}
-    rest = [q for q in questions if q.id not in ids and texts.isdisjoint(map(_folded, q.paraphrases))]
+
+    def folded(question: ParaphrasedQuestion) -> set[str]:
+        return {" ".join(text.casefold().split()) for text in question.paraphrases}
+
+    texts = set().union(*map(folded, shots))
+    rest = [question for question in questions if question.id not in ids and texts.isdisjoint(folded(question))]
     if not rest:
         raise DataError(f"no question is left when {count} few-shot examples are taken out of {len(questions)}")
     return shots, rest
@@ -177,16 +166,7 @@ def prefix_of(shots: Sequence[ParaphrasedQuestion], seed: int) -> str:
     """The examples as text, each with one of its paraphrases, drawn with `seed`, and its first answer."""
     texts = [random.Random(f"{seed} {shot.id}").choice(shot.paraphrases) for shot in shots]
     pairs = zip(texts, shots, strict=True)
-    return "".join(f"{asked(text)}{SEPARATOR}{CUE} {shot.answers[0]}\n\n" for text, shot in pairs)
-
-
-def asked(paraphrase: str) -> str:
-    """The segment of a paraphrase, without its separator."""
-    return f"Question: {paraphrase}"
-
-
-def _folded(text: str) -> str:
-    return " ".join(text.casefold().split())
+    return "".join(f"{QUESTION}{text}{SEPARATOR}{CUE} {shot.answers[0]}\n\n" for text, shot in pairs)
 
 
 def load_model(settings: Settings) -> Loaded:
@@ -204,11 +184,7 @@ def journal_of(output: str | Path) -> Path:
 
 
 def read_journal(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """(header, one row per answered question), without an incomplete last line; (None, []) if there is no header.
-
-    Raises:
-        DataError: a complete line is damaged.
-    """
+    """(header, one row per answered question), without an incomplete last line; (None, []) if there is no header."""
     content = path.read_bytes() if path.exists() else b""
     try:
         lines = [json.loads(text) for text in content[: content.rfind(b"\n") + 1].splitlines()]
@@ -223,7 +199,7 @@ def _answer(
     """Answer all questions but the first `done`, and append the rows of each batch to the journal."""
     from tqdm import tqdm
 
-    questions, texts = planned.questions[done:], planned.texts[done:]
+    questions, texts, single = planned.questions[done:], planned.texts[done:], settings.method == "single"
     rows: list[dict[str, Any]] = []
 
     def keep(batch: FusionResult) -> None:
@@ -234,7 +210,7 @@ def _answer(
                 "id": question.id,
                 "relation": question.relation,
                 "paraphrases": list(read),
-                "prompt": [asked(text) + SEPARATOR for text in (read[:1] if settings.method == "single" else read)],
+                "prompt": [f"{QUESTION}{text}{SEPARATOR}" for text in (read[:1] if single else read)],
                 "answers": list(question.answers),
                 "generation": generation,
                 "prediction": generation.strip() if settings.stop else first_line(generation),
@@ -252,7 +228,7 @@ def _answer(
 
     with tqdm(total=len(planned.texts), initial=done, unit="question", disable=None, leave=False) as bar:
         generate(
-            lm, [[asked(text) for text in read] for read in texts], settings.method, settings.engine,
+            lm, [[QUESTION + text for text in read] for read in texts], settings.method, settings.engine,
             prefix=about["prefix"], cue=CUE, separator=SEPARATOR, layer=settings.layer,
             weights=settings.weights and [settings.weights] * len(texts), max_new_tokens=settings.max_new_tokens,
             stop=settings.stop or (), first_line=not settings.stop, batch_size=settings.batch_size, on_batch=keep,

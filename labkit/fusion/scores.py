@@ -72,11 +72,7 @@ def _accepted(answers: Iterable[str], form: Callable[[str], str] = comparable) -
 
 
 def load_lemmatizer(name: str = "simplemma") -> Lemmatizer:
-    """The lemmatiser "simplemma" (English, word by word), or "spacy:en_core_web_sm" (in context).
-
-    Raises:
-        DataError: no such lemmatiser. ModelError: it, or its model, is not installed.
-    """
+    """The lemmatiser "simplemma" (English, word by word), or "spacy:en_core_web_sm" (in context)."""
     kind, _, model = name.partition(":")
     if kind not in ("simplemma", "spacy") or (kind == "spacy") != bool(model):
         raise DataError(f"the lemmatiser is {name!r}; choose one of simplemma, spacy:MODEL")
@@ -111,10 +107,7 @@ def difference(one: Correct, other: Correct) -> Estimate:
     """Accuracy of `one` minus that of `other`, with a percentile bootstrap over questions, paired.
 
     If the difference is the same for all questions, so are all resamples; then the interval allows for as many
-    unobserved other questions as the exact binomial one.
-
-    Raises:
-        DataError: they did not answer the same questions.
+    unobserved other questions as the exact binomial one. Raises DataError unless both answered the same questions.
     """
     from scipy.stats import binomtest, bootstrap
 
@@ -132,10 +125,8 @@ def difference(one: Correct, other: Correct) -> Estimate:
 def mcnemar(one: Correct, other: Correct) -> dict[str, float]:
     """McNemar's exact test: is it chance which of the two answered the questions that only one answered correctly?
 
-    Returns the numbers of questions `both`, `only_one`, `only_other` and `neither`, and `p`.
-
-    Raises:
-        DataError: they did not answer the same questions.
+    Returns the numbers of questions `both`, `only_one`, `only_other` and `neither`, and `p`. Raises DataError unless
+    both answered the same questions.
     """
     from scipy.stats import binomtest
 

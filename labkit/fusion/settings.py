@@ -18,10 +18,9 @@ def _setting(default: Any, text: str, **limits: int) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """All that decides what a run writes; a run can only be resumed with the same settings.
+    """All that decides what a run writes; DataError for settings that exclude each other.
 
-    Raises:
-        DataError: an unknown method or engine, or settings that exclude each other.
+    A run can only be resumed with the same settings.
     """
 
     dataset: str = _setting("known-facts", "known-facts, webqa:FILE, lama:FOLDER, or a .jsonl, .json or .csv file.")
