@@ -15,7 +15,6 @@ from labkit.fusion.scores import (
     accuracy,
     difference,
     exact_match,
-    first_line,
     holds_answer,
     lemmatised_match,
     load_lemmatizer,
@@ -29,14 +28,6 @@ def scored(correct):
 
 
 # ---- one answer ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [(" Paris\nQuestion: ...", "Paris"), ("\n\n Paris \r\nLyon", "Paris"), (" \n ", ""), ("", "")],
-)
-def test_first_line_is_the_first_that_is_not_empty(text, line):
-    assert first_line(text) == line
 
 
 @pytest.mark.parametrize(
