@@ -61,6 +61,8 @@ def run(settings: Settings, output: str | Path, *, resume: bool = False, lm: Loa
     require_pyarrow()
     output = Path(output).expanduser()
     if is_standard_output(output) or not is_regular(output):
+        if resume:
+            raise DataError(f"{output} is not a regular file, so it has no journal; give a file to resume")
         with tempfile.TemporaryDirectory(prefix="labkit-fuse-") as folder:
             answers = run(settings, Path(folder, "answers.feather"), lm=lm)
         write_answers(answers, output)
