@@ -101,9 +101,9 @@ class Bench:
         from labkit.fusion.decoding import Decoding, decode
         from labkit.fusion.generation import make_engine
         from labkit.fusion.layout import prompts
-        from labkit.fusion.methods import method_named
+        from labkit.fusion.methods import METHODS
 
-        method = method_named(arm if arm in ("logit-average", "concat") else "fuse")
+        method = METHODS[arm if arm in ("logit-average", "concat") else "fuse"]
         made = prompts(method, self.prefix, [segments], self.cue)
         name = "reference" if arm == "flex" else arm if arm in ("dense", "cacheless") else "fast"
         engine = make_engine(name, self.lm.model, made)
@@ -115,7 +115,8 @@ class Bench:
             return read(tokens)
 
         engine.step = step
-        return decode(engine, method.combine, self.lm.tokenizer, set(), Decoding(new_tokens), [0])[0][0].tokens
+        answers, _ = decode(engine, method.combine, self.lm.tokenizer, set(), Decoding(new_tokens), [0])
+        return list(answers[0].tokens)
 
     def _apart(self, arm: str, segments: list, new_tokens: int, stamps: list[float]) -> list[int]:
         from transformers import DynamicCache

@@ -31,6 +31,7 @@ from labkit.errors import DataError, TrainingError  # noqa: E402
 from labkit.fusion import runs  # noqa: E402
 from labkit.fusion.answers import Answers, read_answers, summary  # noqa: E402
 from labkit.fusion.scores import holds_answer  # noqa: E402
+from labkit.fusion.settings import Settings  # noqa: E402
 from labkit.run_folder import read_json  # noqa: E402
 
 SINGLE = "single"
@@ -42,7 +43,7 @@ ANSWERS = "answers.feather"
 
 @dataclass(frozen=True)
 class Study:
-    """What is compared. The rest is as in `labkit.fusion.runs.Settings`.
+    """What is compared. The rest is as in `labkit.fusion.settings.Settings`.
 
     Attributes:
         data: {name: (dataset, folder of pairs or None)}.
@@ -101,12 +102,12 @@ class Cell:
     def __str__(self) -> str:
         return f"{self.model}, {self.data}, {self.folder.name}"
 
-    def settings(self, study: Study) -> runs.Settings:
+    def settings(self, study: Study) -> Settings:
         dataset, pairs = study.data[self.data]
         places = (0,) if self.repeat else None if self.place is None else (self.place,)
-        return runs.Settings(
-            dataset, self.model, self.method, pairs=pairs, num_paraphrases=self.first, indexes=places,
-            repeat=self.repeat, at_least=study.at_least, max_questions=self.max_questions, seed=study.seed,
+        return Settings(
+            dataset, pairs, self.model, self.method, num_paraphrases=self.first, indexes=places, repeat=self.repeat,
+            at_least=study.at_least, few_shot_from_data=True, max_questions=self.max_questions, seed=study.seed,
             order_seed=study.seed, **{name: getattr(study, name) for name in SHARED},
         )  # fmt: skip
 
@@ -131,7 +132,11 @@ def run_study(study: Study, folder: str | Path, **log: Any) -> dict[str, str]:
             plans[cell.data] = runs.plan(replace(cell, max_questions=None).settings(study))
         _ = cell.settings(study)  # a method that does not exist is an error before anything is asked
     facts = {
-        name: {"dataset": study.data[name][0], "sha256": plan.sha256, "questions": len(plan.questions)}
+        name: {
+            "dataset": study.data[name][0],
+            "sha256": plan.about["data"]["questions_sha256"],
+            "questions": len(plan.questions),
+        }
         for name, plan in plans.items()
     }
     settings = asdict(study) | {"data": facts}
@@ -182,13 +187,11 @@ def tables(folder: str | Path, reference: str = SINGLE, lemmatised: bool = False
 
 def scores(files: list[Answers], lemmatised: bool = False) -> report.Scores:
     """Accuracy by question, the mean of these files on the questions of all of them; relations are the groups."""
-    scored = [answers.scored(lemmatised) for answers in files]
-    shared = set.intersection(*(set(each.ids) for each in scored))
-    ids = [name for name in scored[0].ids if name in shared]
-    right = [dict(zip(each.ids, each.correct, strict=True)) for each in scored]
-    above = np.array([[np.mean([of[name] for of in right]) for name in ids]])
-    relations = dict(zip(scored[0].ids, scored[0].relations, strict=True)) if scored[0].relations else {}
-    groups = np.array([relations.get(name) or f"question {name}" for name in ids])
+    correct = [answers.correct(lemmatised) for answers in files]
+    ids = [name for name in correct[0] if all(name in of for of in correct)]
+    above = np.array([[np.mean([of[name] for of in correct]) for name in ids]])
+    relations = {row["id"]: row.get("relation") for row in files[0].rows}
+    groups = np.array([relations[name] or f"question {name}" for name in ids])
     return report.Scores(above, np.ones_like(above), groups, tuple(ids), None)
 
 

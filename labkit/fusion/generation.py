@@ -13,20 +13,12 @@ from torch import Tensor
 
 from labkit.decoder.running import evaluating
 from labkit.errors import DataError
-from labkit.fusion.decoding import Answer, Decoding, decode
-from labkit.fusion.engine import Engine, FastEngine, fusable_decoder, require_room
+from labkit.fusion.decoding import Answer, Decoding, combine, decode
+from labkit.fusion.engine import Engine, FastEngine, ReferenceEngine, fusable_decoder, require_positions_for
 from labkit.fusion.layout import Prompts, Weights, prompts, token_ids
-from labkit.fusion.methods import combine, method_named
-from labkit.fusion.reference import ReferenceEngine
+from labkit.fusion.methods import ENGINES, METHODS, require_known
 from labkit.fusion.scores import comparable, first_line
 from labkit.models import Loaded
-
-ENGINES = {
-    "fast": "segments read as one batch, keys and values joined once, ordinary decoding over them",
-    "reference": "each row in one piece under FlexAttention",
-    "dense": "each row in one piece under a 4-D mask",
-    "cacheless": "as dense, but everything is read again for each token, as in the public experiment",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,82 +54,76 @@ def generate(
     separator: str = "\n",
     weights: Sequence[Weights] | None = None,
     layer: int | None = None,
-    max_new_tokens: int = 20,
     stop: str | Sequence[str] = (),
-    first_line: bool = False,
-    do_sample: bool = False,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    num_beams: int = 1,
-    length_penalty: float = 1.0,
-    seed: int = 0,
     batch_size: int = 16,
     on_batch: Callable[[FusionResult], None] | None = None,
+    **decoding: Any,
 ) -> FusionResult:
     """Answer each question from its paraphrases. The model is not changed.
 
         fusion.generate(lm, [["Where is Paris?", "Paris is in which country?"]], prefix="...", cue="Answer:")
 
     Args:
-        questions: for each question its paraphrases; their number may differ.
-        method: a name of `METHODS`. engine: one of `ENGINES`; the result names the one that was used.
+        questions: for each question its paraphrases. method: a name of `METHODS`. engine: one of `ENGINES`.
         prefix: examples or instructions; all paraphrases attend to it. cue: attends to all paraphrases and precedes the
             answer. separator: appended to each paraphrase.
         weights: for the method "weighted": positive numbers, one for each paraphrase.
         layer: for the method "hidden-average": from 0; by default the middle one.
-        stop: texts that end an answer. first_line: so does the end of its first line that is not empty. The other
-            settings are those of transformers' `generate`.
+        stop: texts that end an answer, or special tokens.
         batch_size: in questions. on_batch: called with the result of each batch.
+        decoding: max_new_tokens, first_line, do_sample, temperature, top_k, top_p, num_beams, length_penalty and seed
+            (`labkit.fusion.decoding.Decoding`).
 
-    Raises:
-        DataError: an unknown method or engine; a question without paraphrases, or an empty one; settings that exclude
-            each other; a prompt beyond the model's positions or the memory; a model that cannot be fused.
+    Raises DataError or ModelError for invalid arguments, prompts beyond the model's positions, or a model that cannot
+    be fused.
     """
     if not isinstance(lm, Loaded):
         raise DataError(f"give the result of labkit.load, model and tokenizer together, not a {type(lm).__name__}")
-    chosen = method_named(method)
-    require_engine(engine)
+    require_known("method", method, METHODS)
+    require_known("engine", engine, ENGINES)
+    chosen, layers = METHODS[method], len(fusable_decoder(lm.model).layers)
     if batch_size < 1:
         raise DataError(f"batch_size is {batch_size} questions; it must be at least 1")
-    layers = len(fusable_decoder(lm.model).layers)
     if layer is not None and not chosen.averages_states:
         raise DataError(f"the method {method!r} averages no layer: give layer with 'hidden-average' only")
     if layer is not None and not 0 <= layer < layers:
         raise DataError(f"there is no layer {layer}: the model has layers 0 to {layers - 1}")
     averaged_layer = (layers // 2 if layer is None else layer) if chosen.averages_states else None
     prefix_ids, segments, cue_ids = token_ids(lm.tokenizer, questions, prefix, cue, separator)
-    ends, stops = _ends(lm, stop)
-    decoding = Decoding(
-        max_new_tokens, stops, first_line, do_sample, temperature, top_k, top_p, num_beams, length_penalty, seed
-    )
-    require_room(
-        lm.model, prompts(chosen, prefix_ids, segments, cue_ids, weights), batch_size, max_new_tokens, num_beams
-    )
+    special = dict(zip(lm.tokenizer.all_special_tokens, lm.tokenizer.all_special_ids, strict=True))
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    settings = Decoding(stop=tuple(text for text in stops if text not in special), **decoding)
+    ends = _end_ids(lm) | {special[text] for text in stops if text in special}  # a special token has no text
+    everything = prompts(chosen, prefix_ids, segments, cue_ids, weights)
+    require_positions_for(lm.model, everything, settings.max_new_tokens)
     results = []
     with evaluating(lm.model):
-        for begin in range(0, len(segments), batch_size):
-            part = slice(begin, begin + batch_size)
-            batch = prompts(chosen, prefix_ids, segments[part], cue_ids, None if weights is None else weights[part])
+        for begin in range(0, len(everything.questions), batch_size):
+            batch = replace(everything, questions=everything.questions[begin : begin + batch_size])
             counts, votes = batch.counts, None
             numbers = list(range(begin, begin + len(counts)))
             if chosen.votes:  # each paraphrase is answered as a question, with random numbers of its own
                 numbers = [
                     number + 1_000_000_007 * row for number, n in zip(numbers, counts, strict=True) for row in range(n)
                 ]
-                batch = replace(batch, counts=(1,) * len(batch.rows))
+                batch = replace(batch, questions=tuple((row,) for row in batch.rows))
             began = time.perf_counter()
             reader = make_engine(engine, lm.model, batch, averaged_layer)
-            answers, scores = decode(reader, chosen.combine, lm.tokenizer, ends, decoding, numbers)
+            answers, scores = decode(reader, chosen.combine, lm.tokenizer, ends, settings, numbers)
             seconds = time.perf_counter() - began
             if chosen.votes:
                 rows = [answers[sum(counts[:n]) :][:count] for n, count in enumerate(counts)]
-                answers, votes = map(list, zip(*(_elect(row, bool(stops)) for row in rows), strict=True))
+                answers, votes = map(list, zip(*(elect(row, bool(settings.stop)) for row in rows), strict=True))
                 scores = combine("average", scores, counts)
-            texts, tokens, log_probs = map(list, zip(*((a.text, a.tokens, a.log_prob) for a in answers), strict=True))
-            results.append(FusionResult(texts, tokens, log_probs, scores.cpu(), method, reader.name, seconds, votes))
+            result = FusionResult(
+                [answer.text for answer in answers],
+                [list(answer.tokens) for answer in answers],
+                [answer.log_prob for answer in answers],
+                scores.cpu(), method, reader.name, seconds, votes,
+            )  # fmt: skip
+            results.append(result)
             if on_batch is not None:
-                on_batch(results[-1])
+                on_batch(result)
     return FusionResult(
         [text for result in results for text in result.texts],
         [tokens for result in results for tokens in result.tokens],
@@ -150,11 +136,6 @@ def generate(
     )
 
 
-def require_engine(name: str) -> None:
-    if name not in ENGINES:
-        raise DataError(f"the fusion engine is {name!r}; choose one of {', '.join(ENGINES)}")
-
-
 def make_engine(name: str, model: Any, batch: Prompts, averaged_layer: int | None = None) -> Engine:
     """The engine of this name of `ENGINES`, for the prompts of `batch`."""
     if name == "fast":
@@ -163,7 +144,7 @@ def make_engine(name: str, model: Any, batch: Prompts, averaged_layer: int | Non
     return ReferenceEngine(model, batch, averaged_layer, rendering=rendering, cached=name != "cacheless")
 
 
-def _elect(answers: Sequence[Answer], whole: bool) -> tuple[Answer, dict[str, int]]:
+def elect(answers: Sequence[Answer], whole: bool) -> tuple[Answer, dict[str, int]]:
     """The most probable of the most frequent answers, and how often each was given.
 
     Answers are compared as `labkit.fusion.scores` compares them: all of their text if `whole`, else the first line.
@@ -177,11 +158,6 @@ def _elect(answers: Sequence[Answer], whole: bool) -> tuple[Answer, dict[str, in
     return winner, {text: len(same) for text, same in by_text.items()}
 
 
-def _ends(lm: Loaded, stop: str | Sequence[str]) -> tuple[set[int], tuple[str, ...]]:
-    """The ids and the texts that end an answer. A stop that is a special token is an id, because it has no text."""
-    texts = (stop,) if isinstance(stop, str) else tuple(stop)
-    special = dict(zip(lm.tokenizer.all_special_tokens, lm.tokenizer.all_special_ids, strict=True))
+def _end_ids(lm: Loaded) -> set[int]:
     configured = getattr(lm.model.generation_config, "eos_token_id", None)
-    ids = {*(configured if isinstance(configured, list) else [configured]), lm.tokenizer.eos_token_id}
-    ids |= {special[text] for text in texts if text in special}
-    return ids - {None}, tuple(text for text in texts if text not in special)
+    return {*(configured if isinstance(configured, list) else [configured]), lm.tokenizer.eos_token_id} - {None}

@@ -9,59 +9,62 @@ Each piece is tokenised once, and the ids are put side by side; nothing is decod
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from labkit import masks
 from labkit.errors import DataError
 from labkit.fusion.methods import GIVEN, UNIFORM, Method
 
+PREFIX, PADDING, CUE = 0, -1, -2  # owners of tokens; the segments of a row are 1, 2, ...
 Weights = Sequence[float] | np.ndarray | Tensor  # one number for each paraphrase of a question
-Ids = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Token ids, the position of the first one, and the number added to the attention scores of its keys."""
+class Tokens(NamedTuple):
+    """Tables of the tokens of one row, (tokens,), or of several, (rows, tokens).
 
-    ids: Ids
-    start: int
-    bias: float = 0.0
+    `owners` are PREFIX, the number of a segment from 1, CUE (for the answer too) or PADDING. `bias` is added to the
+    attention scores of a token's key, when the cue and the answer attend to it.
+    """
 
+    ids: Tensor
+    positions: Tensor
+    owners: Tensor
+    bias: Tensor
 
-@dataclass(frozen=True)
-class Row:
-    """One sequence: segments behind the shared prefix, and the position at which its cue begins."""
+    def __getitem__(self, where: Any) -> Tokens:
+        return Tokens(*(table[where] for table in self))
 
-    segments: tuple[Segment, ...]
-    cue_start: int
-
-    @property
-    def length(self) -> int:
-        """Tokens of all segments."""
-        return sum(len(segment.ids) for segment in self.segments)
+    def then(self, new: Tokens) -> Tokens:
+        return Tokens(*(torch.cat(pair, -1) for pair in zip(self, new, strict=True)))
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """What an engine reads. The rows of a question are adjacent; question i has counts[i] rows."""
+    """What an engine reads: the rows of each question, prefix and segments, and the ids of the cue behind them."""
 
-    prefix: Ids
-    cue: Ids
-    rows: tuple[Row, ...]
-    counts: tuple[int, ...]
+    questions: tuple[tuple[Tokens, ...], ...]
+    cue: tuple[int, ...]
+
+    @property
+    def rows(self) -> list[Tokens]:
+        return [row for rows in self.questions for row in rows]
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of rows of each question."""
+        return [len(rows) for rows in self.questions]
 
 
-def mask_of(row: Row, prefix: int) -> masks.Mask:
-    """The mask of a row behind a prefix of `prefix` tokens, with whatever follows its segments."""
-    segment_ids = [0] * prefix + [n for n, segment in enumerate(row.segments, 1) for _ in segment.ids]
-    end = len(segment_ids)
-    isolated = masks.segments(segment_ids, fuse_from=end)
+def mask_of(owners: Sequence[int]) -> masks.Mask:
+    """The mask of a row whose tokens have these owners, PREFIX or a segment, with whatever follows them."""
+    end, prefix = len(owners), list(owners).count(PREFIX)
+    isolated = masks.segments(owners, fuse_from=end)
     if not prefix:
         return isolated
     behind_the_prefix = masks.segments([0] * prefix + [1] * (end - prefix), fuse_from=end)
@@ -70,14 +73,11 @@ def mask_of(row: Row, prefix: int) -> masks.Mask:
 
 def token_ids(
     tokenizer: Any, questions: Sequence[Sequence[str]], prefix: str, cue: str, separator: str
-) -> tuple[Ids, list[list[Ids]], Ids]:
+) -> tuple[list[int], list[list[list[int]]], list[int]]:
     """(prefix ids, for each question the ids of its paraphrases, cue ids).
 
     If the tokenizer adds a beginning-of-sequence token, it belongs to the prefix. The separator belongs to the segment
-    that it ends.
-
-    Raises:
-        DataError: no tokenizer, no question, a question without paraphrases, an empty paraphrase, or no cue.
+    that it ends. Raises DataError without a tokenizer, a question or a cue, or if a text is empty.
     """
     if tokenizer is None:
         raise DataError("the model has no tokenizer, so no text can be read: add its tokenizer files")
@@ -86,73 +86,68 @@ def token_ids(
     for number, paraphrases in enumerate(questions):
         if isinstance(paraphrases, str):
             raise DataError(f"question {number} is a text; give a list of its paraphrases, such as [{paraphrases!r}]")
-        if not paraphrases:
-            raise DataError(f"question {number} has no paraphrase; it needs at least one")
-        for place, text in enumerate(paraphrases):
-            if not text.strip():
-                raise DataError(f"paraphrase {place} of question {number} is empty")
-
-    def tokenised(text: str) -> Ids:
-        return tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
-
-    cue_ids = tokenised(cue)
-    if not cue_ids:
+        if not paraphrases or not all(text.strip() for text in paraphrases):
+            raise DataError(f"question {number} has no paraphrase, or an empty one; give at least one text")
+    if not cue:
         raise DataError("the cue is empty; it attends to all paraphrases, so it needs at least one token")
-    first = tuple(tokenizer("")["input_ids"][:1])
-    begin = first if first and first[0] == tokenizer.bos_token_id else ()
+
+    def tokenised(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+
+    begin = [token for token in tokenizer("")["input_ids"][:1] if token == tokenizer.bos_token_id]
     segments = [[tokenised(text + separator) for text in paraphrases] for paraphrases in questions]
-    return begin + tokenised(prefix), segments, cue_ids
+    return begin + tokenised(prefix), segments, tokenised(cue)
 
 
 def prompts(
     method: Method,
-    prefix: Ids,
-    segments: Sequence[Sequence[Ids]],
-    cue: Ids,
+    prefix: Sequence[int],
+    segments: Sequence[Sequence[Sequence[int]]],
+    cue: Sequence[int],
     weights: Sequence[Weights] | None = None,
 ) -> Prompts:
     """The rows of `method`; `segments` contains, for each question, the ids of its paraphrases.
 
-    Raises:
-        DataError: weights for a method that takes none, missing weights, or not one positive number per paraphrase.
+    Raises DataError unless there are weights, one positive number per paraphrase, for the method that takes them.
     """
     if (weights is None) == (method.weights == GIVEN):
         problem = "needs a weight for each paraphrase" if weights is None else "takes no weights: use 'weighted'"
         raise DataError(f"the method {method.name!r} {problem}")
     if weights is not None and len(weights) != len(segments):
         raise DataError(f"there are weights for {len(weights)} questions, but {len(segments)} questions")
-    rows, counts, begin = [], [], len(prefix)
+    questions = []
     for number, pieces in enumerate(segments):
-        shares = [1.0] * len(pieces)
-        if method.weights == UNIFORM:
-            shares = [1 / len(pieces)] * len(pieces)
-        elif weights is not None:
-            shares = _normalised(weights[number], len(pieces), number)
         if method.name == "single":
-            pieces, shares = pieces[:1], shares[:1]
+            pieces = pieces[:1]
         elif not method.isolated:
-            pieces, shares = [tuple(token for piece in pieces for token in piece)], [1.0]
-        if method.joined:
-            rows.append(_joined_row(pieces, shares, begin, method.restart))
-        else:
-            rows += [_joined_row([piece], [1.0], begin, True) for piece in pieces]
-        counts.append(1 if method.joined else len(pieces))
-    return Prompts(prefix, cue, tuple(rows), tuple(counts))
+            pieces = [[token for piece in pieces for token in piece]]
+        biases = np.zeros(len(pieces))
+        if method.weights == UNIFORM:
+            biases -= np.log(len(pieces))
+        elif weights is not None:
+            biases = _log_shares(weights[number], len(pieces), number)
+        rows = [pieces] if method.joined else [[piece] for piece in pieces]
+        questions.append(tuple(_row(prefix, row, biases, method.restart) for row in rows))
+    return Prompts(tuple(questions), tuple(cue))
 
 
-def _joined_row(pieces: Sequence[Ids], shares: Sequence[float], begin: int, restart: bool) -> Row:
-    segments, start = [], begin
-    for piece, share in zip(pieces, shares, strict=True):
-        segments.append(Segment(piece, start, math.log(share)))
-        start += 0 if restart else len(piece)
-    return Row(tuple(segments), max(segment.start + len(segment.ids) for segment in segments))
+def _row(prefix: Sequence[int], pieces: Sequence[Sequence[int]], biases: np.ndarray, restart: bool) -> Tokens:
+    lengths = torch.tensor([len(prefix), *map(len, pieces)])
+    starts = lengths.cumsum(0) - lengths  # places in the row
+    places = torch.arange(int(lengths.sum()))
+    positions = torch.where(places < len(prefix), places, places - starts.repeat_interleave(lengths) + len(prefix))
+    return Tokens(
+        torch.tensor([*prefix, *(token for piece in pieces for token in piece)]),
+        positions if restart else places,
+        torch.arange(len(lengths)).repeat_interleave(lengths),
+        torch.tensor([0.0, *biases[: len(pieces)]], dtype=torch.float64).repeat_interleave(lengths),
+    )
 
 
-def _normalised(weights: Weights, count: int, number: int) -> list[float]:
-    if len(weights) != count:
-        raise DataError(f"question {number} has {count} paraphrases and {len(weights)} weights; give one for each")
-    numbers = weights.tolist() if hasattr(weights, "tolist") else list(weights)  # an array, or a tensor
-    if not all(0 < weight < math.inf for weight in numbers):
-        raise DataError(f"the weights of question {number} are {numbers}; each must be a positive number")
-    total = math.fsum(numbers)
-    return [weight / total for weight in numbers]
+def _log_shares(weights: Weights, count: int, number: int) -> np.ndarray:
+    given = np.asarray(weights, dtype=float)
+    if given.shape != (count,):
+        raise DataError(f"question {number} has {count} paraphrases and {given.size} weights; give one for each")
+    if not ((given > 0) & np.isfinite(given)).all():
+        raise DataError(f"the weights of question {number} are {given.tolist()}; each must be a positive number")
+    return np.log(given / given.sum())

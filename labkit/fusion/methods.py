@@ -1,4 +1,4 @@
-"""The twelve methods of answering from several paraphrases of one question, as data.
+"""The twelve methods of answering from several paraphrases of one question, and the engines, as data.
 
 Joined methods put the paraphrases of a question side by side in one row. They differ in the mask, the positions and the
 weights of the paraphrases. The other methods give each paraphrase its own row and combine what the rows predict.
@@ -6,14 +6,17 @@ weights of the paraphrases. The other methods give each paraphrase its own row a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
 
 from labkit.errors import DataError
 
+ENGINES = {
+    "fast": "segments read as one batch, keys and values joined once, ordinary decoding over them",
+    "reference": "each row in one piece under FlexAttention",
+    "dense": "each row in one piece under a 4-D mask",
+    "cacheless": "as dense, but everything is read again for each token, as in the public experiment",
+}
 UNIFORM, GIVEN = "uniform", "given"  # weights of paraphrases: 1 / N each, or the caller's
 
 
@@ -27,7 +30,7 @@ class Method:
         isolated: no paraphrase attends to another. restart: each paraphrase begins at the position behind the prefix.
         weights: UNIFORM, GIVEN or None. The logarithm of a weight is added to the attention scores of the paraphrase's
             keys, when the cue and the answer attend to them.
-        combine: rule by which the rows of a question agree on the next token (`combine`).
+        combine: rule by which the rows of a question agree on the next token (`labkit.fusion.decoding.combine`).
         votes: each row generates its own answer, and the answers are counted.
         averages_states: the rows of a question share the mean of their hidden states in one layer.
     """
@@ -78,28 +81,7 @@ METHODS = {
 }
 
 
-def method_named(name: str) -> Method:
-    """The method with this name. Raises DataError with all names if there is none."""
-    if name not in METHODS:
-        raise DataError(f"the fusion method is {name!r}; choose one of {', '.join(METHODS)}")
-    return METHODS[name]
-
-
-def combine(rule: str | None, logits: Tensor, counts: Sequence[int]) -> Tensor:
-    """Logits (rows, vocab) -> scores (questions, vocab); question i has counts[i] rows. None: one row per question."""
-    if rule is None:
-        return logits
-    return torch.stack([_combine_rows(rule, rows) for rows in logits.split(list(counts))])
-
-
-def _combine_rows(rule: str, logits: Tensor) -> Tensor:
-    """(rows, vocab) -> (vocab,)"""
-    if rule == "average":
-        return logits.mean(0)
-    if rule == "max":
-        return logits.amax(0)
-    log_probs = logits.log_softmax(-1)
-    confidence = log_probs.amax(-1, keepdim=True)  # (rows, 1), of the best token
-    if rule == "confidence-average":
-        return (confidence.softmax(0) * log_probs).sum(0)
-    return (log_probs + confidence).amax(0)
+def require_known(kind: str, name: str, known: Collection[str]) -> None:
+    """Raise DataError with all names if no method or engine has this one."""
+    if name not in known:
+        raise DataError(f"the fusion {kind} is {name!r}; choose one of {', '.join(known)}")

@@ -328,7 +328,7 @@ verdicts()
 #
 # </details>
 #
-# **What you have now.** Averaging is right about one prompt, about copies and about order, and the test of our solution lets it pass. Does yours? Identities are what a right engine must satisfy, and not what makes it right: no list of them is ever complete. That is why `labkit.fusion.proofs` looks inside the model as well. `labkit.fusion.proofs.FAULTS` has the faults of the public experiment behind this idea, and notebook 11 shows them on a real model.
+# **What you have now.** Averaging is right about one prompt, about copies and about order, and the test of our solution lets it pass. Does yours? Identities are what a right engine must satisfy, and not what makes it right: no list of them is ever complete. That is why labkit's tests of its engines also measure the hidden states inside the model. Notebook 11 lists the faults of the public experiment behind this idea.
 #
 # # Track: future
 #
