@@ -71,6 +71,8 @@ def attention_maps(lm, text, mask=None, *, layers=None) -> AttentionMaps:
     chosen = tuple(range(n_layers)) if layers is None else tuple(map(int, layers))
     if not chosen or not set(chosen) <= set(range(n_layers)):
         raise MaskError(f"layers={layers!r}: expected a list of layers from 0 to {n_layers - 1}, or None for all")
+    if getattr(mask, "batch_size", None) not in (None, 1):
+        raise MaskError(f"{mask} is for a batch of {mask.batch_size} rows, and attention maps are of one text")
     ids = _token_ids(lm, text, decoder)  # (1, seq)
     if lm.tokenizer is None:
         tokens = [str(i) for i in ids[0].tolist()]
