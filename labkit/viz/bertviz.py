@@ -1,8 +1,5 @@
 """bertviz's three views of a model's attention, drawn by bertviz's own JavaScript, without a network.
 
-    bertviz_head_view(lm, "the cat sat", masks.causal())      # one layer: lines from each query to its keys
-    bertviz_model_view(lm, "the cat sat")                      # every layer and head, small
-    bertviz_neuron_view(lm, "the cat sat")                     # queries, keys and their products behind one head
     bertviz_compare(lm, "the cat sat")                         # causal and bidirectional head views beside each other
 
 They capture the maps and hand them to `head_view`, `model_view` and `neuron_view`, which draw. A view of more than
@@ -84,8 +81,7 @@ def head_view(maps: AttentionMaps | Mapping[str, AttentionMaps], heads=None, lay
     """bertviz's head view of one text's maps, or of several beside each other, `{heading: maps}`."""
     sets = maps if isinstance(maps, Mapping) else {"": maps}
     first = next(iter(sets.values()))
-    heads, at = _chosen_heads(first, heads), _index("layer", first.layers, layer)
-    _require_small("head", first, heads, numbers=len(sets) * len(first.tokens))
+    heads, at = _chosen_heads("head", first, heads, len(sets) * len(first.tokens)), _index("layer", first.layers, layer)
     squares = f"coloured squares: heads {', '.join(map(str, heads))}; a double click shows one head alone"
     panels = [
         _panel("head_view", shown, heads, heads, heading, squares, layer=first.layers[at])
@@ -97,8 +93,7 @@ def head_view(maps: AttentionMaps | Mapping[str, AttentionMaps], heads=None, lay
 
 def model_view(maps: AttentionMaps, heads=None) -> BertvizView:
     """bertviz's model view of one text's maps."""
-    heads = _chosen_heads(maps, heads)
-    _require_small("model", maps, heads, numbers=len(maps.tokens))
+    heads = _chosen_heads("model", maps, heads, len(maps.tokens))
     options = {"display_mode": "light", "include_heads": list(heads)}
     every = range(maps.weights.shape[1])  # bertviz leaves out those that are not included, and numbers the others
     panel = _panel("model_view", maps, every, heads, "", "a click on a drawing opens it", **options)
@@ -114,9 +109,8 @@ def neuron_view(maps: NeuronMaps, heads=None, layer: int | None = None, head: in
     """
     _bertviz("neuron_view")
     shown = maps.attention
-    heads, tokens = _chosen_heads(shown, heads), [visible(token) for token in shown.tokens]
     n, dim = maps.queries.shape[2:]
-    _require_small("neuron", shown, heads, numbers=n + 2 * dim)
+    heads, tokens = _chosen_heads("neuron", shown, heads, n + 2 * dim), [visible(token) for token in shown.tokens]
     arrays = {"attn": shown.weights, "queries": maps.queries, "keys": maps.keys}
     lists = {name: array[:, list(heads)].astype(float).round(DIGITS).tolist() for name, array in arrays.items()}
     future = np.triu(shown.weights[:, list(heads)].astype(float).round(DIGITS), k=1)
@@ -156,22 +150,18 @@ def _bertviz(view: str):
     return import_module(f"bertviz.{view}")
 
 
-def _require_small(view: str, maps: AttentionMaps, heads: tuple[int, ...], numbers: int) -> None:
-    """`numbers`: of each token in each head."""
-    count = len(maps.layers) * len(heads) * len(maps.tokens) * numbers
-    if count > MOST:
-        raise LabkitError(
-            f"a bertviz {view} view of {len(maps.tokens)} tokens, {len(maps.layers)} layer(s) and {len(heads)} head(s) "
-            f"holds {count:,} numbers, and more than {MOST:,} keep the browser busy: ask for fewer, such as layers=[0] "
-            "or heads=[0, 1]; labkit.viz.attention_figure shows one layer at any length"
-        )
-
-
-def _chosen_heads(maps: AttentionMaps, heads) -> tuple[int, ...]:
+def _chosen_heads(view: str, maps: AttentionMaps, heads, numbers: int) -> tuple[int, ...]:
+    """The heads of a view that holds `numbers` for each token in each head."""
     count = maps.weights.shape[1]
     chosen = tuple(range(count)) if heads is None else tuple(map(int, heads))
     if not chosen or not set(chosen) <= set(range(count)):
         raise MaskError(f"heads={heads!r}: expected a list of heads from 0 to {count - 1}, or None for all")
+    if (total := len(maps.layers) * len(chosen) * len(maps.tokens) * numbers) > MOST:
+        raise LabkitError(
+            f"a bertviz {view} view of {len(maps.tokens)} tokens, {len(maps.layers)} layers and {len(chosen)} heads "
+            f"holds {total:,} numbers, and more than {MOST:,} keep the browser busy: ask for fewer, such as layers=[0] "
+            "or heads=[0, 1]; labkit.viz.attention_figure shows one layer at any length"
+        )
     return chosen
 
 

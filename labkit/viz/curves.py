@@ -92,8 +92,7 @@ def curves_slider(
         options: those of `curves_figure`; `at` is where the slider begins.
     """
     start = options.pop("at", x[0])
-    texts = [[line for name, written in (samples or {}).items() for line in _lines(name, written[i])]
-             for i in range(len(x))]  # fmt: skip
+    texts = [[line for name in samples or {} for line in _lines(name, samples[name][i])] for i in range(len(x))]
     room = 17 * max(map(len, texts)) + 16 if samples else 0
     place = {"x": 0, "y": 0, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "top", "yshift": -64}
     figures = {}

@@ -1,7 +1,6 @@
 """The attention explorer: every layer and head of one text, under one mask or two, and the difference between them.
 
-    before, after = attention_maps(lm, text, masks.causal()), attention_maps(lm, text, masks.bidirectional())
-    e = labkit.viz.attention_explorer(before, after)        # in a notebook: the last line of a cell shows it
+    e = labkit.explore_attention(lm, text)                  # in a notebook: the last line of a cell shows it
     e.layer, e.head, e.view = 3, 2, "difference"            # what is shown can be set from Python, too
 
 A notebook keeps small pictures of all heads, and the head that is shown. The others' weights stay in the kernel, which
@@ -119,20 +118,14 @@ class Explorer(anywidget.AnyWidget):
         maps = np.stack([[pooled(layer, side) for layer in layers] for layers in weights]).astype(np.float32)
         peaks = maps.max((-2, -1), keepdims=True)  # a picture is in 256 shades of its largest cell
         shades = (maps / np.maximum(peaks, 1e-9) * 255).round().astype("u1")
+        peaks = peaks.reshape(len(weights), -1).astype(float).round(6).tolist()
         super().__init__(
             tokens=tokens,
             names=names,
             layers=layers,
             heads=weights.shape[2],
-            measures={
-                name: [measure(maps).round(4).ravel().tolist() for maps in weights]
-                for name, measure in MEASURES.items()
-            },
-            pictures={
-                "size": maps.shape[-1],
-                "peaks": peaks.reshape(len(weights), -1).astype(float).round(6).tolist(),
-                "bytes": zlib.compress(shades.tobytes()),
-            },
+            measures={name: measure(weights).reshape(len(weights), -1).tolist() for name, measure in MEASURES.items()},
+            pictures={"size": maps.shape[-1], "peaks": peaks, "bytes": zlib.compress(shades.tobytes())},
             layer=layers[0],
             lifted=len(tokens) > PICTURE_SIDE,
         )
@@ -186,12 +179,8 @@ class Explorer(anywidget.AnyWidget):
 
     @traitlets.validate("layer", "head", "query", "view")
     def _exists(self, proposal) -> Any:
-        choices: Sequence = {
-            "layer": self.layers,
-            "head": range(self.heads),
-            "query": [None, *range(len(self.tokens))],
-            "view": VIEWS if len(self.names) == 2 else VIEWS[:1],
-        }[proposal.trait.name]
+        choices = {"layer": self.layers, "head": range(self.heads), "query": [None, *range(len(self.tokens))]}
+        choices = choices.get(proposal.trait.name, VIEWS if len(self.names) == 2 else VIEWS[:1])
         if proposal.value not in choices:
             text = f"choose one of {', '.join(map(str, choices[:50]))}"
             raise MaskError(f"there is no {proposal.trait.name} {proposal.value!r} here: {text}")

@@ -114,19 +114,16 @@ def head_grid(weights, tokens: Sequence[str] | None = None, title: str | None = 
     canvas = canvas.swapaxes(1, 2).reshape(layers * (side + 1), heads * (side + 1))
     names = [short(clean(token)) for token in token_labels(tokens, n, n)[1]]
     keys = [*(names[j * n // side] for j in range(side)), ""]
-    rows, columns = ([f"{what} {i}, {key}" for i in range(count) for key in keys]
-                     for what, count in (("layer", layers), ("head", heads)))  # fmt: skip
+    rows = [f"layer {i}, {key}" for i in range(layers) for key in keys]
+    columns = [f"head {i}, {key}" for i in range(heads) for key in keys]
     panel = Panel("", canvas, rows, columns, WEIGHTS, 0, float(maps.max()) or 1e-9, tokens=False, scale="weight")
     layer, head = np.unravel_index(shares.argmax(), shares.shape)
     most = f"most in layer {layer}, head {head}: {shares.max():.0%}"
     words = f"{shares.mean():.0%} of the attention goes to the future; {most}."
     figure = drawn([panel], title or f"{layers} layers of {heads} heads", words)
     middles = [i * (side + 1) + (side - 1) / 2 for i in range(max(layers, heads))]
-    figure.update_xaxes(
-        tickvals=middles[:heads], ticktext=[f"head {i}" if heads <= 8 else str(i) for i in range(heads)]
-    )
-    figure.update_yaxes(tickvals=middles[:layers], ticktext=[f"layer {i}" for i in range(layers)])
-    return figure.update_xaxes(tickangle=0)
+    figure.update_xaxes(tickvals=middles[:heads], ticktext=[f"head {i}" for i in range(heads)])
+    return figure.update_yaxes(tickvals=middles[:layers], ticktext=[f"layer {i}" for i in range(layers)])
 
 
 def values_figure(

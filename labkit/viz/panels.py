@@ -67,7 +67,7 @@ class Panel:
 def drawn(
     panels: Sequence[Panel], title: str | None, subtitle: str = "", wide: int | None = None, high: int | None = None
 ) -> go.Figure:
-    """The panels in rows as wide as a notebook; cells are `wide` and `high` pixels, or squares that fit."""
+    """The panels in rows as wide as a notebook, in squares; or one below the other, in cells `wide` x `high`."""
     left = max(len(label) for panel in panels for label in panel.shown(panel.rows)) * LETTER + 12
     bar = 80 * any(panel.scale for panel in panels)
     n_columns = max(len(panel.columns) for panel in panels)
@@ -76,7 +76,7 @@ def drawn(
     cell = wide or max(1, min(44, inner // n_columns))
     high = high or cell
     step = left + cell * n_columns + GAP
-    per_row = min(len(panels), max(1, (WIDEST - bar) // step))
+    per_row = 1 if wide else min(len(panels), max(1, (WIDEST - bar) // step))
     per_row = -(-len(panels) // -(-len(panels) // per_row))  # rows of equal length
     letters = max(24, (step - GAP if per_row > 1 else WIDEST) // LETTER)
     headings = [

@@ -10,23 +10,12 @@ from plotly.subplots import make_subplots
 
 from labkit.attention.plain import visible
 from labkit.errors import MaskError
+from labkit.viz import style
 from labkit.viz.panels import LETTER, Panel, drawn, steps
 from labkit.viz.sliders import slider
-from labkit.viz.style import (
-    INK,
-    LIGHT_OPEN,
-    LIGHT_WRONG,
-    MASKED,
-    OPEN,
-    OTHERS,
-    PAPER,
-    bool_grid,
-    escape,
-    percent,
-    titled,
-)  # fmt: skip
+from labkit.viz.style import bool_grid, escape, percent, titled
 
-BOXES = (MASKED, LIGHT_OPEN, LIGHT_WRONG, PAPER, INK)
+BOXES = (style.MASKED, style.LIGHT_OPEN, style.LIGHT_WRONG, style.PAPER, style.INK)
 NOT_ATTENDED, RIGHT, WRONG, PLAIN, HIDDEN = range(len(BOXES))
 PALE = "#B8C0C8"  # predictions that are not the hidden token
 
@@ -57,7 +46,7 @@ def objectives_figure(tokens: Sequence[str], examples: Sequence[Mapping], title:
     for number, i, meant in arrows:
         axis = "" if number == 0 else str(number + 1)
         place = {"x": meant, "y": 0, "ax": i, "ay": 2, "xref": f"x{axis}", "axref": f"x{axis}", "yref": f"y{axis}"}
-        look = {"arrowhead": 2, "arrowcolor": OPEN, "standoff": 12, "startstandoff": 12, "showarrow": True}
+        look = {"arrowhead": 2, "arrowcolor": style.OPEN, "standoff": 12, "startstandoff": 12, "showarrow": True}
         figure.add_annotation(text="", ayref=f"y{axis}", **place, **look)
     return figure
 
@@ -92,7 +81,7 @@ def walk_figure(tokens: Sequence[str], mask, predicts: Sequence, truth: Sequence
         label = f"{here}: {visible(tokens[here])}"
         panel = _boxes("", codes, texts, ["reads", "must predict", "predicts"])
         figure = _drawn([panel], f"Position {label}", words + ".", high=38)
-        box = {"x0": here - 0.5, "x1": here + 0.5, "y0": -0.5, "y1": 2.5, "line": {"color": INK, "width": 2}}
+        box = {"x0": here - 0.5, "x1": here + 0.5, "y0": -0.5, "y1": 2.5, "line": {"color": style.INK, "width": 2}}
         figures[label] = figure.add_shape(type="rect", **box)
     return slider(figures, "position", start)
 
@@ -114,7 +103,7 @@ def fill_ins_figure(
             x=[share for _, share in best] or [0.0],
             y=list(range(1, len(texts) + 1)),
             orientation="h",
-            marker_color=[OPEN if token == truth else PALE for token, _ in best],
+            marker_color=[style.OPEN if token == truth else PALE for token, _ in best],
             text=texts,
             textposition="outside",
             cliponaxis=False,
@@ -146,12 +135,14 @@ def windows_figure(windows: Sequence[tuple[int, int]], answer: tuple[int, int], 
             x=[last - first + 1 for first, last in windows],
             y=names,
             orientation="h",
-            marker_color=[OPEN if is_whole else MASKED for is_whole in whole],
+            marker_color=[style.OPEN if is_whole else style.MASKED for is_whole in whole],
             customdata=[f"tokens {first} to {last}" for first, last in windows],
             hovertemplate="%{y}: %{customdata}<extra></extra>",
         )
     )
-    figure.add_vrect(answer[0], answer[1] + 1, fillcolor=OTHERS[0], opacity=0.5, line_width=0, annotation_text="answer")
+    figure.add_vrect(
+        answer[0], answer[1] + 1, fillcolor=style.OTHERS[0], opacity=0.5, line_width=0, annotation_text="answer"
+    )
     figure.update_layout(yaxis={"autorange": "reversed", "ticks": ""}, xaxis={"title": "token", "range": [0, n]})
     words = ", ".join(name for name, is_whole in zip(names, whole, strict=True) if is_whole) or "none"
     title = f"{len(windows)} windows over {n} tokens"

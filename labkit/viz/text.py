@@ -14,8 +14,7 @@ from labkit.attention.plain import clean, visible
 from labkit.errors import MaskError
 from labkit.viz.style import OPEN, OTHERS, WRONG, percent
 
-STROKES = ("solid", "dashed", "dotted", "double")
-LINES = (OPEN, *OTHERS[:5])
+STROKES, LINES = ("solid", "dashed", "dotted", "double"), (OPEN, *OTHERS[:5])
 LANE = 6  # pixels from one underline to the one below it
 MOST_SHOWN = 8  # answers that are drawn
 KINDS = {  # outcome of an entity -> (sign, colour); each colour has a contrast of at least 3:1 to white and to black
@@ -99,16 +98,15 @@ def entities_figure(text: str, gold: Sequence, predicted: Sequence) -> TextFigur
             marks.append((*true[:2], f"border-bottom:2px {line}"))
         label = f"{guess[2]}, gold {true[2]}" if true and guess and true[2] != guess[2] else (true or guess)[2]
         ends.setdefault(max(span[1] for span in (true, guess) if span), []).append(_chip(f"{sign} {label}", colour))
-    legend = " · ".join(
-        f"{_chip(sign, colour)} {kind}: <b>{counts[kind]}</b>" for kind, (sign, colour) in KINDS.items() if counts[kind]
-    )
+    counted = [kind for kind, count in counts.items() if count]
+    legend = " · ".join(f"{_chip(*KINDS[kind])} {kind}: <b>{counts[kind]}</b>" for kind in counted)
     body = (
         f'<p style="margin:0;line-height:2;white-space:pre-wrap">{_marked(text, marks, ends)}</p>'
         f'<p style="margin:10px 0 0">{legend}</p>'
         '<p style="margin:4px 0 0"><span style="border-bottom:2px solid currentColor">underlined</span>: gold · '
         '<span style="background:#7F7F7F55;border-radius:3px">shaded</span>: predicted</p>'
     )
-    return _figure(body, "Entities: " + ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) + ".")
+    return _figure(body, f"Entities: {', '.join(f'{counts[kind]} {kind}' for kind in counted)}.")
 
 
 def generation_figure(rows: Sequence[Mapping]) -> TextFigure:
