@@ -137,7 +137,8 @@ def test_forest_draws_values_and_intervals_and_none_without_seeds():
     figure = viz.forest_figure(groups, marks={"chance": 9.0})
     points = figure.data[0]
     assert list(points.x) == [1, -2, 4] and list(points.y) == [1, 2, 4]  # rows 0 and 3 are the names of the groups
-    assert points.error_x.arrayminus == (0.75, None, 5) and points.error_x.array == (2, None, 1)
+    assert np.array_equal(points.error_x.arrayminus, [0.75, np.nan, 5], equal_nan=True)
+    assert np.array_equal(points.error_x.array, [2, np.nan, 1], equal_nan=True)
     low, high = figure.layout.xaxis.range
     assert {shape.x0 for shape in figure.layout.shapes} == {0, 9.0} and low < -2 and high > 9
     assert {"+1.00  [+0.25, +3.00]", "−2.00"} <= {note.text for note in figure.layout.annotations}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 
 from labkit.errors import MaskError
@@ -33,51 +35,41 @@ def forest_figure(
         MaskError: no arm, or a value that is not finite.
     """
     marks = marks or {}
-    labels, rows, arms, values, lows, highs = [], [], [], [], [], []  # labels: one for each row of the plot
-    for group, intervals in groups.items():
+    labels, points = [], []  # a label for each row of the plot
+    for group, arms in groups.items():
         labels.append(f"<b>{escape(str(group))}</b>")
-        for arm, (value, low, high) in intervals.items():
-            rows.append(len(labels))
+        for arm, interval in arms.items():
+            points.append((len(labels), str(arm), *interval))
             labels.append(escape(str(arm)))
-            arms.append(str(arm))
-            values.append(float(value))
-            lows.append(math.nan if low is None else low)
-            highs.append(math.nan if high is None else high)
-    if not values or not all(map(math.isfinite, values)):
+    points = pd.DataFrame(points, columns=["row", "arm", "value", "low", "high"])
+    points = points.astype({"value": float, "low": float, "high": float})
+    if not len(points) or not np.isfinite(points.value).all():
         raise MaskError("forest_figure takes {group: {arm: (value, low, high)}} with finite values")
-    ends = [x for x in [*values, *lows, *highs, *marks.values(), *([0.0] * zero)] if math.isfinite(x)]
+    ends = [*points[["value", "low", "high"]].stack().dropna(), *marks.values(), *([0.0] * zero)]
     digits = min(4, max(0, 2 - math.floor(math.log10(max(map(abs, ends)) or 1))))
-
-    def number(x: float) -> str:
-        return f"{x:{'+' if zero else ''}.{digits}f}".replace("-", "−")
-
+    number = f"{{:{'+' if zero else ''}.{digits}f}}".format
     texts = [
-        number(value) + (f"  [{number(low)}, {number(high)}]" if math.isfinite(low) else "")
-        for value, low, high in zip(values, lows, highs, strict=True)
+        (number(value) + ("" if math.isnan(low) else f"  [{number(low)}, {number(high)}]")).replace("-", "−")
+        for value, low, high in zip(points.value, points.low, points.high, strict=True)
     ]
-    clear = [low > 0 or high < 0 for low, high in zip(lows, highs, strict=True)]
+    clear = (points.low > 0) | (points.high < 0)
     figure = go.Figure(
         go.Scatter(
-            x=values,
-            y=rows,
+            x=points.value,
+            y=points.row,
             mode="markers",
             marker={
-                "color": [meaning(arm) or GREY for arm in arms],
-                "symbol": ["circle-open" if zero and not filled else "circle" for filled in clear],
+                "color": [meaning(arm) or GREY for arm in points.arm],
+                "symbol": np.where(clear | (not zero), "circle", "circle-open"),
                 "size": 9,
             },
-            error_x={
-                "array": [None if math.isnan(b) else b - a for a, b in zip(values, highs, strict=True)],
-                "arrayminus": [None if math.isnan(b) else a - b for a, b in zip(values, lows, strict=True)],
-                "color": GREY,
-                "width": 4,
-            },
-            customdata=[f"{escape(arm)}: {text}" for arm, text in zip(arms, texts, strict=True)],
+            error_x={"array": points.high - points.value, "arrayminus": points.value - points.low, "color": GREY},
+            customdata=[f"{escape(arm)}: {text}" for arm, text in zip(points.arm, texts, strict=True)],
             hovertemplate="%{customdata}<extra></extra>",
         )
     )
     beside = {"x": 1, "xref": "paper", "xanchor": "left", "xshift": 8, "showarrow": False, "font": {"size": 12}}
-    for row, text in zip(rows, texts, strict=True):
+    for row, text in zip(points.row, texts, strict=True):
         figure.add_annotation(text=text, y=row, **beside)
     if zero:
         figure.add_vline(0, line={"color": INK, "width": 1})
@@ -91,7 +83,9 @@ def forest_figure(
         xaxis={"title": escape(x_name), "range": [min(ends) - margin, max(ends) + margin], "zeroline": False},
         yaxis={**ticks, "range": [len(labels) - 0.4, -0.6], "showgrid": False, "zeroline": False, "gridcolor": RULE},
     )
-    measured = sum(map(math.isfinite, lows))
-    words = f"{sum(clear)} of {measured} intervals exclude 0 (filled)." if zero else "Points with their 95 % intervals."
+    measured = points.low.notna().sum()
+    words = (
+        f"{clear.sum()} of {measured} intervals exclude 0 (filled)." if zero else "Points with their 95 % intervals."
+    )
     left, right = max(90, 16 + 7 * max(map(len, labels))), 24 + 7 * max(map(len, texts))
     return titled(figure, title, words, 820, ROW * len(labels) + 60, l=left, r=right, t=16 * bool(marks))
