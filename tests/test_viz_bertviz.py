@@ -1,6 +1,5 @@
 """bertviz views: what the page holds is what the model computed, nothing is requested, and what is refused."""
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -171,17 +170,3 @@ def test_a_failed_fetch_is_one_line_and_leaves_nothing_behind(tmp_path, npm, mes
     command = [sys.executable, str(FETCH), str(tmp_path / "out")]
     done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
     assert done.returncode == 1 and message in done.stdout and not (tmp_path / "out").exists()
-
-
-def test_a_folder_without_one_of_the_libraries_is_fetched_again(tmp_path):
-    spec = importlib.util.spec_from_file_location("fetch_browser_libraries", FETCH)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    assert set(bertviz_page.NAMES) <= set(script.FILES)
-    for name in script.FILES:
-        (tmp_path / name).write_text("x", encoding="utf-8")
-    assert not script.is_complete(tmp_path)
-    (tmp_path / script.CONTENTS).write_text(script.contents(), encoding="utf-8")
-    assert script.is_complete(tmp_path)
-    (tmp_path / "d3.min.js").unlink()
-    assert not script.is_complete(tmp_path)
