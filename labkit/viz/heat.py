@@ -122,7 +122,8 @@ def head_grid(weights, tokens: Sequence[str] | None = None, title: str | None = 
     words = f"{shares.mean():.0%} of the attention goes to the future; {most}."
     figure = drawn([panel], title or f"{layers} layers of {heads} heads", words)
     middles = [i * (side + 1) + (side - 1) / 2 for i in range(max(layers, heads))]
-    figure.update_xaxes(tickvals=middles[:heads], ticktext=[f"head {i}" for i in range(heads)])
+    names = [f"head {i}" if heads <= 8 else str(i) for i in range(heads)]
+    figure.update_xaxes(tickvals=middles[:heads], ticktext=names, tickangle=0)
     return figure.update_yaxes(tickvals=middles[:layers], ticktext=[f"layer {i}" for i in range(layers)])
 
 
