@@ -17,7 +17,6 @@ from labkit.viz.heat import pooled
 from labkit.viz.predictions import HIDDEN, NOT_ATTENDED, PLAIN, RIGHT, WRONG
 from labkit.viz.style import BIDIRECTIONAL, CAUSAL, MASKED, OPEN
 from labkit.viz.style import WRONG as RED
-from labkit.viz.text import _compared
 
 TOKENS = ["the", "bank", "by", "the", "<bos>", "<b>x</b>"]
 N = len(TOKENS)
@@ -75,26 +74,22 @@ def test_equal_tokens_stay_apart_and_markup_in_tokens_is_text():
     assert len(set(names)) == N and [unescape(name).strip("\u200b\u200c") for name in names] == TOKENS
     assert [unescape(name) for name in axis.ticktext + figure.layout.yaxis.ticktext] == TOKENS + TOKENS[-2:]
     assert not [name for name in (*names, *axis.ticktext) if "<" in name]
-
-
-@pytest.mark.parametrize("n", [6, 40, 128, 512])
-def test_labels_thin_out_and_do_not_overlap(n):
-    layout = viz.mask_figure(masks.causal().dense(n)).layout
+    layout = viz.mask_figure(masks.causal().dense(128)).layout
     across = np.diff(layout.xaxis.domain)[0] * (layout.width - layout.margin.l - layout.margin.r)
-    assert across / len(layout.xaxis.tickvals) >= 12  # pixels for each label
-    assert (len(layout.xaxis.tickvals) == n) == (n < 50)
-    assert list(layout.xaxis.ticktext) == [str(i) for i in layout.xaxis.tickvals]
+    assert across / len(layout.xaxis.tickvals) >= 12  # pixels for each label: they thin out
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_maps_hold_the_weights_on_one_scale_from_zero(dtype):
-    heads = torch.tensor(weights(3, 2, 6)).to(dtype)
+def test_attention_maps_hold_the_weights_on_one_scale_from_zero_and_cells_their_numbers():
+    heads = torch.tensor(weights(3, 2, 6)).bfloat16()
     drawn = viz.attention_figure(heads, TOKENS).data
     assert np.allclose([heat.z for heat in drawn], heads.float(), atol=6e-5)
     assert {(heat.zmin, heat.zmax) for heat in drawn} == {(0, float(heads.max()))}
+    values = [[0.0, 0.25, 7.5, -0.5, 10.05]]
+    heat = viz.values_figure(values, list("abcde")).data[0]
+    assert heat.z.tolist() == values and np.abs(heat.text.astype(float) - values).max() <= 0.05
 
 
-@pytest.mark.parametrize("n", [5, 64, 33, 100])
+@pytest.mark.parametrize("n", [5, 33])
 def test_the_grid_of_heads_holds_each_head_and_gaps_between_them(n):
     given_weights, side = weights(2, 3, n, n), min(n, 32)
     blocks = viz.head_grid(given_weights).data[0].z.reshape(2, side + 1, 3, side + 1).swapaxes(1, 2)
@@ -108,12 +103,6 @@ def test_pooling_adds_up_the_keys_and_averages_the_queries(n, size):
     member = np.array([(a <= place) & (place < b) for a, b in pairwise(ends)], dtype=float)
     expected = member / member.sum(1, keepdims=True) @ weights(n, n) @ member.T
     assert pooled(weights(n, n), size) == pytest.approx(expected, abs=1e-6) and np.allclose(expected.sum(1), 1)
-
-
-@pytest.mark.parametrize("value", [0.0, 0.25, 7.5, -0.5, 10.05])
-def test_numbers_in_cells_are_those_of_the_cells(value):
-    heat = viz.values_figure([[value, 1.0]], ["a", "b"]).data[0]
-    assert heat.z[0, 0] == value and abs(float(heat.text[0, 0]) - value) <= 0.05
 
 
 def test_causal_and_bidirectional_have_their_colours_in_every_function():
@@ -148,7 +137,8 @@ def test_forest_draws_values_and_intervals_and_none_without_seeds():
     figure = viz.forest_figure(groups, marks={"chance": 9.0})
     points = figure.data[0]
     assert list(points.x) == [1, -2, 4] and list(points.y) == [1, 2, 4]  # rows 0 and 3 are the names of the groups
-    assert points.error_x.arrayminus == (0.75, None, 5) and points.error_x.array == (2, None, 1)
+    assert np.array_equal(points.error_x.arrayminus, [0.75, np.nan, 5], equal_nan=True)
+    assert np.array_equal(points.error_x.array, [2, np.nan, 1], equal_nan=True)
     low, high = figure.layout.xaxis.range
     assert {shape.x0 for shape in figure.layout.shapes} == {0, 9.0} and low < -2 and high > 9
     assert {"+1.00  [+0.25, +3.00]", "−2.00"} <= {note.text for note in figure.layout.annotations}
@@ -225,12 +215,6 @@ def lie_over(mark, styles, spans):
     return [each.count(mark) for each in styles] == [sum(a <= i < b for a, b, *_ in spans) for i in range(len(TEXT))]
 
 
-def quality(a, b):
-    """Of a pair of entities: equal spans count more than equal labels, and these more than characters in common."""
-    common = min(a[1], b[1]) - max(a[0], b[0]) if a and b else 0
-    return (2 * (a[:2] == b[:2]) + (a[2] == b[2])) * len(TEXT) + common if common > 0 else -1
-
-
 @given(st.lists(SPAN, max_size=8), st.lists(SPAN, max_size=2))
 def test_each_letter_of_an_answer_is_underlined_however_answers_overlap(spans, gold):
     styles, ends = read(viz.answer_figure(TEXT, [(*span, 0.9 - i / 10) for i, span in enumerate(spans)], gold))
@@ -241,19 +225,28 @@ def test_each_letter_of_an_answer_is_underlined_however_answers_overlap(spans, g
 
 
 @given(ENTITIES, ENTITIES)
-def test_entities_are_paired_with_the_best_match_that_is_left(gold, predicted):
-    styles, ends = read(viz.entities_figure(TEXT, gold, predicted))
+def test_every_entity_is_marked_and_each_right_one_counts_once(gold, predicted):
+    figure = viz.entities_figure(TEXT, gold, predicted)
+    styles, ends = read(figure)
     assert lie_over("border-bottom", styles, gold) and lie_over("background", styles, predicted)
-    found = _compared(gold, predicted)
-    assert len(ends) == len(found)
-    assert Counter(true for _, true, _ in found if true) == Counter(gold)
-    assert Counter(guess for *_, guess in found if guess) == Counter(predicted)
-    assert sum(kind == "right" for kind, *_ in found) == (Counter(gold) & Counter(predicted)).total()
-    kinds = {3: "right", 2: "wrong label", 1: "wrong boundary", 0: "wrong boundary and label"}
-    assert all(kind == kinds[quality(a, b) // len(TEXT)] for kind, a, b in found if a and b)
-    for _, a, partner in found:
-        for _, other, b in found:
-            assert quality(a, b) <= max(quality(a, partner), quality(other, b))
+    counts = {kind: int(count) for count, kind in re.findall(r"(\d+) ([a-z ]+)", figure.alt)}
+    right = (Counter(gold) & Counter(predicted)).total()
+    assert counts.get("right", 0) == right
+    assert sum(counts.values()) == len(ends) == len(gold) + counts.get("spurious", 0)
+    assert len(predicted) == len(gold) - counts.get("missed", 0) + counts.get("spurious", 0)
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "outcomes"),
+    [
+        ([(0, 5, "A")], [(0, 5, "B"), (0, 4, "A")], "1 wrong label, 1 spurious"),  # equal spans count more than labels
+        ([(0, 5, "A")], [(3, 9, "A"), (4, 5, "B")], "1 wrong boundary, 1 spurious"),
+        ([(0, 5, "A"), (4, 9, "A")], [(3, 5, "B")], "1 wrong boundary and label, 1 missed"),
+        ([(0, 5, "A"), (6, 9, "A")], [(0, 9, "A"), (6, 9, "A")], "1 right, 1 wrong boundary"),
+    ],
+)
+def test_entities_are_paired_with_the_best_match_that_is_left(gold, predicted, outcomes):
+    assert viz.entities_figure(TEXT, gold, predicted).alt == f"Entities: {outcomes}."
 
 
 def test_the_ground_of_a_word_follows_its_entropy_or_weight():
@@ -265,9 +258,7 @@ def test_the_ground_of_a_word_follows_its_entropy_or_weight():
 
 
 BATCH, LONG, TWO = masks.padding([2, 3]).dense(3), CELLS.repeat(2, 1), viz.mask_figure({"a": CELLS, "b": CELLS})
-
-
-@pytest.mark.parametrize(("draw", "given"), [
+REFUSED = [
     (viz.mask_figure, [masks.causal()]), (viz.mask_figure, [weights(6, 6)]), (viz.mask_figure, [BATCH]),
     (viz.mask_figure, [LONG]), (viz.mask_figure, [CELLS, TOKENS[1:]]), (viz.mask_figure, [CELLS, "abcdef"]),
     (viz.mask_figure, [CELLS, TOKENS, "title", CELLS[:3, :3]]), (viz.attention_figure, [[[np.nan]]]),
@@ -278,7 +269,10 @@ BATCH, LONG, TWO = masks.padding([2, 3]).dense(3), CELLS.repeat(2, 1), viz.mask_
     (viz.slider, [{"1": TWO}, "window", 1]), (viz.slider, [{}, "window"]),
     (viz.fill_ins_figure, [["a"], 1, {"m": []}, "a"]), (viz.answer_figure, ["abc", [(0, 4, 0.5)]]),
     (viz.entities_figure, ["abc", [(1, 1, "A")], []]),
-])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("draw", "given"), REFUSED)
 def test_what_cannot_be_drawn_is_refused_with_a_sentence(draw, given):
     with pytest.raises(MaskError) as refusal:
         draw(*given)

@@ -12,40 +12,27 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from traitlets import TraitError
 
 import labkit
 from labkit import masks, viz
 from labkit.attention.maps import attention_maps
 from labkit.errors import MaskError
+from labkit.tasks.lm import ensure_mask_token, fill_in
 from labkit.viz import live_model
-from labkit.viz.live_model import LiveModel, Question, sharing_weights
-from labkit.viz.mask_state import (
-    dense_of,
-    fitted,
-    mask_of,
-    moved,
-    packed,
-    painted_cells,
-    painted_state,
-    split_words,
-    tree_of,
-)
+from labkit.viz.live_model import LiveModel
+from labkit.viz.mask_state import dense_of, fitted, mask_of, packed, painted_cells, painted_state, tree_of
 
 N = 6
+SENTENCE = "The cat sat on the mat"
 NUMBER = st.integers(0, N)
+IDS = st.lists(st.integers(0, 3), min_size=N, max_size=N)
 LEAVES = st.one_of(
     st.just(masks.causal()),
     st.just(masks.bidirectional()),
     st.builds(masks.sliding_window, st.integers(1, N), causal=st.booleans()),
     st.builds(masks.prefix, NUMBER | NUMBER.map(lambda n: [n])),
     st.builds(masks.hybrid, NUMBER | NUMBER.map(lambda n: [n])),
-    st.builds(
-        masks.segments,
-        st.lists(st.integers(0, 3), min_size=N, max_size=N),
-        inside=st.sampled_from(["causal", "bidirectional"]),
-        fuse_from=st.none() | NUMBER,
-    ),
+    st.builds(masks.segments, IDS, st.sampled_from(["causal", "bidirectional"]), st.none() | NUMBER),
     st.builds(masks.padding, NUMBER.map(lambda n: [n]), side=st.sampled_from(["left", "right"])),
     st.lists(st.booleans(), min_size=N * N, max_size=N * N).map(lambda c: masks.from_dense(np.reshape(c, (N, N)))),
 )
@@ -72,7 +59,6 @@ def test_a_mask_comes_back_from_its_tree_and_follows_its_sentence(mask, n):
 
 def test_padding_keeps_its_pads_and_the_last_segment_grows_with_the_sentence():
     assert mask_of(fitted(tree_of(masks.padding([4])), 9, 6)) == masks.padding([7])  # two pads before and after
-    assert mask_of(fitted(tree_of(masks.padding([1])), 2, 6)) == masks.padding([0])
     assert mask_of(fitted(tree_of(masks.segments([0, 0, 1])), 5, 3)) == masks.segments([0, 0, 1, 1, 1])
     grown = dense_of(mask_of(fitted(tree_of(masks.from_dense(np.ones((2, 2), dtype=bool))), 3, 2)), 3)
     assert grown.tolist() == [[True, True, False], [True, True, False], [False, False, False]]
@@ -80,18 +66,13 @@ def test_padding_keeps_its_pads_and_the_last_segment_grows_with_the_sentence():
 
 @given(st.integers(1, 16), st.integers(0, 2**32 - 1))
 @settings(max_examples=30, deadline=None)
-def test_painted_cells_survive_packing_and_moving(n, seed):
+def test_painted_cells_survive_packing_and_stay_in_their_row_and_column(n, seed):
     which, value = np.random.default_rng(seed).random((2, n, n)) < 0.5
     state = json.loads(json.dumps(painted_state(which, value)))
     assert np.array_equal(painted_cells(state, n), [which, value & which])
-    assert moved(moved(state, n + 3), n) == state  # each cell stays in its row and column
+    assert np.array_equal(painted_cells(state, n + 3)[:, :n, :n], [which, value & which])
+    assert np.array_equal(painted_cells(state, 1), [which[:1, :1], (value & which)[:1, :1]])
     assert packed(np.array([1, 0, 0, 0, 0, 0, 0, 0, 1])) == "gIA="  # the format that the page reads
-
-
-def test_a_sentence_without_a_tokenizer_is_split_at_words_and_signs():
-    assert split_words("Don't  stop, O’Neil — naïve_x 3.5%") == [
-        "Don't", "stop", ",", "O’Neil", "—", "naïve_x", "3", ".", "5", "%",
-    ]  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------- the widget
@@ -115,17 +96,9 @@ def test_the_mask_is_the_expression_until_painted_cells_change_it():
     [
         ("mask", masks.prefix([1, 2]), "batch of 2 rows"),
         ("mask", masks.segments([0, 1]), "defined for 2 positions"),
-        ("mask", masks.padding([4]), "speaks of 4 tokens"),
         ("mask", "causal", "expected a labkit Mask"),
         ("sentence", "   ", "no token"),
-        ("tokens", [], "no token"),
-        ("tokens", ["x"] * 513, "513 tokens are too many"),
-        ("expression", ["prefix"], "describes no mask"),
-        ("expression", ["&", ["causal"]], "describes no mask"),
-        ("expression", [], "describes no mask"),
-        ("expression", ["prefix", -1], "at least 0"),
-        ("expression", ["from_dense", 3, "AAAA"], "9 cells were expected"),
-        ("expression", ["from_dense", 3, "<>"], "not base64"),
+        ("sentence", "x " * 513, "513 tokens are too many"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_and_the_old_mask_stays(name, value, message):
@@ -144,29 +117,20 @@ def test_a_new_sentence_takes_mask_paint_and_focus_along():
     p.sentence = "a b c"
     assert p.tokens == ["a", "b", "c"] and p.focus == 2
     assert mask_of(p.expression) == masks.causal() & masks.padding([2])
-    assert painted_cells(p.painted, 3)[0].sum() == 1
-    p.tokens = ["x", "y"]
-    assert p.sentence == "x y" and p.cells.shape == (2, 2)
-
-
-def test_what_the_page_sends_is_taken_together_and_checked():
-    p = viz.playground("a b c")
+    assert p.cells[0, 1] and not p.cells[0, 2]
+    # The page has done the same by itself when a sentence is typed there, and sends all of it at once.
     p.set_state({"sentence": "a b c d", "tokens": list("abcd"), "expression": ["prefix", 4], "painted": {}})
-    assert p.mask == masks.prefix(4) and p.cells.all()
-    with pytest.raises(TraitError, match="describes no mask"):
-        p.set_state({"expression": ["nonsense"]})
-    assert p.mask == masks.prefix(4)
+    assert p.mask == masks.prefix(4) and p.cells.all() and p.cells.shape == (4, 4)
 
 
 def test_a_notebook_stores_a_figure_and_little_else(monkeypatch):
     monkeypatch.setattr(plotly.io.renderers, "default", "plotly_mimetype")  # as labkit's notebooks set it
-    for n, limit in ((64, 300_000), (512, 1_000_000)):
-        p = viz.playground([f"w{i}" for i in range(n)])
-        p.painted = painted_state(*(np.random.default_rng(0).random((2, n, n)) < 0.5))
-        bundle, _ = p._repr_mimebundle_()
-        assert len(json.dumps(p.get_state(), default=str)) + len(json.dumps(bundle)) < limit
-        figure = bundle["application/vnd.plotly.v1+json"]
-        assert figure["data"] == json.loads(viz.mask_figure(p.cells, p.tokens).to_json())["data"]
+    p = viz.playground([f"w{i}" for i in range(64)])
+    p.painted = painted_state(*(np.random.default_rng(0).random((2, 64, 64)) < 0.5))
+    bundle, _ = p._repr_mimebundle_()
+    assert len(json.dumps(p.get_state(), default=str)) + len(json.dumps(bundle)) < 300_000
+    figure = bundle["application/vnd.plotly.v1+json"]
+    assert figure["data"] == json.loads(viz.mask_figure(p.cells, p.tokens).to_json())["data"]
 
 
 def test_the_page_holds_everything_and_requests_nothing(tmp_path):
@@ -175,16 +139,12 @@ def test_the_page_holds_everything_and_requests_nothing(tmp_path):
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
     assert page.count("</script>") == 2 and "A &lt;mask&gt;" in page
     assert "http://" not in page.replace("http://www.w3.org", "") and "https://" not in page
-    assert '"tokens": ["\\u003c/script>"' in page
 
 
 # ------------------------------------------------------------------------------------------------------ the model
 @pytest.fixture
 def lm():
     return labkit.load("tiny-gpt2", device="cpu")
-
-
-SENTENCE = "The cat sat on the mat"
 
 
 def ids_of(lm, sentence: str = SENTENCE) -> tuple[int, ...]:
@@ -194,7 +154,9 @@ def ids_of(lm, sentence: str = SENTENCE) -> tuple[int, ...]:
 def answers(lm, mask, ids=None, reads: str = "before", **question) -> dict[str, dict]:
     """{"answer", "attention", "verdict"} to a question about a sentence."""
     results = {}
-    LiveModel(lm, results.__setitem__, reads).answer(Question(1, ids or ids_of(lm), mask, **question))
+    live = LiveModel(lm, results.__setitem__, reads)
+    live.ask(1, ids or ids_of(lm), mask, **question)
+    assert live.wait(60)
     return results
 
 
@@ -215,13 +177,22 @@ def test_an_answer_is_what_the_model_predicts_under_the_mask(lm):
     before, after = (np.frombuffer(b64decode(results["attention"][side]), np.uint8) for side in ("before", "after"))
     assert np.abs(after.reshape(n, n) / 255 - maps).max() < 1 / 255
     assert not np.triu(before.reshape(n, n), 1).any()
-    assert results["verdict"]["agrees"] and results["verdict"]["text"].endswith("The audit's verdict: bidirectional.")
+    assert results["verdict"]["agrees"] and "bidirectional" in results["verdict"]["text"]
 
 
-def test_a_leak_is_named_directly_and_through_depth(lm):
-    n = len(ids_of(lm))
-    direct = answers(lm, masks.bidirectional(), place=2)["answer"]["leak"]
-    assert direct.startswith('Leak: under this mask "sat" sees "on", and')
+def test_a_leak_is_named_exactly_where_the_next_token_has_influence(lm):
+    """The oracle: change the token that must be predicted; where no leak is named, no answer may change."""
+    ids, rng = ids_of(lm), np.random.default_rng(3)
+    n, clean = len(ids), 0
+    for _ in range(12):
+        mask = masks.from_dense(np.tri(n, dtype=bool) | (rng.random((n, n)) < 0.04))
+        answer = answers(lm, mask, place=2)["answer"]
+        changed = answers(lm, mask, (*ids[:3], (ids[3] + 5) % 200, *ids[4:]), place=2)["answer"]
+        if answer["leak"] is None:
+            clean += 1
+            assert [p for _, p in answer["after"]["top"]] == pytest.approx([p for _, p in changed["after"]["top"]])
+    assert clean
+    assert '"sat" attends to "on"' in answers(lm, masks.bidirectional(), place=2)["answer"]["leak"]
     detour = torch.ones(n, n).tril().bool()
     detour[2, 0] = detour[0, 3] = True  # 2 attends to 0, and 0 has attended to 3
     assert "through other tokens" in answers(lm, masks.from_dense(detour), place=2)["answer"]["leak"]
@@ -229,23 +200,10 @@ def test_a_leak_is_named_directly_and_through_depth(lm):
     assert last["leak"] is None and last["truth"] is None and last["after"]["rank"] is None
 
 
-def test_where_no_leak_is_named_the_next_token_has_no_influence(lm):
-    """The oracle: change the token that must be predicted; where no leak is named, no answer may change."""
-    ids = ids_of(lm)
-    rng = np.random.default_rng(3)
-    clean = 0
-    for _ in range(12):
-        mask = masks.from_dense(np.tri(len(ids), dtype=bool) | (rng.random((len(ids), len(ids))) < 0.04))
-        answer = answers(lm, mask, place=2)["answer"]
-        changed = answers(lm, mask, (*ids[:3], (ids[3] + 5) % 200, *ids[4:]), place=2)["answer"]
-        if answer["leak"] is None:
-            clean += 1
-            assert [p for _, p in answer["after"]["top"]] == pytest.approx([p for _, p in changed["after"]["top"]])
-    assert clean
-
-
 def test_the_verdict_measures_the_mask_that_arrives(lm, monkeypatch):
-    assert answers(lm, masks.hybrid(3))["verdict"]["agrees"]
+    results = answers(lm, masks.prefix(100), tuple(range(20, 220)) + tuple(range(20, 120)), place=5)
+    assert "300" in results["attention"]["note"] and "24 keys" in results["verdict"]["text"]
+    assert results["verdict"]["agrees"] and answers(lm, masks.hybrid(3))["verdict"]["agrees"]
     monkeypatch.setattr(live_model, "masked", lambda model, mask: labkit.masked(model, masks.causal()))
     verdict = answers(lm, masks.hybrid(3))["verdict"]
     assert not verdict["agrees"] and "not what the mask says in layers 0-1" in verdict["text"]
@@ -266,11 +224,8 @@ def shared_lm():
 
 
 def test_a_hidden_token_is_replaced_and_needs_a_mask_token(lm):
-    from labkit.tasks.lm import ensure_mask_token, fill_in
-
-    ids, hide = ids_of(lm), {"kind": "fill-in", "place": 2}
-    refused = answers(lm, masks.causal(), **hide)
-    assert list(refused) == ["answer"] and "no mask token" in refused["answer"]["error"]
+    ids, hide, first = ids_of(lm), {"kind": "fill-in", "place": 2}, {"kind": "fill-in", "place": 0}
+    assert "no mask token" in answers(lm, masks.causal(), **hide)["answer"]["error"]
     ensure_mask_token(lm.model, lm.tokenizer)
     answer = answers(lm, masks.bidirectional(), **hide)["answer"]
     hidden = lm.tokenizer.decode([*ids[:2], lm.tokenizer.mask_token_id, *ids[3:]])
@@ -278,54 +233,38 @@ def test_a_hidden_token_is_replaced_and_needs_a_mask_token(lm):
         same = fill_in(lm, hidden, reads="before")[0]
     assert answer["after"]["top"] == [[token, pytest.approx(p, rel=1e-4)] for token, p in same]
     assert answer["truth"] == lm.tokenizer.decode([ids[2]])
-    first = {"kind": "fill-in", "place": 0}
     assert "first token cannot be hidden" in answers(lm, masks.causal(), **first)["answer"]["error"]
     assert "error" not in answers(lm, masks.causal(), reads="same", **first)["answer"]
 
 
-def test_the_model_that_was_handed_in_is_left_alone_and_shares_its_weights(lm):
+def test_attached_the_widget_follows_its_mask_and_sentence_and_the_model_is_left_alone(lm):
     before = lm.model(torch.tensor([[5, 6, 7]])).logits
-    p = viz.playground("The cat sat on").attach(lm)
-    copy = p._live.lm.model
-    assert copy is not lm.model and all(a is b for a, b in zip(lm.model.parameters(), copy.parameters(), strict=True))
-    assert torch.equal(lm.model(torch.tensor([[5, 6, 7]])).logits, before)
-    assert not any(module._forward_pre_hooks for module in lm.model.modules())
-    labkit.to_bidirectional(lm.model)
-    p.mask = masks.prefix(2)
-    assert p.wait(60.0) and p.verdict["agrees"]
-    assert labkit.audit(lm.model, quick=True).verdict == "bidirectional"
-    assert labkit.audit(sharing_weights(lm.model), quick=True).verdict == "bidirectional"
-
-
-def test_attached_the_widget_follows_its_mask_and_its_sentence(lm):
-    p = viz.playground("The cat", masks.causal()).attach(lm, layer=1)
-    assert p.sentence == "The cat" and "".join(p.tokens) == "The cat" and p.asked == 1
-    assert p.model_name == lm.name and p.answer["number"] == p.asked == p.heard == p.verdict["number"]
+    p = viz.playground("The cat", masks.causal()).attach(lm)
+    assert "".join(p.tokens) == "The cat" and p.asked == 1 and p.model_name == lm.name
+    assert p.answer["number"] == p.asked == p.heard == p.verdict["number"]
     assert p.answer["before"] == p.answer["after"]  # its own mask is causal
+    labkit.to_bidirectional(lm.model)  # the playground keeps the model as it was when it was attached
     p.mask = masks.bidirectional()
     p.place = 0
-    assert p.wait(60.0) and p.answer["number"] == p.asked
-    assert p.answer["before"] != p.answer["after"]
-    p.sentence = "The cat sat on the mat"
-    assert p.wait(60.0) and p.tokens[1] == " cat" and len(p.tokens) == len(ids_of(lm, p.sentence))
+    assert p.wait(60) and p.answer["number"] == p.asked == 3 and p.answer["before"] != p.answer["after"]
+    p.sentence = SENTENCE
+    assert p.wait(60) and p.tokens[1] == " cat" and len(p.tokens) == len(ids_of(lm))
     assert p.place == len(p.tokens) - 1 and p.attention["n"] == len(p.tokens)
     assert p.answer["before"]["top"][0][0] in p.to_html()
-    p.detach()
-    assert p.model_name == "" and p.answer == {} and p.tokens == "The cat sat on the mat".split()
-    assert p.wait()  # nothing to wait for
+    assert labkit.audit(lm.model, quick=True).verdict == "bidirectional"
+    labkit.to_causal(lm.model)
+    assert torch.equal(lm.model(torch.tensor([[5, 6, 7]])).logits, before)
+    shared = zip(lm.model.parameters(), p._live.lm.model.parameters(), strict=True)
+    assert all(a is b for a, b in shared) and not any(module._forward_pre_hooks for module in lm.model.modules())
 
 
 def test_a_sentence_typed_in_the_page_that_is_no_sentence_is_a_notice(lm):
     p = viz.playground("The cat").attach(lm)
     tokens = list(p.tokens)
-    p.set_state({"sentence": "   ", "asked": p.asked + 1})
-    assert p.wait(60.0) and "no token" in p.notice and p.tokens == tokens and p.answer["number"] == p.asked
-    p.set_state({"sentence": "the " * 600, "asked": p.asked + 1})
-    assert "at most 512" in p.notice and p.tokens == tokens
-    p.set_state({"sentence": "The cat sat", "asked": p.asked + 1})
-    assert p.wait(60.0) and p.notice == "" and len(p.tokens) == 3 and p.answer["number"] == p.asked
-    with pytest.raises(MaskError, match="no token"):
-        p.sentence = ""
+    for sentence, notice in (("   ", "no token"), ("the " * 600, "at most 512"), ("The cat sat", "")):
+        p.set_state({"sentence": sentence, "asked": p.asked + 1})
+        assert p.wait(60) and p.answer["number"] == p.asked
+        assert (notice in p.notice and p.tokens == tokens) if notice else (p.notice == "" and len(p.tokens) == 3)
 
 
 @pytest.fixture
@@ -344,10 +283,10 @@ def held(lm):
 
 
 def test_only_the_latest_question_is_answered(lm, held):
-    held.live.ask(Question(1, ids_of(lm), masks.causal()))
+    held.live.ask(1, ids_of(lm), masks.causal())
     assert held.inside.wait(20)
     for number in (2, 3, 4):
-        held.live.ask(Question(number, ids_of(lm), masks.prefix(number - 1)))
+        held.live.ask(number, ids_of(lm), masks.prefix(number - 1))
     held.go.set()
     assert held.live.wait(60) and held.results == [("answer", 4), ("attention", 4), ("verdict", 4)]
 
@@ -362,9 +301,9 @@ def test_the_page_cancels_and_asks_again_without_waiting(lm, held):
     assert time.perf_counter() - began < 1
     assert not p.wait(0.01)
     held.go.set()
-    assert p.wait(60.0) and held.results == []
+    assert p.wait(60) and held.results == []
     p.set_state({"asked": p.asked + 1})
-    assert p.wait(60.0) and held.results == [(name, p.asked) for name in ("answer", "attention", "verdict")]
+    assert p.wait(60) and held.results == [(name, p.asked) for name in ("answer", "attention", "verdict")]
 
 
 @pytest.mark.parametrize(
@@ -372,7 +311,6 @@ def test_the_page_cancels_and_asks_again_without_waiting(lm, held):
     [
         ({"place": 9}, "There is no token 9"),
         ({"layer": 5}, "There is no layer 5"),
-        ({"kind": "why"}, "Question is 'why'"),
         ({"mask": masks.segments([0, 1])}, "defined for 2 positions"),
         ({"ids": (10**6, 1)}, "could not answer (IndexError)"),
     ],
@@ -380,35 +318,19 @@ def test_the_page_cancels_and_asks_again_without_waiting(lm, held):
 def test_whatever_goes_wrong_is_one_sentence_and_the_worker_lives_on(lm, question, message):
     results = {}
     live = LiveModel(lm, results.__setitem__)
-    live.ask(Question(1, **{"ids": ids_of(lm), "mask": masks.causal()} | question))
+    live.ask(1, **{"ids": ids_of(lm), "mask": masks.causal()} | question)
     assert live.wait(60)
     error = results["answer"]["error"]
     assert message in error and "\n" not in error and error.endswith(".")
-    live.ask(Question(2, ids_of(lm), masks.causal()))
+    live.ask(2, ids_of(lm), masks.causal())
     assert live.wait(60) and "error" not in results["answer"] and results["verdict"]["number"] == 2
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"question": "why"}, "'next' or 'fill-in'"),
-        ({"reads": "after"}, "'same'"),
-        ({"layer": 2}, "layers 0 to 1"),
-        ({"head": 4}, "heads 0 to 3"),
-        ({"place": 3}, "tokens 0 to 2"),
-    ],
-)
-def test_attach_refuses_what_it_cannot_show(lm, options, message):
+def test_attach_refuses_what_it_cannot_show(lm):
     p = viz.playground("The cat sat")
-    with pytest.raises(MaskError, match=message):
-        p.attach(lm, **options)
+    with pytest.raises(MaskError, match="'same'"):
+        p.attach(lm, reads="after")
     lm.tokenizer = None
     with pytest.raises(MaskError, match="needs a tokenizer"):
         p.attach(lm)
     assert p.model_name == "" and p.tokens == ["The", "cat", "sat"]
-
-
-def test_long_sentences_travel_without_maps_and_are_measured_in_part(lm):
-    results = answers(lm, masks.prefix(100), tuple(range(20, 220)) + tuple(range(20, 120)), place=5)
-    assert "before" not in results["attention"] and "300" in results["attention"]["note"]
-    assert results["verdict"]["agrees"] and "24 keys spread over the sentence" in results["verdict"]["text"]

@@ -1,12 +1,11 @@
-"""Attention maps of a model, captured once and kept small: who looked at whom, in every layer and head.
+"""Attention maps of a model, captured once and kept small: the weight of each query on each key, by layer and head.
 
     lm = labkit.load("gpt2-mini")
     before = attention_maps(lm, "the cat sat", masks.causal())
     after = attention_maps(lm, "the cat sat", masks.bidirectional())
     before.weights                                       # float16 (layers, heads, queries, keys), rows sum to 1
 
-Only the eager way of computing attention ever holds these weights (a fused kernel gives none), so it is put in force
-for the capture; afterwards the model is what it was.
+Only eager attention computes these weights (a fused kernel returns none), so it is in force during the capture.
 """
 
 from __future__ import annotations
@@ -23,11 +22,10 @@ from torch import Tensor, nn
 
 from labkit.attention.plain import visible
 from labkit.decoder.anatomy import Decoder, find_decoder
-from labkit.decoder.hooks import ATTRIBUTE, masked
+from labkit.decoder.hooks import masked
 from labkit.decoder.limits import require_positions
 from labkit.decoder.running import Runner, evaluating
 from labkit.errors import MaskError, ModelError
-from labkit.masks import Mask
 
 __all__ = ["AttentionMaps", "attention_maps"]
 
@@ -41,7 +39,7 @@ class AttentionMaps:
             also where several of them share their keys.
         tokens: the tokens as they are shown, one for each position.
         layers: which layers of the model these are; `weights[i]` is layer `layers[i]`.
-        mask: what was in force, in words: the mask as Python, or "the model's own".
+        mask: the mask that was given, as Python, or "the model's own".
         name: the model.
     """
 
@@ -51,22 +49,18 @@ class AttentionMaps:
     mask: str
     name: str
 
-    def __repr__(self) -> str:
-        layers, heads, n, _ = self.weights.shape
-        return f"AttentionMaps({self.name!r}: {layers} layers x {heads} heads, {n} tokens, mask: {self.mask})"
-
 
 def attention_maps(lm, text, mask=None, *, layers=None) -> AttentionMaps:
     """The attention weights of every layer and head of a model on one text.
 
-    A query that may look at nothing looks at itself alone, as everywhere in labkit (`masks.self_for_empty_rows`).
+    A query that may attend to nothing attends to itself alone, as everywhere in labkit (`masks.self_for_empty_rows`).
 
     Args:
         lm: what `labkit.load` gives.
         text: a string, or the ids of its tokens: a list, or a tensor of shape (seq,) or (1, seq).
         mask: a labkit Mask to put in force (`labkit.masked` says what else it may be). None: what is in force already,
             the causal mask of a decoder, or what a conversion or a surrounding `masked` has set.
-        layers: indices of the layers to keep, in the order wanted; None for all.
+        layers: indices of the layers to keep, in this order; None for all.
 
     Raises:
         MaskError: no text, more tokens than the model has positions for, a layer the model does not have, or a mask for
@@ -77,15 +71,17 @@ def attention_maps(lm, text, mask=None, *, layers=None) -> AttentionMaps:
     chosen = tuple(range(n_layers)) if layers is None else tuple(map(int, layers))
     if not chosen or not set(chosen) <= set(range(n_layers)):
         raise MaskError(f"layers={layers!r}: expected a list of layers from 0 to {n_layers - 1}, or None for all")
+    if getattr(mask, "batch_size", None) not in (None, 1):
+        raise MaskError(f"{mask} is for a batch of {mask.batch_size} rows, and attention maps are of one text")
     ids = _token_ids(lm, text, decoder)  # (1, seq)
     if lm.tokenizer is None:
         tokens = [str(i) for i in ids[0].tolist()]
     else:  # as a figure shows them, except that long ones are not cut
         tokens = [visible(lm.tokenizer.decode([i]), longest=10_000) for i in ids[0].tolist()]
     with masked(lm.model, mask) if mask is not None else nullcontext():
-        description = _mask_in_force(decoder, chosen)
         weights = _captured(lm, decoder, chosen, ids)
-    return AttentionMaps(np.stack([weights[i] for i in chosen]), tokens, chosen, description, lm.name)
+    name = "the model's own" if mask is None else repr(mask)
+    return AttentionMaps(np.stack([weights[i] for i in chosen]), tokens, chosen, name, lm.name)
 
 
 def _token_ids(lm, text, decoder: Decoder) -> Int[Tensor, "1 seq"]:
@@ -108,31 +104,13 @@ def _token_ids(lm, text, decoder: Decoder) -> Int[Tensor, "1 seq"]:
     return ids.long()
 
 
-def _mask_in_force(decoder: Decoder, chosen: tuple[int, ...]) -> str:
-    """The mask of the chosen layers, in words, once it has been set.
-
-    Raises:
-        MaskError: a mask for a batch of several rows.
-    """
-    layer_masks = getattr(decoder.stack, ATTRIBUTE, None)
-    overrides = layer_masks.overrides if layer_masks is not None else []
-    in_force: list[Mask | None] = [next((o[i] for o in reversed(overrides) if i in o), None) for i in chosen]
-    for mask in in_force:
-        if mask is not None and mask.batch_size not in (None, 1):
-            raise MaskError(f"{mask} is for a batch of {mask.batch_size} rows, and attention maps are of one text")
-    names = ["the model's own" if mask is None else repr(mask) for mask in in_force]
-    if len(set(names)) == 1:
-        return names[0]
-    return "; ".join(f"layer {i}: {name}" for i, name in zip(chosen, names, strict=True))
-
-
 def _captured(lm, decoder: Decoder, chosen: tuple[int, ...], ids: Int[Tensor, "1 seq"]) -> dict[int, np.ndarray]:
-    """One forward pass in eager attention; {layer: float16 (heads, q, k)}, taken as each layer hands it out."""
+    """One forward pass in eager attention; {layer: float16 (heads, q, k)}."""
     weights: dict[int, np.ndarray] = {}
 
     def keep(index: int, module: nn.Module, args, output) -> None:
         given = output[1] if isinstance(output, (tuple, list)) and len(output) > 1 else None
-        if isinstance(given, Tensor) and given.ndim == 4 and len(given) == 1:
+        if isinstance(given, Tensor) and given.ndim == 4:
             weights[index] = given[0].to(torch.float16).cpu().numpy()
 
     with ExitStack() as hooks, evaluating(lm.model), _eager(decoder):
@@ -152,20 +130,19 @@ def _captured(lm, decoder: Decoder, chosen: tuple[int, ...], ids: Int[Tensor, "1
 
 @contextmanager
 def _eager(decoder: Decoder) -> Iterator[None]:
-    """Eager attention for the block; afterwards the text config is what it was, the local window included.
+    """Eager attention for the block.
 
-    The config is set rather than the model asked, because asking has side effects (it may load kernels, and it changes
-    all parts of a multimodal model). The window belongs to it: a converted model keeps it as its backend counts it.
+    The configs are set directly, because `set_attn_implementation` may load kernels and changes all parts of a
+    multimodal model. Their window is restored too: a converted model adapts it to the backend in use.
     """
     configs = [decoder.config, *(getattr(attention, "config", decoder.config) for attention in decoder.attentions)]
     settings = [vars(config) for config in {id(config): config for config in configs}.values()]
-    names = ("_attn_implementation_internal", "sliding_window")
-    before = [{name: values[name] for name in names if name in values} for values in settings]
+    before = [dict(values) for values in settings]
     try:
         for values in settings:
             values["_attn_implementation_internal"] = "eager"
         yield
     finally:
         for values, old in zip(settings, before, strict=True):
-            values.pop("_attn_implementation_internal")
+            values.clear()
             values.update(old)

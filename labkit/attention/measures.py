@@ -1,4 +1,4 @@
-"""What an attention map does, in one number: where it looks, how sharply, how far, and how much of it is the future.
+"""What an attention map does, in one number: where it attends, how sharply, how far, and how much of it is the future.
 
 Every measure takes weights of shape (..., q, k), such as `attention_maps(...).weights` (layers, heads, q, k), and gives
 one number per map, shape (...): the mean over its queries. The queries are the last q of the k positions. `rollout`
@@ -6,7 +6,7 @@ alone joins the maps of all layers into one per layer.
 
     future_mass(maps.weights)[3, 2]                      # layer 3, head 2: the share of its attention on later tokens
 
-Attention says where a head looks, not what the model's answer rests on (Jain and Wallace 2019, "Attention is not
+Attention shows where a head attends, not what the model's answer rests on (Jain and Wallace 2019, "Attention is not
 Explanation"; Wiegreffe and Pinter 2019, "Attention is not not Explanation").
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float64
 
-from labkit.attention.plain import plain_array
+from labkit.attention.plain import weight_array
 from labkit.errors import MaskError
 
 
@@ -31,7 +31,7 @@ def entropy(weights) -> np.ndarray:
 
 
 def mean_distance(weights) -> np.ndarray:
-    """How many tokens away a query looks on average, on either side: sum w |key - query|.
+    """How many tokens away a query attends on average, on either side: sum w |key - query|.
 
     Source: Vig and Belinkov 2019, "Analyzing the Structure of Attention in a Transformer Language Model".
     """
@@ -49,7 +49,7 @@ def first_token_mass(weights) -> np.ndarray:
     Source: Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks". The first query is left out: a
     causal one has no other key.
     """
-    if _maps(weights).shape[-1] < 2:
+    if weight_array(weights).shape[-1] < 2:
         raise MaskError("first_token_mass needs a query after the first token, and this map has one token")
     return _per_map(weights, lambda w: w[_offsets(w)[:, 0] < 0, 0].mean())
 
@@ -58,22 +58,17 @@ def induction(weights, half: int) -> np.ndarray:
     """The induction score: on a text whose last 2 x `half` tokens are a random half and the same half again, the mean
     weight from a token of the second half on the token that followed it in the first, `half - 1` positions back.
 
-    Source: Olsson et al. 2022, "In-context Learning and Induction Heads" (prefix matching score). Random tokens, so
-    that nothing but the repetition tells what comes next. Tokens before the two halves (a <bos>) do no harm.
+    Source: Olsson et al. 2022, "In-context Learning and Induction Heads" (prefix matching score). The tokens are
+    random, so only the repetition predicts the next one. Tokens before the two halves (a <bos>) do no harm.
 
     Raises:
         MaskError: fewer than 2 x `half` positions, or a half of one token, which would be its own successor.
     """
-    q, k = _maps(weights).shape[-2:]
+    q, k = weight_array(weights).shape[-2:]
     if half < 2 or 2 * half > k or half > q:
         raise MaskError(f"induction: half={half!r}, and the map has {q} queries and {k} keys: it takes 2 to {k // 2}")
-    back = int(half) - 1
-
-    def score(w: np.ndarray) -> float:
-        queries = np.arange(q - half, q)
-        return w[queries, k - q + queries - back].mean()
-
-    return _per_map(weights, score)
+    queries = np.arange(q - half, q)
+    return _per_map(weights, lambda w: w[queries, k - q + queries - (half - 1)].mean())
 
 
 def rollout(weights) -> Float64[np.ndarray, "layers n n"]:
@@ -83,35 +78,25 @@ def rollout(weights) -> Float64[np.ndarray, "layers n n"]:
     Heads are averaged; layer l is A(l) = (mean over heads + identity) / 2, rows scaled to sum 1, and the result is
     A(l) A(l-1) ... A(0). Source: Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers".
     """
-    maps = _maps(weights)
+    maps = weight_array(weights)
     if maps.ndim != 4 or maps.shape[-1] != maps.shape[-2]:
         raise MaskError(f"rollout takes the weights of all layers, (layers, heads, n, n), not {maps.shape}")
-    so_far, rolled = np.eye(maps.shape[-1]), []
+    product, rolled = np.eye(maps.shape[-1]), []
     for layer in maps:
         mixed = (layer.astype(np.float64).mean(0) + np.eye(layer.shape[-1])) / 2  # (n, n)
-        so_far = mixed / mixed.sum(-1, keepdims=True) @ so_far
-        rolled.append(so_far)
+        product = mixed / mixed.sum(-1, keepdims=True) @ product
+        rolled.append(product)
     return np.stack(rolled)
 
 
 def _per_map(weights, measure: Callable[[np.ndarray], float]) -> np.ndarray:
     """`measure` of each map, one at a time in float64: many maps of a long text would not fit so into memory."""
-    maps = _maps(weights)
+    maps = weight_array(weights)
     flat = maps.reshape(-1, *maps.shape[-2:])
     return np.array([measure(weights.astype(np.float64)) for weights in flat]).reshape(maps.shape[:-2])
 
 
-def _maps(weights) -> np.ndarray:
-    """The weights as an array (..., q, k), checked."""
-    maps = plain_array(weights, "attention weights")
-    if maps.ndim < 2 or maps.size == 0 or maps.shape[-2] > maps.shape[-1]:
-        raise MaskError(f"attention weights have shape (..., queries, keys), a key for each query, not {maps.shape}")
-    if not np.isfinite(maps).all() or (maps < 0).any():
-        raise MaskError("attention weights are at least 0 and finite, the output of a softmax: scores are not weights")
-    return maps
-
-
 def _offsets(w: np.ndarray) -> np.ndarray:
-    """How far each key is from each query, (q, k); above 0 in the future. The queries are the last positions."""
+    """The position of each key minus that of each query, (q, k): above 0 in the future."""
     q, k = w.shape
     return np.arange(k)[None, :] - np.arange(k - q, k)[:, None]

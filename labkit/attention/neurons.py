@@ -10,7 +10,7 @@ query-key norms, so the same few lines serve every family; and they are checked 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -54,7 +54,7 @@ def neuron_maps(lm, text, mask=None, *, layers: Sequence[int] | None = None) -> 
             bites, attention sinks, a position bias).
     """
     attentions = find_decoder(lm.model).attentions
-    with _eager_watched(set(attentions)) as inputs:
+    with _eager_watched() as inputs:
         attention = attention_maps(lm, text, mask, layers=layers)
     queries, keys = [], []
     for weights, i in zip(attention.weights, attention.layers, strict=True):
@@ -63,13 +63,15 @@ def neuron_maps(lm, text, mask=None, *, layers: Sequence[int] | None = None) -> 
                 f"{lm.name}: layer {i} ({type(attentions[i]).__name__}) computes its attention by itself, so its "
                 "queries and keys cannot be taken; attention_maps shows its weights"
             )
-        given = inputs[attentions[i]]
-        q = given.query * (given.scaling * given.query.shape[-1] ** 0.5)  # (heads, q, dim)
-        k = given.key.repeat_interleave(len(q) // len(given.key), dim=0)  # (heads, k, dim)
+        query, key, mask_of_scores, scaling = inputs[attentions[i]]
+        q = query[0].float().cpu()  # (heads, q, dim)
+        q = q if scaling is None else q * (scaling * q.shape[-1] ** 0.5)
+        k = key[0].float().cpu().repeat_interleave(len(q) // key.shape[1], dim=0)  # (heads, k, dim)
         scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5  # (heads, q, k)
-        scores = scores if given.mask is None else scores + given.mask[..., : scores.shape[-1]]
+        if mask_of_scores is not None:
+            scores = scores + mask_of_scores[0, ..., : scores.shape[-1]].float().cpu()
         gap = float((scores.softmax(-1) - torch.from_numpy(weights.astype(np.float32))).abs().max())
-        if gap > given.tolerance:
+        if gap > (TOLERANCE if query.dtype.itemsize >= 4 else TOLERANCE_OF_HALF_PRECISION):
             raise ModelError(
                 f"{lm.name}, layer {i}: the attention weights are not the softmax of query times key (they differ by "
                 f"up to {gap:.2g}): this model adds something in between, such as a softcap or attention sinks, which "
@@ -80,46 +82,25 @@ def neuron_maps(lm, text, mask=None, *, layers: Sequence[int] | None = None) -> 
     return NeuronMaps(attention, np.stack(queries), np.stack(keys))
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    """What one attention module hands over: query (heads, q, dim), key (kv_heads, k, dim), mask (1 or heads, q, k)."""
-
-    query: Tensor
-    key: Tensor
-    mask: Tensor | None
-    scaling: float
-    tolerance: float  # between the weights and what query and key give
-
-
 @contextmanager
-def _eager_watched(modules: set[nn.Module]) -> Iterator[dict[nn.Module, _Inputs]]:
-    """What each of these modules last hands to eager attention in the block, which computes what it always does."""
+def _eager_watched() -> Iterator[dict[nn.Module, tuple[Tensor, Tensor, Tensor | None, float | None]]]:
+    """(query, key, mask, scaling) that each module last gives to eager attention, which computes what it always does.
+
+    Shapes: (1, heads, q, dim), (1, key heads, k, dim), (1, 1 or heads, q, k).
+    """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    inputs: dict[nn.Module, _Inputs] = {}
+    inputs: dict[nn.Module, tuple] = {}
 
     def watch(module, query, key, value, attention_mask, *args, **kwargs):
-        if module in modules and len(query) == 1:
-            scaling = kwargs.get("scaling")
-            inputs[module] = _Inputs(
-                query[0].detach().float().cpu(),
-                key[0].detach().float().cpu(),
-                None if attention_mask is None else attention_mask[0].detach().float().cpu(),
-                query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-                TOLERANCE if torch.finfo(query.dtype).bits >= 32 else TOLERANCE_OF_HALF_PRECISION,
-            )
-        return _eager_of(module)(module, query, key, value, attention_mask, *args, **kwargs)
+        inputs[module] = (query, key, attention_mask, kwargs.get("scaling"))
+        for kind in type(module).__mro__:  # the function that this module would have used
+            if function := getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None):
+                return function(module, query, key, value, attention_mask, *args, **kwargs)
+        raise ModelError(f"{type(module).__name__} has no eager attention that labkit can find")
 
     ALL_ATTENTION_FUNCTIONS["eager"] = watch  # what eager modules look up before they fall back to their own function
     try:
         yield inputs
     finally:
         del ALL_ATTENTION_FUNCTIONS["eager"]
-
-
-def _eager_of(module: nn.Module) -> Callable:
-    """The function that this module would have used."""
-    for kind in type(module).__mro__:
-        if function := getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None):
-            return function
-    raise ModelError(f"{type(module).__name__} has no eager attention that labkit can find")

@@ -39,3 +39,22 @@ def plain_array(array, what: str) -> np.ndarray:
         return np.asarray(array)
     except ValueError:
         raise MaskError(f"{what} must be a grid: every row needs the same number of cells") from None
+
+
+def weight_array(weights, what: str = "attention weights", dims: tuple[int, ...] | None = None) -> np.ndarray:
+    """Attention weights (..., queries, keys) as an array; `dims`: the numbers of dimensions that are allowed.
+
+    Raises:
+        MaskError: another shape, or numbers that are not the output of a softmax (NaN, negative, infinite).
+    """
+    array = plain_array(weights, what)
+    if array.dtype.kind not in "fbui" or array.ndim < 2 or (dims and array.ndim not in dims) or 0 in array.shape:
+        raise MaskError(f"{what} must be numbers of shape (..., queries, keys), not {array.dtype} of {array.shape}")
+    if array.shape[-2] > array.shape[-1]:
+        raise MaskError(f"{what} have {array.shape[-2]} queries and {array.shape[-1]} keys: one key for each query")
+    if not np.isfinite(array).all() or (array < 0).any():
+        raise MaskError(
+            f"{what} must be at least 0 and finite, like the output of a softmax: scores are not weights, and NaN "
+            "means that a mask left a query without any key"
+        )
+    return array

@@ -38,7 +38,6 @@ _HOME = {  # public name -> the module that defines it
     "bertviz_head_view": "bertviz",
     "bertviz_model_view": "bertviz",
     "bertviz_neuron_view": "bertviz",
-    "bertviz_setup": "bertviz",
 }
 
 __all__ = list(_HOME)

@@ -1,28 +1,22 @@
-// Puts one view in its place and lets bertviz draw it, as soon as d3 and jQuery are in the page: whoever brings them may
-// come later in the document than this. `fill`: pixels that a drawing needs in width. `panels`: one drawing each,
-// {heading, note, alt, html, layers, heads, draw(root, d3, jquery)}.
+// Puts one view in its place and lets bertviz draw it. `fill`: pixels that a drawing needs in width. `panels`: one drawing
+// each, {heading, note, alt, html, layers, heads, draw(root, d3, jquery)}. `shared` holds d3 and jQuery.
 function labkitView(id, panels, fill) {
-  const shared = (window.labkitBrowser = window.labkitBrowser || { waiting: [], count: 0 });
-
-  function show() {
-    const here = document.querySelector(`[data-labkit-view="${id}"]:not([data-labkit-drawn])`);
-    if (!here) return; // its output has been cleared
-    here.dataset.labkitDrawn = "";
-    const row = document.createElement("div");
-    row.style.cssText = "display:flex;flex-wrap:wrap;gap:8px 32px";
-    here.prepend(row);
-    try {
-      const roots = panels.map((panel) => add(row, panel));
-      link(roots);
-      here.querySelector("[data-labkit-still]").style.display = "none";
-    } catch (error) {
-      row.remove();
-      here.querySelector("[data-labkit-why]").textContent = `bertviz could not draw this view: ${error}`;
-      console.error(error);
-    }
+  const here = document.querySelector(`[data-labkit-view="${id}"]:not([data-labkit-drawn])`);
+  if (!here) return; // its output has been cleared
+  here.dataset.labkitDrawn = "";
+  const row = document.createElement("div");
+  row.style.cssText = "display:flex;flex-wrap:wrap;gap:8px 32px";
+  here.prepend(row);
+  try {
+    link(panels.map(add));
+    here.querySelector("[data-labkit-still]").style.display = "none";
+  } catch (error) {
+    row.remove();
+    here.querySelector("[data-labkit-why]").textContent = `bertviz could not draw this view: ${error}`;
+    console.error(error);
   }
 
-  function add(row, panel) {
+  function add(panel) {
     const box = document.createElement("div");
     box.style.cssText = `flex:1 1 ${fill}px;min-width:0;overflow-x:auto`;
     box.innerHTML = panel.html;
@@ -74,7 +68,4 @@ function labkitView(id, panels, fill) {
       })
     );
   }
-
-  if (shared.d3) show();
-  else shared.waiting.push(show);
 }

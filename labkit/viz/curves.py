@@ -8,7 +8,7 @@ from textwrap import wrap
 import numpy as np
 import plotly.graph_objects as go
 
-from labkit.attention.plain import clean
+from labkit.attention.plain import clean, plain_array
 from labkit.errors import MaskError
 from labkit.viz.sliders import slider
 from labkit.viz.style import GREY, INK, RULE, escape, line_styles, titled
@@ -38,45 +38,44 @@ def curves_figure(
         MaskError: lists that do not match `x`, an arm with no number at all, or an `at` that is not in `x`.
     """
     x = [float(value) for value in x]
-    values = {str(name): _seeds(name, seeds, len(x)) for name, seeds in arms.items()}
     if at is not None and at not in x:
         raise MaskError(f"nothing was measured at {at}: one of {', '.join(f'{value:g}' for value in x)}")
-    figure, styles = go.Figure(), line_styles(values)
-    for name, seeds in values.items():
-        colour, dash = styles[name]
+    last = len(x) - 1 if at is None else x.index(at)
+    figure, styles, means, n_seeds = go.Figure(), line_styles(map(str, arms)), [], 1
+    for name, seeds in arms.items():
+        seeds = plain_array(seeds, f"the seeds of {name!r}").astype(float)  # (seeds, x)
+        if seeds.ndim != 2 or seeds.shape[1] != len(x) or not np.isfinite(seeds).any():
+            raise MaskError(f"{name!r} must be lists of {len(x)} numbers, one list for each seed, not {seeds.shape}")
+        if np.isfinite(seeds[:, last]).any():
+            means.append(f"{name} {np.nanmean(seeds[:, last]):.2f}")
+        n_seeds = max(n_seeds, len(seeds))
         measured = np.isfinite(seeds).any(0)
         xs, seeds = np.asarray(x)[measured], seeds[:, measured]
-        low, mean, high = np.nanmin(seeds, 0), np.nanmean(seeds, 0), np.nanmax(seeds, 0)
-        of_seeds = [f"{a:.3f} to {b:.3f}" for a, b in zip(low, high, strict=True)] if len(seeds) > 1 else None
-        line = {"color": colour, "width": 2.5, "dash": dash}
-        hover = "%{x}: %{y:.3f}" + (", seeds %{customdata}" if of_seeds else "") + f"<extra>{escape(name)}</extra>"
-        band = {"x": np.r_[xs, xs[::-1]], "y": np.r_[high, low[::-1]], "fill": "toself", "hoverinfo": "skip"}
-        figure.add_scatter(**band, fillcolor=_faint(colour), line_width=0, mode="lines", showlegend=False)
-        mode = "lines+markers" if len(xs) < 30 else "lines"
+        low, high = np.nanmin(seeds, 0), np.nanmax(seeds, 0)
+        colour, dash = styles[str(name)]
+        band = {"x": np.r_[xs, xs[::-1]], "y": np.r_[high, low[::-1]], "fill": "toself", "fillcolor": colour}
+        figure.add_scatter(**band, opacity=0.18, line_width=0, mode="lines", hoverinfo="skip", showlegend=False)
         figure.add_scatter(
-            x=xs, y=mean, mode=mode, line=line, name=escape(name), customdata=of_seeds, hovertemplate=hover
+            x=xs,
+            y=np.nanmean(seeds, 0),
+            mode="lines+markers" if len(xs) < 30 else "lines",
+            line={"color": colour, "width": 2.5, "dash": dash},
+            name=escape(str(name)),
+            customdata=[f"{a:.3f} to {b:.3f}" for a, b in zip(low, high, strict=True)],
+            hovertemplate="%{x}: %{y:.3f}, seeds %{customdata}<extra>" + escape(str(name)) + "</extra>",
         )
     if floor is not None:
-        figure.add_hline(
-            floor, line={"color": GREY, "dash": "dash"}, annotation_text=f"{escape(floor_name)} = {floor:.3f}"
-        )
+        dashed = {"color": GREY, "dash": "dash"}
+        figure.add_hline(floor, line=dashed, annotation_text=f"{escape(floor_name)} = {floor:.3f}")
     if at is not None:
         figure.add_vline(at, line={"color": INK, "width": 1})
-    last = x.index(at) if at is not None else len(x) - 1
-    n = {int(count) for seeds in values.values() for count in np.isfinite(seeds).sum(0) if count}
-    words = f"At {x_name} {x[last]:g}: " + ", ".join(
-        f"{name} {np.nanmean(seeds[:, last]):.2f}"
-        for name, seeds in values.items()
-        if np.isfinite(seeds[:, last]).any()
-    )
-    words += f". Mean and range of {'up to ' * (len(n) > 1)}{max(n)} seeds." if max(n) > 1 else "."
+    words = f"At {x_name} {x[last]:g}: {', '.join(means)}."
+    words += f" Mean and range of up to {n_seeds} seeds." * (n_seeds > 1)
+    horizontal = {"title": {"text": escape(x_name), "standoff": 8}, "zeroline": False}
+    if log_x:
+        horizontal |= {"type": "log", "dtick": 1 if max(x) > 10 * min(x) else None}
     figure.update_layout(
-        xaxis={
-            "title": {"text": escape(x_name), "standoff": 8},
-            "type": "log" if log_x else "linear",
-            "dtick": 1 if log_x and max(x) > 10 * min(x) else None,
-            "zeroline": False,
-        },
+        xaxis=horizontal,
         yaxis={"title": escape(y_name), "gridcolor": RULE, "zeroline": False},
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
     )
@@ -92,8 +91,8 @@ def curves_slider(
         samples: `{arm: one text for each x}`.
         options: those of `curves_figure`; `at` is where the slider begins.
     """
-    at = options.pop("at", None)
-    texts = [_samples(samples or {}, i) for i in range(len(x))]
+    start = options.pop("at", x[0])
+    texts = [[line for name in samples or {} for line in _lines(name, samples[name][i])] for i in range(len(x))]
     room = 17 * max(map(len, texts)) + 16 if samples else 0
     place = {"x": 0, "y": 0, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "top", "yshift": -64}
     figures = {}
@@ -101,29 +100,13 @@ def curves_slider(
         figure = curves_figure(x, arms, at=value, **options)
         figure.add_annotation(text="<br>".join(lines), align="left", font_size=12, showarrow=False, **place)
         figures[f"{value:g}"] = figure.update_layout(height=figure.layout.height + room, margin_b=50 + room)
-    if at is not None and at not in x:
-        raise MaskError(f"nothing was measured at {at}: one of {', '.join(figures)}")
-    return slider(figures, options.get("x_name", "training step"), 0 if at is None else list(x).index(at))
+    if start not in x:
+        raise MaskError(f"nothing was measured at {start}: one of {', '.join(figures)}")
+    return slider(figures, options.get("x_name", "training step"), list(x).index(start))
 
 
-def _samples(samples: Mapping[str, Sequence[str]], i: int) -> list[str]:
-    """The lines of text number `i` of each arm, its name in bold."""
-    lines = []
-    for name, texts in samples.items():
-        first, *rest = map(escape, wrap(f"{name}: {clean(texts[i])}", 105)[:4])
-        bold = len(escape(name)) + 1
-        lines += [f"<b>{first[:bold]}</b>{first[bold:]}", *rest]
-    return lines
-
-
-def _seeds(name, seeds, n: int) -> np.ndarray:
-    """Float (seeds, n)."""
-    array = np.asarray(seeds.detach().cpu() if hasattr(seeds, "detach") else [list(map(float, row)) for row in seeds])
-    if array.ndim != 2 or array.shape[1] != n or not np.isfinite(array).any():
-        raise MaskError(f"{name!r} must be lists of {n} numbers, one list for each seed, not shape {array.shape}")
-    return array.astype(float)
-
-
-def _faint(colour: str) -> str:
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.18)"
+def _lines(name: str, text: str) -> list[str]:
+    """The first lines of a text, after the name of its arm in bold."""
+    first, *rest = map(escape, wrap(f"{name}: {clean(text)}", 105)[:4])
+    bold = len(escape(name)) + 1
+    return [f"<b>{first[:bold]}</b>{first[bold:]}", *rest]

@@ -11,11 +11,21 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from labkit.attention.plain import clean, plain_array, short
+from labkit.attention.plain import clean, plain_array, short, weight_array
 from labkit.errors import MaskError
-from labkit.viz.labels import bool_grid, future_of, token_labels, weight_grids
 from labkit.viz.panels import LETTER, WIDEST, Panel, drawn, steps
-from labkit.viz.style import BIDIRECTIONAL, CAUSAL, INK, MASKED, OPEN, WEIGHTS, WRONG
+from labkit.viz.style import (
+    BIDIRECTIONAL,
+    CAUSAL,
+    INK,
+    MASKED,
+    OPEN,
+    WEIGHTS,
+    WRONG,
+    bool_grid,
+    future_of,
+    token_labels,
+)
 
 
 def mask_figure(masks, tokens: Sequence[str] | None = None, title: str | None = None, expected=None) -> go.Figure:
@@ -34,32 +44,29 @@ def mask_figure(masks, tokens: Sequence[str] | None = None, title: str | None = 
     if not given:
         raise MaskError("mask_figure takes a mask, or a dictionary {heading: mask} with at least one")
     expected = None if expected is None else bool_grid(expected, "the expected mask")
-    panels, words = [], []
+    panels = []
     for heading, cells in given.items():
         grid = bool_grid(cells, f"the mask {heading!r}" if heading else "the mask")
-        if expected is not None and expected.shape != grid.shape:
-            raise MaskError(f"the expected mask has shape {expected.shape}, and the mask {grid.shape}")
-        wrong = np.zeros_like(grid) if expected is None else grid ^ expected
-        words.append(_mask_in_words(grid, None if expected is None else wrong))
-        codes = np.where(wrong, 2, grid)
-        queries, keys = token_labels(tokens, *grid.shape)
-        panels.append(
-            Panel(
-                str(heading) if len(given) > 1 else "",
-                codes,
-                queries,
-                keys,
-                steps(MASKED, OPEN, WRONG),
-                high=2,
-                texts=np.select([wrong & grid, wrong], ["×", "○"], "") if wrong.any() else None,
-                hover=np.array(["closed", "open", "not as expected"])[codes],
-            )
+        words = (
+            f"{grid.sum()} of {grid.size} cells open, {(grid & future_of(*grid.shape)).sum() or 'none'} in the future"
         )
-    if len(panels) == 1:
-        return drawn(panels, title or (str(next(iter(given))) or "Attention mask"), words[0].capitalize() + ".")
-    for panel, text in zip(panels, words, strict=True):
-        panel.heading += f"\n{text}"
-    return drawn(panels, title)
+        wrong = np.zeros_like(grid)
+        if expected is not None:
+            if expected.shape != grid.shape:
+                raise MaskError(f"the expected mask has shape {expected.shape}, and the mask {grid.shape}")
+            wrong = grid ^ expected
+            words += f"; {wrong.sum() or 'none'} not as expected"
+        codes = np.where(wrong, 2, grid)
+        panel = Panel(
+            f"{heading}\n{words}", codes, *token_labels(tokens, *grid.shape), steps(MASKED, OPEN, WRONG), high=2
+        )
+        panel.texts = np.select([wrong & grid, wrong], ["×", "○"], "") if wrong.any() else None
+        panel.hover = np.array(["closed", "open", "not as expected"])[codes]
+        panels.append(panel)
+    if len(panels) > 1:
+        return drawn(panels, title)
+    panels[0].heading = ""
+    return drawn(panels, title or next(iter(given)) or "Attention mask", f"{words}.")
 
 
 def attention_figure(
@@ -74,25 +81,23 @@ def attention_figure(
         MaskError: scores, NaN, or another shape.
     """
     if isinstance(weights, Mapping):
-        maps = {str(name): weight_grids(grid, f"the weights of {name!r}") for name, grid in weights.items()}
-        if not maps or any(len(grids) != 1 for grids in maps.values()):
-            raise MaskError("attention_figure takes one map of shape (queries, keys) for each heading")
-        maps = {name: grids[0] for name, grids in maps.items()}
+        maps = {str(name): weight_array(grid, f"the weights of {name!r}", (2,)) for name, grid in weights.items()}
     else:
-        grids = weight_grids(weights)
+        grids = weight_array(weights, dims=(2, 3))
+        grids = grids[None] if grids.ndim == 2 else grids
         maps = {f"head {i}" if len(grids) > 1 else "": grid for i, grid in enumerate(grids)}
-    top = max(max(float(grid.max()) for grid in maps.values()), 1e-9)
+    top = max((float(grid.max()) for grid in maps.values()), default=0.0) or 1e-9
     panels = []
     for heading, grid in maps.items():
-        queries, keys = token_labels(tokens, *grid.shape)
         share = f"{grid[future_of(*grid.shape)].sum() / len(grid):.0%} on the future"
         numbers = _numbers(grid) if grid.shape[1] <= 8 else None
-        scale = None if panels else name
-        panels.append(Panel(f"{heading}\n{share}", grid, queries, keys, WEIGHTS, 0, top, numbers, scale=scale))
-    if len(panels) == 1:
-        panels[0].heading = ""
-        return drawn(panels, title or next(iter(maps)) or "Attention", f"{share}.")
-    return drawn(panels, title)
+        labels = token_labels(tokens, *grid.shape)
+        panels.append(Panel(f"{heading}\n{share}", grid.astype(float), *labels, WEIGHTS, 0, top, numbers))
+    panels[0].scale = name
+    if len(panels) > 1:
+        return drawn(panels, title)
+    panels[0].heading = ""
+    return drawn(panels, title or next(iter(maps)) or "Attention", f"{share}.")
 
 
 def head_grid(weights, tokens: Sequence[str] | None = None, title: str | None = None) -> go.Figure:
@@ -100,45 +105,26 @@ def head_grid(weights, tokens: Sequence[str] | None = None, title: str | None = 
 
     Of more than 32 tokens, neighbours share a cell: the mean over its queries of the attention on its keys.
     """
-    array = plain_array(weights, "weights")
-    if array.ndim != 4 or 0 in array.shape or array.shape[2] != array.shape[3]:
-        raise MaskError(f"weights must have shape (layers, heads, n, n), not {array.shape}")
-    layers, heads = array.shape[:2]
-    maps = weight_grids(array.reshape(-1, *array.shape[2:]))
-    shares = (maps * future_of(*maps.shape[1:])).sum((1, 2)) / np.maximum(maps.sum((1, 2)), 1e-9)
-    maps = pooled(maps, 32)
+    array = weight_array(weights, dims=(4,)).astype(float)
+    layers, heads, _, n = array.shape
+    shares = (array * future_of(n, n)).sum((2, 3)) / n  # (layers, heads)
+    maps = pooled(array, 32)
     side = maps.shape[-1]
-    canvas = np.full((layers * (side + 1), heads * (side + 1)), np.nan)
-    for i, grid in enumerate(maps):
-        row, column = divmod(i, heads)
-        canvas[row * (side + 1) :, column * (side + 1) :][: len(grid), :side] = grid
-    names = [short(clean(token)) for token in token_labels(tokens, *array.shape[2:])[1]]
-    keys = [*(names[j * len(names) // side] for j in range(side)), ""]
-    panel = Panel(
-        "",
-        canvas,
-        [f"layer {i}, {key}" for i in range(layers) for key in keys],
-        [f"head {j}, {key}" for j in range(heads) for key in keys],
-        WEIGHTS,
-        0,
-        max(float(maps.max()), 1e-9),
-        stairs=False,
-        scale="weight",
-    )
-    most = int(shares.argmax())
-    figure = drawn(
-        [panel],
-        title or f"{layers} layers of {heads} heads",
-        f"{shares.mean():.0%} of the attention goes to the future; "
-        f"most in layer {most // heads}, head {most % heads}: {shares[most]:.0%}.",
-    )
-    middle = (side - 1) / 2
-    return figure.update_layout(
-        xaxis={"tickvals": [j * (side + 1) + middle for j in range(heads)], "tickangle": 0},
-        xaxis_ticktext=[f"head {j}" if heads <= 8 else str(j) for j in range(heads)],
-        yaxis={"tickvals": [i * (side + 1) + middle for i in range(layers)]},
-        yaxis_ticktext=[f"layer {i}" for i in range(layers)],
-    )
+    canvas = np.pad(maps, [(0, 0), (0, 0), (0, 1), (0, 1)], constant_values=np.nan)  # a gap between the heads
+    canvas = canvas.swapaxes(1, 2).reshape(layers * (side + 1), heads * (side + 1))
+    names = [short(clean(token)) for token in token_labels(tokens, n, n)[1]]
+    keys = [*(names[j * n // side] for j in range(side)), ""]
+    rows = [f"layer {i}, {key}" for i in range(layers) for key in keys]
+    columns = [f"head {i}, {key}" for i in range(heads) for key in keys]
+    panel = Panel("", canvas, rows, columns, WEIGHTS, 0, float(maps.max()) or 1e-9, tokens=False, scale="weight")
+    layer, head = np.unravel_index(shares.argmax(), shares.shape)
+    most = f"most in layer {layer}, head {head}: {shares.max():.0%}"
+    words = f"{shares.mean():.0%} of the attention goes to the future; {most}."
+    figure = drawn([panel], title or f"{layers} layers of {heads} heads", words)
+    middles = [i * (side + 1) + (side - 1) / 2 for i in range(max(layers, heads))]
+    names = [f"head {i}" if heads <= 8 else str(i) for i in range(heads)]
+    figure.update_xaxes(tickvals=middles[:heads], ticktext=names, tickangle=0)
+    return figure.update_yaxes(tickvals=middles[:layers], ticktext=[f"layer {i}" for i in range(layers)])
 
 
 def values_figure(
@@ -153,8 +139,8 @@ def values_figure(
         raise MaskError(f"values must be finite numbers of shape (rows, {len(columns)}), not {grid.shape}")
     rows = [f"layer {i}" for i in range(len(grid))] if rows is None else list(rows)
     texts = _numbers(grid) if grid.shape[1] <= 16 else None
-    high = max(float(grid.max()), 1e-9)
-    panel = Panel("", grid, rows, columns, WEIGHTS, min(0.0, float(grid.min())), high, texts, stairs=False, scale=name)
+    low, high = min(0.0, float(grid.min())), max(float(grid.max()), 1e-9)
+    panel = Panel("", grid, rows, columns, WEIGHTS, low, high, texts, tokens=False, scale=name)
     i, j = np.unravel_index(grid.argmax(), grid.shape)
     longest = max(len(text.strip()) for text in [*columns, *(texts.flat if texts is not None else [])])
     wide = max(36, 6 + LETTER * longest)
@@ -168,7 +154,6 @@ def category_figure(
     columns: Sequence[str],
     title: str | None = None,
     colours: Mapping[str, str] | None = None,
-    subtitle: str = "",
 ) -> go.Figure:
     """A table of words in colour: `{row: one word per column}`. "—" is an empty cell.
 
@@ -176,36 +161,25 @@ def category_figure(
     one depends on colours, the words are in the cells where there is room, and on hovering.
     """
     palette = {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL} | dict(colours or {})
-    names = [str(name) for name in rows]
     table = [list(map(str, words)) for words in rows.values()]
     if not table or any(len(words) != len(columns) for words in table):
         raise MaskError(f"category_figure needs one word for each of the {len(columns)} columns in every row")
     words = sorted({word for row in table for word in row} - {"—"}, key=lambda word: (word not in palette, word))
     codes = np.array([[words.index(word) if word in words else np.nan for word in row] for row in table], dtype=float)
-    longest = max(map(len, words), default=1)
-    cell = max(26, longest * LETTER + 12, *(len(line) * LETTER + 6 for name in columns for line in name.split("\n")))
-    fits = cell * len(columns) <= WIDEST
-    panel = Panel(
-        "",
-        codes,
-        names,
-        columns,
-        steps(*(palette.get(word, WRONG) for word in words)),
-        -0.5,
-        len(words) - 0.5,
-        np.array(table) if fits else None,
-        np.array(table),
-        stairs=False,
-        on_top=True,
-    )
-    figure = drawn([panel], title, subtitle, wide=cell if fits else 26, high=22)
-    if not fits:
-        for word in words:
-            marker = {"symbol": "square", "size": 11, "color": palette.get(word, WRONG)}
-            figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=word)
-        figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 0, "yanchor": "top", "x": 0})
-        figure.update_layout(margin_b=34, height=figure.layout.height + 24)
-    return figure
+    scale = steps(*(palette.get(word, WRONG) for word in words))
+    panel = Panel("", codes, list(map(str, rows)), columns, scale, -0.5, len(words) - 0.5, tokens=False, on_top=True)
+    panel.hover = np.array(table)
+    longest = max([*map(len, words), *(len(line) for name in columns for line in name.split("\n"))])
+    cell = max(26, longest * LETTER + 12)
+    if cell * len(columns) <= WIDEST:
+        panel.texts = panel.hover
+        return drawn([panel], title, wide=cell, high=22)
+    figure = drawn([panel], title, wide=26, high=22)  # a legend instead of words
+    for word in words:
+        marker = {"symbol": "square", "size": 11, "color": palette.get(word, WRONG)}
+        figure.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=word)
+    legend = {"orientation": "h", "y": 0, "yanchor": "top", "x": 0}
+    return figure.update_layout(showlegend=True, legend=legend, margin_b=34, height=figure.layout.height + 24)
 
 
 def fusion_figure(
@@ -225,23 +199,17 @@ def fusion_figure(
         names: how segments are called; other segments are "paraphrase 0", and so on.
         whole: what the shares are shares of, such as "the attention".
     """
-    grid = weight_grids(weights)[0]
+    grid = plain_array(weights, "weights").astype(float)
     order = list(dict.fromkeys(segments))
     called = [names.get(segment) or f"paraphrase {segment}" for segment in order]
-    member = np.array([[segment == one for one in order] for segment in segments], dtype=float)  # (context, segments)
-    shares = grid @ member
-    cell = min(90, 700 // len(order))
-    panels = [
-        Panel("", grid, generated, context, WEIGHTS, 0, max(float(grid.max()), 1e-9), stairs=False),
-        Panel(
-            "share of each segment", shares, generated, called, WEIGHTS, 0, 1, _numbers(shares), stairs=False, cell=cell
-        ),
-    ]
+    shares = grid @ np.array([[segment == other for other in order] for segment in segments])  # (generated, segments)
+    context_panel = Panel("", grid, generated, context, WEIGHTS, 0, float(grid.max()) or 1e-9, tokens=False)
+    panel = Panel("share of each segment", shares, generated, called, WEIGHTS, 0, 1, _numbers(shares), tokens=False)
+    panel.cell = min(90, 700 // len(order))
     most = called[int(shares.mean(0).argmax())]
     text = f"On average {shares.mean(0).max():.0%} of {whole} goes to {most}. Lines separate the segments."
-    figure = drawn(panels, title, text, wide=max(5, min(14, 600 // grid.shape[1])), high=22)
-    edges = [j + 0.5 for j in range(len(segments) - 1) if segments[j] != segments[j + 1]]
-    for edge in edges:
+    figure = drawn([context_panel, panel], title, text, wide=max(5, min(14, 600 // grid.shape[1])), high=22)
+    for edge in (j + 0.5 for j in range(len(segments) - 1) if segments[j] != segments[j + 1]):
         ends = {"x0": edge, "x1": edge, "y0": -0.5, "y1": len(grid) - 0.5}
         figure.add_shape(type="line", line={"color": INK, "width": 2}, xref="x", yref="y", **ends)
     return figure
@@ -252,7 +220,6 @@ def pooled(maps: np.ndarray, size: int) -> np.ndarray:
     n = maps.shape[-1]
     if n <= size:
         return maps
-    size = min(size, n)
     starts = np.arange(size) * n // size
     counts = np.diff(np.append(starts, n))
     summed = np.add.reduceat(np.add.reduceat(maps.astype(np.float32), starts, axis=-1), starts, axis=-2)
@@ -266,11 +233,3 @@ def _numbers(grid: np.ndarray) -> np.ndarray:
         return f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.3g}"
 
     return np.vectorize(number)(grid)
-
-
-def _mask_in_words(cells: np.ndarray, wrong: np.ndarray | None) -> str:
-    future = int((cells & future_of(*cells.shape)).sum())
-    words = f"{int(cells.sum())} of {cells.size} cells open, {future or 'none'} in the future"
-    if wrong is None:
-        return words
-    return f"{words}; {int(wrong.sum())} not as expected" if wrong.any() else f"{words}; all as expected"

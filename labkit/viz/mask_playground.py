@@ -11,7 +11,8 @@ gives one page that stays interactive without any.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,14 @@ import numpy as np
 import traitlets
 
 from labkit import masks
-from labkit.errors import LabkitError, MaskError
+from labkit.errors import MaskError
 from labkit.viz.heat import mask_figure
-from labkit.viz.live_model import LiveModel, Question
-from labkit.viz.mask_state import checked_tokens, dense_of, fitted, mask_of, moved, painted_cells, split_words, tree_of
+from labkit.viz.live_model import LiveModel
+from labkit.viz.mask_state import checked_tokens, dense_of, fitted, mask_of, painted_cells, split_words, tree_of
 from labkit.viz.page import joined, page, with_figure
 
 SENTENCE = "the cat sat on the mat"
-ASKS = ("expression", "painted", "question", "place", "layer", "head")  # what a model's answer depends on
+PARTS = ("rules", "grid", "controls", "panel")
 
 
 def playground(tokens: str | Sequence[str] = SENTENCE, mask: masks.Mask | None = None) -> Playground:
@@ -45,15 +46,13 @@ class Playground(anywidget.AnyWidget):
     Attributes:
         mask: the Mask that is shown; can be set. The expression that was composed, or `from_dense` where painted cells
             change it.
-        sentence, tokens: what the mask is of; can be set. A sentence is split into words and signs, or by the
-            tokenizer of the model that is attached.
+        sentence: can be set; it is split into words and signs, or by the tokenizer of the model that is attached.
+        tokens: what the mask is of.
         focus: the row whose attended tokens are marked, -1 for none.
         question ("next" or "fill-in"), place, layer, head: what an attached model is asked, and which head is drawn.
     """
 
-    _esm = joined(
-        "playground_rules.js", "playground_grid.js", "playground_controls.js", "playground_panel.js", "playground.js"
-    )
+    _esm = joined(*(f"playground_{part}.js" for part in PARTS), "playground.js")
     _css = joined("playground.css")
 
     sentence = traitlets.Unicode().tag(sync=True)
@@ -81,18 +80,16 @@ class Playground(anywidget.AnyWidget):
     def __init__(self, tokens: str | Sequence[str] = SENTENCE, mask: masks.Mask | None = None) -> None:
         self._live: LiveModel | None = None
         self._ids: tuple[int, ...] = ()
-        self._from_page = False  # whether the values that change were sent by the page
-        self._silent = False  # whether the model is not to be asked yet
-        sentence = tokens if isinstance(tokens, str) else " ".join(str(token) for token in tokens)
+        self._holding = False  # several values change: the model is asked once they all have
+        sentence = tokens if isinstance(tokens, str) else " ".join(map(str, tokens))
         shown = checked_tokens(split_words(tokens) if isinstance(tokens, str) else list(tokens))
-        expression = _tree_for(masks.causal() if mask is None else mask, len(shown))
-        super().__init__(sentence=sentence, tokens=shown, expression=expression, place=len(shown) - 1)
+        super().__init__(sentence=sentence, tokens=shown, expression=["causal"], place=len(shown) - 1)
+        if mask is not None:
+            self.mask = mask
         self.observe(self._on_sentence, "sentence")
-        self.observe(self._on_tokens, "tokens")
-        self.observe(self._on_change, list(ASKS))
+        self.observe(self._on_change, ["expression", "painted", "question", "place", "layer", "head"])
         self.observe(self._on_cancel, "cancelled")
 
-    # --------------------------------------------------------------------------------------------------- the mask
     @property
     def mask(self) -> masks.Mask:
         mask, cells = mask_of(self.expression), self.cells
@@ -100,10 +97,10 @@ class Playground(anywidget.AnyWidget):
 
     @mask.setter
     def mask(self, mask) -> None:
-        expression = _tree_for(mask, len(self.tokens))
-        with self.hold_sync():
-            self.painted = {}
-            self.expression = expression
+        tree = tree_of(mask)
+        dense_of(mask, len(self.tokens))  # MaskError if it is not defined here
+        with self._together():
+            self.painted, self.expression = {}, tree
 
     @property
     def cells(self) -> np.ndarray:
@@ -112,105 +109,33 @@ class Playground(anywidget.AnyWidget):
         which, value = painted_cells(self.painted, n)
         return np.where(which, value, dense_of(mask_of(self.expression), n))
 
-    @traitlets.validate("tokens", "expression")
-    def _checked(self, proposal) -> list:
-        try:
-            if proposal.trait.name == "tokens":
-                return checked_tokens(proposal.value)
-            return tree_of(mask_of(proposal.value))
-        except MaskError as error:
-            if not self._from_page:
-                raise
-            raise traitlets.TraitError(str(error)) from error  # traitlets then undoes all that the page sent with it
-
-    # ------------------------------------------------------------------------------------------------ the sentence
-    def _on_sentence(self, change) -> None:
-        if self._from_page and self._live is None:
-            return  # the browser has split it already
-        try:
-            ids, tokens = self._live.tokens(change.new) if self._live else ([], checked_tokens(split_words(change.new)))
-        except LabkitError as error:
-            if not self._from_page:
-                raise
-            self.notice = str(error)
-            return
-        self._ids = tuple(ids)
-        with self.hold_sync():
-            self.notice = ""
-            self.tokens = tokens
-
-    def _on_tokens(self, change) -> None:
-        """The mask follows the sentence. The browser does the same by itself, and then nothing is left to do here."""
-        n, before = len(change.new), len(change.old)
-        with self.hold_sync():
-            if self._live is None and not self._from_page and list(change.new) != split_words(self.sentence):
-                self.unobserve(self._on_sentence, "sentence")
-                self.sentence = " ".join(change.new)
-                self.observe(self._on_sentence, "sentence")
-            if not (self._from_page and self._live is None):
-                self.painted = moved(self.painted, n)
-                self.expression = fitted(self.expression, n, before)
-            self.focus = min(self.focus, n - 1)
-            self.place = n - 1 if self.question == "next" else min(self.place, n - 1)
-        self._on_change(None)
-
-    # --------------------------------------------------------------------------------------------------- the model
-    def attach(
-        self,
-        lm: Any,
-        *,
-        question: str = "next",
-        reads: str = "before",
-        place: int | None = None,
-        layer: int | None = None,
-        head: int = 0,
-        wait: bool = True,
-    ) -> Playground:
+    def attach(self, lm: Any, *, reads: str = "before") -> Playground:
         """Let a model answer under the mask that is shown: its five likeliest tokens and one head's attention, before
-        and after, and what was measured of the mask that is really in force. Returns the playground.
+        and after, and what was measured of the mask that is really in force. Returns the playground once the first
+        answer is there.
 
         The model itself is not changed: a copy that shares its weights is asked, as the model is now. After converting
-        it, attach it again.
+        it, attach it again. What is asked can be set: `question`, `place`, `layer`, `head`.
 
         Args:
             lm: what `labkit.load` gives.
-            question: "next": which token comes after the one at `place`; "fill-in": which one is hidden there.
             reads: where a hidden token is read, see `labkit.tasks.lm.fill_in`.
-            place: None for the last token.
-            layer: whose attention is drawn; None for the middle one.
-            wait: return when the first answer is there, so that a notebook that was executed shows it.
 
         Raises:
-            MaskError: no tokenizer; a place, layer or head that does not exist; or a sentence that is too long.
-            ModelError: no decoder that labkit knows.
+            MaskError: no tokenizer, or a sentence that is too long. ModelError: no decoder that labkit knows.
         """
         live = LiveModel(lm, lambda name, value: setattr(self, name, value), reads)  # "answer", "attention", "verdict"
-        ids, tokens = live.tokens(self.sentence)
-        layer, place = live.layers // 2 if layer is None else layer, len(ids) - 1 if place is None else place
-        live.require(Question(0, tuple(ids), masks.causal(), question, place, layer, head))
-        self.detach()
-        self._ids, self._live = tuple(ids), live
-        self._silent = True
-        with self.hold_sync():
-            self.tokens = tokens
-            self.question, self.place, self.layer, self.head = question, place, layer, head
-            self.layers, self.heads, self.model_name = live.layers, live.heads, str(lm.name)
-            self.answer, self.attention, self.verdict = {}, {}, {}
-        self._silent = False
-        self._on_change(None)
-        if wait:
-            self.wait()
-        return self
-
-    def detach(self) -> Playground:
-        """Take the model away and let its worker end; the sentence is split into words again."""
+        live.tokens(self.sentence)  # MaskError before anything changes
         if self._live is not None:
             self._live.close()
-            self._live, self._ids = None, ()
-            with self.hold_sync():
-                self.model_name = ""
-                self.answer, self.attention, self.verdict = {}, {}, {}
-                self.tokens = checked_tokens(split_words(self.sentence) or list(self.tokens))
+        self._live = live
+        with self._together():
+            self._split(self.sentence)
+            self.question, self.layer, self.head = "next", live.layers // 2, 0
+            self.place = len(self.tokens) - 1
+            self.layers, self.heads, self.model_name = live.layers, live.heads, str(lm.name)
+            self.answer, self.attention, self.verdict = {}, {}, {}
+        self.wait()
         return self
 
     def close(self) -> None:
@@ -223,17 +148,50 @@ class Playground(anywidget.AnyWidget):
         """Block until the model has answered the latest question; False if that took longer than `seconds`."""
         return self._live is None or self._live.wait(seconds)
 
+    def to_html(self, path: str | Path | None = None, title: str = "Mask playground") -> str:
+        """One page that needs no kernel and no network. The mask stays interactive; an attached model shows its last
+        answers. If a `path` is given, the page is also written there."""
+        return page(self, title, path=path)
+
+    # ---------------------------------------------------------------------------------------------------- changes
     def set_state(self, sync_data: dict) -> None:
-        """What the page has changed, at once; the model is then asked once."""
-        self._from_page = True
+        """What the page has changed, at once. It numbers its questions itself."""
+        self._holding = True
         try:
             super().set_state(sync_data)
+        except MaskError as error:
+            self.notice = str(error)
         finally:
-            self._from_page = False
+            self._holding = False
         self._ask()
 
-    def _on_change(self, _change) -> None:
-        if self._live is not None and not self._from_page and not self._silent:
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Send the changes of the block to the page at once, and ask the model once."""
+        before, self._holding = self._holding, True
+        try:
+            with self.hold_sync():
+                yield
+        finally:
+            self._holding = before
+        self._on_change()
+
+    def _on_sentence(self, change) -> None:
+        with self._together():
+            self._split(change.new)
+
+    def _split(self, sentence: str) -> None:
+        """The mask follows the sentence; the browser may have done it already."""
+        ids, tokens = self._live.tokens(sentence) if self._live else ((), checked_tokens(split_words(sentence)))
+        self._ids, n, before = ids, len(tokens), len(self.tokens)
+        self.notice = ""
+        if tokens != self.tokens:
+            self.tokens, self.expression = tokens, fitted(self.expression, n, before)
+            self.focus = min(self.focus, n - 1)
+            self.place = n - 1 if self.question == "next" else min(self.place, n - 1)
+
+    def _on_change(self, _change=None) -> None:
+        if self._live is not None and not self._holding:
             self.asked += 1
             self._ask()
 
@@ -243,24 +201,10 @@ class Playground(anywidget.AnyWidget):
 
     def _ask(self) -> None:
         """Hand the latest question on, unless that was done before, or it was cancelled."""
-        if self._live is None or self.asked in (self.heard, self.cancelled):
-            return
-        self.heard = self.asked
-        self._live.ask(Question(self.asked, self._ids, self.mask, self.question, self.place, self.layer, self.head))
-
-    # ------------------------------------------------------------------------------------------------ without Python
-    def to_html(self, path: str | Path | None = None, title: str = "Mask playground") -> str:
-        """One page that needs no kernel and no network. The mask stays interactive; an attached model shows its last
-        answers. If a `path` is given, the page is also written there."""
-        return page(self, title, path=path)
+        if self._live is not None and self.asked not in (self.heard, self.cancelled):
+            self.heard = self.asked
+            self._live.ask(self.asked, self._ids, self.mask, self.question, self.place, self.layer, self.head)
 
     def _repr_mimebundle_(self, **options) -> tuple[dict[str, object], dict[str, object]]:
         figure = mask_figure(self.cells, self.tokens, repr(self.mask))
         return with_figure(super()._repr_mimebundle_(**options), figure)
-
-
-def _tree_for(mask, n: int) -> list:
-    """The tree of a mask that can be shown on `n` tokens; MaskError if it is not defined there."""
-    tree = tree_of(mask)
-    dense_of(mask, n)
-    return tree

@@ -20,7 +20,6 @@ from ipywidgets.widgets.widget import _remove_buffers
 
 from labkit.files import write_whole
 
-WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -46,16 +45,14 @@ h1 {{ font-size: 20px; }}
 
 
 def page(widget: AnyWidget, title: str, note: str = "", path: str | Path | None = None, **values: Any) -> str:
-    """The page of `widget`; if a `path` is given, the page is also written there, whole or not at all.
+    """The page of `widget`, with the paragraph `note` above it; if a `path` is given, the page is also written there.
 
-    Args:
-        note: a paragraph above the widget.
-        values: replace values of the widget's state.
+    `values` replace values of the widget's state.
     """
     place = embedded(widget, "<noscript>This page needs JavaScript.</noscript>", **values)
     text = PAGE.format(title=escape(title), note=escape(note), widget=place, script=joined("page.js"))
     if path is not None:
-        write_whole(Path(path), text)
+        write_whole(path, text)
     return text
 
 
@@ -69,7 +66,8 @@ def embedded(widget: AnyWidget, fallback: str, **values: Any) -> str:
     states = {"state": {"widget": {"state": state, "buffers": encoded}}}
     # In HTML, "<" could end the script element early.
     text = json.dumps(states, ensure_ascii=False).replace("<", "\\u003c")
-    return f'<div data-widget="widget">{fallback}</div>\n<script type="{WIDGET_STATE}">{text}</script>'
+    kind = "application/vnd.jupyter.widget-state+json"
+    return f'<div data-widget="widget">{fallback}</div>\n<script type="{kind}">{text}</script>'
 
 
 def own_state(widget: AnyWidget) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import unescape
 
 import numpy as np
 import plotly.graph_objects as go
@@ -11,14 +10,14 @@ from plotly.subplots import make_subplots
 
 from labkit.attention.plain import visible
 from labkit.errors import MaskError
-from labkit.viz.labels import bool_grid, percent
+from labkit.viz import style
 from labkit.viz.panels import LETTER, Panel, drawn, steps
 from labkit.viz.sliders import slider
-from labkit.viz.style import INK, LIGHT_OPEN, LIGHT_WRONG, MASKED, OPEN, OTHERS, PAPER, escape, titled
+from labkit.viz.style import bool_grid, escape, percent, titled
 
-BOXES = (MASKED, LIGHT_OPEN, LIGHT_WRONG, PAPER, INK)
-PALE = "#B8C0C8"  # predictions that are not the hidden token
+BOXES = (style.MASKED, style.LIGHT_OPEN, style.LIGHT_WRONG, style.PAPER, style.INK)
 NOT_ATTENDED, RIGHT, WRONG, PLAIN, HIDDEN = range(len(BOXES))
+PALE = "#B8C0C8"  # predictions that are not the hidden token
 
 
 def objectives_figure(tokens: Sequence[str], examples: Sequence[Mapping], title: str | None = None) -> go.Figure:
@@ -33,21 +32,21 @@ def objectives_figure(tokens: Sequence[str], examples: Sequence[Mapping], title:
     panels, arrows = [], []
     for number, example in enumerate(examples):
         inputs, targets = list(map(str, example["inputs"])), list(example["targets"])
-        _same_length(tokens, inputs, targets)
-        codes = np.full((3, len(tokens)), np.nan)
-        codes[0] = [PLAIN if read == token else HIDDEN for read, token in zip(inputs, tokens, strict=True)]
-        codes[2] = [np.nan if target is None else RIGHT for target in targets]
+        _require_same_length(tokens, inputs, targets)
         counted = [i for i, target in enumerate(targets) if target is not None]
         later = bool(counted) and all(i + 1 < len(tokens) and targets[i] == tokens[i + 1] for i in counted)
         arrows += [(number, i, i + later) for i in counted]
-        texts = [inputs, [""] * len(tokens), ["" if target is None else target for target in targets]]
+        codes = np.full((3, len(tokens)), np.nan)
+        codes[0] = [PLAIN if read == token else HIDDEN for read, token in zip(inputs, tokens, strict=True)]
+        codes[2, counted] = RIGHT
+        texts = [inputs, [""] * len(tokens), [target or "" for target in targets]]
         heading = f"{example['name']}: {len(counted)} of {len(tokens)} positions must predict"
         panels.append(_boxes(heading, codes, texts, ["reads", "", "must predict"]))
-    figure = drawn(panels, title, wide=_wide(panels), high=24)
+    figure = _drawn(panels, title, "", high=24)
     for number, i, meant in arrows:
         axis = "" if number == 0 else str(number + 1)
         place = {"x": meant, "y": 0, "ax": i, "ay": 2, "xref": f"x{axis}", "axref": f"x{axis}", "yref": f"y{axis}"}
-        look = {"arrowhead": 2, "arrowcolor": OPEN, "standoff": 12, "startstandoff": 12, "showarrow": True}
+        look = {"arrowhead": 2, "arrowcolor": style.OPEN, "standoff": 12, "startstandoff": 12, "showarrow": True}
         figure.add_annotation(text="", ayref=f"y{axis}", **place, **look)
     return figure
 
@@ -63,30 +62,27 @@ def walk_figure(tokens: Sequence[str], mask, predicts: Sequence, truth: Sequence
         truth: what each position must predict; None: not counted.
         start: the position that is shown first.
     """
-    cells = bool_grid(mask, "the mask")
-    _same_length(tokens, cells, predicts, truth)
+    cells, n = bool_grid(mask, "the mask"), len(tokens)
+    _require_same_length(tokens, cells, predicts, truth)
     figures = {}
-    for position in range(len(tokens)):
-        codes, texts = np.full((3, len(tokens)), np.nan), [list(tokens), [], []]
-        for i in range(len(tokens)):
-            codes[0, i] = (WRONG if i > position else RIGHT) if cells[position, i] else NOT_ATTENDED
-            token, share = predicts[i]
-            shown = i <= position and truth[i] is not None
-            codes[1, i] = PLAIN
-            codes[2, i] = (RIGHT if token == truth[i] else WRONG) if shown else PLAIN
-            texts[1].append(truth[i] if shown else "")
-            sign = "✓" if token == truth[i] else "✗"
-            texts[2].append(f"{token}\n{percent(share)} {sign}" if shown else "")
-        ahead = int(cells[position, position + 1 :].sum())
-        words = f"Position {position} attends to {int(cells[position].sum())} of {len(tokens)} tokens"
-        words += f", {ahead or 'none'} of them in its future"
-        if position + 1 < len(tokens) and truth[position] == tokens[position + 1] and cells[position, position + 1]:
+    for here in range(n):
+        codes, texts = np.full((3, n), PLAIN, dtype=float), [list(tokens), [""] * n, [""] * n]
+        codes[0] = np.where(cells[here], np.where(np.arange(n) > here, WRONG, RIGHT), NOT_ATTENDED)
+        for i in range(here + 1):
+            if truth[i] is not None:
+                token, share = predicts[i]
+                is_right = token == truth[i]
+                codes[2, i] = RIGHT if is_right else WRONG
+                texts[1][i], texts[2][i] = truth[i], f"{token}\n{percent(share)} {'✓' if is_right else '✗'}"
+        ahead = int(cells[here, here + 1 :].sum()) or "none"
+        words = f"Position {here} attends to {cells[here].sum()} of {n} tokens, {ahead} of them in its future"
+        if here + 1 < n and truth[here] == tokens[here + 1] and cells[here, here + 1]:
             words += ": the answer is among them"
+        label = f"{here}: {visible(tokens[here])}"
         panel = _boxes("", codes, texts, ["reads", "must predict", "predicts"])
-        title = f"Position {position}: {visible(tokens[position])}"
-        figure = drawn([panel], title, words + ".", wide=_wide([panel]), high=38)
-        box = {"x0": position - 0.5, "x1": position + 0.5, "y0": -0.5, "y1": 2.5, "line": {"color": INK, "width": 2}}
-        figures[title.removeprefix("Position ")] = figure.add_shape(type="rect", **box)
+        figure = _drawn([panel], f"Position {label}", words + ".", high=38)
+        box = {"x0": here - 0.5, "x1": here + 0.5, "y0": -0.5, "y1": 2.5, "line": {"color": style.INK, "width": 2}}
+        figures[label] = figure.add_shape(type="rect", **box)
     return slider(figures, "position", start)
 
 
@@ -101,14 +97,14 @@ def fill_ins_figure(
         raise MaskError(f"there is no position {position} in a sentence of {len(tokens)} tokens")
     figure = make_subplots(1, len(answers), subplot_titles=list(map(escape, answers)), horizontal_spacing=0.06)
     for column, best in enumerate(answers.values(), 1):
-        best = [(visible(token), token, float(share)) for token, share in best[:top]]
-        best = best or [("no prediction", "", 0.0)]
+        best = [(token, float(share)) for token, share in best[:top]]
+        texts = [f"<b>{escape(visible(token))}</b> {percent(share)}" for token, share in best] or ["no prediction"]
         figure.add_bar(
-            x=[share for *_, share in best],
-            y=list(range(1, len(best) + 1)),
+            x=[share for _, share in best] or [0.0],
+            y=list(range(1, len(texts) + 1)),
             orientation="h",
-            marker_color=[OPEN if token == truth else PALE for _, token, _ in best],
-            text=[f"<b>{escape(shown)}</b> {percent(share)}" if token else shown for shown, token, share in best],
+            marker_color=[style.OPEN if token == truth else PALE for token, _ in best],
+            text=texts,
             textposition="outside",
             cliponaxis=False,
             hovertemplate="%{text}<extra></extra>",
@@ -117,12 +113,12 @@ def fill_ins_figure(
         )
     most = max((float(share) for best in answers.values() for _, share in best), default=1.0)
     figure.update_xaxes(range=[0, 1.7 * most], tickvals=[0, most], tickformat=".0%", zeroline=False)
-    figure.update_annotations(font_size=13)
     figure.update_yaxes(range=[top + 0.6, 0.4], showticklabels=False, showgrid=False, ticks="", zeroline=False)
+    figure.update_annotations(font_size=13)
     figure.update_layout(showlegend=False, bargap=0.3)
     sentence = " ".join("____" if i == position else visible(token) for i, token in enumerate(tokens))
-    named = [model for model, best in answers.items() if best and best[0][0] == truth]
-    words = f"Hidden: “{visible(truth)}”. First choice of {', '.join(named) or 'none of the models'}."
+    right = [model for model, best in answers.items() if best and best[0][0] == truth]
+    words = f"Hidden: “{visible(truth)}”. First choice of {', '.join(right) or 'none of the models'}."
     return titled(figure, sentence, words, 820, 28 * top + 60, l=24, r=10, t=24, b=30)
 
 
@@ -139,36 +135,38 @@ def windows_figure(windows: Sequence[tuple[int, int]], answer: tuple[int, int], 
             x=[last - first + 1 for first, last in windows],
             y=names,
             orientation="h",
-            marker_color=[OPEN if held else MASKED for held in whole],
+            marker_color=[style.OPEN if is_whole else style.MASKED for is_whole in whole],
             customdata=[f"tokens {first} to {last}" for first, last in windows],
             hovertemplate="%{y}: %{customdata}<extra></extra>",
         )
     )
-    figure.add_vrect(answer[0], answer[1] + 1, fillcolor=OTHERS[0], opacity=0.5, line_width=0, annotation_text="answer")
+    figure.add_vrect(
+        answer[0], answer[1] + 1, fillcolor=style.OTHERS[0], opacity=0.5, line_width=0, annotation_text="answer"
+    )
     figure.update_layout(yaxis={"autorange": "reversed", "ticks": ""}, xaxis={"title": "token", "range": [0, n]})
-    held = ", ".join(name for name, held in zip(names, whole, strict=True) if held) or "none"
-    words = f"Whole answer in: {held}."
-    return titled(figure, f"{len(windows)} windows over {n} tokens", words, 800, 26 * len(names) + 80, l=80, t=16)
+    words = ", ".join(name for name, is_whole in zip(names, whole, strict=True) if is_whole) or "none"
+    title = f"{len(windows)} windows over {n} tokens"
+    return titled(figure, title, f"Whole answer in: {words}.", 800, 26 * len(names) + 80, l=80, t=16)
 
 
 def _boxes(heading: str, codes: np.ndarray, texts: list[list[str]], rows: list[str]) -> Panel:
     """A panel of tokens in boxes, with the positions as labels."""
-    shown = [
-        ["<br>".join(escape(visible(part)) for part in text.split("\n")) if text else "" for text in row]
-        for row in texts
-    ]
+    shown = np.array(
+        [
+            ["<br>".join(escape(visible(line)) for line in text.split("\n")) if text else "" for text in row]
+            for row in texts
+        ]
+    )
     columns = [str(i) for i in range(codes.shape[1])]
-    codes = np.where(np.isnan(codes), np.nan, codes)
-    panel = Panel(heading, codes, rows, columns, steps(*BOXES), -0.5, len(BOXES) - 0.5, np.array(shown), stairs=False)
-    panel.hover = panel.texts
-    return panel
+    return Panel(heading, codes, rows, columns, steps(*BOXES), -0.5, len(BOXES) - 0.5, shown, shown, tokens=False)
 
 
-def _wide(panels: Sequence[Panel]) -> int:
-    longest = max(len(unescape(part)) for panel in panels for text in panel.texts.flat for part in text.split("<br>"))
-    return max(44, (longest + 1) * LETTER + 6)
+def _drawn(panels: Sequence[Panel], title: str | None, words: str, high: int) -> go.Figure:
+    """Boxes in which their texts fit; an escaped character counts as several letters."""
+    longest = max(len(line) for panel in panels for text in panel.texts.flat for line in text.split("<br>"))
+    return drawn(panels, title, words, wide=max(44, (longest + 1) * LETTER + 6), high=high)
 
 
-def _same_length(tokens: Sequence, *others: Sequence) -> None:
+def _require_same_length(tokens: Sequence, *others: Sequence) -> None:
     if isinstance(tokens, str) or any(len(other) != len(tokens) for other in others):
         raise MaskError(f"there are {len(tokens)} tokens: inputs, targets, masks and predictions need one for each")

@@ -20,29 +20,30 @@ def slider(figures: Mapping[str, go.Figure], name: str, start: int = 0) -> go.Fi
     Raises:
         MaskError: no figures, or a start without a figure.
     """
-    labels = list(map(str, figures))
-    if not 0 <= start < len(labels):
+    if not 0 <= start < len(figures):
         raise MaskError(f"there is no figure {start}: slider takes {{label: figure}} and the number of one of them")
     owner = [number for number, figure in enumerate(figures.values()) for _ in figure.data]
     steps = []
-    for number, (label, figure) in enumerate(zip(labels, figures.values(), strict=True)):
+    for number, (label, figure) in enumerate(figures.items()):
         # The slider is above the title, so that it stays in its place where figures differ in height.
         layout = {"shapes": [], "annotations": []} | figure.to_dict()["layout"]
-        top, title = layout["margin"]["t"], layout["title"]
-        layout |= {
-            "height": layout["height"] + ROOM,
-            "margin": layout["margin"] | {"t": top + ROOM},
-            "title": title | {"pad": {"t": title["pad"]["t"] + ROOM}},
-            "sliders[0].pad.b": top + 10,
-        }
         layout.pop("template")
-        shown = {"visible": [owned_by == number for owned_by in owner]}
-        steps.append({"method": "update", "label": escape(label), "args": [shown, layout]})
-    traces = [trace for figure in figures.values() for trace in figure.data]
-    result = go.Figure(traces, list(figures.values())[start].layout)
+        layout["height"] += ROOM
+        layout["sliders[0].pad.b"] = layout["margin"]["t"] + 10
+        layout["margin"]["t"] += ROOM
+        layout["title"]["pad"]["t"] += ROOM
+        steps.append(
+            {
+                "method": "update",
+                "label": escape(str(label)),
+                "args": [{"visible": [i == number for i in owner]}, layout],
+            }
+        )
+    result = go.Figure([trace for figure in figures.values() for trace in figure.data])
     for trace, number in zip(result.data, owner, strict=True):
         trace.visible = number == start
     first = dict(steps[start]["args"][1])
+    labels = [step["label"] for step in steps]
     sides = {"l": max(24, 4 * len(labels[0])), "r": max(24, 4 * len(labels[-1]))}
     control = {
         "active": start,

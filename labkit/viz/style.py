@@ -1,16 +1,21 @@
-"""Colours and the plotly template of all figures. Each colour has one meaning, in every figure and every notebook.
+"""Colours, the plotly template of all figures, and the checks of their arguments.
 
-Importing this module makes the template plotly's default, so figures that a notebook makes itself look the same.
+Each colour has one meaning, in every figure and every notebook. Importing this module makes the template plotly's
+default, so figures that a notebook makes itself look the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape as html_escape
 from textwrap import wrap
 
+import numpy as np
 import plotly.graph_objects as go
 import plotly.io
+
+from labkit.attention.plain import plain_array
+from labkit.errors import MaskError
 
 # Okabe and Ito's palette, and Paul Tol's red: the colours differ with every kind of colour vision.
 OPEN = "#0072B2"  # a cell that the mask leaves open; attention, from nearly white to dark blue
@@ -26,6 +31,7 @@ MEANINGS = {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL, "unmasked": BIDIRE
 
 _AXIS = {"gridcolor": RULE, "zerolinecolor": RULE, "linecolor": GREY, "tickcolor": GREY}
 _AXIS["title"] = {"font": {"size": 13}, "standoff": 8}
+_TITLE = {"font": {"size": 15}, "x": 0.01, "y": 1, "yanchor": "top", "subtitle": {"font": {"color": GREY}}}
 plotly.io.templates["labkit"] = go.layout.Template(
     layout={
         "paper_bgcolor": PAPER,
@@ -37,14 +43,7 @@ plotly.io.templates["labkit"] = go.layout.Template(
         "yaxis": _AXIS,
         "hoverlabel": {"align": "left"},
         "legend": {"title": {"font": {"size": 13}}},
-        "title": {
-            "font": {"size": 15},
-            "x": 0.01,
-            "y": 1,
-            "yanchor": "top",
-            "pad": {"t": 6},
-            "subtitle": {"font": {"color": GREY}},
-        },
+        "title": _TITLE | {"pad": {"t": 6}},
     }
 )
 plotly.io.templates.default = "labkit"
@@ -70,6 +69,13 @@ def escape(text: str) -> str:
     return html_escape(text, quote=False)
 
 
+def percent(share: float) -> str:
+    """A probability with enough digits to tell it apart from 0 and from 1."""
+    if 0 < share < 0.001:
+        return "<0.1%"
+    return f"{share:.1%}" if 0 < share < 0.0995 or 0.99 <= share < 0.9995 else f"{share:.0%}"
+
+
 def titled(figure: go.Figure, title: str | None, subtitle: str = "", width: int = 800, height: int = 400, **margin):
     """`figure` in its size, with the title above and, in grey, what the figure shows in words."""
     letters = max(20, width // 8)
@@ -90,3 +96,37 @@ def titled(figure: go.Figure, title: str | None, subtitle: str = "", width: int 
         },
     )
     return figure
+
+
+def token_labels(tokens: Sequence[str] | None, q_len: int, kv_len: int) -> tuple[list[str], list[str]]:
+    """The tokens of the queries and of the keys; the queries are the last `q_len`. None: their positions."""
+    if isinstance(tokens, str):
+        raise MaskError(f"tokens must be a list of tokens, not one text: pass {tokens!r}.split() or the tokenizer's")
+    labels = [str(i) for i in range(kv_len)] if tokens is None else [str(token) for token in tokens]
+    if len(labels) != kv_len:
+        raise MaskError(f"{len(labels)} tokens were given for {kv_len} keys: one token for each key")
+    return labels[kv_len - q_len :], labels
+
+
+def bool_grid(cells, what: str) -> np.ndarray:
+    """`cells` as a bool array (q_len, kv_len), True = may attend. Takes tensors, arrays and lists; bool, or 0 and 1.
+
+    Raises:
+        MaskError: anything else; the message says what was given.
+    """
+    if hasattr(cells, "dense"):
+        raise MaskError(f"{what} must be a grid of True and False: pass `mask.dense(n)` rather than the mask {cells!r}")
+    array = plain_array(cells, what)
+    if array.dtype.kind not in "bui" or not np.isin(array, (0, 1)).all():
+        raise MaskError(f"{what} must be True or False (or 1 and 0) in every cell: for weights use attention_figure")
+    if array.ndim != 2 or array.size == 0 or array.shape[0] > array.shape[1]:
+        raise MaskError(
+            f"{what} must have shape (queries, keys), a key for each query, not {array.shape}: of a batched mask pick "
+            "one row"
+        )
+    return array.astype(bool)
+
+
+def future_of(q_len: int, kv_len: int) -> np.ndarray:
+    """Bool (q_len, kv_len): the keys after each query."""
+    return np.triu(np.ones((q_len, kv_len), dtype=bool), k=kv_len - q_len + 1)

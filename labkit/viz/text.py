@@ -12,23 +12,19 @@ from itertools import pairwise
 
 from labkit.attention.plain import clean, visible
 from labkit.errors import MaskError
-from labkit.viz.labels import percent
-from labkit.viz.style import OPEN, OTHERS, WRONG
+from labkit.viz.style import OPEN, OTHERS, WRONG, percent
 
-STROKES = ("solid", "dashed", "dotted", "double")
-LINES = (OPEN, *OTHERS[:5])
+STROKES, LINES = ("solid", "dashed", "dotted", "double"), (OPEN, *OTHERS[:5])
 LANE = 6  # pixels from one underline to the one below it
 MOST_SHOWN = 8  # answers that are drawn
-# kind -> (sign, colour, meaning); each colour has a contrast of at least 3:1 to white and to black
-KINDS = {
-    "right": ("✓", OPEN, "span and label are right"),
-    "wrong label": ("≠", "#B8860B", "right span, another label"),
-    "wrong boundary": ("↔", "#A8568A", "right label, another span"),
-    "wrong boundary and label": ("×", "#8A6FBF", "overlaps, another label and span"),
-    "missed": ("○", WRONG, "gold, not found"),
-    "spurious": ("+", "#C0392B", "found, not gold"),
+KINDS = {  # outcome of an entity -> (sign, colour); each colour has a contrast of at least 3:1 to white and to black
+    "right": ("✓", OPEN),
+    "wrong label": ("≠", "#B8860B"),
+    "wrong boundary": ("↔", "#A8568A"),
+    "wrong boundary and label": ("×", "#8A6FBF"),
+    "missed": ("○", WRONG),
+    "spurious": ("+", "#C0392B"),
 }
-_CELL = "padding:1px 12px 1px 0;text-align:left;border:0;background:none"
 
 
 class TextFigure(str):
@@ -49,40 +45,34 @@ class TextFigure(str):
 
 
 def answer_figure(text: str, spans: Sequence, gold: Sequence = (), question: str | None = None) -> TextFigure:
-    """Answers in a text, `[(start, end, probability)]` in characters (end exclusive), the likeliest underlined.
+    """Answers in a text, `[(start, end, probability)]` in characters (end exclusive), the 8 likeliest underlined.
 
-    Spans that overlap are underlined at different depths; each has its rank, and a table below gives rank, answer and
-    probability. `gold`, a list of `(start, end)`, is overlined. The 8 likeliest spans are drawn.
+    Spans that overlap are underlined at different depths; each has its rank and probability, and a list below repeats
+    them with the answers. `gold`, a list of `(start, end)`, is overlined.
 
     Raises:
         MaskError: an empty span, or one outside the text.
     """
-    ranked = sorted(((*_span(span, text), span[2]) for span in spans), key=lambda span: -span[2])
-    shown, left_out = ranked[:MOST_SHOWN], ranked[MOST_SHOWN:]
+    ranked = sorted(((*_span(span, text), span[2]) for span in spans), key=lambda span: -span[2])[:MOST_SHOWN]
     gold = [_span(span, text) for span in gold]
-    lanes = _lanes(shown)
-    styles = [f"3px {STROKES[i % 4]} {LINES[i % 6]}" for i in range(len(shown))]
-    marks = [
-        (start, end, f"border-bottom:{style};padding-bottom:{2 + LANE * lane}px")
-        for (start, end, _), style, lane in zip(shown, styles, lanes, strict=True)
-    ]
-    marks += [(*span, "border-top:2px solid currentColor;padding-top:2px") for span in gold]
-    ends: dict[int, list[str]] = {}
-    rows = []
-    for i, (start, end, share) in enumerate(shown):
+    marks, ends, lanes, items = [], {}, [], []
+    for i, (start, end, share) in enumerate(ranked):
+        # the first depth at which nothing overlaps it
+        taken = {lane for lane, (a, b, _) in zip(lanes, ranked, strict=False) if a < end and start < b}
+        lanes.append(next(lane for lane in range(MOST_SHOWN) if lane not in taken))
+        line = f"border-bottom:3px {STROKES[i % 4]} {LINES[i % 6]}"
+        marks.append((start, end, f"{line};padding-bottom:{2 + LANE * lanes[-1]}px"))
         ends.setdefault(end, []).append(_chip(f"{i + 1}: {percent(share)}", LINES[i % 6]))
-        cells = [f'<span style="border-bottom:{styles[i]}">{i + 1}</span>', escape(text[start:end]), percent(share)]
-        rows.append([*cells, "gold" * ((start, end) in gold)])
-    if left_out:
-        rows.append(["", f"and {len(left_out)} more", percent(min(1.0, sum(share for *_, share in left_out))), ""])
+        note = " (gold)" if (start, end) in gold else ""
+        items.append(f'<li><span style="{line}">{escape(text[start:end])}</span> {percent(share)}{note}</li>')
+    marks += [(*span, "border-top:2px solid currentColor;padding-top:2px") for span in gold]
     high = 1.5 + LANE * (max(lanes, default=0) + 1) / 15
     body = f'<p style="margin:0 0 6px"><b>{escape(question)}</b></p>' if question else ""
     body += f'<p style="margin:0;line-height:{high:.2f};white-space:pre-wrap">{_marked(text, marks, ends)}</p>'
-    body += _table(rows)
+    body += f'<ol style="margin:10px 0 0">{"".join(items)}</ol>'
     if gold:
-        named = "; ".join(escape(text[start:end]) for start, end in gold)
-        body += f'<p style="margin:8px 0 0"><span style="border-top:2px solid currentColor">gold</span>: {named}</p>'
-    alt = "; ".join(f'"{text[a:b]}" {percent(share)}' for a, b, share in shown) or "none"
+        body += '<p style="margin:8px 0 0"><span style="border-top:2px solid currentColor">overlined</span>: gold</p>'
+    alt = "; ".join(f'"{text[a:b]}" {percent(share)}' for a, b, share in ranked) or "none"
     return _figure(body, f"Answers: {alt}.")
 
 
@@ -97,10 +87,10 @@ def entities_figure(text: str, gold: Sequence, predicted: Sequence) -> TextFigur
     """
     gold = [(*_span(entity, text), str(entity[2])) for entity in gold]
     predicted = [(*_span(entity, text), str(entity[2])) for entity in predicted]
-    outcomes = _compared(gold, predicted)
-    marks, ends = [], {}
-    for kind, true, guess in outcomes:
-        sign, colour, _ = KINDS[kind]
+    marks, ends, counts = [], {}, dict.fromkeys(KINDS, 0)
+    for kind, true, guess in _compared(gold, predicted):
+        sign, colour = KINDS[kind]
+        counts[kind] += 1
         if guess:
             marks.append((*guess[:2], f"background:{colour}40;padding:2px 0;border-radius:3px"))
         if true:
@@ -108,20 +98,15 @@ def entities_figure(text: str, gold: Sequence, predicted: Sequence) -> TextFigur
             marks.append((*true[:2], f"border-bottom:2px {line}"))
         label = f"{guess[2]}, gold {true[2]}" if true and guess and true[2] != guess[2] else (true or guess)[2]
         ends.setdefault(max(span[1] for span in (true, guess) if span), []).append(_chip(f"{sign} {label}", colour))
-    counts = {kind: sum(outcome == kind for outcome, *_ in outcomes) for kind in KINDS}
-    legend = "".join(
-        f'<li style="display:inline-block;margin:0 18px 2px 0">{_chip(sign, colour)} {kind}: <b>{counts[kind]}</b>'
-        f'<span style="opacity:.75"> ({meaning})</span></li>'
-        for kind, (sign, colour, meaning) in KINDS.items()
-        if counts[kind]
-    )
-    body = f'<p style="margin:0;line-height:2;white-space:pre-wrap">{_marked(text, marks, ends)}</p>'
-    body += f'<ul style="list-style:none;margin:10px 0 0;padding:0">{legend}</ul>'
-    body += (
+    counted = [kind for kind, count in counts.items() if count]
+    legend = " · ".join(f"{_chip(*KINDS[kind])} {kind}: <b>{counts[kind]}</b>" for kind in counted)
+    body = (
+        f'<p style="margin:0;line-height:2;white-space:pre-wrap">{_marked(text, marks, ends)}</p>'
+        f'<p style="margin:10px 0 0">{legend}</p>'
         '<p style="margin:4px 0 0"><span style="border-bottom:2px solid currentColor">underlined</span>: gold · '
         '<span style="background:#7F7F7F55;border-radius:3px">shaded</span>: predicted</p>'
     )
-    return _figure(body, "Entities: " + ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) + ".")
+    return _figure(body, f"Entities: {', '.join(f'{counts[kind]} {kind}' for kind in counted)}.")
 
 
 def generation_figure(rows: Sequence[Mapping]) -> TextFigure:
@@ -131,23 +116,20 @@ def generation_figure(rows: Sequence[Mapping]) -> TextFigure:
     All rows share one scale, from 0 to the largest entropy. Hovering gives a token's entropy.
     """
     top = max(max(map(float, row["entropy"])) for row in rows) or 1.0
-    parts, alts = [], []
+    scale = " ".join(_ground(f"{top * i / 4:.1f}", i / 4) for i in range(5))
+    body, alts = f'<p style="margin:0 0 10px"><small>entropy in nats: {scale}</small></p>', []
     for row in rows:
         mean = sum(row["entropy"]) / len(row["entropy"])
-        tokens = [
-            _ground(visible(token), nats / top, f"{nats:.2f} nats")
-            for token, nats in zip(row["tokens"], row["entropy"], strict=True)
-        ]
-        parts.append(
-            f'<p style="margin:0 0 10px;line-height:1.9"><b>{escape(row["name"])}</b> <small>mean entropy {mean:.2f} '
-            f"nats</small><br>{escape(clean(row['prompt']))} {' '.join(tokens)}</p>"
+        tokens = [visible(token) for token in row["tokens"]]
+        marked = " ".join(
+            _ground(token, nats / top, f"{nats:.2f} nats") for token, nats in zip(tokens, row["entropy"], strict=True)
         )
-        text = " ".join(map(visible, row["tokens"]))
-        alts.append(f"{row['name']}: {row['prompt']} {text} (mean entropy {mean:.2f} nats).")
-    scale = " ".join(_ground(f"{top * i / 4:.1f}", i / 4) for i in range(5))
-    return _figure(
-        f'<p style="margin:0 0 10px"><small>entropy in nats: {scale}</small></p>' + "".join(parts), " ".join(alts)
-    )
+        body += (
+            f'<p style="margin:0 0 10px;line-height:1.9"><b>{escape(row["name"])}</b> <small>mean entropy {mean:.2f} '
+            f"nats</small><br>{escape(clean(row['prompt']))} {marked}</p>"
+        )
+        alts.append(f"{row['name']}: {row['prompt']} {' '.join(tokens)} (mean entropy {mean:.2f} nats).")
+    return _figure(body, " ".join(alts))
 
 
 def words_figure(words: Sequence[tuple[str, float]], heading: str = "", most: float | None = None) -> TextFigure:
@@ -168,7 +150,6 @@ def stacked(figures: Mapping[str, TextFigure]) -> TextFigure:
     return TextFigure("".join(parts), " ".join(f"{name}: {figure.alt}" for name, figure in figures.items()))
 
 
-# ---------------------------------------------------------------------------------------------------------- drawing
 def _figure(body: str, alt: str) -> TextFigure:
     style = "max-width:820px;margin:0;font:15px/1.5 sans-serif;color:inherit"
     return TextFigure(f'<div role="figure" aria-label="{escape(clean(alt))}" style="{style}">{body}</div>', clean(alt))
@@ -198,41 +179,23 @@ def _ground(word: str, weight: float, tip: str = "") -> str:
     return f'<span title="{escape(tip)}" style="{style}">{escape(word)}</span>'
 
 
-def _table(rows: list[list[str]]) -> str:
-    lines = ["<tr>" + "".join(f'<td style="{_CELL}">{cell}</td>' for cell in row) + "</tr>" for row in rows]
-    style = "border-collapse:collapse;margin:10px 0 0;color:inherit"
-    return f'<table style="{style}">{"".join(lines)}</table>' if rows else ""
-
-
-def _lanes(spans: Sequence[tuple]) -> list[int]:
-    """How deep each span is underlined: the first depth at which nothing overlaps it."""
-    taken: list[list[tuple]] = []
-    lanes = []
-    for start, end, *_ in spans:
-        lane = next((i for i, row in enumerate(taken) if all(end <= a or b <= start for a, b in row)), len(taken))
-        taken += [[]] * (lane == len(taken))
-        taken[lane] = [*taken[lane], (start, end)]
-        lanes.append(lane)
-    return lanes
-
-
 def _compared(gold: list[tuple], predicted: list[tuple]) -> list[tuple[str, tuple | None, tuple | None]]:
     """The outcome of each entity, `(kind, gold, predicted)`, in the order of the text; best matches first."""
+    kinds = {3: "right", 2: "wrong label", 1: "wrong boundary", 0: "wrong boundary and label"}
     pairs = []
     for i, true in enumerate(gold):
         for j, guess in enumerate(predicted):
             common = min(true[1], guess[1]) - max(true[0], guess[0])
             if common > 0:
                 pairs.append((-2 * (true[:2] == guess[:2]) - (true[2] == guess[2]), -common, i, j))
-    names = {-3: "right", -2: "wrong label", -1: "wrong boundary", 0: "wrong boundary and label"}
-    outcomes, used_gold, used_predicted = [], set(), set()
+    outcomes, gold_left, predicted_left = [], set(range(len(gold))), set(range(len(predicted)))
     for rank, _, i, j in sorted(pairs):
-        if i not in used_gold and j not in used_predicted:
-            outcomes.append((names[rank], gold[i], predicted[j]))
-            used_gold.add(i)
-            used_predicted.add(j)
-    outcomes += [("missed", true, None) for i, true in enumerate(gold) if i not in used_gold]
-    outcomes += [("spurious", None, guess) for j, guess in enumerate(predicted) if j not in used_predicted]
+        if i in gold_left and j in predicted_left:
+            outcomes.append((kinds[-rank], gold[i], predicted[j]))
+            gold_left.remove(i)
+            predicted_left.remove(j)
+    outcomes += [("missed", gold[i], None) for i in gold_left]
+    outcomes += [("spurious", None, predicted[j]) for j in predicted_left]
     return sorted(outcomes, key=lambda outcome: min(span[:2] for span in outcome[1:] if span))
 
 

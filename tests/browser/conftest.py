@@ -24,11 +24,11 @@ def browser():
         from playwright.sync_api import sync_playwright
     except ImportError:
         give_up("playwright is not installed: pip install playwright")
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
         give_up("no Chromium on this machine: scripts/install_debian_packages.sh")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=QUIET)
+        browser = playwright.chromium.launch(executable_path=chromium, args=QUIET)
         yield browser
         browser.close()
 
@@ -58,9 +58,9 @@ def open_page(browser):
                 Path(folder).mkdir(parents=True, exist_ok=True)
                 page.screenshot(path=Path(folder) / f"{name}.png", full_page=full_page)
 
-        def remember(said):
-            if said.type == "error":
-                page.failures.append(said.text)
+        def remember(message):
+            if message.type == "error":
+                page.failures.append(message.text)
 
         page.route(re.compile("^https?://"), only_this_machine)
         page.on("pageerror", lambda error: page.failures.append(error.stack or str(error)))
@@ -70,10 +70,10 @@ def open_page(browser):
         return page
 
     yield open_page
-    found = [(page.outside, page.failures) for page in pages]
+    faults = [fault for page in pages for fault in (*page.outside, *page.failures)]
     for page in pages:
         page.close()
-    assert all(each == ([], []) for each in found), found
+    assert faults == []
 
 
 @pytest.fixture

@@ -126,20 +126,6 @@ class Notebook:
         self.page.wait_for_function(KERNEL_READY)
         self.page.failures.clear()  # what Jupyter complains of before any cell has been run is not ours
 
-    def wait_for_saved(self, widget) -> None:
-        """Wait for a widget of the file; open it again where JupyterLab asked for the widget before it had read it.
-
-        JupyterLab's widget manager restores from the kernel and from the file at once: if the kernel is first, the
-        widget stays "model not found" (https://github.com/jupyter-widgets/ipywidgets/issues/3823).
-        """
-        lost = self.page.get_by_text("Error displaying widget: model not found")
-        for _ in range(5):
-            widget.or_(lost).first.wait_for()
-            if not lost.count():
-                return
-            self.open()
-        widget.wait_for()
-
     def cell(self, index: int):
         return self.page.locator(".jp-Notebook .jp-CodeCell").nth(index)
 
@@ -166,9 +152,6 @@ class Notebook:
         end = time.monotonic() + seconds
         while (printed := self.run(index).strip()) != expected:
             assert time.monotonic() < end, f"{printed!r} instead of {expected!r}"
-
-    def run_all(self) -> None:
-        self.page.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
 
     def save(self) -> None:
         self.page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")

@@ -1,51 +1,26 @@
-"""The mask playground in a real browser, with no kernel behind it: painted, typed at, composed, timed; and its rules,
+"""The mask playground in a real browser, with no kernel behind it: painted, typed at, composed; and its rules,
 held against labkit.masks.
 
-A stand-in for the widget's model is enough: it keeps values and tells of changes. The playground draws in the frame
-after a change. Here its frames come late (except where it is timed), so that a test that reads the page before it
-is drawn fails every time, and not only on a busy machine.
+The playground draws in the frame after a change. Here its frames come late, so that a test that reads the page before
+it is drawn fails every time, and not only on a busy machine.
 """
 
 import base64
-import json
 import random
-import statistics
 
 import numpy as np
 import pytest
 
 from labkit import masks, viz
 from labkit.viz.mask_state import dense_of, fitted, mask_of, packed, painted_cells, split_words, tree_of
-from labkit.viz.page import own_state
+from tests.browser.stand_in import drawn, show_widget
 
 expect = pytest.importorskip("playwright.sync_api").expect
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 CAT = "the cat sat on the mat"
 CARD = "rgb(255, 255, 255)"
-PAGE = """<!doctype html><body style="background: BACKGROUND"><style>CSS</style>
-<div id="here" style="width: 760px"></div>
-<script type="module">
-MODULE
-const heard = {};
-window.state = STATE;
-window.saved = 0;
-window.model = {
-  get: (name) => state[name],
-  set: (name, value) => { state[name] = value; (heard["change:" + name] ?? []).forEach((call) => call()); },
-  save_changes: () => { window.saved += 1; },
-  on: (event, call) => { (heard[event] ??= []).push(call); },
-  off: (event, call) => { heard[event] = heard[event].filter((other) => other !== call); },
-};
-window.rules = { cellsOf, codeOf, meaningOf, fitted, slotsOf, treeOfSlots, splitWords, packed };
-window.leave = render({ model, el: document.getElementById("here") });
-window.ready = true;
-</script>"""
-WORDS = (
-    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness"
-).split()
-
-
+RULES = "window.rules = { cellsOf, codeOf, meaningOf, fitted, slotsOf, treeOfSlots, splitWords, packed };"
 LATE_FRAMES = """{
   const ask = window.requestAnimationFrame.bind(window), cancel = window.cancelAnimationFrame.bind(window), asked = {};
   window.requestAnimationFrame = (call) => {
@@ -104,9 +79,8 @@ def test_the_page_splits_a_sentence_as_python_does(page):
 
 
 # ------------------------------------------------------------------------------------------------ the mask
-@pytest.mark.parametrize("background", ["white", "#111418"])
-def test_cells_are_painted_by_dragging_and_taken_back(page, background):
-    _show(page, viz.playground(CAT), background)
+def test_cells_are_painted_by_dragging_and_taken_back(page):
+    _show(page, viz.playground(CAT), "#111418")
     assert page.evaluate("getComputedStyle(document.querySelector('.labkit-playground')).backgroundColor") == CARD
     expect(page.get_by_text("21 of 36 cells are open, 0 of them in the future.")).to_have_count(1)
     _drag(page, (0, 3), (2, 5), steps=2)  # two jumps of the mouse: no cell on the way may be left out
@@ -117,50 +91,15 @@ def test_cells_are_painted_by_dragging_and_taken_back(page, background):
     assert page.evaluate("state.painted") == {}  # painted back is not painted
     page.get_by_role("button", name="Undo").click()
     assert _cells(page, masks.causal(), 6).sum() == 24
+    page.get_by_role("combobox", name="mask A").select_option("prefix")
+    assert _cells(page, masks.causal(), 6).sum() == 24  # painted cells stay when the mask below them changes
+    page.get_by_role("button", name="Undo").click()
     page.get_by_role("button", name="Clear 3 painted").click()
     assert page.evaluate("state.painted") == {}
     page.get_by_role("button", name="Undo").click()
     page.get_by_role("button", name="Undo").click()
     assert page.evaluate("state.painted") == {}
-    page.shoot(f"playground_{background.strip('#')}")
-
-
-def test_painted_cells_stay_when_the_mask_below_them_changes(page):
-    _show(page, viz.playground(CAT))
-    _drag(page, (0, 5), (0, 5))
-    page.get_by_role("combobox", name="mask A").select_option("bidirectional")
-    _drag(page, (5, 0), (5, 0))
-    page.get_by_role("combobox", name="mask A").select_option("causal")
-    cells = _cells(page, masks.causal(), 6)
-    assert cells[0, 5] and not cells[5, 0] and cells.sum() == 21
-    expect(page.locator(".pg-meaning")).to_contain_text("2 cells are painted over it")
-    expect(page.get_by_text("Painted cells stay as they are when the mask above is changed.")).to_have_count(1)
-
-
-def test_a_stroke_begins_on_the_mask_that_holds_though_it_is_not_drawn_yet(page):
-    _show(page, viz.playground(CAT))
-    page.evaluate("""() => {
-        const grid = document.querySelector("[role=grid]");
-        const { x, y, width, height } = grid.getBoundingClientRect();
-        const at = { clientX: x + width * 3.5 / 6, clientY: y + height * 0.5 / 6, bubbles: true, pointerId: 1 };
-        grid.setPointerCapture = () => {};  // there is no pointer to capture
-        model.set("expression", ["bidirectional"]);
-        for (const kind of ["pointerdown", "pointerup"]) grid.dispatchEvent(new PointerEvent(kind, at));
-    }""")
-    cells = _cells(page, masks.bidirectional(), 6)
-    assert np.argwhere(~cells).tolist() == [[0, 3]]  # it was open, so it is closed
-
-
-def test_what_is_painted_is_named_when_it_has_a_name(page):
-    _show(page, viz.playground("a b c"))
-    _drag(page, (0, 1), (0, 1))
-    _drag(page, (1, 2), (1, 2))
-    expect(page.locator(".pg-meaning")).to_contain_text("2 cells are painted")
-    expect(page.locator(".pg-meaning")).not_to_contain_text("exactly masks.sliding_window(2, causal=False)")
-    _drag(page, (2, 0), (2, 0))
-    expect(page.locator(".pg-meaning")).to_contain_text("exactly masks.sliding_window(2, causal=False)")
-    named = dense_of(masks.sliding_window(2, causal=False), 3)
-    assert np.array_equal(_cells(page, masks.causal(), 3), named)  # what it says is what was painted
+    page.shoot("playground_dark")
 
 
 def test_everything_is_done_from_the_keyboard(page):
@@ -222,44 +161,6 @@ def test_two_presets_are_composed_with_and_or_not(page):
     page.get_by_role("combobox", name="mask A").select_option("sliding_window")
     page.get_by_label("sides of A").select_option("both sides")
     assert _mask(page) == masks.sliding_window(3, causal=False)
-    page.get_by_role("combobox", name="mask A").select_option("hybrid")
-    assert _mask(page) == masks.hybrid(3)
-
-
-def test_half_typed_segments_outlast_a_drawing_until_the_field_is_left(page):
-    _show(page, viz.playground(CAT, masks.segments([0, 0, 0, 1, 1, 1])))
-    field = page.get_by_label("segment of each token of A")
-    field.focus()
-    after = page.evaluate("""async () => {
-        const input = document.querySelector("[aria-label='segment of each token of A']");
-        const inside = document.querySelector("[aria-label='inside of A']");
-        inside.selectedIndex = [...inside.options].findIndex((option) => option.text === "bidirectional");
-        inside.dispatchEvent(new Event("change", { bubbles: true }));  // a drawing is due ...
-        input.value = "0 zero";
-        input.dispatchEvent(new Event("input", { bubbles: true }));  // ... and somebody types before it
-        for (let i = 0; i < 3; i++) await new Promise(requestAnimationFrame);
-        return [input.value, input.getAttribute("aria-invalid"), input.parentElement.textContent];
-    }""")
-    assert after[:2] == ["0 zero", "true"] and "whole numbers" in after[2]
-    assert _mask(page) == masks.segments([0, 0, 0, 1, 1, 1], inside="bidirectional")
-    page.get_by_role("button", name="not A").click()  # the field is left, and the mask drawn anew
-    expect(field).to_have_attribute("aria-invalid", "false")
-    expect(field).to_have_value("0 0 0 1 1 1")
-    expect(field.locator("..")).not_to_contain_text("whole numbers")
-
-
-def test_two_changes_before_the_page_is_drawn_anew_both_count(page):
-    _show(page, viz.playground(CAT, masks.segments([0, 0, 0, 1, 1, 1])))
-    page.get_by_label("segment of each token of A").wait_for()
-    page.evaluate("""() => {
-        const [ids, inside] = ['segment of each token of A', 'inside of A'].map(
-            (name) => document.querySelector(`[aria-label="${name}"]`));
-        ids.value = '0 0 1';
-        ids.dispatchEvent(new Event('input'));
-        inside.value = [...inside.options].findIndex((each) => each.textContent === 'bidirectional');
-        inside.dispatchEvent(new Event('change'));
-    }""")
-    assert _mask(page) == masks.segments([0, 0, 1, 1, 1, 1], inside="bidirectional")
 
 
 def test_a_drag_of_a_slider_is_one_step_to_undo(page):
@@ -351,7 +252,7 @@ def test_the_panel_asks_shows_waits_cancels_and_says_what_went_wrong(page):
     page.get_by_role("combobox", name="mask A").select_option("hybrid")
     assert page.evaluate("state.asked") == 3
     _answer(page, 2)
-    _drawn(page)
+    drawn(page)
     expect(panel.get_by_text("computing …")).to_have_count(1)  # an answer to an older question does not end the waiting
     page.wait_for_function("document.querySelector('.pg-elapsed').textContent.endsWith(' s')")
     panel.get_by_role("button", name="Cancel").click()
@@ -373,16 +274,6 @@ def test_the_panel_asks_shows_waits_cancels_and_says_what_went_wrong(page):
     assert page.evaluate("state.asked") == 8  # a stroke asks once
     page.wait_for_function("document.querySelector('.pg-status').textContent.startsWith('Python has not answered')")
     page.shoot("playground_panel")
-
-
-def test_with_a_model_the_tokenizer_is_asked_and_not_the_browser(page):
-    _show(page, viz.playground(CAT))
-    _attach(page)
-    page.get_by_label("sentence", exact=True).fill("another one")
-    page.wait_for_function("state.sentence === 'another one' && state.asked === 2")
-    assert page.evaluate("state.tokens") == CAT.split()  # until Python has answered
-    page.evaluate("model.set('tokens', ['an', 'other', ' one'])")
-    page.wait_for_function("document.querySelectorAll('.pg-chip').length === 3")
 
 
 def test_the_attention_of_a_row_is_read_under_the_pointer(page):
@@ -410,7 +301,7 @@ def test_the_exported_page_stays_interactive_and_keeps_the_last_answers(page, tm
     lm = labkit.load("tiny-gpt2", device="cpu")
     playground = viz.playground("The cat sat on the mat", masks.bidirectional()).attach(lm)
     playground.to_html(tmp_path / "page.html", title="Who sees whom")
-    playground.detach()
+    playground.close()
     page.goto((tmp_path / "page.html").as_uri())
     panel = page.get_by_role("region", name="live model")
     expect(panel).to_contain_text("there is no Python behind it")
@@ -424,47 +315,9 @@ def test_the_exported_page_stays_interactive_and_keeps_the_last_answers(page, tm
     page.shoot("playground_static")
 
 
-# -------------------------------------------------------------------------------------------------- the budgets
-@pytest.mark.parametrize("n, budget", [(64, 50), (256, 150)])
-def test_from_slider_to_repaint_within_the_budget(open_page, n, budget):
-    page = open_page(width=820, height=1000)
-    tokens = [WORDS[i % len(WORDS)] for i in range(n)]
-    _show(page, viz.playground(tokens, masks.prefix(3) & ~masks.padding([n - 2])))
-    milliseconds = page.evaluate(MEASURE, 40)
-    assert len(milliseconds) == 40 and page.evaluate("state.expression[1][1]") == 40
-    median = statistics.median(milliseconds)
-    print(f"{n} tokens: median {median:.1f} ms, slowest {max(milliseconds):.1f} ms")
-    assert median <= budget
-
-
-# From the event to the first task after the frame that shows it: a message posted in that frame's animation callback.
-MEASURE = """async (count) => {
-  const slider = document.querySelector("input[type=range]");
-  const painted = () => new Promise((done) => requestAnimationFrame(() => {
-    const channel = new MessageChannel();
-    channel.port1.onmessage = done;
-    channel.port2.postMessage(null);
-  }));
-  const taken = [];
-  for (let i = 1; i <= count; i += 1) {
-    await new Promise((done) => setTimeout(done, 20));
-    const began = performance.now();
-    slider.value = i;
-    slider.dispatchEvent(new Event("input", { bubbles: true }));
-    await painted();
-    taken.push(performance.now() - began);
-  }
-  return taken;
-}"""
-
-
 # ------------------------------------------------------------------------------------------------------- helpers
 def _show(page, widget, background: str = "white") -> None:
-    state = json.dumps(own_state(widget)).replace("</", "<\\/")
-    html = PAGE.replace("BACKGROUND", background).replace("CSS", widget._css)
-    page.set_content(html.replace("STATE", state).replace("MODULE", widget._esm))
-    page.wait_for_function("window.ready")
-    _drawn(page)
+    show_widget(page, widget, background, exposed=RULES)
 
 
 def _attach(page) -> None:
@@ -500,12 +353,7 @@ def _drag(page, start: tuple[int, int], end: tuple[int, int], steps: int = 1) ->
     page.mouse.move(x[1], y[1], steps=steps)
     page.mouse.up()
     page.mouse.move(5, 5)
-    _drawn(page)
-
-
-def _drawn(page) -> None:
-    """Waits until what has changed is on show: needed before saying that something is not there."""
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    drawn(page)
 
 
 def _mask(page) -> masks.Mask:

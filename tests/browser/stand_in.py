@@ -1,0 +1,68 @@
+"""A page with one of labkit's anywidgets and a stand-in for the model that Jupyter gives it."""
+
+import base64
+import json
+
+from labkit.viz.page import own_state
+
+# `state` and `model` are globals of the page, `saved` counts calls of save_changes, and `pending` what Python has been
+# told and has not answered. A function `python(values, content)`, if there is one, is told of changes and messages.
+PAGE = """<!doctype html><body style="background: BACKGROUND"><style>CSS</style>
+<div id="here" style="width: WIDTHpx"></div>
+<script type="module">
+MODULE
+function revived(value) {
+  if (value === null || typeof value !== "object") return value;
+  if ("base64" in value) return new DataView(Uint8Array.from(atob(value.base64), (c) => c.charCodeAt(0)).buffer);
+  if (Array.isArray(value)) return value.map(revived);
+  return Object.fromEntries(Object.entries(value).map(([name, inner]) => [name, revived(inner)]));
+}
+const calls = {};
+const tell = (event, ...what) => (calls[event] ?? []).forEach((call) => call(...what));
+let changed = {};
+Object.assign(window, { state: revived(STATE), saved: 0, pending: 0 });
+window.receive = (name, value) => { state[name] = revived(value); tell("change:" + name); };
+window.model = {
+  get: (name) => state[name],
+  set: (name, value) => { changed[name] = value; state[name] = value; tell("change:" + name); },
+  save_changes: async () => {
+    const values = changed;
+    changed = {};
+    window.saved += 1;
+    window.pending += 1;
+    const shown = await window.python?.(values, null);
+    if (shown) receive("shown", shown);
+    window.pending -= 1;
+  },
+  send: async (content) => {
+    window.pending += 1;
+    const packed = await window.python(null, content);
+    tell("msg:custom", { layer: content.ask[0], head: content.ask[1] }, [revived(packed)]);
+    window.pending -= 1;
+  },
+  on: (event, call) => { (calls[event] ??= []).push(call); },
+  off: (event, call) => { calls[event] = calls[event].filter((other) => other !== call); },
+};
+EXPOSED
+window.began = performance.now();
+window.leave = render({ model, el: document.getElementById("here") });
+</script>"""
+
+
+def plain(value):
+    """`value` as JSON can hold it."""
+    return json.loads(json.dumps(value, default=lambda data: {"base64": base64.b64encode(data).decode()}))
+
+
+def show_widget(page, widget, background="white", width=760, exposed=""):
+    """Open a page with the widget; `exposed` is JavaScript in the widget's own module."""
+    state = json.dumps(plain(own_state(widget)) | {"_esm": "", "_css": ""}).replace("</", "<\\/")
+    html = PAGE.replace("BACKGROUND", background).replace("WIDTH", str(width)).replace("CSS", widget._css)
+    page.set_content(html.replace("EXPOSED", exposed).replace("STATE", state).replace("MODULE", widget._esm))
+    page.wait_for_function("window.leave !== undefined")
+    drawn(page)
+
+
+def drawn(page):
+    """Wait until what has changed is on show."""
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
