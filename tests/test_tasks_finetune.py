@@ -379,7 +379,6 @@ def test_a_killed_run_resumes_and_ends_with_the_same_metrics_and_weights(done, t
     command = [sys.executable, "-c", KILLED, str(tmp_path / "run")]
     killed = subprocess.run(command, env=environment, capture_output=True, timeout=300)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
-    assert RunFolder(tmp_path / "run").latest_checkpoint()[1]["global_step"] == 4
     metrics = run("ner", tmp_path / "run", resume=True)
     assert untimed(metrics) == untimed(expected)
     whole, resumed = weights(folder / "model"), weights(tmp_path / "run" / "model")
@@ -415,7 +414,6 @@ def test_out_of_memory_is_resumed_with_gradient_checkpointing_as_the_error_advis
         patched.setattr(NamedEntities, "loss", full_at_the_fifth)
         with pytest.raises(TrainingError, match="--resume .* --gradient-checkpointing"):
             run("ner", tmp_path / "run", method=method)
-    assert RunFolder(tmp_path / "run").latest_checkpoint()[1]["global_step"] == 4
     run("ner", tmp_path / "run", method=method, resume=True, settings=SETTINGS | {"gradient_checkpointing": True})
     whole, resumed = weights(tmp_path / "whole" / "model"), weights(tmp_path / "run" / "model")
     assert all(torch.allclose(whole[name], resumed[name], atol=1e-6) for name in whole)
