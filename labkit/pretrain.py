@@ -124,17 +124,14 @@ def pretrain(
 
 @dataclass(frozen=True)
 class Curriculum:
-    """How the rows of a run change as it goes on.
-
-    Short rows teach a model to attend to the token before and to earlier occurrences much faster than long ones. (Li et
-    al. 2022, "The Stability-Efficiency Dilemma", increase the length for another reason.)
+    """How the rows of a run change as it goes on, so that heads which attend to earlier tokens form quickly.
 
     Attributes:
         rows: of the whole run. context: tokens per row.
         first_length: for the first half of the run each row is cut into pieces of this many tokens, which do not attend
             to each other. The pieces then double in equal stages, and are whole rows in the last fifth.
-        repeats: fraction of the pieces that repeat one passage, half of them a passage of random tokens, so that heads
-            which attend to an earlier occurrence form quickly. It falls to a tenth by the middle of the run.
+        repeats: fraction of the pieces that repeat one passage, half of them a passage of random tokens. It falls to a
+            tenth by the middle of the run.
     """
 
     rows: int
@@ -159,12 +156,10 @@ class Curriculum:
 def row_maker(ids: Tensor, curriculum: Curriculum, seed: int) -> Callable[[int], Tensor]:
     """`make(k)`: row k of the run, a pure function of (seed, k).
 
-    Each pass cuts the ids into rows at another offset and takes them in another order, so that every token is read once
-    per pass, and not always with the same neighbours.
+    Each pass reads every token once, cuts the ids into rows at another offset, and takes them in another order.
     """
-    length = curriculum.context
+    length, known = curriculum.context, ids.unique()
     per_pass = (len(ids) - 1) // length
-    known = ids.unique()
 
     def make(row: int) -> Tensor:
         rng = generator(seed, -1 - row // per_pass)
@@ -201,10 +196,7 @@ def _repeated(piece: Tensor, known: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int, context: int) -> Any:
-    """A byte-level BPE of at most `vocab_size` tokens: any text goes in and comes back unchanged.
-
-    It has a pad token of its own (padding must differ from the end of a text) and a mask token.
-    """
+    """A byte-level BPE of at most `vocab_size` tokens, with tokens of its own for end, padding and mask."""
     mask = AddedToken(MASK, lstrip=True, special=True)  # the space before it belongs to it, as to a word
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(texts, vocab_size, min_frequency=0, show_progress=False, special_tokens=[END, PAD, mask])
@@ -258,8 +250,7 @@ def new_model(shape: Shape, seed: int) -> Any:
 def bits_per_byte(model: nn.Module, tokenizer: Any, text: str, batch_size: int = 8) -> float:
     """The bits that the model needs per byte of `text`; every token but the first counts once.
 
-    Windows of the model's context advance by half of it, so that a token has at least half a context before it (at the
-    text's beginning: what there is).
+    Windows of the model's context advance by half of it, so that a token has at least half a context before it.
     """
     ids = encode_all(tokenizer, [text])[:-1]
     context = model.config.n_positions

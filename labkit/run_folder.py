@@ -110,20 +110,20 @@ class RunFolder:
     def write_text(self, name: str, content: str) -> None:
         """Write a text file whole or not at all."""
         if is_first_process():
-            with failures_explained():
+            with failures_explained(self.path):
                 write_whole(self.path / name, content)
 
     def write_folder(self, name: str, fill: Callable[[Path], Any]) -> Path:
         """The folder `name`, written by `fill(folder)` beside its place and moved there once it is whole."""
         if is_first_process():
-            with failures_explained():
+            with failures_explained(self.path):
                 write_folder(self.path / name, fill)
         return self.path / name
 
 
 @contextmanager
-def failures_explained() -> Iterator[None]:
-    """Raise TrainingError if the disk or the memory is full in the block; the message says how to continue."""
+def failures_explained(folder: Path) -> Iterator[None]:
+    """Raise TrainingError if the disk with `folder` or the memory is full in the block; it says how to continue."""
     try:
         yield
     except Exception as error:
@@ -132,10 +132,8 @@ def failures_explained() -> Iterator[None]:
             raise TrainingError(f"out of memory: {cures} or --max-length, or with --method lora") from error
         if (cause := os_error_in(error)) is None:
             raise
-        where = cause.filename or "a file of the run"
-        raise TrainingError(
-            f"{where} could not be written: {cause.strerror}; free some space and continue with --resume"
-        ) from error
+        what = f"{cause.filename or folder} could not be written: {cause.strerror}"
+        raise TrainingError(f"{what}; free some space and continue with --resume") from error
 
 
 def is_first_process() -> bool:

@@ -114,15 +114,10 @@ def steps(items: int, settings: dict[str, Any]) -> int:
 
 
 def draw(lengths: Sequence[int], settings: dict[str, Any], *, packed: bool = False) -> list[list[int]]:
-    """The rows of a whole run in their order, drawn from the seed: one list of row numbers per item of a batch.
+    """The rows of all steps and processes in their order, drawn from the seed: a list of row numbers per item.
 
-    Rows of similar length share a batch, unless they are packed, which computes no padding. With `batch_tokens` an item
-    is a whole batch: as many rows as fit. Two runs with equal lengths and settings read the same rows.
-
-    Args:
-        lengths: of the rows, in tokens.
-
-    Returns the items of `steps(...)` optimiser steps, for all processes together.
+    Rows of similar `lengths`, in tokens, share a batch, unless they are packed, which computes no padding. With
+    `batch_tokens` an item is a whole batch: as many rows as fit.
     """
     passes = (torch.randperm(len(lengths), generator=generator(settings["seed"], k)).tolist() for k in count())
     if tokens := settings["batch_tokens"]:
@@ -195,20 +190,16 @@ def train(
     tokenizer: Any = None,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> dict[str, Any]:
-    """Train `model` in place, from the newest whole checkpoint in `run` if there is one; returns what it cost.
+    """Train `model` in place, from the newest checkpoint in `run` if there is one, and keep the global random state.
 
     Args:
         rows: of the whole run, in order; their number gives the number of steps.
-        loss: the mean over those of the batch's `labels` that are not -100. Over several processes and accumulated
-            batches the means are weighted, so that a step has the mean over all its labels.
-        settings: of `preset`, after `settled`. Evaluation, logs and checkpoints: every `eval_steps`, by default a tenth
-            of the run.
+        loss: the mean over those of the batch's `labels` that are not -100; a step has the mean over all its labels.
+        settings: of `preset`, after `settled`. By default the run is evaluated and saved ten times.
         tokens: the number of real tokens of item k.
         metric: the number of `evaluate` that chooses the best checkpoint, which is loaded at the end; higher is better.
-        tokenizer: is saved with every checkpoint.
 
-    Returns seconds, tokens_per_second, peak_memory_bytes, seed, steps, best_step (with a metric) and history. The
-    global random state is restored.
+    Returns seconds, tokens_per_second, peak_memory_bytes, seed, steps, best_step (with a metric) and history.
 
     Raises:
         TrainingError: the loss becomes NaN or infinite, or the disk or memory is full. The last whole checkpoint stays.
@@ -224,7 +215,7 @@ def train(
         callbacks.append(EarlyStoppingCallback(patience))
     with (
         random_state_kept(), bars_on_terminals_only(), transformers_errors_only(), precision.kernels(settings["tf32"]),
-        failures_explained(),
+        failures_explained(run.path),
     ):  # fmt: skip
         arguments = _arguments(settings, len(rows), run, metric, evaluate is not None)
         trainer = _Trainer(
@@ -237,7 +228,7 @@ def train(
             say(f"resuming from step {state.global_step:,} of {arguments.max_steps:,}")
         if checkpoint and patience and state.global_step - state.best_global_step >= patience * arguments.eval_steps:
             trainer.state = state  # it had stopped early
-            state.best_model_checkpoint = _best_checkpoint(arguments, state)
+            state.best_model_checkpoint = str(run.checkpoints / f"checkpoint-{state.best_global_step}")
             trainer.accelerator.prepare_model(model, evaluation_mode=True)  # it computes as it did in training
             trainer._load_best_model()
         else:
@@ -287,11 +278,6 @@ def _arguments(
     return arguments
 
 
-def _best_checkpoint(arguments: TrainingArguments, state: TrainerState) -> str:
-    """Where the best checkpoint is now: the folder may have been moved since it was written."""
-    return str(Path(arguments.output_dir, f"checkpoint-{state.best_global_step}"))
-
-
 class _Trainer(Trainer):
     """Trainer with a loss that is a mean over labels, and an evaluation that decodes."""
 
@@ -336,8 +322,8 @@ class _Watch(TrainerCallback):
         self.started = time.perf_counter()
         hidden = None if state.is_world_process_zero else True  # None: shown on a terminal only
         self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", disable=hidden)
-        if state.best_global_step:
-            state.best_model_checkpoint = _best_checkpoint(args, state)
+        if state.best_global_step:  # the folder may have been moved since
+            state.best_model_checkpoint = str(Path(args.output_dir, f"checkpoint-{state.best_global_step}"))
 
     def on_step_end(self, args, state, control, **_):
         self.bar.update(state.global_step - self.bar.n)

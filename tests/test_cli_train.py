@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
-from safetensors.torch import load_file
 from transformers import EarlyStoppingCallback, Trainer
 
 from labkit.cli.train import HYPERPARAMETERS
@@ -86,26 +84,6 @@ def test_each_option_sets_its_field_of_the_training_arguments(labkit_command, tm
         "dtype": lambda: trainer.args.bf16,
     }
     assert expected.get(option, lambda: getattr(trainer.args, field) == value)()
-
-
-def test_out_of_memory_is_resumed_with_the_option_that_the_error_names(labkit_command, tmp_path, monkeypatch):
-    typed = ["train", "lm", "--objective", "mlm", *MODEL, "--max-length", "32", "--max-steps", "4", "--batch-size", "2"]
-    step = Trainer.training_step
-
-    def full_at_the_third(trainer, model, *rest):
-        if trainer.state.global_step == 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return step(trainer, model, *rest)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "training_step", full_at_the_third)
-        code, _, err = labkit_command(*typed, "--output-dir", tmp_path / "run")
-    assert code == 2 and "--resume --gradient-checkpointing" in err, err
-    for name, options in (("run", ["--resume", "--gradient-checkpointing"]), ("whole", [])):
-        code, _, err = labkit_command(*typed, "--output-dir", tmp_path / name, *options)
-        assert code == 0 and ("resuming from step 2 of 4" in err) is (name == "run"), err
-    whole, resumed = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "run"))
-    assert all(torch.allclose(whole[name], resumed[name], atol=1e-6) for name in whole)
 
 
 def test_rows_that_cannot_be_read_stop_a_run_unless_they_are_skipped(labkit_command, tmp_path):

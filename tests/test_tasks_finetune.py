@@ -155,17 +155,6 @@ def test_the_threshold_of_no_answer_is_chosen_on_dev_and_used_on_test(tmp_path):
     assert metrics["metric"] == "best_f1" and "best_f1" not in metrics["test"]
 
 
-def test_where_every_question_has_an_answer_every_question_gets_one(tmp_path):
-    train, dev = (
-        [question for question in embedded.read("qa", "field-notes", side) if question.answers]
-        for side in ("train", "dev")
-    )
-    metrics = run("qa", tmp_path / "run", train=train[:12], dev=dev[:6], test=())
-    predicted = lines(tmp_path / "run" / "predictions.dev.jsonl")
-    assert metrics["metric"] == "f1" and len(predicted) == 6 and all(row["text"] for row in predicted)
-    assert pipeline(tmp_path / "run")(question="Who?", context="The ferry left at noon.")["text"]
-
-
 @pytest.mark.parametrize(
     ("model", "task"), [("tiny-gemma", "qa"), ("tiny-gemma2", "ner"), ("tiny-gemma3", "qa"), ("tiny-llama", "ner")]
 )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import os
 import random
 import shutil
 import subprocess
 import sys
-import textwrap
 
 import numpy
 import pytest
@@ -18,7 +15,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from transformers import Trainer, TrainerState
 
 from labkit import training
 from labkit.errors import TrainingError
@@ -138,16 +134,6 @@ def test_the_gemma_preset_is_the_known_recipe_and_max_steps_ends_it_earlier(monk
     assert steps(3, preset("gemma", num_train_epochs=0.1)) == 1
     monkeypatch.setattr(training, "process_count", lambda: 2)
     assert steps(1600, recipe) == 250
-
-
-@pytest.mark.parametrize(
-    ("capability", "dtype", "tf32"), [(None, "float32", False), ((9, 0), "bfloat16", True), ((7, 5), "float16", False)]
-)
-def test_the_dtype_depends_on_the_gpu_and_the_reason_is_reported(monkeypatch, capability, dtype, tf32):
-    monkeypatch.setattr(training.precision, "here", lambda: capability)
-    reasons = []
-    settings = settled(preset("gemma"), "gpt2", reasons.append)
-    assert (settings["dtype"], settings["tf32"]) == (dtype, tf32) and len(reasons) == (capability is not None)
 
 
 # -- the order of the rows ---------------------------------------------------------------------------------------------
@@ -399,31 +385,6 @@ def test_a_run_killed_after_its_last_checkpoint_takes_no_further_step(request, t
     assert outcome.get("best_step") == expected.get("best_step") and same_weights(same, model)
 
 
-@pytest.mark.parametrize(
-    ("writer", "part"), [(Trainer, "save_model"), (Trainer, "_save_rng_state"), (TrainerState, "save_to_json")]
-)
-def test_a_full_disk_is_one_clear_error_and_the_run_continues_when_there_is_space(tmp_path, monkeypatch, writer, part):
-    expected, model = trained(tmp_path / "whole", save_steps=4)
-    calls, write = [], getattr(writer, part)
-
-    def full_at_the_second(self, path, *rest, **options):
-        calls.append(path)
-        write(self, path, *rest, **options)
-        if len(calls) == 2:
-            if os.path.isfile(path):
-                os.truncate(path, 20)
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(writer, part, full_at_the_second)
-        with pytest.raises(TrainingError, match=r"No space left .*--resume"):
-            trained(tmp_path / "run", save_steps=4)
-    lines = []
-    outcome, same = trained(tmp_path / "run", save_steps=4, say=lines.append)
-    assert "resuming from step 4 of 12" in lines
-    assert without_seconds(outcome) == without_seconds(expected) and same_weights(model, same)
-
-
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
@@ -506,46 +467,3 @@ def test_peak_memory_is_that_of_this_process_and_not_of_its_parent():
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     now = psutil.Process().memory_info().rss
     assert int(child.stdout) < held.nbytes <= now <= training.peak_memory() * 1.01 < psutil.virtual_memory().total
-
-
-# -- several processes -------------------------------------------------------------------------------------------------
-
-_RUN = """
-    import json, os, signal, sys
-    from tests.test_training import losses, next_token_loss, trained, uneven
-
-    folder, batch_size, killed_at = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    calls = []
-
-    def loss(model, batch):
-        calls.append(1)
-        if len(calls) == killed_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return next_token_loss(model, batch)
-
-    how = {"per_device_train_batch_size": batch_size, "make": uneven, "dropout": 0.0, "save_steps": 3}
-    outcome, _ = trained(folder, loss=loss, **how)
-    if os.environ["RANK"] == "0":
-        print(json.dumps([round(outcome["tokens_per_second"] * outcome["seconds"]), *losses(outcome).values()]))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL, and torchrun with gloo, are for POSIX systems")
-def test_two_processes_train_as_one_with_twice_the_batch_even_when_killed_and_resumed(tmp_path):
-    script = tmp_path / "run.py"
-    script.write_text(textwrap.dedent(_RUN))
-    paths = os.pathsep.join([os.getcwd(), *sys.path])
-
-    def run(processes: int, folder: str, batch_size: int, killed_at: int = 0) -> subprocess.CompletedProcess:
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes), str(script)]
-        command = [sys.executable, *torchrun, str(tmp_path / folder), str(batch_size), str(killed_at)]
-        environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-
-    one, two = (json.loads(run(*how).stdout) for how in ((1, "one", 8), (2, "two", 4)))
-    assert two == pytest.approx(one, abs=1e-4) and one[0] == 12 * 8 * CONTEXT
-    assert run(2, "killed", 4, killed_at=8).returncode != 0
-    assert checkpoints(tmp_path / "killed") == {3, 6}
-    assert json.loads(run(2, "killed", 4).stdout) == two

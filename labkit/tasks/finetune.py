@@ -79,20 +79,16 @@ def finetune(
         test: scored once, at the end.
         settings: hyperparameters of `labkit.training.preset`; by default those of `default_preset(model)`.
         mask, window, layers, readings: what the model attends to, see `labkit.tasks.in_force`.
-        method: "full", "lora" (of this `rank`) or "frozen".
-        head: changes to the head, as fields of `labkit.models.heads.Head`: {"dropout": 0.2}.
-        packing: several texts share a row and no padding is computed. Where the model or its attention cannot, `say`
-            receives the reason and rows of similar length share a batch.
+        method, rank: see `labkit.tasks.adapters`. head: changes to the fields of its `Head`: {"dropout": 0.2}.
+        packing: several texts share a row and no padding is computed, unless the model or its attention cannot.
         keep_model: False saves no model; only scores and predictions remain.
         model_name: what config.json calls the model, in place of a path that may change.
         head_dtype: in which a new head is drawn; for pairs of runs that begin with models stored in different ones.
         skipped: how many rows of each side could not be read; the metrics record it.
 
-    The folder: `model/` with a card, with LoRA also `adapter/`, predictions.<side>.jsonl and judged.<side>.jsonl (what
-    is right in each example), metrics.json, trainer_state.json, `checkpoints/`. The metrics: `dev` and `test` with the
-    scores of the best checkpoint, `baselines`, the measured `mask`, `head_start` and `adapters_start` (sha256 of the
-    head and of all trained weights before the first step), `data_order` (of the order of the rows), and those of
-    `labkit.training.train`.
+    The folder also holds `model/` with a card, with LoRA `adapter/`, predictions.<side>.jsonl and judged.<side>.jsonl
+    (what is right in each example). The metrics: `dev` and `test` with the scores of the best checkpoint, `baselines`,
+    the measured `mask`, `head_start` and `adapters_start` (sha256 before the first step), and those of `train`.
 
     Raises:
         DataError, TrainingError, ModelError: with one clear sentence, before anything is written where possible.
@@ -312,7 +308,7 @@ def beats_baselines(metrics: dict[str, Any], say: Callable[[str], None]) -> bool
         return None
     best = max(metrics["baselines"][side].values())
     if metrics[side][name] <= best:
-        say(f"on {side} the model has {name} {metrics[side][name]:.3f}, no more than the best baseline, {best:.3f}")
+        say(f"on {side} the model has {name} {metrics[side][name]:.3f}, not more than the best baseline, {best:.3f}")
     return metrics[side][name] > best
 
 

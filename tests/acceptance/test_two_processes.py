@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from labkit.tasks.finetune import numbers
 from tests.acceptance.command_line import TORCHRUN, losses, read, run
 
 pytest.importorskip("resource", reason="several processes with gloo are for POSIX systems")
@@ -26,5 +27,5 @@ def test_two_processes_have_the_loss_curve_and_scores_of_one_with_the_same_globa
     assert code == 0, err
     run(*train, "--batch-size", 2, "--output-dir", tmp_path / "two", launcher=launcher, log=tmp_path / "log")
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
-    one, two = (read(tmp_path / name / "metrics.json")["dev"] for name in ("one", "two"))
+    one, two = (numbers(read(tmp_path / name / "metrics.json")["dev"]) for name in ("one", "two"))
     assert two == pytest.approx(one, abs=0.02, nan_ok=True)
