@@ -10,17 +10,17 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import AddedToken, ByteLevelBPETokenizer
 from torch import Tensor, nn
-from torch.nn import functional as F
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from labkit.datasets.text import read_documents
 from labkit.decoder.running import evaluating
-from labkit.errors import DataError, TrainingError, reading
+from labkit.errors import DataError, TrainingError
 from labkit.objectives import Collator, generator, loss
 from labkit.run_folder import RunFolder, is_first_process, process_count
 from labkit.training import Rows, preset, random_state_kept, save_model, settled, steps, train
@@ -41,10 +41,6 @@ class Shape:
     def __post_init__(self) -> None:
         if self.width < 64 or self.width % 64:
             raise TrainingError(f"width is {self.width}; it must be a multiple of 64, the width of a GPT-2 head")
-        if self.context < 2 or self.layers < 1 or not 0 <= self.dropout < 1 or self.vocab_size < 256 + 3:
-            raise TrainingError(
-                f"{self}: context must be at least 2, layers at least 1, dropout in [0, 1), vocab_size at least 259"
-            )
 
 
 def pretrain(
@@ -70,16 +66,12 @@ def pretrain(
     Raises:
         DataError: no text, or less of it than one row. TrainingError: see `RunFolder.alone` and `training.train`.
     """
-    from transformers import PreTrainedTokenizerFast
-
-    shape, settings = shape or Shape(), settings or preset("lm", learning_rate=1e-3)
     say = say if is_first_process() else (lambda text: None)
-    documents = read_documents(texts)
-    if not 0 <= held_out < 1 or not 0 <= repeats <= 1:
-        raise TrainingError(f"held_out is {held_out}, it must be in [0, 1); repeats is {repeats}, it must be in [0, 1]")
+    shape = shape or Shape()
+    settings = settled(settings or preset("lm", learning_rate=1e-3), "gpt2", say)
     if first_length is not None and not 2 <= first_length <= shape.context:
         raise TrainingError(f"first_length is {first_length}; it must be 2 to the context, {shape.context} tokens")
-    settings = settled(settings, "gpt2", say)
+    documents = read_documents(texts)
     config = {
         "command": "pretrain", "texts": {d.name: hashlib.sha256(d.text.encode()).hexdigest() for d in documents},
         "shape": asdict(shape), "settings": settings, "held_out": held_out, "repeats": repeats,
@@ -89,38 +81,30 @@ def pretrain(
     if run.metrics is not None:
         say(f"{run.path} is finished: {run.metrics['steps']:,} steps")
         return run.metrics
-    parts = [document.split(held_out) for document in documents]
-    train_texts = [train_part for train_part, _ in parts]
-    if (run.path / "tokenizer").is_dir():
-        with reading(f"the tokenizer in {run.path}", TrainingError):
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(run.path / "tokenizer")
-    else:
-        tokenizer = train_tokenizer(train_texts, shape.vocab_size, shape.context)
+    train_texts, held_texts = zip(*(document.split(held_out) for document in documents), strict=True)
+    held = {document.name: text for document, text in zip(documents, held_texts, strict=True) if text.strip()}
+    tokenizer = train_tokenizer(train_texts, shape.vocab_size, shape.context)
     ids = encode_all(tokenizer, train_texts)
-    if len(ids) <= shape.context:  # before anything is written
+    if len(ids) <= shape.context:
         raise DataError(f"the text has {len(ids):,} tokens to train on, and one row takes {shape.context:,}: add text")
+    model = new_model(shape, settings["seed"])
+    n_eval = sum(len(text.encode()) for text in held.values())
+    n_steps = steps((len(ids) - 1) // shape.context, settings)
+    say(f"{len(documents)} text(s): {len(ids):,} tokens to train on, {n_eval:,} bytes held out")
+    say(f"GPT-2 of {model.num_parameters() / 1e6:.1f} M parameters, {n_steps:,} steps")
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        say("  " + sample(model, tokenizer, seed=settings["seed"]))
+        return {"val_loss": validation_loss(model, tokenizer, held.values(), rows=32)} if held else {}
+
+    rows = n_steps * settings["gradient_accumulation_steps"] * process_count() * settings["per_device_train_batch_size"]
+    curriculum = Curriculum(rows, shape.context, first_length, repeats)
+    make_row = row_maker(ids, curriculum, settings["seed"])
     with RunFolder.alone(output_dir, config, resume=resume) as run:
-        if not (run.path / "tokenizer").is_dir():
-            run.write_folder("tokenizer", tokenizer.save_pretrained)
-        held = {document.name: part for document, (_, part) in zip(documents, parts, strict=True) if part.strip()}
-        n_eval = sum(len(text.encode()) for text in held.values())
-        say(f"{len(documents)} text(s): {len(ids):,} tokens to train on, {n_eval:,} bytes held out")
-        model = new_model(shape, settings["seed"])
-        n_steps = steps((len(ids) - 1) // shape.context, settings)
-        say(f"GPT-2 of {model.num_parameters() / 1e6:.1f} M parameters, {n_steps:,} steps")
-
-        def evaluate(model: nn.Module) -> dict[str, float]:
-            say("  " + sample(model, tokenizer, seed=settings["seed"]))
-            return {"val_loss": validation_loss(model, tokenizer, held.values(), rows=32)} if held else {}
-
-        rows = n_steps * settings["gradient_accumulation_steps"] * process_count()
-        rows *= settings["per_device_train_batch_size"]
-        curriculum = Curriculum(rows, shape.context, first_length, repeats)
-        make_row = row_maker(ids, curriculum, settings["seed"])
         outcome = train(
             model,
             Rows(rows, lambda k: {"row": k, "ids": make_row(k)}),
-            collate=in_pieces(Collator("next", pad_id=tokenizer.pad_token_id, seed=settings["seed"]), curriculum),
+            collate=in_pieces(Collator("next", pad_id=tokenizer.pad_token_id), curriculum),
             loss=lambda model, batch: loss(model, batch, "next"),
             settings=settings,
             run=run,
@@ -132,29 +116,22 @@ def pretrain(
         run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
         with evaluating(model):
             scores = {name: bits_per_byte(model, tokenizer, text) for name, text in held.items()}
-        metrics = outcome | {
-            "bits_per_byte": scores,
-            "n_train": len(ids),
-            "n_eval": n_eval,
-            "parameters": model.num_parameters(),
-        }
+        sizes = {"n_train": len(ids), "n_eval": n_eval, "parameters": model.num_parameters()}
+        metrics = outcome | {"bits_per_byte": scores} | sizes
         run.write_json("metrics.json", metrics)
         return metrics
 
 
 @dataclass(frozen=True)
 class Curriculum:
-    """How the rows of a run change as it goes on.
-
-    Short rows teach a model to attend to the token before and to earlier occurrences much faster than long ones. (Li et
-    al. 2022, "The Stability-Efficiency Dilemma", increase the length for another reason.)
+    """How the rows of a run change as it goes on, so that heads which attend to earlier tokens form quickly.
 
     Attributes:
         rows: of the whole run. context: tokens per row.
         first_length: for the first half of the run each row is cut into pieces of this many tokens, which do not attend
             to each other. The pieces then double in equal stages, and are whole rows in the last fifth.
-        repeats: fraction of the pieces that repeat one passage, half of them a passage of random tokens, so that heads
-            which attend to an earlier occurrence form quickly. It falls to a tenth by the middle of the run.
+        repeats: fraction of the pieces that repeat one passage, half of them a passage of random tokens. It falls to a
+            tenth by the middle of the run.
     """
 
     rows: int
@@ -172,28 +149,22 @@ class Curriculum:
         return first * 2**stage
 
     def share_of_repeats(self, row: int) -> float:
+        """The probability that a piece of row number `row` repeats a passage."""
         return self.repeats * max(0.1, 1 - 2 * row / self.rows)
 
 
 def row_maker(ids: Tensor, curriculum: Curriculum, seed: int) -> Callable[[int], Tensor]:
     """`make(k)`: row k of the run, a pure function of (seed, k).
 
-    Each pass cuts the ids into rows at another offset and takes them in another order, so that every token is read once
-    per pass, and not always with the same neighbours.
+    Each pass reads every token once, cuts the ids into rows at another offset, and takes them in another order.
     """
-    length = curriculum.context
+    length, known = curriculum.context, ids.unique()
     per_pass = (len(ids) - 1) // length
-    known = ids.unique()
-
-    @lru_cache(maxsize=1)
-    def of_pass(number: int) -> tuple[int, Tensor]:
-        rng = generator(seed, -1 - number)
-        offset = int(torch.randint(len(ids) - per_pass * length, (), generator=rng))
-        return offset, torch.randperm(per_pass, generator=rng)
 
     def make(row: int) -> Tensor:
-        offset, order = of_pass(row // per_pass)
-        start = offset + int(order[row % per_pass]) * length
+        rng = generator(seed, -1 - row // per_pass)
+        offset = int(torch.randint(len(ids) - per_pass * length, (), generator=rng))
+        start = offset + int(torch.randperm(per_pass, generator=rng)[row % per_pass]) * length
         rng = generator(seed + 1, row)
         pieces = ids[start : start + length].split(curriculum.length(row))
         repeated = torch.rand(len(pieces), generator=rng) < curriculum.share_of_repeats(row)
@@ -207,7 +178,7 @@ def in_pieces(collate: Callable[[list[dict]], Any], curriculum: Curriculum) -> C
 
     def collated(rows: list[dict]) -> Any:
         length = curriculum.length(min(row["row"] for row in rows))
-        return collate([{"row": row["row"], "ids": piece} for row in rows for piece in row["ids"].split(length)])
+        return collate([row | {"ids": piece} for row in rows for piece in row["ids"].split(length)])
 
     return collated
 
@@ -225,37 +196,20 @@ def _repeated(piece: Tensor, known: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int, context: int) -> Any:
-    """A byte-level BPE of at most `vocab_size` tokens: any text goes in and comes back unchanged.
-
-    It has a pad token of its own (padding must differ from the end of a text) and a mask token.
-    """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
+    """A byte-level BPE of at most `vocab_size` tokens, with tokens of its own for end, padding and mask."""
     mask = AddedToken(MASK, lstrip=True, special=True)  # the space before it belongs to it, as to a word
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END, PAD, mask],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator(texts, vocab_size, min_frequency=0, show_progress=False, special_tokens=[END, PAD, mask])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=END, eos_token=END, pad_token=PAD, mask_token=mask, padding_side="right",
-        model_max_length=context, clean_up_tokenization_spaces=False,
+        tokenizer_object=bpe._tokenizer, bos_token=END, eos_token=END, pad_token=PAD, mask_token=mask,
+        padding_side="right", model_max_length=context, clean_up_tokenization_spaces=False,
     )  # fmt: skip
 
 
 def encode_all(tokenizer: Any, texts: Sequence[str]) -> Tensor:
     """All texts as one line of token ids, each ended by the end-of-text token. Shape (tokens,), int64."""
-    ids: list[int] = []
-    for text in texts:
-        ids += tokenizer(text, verbose=False)["input_ids"]
-        ids.append(tokenizer.eos_token_id)
-    return torch.tensor(ids)
+    rows = [[*tokenizer(text, verbose=False)["input_ids"], tokenizer.eos_token_id] for text in texts]
+    return torch.cat([torch.tensor(row) for row in rows])
 
 
 def new_model(shape: Shape, seed: int) -> Any:
@@ -269,8 +223,6 @@ def new_model(shape: Shape, seed: int) -> Any:
 
     Attention probabilities are not dropped: SDPA's fast path on a CPU has no dropout.
     """
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     config = GPT2Config(
         vocab_size=shape.vocab_size, n_positions=shape.context, n_embd=shape.width, n_layer=shape.layers,
         n_head=shape.width // 64, resid_pdrop=shape.dropout, embd_pdrop=shape.dropout, attn_pdrop=0.0,
@@ -298,22 +250,22 @@ def new_model(shape: Shape, seed: int) -> Any:
 def bits_per_byte(model: nn.Module, tokenizer: Any, text: str, batch_size: int = 8) -> float:
     """The bits that the model needs per byte of `text`; every token but the first counts once.
 
-    Windows of the model's context advance by half of it, so that a token has at least half a context before it (at the
-    text's beginning: what there is).
+    Windows of the model's context advance by half of it, so that a token has at least half a context before it.
     """
     ids = encode_all(tokenizer, [text])[:-1]
     context = model.config.n_positions
     overlap = context - context // 2  # what an earlier window has counted
-    nats = 0.0
     windows = [ids[start : start + context] for start in range(0, max(1, len(ids) - overlap), context // 2)]
+    labels = [window.clone() for window in windows]
+    for counted in labels[1:]:
+        counted[:overlap] = -100
+    nats = 0.0
     for first in range(0, len(windows), batch_size):
-        batch = windows[first : first + batch_size]
-        padded = nn.utils.rnn.pad_sequence(batch, batch_first=True).to(model.device)
-        logits = model(padded, use_cache=False).logits.float()
-        for i, window in enumerate(batch):
-            seen = 1 if first + i == 0 else overlap
-            counted = window[seen:].to(model.device)
-            nats += float(F.cross_entropy(logits[i, seen - 1 : len(window) - 1], counted, reduction="sum"))
+        batch = slice(first, first + batch_size)
+        inputs = nn.utils.rnn.pad_sequence(windows[batch], batch_first=True)
+        targets = nn.utils.rnn.pad_sequence(labels[batch], batch_first=True, padding_value=-100)
+        if count := int((targets[:, 1:] != -100).sum()):
+            nats += count * float(model(inputs.to(model.device), labels=targets.to(model.device), use_cache=False).loss)
     return nats / math.log(2) / len(text.encode())
 
 
@@ -322,13 +274,9 @@ def validation_loss(model: nn.Module, tokenizer: Any, texts: Any, rows: int) -> 
     """Mean nats per token over `rows` full contexts spread evenly over the texts."""
     ids = encode_all(tokenizer, list(texts))
     context = min(model.config.n_positions, len(ids))
-    starts = torch.linspace(0, len(ids) - context, rows).long().tolist()
-    batch = torch.stack([ids[start : start + context] for start in starts]).to(model.device)
-    losses = [
-        F.cross_entropy(model(part, use_cache=False).logits[:, :-1].flatten(0, 1).float(), part[:, 1:].flatten())
-        for part in batch.split(8)
-    ]
-    return float(torch.stack(losses).mean())
+    starts = torch.linspace(0, len(ids) - context, rows).long()
+    batch = ids[starts[:, None] + torch.arange(context)].to(model.device)  # (rows, context)
+    return float(torch.stack([model(part, labels=part, use_cache=False).loss for part in batch.split(8)]).mean())
 
 
 def sample(model: Any, tokenizer: Any, prompt: str = "\n", tokens: int = 40, seed: int = 0) -> str:

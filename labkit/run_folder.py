@@ -15,17 +15,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import TrainingError
+from filelock import FileLock, Timeout
+
+from labkit.errors import TrainingError, is_out_of_memory
 from labkit.files import WRITING, os_error_in, require_writable, write_folder, write_whole
 
 LONGEST_WAIT = timedelta(hours=12)  # of one process for another
 LOCK = ".lock"
-STATE = "trainer_state.json"
 FREE = ("gradient_checkpointing", "tf32")  # may change when a run is resumed: memory and rounding, not what is computed
 
 
@@ -34,6 +35,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path):
         self.path = Path(path).expanduser().absolute()
+        self.checkpoints = self.path / "checkpoints"
 
     @classmethod
     def check(cls, path: str | Path, config: dict[str, Any], *, resume: bool) -> RunFolder:
@@ -55,8 +57,7 @@ class RunFolder:
                 f"{run.path} contains a run already: continue it with --resume, or give another --output-dir"
             )
         before, now = _flat(stored), _flat(json.loads(_as_json(config)))
-        names = {name for name in {**before, **now} if name.rpartition(".")[2] not in FREE}
-        if changed := sorted(name for name in names if before.get(name) != now.get(name)):
+        if changed := sorted(name for name in before | now if before.get(name) != now.get(name)):
             changes = "; ".join(f"{name} was {before.get(name)!r}, now {now.get(name)!r}" for name in changed)
             raise TrainingError(
                 f"the run in {run.path} was begun with other settings: {changes}; give the same or another --output-dir"
@@ -68,42 +69,39 @@ class RunFolder:
     def alone(cls, path: str | Path, config: dict[str, Any], *, resume: bool) -> Iterator[RunFolder]:
         """The run in `path`, begun or to be continued, for this command alone while the block lasts.
 
+        What a killed command has left half-written is removed.
+
         Raises:
             TrainingError: another command works in the folder; and as `check`.
         """
         run = cls.check(path, config, resume=resume)
-        with _locked(run.path) if is_first_process() else nullcontext():
-            with first_process_first() as first:
-                run = cls.check(path, config, resume=resume)
-                if first:
-                    for rest in run.path.glob(WRITING + "*"):
-                        shutil.rmtree(rest) if rest.is_dir() else rest.unlink()
-                    write_whole(run.path / "config.json", _as_json(config))
+        with ExitStack() as stack:
+            if is_first_process():
+                run.path.mkdir(parents=True, exist_ok=True)
+                try:
+                    stack.enter_context(FileLock(run.path / LOCK, timeout=0))
+                except Timeout:
+                    raise TrainingError(f"another process works in {run.path}; wait for it, or end it") from None
+                run._remove_half_written()
+                write_whole(run.path / "config.json", _as_json(config))
+            _processes().wait_for_everyone()
             yield run
 
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+    def _remove_half_written(self) -> None:
+        """Remove what a killed command was writing: the last file of a checkpoint is its trainer_state.json."""
+        unfinished = list(self.path.glob(WRITING + "*"))
+        for folder in self.checkpoints.glob("checkpoint-*"):
+            try:
+                json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                unfinished.append(folder)
+        for path in unfinished:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     @property
     def metrics(self) -> dict[str, Any] | None:
         """The metrics of a finished run, else None."""
         return read_json(self.path / "metrics.json")
-
-    def checkpoint(self, step: int) -> Path:
-        return self.checkpoints / f"checkpoint-{step}"
-
-    def latest_checkpoint(self) -> tuple[Path, dict[str, Any]] | None:
-        """The newest whole checkpoint and its Trainer state, or None. The first process removes half-written ones."""
-        whole: dict[int, tuple[Path, dict[str, Any]]] = {}
-        for folder in self.checkpoints.glob("checkpoint-*"):
-            try:
-                state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-                whole[state["global_step"]] = folder, state
-            except (OSError, ValueError, KeyError):
-                if is_first_process():
-                    shutil.rmtree(folder)
-        return whole[max(whole)] if whole else None
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a JSON file whole or not at all."""
@@ -112,72 +110,52 @@ class RunFolder:
     def write_text(self, name: str, content: str) -> None:
         """Write a text file whole or not at all."""
         if is_first_process():
-            with self.failures_explained():
+            with failures_explained(self.path):
                 write_whole(self.path / name, content)
 
     def write_folder(self, name: str, fill: Callable[[Path], Any]) -> Path:
         """The folder `name`, written by `fill(folder)` beside its place and moved there once it is whole."""
         if is_first_process():
-            with self.failures_explained():
+            with failures_explained(self.path):
                 write_folder(self.path / name, fill)
         return self.path / name
 
-    @contextmanager
-    def failures_explained(self) -> Iterator[None]:
-        """Raise TrainingError if the block cannot write, for example because the disk is full."""
-        try:
-            yield
-        except Exception as error:
-            if (cause := os_error_in(error)) is None:
-                raise
-            latest = self.latest_checkpoint()  # this frees the space of a half-written one
-            raise TrainingError(
-                f"{cause.filename or self.path} could not be written: {cause.strerror}; free some space, then continue "
-                f"with --resume ({described(latest)})"
-            ) from error
-
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process; a process that is killed releases it."""
-    from filelock import FileLock, Timeout
-
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK, timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise TrainingError(
-            f"another process works in {folder}; wait for it, or end it. If there is none, delete {lock.lock_file}"
-        ) from None
-    except NotImplementedError:  # the file system cannot lock
-        pass
+def failures_explained(folder: Path) -> Iterator[None]:
+    """Raise TrainingError if the disk with `folder` or the memory is full in the block; it says how to continue."""
     try:
         yield
-    finally:
-        with suppress(OSError):  # Windows does not remove an open file
-            (folder / LOCK).unlink()
-        lock.release()
-
-
-@contextmanager
-def first_process_first() -> Iterator[bool]:
-    """The block runs in the first process, then in the others; yields whether this is the first."""
-    if (processes := _processes()) is None:
-        yield True
-        return
-    with processes.main_process_first():
-        yield processes.is_main_process
+    except Exception as error:
+        if is_out_of_memory(error):
+            cures = "continue with --resume --gradient-checkpointing, or begin another run with a smaller --batch-size"
+            raise TrainingError(f"out of memory: {cures} or --max-length, or with --method lora") from error
+        if (cause := os_error_in(error)) is None:
+            raise
+        what = f"{cause.filename or folder} could not be written: {cause.strerror}"
+        raise TrainingError(f"{what}; free some space and continue with --resume") from error
 
 
 def is_first_process() -> bool:
     """False in a process that trains together with another one and does not lead."""
-    return (processes := _processes()) is None or processes.is_main_process
+    return _processes().is_main_process
 
 
 def process_count() -> int:
     """The number of processes that train together."""
-    return 1 if (processes := _processes()) is None else processes.num_processes
+    return _processes().num_processes
+
+
+def _processes() -> Any:
+    """accelerate's view of the processes that train together."""
+    import torch
+
+    try:
+        from accelerate import PartialState
+    except ImportError:
+        raise TrainingError('training needs accelerate: pip install "labkit-bidirectional[train]"') from None
+    # the first call opens the process group; its default timeout ends processes that wait for a long evaluation
+    return PartialState(cpu=not torch.cuda.is_available(), timeout=LONGEST_WAIT)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -186,35 +164,17 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise TrainingError(f"{path} is damaged ({error}); restore it, or start a new run in another folder") from error
-
-
-def described(checkpoint: tuple[Path, dict[str, Any]] | None) -> str:
-    if checkpoint is None:
-        return "no checkpoint is whole yet"
-    return f"the last whole checkpoint is of step {checkpoint[1]['global_step']:,}"
 
 
 def _as_json(value: Any) -> str:
     return json.dumps(value, indent=1, default=str) + "\n"
 
 
-def _flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} as {"a.b": 1}."""
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    """{"settings": {"seed": 0}} as {"settings.seed": 0}, without what may change when a run is resumed."""
     flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{above}{key}.") if isinstance(value, dict) and value else {f"{above}{key}": value}
-    return flat
-
-
-def _processes() -> Any | None:
-    """accelerate's view of the processes that train together; None without accelerate, where there is one."""
-    import torch
-
-    try:
-        from accelerate import PartialState
-    except ImportError:
-        return None
-    # the first call opens the process group; its default timeout ends processes that wait for a long evaluation
-    return PartialState(cpu=not torch.cuda.is_available(), timeout=LONGEST_WAIT)
+    for name, value in config.items():
+        flat |= {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
+    return {name: value for name, value in flat.items() if name.rpartition(".")[2] not in FREE}

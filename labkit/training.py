@@ -7,27 +7,32 @@ of them. With more than one GPU, start the same command with `torchrun` or `acce
 from __future__ import annotations
 
 import math
-import os
+import random
 import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
-from functools import cache
+from dataclasses import dataclass, fields
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
+from transformers import EarlyStoppingCallback, SchedulerType, Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers.integrations import get_available_reporting_integrations
+from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_utils import get_last_checkpoint
 
 from labkit.decoder.running import evaluating
-from labkit.errors import TrainingError, is_out_of_memory
+from labkit.errors import TrainingError
 from labkit.models import precision
 from labkit.objectives import generator
 from labkit.progress import bars_on_terminals_only, transformers_errors_only
-from labkit.run_folder import STATE, RunFolder, described, first_process_first, is_first_process, process_count
+from labkit.run_folder import RunFolder, failures_explained, is_first_process, process_count
 
 DTYPES = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 SORTED_BATCHES = 50  # rows of so many batches are sorted by length together: less padding, still shuffled
@@ -55,8 +60,7 @@ PRESETS = {
     | {"gradient_accumulation_steps": 1, "warmup_steps": 0.05, "weight_decay": 0.1, "adam_beta2": 0.95}
     | {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}},
 }
-POSITIVE = ("num_train_epochs", "learning_rate", "per_device_train_batch_size", "per_device_eval_batch_size")
-POSITIVE += ("gradient_accumulation_steps", "eval_steps", "save_steps", "save_total_limit", "batch_tokens")
+KNOWN = {field.name for field in fields(TrainingArguments)} | OURS.keys()
 
 
 def preset(name: str, **changes: Any) -> dict[str, Any]:
@@ -65,33 +69,21 @@ def preset(name: str, **changes: Any) -> dict[str, Any]:
     Raises:
         TrainingError: no such preset or hyperparameter, or a value that makes no sense.
     """
-    from transformers import SchedulerType
-
     if name not in PRESETS:
         raise TrainingError(f"the preset is {name!r}; choose one of {', '.join(PRESETS)}")
-    chosen = PRESETS[name] | {key: value for key, value in changes.items() if value is not None}
-    if unknown := sorted(set(chosen) - _known()):
+    settings = PRESETS[name] | {key: value for key, value in changes.items() if value is not None}
+    if unknown := sorted(settings.keys() - KNOWN):
         raise TrainingError(f"{unknown[0]} is not a hyperparameter: give a field of transformers.TrainingArguments")
-    for key in POSITIVE:
-        if chosen[key] is not None and not 0 < chosen[key] < math.inf:
-            raise TrainingError(f"{key} is {chosen[key]}; it must be a positive number")
-    for key in ("warmup_steps", "weight_decay", "patience", "seed"):
-        if not 0 <= chosen[key] < 2**32:
-            raise TrainingError(f"{key} is {chosen[key]}; it must be between 0 and {2**32 - 1}")
-    if chosen["num_train_epochs"] is None and chosen["max_steps"] < 1:
-        raise TrainingError(f"max_steps is {chosen['max_steps']} without num_train_epochs; give one of them")
-    if chosen["lr_scheduler_type"] not in (schedules := [kind.value for kind in SchedulerType]):
-        raise TrainingError(f"schedule is {chosen['lr_scheduler_type']!r}; choose one of {', '.join(schedules)}")
-    if chosen["dtype"] not in ("auto", *DTYPES):
-        raise TrainingError(f"dtype is {chosen['dtype']!r}; choose auto, {', '.join(DTYPES)}")
-    return chosen
-
-
-@cache
-def _known() -> set[str]:
-    from transformers import TrainingArguments
-
-    return {field.name for field in fields(TrainingArguments)} | OURS.keys()
+    for key, value in settings.items():
+        if isinstance(value, int | float) and key != "max_steps" and not 0 <= value < 2**32:
+            raise TrainingError(f"{key} is {value}; it must be between 0 and {2**32 - 1}")
+    if settings["num_train_epochs"] is None and settings["max_steps"] < 1:
+        raise TrainingError(f"max_steps is {settings['max_steps']} without num_train_epochs; give one of them")
+    if settings["lr_scheduler_type"] not in (schedules := [kind.value for kind in SchedulerType]):
+        raise TrainingError(f"schedule is {settings['lr_scheduler_type']!r}; choose one of {', '.join(schedules)}")
+    if settings["dtype"] not in ("auto", *DTYPES):
+        raise TrainingError(f"dtype is {settings['dtype']!r}; choose auto, {', '.join(DTYPES)}")
+    return settings
 
 
 def settled(settings: dict[str, Any], model_type: str, say: Callable[[str], None]) -> dict[str, Any]:
@@ -100,14 +92,8 @@ def settled(settings: dict[str, Any], model_type: str, say: Callable[[str], None
     `say` receives the reason for the dtype.
 
     Raises:
-        TrainingError: this machine or model cannot compute in the dtype, or a package is missing.
+        TrainingError: this machine or model cannot compute in the dtype, or a tracker is not installed.
     """
-    try:
-        import accelerate  # noqa: F401
-    except ImportError:
-        raise TrainingError('training needs accelerate: pip install "labkit-bidirectional[train]"') from None
-    from transformers.integrations import get_available_reporting_integrations
-
     trackers = [name for name in map(str.strip, settings["report_to"].split(",")) if name not in ("", "none")]
     if missing := sorted(set(trackers) - set(known := get_available_reporting_integrations())):
         raise TrainingError(f"the tracker {missing[0]!r} is not installed; installed are {', '.join(known) or 'none'}")
@@ -117,16 +103,21 @@ def settled(settings: dict[str, Any], model_type: str, say: Callable[[str], None
     return settings | {"dtype": chosen.dtype, "tf32": chosen.tf32, "report_to": trackers}
 
 
+def steps(items: int, settings: dict[str, Any]) -> int:
+    """The optimiser steps of a run on so many items per epoch; `max_steps` ends it earlier."""
+    per_step = settings["gradient_accumulation_steps"] * process_count()
+    per_step *= 1 if settings["batch_tokens"] else settings["per_device_train_batch_size"]
+    limits = [settings["max_steps"]] if settings["max_steps"] > 0 else []
+    if settings["num_train_epochs"] is not None:
+        limits.append(max(1, math.ceil(settings["num_train_epochs"] * items / per_step)))
+    return min(limits)
+
+
 def draw(lengths: Sequence[int], settings: dict[str, Any], *, packed: bool = False) -> list[list[int]]:
-    """The rows of a whole run in their order, drawn from the seed: one list of row numbers per item of a batch.
+    """The rows of all steps and processes in their order, drawn from the seed: a list of row numbers per item.
 
-    Rows of similar length share a batch, unless they are packed, which computes no padding. With `batch_tokens` an item
-    is a whole batch: as many rows as fit. Two runs with equal lengths and settings read the same rows.
-
-    Args:
-        lengths: of the rows, in tokens.
-
-    Returns the items of `steps(...)` optimiser steps, for all processes together.
+    Rows of similar `lengths`, in tokens, share a batch, unless they are packed, which computes no padding. With
+    `batch_tokens` an item is a whole batch: as many rows as fit.
     """
     passes = (torch.randperm(len(lengths), generator=generator(settings["seed"], k)).tolist() for k in count())
     if tokens := settings["batch_tokens"]:
@@ -142,21 +133,19 @@ def draw(lengths: Sequence[int], settings: dict[str, Any], *, packed: bool = Fal
         rows = next(passes)
         if not packed:
             begun = -len(order) % batch  # rows that complete the last batch of the pass before
-            whole = max(0, len(rows) - begun) // batch * batch
-            middle = _by_length(
-                rows[begun : begun + whole], lengths, batch, generator(settings["seed"], -1 - len(order))
-            )
-            rows = rows[:begun] + middle + rows[begun + whole :]
+            end = begun + max(0, len(rows) - begun) // batch * batch
+            shuffle = generator(settings["seed"], -1 - len(order))
+            rows[begun:end] = _by_length(rows[begun:end], lengths, batch, shuffle)
         order += rows
     return [[row] for row in order[:total]]
 
 
-def _by_length(rows: list[int], lengths: Sequence[int], batch: int, random: torch.Generator) -> list[int]:
+def _by_length(rows: list[int], lengths: Sequence[int], batch: int, shuffle: torch.Generator) -> list[int]:
     """The rows in batches of similar length; the batches are shuffled."""
     window = batch * SORTED_BATCHES
     windows = [sorted(rows[at : at + window], key=lambda row: lengths[row]) for at in range(0, len(rows), window)]
     near = [row for window_rows in windows for row in window_rows]
-    starts = (torch.randperm(len(rows) // batch, generator=random) * batch).tolist()
+    starts = (torch.randperm(len(rows) // batch, generator=shuffle) * batch).tolist()
     return [row for start in starts for row in near[start : start + batch]]
 
 
@@ -173,21 +162,12 @@ def _filled(order: list[int], lengths: Sequence[int], tokens: int) -> list[list[
     return batches
 
 
-def steps(items: int, settings: dict[str, Any]) -> int:
-    """The optimiser steps of a run on so many items per epoch; `max_steps` ends it earlier."""
-    per_step = settings["gradient_accumulation_steps"] * process_count()
-    per_step *= 1 if settings["batch_tokens"] else settings["per_device_train_batch_size"]
-    limits = [settings["max_steps"]] if settings["max_steps"] > 0 else []
-    if settings["num_train_epochs"] is not None:
-        limits.append(max(1, math.ceil(settings["num_train_epochs"] * items / per_step)))
-    return min(limits)
-
-
+@dataclass
 class Rows(torch.utils.data.Dataset):
     """The items of a run, in its order. `make(k)` gives item k, whatever came before it."""
 
-    def __init__(self, count: int, make: Callable[[int], Any]):
-        self.count, self.make = count, make
+    count: int
+    make: Callable[[int], Any]
 
     def __len__(self) -> int:
         return self.count
@@ -210,20 +190,16 @@ def train(
     tokenizer: Any = None,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> dict[str, Any]:
-    """Train `model` in place, from the newest whole checkpoint in `run` if there is one; returns what it cost.
+    """Train `model` in place, from the newest checkpoint in `run` if there is one, and keep the global random state.
 
     Args:
         rows: of the whole run, in order; their number gives the number of steps.
-        loss: the mean over those of the batch's `labels` that are not -100. Over several processes and accumulated
-            batches the means are weighted, so that a step has the mean over all its labels.
-        settings: of `preset`, after `settled`. Evaluation, logs and checkpoints: every `eval_steps`, by default a tenth
-            of the run.
+        loss: the mean over those of the batch's `labels` that are not -100; a step has the mean over all its labels.
+        settings: of `preset`, after `settled`. By default the run is evaluated and saved ten times.
         tokens: the number of real tokens of item k.
         metric: the number of `evaluate` that chooses the best checkpoint, which is loaded at the end; higher is better.
-        tokenizer: is saved with every checkpoint.
 
-    Returns seconds, tokens_per_second, peak_memory_bytes, seed, steps, best_step (with a metric) and history. The
-    global random state is restored.
+    Returns seconds, tokens_per_second, peak_memory_bytes, seed, steps, best_step (with a metric) and history.
 
     Raises:
         TrainingError: the loss becomes NaN or infinite, or the disk or memory is full. The last whole checkpoint stays.
@@ -233,30 +209,30 @@ def train(
         torch.cuda.reset_peak_memory_stats()
     if getattr(getattr(model, "config", None), "_attn_implementation", None) == "flex_attention":
         torch.compiler.reset()  # what the proof of the mask compiled counts towards torch's limit
-    with first_process_first():
-        resumed = run.latest_checkpoint()
+    callbacks: list[TrainerCallback] = [_Watch(say)]
+    patience = settings["patience"] if metric else 0
+    if patience:
+        callbacks.append(EarlyStoppingCallback(patience))
     with (
-        random_state_kept(), bars_on_terminals_only(), transformers_errors_only(), _local_stores(run),
-        precision.kernels(settings["tf32"]), run.failures_explained(), _memory_explained(settings),
+        random_state_kept(), bars_on_terminals_only(), transformers_errors_only(), precision.kernels(settings["tf32"]),
+        failures_explained(run.path),
     ):  # fmt: skip
         arguments = _arguments(settings, len(rows), run, metric, evaluate is not None)
-        trainer = _trainer(model, arguments, rows, collate, loss, evaluate, run, tokenizer)
-        trainer.add_callback(_watch(say))
-        if metric is not None and settings["patience"]:
-            from transformers import EarlyStoppingCallback
-
-            trainer.add_callback(EarlyStoppingCallback(settings["patience"]))
-        if resumed is not None:
-            say(f"resuming from step {resumed[1]['global_step']:,} of {arguments.max_steps:,}")
-        if resumed is not None and _stopped_early(resumed[1], settings):
-            from transformers import TrainerState
-
-            trainer.state = TrainerState.load_from_json(str(resumed[0] / STATE))
-            trainer.state.best_model_checkpoint = str(run.checkpoint(trainer.state.best_global_step))
+        trainer = _Trainer(
+            model, arguments, train_dataset=rows, eval_dataset=Rows(0, rows.make), data_collator=collate,
+            processing_class=tokenizer, callbacks=callbacks, loss=loss, scores=evaluate,
+        )  # fmt: skip
+        checkpoint = get_last_checkpoint(run.checkpoints) if run.checkpoints.is_dir() else None
+        if checkpoint:
+            state = TrainerState.load_from_json(Path(checkpoint, "trainer_state.json"))
+            say(f"resuming from step {state.global_step:,} of {arguments.max_steps:,}")
+        if checkpoint and patience and state.global_step - state.best_global_step >= patience * arguments.eval_steps:
+            trainer.state = state  # it had stopped early
+            state.best_model_checkpoint = str(run.checkpoints / f"checkpoint-{state.best_global_step}")
             trainer.accelerator.prepare_model(model, evaluation_mode=True)  # it computes as it did in training
             trainer._load_best_model()
         else:
-            trainer.train(resume_from_checkpoint=str(resumed[0]) if resumed else None)
+            trainer.train(resume_from_checkpoint=checkpoint)
     state = trainer.state
     history = [entry for entry in state.log_history if "train_runtime" not in entry]  # Trainer's own summary
     seconds = max(entry.get("seconds", 0.0) for entry in history)
@@ -267,15 +243,16 @@ def train(
         "peak_memory_bytes": peak_memory(),
         "seed": settings["seed"],
         "steps": state.global_step,
-        **({"best_step": state.best_global_step} if metric is not None else {}),
+        **({"best_step": state.best_global_step} if metric else {}),
         "history": history,
     }
 
 
-def _arguments(settings: dict[str, Any], items: int, run: RunFolder, metric: str | None, evaluates: bool) -> Any:
-    from transformers import TrainingArguments
-
-    given = {name: value for name, value in settings.items() if name not in OURS and value is not None}
+def _arguments(
+    settings: dict[str, Any], items: int, run: RunFolder, metric: str | None, evaluates: bool
+) -> TrainingArguments:
+    """The TrainingArguments of a run over so many items."""
+    given = {name: settings[name] for name in settings.keys() - OURS - {"tf32"} if settings[name] is not None}
     mixed = DTYPES[settings["dtype"]]
     batch = 1 if settings["batch_tokens"] else settings["per_device_train_batch_size"]
     max_steps = items // (batch * settings["gradient_accumulation_steps"] * process_count())
@@ -284,18 +261,16 @@ def _arguments(settings: dict[str, Any], items: int, run: RunFolder, metric: str
         "output_dir": str(run.checkpoints), "per_device_train_batch_size": batch, "max_steps": max_steps,
         "train_sampling_strategy": "sequential", "eval_strategy": "steps" if evaluates else "no",
         "eval_steps": eval_steps, "save_steps": eval_steps if metric else settings["save_steps"] or eval_steps,
-        "logging_steps": max(1, max_steps // 100), "logging_nan_inf_filter": False,
-        "use_cpu": not torch.cuda.is_available(), "disable_tqdm": True,
-        "dataloader_pin_memory": torch.cuda.is_available(), "remove_unused_columns": False,
-        "average_tokens_across_devices": True,
-        "ddp_find_unused_parameters": False, "bf16": mixed == "bf16", "fp16": mixed == "fp16",
+        "logging_steps": max(1, max_steps // 100), "logging_nan_inf_filter": False, "disable_tqdm": True,
+        "use_cpu": not torch.cuda.is_available(), "dataloader_pin_memory": torch.cuda.is_available(),
+        "remove_unused_columns": False, "average_tokens_across_devices": True, "ddp_find_unused_parameters": False,
+        "bf16": mixed == "bf16", "fp16": mixed == "fp16",
     }  # fmt: skip
-    del given["tf32"]  # `precision.kernels` sets it, and restores it
-    if metric is not None:
+    if metric:
         given |= {"metric_for_best_model": metric, "greater_is_better": True, "load_best_model_at_end": True}
         given |= {"restore_callback_states_from_checkpoint": True}
     if given.pop("gradient_checkpointing"):
-        option = "activation_checkpointing" if "activation_checkpointing" in _known() else "gradient_checkpointing"
+        option = "activation_checkpointing" if "activation_checkpointing" in KNOWN else "gradient_checkpointing"
         given |= {option: True, f"{option}_kwargs": {"use_reentrant": False}}
     arguments = TrainingArguments(**given)
     arguments._n_gpu = min(arguments.n_gpu, 1)  # one GPU per process: several are for torchrun, not for DataParallel
@@ -303,133 +278,82 @@ def _arguments(settings: dict[str, Any], items: int, run: RunFolder, metric: str
     return arguments
 
 
-def _trainer(model, arguments, rows, collate, loss, evaluate, run, tokenizer) -> Any:
-    from transformers import Trainer
-    from transformers.trainer_callback import PrinterCallback
+class _Trainer(Trainer):
+    """Trainer with a loss that is a mean over labels, and an evaluation that decodes."""
 
-    class LossTrainer(Trainer):
-        """Trainer with a loss that is a mean over labels, and an evaluation that decodes."""
+    def __init__(self, *args: Any, loss: Callable, scores: Callable | None, **options: Any):
+        super().__init__(*args, **options)
+        self.loss, self.scores = loss, scores
+        self.remove_callback(PrinterCallback)
+        self.accelerator.gradient_accumulation_steps = 1  # or transformers 5.3 divides by them once more
+        self.model_accepts_loss_kwargs = True  # count the labels of a step; `compute_loss` divides by their number
+        self._loss_shifts_labels = False  # labels[i] belongs to the logits at i
 
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            value = loss(model, inputs)
-            if num_items_in_batch is not None:  # of all accumulated batches of all processes, whose gradients average
-                counted = inputs["labels"].ne(-100).sum()
-                value = value * counted / num_items_in_batch * self.args.world_size
-            return value
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        value = self.loss(model, inputs)
+        if num_items_in_batch is not None:  # of all accumulated batches of all processes, whose gradients average
+            counted = inputs["labels"].ne(-100).sum()
+            value = value * counted / num_items_in_batch * self.args.world_size
+        return value
 
-        def evaluate(self, *_, **__):
-            """Every process computes the scores, so that sharded models work; those of the first one count."""
-            with random_state_kept(), evaluating(self.model_wrapped if self.is_fsdp_enabled else self.model) as model:
-                scores = evaluate(model)
-            if self.args.world_size > 1:
-                from accelerate.utils import broadcast_object_list
+    def evaluate(self, *_, **__):
+        """Every process computes the scores, so that sharded models work; those of the first one count."""
+        with random_state_kept(), evaluating(self.model_wrapped if self.is_fsdp_enabled else self.model) as model:
+            scores = self.scores(model)
+        if self.args.world_size > 1:
+            from accelerate.utils import broadcast_object_list
 
-                (scores,) = broadcast_object_list([scores])
-            self.log(dict(scores))
-            worst = -sys.float_info.max  # a score that is not defined (NaN) is worse than any other
-            measured = {f"eval_{name}": worst if value != value else value for name, value in scores.items()}
-            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, measured)
-            return measured
-
-    trainer = LossTrainer(
-        model, arguments, train_dataset=rows, eval_dataset=Rows(0, rows.make), data_collator=collate,
-        processing_class=tokenizer,
-    )  # fmt: skip
-    trainer.remove_callback(PrinterCallback)
-    trainer.accelerator.gradient_accumulation_steps = 1  # or transformers 5.3 divides by them once more
-    trainer.model_accepts_loss_kwargs = True  # count the labels of a step; `compute_loss` divides by their number
-    trainer._loss_shifts_labels = False  # labels[i] belongs to the logits at i
-    return trainer
+            (scores,) = broadcast_object_list([scores])
+        self.log(dict(scores))
+        worst = -sys.float_info.max  # a score that is not defined (NaN) is worse than any other
+        measured = {f"eval_{name}": worst if math.isnan(value) else value for name, value in scores.items()}
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, measured)
+        return measured
 
 
-def _watch(say: Callable[[str], None]) -> Any:
-    """A callback: progress bar, one line per evaluation, elapsed seconds in the log, and an end if the loss is NaN."""
-    from tqdm import tqdm
-    from transformers import TrainerCallback
+class _Watch(TrainerCallback):
+    """Progress bar, one line per evaluation, elapsed seconds in the log, and an end if the loss is NaN."""
 
-    class Watch(TrainerCallback):
-        def on_train_begin(self, args, state, control, **_):
-            self.before = max((entry.get("seconds", 0.0) for entry in state.log_history), default=0.0)
-            self.started = time.perf_counter()
-            hidden = None if state.is_world_process_zero else True  # None: shown on a terminal only
-            self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", disable=hidden)
-            if state.best_global_step:  # the folder may have been moved since
-                state.best_model_checkpoint = str(Path(args.output_dir, f"checkpoint-{state.best_global_step}"))
+    def __init__(self, say: Callable[[str], None]):
+        self.say = say
 
-        def on_step_end(self, args, state, control, **_):
-            self.bar.update(state.global_step - self.bar.n)
-            if control.should_save or control.should_evaluate:  # a logged loss is a mean since the last log, which a
-                control.should_log = True  # resumed run could not complete
+    def on_train_begin(self, args, state, control, **_):
+        self.before = max((entry.get("seconds", 0.0) for entry in state.log_history), default=0.0)
+        self.started = time.perf_counter()
+        hidden = None if state.is_world_process_zero else True  # None: shown on a terminal only
+        self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", disable=hidden)
+        if state.best_global_step:  # the folder may have been moved since
+            state.best_model_checkpoint = str(Path(args.output_dir, f"checkpoint-{state.best_global_step}"))
 
-        def on_log(self, args, state, control, logs=None, **_):
-            state.log_history[-1]["seconds"] = self.before + time.perf_counter() - self.started
-            if "loss" not in (logs or {}):
-                return
-            self.loss = float(logs["loss"])
-            for name in ["loss"] if args.fp16 else ["loss", "grad_norm"]:  # float16 skips steps that overflow
-                if not math.isfinite(logs.get(name, 0.0)):
-                    rate = f"lower the learning rate ({args.learning_rate:g})"
-                    instead = ", or use float32" if args.bf16 or args.fp16 else ""
-                    latest = RunFolder(Path(args.output_dir).parent).latest_checkpoint()
-                    error = TrainingError(
-                        f"{name} is NaN or infinite at step {state.global_step}: {rate}{instead} and train in another "
-                        f"folder ({described(latest)})"
-                    )
-                    error.diverged = True
-                    raise error
-            self.bar.set_postfix_str(f"loss {self.loss:.3f}")
+    def on_step_end(self, args, state, control, **_):
+        self.bar.update(state.global_step - self.bar.n)
+        if control.should_save or control.should_evaluate:
+            control.should_log = True  # a resumed run could not complete the mean loss since the last log
 
-        def on_evaluate(self, args, state, control, metrics=None, **_):
-            scores = {name.removeprefix("eval_"): value for name, value in metrics.items()}
-            shown = ", ".join(f"{name} {value:.3f}" for name, value in ({"loss": self.loss} | scores).items())
-            with self.bar.external_write_mode():
-                say(f"step {state.global_step:,} of {state.max_steps:,}: {shown}")
+    def on_log(self, args, state, control, logs, **_):
+        state.log_history[-1]["seconds"] = self.before + time.perf_counter() - self.started
+        if "loss" not in logs:
+            return
+        self.loss = float(logs["loss"])
+        for name in ["loss"] if args.fp16 else ["loss", "grad_norm"]:  # float16 skips steps that overflow
+            if not math.isfinite(logs.get(name, 0.0)):
+                instead = ", or use float32" if args.bf16 or args.fp16 else ""
+                error = TrainingError(
+                    f"{name} is NaN or infinite at step {state.global_step}: lower the learning rate "
+                    f"({args.learning_rate:g}){instead} and train in another folder"
+                )
+                error.diverged = True
+                raise error
+        self.bar.set_postfix_str(f"loss {self.loss:.3f}")
 
-        def on_train_end(self, args, state, control, **_):
-            self.bar.close()
+    def on_evaluate(self, args, state, control, metrics, **_):
+        scores = {name.removeprefix("eval_"): value for name, value in metrics.items()}
+        shown = ", ".join(f"{name} {value:.3f}" for name, value in ({"loss": self.loss} | scores).items())
+        with self.bar.external_write_mode():
+            self.say(f"step {state.global_step:,} of {state.max_steps:,}: {shown}")
 
-    return Watch()
-
-
-def _stopped_early(state: dict[str, Any], settings: dict[str, Any]) -> bool:
-    """Whether the run had used up its patience when this Trainer state was written."""
-    callback = state.get("stateful_callbacks", {}).get("EarlyStoppingCallback", {})
-    counter = callback.get("attributes", {}).get("early_stopping_patience_counter", 0)
-    return bool(settings["patience"]) and counter >= settings["patience"]
-
-
-@contextmanager
-def _local_stores(run: RunFolder) -> Iterator[None]:
-    """Trackers write into the run's folder, unless the environment names another place."""
-    stores = {
-        "TENSORBOARD_LOGGING_DIR": str(run.path / "tensorboard"),
-        "MLFLOW_TRACKING_URI": f"sqlite:///{(run.path / 'mlflow.db').as_posix()}",
-        "MLFLOW_EXPERIMENT_NAME": "labkit",
-        "TRACKIO_DIR": str(run.path / "trackio"),
-    }
-    ours = {name: value for name, value in stores.items() if name not in os.environ}
-    os.environ.update(ours)
-    try:
-        yield
-    finally:
-        for name in ours:
-            os.environ.pop(name, None)
-
-
-@contextmanager
-def _memory_explained(settings: dict[str, Any]) -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        batch = settings["per_device_train_batch_size"]
-        cures = [f"--batch-size {batch // 2}"] if batch > 1 else []
-        cures += ["a smaller --max-length", "--method lora"] + ["--dtype bfloat16"] * (settings["dtype"] == "float32")
-        raise TrainingError(
-            "out of memory: --resume continues from the last checkpoint with --gradient-checkpointing; or train in "
-            f"another folder with {', '.join(cures)}"
-        ) from error
+    def on_train_end(self, args, state, control, **_):
+        self.bar.close()
 
 
 def peak_memory() -> int:
@@ -440,32 +364,26 @@ def peak_memory() -> int:
         import psutil
 
         return psutil.Process().memory_info().peak_wset
-    if sys.platform.startswith("linux"):  # getrusage's figure there begins with what the parent process held
-        status = Path("/proc/self/status").read_text()
-        return int(re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)[1]) * 1024
-    import resource
+    if sys.platform == "darwin":
+        import resource
 
-    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, others kilobytes
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    status = Path("/proc/self/status").read_text()  # getrusage's figure begins with what the parent process held
+    return int(re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)[1]) * 1024
 
 
 @contextmanager
 def random_state_kept(seed: int | None = None) -> Iterator[None]:
     """Restore the random state of torch, numpy and Python after the block; with `seed` torch starts from it."""
-    import random
-
-    import numpy
-
-    python, arrays = random.getstate(), numpy.random.get_state()
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
+    python, arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         if seed is not None:
             torch.manual_seed(seed)
         try:
             yield
         finally:
             random.setstate(python)
-            numpy.random.set_state(arrays)
+            np.random.set_state(arrays)
 
 
 def save_model(model: Any, tokenizer: Any, run: RunFolder, files: Iterable[tuple[str, bytes]] = ()) -> Path:

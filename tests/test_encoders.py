@@ -196,7 +196,7 @@ def test_an_encoder_is_trained_on_every_task_kept_and_used(packaged, task, tmp_p
 
 
 def test_an_encoder_has_no_mask_to_remove(packaged, tmp_path):
-    with pytest.raises(TrainingError, match="BertForTokens is no decoder.*trained with the mask 'encoder'"):
+    with pytest.raises(TrainingError, match="BertForTokens is not a decoder.*mask encoder"):
         finetune("ner", "small-bert", examples_of("ner", 0), tmp_path / "run", dev=examples_of("ner", 1))
     assert not (tmp_path / "run").exists()
 

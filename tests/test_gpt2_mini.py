@@ -12,27 +12,16 @@ from torch.nn import functional as F
 import labkit
 from labkit import resources
 from labkit.datasets.catalogue import card_faults
+from labkit.datasets.field_notes import passages
 from labkit.errors import ModelError
 from labkit.gpt import GPT
 from labkit.pretrain import bits_per_byte, sample
-from labkit.tasks.lm import fill_in_scores
+from labkit.tasks.lm import cut_into_rows, fill_in_scores
 
 pytestmark = pytest.mark.end_to_end
 
 FOLDER = resources.folder("data") / "checkpoints" / "gpt2-mini"
-VAL_LINES = """GREMIO:
-Good morrow, neighbour Baptista.
-
-BAPTISTA:
-Good morrow, neighbour Gremio.
-God save you, gentlemen!
-
-PETRUCHIO:
-And you, good sir! Pray, have you not a daughter
-Call'd Katharina, fair and virtuous?
-
-BAPTISTA:
-I have a daughter, sir, called Katharina.
+SHAKESPEARE = """I have a daughter, sir, called Katharina.
 
 GREMIO:
 You are too blunt: go to it orderly.
@@ -44,7 +33,7 @@ That, hearing of her beauty and her wit,
 Her affability and bashful modesty,
 Her wondrous qualities and mild behavior,
 Am bold to show myself a forward guest
-"""  # Shakespeare, from the part of the text that was held out
+"""  # from the part of the text that was held out
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +41,9 @@ def mini():
     return labkit.load("gpt2-mini", device="cpu")
 
 
-def test_the_files_are_those_of_the_card_and_small_enough_to_ship():
+def test_the_files_are_those_of_the_card_and_an_altered_one_is_refused_by_name(tmp_path, monkeypatch):
     assert card_faults(FOLDER) == []
     assert sum(file.stat().st_size for file in FOLDER.iterdir()) < 25e6
-    assert sum(p.numel() for p in labkit.load("gpt2-mini").model.parameters()) == 5_918_720
-
-
-def test_an_altered_checkpoint_is_refused_by_name(tmp_path, monkeypatch):
     copy = tmp_path / "data" / "checkpoints" / "gpt2-mini"
     shutil.copytree(FOLDER, copy)
     with (copy / "model.safetensors").open("r+b") as file:
@@ -70,7 +55,7 @@ def test_an_altered_checkpoint_is_refused_by_name(tmp_path, monkeypatch):
 
 
 def test_it_is_in_float32_by_default_and_has_tokens_of_its_own_for_end_pad_and_mask(mini):
-    assert mini.model.dtype == torch.float32
+    assert mini.model.dtype == torch.float32 and mini.model.num_parameters() == 5_918_720
     t = mini.tokenizer
     assert (t.eos_token_id, t.pad_token_id, t.mask_token_id) == (0, 1, 2)
     text = 'Naïve "quotes", tabs\tand 日本 come back.'
@@ -78,9 +63,12 @@ def test_it_is_in_float32_by_default_and_has_tokens_of_its_own_for_end_pad_and_m
     assert len(t) <= mini.model.config.vocab_size == 4096
 
 
-def test_it_says_held_out_shakespeare_in_fewer_bits_than_nanogpts_character_model(mini):
+def test_it_predicts_held_out_shakespeare_better_than_nanogpts_character_model_and_writes_words(mini):
     with torch.no_grad():
-        assert bits_per_byte(mini.model, mini.tokenizer, VAL_LINES) < 1.4697 / math.log(2)
+        assert bits_per_byte(mini.model, mini.tokenizer, SHAKESPEARE) < 1.4697 / math.log(2)
+    words = re.findall(r"[a-z]+", sample(mini.model, mini.tokenizer, "The captain", tokens=60).lower())
+    known = set(re.findall(r"[a-z]+", json.dumps(mini.tokenizer.get_vocab()).lower()))
+    assert len(words) >= 20 and sum(word in known for word in words) / len(words) > 0.6
 
 
 def test_some_head_looks_at_the_previous_token_and_some_at_what_came_after_the_last_time(mini):
@@ -100,19 +88,9 @@ def test_some_head_looks_at_the_previous_token_and_some_at_what_came_after_the_l
     assert costs[:, length:].mean() < costs[:, : length - 1].mean() - 1  # and it uses them
 
 
-def test_it_writes_words_that_are_in_its_books(mini):
-    text = sample(mini.model, mini.tokenizer, "The captain", tokens=60)
-    words = re.findall(r"[a-z]+", text.lower())
-    known = set(re.findall(r"[a-z]+", json.dumps(mini.tokenizer.get_vocab()).lower()))
-    assert len(words) >= 20 and sum(word in known for word in words) / len(words) > 0.6
-
-
 def test_unmasking_it_makes_filling_in_worse_until_it_is_trained(mini):
-    from labkit.datasets.field_notes import passages
-    from labkit.tasks.lm import cut_into_rows
-
-    rows = cut_into_rows(mini.tokenizer, [p.text for p in passages("dev")], 128)
     lm = labkit.load("gpt2-mini", device="cpu")
+    rows = cut_into_rows(lm.tokenizer, [passage.text for passage in passages("dev")], 128)
     causal = fill_in_scores(lm.model, lm.tokenizer, rows, reads="before", positions=60)
     labkit.to_bidirectional(lm.model)
     unmasked = fill_in_scores(lm.model, lm.tokenizer, rows, reads="before", positions=60)

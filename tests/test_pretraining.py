@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import hypothesis
@@ -38,7 +34,7 @@ from labkit.pretrain import (
     train_tokenizer,
     validation_loss,
 )
-from labkit.run_folder import read_json
+from labkit.run_folder import RunFolder, read_json
 from labkit.training import preset
 
 pytestmark = pytest.mark.end_to_end
@@ -55,33 +51,21 @@ def sentences(n: int, seed: int = 0) -> str:
     return "".join(" ".join(rng.choices(words, k=rng.randint(3, 9))).capitalize() + ".\n" for _ in range(n))
 
 
-def contents(folder) -> dict[str, str]:
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-def write(file, content: bytes):
-    file.write_bytes(content)
-    return file
-
-
 def quiet(text: str) -> None:
     """For `say`."""
 
 
-def interrupted(*_, **__):
-    raise KeyboardInterrupt
-
-
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("texts") / "a.txt", sentences(150).encode())
+    file = tmp_path_factory.mktemp("texts") / "a.txt"
+    file.write_text(sentences(150), encoding="utf-8")
+    return file
 
 
 @pytest.fixture(scope="module")
 def finished(text, tmp_path_factory):
-    """A run that nothing interrupted: .folder, .metrics, .said, and .model and .tokenizer as they were in memory."""
-    folder, said, kept = tmp_path_factory.mktemp("finished") / "run", [], {}
+    """A run that nothing interrupted: .folder, .metrics, and .model and .tokenizer as they were in memory."""
+    folder, kept = tmp_path_factory.mktemp("finished") / "run", {}
     save = pretraining.save_model
 
     def remembering(model, tokenizer, run):
@@ -90,42 +74,31 @@ def finished(text, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretraining, "save_model", remembering)
-        metrics = pretrain([text], folder, shape=SHAPE, settings=SETTINGS, say=said.append)
-    return SimpleNamespace(folder=folder, metrics=metrics, said=said, **kept)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(text):
-    return train_tokenizer([text.read_text(encoding="utf-8")], SHAPE.vocab_size, SHAPE.context)
+        metrics = pretrain([text], folder, shape=SHAPE, settings=SETTINGS, say=quiet)
+    return SimpleNamespace(folder=folder, metrics=metrics, **kept)
 
 
 # -- a run -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_leaves_its_configuration_its_curve_its_model_and_its_metrics(finished, text):
-    names = {"config.json", "metrics.json", "trainer_state.json", "model", "tokenizer", "checkpoints"}
-    assert {path.name for path in finished.folder.iterdir()} == names
-    metrics = read_json(finished.folder / "metrics.json")
-    assert metrics == finished.metrics
-    content = text.read_bytes()
+def test_a_run_learns_and_leaves_its_configuration_its_curve_its_model_and_its_metrics(finished, text):
+    metrics, content = read_json(finished.folder / "metrics.json"), text.read_text(encoding="utf-8")
     cut = int(len(content) * 0.9)
+    assert metrics == finished.metrics
     assert metrics["n_eval"] == len(content) - cut
-    assert metrics["n_train"] == len(finished.tokenizer(content[:cut].decode())["input_ids"]) + 1
+    assert metrics["n_train"] == len(finished.tokenizer(content[:cut])["input_ids"]) + 1
     assert metrics["parameters"] == sum(parameter.numel() for parameter in finished.model.parameters())
     assert (metrics["steps"], metrics["seed"]) == (20, 0)
     assert metrics["tokens_per_second"] * metrics["seconds"] == pytest.approx(20 * 4 * 32)
-    assert read_json(finished.folder / "config.json")["texts"] == {"a.txt": hashlib.sha256(content).hexdigest()}
-
-
-def test_it_learns_and_is_measured_on_the_part_it_was_not_trained_on(finished, text):
+    digest = hashlib.sha256(text.read_bytes()).hexdigest()
+    assert read_json(finished.folder / "config.json")["texts"] == {"a.txt": digest}
     history = read_json(finished.folder / "trainer_state.json")["log_history"]
     curve = [entry["loss"] for entry in history if "loss" in entry]
     assert curve[-1] < curve[0] - 0.5
     assert [entry["step"] for entry in history if "val_loss" in entry] == [5, 10, 15, 20]
-    held_out = text.read_text(encoding="utf-8")[int(len(text.read_text(encoding="utf-8")) * 0.9) :]
     with evaluating(finished.model) as model:
-        expected = token_by_token(model, finished.tokenizer, held_out)
-    assert finished.metrics["bits_per_byte"]["a.txt"] == pytest.approx(expected, rel=1e-5)
+        expected = token_by_token(model, finished.tokenizer, content[cut:])
+    assert metrics["bits_per_byte"]["a.txt"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_transformers_and_labkit_load_the_model_and_read_text_as_in_training(finished, text):
@@ -145,204 +118,63 @@ def test_transformers_and_labkit_load_the_model_and_read_text_as_in_training(fin
             torch.testing.assert_close(loaded(batch).logits, expected)
 
 
-def test_a_finished_run_is_not_trained_again(finished, text, monkeypatch):
-    monkeypatch.setattr(pretraining, "train", lambda *_, **__: pytest.fail("it was trained again"))
-    before = contents(finished.folder)
-    assert pretrain([text], finished.folder, shape=SHAPE, settings=SETTINGS, resume=True, say=quiet) == finished.metrics
-    assert contents(finished.folder) == before
-
-
-def test_epochs_are_passes_over_the_rows(text, tmp_path):
+def test_epochs_are_passes_and_nothing_held_out_is_no_evaluation(text, tmp_path):
+    (tmp_path / "more").mkdir()
+    other = tmp_path / "more" / "a.txt"  # of the same name
+    other.write_text(sentences(40, seed=1), encoding="utf-8")
     settings = SHORT | {"max_steps": -1, "num_train_epochs": 0.5, "per_device_train_batch_size": 4}
-    metrics = pretrain([text], tmp_path / "run", shape=SHAPE, settings=settings, say=quiet)
+    metrics = pretrain([text, other], tmp_path / "run", shape=SHAPE, settings=settings, say=quiet)
     assert metrics["steps"] == math.ceil((metrics["n_train"] - 1) // 32 * 0.5 / 4)
-
-
-def test_two_texts_of_one_name_are_both_measured_and_nothing_held_out_is_no_evaluation(tmp_path):
-    files = []
-    for i in (1, 2):
-        (tmp_path / str(i)).mkdir()
-        files.append(write(tmp_path / str(i) / "a.txt", sentences(40, seed=i).encode()))
-    small = {"shape": Shape(300, 32, 64, 1), "settings": SHORT, "say": quiet}
-    metrics = pretrain(files, tmp_path / "run", **small)
     assert len(set(metrics["bits_per_byte"].values())) == 2
-    assert metrics["n_eval"] == sum(len(file.read_bytes()) - int(len(file.read_bytes()) * 0.9) for file in files)
-    metrics = pretrain(files, tmp_path / "all", held_out=0.0, **small)
+    metrics = pretrain([text], tmp_path / "all", shape=SHAPE, settings=SHORT, held_out=0.0, say=quiet)
     assert (metrics["bits_per_byte"], metrics["n_eval"]) == ({}, 0)
 
 
 # -- kills and resumes -------------------------------------------------------------------------------------------------
 
-RUN = """
-import os, signal, sys
-from pathlib import Path
-import transformers
-from transformers.trainer_callback import TrainerState
-from labkit import pretrain, run_folder
-from tests.test_pretraining import SETTINGS, SHAPE
 
-text, folder, moment, count = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-calls = []
-
-def killed():
-    calls.append(1)
-    if len(calls) == count:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-def before(owner, name, only=lambda *_: True):
+@pytest.mark.parametrize(
+    ("owner", "name", "call", "last"), [(pretraining, "sample", 2, 6), (RunFolder, "write_json", 2, 20)]
+)
+def test_a_run_that_is_interrupted_resumes_and_ends_as_if_it_had_not_been(
+    finished, text, tmp_path, monkeypatch, owner, name, call, last
+):
+    calls, lines = [], []
+    given = {"shape": SHAPE, "settings": SETTINGS, "say": lines.append}
     plain = getattr(owner, name)
 
-    def call(*args, **kwargs):
-        if only(*args):
-            killed()
-        return plain(*args, **kwargs)
+    def interrupted(*args, **options):
+        calls.append(1)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return plain(*args, **options)
 
-    setattr(owner, name, call)
-
-if moment == "between the files of a checkpoint":
-    before(transformers.Trainer, "_save_optimizer_and_scheduler")
-elif moment == "before the last file of a checkpoint":
-    before(TrainerState, "save_to_json")
-elif moment == "while the model is saved":
-    before(transformers.PreTrainedTokenizerFast, "save_pretrained")
-elif moment == "before the metrics":
-    before(run_folder, "write_whole", lambda path, *_: path.name == "metrics.json")
-pretrain.pretrain([text], folder, shape=SHAPE, settings=SETTINGS, resume=True)
-"""
-
-
-def start(text, folder, moment="never", count=1) -> subprocess.CompletedProcess:
-    """The run in a process of its own, which is killed at call number `count` of this moment."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
-    environment["OMP_NUM_THREADS"] = str(torch.get_num_threads())  # sums in the same order as here
-    command = [sys.executable, "-c", RUN, str(text), str(folder), moment, str(count)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows has no SIGKILL")
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("moment", "count", "last"),
-    [
-        ("between the files of a checkpoint", 2, 6),
-        pytest.param("before the last file of a checkpoint", 1, None, marks=pytest.mark.slow),
-        pytest.param("while the model is saved", 1, None, marks=pytest.mark.slow),  # the tokenizer, at the beginning
-        pytest.param("while the model is saved", 2, 20, marks=pytest.mark.slow),
-        ("before the metrics", 1, 20),
-    ],
-)
-def test_a_run_that_is_killed_resumes_and_ends_as_if_it_had_not_been(finished, text, tmp_path, moment, count, last):
-    folder, said = tmp_path / "run", []
-    killed = start(text, folder, moment, count)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    before = contents(folder)
-    with pytest.raises(TrainingError, match="--resume"):
-        pretrain([text], folder, shape=SHAPE, settings=SETTINGS, say=quiet)
-    assert contents(folder) == before
-    metrics = pretrain([text], folder, shape=SHAPE, settings=SETTINGS, resume=True, say=said.append)
-    assert [line for line in said if "resuming" in line] == ([f"resuming from step {last} of 20"] if last else [])
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(owner, name, interrupted)
+        pretrain([text], tmp_path / "run", **given)
+    folder = shutil.move(tmp_path / "run", tmp_path / "moved")
+    metrics = pretrain([text], folder, resume=True, **given)
+    assert f"resuming from step {last} of 20" in lines
     history, expected = (read_json(run / "trainer_state.json")["log_history"] for run in (folder, finished.folder))
     for key in ("loss", "val_loss", "learning_rate"):
         curve, whole = ({e["step"]: e[key] for e in log if key in e} for log in (history, expected))
-        assert curve == pytest.approx(whole, abs=1e-6)
-    assert metrics["bits_per_byte"] == pytest.approx(finished.metrics["bits_per_byte"], abs=1e-6)
-    assert metrics["tokens_per_second"] * metrics["seconds"] == pytest.approx(20 * 4 * 32)
-    assert contents(folder / "tokenizer") == contents(finished.folder / "tokenizer")
+        assert curve == whole
+    assert metrics["bits_per_byte"] == finished.metrics["bits_per_byte"]
     model, whole = (load_file(run / "model" / "model.safetensors") for run in (folder, finished.folder))
-    assert model.keys() == whole.keys()
-    for name in model:
-        torch.testing.assert_close(model[name], whole[name], rtol=0, atol=1e-6)
-    assert not list(folder.rglob(".writing-*"))
+    assert model.keys() == whole.keys() and all(torch.equal(model[name], whole[name]) for name in model)
 
 
-@pytest.mark.timeout(900)
-def test_a_user_gets_only_lines_of_labkit(finished, text, tmp_path):
-    process = start(text, tmp_path / "run")
-    assert (process.returncode, process.stdout) == (0, ""), process.stderr
-    assert process.stderr.splitlines() == finished.said
-
-
-LAUNCHED = """
-import sys
-from labkit.pretrain import Shape, pretrain
-from labkit.training import preset
-
-text, folder, batch_size = sys.argv[1:]
-settings = preset("lm", max_steps=12, per_device_train_batch_size=int(batch_size), learning_rate=3e-3)
-pretrain([text], folder, shape=Shape(300, 32, 64, 1, dropout=0.0), settings=settings, repeats=0.5)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(sys.platform == "win32", reason="torchrun with gloo is for POSIX systems")
-def test_two_processes_leave_the_run_folder_of_one_with_twice_the_batch_and_say_everything_once(text, tmp_path):
-    script = write(tmp_path / "run.py", LAUNCHED.encode())
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]), "OMP_NUM_THREADS": "1"}
-    said = []
-    for processes, batch_size in ((1, 8), (2, 4)):
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-        command = [sys.executable, *torchrun, str(script), str(text), str(tmp_path / str(processes)), str(batch_size)]
-        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-        assert (process.returncode, process.stdout) == (0, ""), process.stderr
-        said.append([line.split(":")[0] for line in process.stderr.splitlines() if not line.startswith("  ")])
-    assert said[0] == said[1]
-    one, two = (read_json(tmp_path / name / "metrics.json") for name in "12")
-    assert two["bits_per_byte"] == pytest.approx(one["bits_per_byte"], abs=1e-4)
-    assert two["n_train"] == one["n_train"]
-    files = [{name for name in contents(tmp_path / run) if "rng_state" not in name} for run in "12"]
-    assert files[0] == files[1]
-
-
-@pytest.fixture(scope="module")
-def one_broken_off(text, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("broken off") / "run"
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(pretraining, "save_model", interrupted)
-        pretrain([text], folder, shape=SHAPE, settings=SHORT, say=quiet)
-    return folder
-
-
-@pytest.fixture
-def broken_off(one_broken_off, tmp_path):
-    """A copy of a run folder with checkpoints and no metrics."""
-    return shutil.copytree(one_broken_off, tmp_path / "broken off")
-
-
-@pytest.mark.parametrize(
-    ("changes", "difference"),
-    [
-        ({"settings": SHORT | {"max_steps": 3}}, "settings.max_steps was 2, now 3"),
-        ({"settings": SHORT | {"seed": 5}}, "settings.seed was 0, now 5"),
+def test_a_finished_run_is_not_trained_again_and_not_continued_with_another_configuration(finished, text, monkeypatch):
+    monkeypatch.setattr(pretraining, "train", lambda *_, **__: pytest.fail("it was trained again"))
+    given = {"shape": SHAPE, "settings": SETTINGS, "resume": True, "say": quiet}
+    assert pretrain([text], finished.folder, **given) == finished.metrics
+    for changes, difference in [
+        ({"settings": SETTINGS | {"seed": 5}}, "settings.seed was 0, now 5"),
         ({"shape": Shape(300, 32, 64, 1)}, "shape.layers was 2, now 1"),
-        ({"held_out": 0.2}, "held_out was 0.1, now 0.2"),
-        ({"repeats": 0.5}, "repeats was 0.0, now 0.5"),
         ({"first_length": 8}, "first_length was None, now 8"),
-        ({"texts": "#"}, "texts.a.txt was '[0-9a-f]{64}', now '[0-9a-f]{64}'"),  # one other character
-    ],
-)
-def test_a_run_is_not_resumed_with_another_configuration_and_stays_as_it_is(
-    broken_off, text, tmp_path, changes, difference
-):
-    before = contents(broken_off)
-    if "texts" in changes:
-        content = text.read_text(encoding="utf-8")
-        text = write(tmp_path / "a.txt", (content[:100] + changes["texts"] + content[101:]).encode())
-    choices = {"shape": SHAPE, "settings": SHORT} | {name: changes[name] for name in changes if name != "texts"}
-    with pytest.raises(TrainingError, match=difference):
-        pretrain([text], broken_off, **choices, resume=True, say=quiet)
-    assert contents(broken_off) == before
-
-
-def test_a_moved_run_resumes_with_the_tokenizer_that_it_was_begun_with(broken_off, text, tmp_path, monkeypatch):
-    monkeypatch.setattr(pretraining, "train_tokenizer", lambda *_: pytest.fail("another tokenizer was trained"))
-    shutil.move(broken_off, tmp_path / "elsewhere")
-    said = []
-    pretrain([text], tmp_path / "elsewhere", shape=SHAPE, settings=SHORT, resume=True, say=said.append)
-    assert "resuming from step 2 of 2" in said and not broken_off.exists()
-
-
-# -- what is refused ---------------------------------------------------------------------------------------------------
+    ]:
+        with pytest.raises(TrainingError, match=difference):
+            pretrain([text], finished.folder, **given | changes)
 
 
 @pytest.mark.parametrize(
@@ -352,28 +184,21 @@ def test_a_moved_run_resumes_with_the_tokenizer_that_it_was_begun_with(broken_of
         (b"caf\xe9", {}, r"t.txt is not UTF-8 text \(byte 3\)"),
         (b"a word or two", {}, r"the text has \d+ tokens to train on, and one row takes 32: add text"),
         (None, {}, "no text"),
-        (b"a word", {"held_out": 1.0}, "held_out is 1.0"),
-        (b"a word", {"held_out": -0.1}, "held_out is -0.1"),
-        (b"a word", {"repeats": 1.1}, "repeats is 1.1"),
         (b"a word", {"first_length": 64}, "first_length is 64"),
         (b"a word", {"settings": SHORT | {"report_to": "my_tracker"}}, "'my_tracker' is not installed"),
     ],
 )
 def test_what_cannot_be_trained_is_one_clear_error_and_nothing_is_written(tmp_path, content, choices, complaint):
-    files = [tmp_path] if content is None else [write(tmp_path / "t.txt", content)]
+    if content is not None:
+        (tmp_path / "t.txt").write_bytes(content)
     with pytest.raises(LabkitError, match=complaint):
-        pretrain(files, tmp_path / "run", **{"shape": SHAPE, "settings": SETTINGS} | choices, say=quiet)
+        pretrain([tmp_path], tmp_path / "run", **{"shape": SHAPE, "settings": SETTINGS} | choices, say=quiet)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"width": 100}, {"width": 0}, {"vocab_size": 258}, {"context": 1}, {"layers": 0}, {"dropout": 1.0}],
-)
-def test_a_shape_that_no_gpt2_has_is_refused_with_what_was_given(wrong):
-    ((name, value),) = wrong.items()
-    with pytest.raises(TrainingError, match=rf"{name}\D*{value}"):
-        Shape(**wrong)
+def test_a_width_that_no_gpt2_has_is_refused():
+    with pytest.raises(TrainingError, match="width is 100; it must be a multiple of 64"):
+        Shape(width=100)
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -391,9 +216,10 @@ def period(row: torch.Tensor) -> int | None:
     return next((n for n in lengths if torch.equal(row[:n].repeat(len(row) // n + 1)[: len(row)], row)), None)
 
 
-@pytest.mark.parametrize("context", [2, 8, 31, 32, 168, 336])
-def test_each_pass_reads_every_token_once_except_at_the_ends(context):
+@pytest.mark.parametrize("context", [2, 31, 32, 336])
+def test_each_pass_reads_every_token_once_except_at_the_ends_cut_elsewhere_and_in_another_order(context):
     make, per_pass = rows_of(context), 336 // context
+    starts = set()
     for number in range(4):
         rows = torch.stack([make(number * per_pass + k) for k in range(per_pass)])
         assert rows.shape == (per_pass, context)
@@ -401,20 +227,14 @@ def test_each_pass_reads_every_token_once_except_at_the_ends(context):
         tokens = rows.flatten().sort().values
         assert len(tokens.unique()) == len(tokens) == int(tokens[-1] - tokens[0]) + 1
         assert 337 - len(tokens) <= context  # less than a row and one token is left out
+        starts.add(tuple(rows[:, 0].tolist()))
+    assert len(starts) == 4 or per_pass == 1
 
 
-def test_each_pass_cuts_elsewhere_and_has_another_order():
-    make = rows_of(32)
-    starts = [[int(make(number * 10 + k)[0]) for k in range(10)] for number in range(12)]
-    assert len({min(one_pass) for one_pass in starts}) > 5
-    assert len({tuple(sorted(range(10), key=one_pass.__getitem__)) for one_pass in starts}) == 12
-
-
-@pytest.mark.parametrize("choices", [{}, {"repeats": 0.8}, {"first_length": 8, "repeats": 0.8}])
-def test_row_k_depends_on_the_seed_and_on_k_alone(choices):
-    in_order = rows_of(32, 40, **choices)
+def test_row_k_depends_on_the_seed_and_on_k_alone():
+    choices = {"first_length": 8, "repeats": 0.8}
+    in_order, another = rows_of(32, 40, **choices), rows_of(32, 40, **choices)
     expected = [in_order(k) for k in range(40)]
-    another = rows_of(32, 40, **choices)
     torch.manual_seed(9)
     assert all(torch.equal(another(k), expected[k]) for k in random.Random(0).sample(range(40), 40))
     other_seed = rows_of(32, 40, seed=4, **choices)
@@ -431,8 +251,6 @@ def test_the_given_fraction_of_rows_repeats_a_passage_half_of_them_one_of_the_te
     of_the_text = sum(torch.equal(make(k)[:length], plain(k)[:length]) for k, length in periods.items())
     assert abs(of_the_text - len(periods) / 2) < 4 * math.sqrt(len(periods) / 4)
     assert all(bool(torch.isin(make(k), LINE).all()) for k in periods)  # only tokens that occur in the text
-    assert max(period(rows_of(300, repeats=1.0)(k)) for k in range(60)) <= 64
-    assert rows_of(2, repeats=1.0)(0).shape == (2,)
 
 
 def test_fewer_rows_repeat_as_the_run_goes_on_until_a_tenth_of_their_fraction_remains():
@@ -449,7 +267,6 @@ def test_fewer_rows_repeat_as_the_run_goes_on_until_a_tenth_of_their_fraction_re
         (512, 64, [(0, 64), (499, 64), (500, 128), (649, 128), (650, 256), (799, 256), (800, 512), (999, 512)]),
         (100, 30, [(0, 30), (499, 30), (500, 60), (799, 60), (800, 100), (999, 100)]),  # 30, 60, and then all
         (64, 32, [(0, 32), (799, 32), (800, 64)]),  # one doubling: there is nothing between
-        (64, 64, [(0, 64), (999, 64)]),
         (64, None, [(0, 64), (999, 64)]),
     ],
 )
@@ -458,14 +275,6 @@ def test_pieces_grow_from_the_first_length_to_the_whole_row(context, first, stag
     assert [(row, curriculum.length(row)) for row, _ in stages] == stages
     lengths = [curriculum.length(row) for row in range(1000)]
     assert lengths == sorted(lengths)
-
-
-def test_each_piece_is_a_stretch_of_the_text_or_a_repeated_passage():
-    make = rows_of(96, 1000, first_length=24, repeats=0.9)
-    pieces = [piece for k in range(50) for piece in make(k).split(24)]
-    repeated = [period(piece) is not None for piece in pieces]
-    assert [not bool((piece.diff() == 1).all()) for piece in pieces] == repeated
-    assert 0.75 < sum(repeated) / 200 < 0.97
 
 
 def test_a_batch_contains_the_pieces_of_its_rows_in_order_the_shorter_ones_where_two_stages_meet():
@@ -477,13 +286,16 @@ def test_a_batch_contains_the_pieces_of_its_rows_in_order_the_shorter_ones_where
     assert torch.equal(batch["input_ids"].flatten(), torch.cat([row["ids"] for row in rows]))
     assert bool(batch["attention_mask"].all())
     assert torch.equal(batch["labels"][:, :-1], batch["input_ids"][:, 1:])  # no piece predicts the next piece
-    assert collate([row | {"row": 99} for row in rows])["input_ids"].shape == (2, 32)
-    assert (curriculum.length(49), curriculum.length(50)) == (8, 16)
     rows = [row | {"row": k} for row, k in zip(rows, (50, 49), strict=True)]
     assert in_pieces(lambda pieces: [len(piece["ids"]) for piece in pieces], curriculum)(rows) == [8] * 8
 
 
-# -- the tokenizer and the model ---------------------------------------------------------------------------------------
+# -- the tokenizer, the model, and measures ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer(text):
+    return train_tokenizer([text.read_text(encoding="utf-8")], SHAPE.vocab_size, SHAPE.context)
 
 
 @hypothesis.settings(max_examples=50, deadline=None)
@@ -493,26 +305,19 @@ def test_any_text_is_encoded_and_decoded_unchanged(tokenizer, text):
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
-def test_the_tokenizer_is_the_same_whenever_it_is_trained_on_the_same_text(tokenizer, text, tmp_path):
+def test_the_same_text_trains_the_same_tokenizer_and_texts_are_joined_with_an_end_after_each(tokenizer, text, capfd):
     again = train_tokenizer([text.read_text(encoding="utf-8")], SHAPE.vocab_size, SHAPE.context)
-    tokenizer.save_pretrained(tmp_path / "one")
-    again.save_pretrained(tmp_path / "two")
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
     assert len(tokenizer) == 300 and tokenizer.padding_side == "right"
     assert {tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.mask_token_id} == set(tokenizer.all_special_ids)
-
-
-def test_texts_are_joined_with_an_end_after_each_however_long_they_are(tokenizer, capfd):
     texts = ["The cat sat.", "Dogs ran. " * 100]
     ids = encode_all(tokenizer, texts).tolist()
     assert ids == [*tokenizer(texts[0])["input_ids"], 0, *tokenizer(texts[1], verbose=False)["input_ids"], 0]
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_new_model_has_the_given_shape_depends_on_the_seed_alone_and_leaves_the_random_state():
-    before = torch.get_rng_state()
+def test_a_new_model_has_the_given_shape_and_depends_on_the_seed_alone():
     first, again, other = (new_model(SHAPE, seed).state_dict() for seed in (0, 0, 1))
-    assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(*(model["transformer.h.0.attn.c_attn.weight"] for model in (first, other)))
     model = new_model(Shape(vocab_size=300, context=32, width=128, layers=3, dropout=0.25), seed=0)
@@ -520,9 +325,6 @@ def test_a_new_model_has_the_given_shape_depends_on_the_seed_alone_and_leaves_th
     assert (config.vocab_size, config.n_positions, config.n_embd, config.n_layer) == (300, 32, 128, 3)
     assert config.n_embd // config.n_head == 64
     assert (model.transformer.drop.p, model.transformer.h[0].mlp.dropout.p) == (0.25, 0.25)
-
-
-# -- measures ----------------------------------------------------------------------------------------------------------
 
 
 def token_by_token(model, tokenizer, text: str) -> float:
@@ -544,7 +346,7 @@ def test_bits_per_byte_are_those_of_one_token_after_the_other(tokenizer, context
     model = new_model(Shape(300, context, 64, 1), seed=0).eval()
     model.lm_head.weight.data *= 20  # so that positions and contexts matter
     text = "é" + sentences(4, seed=5)  # a letter of two bytes
-    for length in (1, 2, 3, 4, 9, 10, 16, 17, 18, 40, len(text)):
+    for length in (1, 2, 3, 9, 10, 17, 18, len(text)):
         bits = bits_per_byte(model, tokenizer, text[:length], batch_size=2)
         assert bits == pytest.approx(token_by_token(model, tokenizer, text[:length]), rel=1e-5, abs=1e-9)
 
@@ -556,9 +358,9 @@ def test_the_validation_loss_is_the_mean_over_rows_from_the_first_token_to_the_l
     for ids, given in ((encode_all(tokenizer, texts), texts), (encode_all(tokenizer, ["The cat"]), ["The cat"])):
         context = min(32, len(ids))  # a text that is shorter than the context is one row
         rows = [ids[int(k * (len(ids) - context) / 15) :][:context] for k in range(16)]
-        assert torch.equal(rows[-1], ids[-context:])
         with torch.no_grad():
-            expected = sum(float(model(row[None], labels=row[None]).loss) for row in rows) / 16
+            logits = [model(row[None]).logits[0, :-1] for row in rows]
+        expected = sum(float(F.cross_entropy(of, row[1:])) for of, row in zip(logits, rows, strict=True)) / 16
         assert validation_loss(model, tokenizer, given, rows=16) == pytest.approx(expected, rel=1e-4)
 
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -16,7 +12,6 @@ import torch
 import labkit
 from labkit.datasets import embedded
 from labkit.datasets.examples import Pair, Sentence
-from labkit.datasets.sources import sides
 from labkit.decoder import limits
 from labkit.errors import DataError, LabkitError, ModelError, TrainingError
 from labkit.models.adapters import TASK
@@ -28,7 +23,6 @@ from labkit.tasks.adapters import trained_part
 from labkit.tasks.base import NAMES, get
 from labkit.tasks.finetune import beats_baselines, crossvalidate, finetune, numbers, require_apart
 from labkit.tasks.in_force import put_mask_in_force
-from labkit.tasks.ner import NamedEntities
 from labkit.tasks.pipeline import pipeline, predict_file
 from labkit.training import draw, preset
 
@@ -144,14 +138,11 @@ def test_the_pipeline_predicts_what_the_run_predicted_at_its_end(done, task):
                 assert now[name] == (pytest.approx(value, abs=1e-4) if isinstance(value, float) else value)
 
 
-@pytest.mark.parametrize(("f1", "better"), [(0.4, True), (0.3, False), (0.2, False)])
-def test_a_model_beats_the_baselines_only_if_it_is_better_than_the_best_on_test(f1, better):
-    said = []
+def test_a_model_beats_the_baselines_only_if_it_is_better_than_the_best_on_test():
     baselines = {"dev": {"outside": 0.9}, "test": {"outside": 0.0, "most_frequent": 0.3}}
-    metrics = {"metric": "f1", "dev": {"f1": 0.1}, "test": {"f1": f1}, "baselines": baselines}
-    assert beats_baselines(metrics, said.append) is better and len(said) == (not better)
-    questions = {"metric": "best_f1", "test": {"f1": f1}, "baselines": {"test": {"no_answer": 0.3}}}
-    assert beats_baselines(questions, quiet) is better
+    for f1, better in ((0.4, True), (0.3, False)):
+        metrics = {"metric": "best_f1", "dev": {"best_f1": 0.1}, "test": {"f1": f1}, "baselines": baselines}
+        assert beats_baselines(metrics, quiet) is better
     assert beats_baselines(metrics | {"baselines": {"test": {}}}, quiet) is None
 
 
@@ -162,24 +153,12 @@ def test_the_threshold_of_no_answer_is_chosen_on_dev_and_used_on_test(tmp_path):
     options = getattr(labkit.load(tmp_path / "run" / "model").model.config, TASK)["options"]
     assert options["null_threshold"] == metrics["dev"]["best_f1_threshold"] != 0
     assert metrics["metric"] == "best_f1" and "best_f1" not in metrics["test"]
-    again = run("qa", tmp_path / "fixed", dev=dev, options=replace(TASKS["qa"], null_threshold=1.5))
-    assert again["metric"] == "f1" and "best_f1" not in again["dev"]
 
 
-def test_where_every_question_has_an_answer_every_question_gets_one(tmp_path):
-    train, dev = (
-        [question for question in embedded.read("qa", "field-notes", side) if question.answers]
-        for side in ("train", "dev")
-    )
-    metrics = run("qa", tmp_path / "run", train=train[:12], dev=dev[:6], test=())
-    predicted = lines(tmp_path / "run" / "predictions.dev.jsonl")
-    assert metrics["metric"] == "f1" and len(predicted) == 6 and all(row["text"] for row in predicted)
-    assert pipeline(tmp_path / "run")(question="Who?", context="The ferry left at noon.")["text"]
-
-
-@pytest.mark.parametrize("task", ["qa", "ner"])
-@pytest.mark.parametrize("model", ["tiny-gemma", "tiny-gemma2", "tiny-gemma3", "tiny-llama"])
-def test_every_family_is_trained_saved_and_used(tmp_path, task, model):
+@pytest.mark.parametrize(
+    ("model", "task"), [("tiny-gemma", "qa"), ("tiny-gemma2", "ner"), ("tiny-gemma3", "qa"), ("tiny-llama", "ner")]
+)
+def test_every_family_is_trained_saved_and_used(tmp_path, model, task):
     head = {"backbone_dropout": 0.1, "init": "xavier"}
     settings = SHORT | {"gradient_checkpointing": model == "tiny-gemma3"}
     metrics = run(task, tmp_path / "run", model=model, head=head, settings=settings, test=())
@@ -231,13 +210,6 @@ def test_a_measured_mask_that_is_not_the_one_asked_for_stops_the_run(monkeypatch
     assert not (tmp_path / "run").exists()
 
 
-def test_chosen_layers_are_unmasked_and_no_others():
-    lm = labkit.load("tiny-gpt2", task="token-classification")
-    assert put_mask_in_force(lm.model, "bidirectional", layers="0")["opened"] == [0]
-    verdicts = [layer.verdict for layer in labkit.audit(lm.model, quick=True).layers]
-    assert verdicts == ["bidirectional", "causal"]
-
-
 @pytest.mark.parametrize(
     ("choices", "measured"),
     [
@@ -250,6 +222,12 @@ def test_controls_are_trained_and_leave_scores_and_no_model(choices, measured, m
     metrics = run("ner", tmp_path / "run", model=model, keep_model=False, packing=True, **choices)
     assert metrics["mask"] == {"window": "keep", "layers": "all"} | measured
     assert (tmp_path / "run" / "judged.test.jsonl").exists() and not (tmp_path / "run" / "model").exists()
+
+
+def test_chosen_layers_are_unmasked_and_no_others():
+    lm = labkit.load("tiny-gpt2", task="token-classification")
+    assert put_mask_in_force(lm.model, "bidirectional", layers="0")["opened"] == [0]
+    assert [layer.verdict for layer in labkit.audit(lm.model, quick=True).layers] == ["bidirectional", "causal"]
 
 
 def test_a_mask_is_measured_in_16_bits_where_the_kernel_knows_no_others(monkeypatch):
@@ -318,17 +296,11 @@ def test_an_adapter_alone_is_the_whole_model_again(tmp_path):
     assert run("qa", tmp_path / "more", model=folder, **given)["mask"]["measured"] == "bidirectional"
     with pytest.raises(ModelError, match="question-answering"):
         labkit.load(folder, task="token-classification")
-    record, own = "labkit_adapter.json", "adapter_config.json"
-    for file, change in [
-        (record, {"head": 7}), (record, {"conversion": {"layers": "x"}}), (record, {"marks": 7}), (record, {"base": 7}),
-        (own, {"r": "x"}), (own, {"peft_type": "NO"}), (own, {"target_modules": ["x"]}),
-        ("adapter_model.safetensors", {}),
-    ]:  # fmt: skip
-        content = (folder / file).read_bytes()
-        (folder / file).write_text(json.dumps(json.loads(content) | change) if file.endswith("json") else "")
+    record = json.loads((folder / "labkit_adapter.json").read_text())
+    for change in ({"head": 7}, {"conversion": {"layers": "x"}}, {"marks": 7}, {"base": 7}):
+        (folder / "labkit_adapter.json").write_text(json.dumps(record | change))
         with pytest.raises(LabkitError):
             pipeline(folder)
-        (folder / file).write_bytes(content)
 
 
 # -- packing -----------------------------------------------------------------------------------------------------------
@@ -354,41 +326,9 @@ def test_a_model_that_cannot_be_packed_is_trained_on_padded_rows(tmp_path, monke
 
 # -- kills and resumes -------------------------------------------------------------------------------------------------
 
-KILLED = """
-import os, signal, sys
-from labkit.tasks.ner import NamedEntities
-from tests.test_tasks_finetune import run
 
-calls, plain = [], NamedEntities.loss
-
-def loss(task, model, batch):
-    calls.append(1)
-    if len(calls) == 6:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return plain(task, model, batch)
-
-NamedEntities.loss = loss
-run("ner", sys.argv[1])
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is for POSIX systems")
-def test_a_killed_run_resumes_and_ends_with_the_same_metrics_and_weights(done, tmp_path):
-    expected, folder = done("ner")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "run")]
-    killed = subprocess.run(command, env=environment, capture_output=True, timeout=300)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
-    assert RunFolder(tmp_path / "run").latest_checkpoint()[1]["global_step"] == 4
-    metrics = run("ner", tmp_path / "run", resume=True)
-    assert untimed(metrics) == untimed(expected)
-    whole, resumed = weights(folder / "model"), weights(tmp_path / "run" / "model")
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-
-
-@pytest.mark.parametrize("method", ["full", "lora"])
-def test_a_run_killed_while_it_is_scored_is_scored_in_the_same_precision(done, tmp_path, monkeypatch, method):
-    given = {"method": method, "settings": SETTINGS | {"dtype": "bfloat16"}}
+def test_a_run_killed_while_it_is_scored_is_scored_in_the_same_precision(tmp_path, monkeypatch):
+    given = {"method": "lora", "settings": SETTINGS | {"dtype": "bfloat16"}}
     expected = run("ner", tmp_path / "whole", **given)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(RunFolder, "write_text", interrupted)
@@ -400,44 +340,14 @@ def test_a_run_killed_while_it_is_scored_is_scored_in_the_same_precision(done, t
         assert lines(tmp_path / "run" / file) == lines(tmp_path / "whole" / file)
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
-def test_out_of_memory_is_resumed_with_gradient_checkpointing_as_the_error_advises(tmp_path, monkeypatch, method):
-    run("ner", tmp_path / "whole", method=method)
-    calls, plain = [], NamedEntities.loss
-
-    def full_at_the_fifth(*args):
-        calls.append(None)
-        if len(calls) == 5:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return plain(*args)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(NamedEntities, "loss", full_at_the_fifth)
-        with pytest.raises(TrainingError, match="--resume .* --gradient-checkpointing"):
-            run("ner", tmp_path / "run", method=method)
-    assert RunFolder(tmp_path / "run").latest_checkpoint()[1]["global_step"] == 4
-    run("ner", tmp_path / "run", method=method, resume=True, settings=SETTINGS | {"gradient_checkpointing": True})
-    whole, resumed = weights(tmp_path / "whole" / "model"), weights(tmp_path / "run" / "model")
-    assert all(torch.allclose(whole[name], resumed[name], atol=1e-6) for name in whole)
-
-
 def test_a_finished_run_is_not_trained_again(done, monkeypatch):
     metrics, folder = done("ner")
-    metrics = json.loads(json.dumps(metrics))
     monkeypatch.setattr(finetune_module, "train", lambda *_, **__: pytest.fail("it was trained"))
-    assert run("ner", folder, resume=True) == metrics
+    assert run("ner", folder, resume=True) == json.loads(json.dumps(metrics))
     with pytest.raises(TrainingError, match="--resume"):
         run("ner", folder)
     with pytest.raises(TrainingError, match=r"settings.seed was 0, now 1"):
         run("ner", folder, resume=True, settings=SETTINGS | {"seed": 1})
-    check, calls = RunFolder.check.__func__, []
-
-    def before_another_command_finished(cls, *args, **kwargs):
-        calls.append(check(cls, *args, **kwargs))
-        return RunFolder(folder / "nothing here") if len(calls) == 1 else calls[-1]
-
-    monkeypatch.setattr(RunFolder, "check", classmethod(before_another_command_finished))
-    assert run("ner", folder, resume=True) == metrics
 
 
 # -- folds -------------------------------------------------------------------------------------------------------------
@@ -485,26 +395,18 @@ TOKENS = SETTINGS | {"batch_tokens": 96}
         ("ner", {"train": []}, "no training examples"),
         ("ner", {"mask": "prefix"}, "mask is 'prefix'; choose one of bidirectional, causal"),
         ("ner", {"method": "half"}, "method is 'half'; choose one of full, lora, frozen"),
-        ("ner", {"settings": SETTINGS | {"dtype": "float16"}}, "float16 needs a GPU"),
-        ("ner", {"settings": SETTINGS | {"report_to": "nothing_like_it"}}, "not installed"),
         ("ner", {"dev": examples("ner", "train", 3)}, "groups are in train and in dev too"),
         ("ner", {"test": examples("ner", "dev", 3)}, "groups are in dev and in test too"),
         ("ner", {"settings": TOKENS}, "batch_tokens 96"),
         ("embed", {"settings": TOKENS, "packing": True}, "one pair"),
         ("embed", {"method": "frozen"}, "nothing to train"),
-        ("ner", {"mask": "right-to-left"}, "a right-to-left mask is a control"),
-        ("ner", {"mask": "causal", "readings": 2}, "a repeated input is a control"),
-        ("ner", {"mask": "causal", "readings": 0}, "read 0 times"),
+        ("ner", {"mask": "right-to-left"}, "right-to-left masks .* are controls"),
+        ("ner", {"mask": "causal", "readings": 2}, "repeated inputs are controls"),
         ("ner", {"mask": "causal", "layers": "0"}, "layers are chosen for the bidirectional mask"),
         (
             "embed",
             {"train": SCORED[:8], "dev": SCORED[8:], "test": [replace(p, id=f"u{p.id}", score=None) for p in SCORED]},
             "one has pairs with scores",
-        ),
-        (
-            "embed",
-            {"train": SCORED[:8], "dev": SCORED[8:], "test": [replace(p, id=f"s{p.id}", score=1.0) for p in SCORED]},
-            "nothing to correlate",
         ),
         ("qa", {"test": [replace(examples("qa", "test", 1)[0], question="who \ud83d?")]}, "half of a surrogate pair"),
         (
@@ -521,14 +423,10 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(tmp_path, 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("settings", "packing", "advice"),
-    [(SETTINGS, False, "--batch-size 2 --gradient-accumulation 2"), (TOKENS, True, "--batch-tokens 48")],
-)
-def test_too_little_memory_is_refused_with_advice(tmp_path, monkeypatch, settings, packing, advice):
+def test_too_little_memory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "available_bytes", lambda device: 0)
-    with pytest.raises(TrainingError, match=f"{advice}, --gradient-checkpointing, or --method lora"):
-        run("ner", tmp_path / "run", settings=settings, packing=packing)
+    with pytest.raises(TrainingError, match="--gradient-checkpointing, or --method lora"):
+        run("ner", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -539,19 +437,16 @@ def test_without_a_dev_set_a_tenth_of_the_training_examples_is_held_out(tmp_path
     assert predicted < {example.id for example in examples("classify", "train", 30)}
 
 
-def test_sides_that_share_a_passage_are_refused_and_numbered_documents_are_none(tmp_path):
-    names = {"train": "Ann", "dev": "Bea", "test": "Cyd"}
-    for side, name in names.items():
-        text = "".join(f"-DOCSTART- -X- O O\n\n{name} NNP B-PER\nsleeps VBZ O\n\n" for _ in range(3))
-        (tmp_path / f"{side}.conll").write_text(text)
-    read = sides("ner", **{f"{side}_file": str(tmp_path / f"{side}.conll") for side in names})
-    assert [{sentence.group for sentence in side} for side in read] == [{"document 1", "document 2", "document 3"}] * 3
-    require_apart(*read)
-    require_apart(read[0], read[1], [])
+def test_sides_that_share_a_passage_are_refused_and_numbered_documents_are_none():
+    train, dev, test = (
+        [Sentence.of_words(f"{side}{k}", ["Ann", "sleeps"], ["B-PER", "O"], group=f"document {k}") for k in range(3)]
+        for side in ("train", "dev", "test")
+    )
+    require_apart(train, dev, test)
     with pytest.raises(DataError, match="1 groups are in train and in dev too"):
-        require_apart(*[[replace(sentence, group="the Dispatch") for sentence in side] for side in read])
+        require_apart(*[[replace(sentence, group="the Dispatch") for sentence in side] for side in (train, dev, test)])
     with pytest.raises(DataError, match="dev and test are the same 3 examples"):
-        require_apart(read[0], read[1], list(read[1]))
+        require_apart(train, dev, list(dev))
 
 
 # -- the pipeline ------------------------------------------------------------------------------------------------------
@@ -568,20 +463,18 @@ def test_one_text_gives_one_prediction_and_a_list_a_list(done):
 def test_files_in_and_out(done, tmp_path):
     pipe = pipeline(done("classify")[1])
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    rows = [{"text": "It rained."}, {"id": "b", "text": "The bank has failed.", "other": 1}]
-    rows += [{"id": None, "text": "No id."}, {"id": 0, "text": "An id."}]
+    rows = [
+        {"text": "It rained."},
+        {"id": "b", "text": "The bank has failed.", "other": 1},
+        {"id": 0, "text": "An id."},
+    ]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert predict_file(pipe, source, target) == 4
-    assert [row["id"] for row in lines(target)] == ["1", "b", "3", "0"]
+    assert predict_file(pipe, source, target) == 3
+    assert [row["id"] for row in lines(target)] == ["1", "b", "0"]
     before = target.read_text()
-    for wrong, complaint in [
-        ({"text": ""}, "line 2: text is ''"),
-        ({"text": "half \ud800"}, "line 2: text contains half of a surrogate pair"),
-        ({"id": "half \udfff", "text": "x"}, "line 2: id contains half of a surrogate pair"),
-    ]:
-        source.write_text(json.dumps({"text": "x"}) + "\n" + json.dumps(wrong) + "\n")
-        with pytest.raises(DataError, match=rf"in.jsonl.*{complaint}"):
-            predict_file(pipe, source, target)
+    source.write_text('{"text": "x"}\n{"text": "half \\ud800"}\n')
+    with pytest.raises(DataError, match="in.jsonl.*line 2: text contains half of a surrogate pair"):
+        predict_file(pipe, source, target)
     with pytest.raises(DataError, match="the input itself"):
         predict_file(pipe, source, source)
     assert target.read_text() == before
@@ -593,18 +486,6 @@ def test_an_input_that_lacks_a_field_is_refused(done, given):
         pipeline(done("qa")[1])(given)
 
 
-@pytest.mark.parametrize(
-    "record",
-    [7, {}, {"task": "ner"}, {"task": "ner", "options": 7}, {"task": "ner", "options": {"x": 1}}, {"task": []}],
-)
-def test_a_damaged_record_of_the_task_is_one_clear_error(done, tmp_path, record):
-    shutil.copytree(done("ner")[1] / "model", tmp_path / "model")
-    config = tmp_path / "model" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {TASK: record}))
-    with pytest.raises(LabkitError):
-        pipeline(tmp_path / "model")
-
-
 def test_only_a_finished_fine_tuned_model_of_the_task_makes_a_pipeline(done, tmp_path):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     for model, task, complaint in [
@@ -614,3 +495,9 @@ def test_only_a_finished_fine_tuned_model_of_the_task_makes_a_pipeline(done, tmp
     ]:
         with pytest.raises(ModelError, match=complaint):
             pipeline(model, task=task)
+    shutil.copytree(done("ner")[1] / "model", tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    for record in (7, {"task": "ner"}, {"task": "ner", "options": {"x": 1}}, {"task": []}):
+        (tmp_path / "model" / "config.json").write_text(json.dumps(config | {TASK: record}))
+        with pytest.raises(LabkitError):
+            pipeline(tmp_path / "model")

@@ -53,7 +53,6 @@ _STEPS = """
         pytest.param(24, 384, True, "float32", marks=pytest.mark.slow),
         # minutes on a processor without bfloat16
         pytest.param(24, 384, False, "bfloat16", marks=pytest.mark.slow),
-        pytest.param(64, 16, False, "bfloat16", marks=pytest.mark.slow),
     ],
 )
 def test_the_estimate_is_near_what_the_training_takes(batch_size, length, checkpointing, dtype):
@@ -74,40 +73,29 @@ def model():
     return load("tiny-gpt2", task="question-answering", device="cpu").model
 
 
-def estimated(model, length: int = 32, **changes) -> dict[str, int]:
-    return training_bytes(model, preset("gemma", **{"dtype": "float32"} | changes), length)
+def test_weights_gradients_and_moments_are_those_of_what_is_trained_and_activations_those_of_the_rows(model):
+    def estimated(length: int = 32, **changes) -> dict[str, int]:
+        return training_bytes(model, preset("gemma", **{"dtype": "float32"} | changes), length)
 
-
-def test_only_what_is_trained_needs_gradients_and_moments(model, monkeypatch):
     parameters = sum(p.numel() for p in model.parameters())
-    full = estimated(model)
+    full, activations = estimated(), estimated()["activations"]
     assert (full["weights"], full["training"]) == (4 * parameters, 12 * parameters)
-    assert estimated(model, dtype="bfloat16")["training"] == 14 * parameters  # copies in 2 bytes
+    assert estimated(dtype="bfloat16")["training"] == 14 * parameters  # copies in 2 bytes
+    assert estimated(per_device_train_batch_size=8)["activations"] == 2 * activations < estimated(64)["activations"]
+    assert estimated(gradient_checkpointing=True)["activations"] < activations
+    assert estimated(batch_tokens=4 * 32)["activations"] == activations
     model.backbone.requires_grad_(False)
-    try:
-        head = sum(p.numel() for p in model.head.parameters())
-        assert estimated(model)["training"] == 12 * head
-        monkeypatch.setattr(needs, "process_count", lambda: 2)  # whose gradients are in buckets too
-        assert estimated(model)["training"] == 16 * head
-    finally:
-        model.backbone.requires_grad_(True)
-
-
-def test_activations_grow_with_the_rows_and_faster_with_the_length(model):
-    activations = estimated(model)["activations"]
-    assert estimated(model, per_device_train_batch_size=8)["activations"] == 2 * activations
-    assert estimated(model, length=64)["activations"] > 2 * activations
-    assert estimated(model, gradient_checkpointing=True)["activations"] < activations
-    assert estimated(model, batch_tokens=4 * 32)["activations"] == activations
+    trained = estimated()["training"]
+    model.backbone.requires_grad_(True)
+    assert trained == 12 * sum(p.numel() for p in model.head.parameters())
 
 
 @pytest.mark.parametrize(
     ("device", "free", "changes", "advice"),
     [
         ("cpu", 4e9, {}, None),
-        ("cpu", 1e6, {}, "--batch-size 2 --gradient-accumulation 8, --gradient-checkpointing, or --method lora"),
-        ("cpu", 1e6, {"per_device_train_batch_size": 1}, "; try --gradient-checkpointing, "),
-        ("cpu", 1e6, {"batch_tokens": 2**21}, "--batch-tokens 1048576"),
+        ("cpu", 1e6, {}, "a smaller --batch-size, --gradient-checkpointing, or --method lora"),
+        ("cpu", 1e6, {"batch_tokens": 2**21}, "a smaller --batch-tokens"),
         ("cuda:0", 1e6, {}, None),  # a GPU that is full raises an error, so it is tried
     ],
 )

@@ -16,33 +16,20 @@ from labkit.tasks.options import OPTIONS
 
 train_app = typer.Typer(help="Train a model on a task or on text.")
 
+EVALUATE = "Steps between evaluations. Default: at most 500 and an epoch; on text a tenth of the run."
 HYPERPARAMETERS: dict[str, tuple[str, tuple[Any, Any]]] = {  # option -> field of labkit.training.preset, its option
     "epochs": ("num_train_epochs", option(Real, "Passes over the training rows.")),
     "max_steps": ("max_steps", option(Whole, "Maximum number of optimiser steps.", min=1)),
     "batch_size": ("per_device_train_batch_size", option(Whole, "Rows per device in one forward pass.", min=1)),
-    "batch_tokens": (
-        "batch_tokens",
-        option(Whole, "With --packing: maximum number of tokens per batch, instead of --batch-size.", min=1),
-    ),
+    "batch_tokens": ("batch_tokens", option(Whole, "With --packing: maximum number of tokens per batch.", min=1)),
     "eval_batch_size": ("per_device_eval_batch_size", option(Whole, "Rows per forward pass in evaluation.", min=1)),
-    "gradient_accumulation": (
-        "gradient_accumulation_steps",
-        option(Whole, "Forward passes per optimiser step.", min=1),
-    ),
-    "gradient_checkpointing": (
-        "gradient_checkpointing",
-        flag("--gradient-checkpointing", "Needs less memory, is about a third slower."),
-    ),
+    "gradient_accumulation": ("gradient_accumulation_steps", option(Whole, "Forward passes per step.", min=1)),
+    "gradient_checkpointing": ("gradient_checkpointing", flag("--gradient-checkpointing", "Less memory, but slower.")),
     "learning_rate": ("learning_rate", option(Real, "Peak learning rate.")),
     "schedule": ("lr_scheduler_type", option(Text, "Learning-rate schedule: linear or cosine.")),
     "warmup": ("warmup_steps", option(Real, "Fraction of the steps for warm-up.", min=0, max=0.99)),
     "weight_decay": ("weight_decay", option(Real, "Weight decay of AdamW.")),
-    "evaluate_every": (
-        "eval_steps",
-        option(
-            Whole, "Steps between evaluations. Default: at most 500 and an epoch; on text a tenth of the run.", min=1
-        ),
-    ),
+    "evaluate_every": ("eval_steps", option(Whole, EVALUATE, min=1)),
     "save_every": ("save_steps", option(Whole, "Steps between checkpoints.", min=1)),
     "keep": ("save_total_limit", option(Whole, "Number of checkpoints to keep, the best one included.", min=1)),
     "patience": ("patience", option(Whole, "Stop after this many evaluations without improvement; 0 is never.", min=0)),
@@ -53,32 +40,19 @@ HYPERPARAMETERS: dict[str, tuple[str, tuple[Any, Any]]] = {  # option -> field o
 OF_TASKS = [name for name in HYPERPARAMETERS if name != "save_every"]
 OF_LM = ["epochs", "max_steps", "batch_size", "gradient_accumulation", "gradient_checkpointing", "learning_rate"]
 OF_LM += ["warmup", "dtype", "seed", "report_to"]
-OF_PRETRAINING = [*(name for name in OF_LM if name != "epochs"), "evaluate_every", "save_every"]
-
-
-def hyperparameters(names: list[str]) -> Options:
-    return {name: HYPERPARAMETERS[name][1] for name in names}
-
-
-def settings(name: str, given: dict[str, Any], **defaults: Any) -> dict[str, Any]:
-    """The preset `name` with the hyperparameters that were given."""
-    from labkit.training import preset
-
-    asked = {field: given.get(option) for option, (field, _) in HYPERPARAMETERS.items()}
-    return preset(name, **defaults | {field: value for field, value in asked.items() if value is not None})
-
+OF_PRETRAINING = [*OF_LM[1:], "evaluate_every", "save_every"]
 
 OUTPUT: Options = {"output_dir": option(str, "Folder of the run. It must not contain another run.", default=REQUIRED)}
 RUN: Options = {"resume": flag("--resume", "Continue the run in --output-dir."), "as_json": (Json, False)}
-ATTENTION = {
-    "attn_implementation": option(Text, "Attention backend: eager, sdpa, flex_attention or flash_attention_2.")
-}
-MODEL: Options = {
-    "model": option(str, "A registered name, a hub id or a local folder.", default="gpt2-mini"),
+MODEL_NAME = option(str, "A registered name, a hub id or a local folder.", default="gpt2-mini")
+WINDOW = option(str, "Window of unmasked local layers: keep, halve or global.", default="keep")
+ATTENTION = option(Text, "Attention backend: eager, sdpa, flex_attention or flash_attention_2.")
+TASK: Options = {
+    "model": MODEL_NAME,
     "mask": option(
         str, "bidirectional, causal (a decoder, unchanged) or encoder (an encoder, unchanged).", default="bidirectional"
     ),
-    "window": option(str, "Window of unmasked local layers: keep, halve or global.", default="keep"),
+    "window": WINDOW,
     "layers": option(str, "Layers to unmask: all, middle-third, below-1/3, above-2/3, or 0,1,2.", default="all"),
     "method": option(str, "full, lora, or frozen (trains only the head).", default="full"),
     "rank": option(int, "Rank of the LoRA adapters.", default=16, min=1),
@@ -86,7 +60,8 @@ MODEL: Options = {
     "backbone_dropout": option(Real, "Dropout in every layer.", min=0, max=0.99),
     "head_init": option(Text, "Initialisation of the head: normal, zeros or xavier."),
     "packing": flag("--packing", "Pack the rows of a batch without padding: same batches, less computation."),
-} | ATTENTION
+    "attn_implementation": ATTENTION,
+}
 DATA: Options = {
     "data": option(Text, "Embedded data set, hub name, or local folder in the layout of the hub."),
     "train_file": option(Text, "Training file, instead of --data: JSON, CoNLL, JSONL or CSV."),
@@ -114,146 +89,31 @@ HELP = {
     "The model learns one vector for each text, from pairs of texts.\n\n"
     "Example: labkit train embed --train-file pairs.jsonl --output-dir runs/embed",
 }
-
-
-def options_of(task: str) -> Options:
-    """The options of a task's dataclass; None takes its default."""
-    kinds = {"int": Whole, "float | None": Real, "str": Text}
-    return {
-        field.name: option(
-            kinds[field.type],
-            field.metadata["help"],
-            **{name: value for name, value in field.metadata.items() if name != "help"},
-        )
-        for field in fields(OPTIONS[task])
-    }
-
-
-def train_task(task: str, given: dict[str, Any]) -> None:
-    from labkit.datasets.sources import sides
-    from labkit.tasks.base import get
-    from labkit.tasks.finetune import crossvalidate, default_preset, finetune, numbers
-
-    model, output_dir = given["model"], given["output_dir"]
-    skipped = {} if given["skip_bad_rows"] else None
-    train, dev, test = sides(
-        task,
-        **{name: given[name] for name in DATA if name != "skip_bad_rows"},
-        seed=given["seed"],
-        tag_column=given.get("tag_column"),
-        skipped=skipped,
-    )
-    head = {"dropout": given["dropout"], "backbone_dropout": given["backbone_dropout"], "init": given["head_init"]}
-    choices = {name: given[name] for name in ("mask", "window", "layers", "method", "rank", "packing", "resume")} | {
-        "attn": given["attn_implementation"],
-        "head": {name: value for name, value in head.items() if value is not None},
-        "skipped": skipped,
-        "settings": settings(given["preset"] or default_preset(model), given),
-    }
-    described = get(task, **{name: given[name] for name in options_of(task)})
-    if given["folds"]:
-        examples = _together(train=train, dev=dev, test=test)
-        metrics = crossvalidate(described, model, examples, output_dir, k=given["folds"], **choices)
-    else:
-        metrics = finetune(described, model, train, output_dir, dev=dev, test=test, **choices)
-    if given["as_json"]:
-        print_json(metrics)
-    elif given["folds"]:
-        print(f"{task}: {metrics['folds']} folds, n = {metrics['n']:,}; mean and 95 % interval over the folds")
-        for name, score in metrics["scores"].items():
-            print(f"  {name.replace('_', ' ')} {score['mean']:.3f} ± {score['half_width_95']:.3f}")
-    else:
-        print(
-            f"{output_dir}/model: {task}, {metrics['mask']['measured']}, {metrics['steps']:,} steps, "
-            f"{metrics['seconds']:,.0f} s; best at step {metrics['best_step']:,}"
-        )
-        for side in [side for side in ("dev", "test") if side in metrics]:
-            scores = [f"{name.replace('_', ' ')} {value:.3f}" for name, value in numbers(metrics[side]).items()]
-            print(f"  {side:5} (n = {metrics[f'n_{side}']:,}) {', '.join(scores)}")
-            for name, value in metrics["baselines"][side].items():
-                print(f"        baseline {name.replace('_', ' ')}: {value:.3f}")
-
-
-def _together(**sides: list[Any]) -> list[Any]:
-    """The examples of all sides; ids that two of them share, as numbered rows do, get the side's name."""
-    ids = Counter(example.id for side in sides.values() for example in side)
-    return [
-        example if ids[example.id] == 1 else replace(example, id=f"{name}-{example.id}")
-        for name, side in sides.items()
-        for example in side
-    ]
-
-
 LM: Options = {
     "objective": option(str, "mlm, mntp, prefix, hybrid or next.", default=REQUIRED),
-    "model": option(str, "A registered name, a hub id or a local folder.", default="gpt2-mini"),
+    "model": MODEL_NAME,
     "train_file": option(list[str] | None, "Text file or folder; may be repeated. Default: Field Notes."),
     "eval_file": option(list[str] | None, "Text file or folder for evaluation; may be repeated."),
     "max_length": option(Whole, "Tokens per row.", min=2),
     "mask_rate": option(float, "Fraction of the tokens to mask.", default=0.15),
     "whole_words": flag("--whole-words", "Mask whole words."),
-    "window": option(str, "Window of unmasked local layers: keep, halve or global.", default="keep"),
+    "window": WINDOW,
     "layers": option(str, "Layers to unmask: all, middle-third, or 0,1,2.", default="all"),
     "lora": flag("--lora", "Train LoRA adapters, and merge them at the end."),
     "dropout": option(Real, "Dropout probability. Default: that of the model.", min=0, max=0.99),
     "profile": option(Text, "ci, laptop, colab or gpu: steps, batch size and length that you do not give."),
-} | ATTENTION
+    "attn_implementation": ATTENTION,
+}
 LM_HELP = """Adapt a language model to text.
 
 Objectives: mlm and mntp make the model bidirectional and predict masked tokens; prefix is bidirectional in a prefix
 of each row; hybrid predicts next tokens first and masked tokens after them; next is next-token prediction.
 
 Example: labkit train lm --objective mlm --model gpt2-mini --output-dir encoder --max-steps 500"""
-
-
-def train_lm(given: dict[str, Any]) -> None:
-    from labkit.profile import by_name, current
-    from labkit.tasks import lm
-
-    if given["epochs"] is not None and given["max_steps"] is not None:
-        raise LabkitError("--epochs and --max-steps both set the number of steps; give one of them")
-    sizes = by_name(given["profile"]) if given["profile"] else current()
-    defaults = {"per_device_train_batch_size": sizes.batch_size, "weight_decay": 0.01}
-    defaults["max_steps"] = sizes.max_steps if given["epochs"] is None else -1
-    train_texts, eval_texts = _texts(given["train_file"], given["eval_file"])
-    kept = ("objective", "mask_rate", "whole_words", "window", "layers", "lora", "dropout", "resume")
-    metrics = lm.train_lm(
-        given["model"],
-        train_texts,
-        given["output_dir"],
-        settings=settings("lm", given, **defaults),
-        eval_texts=eval_texts,
-        max_length=given["max_length"] or sizes.max_length,
-        attn=given["attn_implementation"],
-        **{name: given[name] for name in kept},
-    )
-    if given["as_json"]:
-        print_json(metrics)
-        return
-    print(f"{given['output_dir']}/model: {given['objective']}, {metrics['steps']:,} steps, {metrics['seconds']:,.0f} s")
-    for state, scores in metrics["scores"].items():
-        shown = (f"{name.replace('_', ' ')} {value:,.3f}" for name, value in scores.items() if name != "n")
-        print(f"  {state:9} {', '.join(shown)}")
-
-
-def _texts(train_file: list[str] | None, eval_file: list[str] | None) -> tuple[list[str], list[str]]:
-    from labkit.datasets.field_notes import passages
-    from labkit.datasets.text import read_documents
-
-    if train_file:
-        documents = [read_documents(files) if files else [] for files in (train_file, eval_file)]
-        return [document.text for document in documents[0]], [document.text for document in documents[1]]
-    if eval_file:
-        raise DataError("--eval-file without --train-file: give both, or neither to train on Field Notes")
-    return [passage.text for passage in passages("train")], [passage.text for passage in passages("dev")]
-
-
+TEXTS = Annotated[list[str], typer.Argument(metavar="TEXTS...", help="Text files, or folders of text files.")]
 PRETRAIN: Options = {
-    "texts": (
-        Annotated[list[str], typer.Argument(metavar="TEXTS...", help="Text files, or folders of text files.")],
-        REQUIRED,
-    ),
-    "vocab_size": option(int, "Vocabulary size of the byte-level BPE.", default=4096, max=2**20),
+    "texts": (TEXTS, REQUIRED),
+    "vocab_size": option(int, "Vocabulary size of the byte-level BPE.", default=4096, min=259, max=2**20),
     "context": option(int, "Context length: tokens per row.", default=512, min=2),
     "width": option(int, "Hidden size, a multiple of 64.", default=256, min=64),
     "layers": option(int, "Number of layers.", default=6, min=1, max=1000),
@@ -269,13 +129,129 @@ PRETRAIN_HELP = """Train a tokenizer and a small GPT-2.
 Example: labkit pretrain my-texts --output-dir my-gpt2 --max-steps 2000"""
 
 
+def options_of(task: str) -> Options:
+    """The options of a task's dataclass; None takes its default."""
+    kinds = {"int": Whole, "float | None": Real, "str": Text}
+    return {field.name: option(kinds[field.type], **field.metadata) for field in fields(OPTIONS[task])}
+
+
+def hyperparameters(names: list[str]) -> Options:
+    return {name: HYPERPARAMETERS[name][1] for name in names}
+
+
+def settings(name: str, given: dict[str, Any], **defaults: Any) -> dict[str, Any]:
+    """The preset `name` with the hyperparameters that were given."""
+    from labkit.training import preset
+
+    asked = {field: given.get(option) for option, (field, _) in HYPERPARAMETERS.items()}
+    return preset(name, **defaults | {field: value for field, value in asked.items() if value is not None})
+
+
+def chosen(given: dict[str, Any], names: str) -> dict[str, Any]:
+    """The options with these names, which are separated by spaces."""
+    return {name: given[name] for name in names.split()}
+
+
+def train_task(task: str, given: dict[str, Any]) -> None:
+    from labkit.datasets.sources import sides
+    from labkit.tasks.base import get
+    from labkit.tasks.finetune import crossvalidate, default_preset, finetune, numbers
+
+    skipped = {} if given["skip_bad_rows"] else None
+    files = chosen(given, "data train_file dev_file test_file max_train max_eval seed")
+    train, dev, test = sides(task, **files, tag_column=given.get("tag_column"), skipped=skipped)
+    head = {"dropout": given["dropout"], "backbone_dropout": given["backbone_dropout"], "init": given["head_init"]}
+    choices = chosen(given, "mask window layers method rank packing resume") | {
+        "attn": given["attn_implementation"],
+        "head": {name: value for name, value in head.items() if value is not None},
+        "skipped": skipped,
+        "settings": settings(given["preset"] or default_preset(given["model"]), given),
+    }
+    where = (get(task, **{name: given[name] for name in options_of(task)}), given["model"])
+    if given["folds"]:
+        examples = _together(train=train, dev=dev, test=test)
+        metrics = crossvalidate(*where, examples, given["output_dir"], k=given["folds"], **choices)
+    else:
+        metrics = finetune(*where, train, given["output_dir"], dev=dev, test=test, **choices)
+    if given["as_json"]:
+        print_json(metrics)
+    elif given["folds"]:
+        print(f"{task}: {metrics['folds']} folds, n = {metrics['n']:,}; mean and 95 % interval over the folds")
+        for name, score in metrics["scores"].items():
+            print(f"  {name.replace('_', ' ')} {score['mean']:.3f} ± {score['half_width_95']:.3f}")
+    else:
+        what = f"{task}, {metrics['mask']['measured']}, {metrics['steps']:,} steps, {metrics['seconds']:,.0f} s"
+        print(f"{given['output_dir']}/model: {what}; best at step {metrics['best_step']:,}")
+        for side in [side for side in ("dev", "test") if side in metrics]:
+            print(f"  {side:5} (n = {metrics[f'n_{side}']:,}) {_shown(numbers(metrics[side]))}")
+            if metrics["baselines"][side]:
+                print(f"        baselines: {_shown(metrics['baselines'][side])}")
+
+
+def _shown(scores: dict[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:,.3f}" for name, value in scores.items())
+
+
+def _together(**sides: list[Any]) -> list[Any]:
+    """The examples of all sides; ids that two of them share, as numbered rows do, get the side's name."""
+    ids = Counter(example.id for side in sides.values() for example in side)
+    return [
+        example if ids[example.id] == 1 else replace(example, id=f"{name}-{example.id}")
+        for name, side in sides.items()
+        for example in side
+    ]
+
+
+def train_lm(given: dict[str, Any]) -> None:
+    from labkit.profile import by_name, current
+    from labkit.tasks import lm
+
+    if given["epochs"] is not None and given["max_steps"] is not None:
+        raise LabkitError("--epochs and --max-steps both set the number of steps; give one of them")
+    sizes = by_name(given["profile"]) if given["profile"] else current()
+    defaults = {"per_device_train_batch_size": sizes.batch_size, "weight_decay": 0.01}
+    defaults["max_steps"] = sizes.max_steps if given["epochs"] is None else -1
+    train_texts, eval_texts = _texts(given["train_file"], given["eval_file"])
+    metrics = lm.train_lm(
+        given["model"],
+        train_texts,
+        given["output_dir"],
+        settings=settings("lm", given, **defaults),
+        eval_texts=eval_texts,
+        max_length=given["max_length"] or sizes.max_length,
+        attn=given["attn_implementation"],
+        **chosen(given, "objective mask_rate whole_words window layers lora dropout resume"),
+    )
+    if given["as_json"]:
+        print_json(metrics)
+        return
+    print(f"{given['output_dir']}/model: {given['objective']}, {metrics['steps']:,} steps, {metrics['seconds']:,.0f} s")
+    for state, scores in metrics["scores"].items():
+        print(f"  {state:9} {_shown({name: value for name, value in scores.items() if name != 'n'})}")
+
+
+def _texts(train_file: list[str] | None, eval_file: list[str] | None) -> tuple[list[str], list[str]]:
+    from labkit.datasets.field_notes import passages
+    from labkit.datasets.text import read_documents
+
+    if train_file:
+        documents = [read_documents(files) if files else [] for files in (train_file, eval_file)]
+        return [document.text for document in documents[0]], [document.text for document in documents[1]]
+    if eval_file:
+        raise DataError("--eval-file without --train-file: give both, or neither to train on Field Notes")
+    return [passage.text for passage in passages("train")], [passage.text for passage in passages("dev")]
+
+
 def pretrain(given: dict[str, Any]) -> None:
     from labkit import pretrain as pretraining
 
-    shape = pretraining.Shape(*(given[name] for name in ("vocab_size", "context", "width", "layers", "dropout")))
-    choices = {name: given[name] for name in ("held_out", "repeats", "first_length", "resume")}
-    chosen = settings("lm", given, learning_rate=1e-3)
-    metrics = pretraining.pretrain(given["texts"], given["output_dir"], shape=shape, settings=chosen, **choices)
+    metrics = pretraining.pretrain(
+        given["texts"],
+        given["output_dir"],
+        shape=pretraining.Shape(**chosen(given, "vocab_size context width layers dropout")),
+        settings=settings("lm", given, learning_rate=1e-3),
+        **chosen(given, "held_out repeats first_length resume"),
+    )
     if given["as_json"]:
         print_json(metrics)
         return
@@ -286,7 +262,7 @@ def pretrain(given: dict[str, Any]) -> None:
 
 for _task in OPTIONS:
     _columns = {"tag_column": (TagColumn, None)} if _task == "ner" else {}
-    _options = OUTPUT | MODEL | DATA | _columns | PRESET | hyperparameters(OF_TASKS) | options_of(_task) | FOLDS | RUN
+    _options = OUTPUT | TASK | DATA | _columns | PRESET | hyperparameters(OF_TASKS) | options_of(_task) | FOLDS | RUN
     add_command(train_app, _task, HELP[_task], _options, partial(train_task, _task))
 add_command(train_app, "lm", LM_HELP, OUTPUT | LM | hyperparameters(OF_LM) | RUN, train_lm)
 PRETRAINING = PRETRAIN | OUTPUT | hyperparameters(OF_PRETRAINING) | RUN

@@ -11,7 +11,6 @@ from transformers.pytorch_utils import Conv1D
 from labkit.decoder.anatomy import decoder_or_none
 from labkit.errors import TrainingError
 from labkit.models.adapters import peft_for
-from labkit.models.heads import sha256_of
 from labkit.training import random_state_kept
 
 METHODS = ("full", "lora", "frozen")
@@ -29,9 +28,9 @@ def trained_part(model: Any, method: str, *, rank: int = 16, dtype: str = "float
     """
     if method not in METHODS:
         raise TrainingError(f"the method is {method!r}; choose one of {', '.join(METHODS)}")
-    own = [name for name, child in model.named_children() if child is not model.backbone and list(child.parameters())]
     if method == "full":
         return model
+    own = [name for name, child in model.named_children() if child is not model.backbone and list(child.parameters())]
     weights_to(model.backbone, getattr(torch, dtype))
     for name in own:
         getattr(model, name).to(torch.float32)
@@ -40,24 +39,29 @@ def trained_part(model: Any, method: str, *, rank: int = 16, dtype: str = "float
             raise TrainingError("frozen: this head has no weights of its own, so there is nothing to train; take lora")
         model.backbone.requires_grad_(False)
         return model
-    adapted = with_lora(model, seed, rank=rank, target_modules=_matrices(model), modules_to_save=own)
+    decoder = decoder_or_none(model)
+    layers = [model.backbone] if decoder is None else decoder.layers
+    inside = {id(module) for layer in layers for module in layer.modules()}
+    matrices = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, (torch.nn.Linear, Conv1D)) and id(module) in inside
+    ]
+    adapted = with_lora(model, seed, rank=rank, target_modules=matrices, modules_to_save=own)
     # or peft saves the embeddings whole where marks were added, whose rows are not trained and can be made again
     adapted.save_pretrained = partial(adapted.save_pretrained, save_embedding_layers=False)
     return adapted
 
 
-def with_lora(model: Any, seed: int, *, rank: int = 16, **choices: Any) -> Any:
-    """Low-rank adapters on every matrix of the layers (Hu et al. 2021), which start from `seed`; the rest is frozen.
+def with_lora(model: Any, seed: int, *, rank: int = 16, target_modules: Any = "all-linear", **choices: Any) -> Any:
+    """Low-rank adapters on matrices of the layers (Hu et al. 2021), which start from `seed`; the rest is frozen.
 
     `choices`: other fields of peft.LoraConfig.
     """
     transposed = any(isinstance(module, Conv1D) for module in model.modules())  # as GPT-2 stores its matrices
-    choices = {"target_modules": "all-linear"} | choices
     with peft_for("LoRA needs") as peft, random_state_kept(seed):
-        settings = peft.LoraConfig(
-            r=rank, lora_alpha=2 * rank, lora_dropout=0.0, fan_in_fan_out=transposed, **choices
-        )  # fmt: skip
-        return peft.get_peft_model(model, settings)
+        choices |= {"r": rank, "lora_alpha": 2 * rank, "target_modules": target_modules, "fan_in_fan_out": transposed}
+        return peft.get_peft_model(model, peft.LoraConfig(lora_dropout=0.0, **choices))
 
 
 def weights_to(model: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -67,25 +71,6 @@ def weights_to(model: torch.nn.Module, dtype: torch.dtype) -> None:
             weight.data = weight.data.to(dtype)
 
 
-def whole(model: Any, method: str) -> Any:
-    """The model with its adapters merged, as it is saved."""
-    return model.merge_and_unload().requires_grad_(True) if method == "lora" else model
-
-
-def start_sha256(model: Any) -> str:
-    """Of all weights that are trained: two models that train the same ones and start alike have the same."""
-    return sha256_of(weight for weight in model.parameters() if weight.requires_grad)
-
-
 def trainable(model: Any) -> tuple[int, int]:
     """(trained, all) parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad), sum(p.numel() for p in model.parameters())
-
-
-def _matrices(model: Any) -> list[str]:
-    """The full names of the matrices in the layers (of an encoder: in its body); a head is not among them."""
-    decoder = decoder_or_none(model)
-    layers = [model.backbone] if decoder is None else decoder.layers
-    inside = {id(module) for layer in layers for module in layer.modules()}
-    kinds = (torch.nn.Linear, Conv1D)
-    return [name for name, module in model.named_modules() if isinstance(module, kinds) and id(module) in inside]

@@ -18,33 +18,27 @@ def files(lm: Any, metrics: dict[str, Any], config: dict[str, Any]) -> list[tupl
         licence=licence_name(lm),
         texts=f" ({', '.join(licences)} in this folder)" if licences else "",
         name=shown_name(lm),
-        task=metrics["task"],
         version=__version__,
-        mask=metrics["mask"]["measured"],
-        method=metrics["method"],
-        steps=metrics["steps"],
-        best=metrics["best_step"],
+        measured=metrics["mask"]["measured"],
         rate=config["settings"]["learning_rate"],
-        seed=metrics["seed"],
-        n=metrics["n_train"],
-        metric=metrics["metric"],
-        labels=", ".join(metrics["labels"]) or "none",
+        names=", ".join(metrics["labels"]) or "none",
         table=_table(metrics),
+        **metrics,
     )
     return [*licences.items(), ("README.md", text.encode())]
 
 
 def _table(metrics: dict[str, Any]) -> str:
     sides = [side for side in ("dev", "test") if side in metrics]
-    names = [name for name in _SHOWN if name in metrics["dev"]]
+    rows = {name: [metrics[side].get(name) for side in sides] for name in _SHOWN if name in metrics["dev"]}
+    rows |= {
+        f"baseline: {name}": [metrics["baselines"][s][name] for s in sides] for name in metrics["baselines"]["dev"]
+    }
     lines = ["| | " + " | ".join(f"{side} (n = {metrics[f'n_{side}']:,})" for side in sides) + " |"]
     lines.append("|---|" + "---:|" * len(sides))
-    for name in names:
-        cells = " | ".join(f"{metrics[side][name]:.3f}" if name in metrics[side] else "" for side in sides)
+    for name, scores in rows.items():
+        cells = " | ".join("" if score is None else f"{score:.3f}" for score in scores)
         lines.append(f"| {name.replace('_', ' ')} | {cells} |")
-    for name in metrics["baselines"]["dev"]:
-        cells = " | ".join(f"{metrics['baselines'][side][name]:.3f}" for side in sides)
-        lines.append(f"| baseline: {name.replace('_', ' ')} | {cells} |")
     return "\n".join(lines)
 
 
@@ -58,10 +52,10 @@ library_name: transformers
 
 Made with labkit {version} (`labkit train {task}`).
 
-- **Mask, as measured before training:** {mask}
-- **Trained:** {method}, {steps:,} steps on {n:,} examples, learning rate {rate:g}, seed {seed};
-  the weights are those of step {best} (best {metric} on dev)
-- **Labels:** {labels}
+- **Mask, as measured before training:** {measured}
+- **Trained:** {method}, {steps:,} steps on {n_train:,} examples, learning rate {rate:g}, seed {seed};
+  the weights are those of step {best_step} (best {metric} on dev)
+- **Labels:** {names}
 - **Licence:** {licence}{texts}. It applies to this folder as it does to the original.
 
 ## Scores

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ from labkit.errors import DataError, TrainingError
 from labkit.models import load, precision
 from labkit.models.adapters import TASK
 from labkit.models.adapters import save as save_adapter
+from labkit.models.heads import sha256_of
+from labkit.models.registry import REGISTRY
 from labkit.models.special_tokens import add_tokens
 from labkit.run_folder import RunFolder, is_first_process, process_count
 from labkit.tasks import adapters, card
@@ -39,7 +41,6 @@ from labkit.tasks.in_force import in_force, require_mask
 from labkit.tasks.needs import require_memory
 from labkit.training import Rows, draw, preset, random_state_kept, save_model, settled, steps, train
 
-NARROW = 0.9  # mean cosine of unrelated texts above which nearest neighbours mean little
 HELD_OUT = 0.1  # of the training examples, if there is no dev set
 EVALUATE_EVERY = 500  # steps, or one epoch if that is shorter
 SMALL = 20_000_000  # parameters
@@ -78,20 +79,16 @@ def finetune(
         test: scored once, at the end.
         settings: hyperparameters of `labkit.training.preset`; by default those of `default_preset(model)`.
         mask, window, layers, readings: what the model attends to, see `labkit.tasks.in_force`.
-        method: "full", "lora" (of this `rank`) or "frozen".
-        head: changes to the head, as fields of `labkit.models.heads.Head`: {"dropout": 0.2}.
-        packing: several texts share a row and no padding is computed. Where the model or its attention cannot, `say`
-            receives the reason and rows of similar length share a batch.
+        method, rank: see `labkit.tasks.adapters`. head: changes to the fields of its `Head`: {"dropout": 0.2}.
+        packing: several texts share a row and no padding is computed, unless the model or its attention cannot.
         keep_model: False saves no model; only scores and predictions remain.
         model_name: what config.json calls the model, in place of a path that may change.
         head_dtype: in which a new head is drawn; for pairs of runs that begin with models stored in different ones.
         skipped: how many rows of each side could not be read; the metrics record it.
 
-    The folder: `model/` with a card, with LoRA also `adapter/`, predictions.<side>.jsonl and judged.<side>.jsonl (what
-    is right in each example), metrics.json, trainer_state.json, `checkpoints/`. The metrics: `dev` and `test` with the
-    scores of the best checkpoint, `baselines`, the measured `mask`, `head_start` and `adapters_start` (sha256 of the
-    head and of all trained weights before the first step), `data_order` (of the order of the rows), and those of
-    `labkit.training.train`.
+    The folder also holds `model/` with a card, with LoRA `adapter/`, predictions.<side>.jsonl and judged.<side>.jsonl
+    (what is right in each example). The metrics: `dev` and `test` with the scores of the best checkpoint, `baselines`,
+    the measured `mask`, `head_start` and `adapters_start` (sha256 before the first step), and those of `train`.
 
     Raises:
         DataError, TrainingError, ModelError: with one clear sentence, before anything is written where possible.
@@ -114,19 +111,17 @@ def finetune(
         say(f"no dev set: {len(dev):,} examples are held out, {len(train_examples):,} are trained on")
     require_apart(train_examples, dev, test)
     sides = {"dev": dev, "test": test} if test else {"dev": dev}
-    metric = task.metric(dev)
+    metric, labels = task.metric(dev), task.labels(train_examples)
     if test and task.name == "embed" and task.metric(test) != metric:
         raise DataError("of dev and test one has pairs with scores and the other pairs without: give both alike")
-
-    labels = task.labels(train_examples)
     lm = _load(task, model, labels, head or {}, method, settings["seed"], attn, head_dtype)
     settings = settled(settings, lm.model.config.get_text_config().model_type, say)
     config["settings"] = settings
-    finished = RunFolder.check(output_dir, config, resume=resume)
-    if finished.metrics is not None:
-        say(f"{finished.path} is finished: {finished.metrics['steps']:,} steps")
-        return finished.metrics
-    head_start = lm.model.head_sha256() if hasattr(lm.model, "head_sha256") else None  # an encoder's own has none
+    run = RunFolder.check(output_dir, config, resume=resume)
+    if run.metrics is not None:
+        say(f"{run.path} is finished: {run.metrics['steps']:,} steps")
+        return run.metrics
+
     rows = task.rows(lm.tokenizer, train_examples, labels, say)
     known = task.labels([*train_examples, *dev, *test])  # dev and test may have labels that training lacks
     rows_of = {side: task.rows(lm.tokenizer, examples, known) for side, examples in sides.items()}
@@ -135,10 +130,9 @@ def finetune(
     begin = int(rows[0].ids[0] == lm.tokenizer.bos_token_id)  # is not repeated
     cure = f"give a --max-length so that {readings} readings fit" if readings > 1 else None
     require_positions((longest - begin) * readings + begin, lm.model.config, refusal=DataError, cure=cure)
-    baselines = {side: task.baselines(train_examples, examples) for side, examples in sides.items()}
-
-    packs = packing and (reason := why_not(lm.model)) is None
-    if packing and not packs:
+    reason = why_not(lm.model) if packing else None
+    packs = packing and reason is None
+    if reason:
         say(f"rows are not packed but grouped by length: {reason}")
     if settings["batch_tokens"] and not (packs and task.split_by_tokens):
         reason = "they are not packed" if not packs else "a batch of one pair has nothing to compare it with"
@@ -147,62 +141,60 @@ def finetune(
     items = sum(lengths) // settings["batch_tokens"] if settings["batch_tokens"] else len(rows)
     per_epoch = steps(max(1, items), settings | {"num_train_epochs": 1.0, "max_steps": -1})
     settings = settings | {"eval_steps": settings["eval_steps"] or min(EVALUATE_EVERY, per_epoch)}
-    seen = {"window": window, "layers": layers, "readings": readings, "packing": packs}
-    with precision.kernels(settings["tf32"]), in_force(lm.model, mask, **seen) as measured_mask:
+    metrics = {
+        "task": task.name, "metric": metric, "labels": list(labels), "method": method, "packing": packs,
+        # the head of an encoder may be its own, which has no record
+        "head_start": lm.model.head_sha256() if hasattr(lm.model, "head_sha256") else None,
+        "data_order": digest(order), "n_train": len(train_examples), "n_dev": len(dev), "n_test": len(test),
+        "n_rows": len(rows), "dtype": settings["dtype"],
+        "baselines": {side: task.baselines(train_examples, examples) for side, examples in sides.items()},
+    }  # fmt: skip
+    metrics |= {} if skipped is None else {"n_skipped": skipped}
+    asked = {"window": window, "layers": layers, "readings": readings, "packing": packs}
+    with precision.kernels(settings["tf32"]), in_force(lm.model, mask, **asked) as metrics["mask"]:
         trained = adapters.trained_part(lm.model, method, rank=rank, dtype=settings["dtype"], seed=settings["seed"])
-        adapters_start = adapters.start_sha256(trained) if method == "lora" else None
-        some, all_ = adapters.trainable(trained)
+        weights = (weight for weight in trained.parameters() if weight.requires_grad)
+        metrics["adapters_start"] = sha256_of(weights) if method == "lora" else None
+        metrics["trained_parameters"], metrics["parameters"] = adapters.trainable(trained)
         say(
             f"{task.name}: {len(train_examples):,} examples in {len(rows):,} rows; {mask} mask (measured); "
-            f"{some / 1e6:,.1f} of {all_ / 1e6:,.1f} M parameters are trained"
+            f"{metrics['trained_parameters'] / 1e6:,.1f} of {metrics['parameters'] / 1e6:,.1f} M parameters are trained"
         )
         say(require_memory(trained, settings, max(lengths) * readings))
         setattr(lm.model.config, TASK, {"task": task.name, "options": asdict(task)})
-        padding = pad_id(lm.tokenizer)
 
-        def measure(model: Any, side: str, task: Task = task) -> tuple[dict[str, Any], list[Any]]:
-            how = {"rows": rows_of[side], "batch_size": settings["per_device_eval_batch_size"]}
-            predictions = task.predict(model, lm.tokenizer, sides[side], labels, **how)
+        def measure(model: Any, side: str, task: Task) -> tuple[dict[str, Any], list[Any]]:
+            options = {"rows": rows_of[side], "batch_size": settings["per_device_eval_batch_size"]}
+            predictions = task.predict(model, lm.tokenizer, sides[side], labels, **options)
             return task.score(sides[side], predictions), predictions
 
         with RunFolder.alone(output_dir, config, resume=resume) as run:
-            if run.metrics is not None:  # another command has finished it since
-                return run.metrics
             outcome = train(
                 trained,
                 Rows(len(order), lambda k: [rows[row] for row in order[k]]),
-                collate=lambda items: task.collate([row for item in items for row in item], padding),
+                collate=lambda items: task.collate([row for item in items for row in item], pad_id(lm.tokenizer)),
                 loss=task.loss,
                 settings=settings,
                 run=run,
                 tokens=lambda k: readings * sum(lengths[row] for row in order[k]),
-                evaluate=lambda model: numbers(measure(model, "dev")[0]),
+                evaluate=lambda model: numbers(measure(model, "dev", task)[0]),
                 metric=metric,
                 tokenizer=lm.tokenizer,
                 say=say,
             )
             run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
-            metrics = {
-                "task": task.name, "metric": metric, "labels": list(labels), "mask": measured_mask, "method": method,
-                "packing": packs, "head_start": head_start, "adapters_start": adapters_start,
-                "data_order": digest(order), "baselines": baselines,
-            }  # fmt: skip
+            tuned = task
             with evaluating(trained) as best:
                 for side, examples in sides.items():
-                    metrics[side], predictions = measure(best, side, task)
+                    metrics[side], predictions = measure(best, side, tuned)
                     if side == "dev":
-                        task = task.tuned(metrics["dev"])
-                    run.write_text(f"predictions.{side}.jsonl", lines(map(task.record, predictions)))
-                    if (judged := task.judge(examples, predictions)) is not None:
-                        run.write_text(f"judged.{side}.jsonl", lines(judged))
-            metrics["beats_baselines"] = beats_baselines(metrics, say)
-            if (cone := metrics["dev"].get("anisotropy", 0.0)) > NARROW:
-                say(f"unrelated texts have a mean cosine of {cone:.2f}: the vectors collapse; lower the learning rate")
-            metrics |= {"n_train": len(train_examples), "n_dev": len(dev), "n_test": len(test), "n_rows": len(rows)}
-            metrics |= {} if skipped is None else {"n_skipped": skipped}
-            metrics |= outcome | {"dtype": settings["dtype"], "trained_parameters": some, "parameters": all_}
+                        tuned = task.tuned(metrics["dev"])
+                    run.write_text(f"predictions.{side}.jsonl", _lines([tuned.record(p) for p in predictions]))
+                    if (judged := tuned.judge(examples, predictions)) is not None:
+                        run.write_text(f"judged.{side}.jsonl", _lines(judged))
+            metrics |= outcome | {"beats_baselines": beats_baselines(metrics, say)}
             if keep_model:
-                _save(lm, trained, task, run, metrics, config)
+                _save(lm, trained, tuned, run, metrics, config)
             run.write_json("metrics.json", metrics)
             return metrics
 
@@ -233,11 +225,11 @@ def crossvalidate(
 
     task = get(task) if isinstance(task, str) else task
     settings = settings or preset(default_preset(str(model)))
-    if not examples:
-        raise DataError("there are no examples")
     parts = splits.folds(examples, k, settings["seed"])
-    config = {"command": f"train {task.name} --folds", "folds": k, "settings": settings, "examples": digest(examples)}
-    config |= {"model": str(model), "options": asdict(task), "choices": {key: str(choices[key]) for key in choices}}
+    config = {
+        "command": f"train {task.name} --folds", "folds": k, "settings": settings, "examples": digest(examples),
+        "model": str(model), "options": asdict(task), "choices": {key: str(value) for key, value in choices.items()},
+    }  # fmt: skip
     with RunFolder.alone(output_dir, config, resume=resume) as run:
         if run.metrics is not None:
             say(f"{run.path} is finished: {k} folds")
@@ -247,8 +239,8 @@ def crossvalidate(
             say(f"fold {number} of {k}: {len(part):,} examples are tested, {len(examples) - len(part):,} trained on")
             rest = [example for other in parts if other is not part for example in other]
             folder = run.path / f"fold-{number}"
-            how = choices | {"settings": settings, "resume": folder.exists(), "say": say}
-            scores.append(numbers(finetune(task, model, rest, folder, test=part, **how)["test"]))
+            options = choices | {"settings": settings, "resume": folder.exists(), "say": say}
+            scores.append(numbers(finetune(task, model, rest, folder, test=part, **options)["test"]))
         summary = {}
         for name in [name for name in scores[0] if all(name in fold for fold in scores)]:
             values = [fold[name] for fold in scores]
@@ -263,10 +255,7 @@ def crossvalidate(
 
 def default_preset(model: str) -> str:
     """ "mini" for the models of a few million parameters that labkit ships, "gemma" for all others."""
-    from labkit.models.registry import REGISTRY
-
-    model_card = REGISTRY.get(model)
-    return "mini" if model_card is not None and (model_card.parameters or SMALL) < SMALL else "gemma"
+    return "mini" if model in REGISTRY and (REGISTRY[model].parameters or SMALL) < SMALL else "gemma"
 
 
 def _load(
@@ -286,14 +275,14 @@ def _load(
 
 
 def _save(lm: Any, trained: Any, task: Task, run: RunFolder, metrics: dict[str, Any], config: dict[str, Any]) -> None:
-    """`model/`, and with LoRA `adapter/`."""
+    """`model/`, and with LoRA `adapter/`, before the adapters are merged into the model."""
     record = {"task": task.name, "options": asdict(task)}
     setattr(lm.model.config, TASK, record)
     if metrics["method"] == "lora":
         marks = MARKS if getattr(task, "prompt", None) == "evidence" else ()
         facts = {"base": config["model"], "task": record, "marks": marks}
         run.write_folder("adapter", lambda folder: save_adapter(trained, folder, **facts))
-    lm.model = adapters.whole(trained, metrics["method"])
+        lm.model = trained.merge_and_unload().requires_grad_(True)
     save_model(lm.model, lm.tokenizer, run, card.files(lm, metrics, config))
 
 
@@ -315,21 +304,12 @@ def beats_baselines(metrics: dict[str, Any], say: Callable[[str], None]) -> bool
     """Whether the model is better than every baseline, on test if there is one; None without a baseline."""
     side = "test" if "test" in metrics else "dev"
     name = metrics["metric"] if metrics["metric"] in metrics[side] else metrics["metric"].removeprefix("best_")
-    if not (baselines := metrics["baselines"].get(side)):
+    if not metrics["baselines"][side]:
         return None
-    best = max(baselines, key=baselines.__getitem__)
-    if metrics[side][name] > baselines[best]:
-        return True
-    say(
-        f"on {side} the model has {name} {metrics[side][name]:.3f}, no more than the baseline {best.replace('_', ' ')} "
-        f"with {baselines[best]:.3f}: it has not learned the task; more data, more steps or a larger model may help"
-    )
-    return False
-
-
-def lines(records: Iterable[dict[str, Any]]) -> str:
-    """As JSONL."""
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    best = max(metrics["baselines"][side].values())
+    if metrics[side][name] <= best:
+        say(f"on {side} the model has {name} {metrics[side][name]:.3f}, not more than the best baseline, {best:.3f}")
+    return metrics[side][name] > best
 
 
 def numbers(scores: dict[str, Any]) -> dict[str, float]:
@@ -347,3 +327,7 @@ def digest(examples: Sequence[Any]) -> str:
     for example in examples:
         together.update(repr(example).encode() + b"\0")
     return together.hexdigest()
+
+
+def _lines(records: Sequence[dict[str, Any]]) -> str:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)

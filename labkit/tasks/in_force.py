@@ -22,12 +22,12 @@ from labkit.decoder.hooks import masked
 from labkit.decoder.packing import packed
 from labkit.decoder.repetition import repeated
 from labkit.errors import TrainingError
-from labkit.masks import Mask, causal, sliding_window
+from labkit.masks import causal, sliding_window
 from labkit.models.export import choose_layers
 
 MASKS = ("bidirectional", "causal", "right-to-left", "encoder")
-LASTING = ("bidirectional", "causal", "encoder")  # a saved model can have these; others end with their block
-MEASURED = 12  # tokens on which a mask that has no name is compared, cell by cell
+MEASURED = 12  # tokens on which the right-to-left mask is compared, cell by cell
+BEHIND = ~causal() | sliding_window(1)  # a window of one token: itself
 
 
 def require_mask(mask: str, layers: str, readings: int, *, kept: bool) -> None:
@@ -36,11 +36,11 @@ def require_mask(mask: str, layers: str, readings: int, *, kept: bool) -> None:
         raise TrainingError(f"the mask is {mask!r}; choose one of {', '.join(MASKS)}")
     if layers != "all" and mask != "bidirectional":
         raise TrainingError(f"layers are chosen for the bidirectional mask, and the mask is {mask}")
-    if readings < 1:
-        raise TrainingError(f"the input is read {readings} times; it must be at least once")
-    if kept and (mask not in LASTING or readings > 1):
-        what = "a right-to-left mask" if mask not in LASTING else "a repeated input"
-        raise TrainingError(f"{what} is a control for comparisons: a saved model does not have it, so none can be kept")
+    if kept and (mask == "right-to-left" or readings > 1):
+        raise TrainingError(
+            "right-to-left masks and repeated inputs are controls for comparisons, which a saved model does not have: "
+            "give keep_model=False"
+        )
 
 
 def put_mask_in_force(model: Any, mask: str, window: str = "keep", layers: str = "all") -> dict[str, Any]:
@@ -49,22 +49,21 @@ def put_mask_in_force(model: Any, mask: str, window: str = "keep", layers: str =
     Raises:
         TrainingError: the measured mask is not the one asked for.
     """
-    chosen = choose_layers(layers, model.config.get_text_config().num_hidden_layers)
     if mask == "bidirectional" and decoder_or_none(model) is None:
-        raise TrainingError(
-            f"{type(model).__name__} is no decoder, so it has no mask to remove; an encoder, bidirectional "
-            "as it comes, is trained with the mask 'encoder'"
-        )
-    with _as_its_kernel_computes(model):
+        raise TrainingError(f"{type(model).__name__} is not a decoder, so it has no mask to remove; give mask encoder")
+    config = model.config.get_text_config()
+    chosen = choose_layers(layers, config.num_hidden_layers)
+    weight = next(model.parameters())
+    needs_16_bits = backend_of(config) == "flash" and weight.dtype == torch.float32
+    with torch.autocast(weight.device.type, torch.bfloat16, enabled=needs_16_bits):  # as in training
         if mask == "bidirectional":
             to_bidirectional(model, window=window, layers=chosen)
         report = audit(model, quick=True)
-    if chosen is None and report.verdict != ("bidirectional" if mask == "encoder" else mask):
-        raise TrainingError(f"the mask was to be {mask}, and the one measured is {report.verdict}: nothing was trained")
     opened = [layer.index for layer in report.layers if layer.verdict == "bidirectional"]
-    if chosen is not None and opened != sorted(chosen):
+    as_asked = report.verdict == ("bidirectional" if mask == "encoder" else mask)
+    if not (as_asked if chosen is None else opened == sorted(chosen)):
         raise TrainingError(
-            f"the mask was to be removed in layers {sorted(chosen)}, and it measures so in {opened}: nothing trained"
+            f"the mask was to be {mask} in layers {layers}; measured: {report.verdict}, bidirectional in {opened}"
         )
     return {"asked": mask, "measured": report.verdict, "window": window, "layers": layers, "opened": opened}
 
@@ -73,19 +72,12 @@ def put_mask_in_force(model: Any, mask: str, window: str = "keep", layers: str =
 def in_force(
     model: Any, mask: str, *, window: str = "keep", layers: str = "all", readings: int = 1, packing: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """For the block, `model` has this mask, reads its input so often and computes no padding; yields what was measured.
-
-    A bidirectional model stays so after the block.
-
-    Raises:
-        TrainingError: the measured mask is not the one asked for.
-    """
+    """The mask put in force for the block, with packing and repeated reading; yields what was measured, as a record."""
     with ExitStack() as stack:
-        if mask in LASTING:
-            measured = put_mask_in_force(model, mask, window, layers)
+        if mask == "right-to-left":
+            measured = _right_to_left(model, stack) | {"window": window, "layers": layers}
         else:
-            stack.enter_context(masked(model, right_to_left(model)))
-            measured = {"asked": mask, "measured": _measured_right_to_left(model), "window": window, "layers": layers}
+            measured = put_mask_in_force(model, mask, window, layers)
         if packing:
             stack.enter_context(packed(model))
         if readings > 1:  # inside, as what is packed are the repeated rows
@@ -93,30 +85,13 @@ def in_force(
         yield measured | {"readings": readings}
 
 
-def _as_its_kernel_computes(model: Any) -> torch.autocast:
-    """Flash attention knows 16-bit numbers only; weights of 32 bits are computed with as they will be in training."""
-    weight = next(model.parameters())
-    flash = backend_of(model.config.get_text_config()) == "flash" and weight.dtype == torch.float32
-    return torch.autocast(weight.device.type, torch.bfloat16, enabled=flash)
-
-
-def right_to_left(model: Any) -> list[Mask]:
-    """One mask per layer: itself and what follows, in a local layer as far as its window."""
+def _right_to_left(model: Any, stack: ExitStack) -> dict[str, str]:
+    """Every token sees itself and what follows, in a local layer as far as its window; measured cell by cell."""
     decoder = find_decoder(model)
-    behind = ~causal() | sliding_window(1)  # a window of one token: itself
-    local = behind
-    if decoder.config.get_text_config().__dict__.get("sliding_window"):
-        local = behind & sliding_window(decoder.config.sliding_window, causal=False)
-    return [local if kind == SLIDING else behind for kind in decoder.layer_types]
-
-
-def _measured_right_to_left(model: Any) -> str:
-    behind = ~causal() | sliding_window(1)
-    report = audit(model, quick=True)
-    window = getattr(find_decoder(model).config, "sliding_window", None) or MEASURED
-    n = min(MEASURED, window, *(layer.mask.limit or MEASURED for layer in report.layers))
-    if wrong := [layer.index for layer in report.layers if not layer.mask.agrees_with(behind, n)]:
-        raise TrainingError(
-            f"the mask was to be right-to-left, and layer {wrong[0]} measures otherwise: nothing trained"
-        )
-    return "right-to-left"
+    window = getattr(decoder.config, "sliding_window", None) if SLIDING in decoder.layer_types else None
+    local = BEHIND & sliding_window(window, causal=False) if window else BEHIND
+    stack.enter_context(masked(model, [local if kind == SLIDING else BEHIND for kind in decoder.layer_types]))
+    for layer in audit(model, quick=True).layers:
+        if not layer.mask.agrees_with(BEHIND, min(MEASURED, window or MEASURED, layer.mask.limit or MEASURED)):
+            raise TrainingError(f"the mask was to be right-to-left, and layer {layer.index} measures otherwise")
+    return {"asked": "right-to-left", "measured": "right-to-left"}

@@ -23,27 +23,22 @@ def training_bytes(model: nn.Module, settings: dict[str, Any], length: int) -> d
     Activations: what the backward pass of each layer needs, as in Korthikanti et al. 2022, equation 2, for the widths
     of this model. With gradient checkpointing: the states between the layers, and one layer.
     """
-    config = model.config.get_text_config()
+    config, parameters = model.config.get_text_config(), list(model.parameters())
     size = 4 if settings["dtype"] == "float32" else 2
     tokens = settings["batch_tokens"] or settings["per_device_train_batch_size"] * length
     width, layers, heads = config.hidden_size, config.num_hidden_layers, config.num_attention_heads
     head_width = getattr(config, "head_dim", None) or width // heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     hidden = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * width
-    gated = any(name.endswith("gate_proj") for name, _ in model.named_modules())
-    attention = 2 * (heads + key_heads) * head_width
-    scores = (
-        2 * heads * length
-        if config._attn_implementation == "eager" or next(model.parameters()).device.type == "cpu"
-        else 0
-    )
-    layer = tokens * size * (12 * width + attention + (4 if gated else 2) * hidden + scores)
+    of_mlp = 4 if any(name.endswith("gate_proj") for name, _ in model.named_modules()) else 2
+    keeps_scores = config._attn_implementation == "eager" or parameters[0].device.type == "cpu"
+    attention = 2 * (heads + key_heads) * head_width + 2 * heads * length * keeps_scores
+    layer = tokens * size * (12 * width + attention + of_mlp * hidden)
     states = tokens * size * width * layers
-    trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-    weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    copies = 0 if size == 4 else 2 * sum(weight.numel() for weight in model.parameters() if weight.element_size() == 4)
+    trained = sum(weight.numel() for weight in parameters if weight.requires_grad)
+    copies = 0 if size == 4 else 2 * sum(weight.numel() for weight in parameters if weight.element_size() == 4)
     return {
-        "weights": weights,
+        "weights": sum(weight.numel() * weight.element_size() for weight in parameters),
         # gradient, two moments of AdamW, DDP's buckets; the weights in 16 bits
         "training": (12 if process_count() == 1 else 16) * trained + copies,
         "activations": layer + states if settings["gradient_checkpointing"] else layer * layers,
@@ -63,14 +58,10 @@ def require_memory(model: nn.Module, settings: dict[str, Any], length: int) -> s
     free = limits.available_bytes(device) + need["weights"] + PROCESS
     rows, tokens = settings["per_device_train_batch_size"], settings["batch_tokens"]
     batch = f"batches of {tokens:,} tokens" if tokens else f"batches of {rows} x {length}"
-    cures = ["--gradient-checkpointing", "or --method lora"]
-    if tokens:
-        cures.insert(0, f"--batch-tokens {tokens // 2}")
-    elif rows > 1:
-        cures.insert(
-            0, f"--batch-size {rows // 2} --gradient-accumulation {settings['gradient_accumulation_steps'] * 2}"
-        )
     sentence = f"needs about {total / limits.GB:.1f} GB for {batch}, {free / limits.GB:.1f} GB are free"
-    if total > free and not device.startswith("cuda"):
-        raise TrainingError(f"this training {sentence}; try {', '.join(cures)}")
+    if total > free and device == "cpu":
+        smaller = "--batch-tokens" if tokens else "--batch-size"
+        raise TrainingError(
+            f"this training {sentence}; try a smaller {smaller}, --gradient-checkpointing, or --method lora"
+        )
     return sentence

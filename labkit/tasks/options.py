@@ -11,7 +11,7 @@ from typing import Any
 
 def option(default: Any, help: str, **limits: Any) -> Any:
     """A field with its default, and the help and limits that `labkit train` shows."""
-    return field(default=default, metadata={"help": help, **limits})
+    return field(default=default, metadata={"text": help, **limits})
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def test_a_full_disk_stops_a_run_with_one_line_and_the_run_resumes_when_there_is
     wait_for_checkpoints(process, folder, 3)
     _, most = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1_000_000, most))  # no file grows beyond 1 MB from here on
-    assert_one_line(process.wait(timeout=120), log.read_text(), "checkpoint", "--resume")
+    assert_one_line(process.wait(timeout=120), log.read_text(), "could not be written", "--resume")
     written = (folder / FIRST).stat().st_mtime_ns
     code, _, err = labkit_command(*TRAIN, "--output-dir", folder, "--resume")
     assert code == 0, err
@@ -124,9 +124,3 @@ def test_a_loss_that_becomes_nan_stops_a_run_with_one_line_and_the_last_checkpoi
     code, _, err = labkit_command(*TRAIN, "--output-dir", folder, "--resume")
     assert code == 0, err
     assert_ended_alike(folder, whole)
-
-
-def test_a_learning_rate_that_is_much_too_high_stops_a_run_with_one_line(labkit_command, tmp_path):
-    code, _, err = labkit_command(*TRAIN, "--learning-rate", "4e9", "--output-dir", tmp_path / "run")
-    assert_one_line(code, err, "NaN", "learning rate")
-    assert not (tmp_path / "run" / "metrics.json").exists() and not (tmp_path / "run" / "model").exists()

@@ -11,6 +11,8 @@ import sys
 
 import pytest
 
+from tests.acceptance.command_line import TORCHRUN
+
 pytest.importorskip("resource", reason="torchrun with gloo is for POSIX systems")
 pytestmark = pytest.mark.end_to_end
 
@@ -54,8 +56,8 @@ for layer in find_decoder(model).layers:
     fully_shard(layer, mesh=mesh)
 fully_shard(model, mesh=mesh)
 assert find_decoder(model).layers[0].self_attn.q_proj.weight.to_local().numel() * 2 == 64 * 64  # half of it
-for got, wanted in zip(outputs(), expected, strict=True):
-    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+for got, reference in zip(outputs(), expected, strict=True):
+    torch.testing.assert_close(got, reference, atol=1e-5, rtol=1e-5)
 torch.testing.assert_close(gradient(), expected_gradient, atol=1e-6, rtol=1e-4)
 dist.destroy_process_group()
 """
@@ -64,7 +66,7 @@ dist.destroy_process_group()
 def test_a_converted_model_that_is_sharded_computes_what_the_whole_model_computes(tmp_path):
     script = tmp_path / "sharded.py"
     script.write_text(SHARDED)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    command = [sys.executable, *TORCHRUN, str(script)]
     paths = {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]), "OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr[-3000:]
