@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from labkit.decoder.running import evaluating
 from labkit.errors import TrainingError, is_out_of_memory
+from labkit.files import quiet_libraries
 from labkit.models import precision
 from labkit.objectives import generator
-from labkit.progress import bars_on_terminals_only, transformers_errors_only
 from labkit.run_folder import STATE, RunFolder, described, first_process_first, is_first_process, process_count
 
 DTYPES = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
@@ -236,7 +236,7 @@ def train(
     with first_process_first():
         resumed = run.latest_checkpoint()
     with (
-        random_state_kept(), bars_on_terminals_only(), transformers_errors_only(), _local_stores(run),
+        random_state_kept(), quiet_libraries(), _local_stores(run),
         precision.kernels(settings["tf32"]), run.failures_explained(), _memory_explained(settings),
     ):  # fmt: skip
         arguments = _arguments(settings, len(rows), run, metric, evaluate is not None)
@@ -477,5 +477,5 @@ def save_model(model: Any, tokenizer: Any, run: RunFolder, files: Iterable[tuple
         for name, content in files:
             (folder / name).write_bytes(content)
 
-    with bars_on_terminals_only():
+    with quiet_libraries():
         return run.write_folder("model", fill)

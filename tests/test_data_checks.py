@@ -11,7 +11,7 @@ from labkit import cli
 from labkit.datasets.checks import LONG, Report, check_files
 from labkit.datasets.embedded import SPLITS
 from labkit.errors import DataError
-from labkit.resources import folder
+from labkit.files import folder
 
 CONTEXT = "Paris lies on the Seine. The Seine rises in Burgundy."
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import labkit
-from labkit import resources
+from labkit import files
 from labkit.datasets.catalogue import card_faults
 from labkit.errors import ModelError
 from labkit.gpt import GPT
@@ -19,7 +19,7 @@ from labkit.tasks.lm import fill_in_scores
 
 pytestmark = pytest.mark.end_to_end
 
-FOLDER = resources.folder("data") / "checkpoints" / "gpt2-mini"
+FOLDER = files.folder("data") / "checkpoints" / "gpt2-mini"
 VAL_LINES = """GREMIO:
 Good morrow, neighbour Baptista.
 
@@ -64,7 +64,7 @@ def test_an_altered_checkpoint_is_refused_by_name(tmp_path, monkeypatch):
     with (copy / "model.safetensors").open("r+b") as file:
         file.seek(5_000_000)
         file.write(b"\x01")
-    monkeypatch.setattr(resources, "folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(files, "folder", lambda name: tmp_path / name)
     with pytest.raises(ModelError, match="model.safetensors"):
         labkit.load("gpt2-mini")
 

@@ -11,7 +11,7 @@ from transformers import AutoModel
 import labkit
 from labkit.convert import conversion_of
 from labkit.errors import ModelError
-from labkit.models.heads import POOLINGS, TASKS, Head, head_in, make_pooling, set_backbone_dropout
+from labkit.models.heads import POOLINGS, TASKS, Head, head_in, Pooling, set_backbone_dropout
 from labkit.models.tiny import TINY_NAMES
 
 LABELS = ("O", "B-PER", "I-PER")
@@ -151,13 +151,13 @@ def test_plain_poolings_equal_sums_by_hand(side):
         "weighted_mean": [(row * rank).sum(0) / rank.sum() for row, rank in zip(rows, ranks, strict=True)],
     }
     for name, vectors in expected.items():
-        assert_close(make_pooling(name, 3)(states, mask), torch.stack(vectors))
+        assert_close(Pooling(name, 3)(states, mask), torch.stack(vectors))
 
 
 @pytest.mark.parametrize("name", POOLINGS)
 def test_no_pooling_depends_on_the_padding(name):
     torch.manual_seed(0)
-    pool = make_pooling(name, 8, heads=2)
+    pool = Pooling(name, 8, heads=2)
     states, mask = torch.randn(2, 5, 8), torch.tensor([[1, 1, 1, 0, 0], [1] * 5])
     other = torch.where(mask[..., None] == 1, states, 1e4 * torch.randn(2, 5, 8))
     assert_close(pool(states, mask), pool(other, mask))
@@ -166,7 +166,7 @@ def test_no_pooling_depends_on_the_padding(name):
 
 def test_weighted_mean_of_a_long_row_does_not_overflow_in_half_precision():
     states = torch.ones(1, 2000, 2, dtype=torch.float16)
-    assert_close(make_pooling("weighted_mean", 2)(states, torch.ones(1, 2000, dtype=torch.long)), states[:, 0])
+    assert_close(Pooling("weighted_mean", 2)(states, torch.ones(1, 2000, dtype=torch.long)), states[:, 0])
 
 
 @pytest.mark.parametrize("name", ["attention_query", "attention_kv"])
@@ -175,7 +175,7 @@ def test_attention_poolings_learn_in_every_part_from_finite_probes(name):
     ids, mask = batch(model)
     model(ids, attention_mask=mask).pooler_output.pow(2).sum().backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.pooling.parameters())
-    assert 0.5 < make_pooling(name, 64).probe.detach().std() < 2.0
+    assert 0.5 < Pooling(name, 64).probe.detach().std() < 2.0
 
 
 @pytest.mark.parametrize("normalize", [True, False])

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit import resources
+from labkit import files
 from labkit.course.exercises import NAMES, Assignment, Exercise, assignment
 from labkit.course.variant import Variant
 from labkit.errors import CourseError
@@ -46,7 +46,7 @@ class MasterCell:
 
 def masters() -> dict[str, Path]:
     """The master of each assignment that has one: {"a1": .../a1_masks_and_attention.py, ...}."""
-    folder = resources.folder("notebooks") / "assignments" / "src"
+    folder = files.folder("notebooks") / "assignments" / "src"
     return {path.name[:2]: path for path in sorted(folder.glob("a[0-9]_*.py")) if path.name[:2] in NAMES}
 
 

@@ -30,7 +30,7 @@ from typing import Any
 
 import psutil
 
-from labkit import resources
+from labkit import files
 from labkit.course import wire
 from labkit.course.answers import Answer, Reply
 from labkit.errors import CourseError
@@ -280,8 +280,8 @@ def require_isolation(private: Sequence[Path] = ()) -> None:
 
 def _visible() -> list[Path]:
     """What a submission needs beside the system: Python, labkit with its data, and the converted models."""
-    package, shipped = Path(__file__).parents[1], [resources.folder("data"), resources.folder("results")]
-    checkout = package.parent / "pyproject.toml"  # by which labkit.resources knows a checkout
+    package, shipped = Path(__file__).parents[1], [files.folder("data"), files.folder("results")]
+    checkout = package.parent / "pyproject.toml"  # by which labkit.files knows a checkout
     paths = [Path(sys.base_prefix), Path(sys.prefix), package, *shipped, cache_dir(), checkout]
     return [path for path in dict.fromkeys(paths) if path.exists()]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from labkit.datasets import embedded
 from labkit.datasets.files import json_lines
-from labkit.resources import folder
+from labkit.files import folder
 
 CARD = "README.md"
 

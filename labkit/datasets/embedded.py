@@ -20,7 +20,7 @@ from labkit.datasets.files import json_lines
 from labkit.datasets.rows import read_squad
 from labkit.datasets.tags import tags_over, words_of
 from labkit.errors import DataError
-from labkit.resources import folder
+from labkit.files import folder
 
 SPLITS = field_notes.SPLITS
 NAMES = ("field-notes", "evidence", "which-way-round")

@@ -41,7 +41,7 @@ from labkit.datasets.files import (
 )
 from labkit.datasets.rows import id_of, text_of
 from labkit.errors import DataError
-from labkit.resources import folder
+from labkit.files import folder
 
 BLANK = "____"  # stands in a statement where the answer belongs
 KNOWN_FACTS = "known-facts"
