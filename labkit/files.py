@@ -49,10 +49,10 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
         return
     path = Path(path).expanduser().absolute()
     with _naming(path):
-        target = Path(os.path.realpath(path))
-        if not is_regular(path) or target.is_symlink():  # a link that is still one leads to itself
+        if not is_regular(path):
             path.write_bytes(content)
             return
+        target = Path(os.path.realpath(path))
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = target.parent / (WRITING + secrets.token_hex(4))
         try:
@@ -98,7 +98,7 @@ def require_writable(path: str | Path) -> None:
     with _naming(path):
         path = Path(os.path.realpath(path))
         with suppress(FileNotFoundError):
-            os.stat(path)  # raises for a file among the parents, a name that is too long, or a link to itself
+            os.stat(path)  # raises for a file among the parents, or a name that is too long
         tempfile.TemporaryFile(dir=_existing(path)).close()
 
 

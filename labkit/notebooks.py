@@ -11,7 +11,6 @@ import math
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -141,9 +140,9 @@ def _find(path: Path) -> list[Path]:
 def _execute(path: Path, timeout: int | float, environment: dict[str, str]) -> tuple[str, int]:
     """The text of the executed notebook, and how many code cells ran."""
     try:
+        import ipykernel  # noqa: F401  (the kernel)
         import nbclient
         import nbformat
-        from ipykernel.kernelspec import write_kernel_spec
         from jupyter_client import AsyncKernelManager
         from jupyter_client.kernelspec import KernelSpecManager
     except ImportError as error:
@@ -154,30 +153,27 @@ def _execute(path: Path, timeout: int | float, environment: dict[str, str]) -> t
     except Exception as error:  # nbformat raises its own, json's and traitlets' errors
         raise DataError(f"{path.name} cannot be read as a notebook: {error}") from error
     ran = []
-    with tempfile.TemporaryDirectory(prefix="labkit-kernel-") as kernels:
-        # a kernel of this Python, and not a "python3" that is installed elsewhere
-        write_kernel_spec(f"{kernels}/labkit", extra_arguments=["--log-level=ERROR"])
-        specs = KernelSpecManager(kernel_dirs=[kernels], ensure_native_kernel=False)
-        client = nbclient.NotebookClient(
-            notebook,
-            km=AsyncKernelManager(kernel_name="labkit", kernel_spec_manager=specs),
-            timeout=math.ceil(timeout),  # nbclient takes whole seconds only
-            startup_timeout=120,
-            coalesce_streams=True,  # printed lines in one piece, however they arrived
-            record_timing=False,  # timestamps would change the file on every run
-            skip_cells_with_tag=SKIP_TAG,
-            resources={"metadata": {"path": str(path.resolve().parent)}},
-            on_cell_execute=lambda cell, cell_index: ran.append(cell_index),
-        )
-        try:
-            # without cleanup_kc nbclient leaves the kernel of a given manager running
-            client.execute(env=environment, cleanup_kc=True)
-            return nbformat.writes(notebook), len(ran)
-        except nbclient.exceptions.CellExecutionError as error:
-            cause = f"{error.ename}: {error.evalue}"
-        except nbclient.exceptions.CellTimeoutError:
-            cause = f"TimeoutError: no answer within {timeout:g} s"
-        except nbclient.exceptions.DeadKernelError:
-            cause = "DeadKernelError: the kernel died (often: out of memory)"
+    specs = KernelSpecManager(kernel_dirs=[])  # the kernel of this Python, not a "python3" that is installed elsewhere
+    client = nbclient.NotebookClient(
+        notebook,
+        km=AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs),
+        extra_arguments=["--log-level=ERROR"],
+        timeout=math.ceil(timeout),  # nbclient takes whole seconds only
+        startup_timeout=120,
+        coalesce_streams=True,  # printed lines in one piece, however they arrived
+        record_timing=False,  # timestamps would change the file on every run
+        skip_cells_with_tag=SKIP_TAG,
+        resources={"metadata": {"path": str(path.resolve().parent)}},
+        on_cell_execute=lambda cell, cell_index: ran.append(cell_index),
+    )
+    try:
+        client.execute(env=environment, cleanup_kc=True)  # without cleanup_kc the kernel of a given manager stays
+        return nbformat.writes(notebook), len(ran)
+    except nbclient.exceptions.CellExecutionError as error:
+        cause = f"{error.ename}: {error.evalue}"
+    except nbclient.exceptions.CellTimeoutError:
+        cause = f"TimeoutError: no answer within {timeout:g} s"
+    except nbclient.exceptions.DeadKernelError:
+        cause = "DeadKernelError: the kernel died (often: out of memory)"
     source = notebook.cells[ran[-1]].source.strip() if ran else ""
     raise LabkitError(f"{path.name}, cell {ran[-1] + 1 if ran else 0} (`{source.partition(chr(10))[0]}`): {cause}")

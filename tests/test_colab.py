@@ -12,7 +12,6 @@ import types
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 import labkit
 from labkit import colab, notebooks
@@ -172,13 +171,6 @@ def test_setup_refuses_a_package_older_than_labkit_needs_with_the_cure(laptop):
         colab.setup()
 
 
-def test_outside_colab_drive_changes_nothing_and_says_so(laptop, capsys, tmp_path):
-    laptop.chdir(tmp_path)
-    colab.setup(drive=True)
-    assert "without Google Drive" in capsys.readouterr().out
-    assert os.path.samefile(os.getcwd(), tmp_path)
-
-
 def test_outside_colab_a_missing_token_is_explained_for_this_machine(laptop):
     laptop.delenv("HF_TOKEN", raising=False)
     laptop.setattr("huggingface_hub.get_token", lambda: None)
@@ -189,18 +181,6 @@ def test_outside_colab_a_missing_token_is_explained_for_this_machine(laptop):
     assert colab.token() == os.environ["HF_TOKEN"] == "hf_of_a_login"
 
 
-def test_a_drive_that_is_refused_is_an_error_that_helps(laptop, tmp_path):
-    def refuse(place):
-        raise ValueError("mount failed")
-
-    package = types.ModuleType("google.colab")
-    package.drive = types.SimpleNamespace(mount=refuse)
-    laptop.setitem(sys.modules, "google.colab", package)
-    laptop.setattr(colab, "DRIVE", tmp_path / "drive")
-    with pytest.raises(LabkitError, match="mount failed.*without drive=True"):
-        colab.work_on_drive()
-
-
 def test_what_was_loaded_before_pip_replaced_it_asks_for_a_restart(laptop):
     old = types.SimpleNamespace(__version__="5.24.1")
     laptop.setitem(sys.modules, "plotly", old)
@@ -209,12 +189,6 @@ def test_what_was_loaded_before_pip_replaced_it_asks_for_a_restart(laptop):
     laptop.setattr(colab, "_IMPORTED_EARLY", ("plotly",))
     with pytest.raises(LabkitError, match="plotly 6.5.0.*loaded 5.24.1.*Restart session"):
         colab.setup()
-
-
-def test_the_extra_for_colab_asks_for_nothing_that_its_kernel_is_built_on():
-    lines = PYPROJECT["project"]["dependencies"] + EXTRAS["colab"]
-    kernel = {"ipykernel", "ipython", "ipywidgets", "jupyter-client", "notebook", "tornado", "traitlets"}
-    assert not kernel & {Requirement(line).name for line in lines}
 
 
 # ---- the heads of the notebooks ------------------------------------------------------------------------------------

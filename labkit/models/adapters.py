@@ -37,10 +37,6 @@ def peft_for(what: str) -> Iterator[ModuleType]:
         yield peft
 
 
-def is_adapter(folder: Path) -> bool:
-    return (folder / RECORD).is_file()
-
-
 def save(adapted: Any, folder: Path, *, base: str, task: dict[str, Any], marks: tuple[str, ...] = ()) -> None:
     """Write the adapters of a peft model with a labkit head into `folder`, which exists.
 

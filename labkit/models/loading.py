@@ -71,6 +71,8 @@ def load(
     """
     import torch
 
+    from labkit.models import adapters, folders
+
     name = str(name_or_path)
     if attn not in (None, *ATTENTION_BACKENDS):
         raise ModelError(f"attn is {attn!r}; choose one of {', '.join(ATTENTION_BACKENDS)}")
@@ -81,12 +83,25 @@ def load(
     options = {"attn": attn, "dtype": torch_dtype, "device": device, "task": task}
 
     card, folder = REGISTRY.get(name), Path(name).expanduser()
+    if card is None and (folder / adapters.RECORD).is_file():
+        return adapters.read(folder, name, load, **options)
     if card is None and folder.is_dir():
-        return _load_folder(folder, name, options)
-    card = card or _hub_card(name)
-    if isinstance(card.origin, Package):
-        return _load_package(card, options)
-    return {"hub": _load_hub, "checkpoint": _load_checkpoint, "code": _load_tiny}[card.origin](card, options)
+        source, licence = f"the folder {name}", _licence_in(folder)
+    elif card is None:
+        folder, source, licence = _from_hub(name, _hub_id(name), options)
+    elif isinstance(card.origin, Package):
+        folder, source, licence = _from_package(card)
+    elif card.origin == "hub":
+        folder, source, _ = _from_hub(name, card.hub_id, options)
+        licence = card.licence
+    elif card.origin == "checkpoint":
+        folder, source, licence = _from_checkpoint(card)
+        # stored in half the space; CPUs are slow in float16, or have no kernels for it
+        options["dtype"] = torch_dtype or torch.float32
+    else:
+        return _load_tiny(card, options)
+    model, tokenizer, remarks = folders.read_folder(folder, name, **options)
+    return Loaded(model, tokenizer, name, "; ".join([source, *remarks]) + ".", licence)
 
 
 def available() -> list[dict[str, Any]]:
@@ -99,13 +114,11 @@ def available() -> list[dict[str, Any]]:
     rows = []
     for card in REGISTRY.values():
         ready, note = True, card.origin_text()
-        if isinstance(card.origin, Package):
+        if isinstance(card.origin, Package) and (cache.cache_dir() / "models" / card.name).is_dir():
+            note = "converted"
+        elif isinstance(card.origin, Package):
             ready = card.origin.paths() is not None
-            note = "in its package" if ready else f"run: {card.origin.pip_command}"
-            if (cache.cache_dir() / "models" / card.name).is_dir():
-                ready, note = True, "converted"
-            elif ready and card.origin.quantisation:
-                note = "the first load converts it"
+            note = "in its package; the first load may convert it" if ready else f"run: {card.origin.pip_command}"
         elif card.origin == "hub":
             ready = isinstance(try_to_load_from_cache(card.hub_id, "config.json"), str)
             note = "in the hub cache" if ready else "needs a network"
@@ -115,25 +128,16 @@ def available() -> list[dict[str, Any]]:
     return rows
 
 
-# ---- one loader for each kind of origin ------------------------------------------------------------------------------
+# ---- for each kind of origin: the folder, its source, its licence ----------------------------------------------------
 
 
-def _load_folder(folder: Path, name: str, options: dict[str, Any]) -> Loaded:
-    from labkit.models import adapters
-
-    if adapters.is_adapter(folder):
-        return adapters.read(folder, name, load, **options)
-    return _loaded(folder, name, f"the folder {name}", _licence_in(folder), options)
-
-
-def _load_package(card: ModelCard, options: dict[str, Any]) -> Loaded:
+def _from_package(card: ModelCard) -> tuple[Path, str, str]:
     package, terms = card.origin, card.origin.terms_path()
     licence = f"{card.licence}; full text in {terms}" if terms else card.licence
     if package.quantisation is None:
         (weights,) = _installed_files(card)
         _require_sha256(weights, package)
-        source = f"{package.original}, the files of its release, in the package {package.distribution}"
-        return _loaded(weights.parent, card.name, source, licence, options)
+        return weights.parent, f"{package.original}, its files in the package {package.distribution}", licence
 
     def convert(folder: Path) -> dict[str, Any]:
         from labkit.models.gguf import convert_gguf
@@ -158,31 +162,25 @@ def _load_package(card: ModelCard, options: dict[str, Any]) -> Loaded:
         f"{', '.join(f'{share:.0%} {kind}' for share, kind in shares if share >= 0.01)}): close to the original "
         "release but not bit-equal to it, so do not quote its scores as those of the original"
     )
-    return _loaded(folder, card.name, source, licence, options)
+    return folder, source, licence
 
 
-def _load_hub(card: ModelCard, options: dict[str, Any]) -> Loaded:
+def _from_hub(name: str, hub_id: str, options: dict[str, Any]) -> tuple[Path, str, str]:
     """Fetch the configuration, check that it is supported and fits, and only then fetch the weights."""
     from labkit.models import folders
 
-    folders.prepare(_fetch(card.hub_id, _SMALL_FILES), card.name, **options)
-    folder = _fetch(card.hub_id, _SMALL_FILES + _WEIGHTS)
-    source = f"hub model {card.hub_id}, revision {folder.name[:12]}"
-    return _loaded(folder, card.name, source, card.licence or _licence_in(folder), options)
+    folders.prepare(_fetch(hub_id, _SMALL_FILES), name, **options)
+    folder = _fetch(hub_id, _SMALL_FILES + _WEIGHTS)
+    return folder, f"hub model {hub_id}, revision {folder.name[:12]}", _licence_in(folder)
 
 
-def _load_checkpoint(card: ModelCard, options: dict[str, Any]) -> Loaded:
-    import torch
-
+def _from_checkpoint(card: ModelCard) -> tuple[Path, str, str]:
     from labkit.datasets.catalogue import card_faults
 
     folder = files.folder("data") / "checkpoints" / card.name
     if faults := card_faults(folder):
         raise ModelError(f"{faults[0]}; restore it from the repository, or reinstall labkit")
-    # stored in half the space; CPUs are slow in float16, or have no kernels for it
-    options = options | {"dtype": options["dtype"] or torch.float32}
-    source = f"{card.name}, trained by this project (card: {folder / 'README.md'})"
-    return _loaded(folder, card.name, source, card.licence, options)
+    return folder, f"{card.name}, trained by this project (card: {folder / 'README.md'})", card.licence
 
 
 def _load_tiny(card: ModelCard, options: dict[str, Any]) -> Loaded:
@@ -194,16 +192,6 @@ def _load_tiny(card: ModelCard, options: dict[str, Any]) -> Loaded:
     source = f"random weights, drawn in code from seed {tiny.SEED}: {card.name} is untrained and shows mechanism only"
     source = "; ".join([source, *remarks]) + "."
     return Loaded(model.to(options["device"]), tiny.build_tiny_tokenizer(), card.name, source, card.licence)
-
-
-def _loaded(folder: Path, name: str, source: str, licence: str, options: dict[str, Any]) -> Loaded:
-    from labkit.models import folders
-
-    model, tokenizer, remarks = folders.read_folder(folder, name, **options)
-    return Loaded(model, tokenizer, name, "; ".join([source, *remarks]) + ".", licence)
-
-
-# ---- packages, the hub, licences -------------------------------------------------------------------------------------
 
 
 def _installed_files(card: ModelCard) -> list[Path]:
@@ -222,15 +210,13 @@ def _require_sha256(file: Path, package: Package) -> None:
         )
 
 
-def _hub_card(name: str) -> ModelCard:
-    """A card for the hub id that an unregistered name is. Raises ModelError, with similar names, for anything else."""
+def _hub_id(name: str) -> str:
+    """`name`, if it can be a hub id. Raises ModelError, with similar names, for anything else."""
     if name.count("/") == 1 and not name.startswith((".", "~", "/")) and not name.endswith("/"):
-        return ModelCard(name, "", 0, 0, None, "", "hub", name)
+        return name
     similar = closest_names(name)
     hint = f"did you mean {' or '.join(similar)}?" if similar else "`labkit models` lists the names that labkit knows"
-    raise ModelError(
-        f"no model is called {name!r}: it is neither a registered name, nor a folder, nor a hub id (owner/name); {hint}"
-    )
+    raise ModelError(f"no model is called {name!r}, and it is neither a folder nor a hub id (owner/name); {hint}")
 
 
 def _fetch(hub_id: str, patterns: list[str]) -> Path:

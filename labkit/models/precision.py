@@ -42,9 +42,9 @@ def choose(model_type: str, capability: tuple[int, int] | None, dtype: str = "au
     if dtype == "float16" and capability is None:
         raise TrainingError("float16 needs a GPU, and there is none here; choose auto, bfloat16 or float32")
     if dtype == "float16" and overflows:
+        safe = "bfloat16" if ampere else "float32"
         raise TrainingError(
-            f"{model_type} overflows in float16 (its activations exceed 65,504), so the loss would become NaN; choose "
-            f"{'bfloat16' if ampere else 'float32'}"
+            f"{model_type} overflows in float16 (beyond 65,504), so the loss becomes NaN; choose {safe}"
         )
     if dtype == "bfloat16" and capability is not None and not ampere:
         return Precision("bfloat16", False, f"{gpu} has no bfloat16 in hardware: torch emulates it, slowly")
