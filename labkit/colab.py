@@ -1,6 +1,6 @@
 """`setup()` makes a notebook ready, prints what it runs on, and in Google Colab can keep files on Google Drive.
 
-The lessons themselves need nothing else from here. `token()` finds the Hugging Face token for a gated model.
+A token for gated models needs nothing from here: huggingface_hub finds it among Colab's secrets, as HF_TOKEN.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from labkit.notebooks import DISTRIBUTION
 from labkit.profile import VARIABLE, current, in_colab
 
 DRIVE = Path("/content/drive")  # where Colab's own button mounts it, too
-TOKEN = "HF_TOKEN"  # the name that huggingface_hub reads, as a variable and among Colab's secrets
 NO_GPU = "no GPU, so all runs on the CPU (Runtime > Change runtime type gives you one)"
 _IMPORTED_EARLY = ("numpy", "plotly")  # what Colab may have loaded before the setup cell replaced it
 
@@ -45,7 +44,7 @@ def setup(drive: bool = False) -> None:
             os.environ[VARIABLE] = os.environ.get(VARIABLE) or "laptop"
             facts.append(NO_GPU)
         if drive:
-            facts.append(f"files are kept in {work_on_drive()}")
+            facts.append(f"files are kept in {_work_on_drive()}")
     elif drive:
         facts.append("without Google Drive, as this is not Colab")
     # The figures go to the front end as data: drawn offline in JupyterLab, Notebook 7 and VS Code, without a 5 MB
@@ -56,11 +55,8 @@ def setup(drive: bool = False) -> None:
     print(", ".join([f"labkit {__version__}", f"profile {current().name}", *facts]))
 
 
-def work_on_drive() -> Path:
-    """Mount Google Drive if it is not, and make its folder "labkit" the working folder of this session.
-
-    Raises LabkitError if the reader does not allow it, or Drive does not answer.
-    """
+def _work_on_drive() -> Path:
+    """Mount Google Drive if it is not, and make its folder "labkit" the working folder of this session."""
     from google.colab import drive  # type: ignore[import-not-found]  # exists in Colab only
 
     if not (DRIVE / "MyDrive").is_dir():
@@ -75,27 +71,6 @@ def work_on_drive() -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     return folder
-
-
-def token(model: str = "the model") -> str:
-    """The Hugging Face token for a gated model; also put into HF_TOKEN, where `labkit.load` finds it.
-
-    Searched in HF_TOKEN, and by huggingface_hub among Colab's secrets and in a login on this machine. Never printed.
-    Raises LabkitError, with how to get one, if there is none.
-    """
-    import huggingface_hub
-
-    value = os.environ.get(TOKEN) or huggingface_hub.get_token()
-    if not value:
-        place = f"set {TOKEN}, or run `hf auth login`"
-        if in_colab():
-            place = f"click the key on the left of Colab, add the secret {TOKEN}, and switch on its notebook access"
-        raise LabkitError(
-            f"{model} is gated and there is no token. Accept its licence at https://huggingface.co/{model}, make a "
-            f"token that may read at https://huggingface.co/settings/tokens, then {place}; never write it into a cell"
-        )
-    os.environ[TOKEN] = value
-    return value
 
 
 def _refuse_outdated_packages() -> None:

@@ -263,35 +263,3 @@ def test_a_reader_that_has_gone_ends_a_command_quietly(line):
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
-def test_standard_output_on_a_full_disk_is_one_line():
-    with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "labkit", "models"]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and "No space left" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("config.json", "{"),
-        ("config.json", {"labkit_attention": {"window": "keep"}}),
-        ("config.json", {"labkit_head": {"task": "embedding", "dropout": "x"}}),
-        ("tokenizer.json", {"model": None}),
-        ("tokenizer_config.json", {"added_tokens_decoder": {"x": 7}}),
-        ("model.safetensors", b"\x02\0\0\0\0\0\0\0{}"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_a_damaged_model_folder_is_bad_input(labkit_command, tiny, tmp_path, file, content):
-    lm = tiny("tiny-gpt2")
-    lm.model.save_pretrained(tmp_path)
-    lm.tokenizer.save_pretrained(tmp_path)
-    if isinstance(content, dict):
-        content = json.dumps(json.loads((tmp_path / file).read_text()) | content)
-    (tmp_path / file).write_bytes(content.encode() if isinstance(content, str) else content)
-    code, out, err = labkit_command("audit", tmp_path, "--quick")
-    assert (code, out, len(err.splitlines())) == (2, "", 1), err
-    assert str(tmp_path) in err

@@ -171,16 +171,6 @@ def test_setup_refuses_a_package_older_than_labkit_needs_with_the_cure(laptop):
         colab.setup()
 
 
-def test_outside_colab_a_missing_token_is_explained_for_this_machine(laptop):
-    laptop.delenv("HF_TOKEN", raising=False)
-    laptop.setattr("huggingface_hub.get_token", lambda: None)
-    with pytest.raises(LabkitError, match="https://huggingface.co/google/gemma-2-9b.*hf auth login"):
-        colab.token("google/gemma-2-9b")
-    laptop.setattr("huggingface_hub.get_token", lambda: "hf_of_a_login")
-    laptop.setenv("HF_TOKEN", "")  # undone after the test
-    assert colab.token() == os.environ["HF_TOKEN"] == "hf_of_a_login"
-
-
 def test_what_was_loaded_before_pip_replaced_it_asks_for_a_restart(laptop):
     old = types.SimpleNamespace(__version__="5.24.1")
     laptop.setitem(sys.modules, "plotly", old)

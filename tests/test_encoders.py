@@ -28,6 +28,7 @@ from labkit.tasks.finetune import finetune
 from labkit.training import preset
 
 WORDS = "who lives in paris gurk does not . ? a".split()
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 CONTEXT, ASKED = "gurk lives in paris .", "who lives in paris ?"
 
 
@@ -43,9 +44,8 @@ def wordpiece() -> BertTokenizer:
 def packaged(wordpiece, tmp_path, monkeypatch):
     """A tiny BERT in a package `small_bert`, registered as "small-bert"; returns the folder of its files."""
     folder = tmp_path / "site" / "small_bert" / "model"
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     torch.manual_seed(0)
-    BertModel(BertConfig(vocab_size=len(wordpiece), initializer_range=0.3, **sizes)).save_pretrained(folder)
+    BertModel(BertConfig(vocab_size=len(wordpiece), initializer_range=0.3, **SIZES)).save_pretrained(folder)
     wordpiece.save_pretrained(folder)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     package = Package(
@@ -66,27 +66,15 @@ def question(answers=("gurk",)) -> Question:
 # The tokenizer's own template is the oracle: it is how BERT's rows were built when BERT was trained.
 
 
-def test_a_sentence_to_tag_stands_between_cls_and_sep(wordpiece):
-    spans = words_of(CONTEXT)
-    sentence = Sentence(
-        "s", CONTEXT, tuple(CONTEXT[a:b] for a, b in spans), tuple(spans), ("B-PER", *["O"] * (len(spans) - 1))
-    )
-    (row,) = ner.features(wordpiece, [sentence], ("O", "B-PER", "I-PER"))
+def test_the_rows_of_every_task_have_the_ends_that_the_tokenizer_gives_them(wordpiece):
+    (row,) = ner.features(wordpiece, examples_of("ner", 0)[:1], ("O", "B-PER", "I-PER"))
     assert list(row.ids) == wordpiece(CONTEXT)["input_ids"]
     assert row.targets[1] == 1, "the label of the first word stands on it, and not on [CLS]"
-
-
-def test_a_text_to_classify_stands_between_cls_and_sep_and_is_cut_inside(wordpiece):
     framed = classify.frame(wordpiece, [CONTEXT], ["it"], 5)
     assert framed == [(wordpiece(CONTEXT, truncation=True, max_length=5)["input_ids"], 2)]
-    assert classify.frame(wordpiece, [CONTEXT], ["it"], 64) == [(wordpiece(CONTEXT)["input_ids"], 0)]
-
-
-@pytest.mark.parametrize("order", ["question-first", "question-last"])
-def test_question_and_context_are_the_pair_that_the_tokenizer_makes(wordpiece, order):
-    (window,) = qa.windows(wordpiece, [question()], order=order)
-    pair = (ASKED, CONTEXT) if order == "question-first" else (CONTEXT, ASKED)
-    assert list(window.ids) == wordpiece(*pair)["input_ids"]
+    for order, pair in (("question-first", (ASKED, CONTEXT)), ("question-last", (CONTEXT, ASKED))):
+        (window,) = qa.windows(wordpiece, [question()], order=order)
+        assert list(window.ids) == wordpiece(*pair)["input_ids"]
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["bos and eos, too", "cls and sep alone"])
@@ -118,28 +106,20 @@ def test_an_answer_comes_back_from_perfect_logits(wordpiece, order, answer):
 # -- measured and trained ----------------------------------------------------------------------------------------------
 
 
-def pooled(causal: bool) -> BertForSequenceClassification:
+@pytest.mark.parametrize("causal", [True, False])
+def test_of_a_model_with_one_output_per_text_the_states_of_its_body_are_measured(causal):
     """With as many classes as the quick audit has tokens: their logits have the shape of one output per position."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    config = BertConfig(vocab_size=50, num_labels=QUICK_TOKENS, is_decoder=causal, initializer_range=0.3, **sizes)
-    return BertForSequenceClassification(config).eval()
-
-
-@pytest.mark.parametrize(("causal", "verdict"), [(True, "causal"), (False, "bidirectional")])
-@pytest.mark.parametrize("quick", [True, False])
-def test_of_a_model_with_one_output_per_text_the_states_of_its_body_are_measured(causal, verdict, quick):
-    report = labkit.audit(pooled(causal), quick=quick)
-    assert report.verdict == verdict and report.whole["unpadded"].verdict == verdict
-    assert report.whole["unpadded"].influence[-1, -1], "the last token is seen at its own place, if nowhere else"
-    assert BODY_MEASURED in report.notes
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_also_when_leaks_are_looked_for(causal):
-    found = find_leaks(pooled(causal), tokens=QUICK_TOKENS)
-    assert found.clean is causal and BODY_MEASURED in found.notes
-    assert bool(found.influence[0, -1] > 0) is not causal, "the first token, and the last one that is changed"
+    config = BertConfig(vocab_size=50, num_labels=QUICK_TOKENS, is_decoder=causal, initializer_range=0.3, **SIZES)
+    model = BertForSequenceClassification(config).eval()
+    for quick in (True, False):
+        report = labkit.audit(model, quick=quick)
+        assert report.verdict == report.whole["unpadded"].verdict == ("causal" if causal else "bidirectional")
+        assert report.whole["unpadded"].influence[-1, -1], "the last token is measured at its own position, at least"
+        assert BODY_MEASURED in report.notes
+    leaks = find_leaks(model, tokens=QUICK_TOKENS)
+    assert leaks.clean is causal and BODY_MEASURED in leaks.notes
+    assert bool(leaks.influence[0, -1] > 0) is not causal, "the first token, and the last one that is changed"
 
 
 def examples_of(task: str, n: int) -> list:

@@ -2,10 +2,8 @@
 
 import importlib.util
 import json
-import os
 import re
 import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -36,20 +34,6 @@ def requirements():
 # ---- commands ------------------------------------------------------------------------------------------------------
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-
-
-@needs_make
-def test_no_make_target_breaks_in_a_folder_with_a_space(tmp_path):
-    """Dry run from such a folder: no absolute path may appear in a command, make and the shell would split it."""
-    folder = tmp_path / "a folder"
-    folder.mkdir()
-    shutil.copy(ROOT / "Makefile", folder)
-    outside = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}  # these tests may run under make
-    for target in ("lab", "lab-check", "test", "test-fast", "test-all", "lint"):
-        asked = ["make", "--no-print-directory", "-n", target]
-        commands = subprocess.run(asked, cwd=folder, env=outside, capture_output=True, text=True, check=True).stdout
-        assert "scripts/setup_env.py" in commands
-        assert "a folder" not in commands
 
 
 def test_readme_lists_every_notebook_with_the_minutes_that_it_states():
