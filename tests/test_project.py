@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import re
-import shutil
 import tomllib
 from pathlib import Path
 
@@ -29,11 +28,6 @@ def script(name):
 def requirements():
     extras = PROJECT["optional-dependencies"]
     return [Requirement(line) for line in [*PROJECT["dependencies"], *(r for group in extras.values() for r in group)]]
-
-
-# ---- commands ------------------------------------------------------------------------------------------------------
-
-needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 
 def test_readme_lists_every_notebook_with_the_minutes_that_it_states():
