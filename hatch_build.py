@@ -1,6 +1,6 @@
 """Build hook: a built wheel carries data/, notebooks/ and benchmarks/results/ inside labkit, and labkit/_browser.
 
-An editable install carries none of them: it reads the folders where they stand (labkit/resources.py).
+An editable install carries none of them: it reads the folders where they stand (labkit/files.py).
 labkit/_browser, which git ignores, holds the JavaScript libraries of the bertviz views; it is filled first, if npm can.
 plotly's bundle in it is for the site only, so a wheel does not carry it.
 """

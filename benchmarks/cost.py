@@ -114,13 +114,13 @@ def load(name: str, attn: str | None, dtype: str, device: str) -> tuple[Any, str
     """A causal model with a head that classifies tokens, and the attention backend that it uses."""
     from labkit import models
     from labkit.decoder import limits
-    from labkit.models import hub, loading
+    from labkit.models import folders
     from labkit.models.heads import Head
 
     head = Head("token-classification", labels=LABELS)
     if name.startswith(RANDOM):
-        kind, config = hub.class_for(shape(name), head, name)
-        attn, _ = loading.choose_attention(kind, config, attn, name)
+        kind, config = folders.class_for(shape(name), head, name)
+        attn, _ = folders.choose_attention(kind, config, attn, name)
         limits.require_memory_for_model(name, limits.configured_parameters(config, kind), getattr(torch, dtype), device)
         with torch.device(device):
             model = kind._from_config(config, attn_implementation=attn, dtype=getattr(torch, dtype))

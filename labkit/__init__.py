@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit import convert, errors, masks, models, notebooks, pitfalls, profile, resources, viz
+    from labkit import convert, errors, masks, models, notebooks, pitfalls, profile, viz
     from labkit.auditing.leaks import find_leaks
     from labkit.auditing.measure import AuditReport, assert_bidirectional, assert_causal, audit
     from labkit.convert import masked, to_bidirectional, to_causal
@@ -42,7 +42,6 @@ _SUBMODULES = (
     "notebooks",
     "pitfalls",
     "profile",
-    "resources",
     "viz",
 )
 
@@ -67,7 +66,6 @@ __all__ = [
     "pipeline",
     "pitfalls",
     "profile",
-    "resources",
     "to_bidirectional",
     "to_causal",
     "viz",

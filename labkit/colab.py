@@ -1,6 +1,6 @@
 """`setup()` makes a notebook ready, prints what it runs on, and in Google Colab can keep files on Google Drive.
 
-The lessons themselves need nothing else from here. `token()` finds the Hugging Face token for a gated model.
+A token for gated models needs nothing from here: huggingface_hub finds it among Colab's secrets, as HF_TOKEN.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from labkit.notebooks import DISTRIBUTION
 from labkit.profile import VARIABLE, current, in_colab
 
 DRIVE = Path("/content/drive")  # where Colab's own button mounts it, too
-TOKEN = "HF_TOKEN"  # the name that huggingface_hub reads, as a variable and among Colab's secrets
 NO_GPU = "no GPU, so all runs on the CPU (Runtime > Change runtime type gives you one)"
 _IMPORTED_EARLY = ("numpy", "plotly")  # what Colab may have loaded before the setup cell replaced it
 
@@ -34,15 +33,20 @@ def setup(drive: bool = False) -> None:
     _refuse_outdated_packages()
     facts = []
     if in_colab():
+        import torch
         from google.colab import output  # type: ignore[import-not-found]  # exists in Colab only
 
         output.enable_custom_widget_manager()
-        gpu = _gpu_name()
-        if gpu is None and not os.environ.get(VARIABLE):
-            os.environ[VARIABLE] = "laptop"
-        facts = [gpu or NO_GPU, *([f"files are kept in {work_on_drive()}"] if drive else [])]
+        if torch.cuda.is_available():
+            card = torch.cuda.get_device_properties(0)
+            facts.append(f"{card.name} with {card.total_memory / 10**9:.0f} GB")
+        else:
+            os.environ[VARIABLE] = os.environ.get(VARIABLE) or "laptop"
+            facts.append(NO_GPU)
+        if drive:
+            facts.append(f"files are kept in {_work_on_drive()}")
     elif drive:
-        facts = ["without Google Drive, as this is not Colab"]
+        facts.append("without Google Drive, as this is not Colab")
     # The figures go to the front end as data: drawn offline in JupyterLab, Notebook 7 and VS Code, without a 5 MB
     # script. PLOTLY_RENDERER wins where it is set (for a static HTML export: `plotly_mimetype+notebook`).
     renderer = os.environ.setdefault("PLOTLY_RENDERER", "colab" if in_colab() else "plotly_mimetype")
@@ -51,11 +55,8 @@ def setup(drive: bool = False) -> None:
     print(", ".join([f"labkit {__version__}", f"profile {current().name}", *facts]))
 
 
-def work_on_drive() -> Path:
-    """Mount Google Drive if it is not, and make its folder "labkit" the working folder of this session.
-
-    Raises LabkitError if the reader does not allow it, or Drive does not answer.
-    """
+def _work_on_drive() -> Path:
+    """Mount Google Drive if it is not, and make its folder "labkit" the working folder of this session."""
     from google.colab import drive  # type: ignore[import-not-found]  # exists in Colab only
 
     if not (DRIVE / "MyDrive").is_dir():
@@ -72,73 +73,28 @@ def work_on_drive() -> Path:
     return folder
 
 
-def token(model: str = "the model") -> str:
-    """The Hugging Face token for a gated model; also put into HF_TOKEN, where `labkit.load` finds it.
-
-    No notebook of the tour needs one. Searched in HF_TOKEN, among Colab's secrets, and in a login on this machine.
-    Never printed. Raises LabkitError, with how to get one, if there is none.
-    """
-    import huggingface_hub
-
-    value = os.environ.get(TOKEN) or _colab_secret() or huggingface_hub.get_token()
-    if not value:
-        page = f"https://huggingface.co/{model}" if "/" in model else "its page on https://huggingface.co"
-        place = f"set {TOKEN}, or run `hf auth login`"
-        if in_colab():
-            place = f"click the key on the left of Colab, add the secret {TOKEN}, and switch on its notebook access"
-        raise LabkitError(
-            f"{model} is gated and there is no token. Accept its licence at {page}, make a token that may read at "
-            f"https://huggingface.co/settings/tokens, then {place}; never write it into a cell"
-        )
-    os.environ[TOKEN] = value
-    return value
-
-
-def _colab_secret() -> str | None:
-    if not in_colab():
-        return None
-    from google.colab import userdata  # type: ignore[import-not-found]
-
-    try:
-        return userdata.get(TOKEN)
-    except (userdata.SecretNotFoundError, userdata.NotebookAccessError):
-        return None
-
-
-def _gpu_name() -> str | None:
-    """The GPU that torch will use, such as "Tesla T4 with 16 GB", or None."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    card = torch.cuda.get_device_properties(0)
-    return f"{card.name} with {card.total_memory / 10**9:.0f} GB"
-
-
 def _refuse_outdated_packages() -> None:
     """Raise LabkitError for a package that is too old, or that pip replaced after this session had loaded it."""
     from packaging.requirements import Requirement
-    from packaging.version import Version
 
     try:
         requirements = [Requirement(line) for line in metadata.requires(DISTRIBUTION) or []]
     except metadata.PackageNotFoundError:  # a bare checkout on sys.path: its user chose the versions
-        requirements = []
-    problems, specs = [], []
-    for need in (r for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})):
-        try:
+        return
+    problems, install = [], []
+    for need in requirements:
+        if need.marker is None or need.marker.evaluate({"extra": ""}):
             version = metadata.version(need.name)
-        except metadata.PackageNotFoundError:
-            version = None
-        if version is None or not need.specifier.contains(version, prereleases=True):
-            problems.append(f"{need.name}: found {version or 'nothing'}, needed {need.specifier}")
-            specs.append(f"'{need.name}{need.specifier}'")
+            if not need.specifier.contains(version, prereleases=True):
+                problems.append(f"{need.name}: found {version}, needed {need.specifier}")
+                install.append(f"'{need.name}{need.specifier}'")
     if problems:
-        install = " ".join(specs)
-        raise LabkitError(f"{'; '.join(problems)}. Run `%pip install {install}` in a cell, then restart the kernel.")
+        raise LabkitError(
+            f"{'; '.join(problems)}. Run `%pip install {' '.join(install)}` in a cell, then restart the kernel."
+        )
     for name in _IMPORTED_EARLY:
         loaded = getattr(sys.modules.get(name), "__version__", None)
-        if loaded is not None and Version(loaded).public != Version(installed := metadata.version(name)).public:
+        if loaded is not None and loaded != (installed := metadata.version(name)):
             raise LabkitError(
                 f"{name} {installed} was installed, but this session had loaded {loaded} before. "
                 "Restart it (in Colab: Runtime > Restart session), then run this cell again."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import shutil
@@ -48,15 +47,7 @@ class Finding:
 
 def diagnose() -> list[Finding]:
     """All findings, in the order in which to cure them. Changes nothing, needs no network, takes seconds."""
-    findings = [_python(), *(_package(name, oldest) for name, oldest in OLDEST.items())]
-    findings += [_gpu(), _processor(), _memory(), _profile(), _cache(), *_models()]
-    for name, consequence in OPTIONAL.items():
-        version = _version(name)
-        missing = Finding(name, "warn", f"not installed: {consequence}", f"pip install {name}")
-        findings.append(Finding(name, "ok", version) if version else missing)
-    if _version("ipywidgets") and _version("jupyterlab"):
-        findings.append(_browser_extension())
-    return findings
+    return [*_required(), *_machine(), *_places(), *_models(), *_optional()]
 
 
 def healthy(findings: list[Finding]) -> bool:
@@ -64,154 +55,118 @@ def healthy(findings: list[Finding]) -> bool:
     return all(finding.status != "fail" for finding in findings)
 
 
-def _python() -> Finding:
-    oldest, newest = (tuple(map(int, version.split("."))) for version in PYTHONS)
-    detail = f"{platform.python_version()} at {sys.executable}"
-    if sys.version_info[:2] < oldest:
-        problem = f"{detail}; labkit needs {PYTHONS[0]} or newer"
-        return Finding("python", "fail", problem, f"install Python {PYTHONS[0]}")
-    if sys.version_info[:2] > newest:
-        return Finding("python", "warn", f"{detail}; labkit is tested up to {PYTHONS[1]}", f"use Python {PYTHONS[1]}")
-    return Finding("python", "ok", detail)
+def _finding(name: str, detail: str, cure: str = "", *, problem: str = "warn") -> Finding:
+    return Finding(name, problem if cure else "ok", detail, cure)
 
 
-def _package(name: str, oldest: str) -> Finding:
+def _required() -> Iterator[Finding]:
     from packaging.version import Version
 
-    version, cure = _version(name), f"pip install '{name}>={oldest}'"
-    if version is None:
-        return Finding(name, "fail", "not installed", cure)
-    if Version(version) < Version(oldest):
-        return Finding(name, "fail", f"{version}; labkit needs {oldest} or newer", cure)
-    if name == "torch":
-        from torch.version import cuda, hip
-
-        build = f"ROCm {hip} build" if hip else f"CUDA {cuda} build" if cuda else "CPU build"
-        version = f"{version}, {build}"
-    return Finding(name, "ok", version)
+    oldest, newest = (tuple(map(int, version.split("."))) for version in PYTHONS)
+    this, cure = sys.version_info[:2], f"use Python {PYTHONS[0]} to {PYTHONS[1]}, which are tested"
+    detail, problem = f"{platform.python_version()} at {sys.executable}", "fail" if this < oldest else "warn"
+    yield _finding("python", detail, "" if oldest <= this <= newest else cure, problem=problem)
+    for name, least in OLDEST.items():
+        version = _version(name)
+        cure = "" if version and Version(version) >= Version(least) else f"pip install '{name}>={least}'"
+        yield _finding(name, version or "not installed", cure, problem="fail")
 
 
-def _gpu() -> Finding:
+def _machine() -> Iterator[Finding]:
     if _version("torch") is None:
-        return Finding("gpu", "warn", "not looked for, as torch is missing", "install torch first")
+        return
     import torch
 
-    if torch.cuda.is_available():
-        cards = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-        detail = ", ".join(f"{card.name} ({card.total_memory / GB:.0f} GB)" for card in cards)
-        if not torch.cuda.is_bf16_supported(including_emulation=False):  # emulation is slow, and counts by default
-            return Finding("gpu", "warn", f"{detail}, without bfloat16", "load models with dtype='float32'")
-        return Finding("gpu", "ok", detail)
-    if shutil.which("nvidia-smi"):
-        cause = "this torch is a CPU build" if torch.version.cuda is None else "its driver does not fit this torch"
-        cure = "install a CUDA build of torch (https://pytorch.org/get-started/locally)"
-        return Finding("gpu", "warn", f"an NVIDIA GPU seems to be there, but torch cannot use it: {cause}", cure)
-    return Finding("gpu", "ok", "none; everything in the lab also runs on the CPU")
+    from labkit.decoder.limits import available_bytes
+
+    cores, cards = f"{os.cpu_count()} cores", torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if cards:
+        properties = [torch.cuda.get_device_properties(number) for number in range(cards)]
+        detail = ", ".join(f"{card.name} ({card.total_memory / GB:.0f} GB)" for card in properties)
+        without = not torch.cuda.is_bf16_supported(including_emulation=False)  # emulation is slow, counts by default
+        detail += ", without bfloat16" if without else ""
+        yield _finding("gpu", detail, "load models with dtype='float32'" if without else "")
+        yield _finding("processor", cores)
+    else:
+        driver = shutil.which("nvidia-smi") is not None
+        detail = "torch cannot use the NVIDIA GPU" if driver else "none; everything in the lab also runs on the CPU"
+        install = "install a CUDA build of torch that fits the driver (https://pytorch.org/get-started/locally)"
+        yield _finding("gpu", detail, install if driver else "")
+        # Without bfloat16 in hardware torch emulates it, and a model stored in it takes several times as long.
+        slower = _linear_seconds(torch.bfloat16) / _linear_seconds(torch.float32)
+        detail = f"{cores}; bfloat16 takes {slower:.1f} times as long as float32 (measured)"
+        yield _finding("processor", detail, "load models with dtype='float32'" if slower > EMULATED else "")
+    free, cure = available_bytes(), "real models need 2 GB: close other programs, or use the tiny models"
+    yield _finding("memory", f"{free / GB:.1f} GB free", cure if free < 2 * GB else "")
 
 
-def _processor() -> Finding:
-    """Without bfloat16 in hardware torch emulates it, and a model stored in it takes several times as long."""
-    cores = f"{os.cpu_count()} cores"
-    if _version("torch") is not None:
-        import torch
-
-        if not torch.cuda.is_available():  # with a GPU, models are loaded there
-            slower = _linear_seconds(torch.bfloat16) / _linear_seconds(torch.float32)
-            if slower > EMULATED:
-                detail = f"{cores}; bfloat16 takes {slower:.0f} times as long as float32 (measured)"
-                return Finding("processor", "warn", detail, "on the CPU, load models with dtype='float32'")
-    return Finding("processor", "ok", cores)
-
-
-def _linear_seconds(dtype: torch.dtype, side: int = 512, tries: int = 5) -> float:
-    """The shortest time of a linear layer of `side` x `side` for `side` rows, on one core: others may be busy."""
+def _linear_seconds(dtype: torch.dtype) -> float:
+    """The shortest time of a linear layer of 512 x 512 for 512 rows, on one core: others may be busy."""
     import torch
 
-    rows, weight = (torch.ones(side, side, dtype=dtype) for _ in range(2))
+    rows, weight = (torch.ones(512, 512, dtype=dtype) for _ in range(2))
     threads, durations = torch.get_num_threads(), []
     torch.set_num_threads(1)
-    try:
-        for _ in range(tries + 1):  # the first also sets up the library
-            start = time.perf_counter()
-            torch.nn.functional.linear(rows, weight)
-            durations.append(time.perf_counter() - start)
-    finally:
-        torch.set_num_threads(threads)
+    for _ in range(6):  # the first also sets up the library
+        start = time.perf_counter()
+        torch.nn.functional.linear(rows, weight)
+        durations.append(time.perf_counter() - start)
+    torch.set_num_threads(threads)
     return min(durations)
 
 
-def _memory() -> Finding:
-    from labkit.decoder.limits import available_bytes
-
-    free = available_bytes()
-    if free < 2 * GB:
-        problem = f"{free / GB:.1f} GB free; real models need 2 GB"
-        return Finding("memory", "warn", problem, "close other programs, or use the tiny models")
-    return Finding("memory", "ok", f"{free / GB:.1f} GB free")
-
-
-def _profile() -> Finding:
-    try:
-        active = profile.current()
-    except LabkitError as error:
-        return Finding("profile", "fail", str(error), f"unset {profile.VARIABLE}")
-    how = "set by" if os.environ.get(profile.VARIABLE) else "detected; change it with"
-    return Finding("profile", "ok", f"{active.name} ({how} {profile.VARIABLE}): {active.why}")
-
-
-def _cache() -> Finding:
+def _places() -> Iterator[Finding]:
     from labkit.models.cache import cache_dir
 
+    try:
+        active = profile.current()
+        how = "set by" if os.environ.get(profile.VARIABLE) else "detected; change it with"
+        yield _finding("profile", f"{active.name} ({how} {profile.VARIABLE}): {active.why}")
+    except LabkitError as error:
+        yield _finding("profile", str(error), f"unset {profile.VARIABLE}", problem="fail")
     folder = cache_dir()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    cure = "set LABKIT_CACHE to a folder on a disk with room that you may write to"
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        return Finding("cache", "warn", f"{folder} cannot be written: real models cannot be converted", cure)
     free = shutil.disk_usage(existing).free
-    if free < 1.5 * GB:
-        return Finding("cache", "warn", f"{folder}, {free / GB:.1f} GB free; converting needs 1.5 GB", cure)
-    return Finding("cache", "ok", f"{folder}, {free / GB:.0f} GB free")
+    usable = existing.is_dir() and os.access(existing, os.W_OK) and free > 1.5 * GB
+    cure = "set LABKIT_CACHE to a folder that you may write to, on a disk with 1.5 GB free"
+    yield _finding("cache", f"{folder}, {free / GB:.1f} GB free", "" if usable else cure)
 
 
 def _models() -> Iterator[Finding]:
     from labkit.models import cache
-    from labkit.models.registry import REGISTRY, GgufPackage
+    from labkit.models.registry import REGISTRY, Package
 
-    cached = {entry.name: entry for entry in cache.entries()}
+    problems = {entry.name: entry.problem for entry in cache.entries()}
     for card in REGISTRY.values():
-        package, entry, name = card.origin, cached.get(card.name), f"model {card.name}"
-        if not isinstance(package, GgufPackage):
+        if not isinstance(card.origin, Package) or not card.origin.quantisation:
             continue
-        if entry and entry.state == "ready":
-            yield Finding(name, "ok", f"ready, {entry.bytes / GB:.1f} GB in the cache")
-        elif not package.is_installed():
-            damage = f"the cached copy is {entry.state} and " if entry else ""
-            problem = f"{damage}{package.distribution} or its reader is not installed"
-            yield Finding(name, "warn", problem, package.pip_command)
-        elif entry:
-            cure = f"nothing to do: the next load builds it again (or: labkit cache clear {card.name})"
-            yield Finding(name, "warn", f"the cached copy is {entry.state}: {entry.problem}", cure)
+        name, problem = f"model {card.name}", problems.get(card.name)
+        if card.name in problems and problem is None:
+            yield _finding(name, "converted")
+        elif card.origin.paths() is None:
+            yield _finding(name, f"{card.origin.distribution} is not installed", card.origin.pip_command)
+        elif problem:
+            yield _finding(name, f"the cached copy: {problem}", "nothing to do: the next load builds it again")
         else:
-            yield Finding(name, "ok", "installed; the first load converts it")
+            yield _finding(name, "installed; the first load converts it")
 
 
-def _browser_extension() -> Finding:
-    """The half of ipywidgets that runs in the browser."""
-    from jupyter_core.paths import jupyter_path
+def _optional() -> Iterator[Finding]:
+    for name, consequence in OPTIONAL.items():
+        version = _version(name)
+        detail = version or f"not installed: {consequence}"
+        yield _finding(name, detail, "" if version else f"pip install {name}")
+    if _version("ipywidgets") and _version("jupyterlab"):
+        from jupyter_core.paths import jupyter_path
 
-    name, extension = "browser extension", "@jupyter-widgets/jupyterlab-manager"
-    folders = [Path(folder) / extension for folder in jupyter_path("labextensions")]
-    for folder in folders:
-        if (folder / "package.json").is_file():
-            return Finding(name, "ok", f"{extension} at {folder}")
-    cure = "pip install --force-reinstall jupyterlab_widgets"
-    return Finding(name, "warn", f"{extension} is not where JupyterLab looks: widgets stay blank", cure)
+        extension = "@jupyter-widgets/jupyterlab-manager"  # the half of ipywidgets that runs in the browser
+        there = any(Path(folder, extension, "package.json").is_file() for folder in jupyter_path("labextensions"))
+        cure = "without it widgets stay blank: pip install --force-reinstall jupyterlab_widgets"
+        yield _finding("browser extension", extension, "" if there else cure)
 
 
 def _version(distribution: str) -> str | None:
-    """The installed version, or None; a package that is listed but cannot be imported counts as missing."""
     try:
-        version = metadata.version(distribution)
+        return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-    return version if importlib.util.find_spec(distribution) else None

@@ -1,8 +1,8 @@
-"""Write files and folders whole or not at all, and write through to what is not a regular file.
+"""Files: those that come with labkit, and writing whole or not at all.
 
 A file is written beside its place and renamed once it is whole, so a full disk or a kill leaves the old file or none.
 A symbolic link is followed. A device, a pipe or a terminal receives the bytes and stays what it is, and `-` is standard
-output. All functions raise an OSError that names the place that could not be written.
+output. Writing raises an OSError that names the place that could not be written.
 """
 
 from __future__ import annotations
@@ -16,10 +16,28 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from labkit.errors import LabkitError
+
+PLACES = {"data": "data", "notebooks": "notebooks", "results": "benchmarks/results"}  # in the checkout
 WRITING = ".writing-"  # how the names of half-written files and folders begin
+
+
+def folder(name: str) -> Path:
+    """The folder `name`, one of `PLACES`, that comes with labkit: in the checkout, or packed into the wheel as `_name`.
+
+    Raises LabkitError where it is missing.
+    """
+    package = Path(str(files("labkit")))
+    packed, checkout = package / f"_{name}", package.parent / PLACES[name]
+    if packed.is_dir():
+        return packed
+    if (package.parent / "pyproject.toml").is_file() and checkout.is_dir():
+        return checkout
+    raise LabkitError(f"{packed} is missing: the installation is incomplete; reinstall labkit")
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
@@ -31,10 +49,10 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
         return
     path = Path(path).expanduser().absolute()
     with _naming(path):
-        target = Path(os.path.realpath(path))
-        if not is_regular(path) or target.is_symlink():  # a link that is still one leads to itself
+        if not is_regular(path):
             path.write_bytes(content)
             return
+        target = Path(os.path.realpath(path))
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = target.parent / (WRITING + secrets.token_hex(4))
         try:
@@ -47,13 +65,12 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
 
 def write_files(folder: Path, contents: Mapping[Path, str | bytes]) -> None:
     """Write several files, {place below `folder`: content}: no file takes its place before all are on the disk."""
-    with _naming(folder):
-        with tempfile.TemporaryDirectory(prefix=WRITING, dir=_existing(folder)) as staging:
-            for number, content in enumerate(contents.values()):
-                write_whole(Path(staging, str(number)), content)
-            for number, place in enumerate(contents):
-                (folder / place).parent.mkdir(parents=True, exist_ok=True)
-                os.replace(Path(staging, str(number)), folder / place)
+    with _naming(folder), tempfile.TemporaryDirectory(prefix=WRITING, dir=_existing(folder)) as staging:
+        for number, content in enumerate(contents.values()):
+            write_whole(Path(staging, str(number)), content)
+        for number, place in enumerate(contents):
+            (folder / place).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(Path(staging, str(number)), folder / place)
 
 
 def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
@@ -81,7 +98,7 @@ def require_writable(path: str | Path) -> None:
     with _naming(path):
         path = Path(os.path.realpath(path))
         with suppress(FileNotFoundError):
-            os.stat(path)  # raises for a file among the parents, a name that is too long, or a link to itself
+            os.stat(path)  # raises for a file among the parents, or a name that is too long
         tempfile.TemporaryFile(dir=_existing(path)).close()
 
 
@@ -116,6 +133,23 @@ def os_error_in(error: BaseException) -> OSError | None:
     if "PytorchStreamWriter" in str(error) or "inline_container" in str(error):
         return OSError(errno.EIO, "torch could not write it (is the disk full?)")
     return None
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Show no remarks of transformers below errors and, off a terminal, no progress bars of it or of the hub client."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _existing(path: Path) -> Path:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from html import escape
 from importlib.resources import files
 
@@ -27,15 +26,9 @@ def predict(
 ) -> Box:
     """A box that asks for a prediction before the result is shown.
 
-    Args:
-        question: what to predict.
-        choices: each becomes a button that says at once whether it was right. None: the reader writes a text, and a
-            button then shows the answer.
-        answer: with choices, the right one of them; without, a text, or None for a question that has no answer.
-        why: the explanation, shown with the answer.
-
-    Raises:
-        DataError: the answer is not one of the choices.
+    `choices` become buttons that say at once whether they were right, and `answer` is the right one of them. Without
+    choices the reader writes a text, and a button then shows the answer, if there is one. `why` is the explanation,
+    shown with the answer. Raises DataError if the answer is not one of the choices.
     """
     if choices is not None and answer not in choices:
         raise DataError(f"{question!r}: the answer {answer!r} is not one of the choices {list(choices)}")
@@ -51,13 +44,10 @@ class Box:
     answer: str | None
     why: str | None
 
-    def _repr_mimebundle_(self, **options: object) -> dict[str, str]:
-        return {"text/html": self._html(), "text/plain": repr(self)}
-
     def __repr__(self) -> str:
         return "\n".join([f"Predict: {self.question}", *(f"  - {choice}" for choice in self.choices)])
 
-    def _html(self) -> str:
+    def _repr_html_(self) -> str:
         choices = "".join(f"<li>{escape(choice)}</li>" for choice in self.choices)
         answer = "".join(f"<p>{escape(text)}</p>" for text in (self.answer, self.why) if text)
         return (
@@ -66,10 +56,5 @@ class Box:
             f'<p class="labkit-question"><b>Predict.</b> {escape(self.question)}</p>'
             + (f"<ul>{choices}</ul>" if choices else "")
             + (f"<details><summary>Answer</summary>{answer}</details>" if answer else "")
-            + f"</div>\n{_style_and_script()}"
+            + f"</div>\n{files('labkit').joinpath('learner_box.html').read_text(encoding='utf-8')}"
         )
-
-
-@cache
-def _style_and_script() -> str:
-    return files("labkit").joinpath("learner_box.html").read_text(encoding="utf-8")

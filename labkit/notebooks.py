@@ -11,31 +11,27 @@ import math
 import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from labkit import resources
+from labkit import files
 from labkit.errors import DataError, LabkitError
-from labkit.files import require_writable, write_files, write_whole
 from labkit.profile import VARIABLE, by_name
 
-if TYPE_CHECKING:
-    from nbformat import NotebookNode
+DISTRIBUTION = "labkit-bidirectional"
+SKIP_TAG = "nbval-skip"  # cells that the tests leave out, each with its reason in tests/notebooks/SKIPPED.md
 
 # In Colab this cell installs the lab and keeps torch and numpy at the versions that Colab brought: pip stops with a
 # clear message instead of replacing them. The extra "colab" requires nothing on which Colab's own kernel is built.
 _SETUP_CELL = """\
 import sys
 from importlib import metadata, util
-
+{path}
 if "google.colab" in sys.modules and util.find_spec("labkit") is None:
-    keep = " ".join(f"{name}=={metadata.version(name)}" for name in ("torch", "numpy"))
-    %pip install -q "REQUIREMENT" {keep}
+{wheel}    keep = " ".join(f"{{name}}=={{metadata.version(name)}}" for name in ("torch", "numpy"))
+    %pip install -q "{requirement}" {{keep}}
 
 import labkit.colab
 
@@ -49,20 +45,16 @@ _OWN_WHEEL = """\
 def first_cell(requirement: str | None = None) -> str:
     """The setup cell; Colab's pip gets labkit as `requirement`, or, if None, from a wheel that the reader uploads."""
     if requirement is not None:
-        return _SETUP_CELL.replace("REQUIREMENT", requirement)
-    cell = _SETUP_CELL.replace("REQUIREMENT", "{wheel}[colab]")
-    cell = cell.replace("metadata, util\n", "metadata, util\nfrom pathlib import Path\n", 1)
-    return cell.replace("    keep =", f"{_OWN_WHEEL}    keep =", 1)
+        return _SETUP_CELL.format(path="", wheel="", requirement=requirement)
+    return _SETUP_CELL.format(path="from pathlib import Path\n", wheel=_OWN_WHEEL, requirement="{wheel}[colab]")
+
+
+FIRST_CELL = first_cell()
 
 
 def is_setup_cell(source: str) -> bool:
     """Whether this is the setup cell of a notebook, wherever it installs labkit from."""
     return re.search(r"^import labkit\.colab\n+labkit\.colab\.setup\(.*\)\Z", source.strip(), re.M) is not None
-
-
-FIRST_CELL = first_cell()
-DISTRIBUTION = "labkit-bidirectional"
-SKIP_TAG = "nbval-skip"  # cells that the tests leave out, each with its reason in tests/notebooks/SKIPPED.md
 
 
 @dataclass(frozen=True)
@@ -77,7 +69,7 @@ class NotebookRun:
 
 def list_notebooks() -> list[Path]:
     """The notebooks of the tour, in order (`NN_title.ipynb`)."""
-    return sorted(resources.folder("notebooks").glob("[0-9][0-9]_*.ipynb"))
+    return sorted(files.folder("notebooks").glob("[0-9][0-9]_*.ipynb"))
 
 
 def copy(dest: str | Path, force: bool = False) -> list[Path]:
@@ -86,12 +78,12 @@ def copy(dest: str | Path, force: bool = False) -> list[Path]:
     Files that exist already and are equal stay as they are. If any file differs, nothing is written and DataError names
     it; with `force` it is replaced.
     """
-    source, dest = resources.folder("notebooks"), Path(dest).expanduser()
+    source, dest = files.folder("notebooks"), Path(dest).expanduser()
     if dest.exists() and not dest.is_dir():
         raise DataError(f"{dest} is a file; give a folder to copy the notebooks to.")
     ignored = {".ipynb_checkpoints", "__pycache__"}
-    files = [f for f in sorted(source.rglob("*")) if f.is_file() and not ignored.intersection(f.parts)]
-    targets = {file: dest / file.relative_to(source) for file in files}
+    originals = [f for f in sorted(source.rglob("*")) if f.is_file() and not ignored.intersection(f.parts)]
+    targets = {file: dest / file.relative_to(source) for file in originals}
     changed = {f: t for f, t in targets.items() if not (t.is_file() and filecmp.cmp(f, t, shallow=False))}
     if blocked := [t for t in changed.values() if os.path.lexists(t) and not (force and t.is_file())]:
         names = ", ".join(str(target.relative_to(dest)) for target in blocked)
@@ -99,7 +91,7 @@ def copy(dest: str | Path, force: bool = False) -> list[Path]:
             f"Nothing was copied: {dest} already has {names}, different from labkit's. "
             "Choose another folder, move your work away, or replace it with force=True (on the command line: --force)."
         )
-    write_files(dest, {target.relative_to(dest): file.read_bytes() for file, target in changed.items()})
+    files.write_files(dest, {target.relative_to(dest): file.read_bytes() for file, target in changed.items()})
     return list(changed.values())
 
 
@@ -120,22 +112,15 @@ def run(
     notebooks = list_notebooks() if paths is None else [file for path in paths for file in _find(Path(path))]
     outputs = [None if output_dir is None else Path(output_dir).expanduser() / path.name for path in notebooks]
     for output in filter(None, outputs):
-        require_writable(output)
+        files.require_writable(output)
     finished = []
     for number, (path, output) in enumerate(zip(notebooks, outputs, strict=True), 1):
-        print(f"[{number}/{len(notebooks)}] {path.name} ...", end=" ", file=sys.stderr, flush=True)
+        print(f"[{number}/{len(notebooks)}] {path.name}", file=sys.stderr, flush=True)
         began = time.perf_counter()
-        try:
-            notebook = _execute(path, timeout, environment)
-        except LabkitError:
-            print("failed", file=sys.stderr, flush=True)
-            raise
+        text, cells = _execute(path, timeout, environment)
         seconds = time.perf_counter() - began
         if output is not None:
-            write_whole(output, _require("nbformat").writes(notebook))
-        code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
-        cells = sum(SKIP_TAG not in cell.metadata.get("tags", []) for cell in code)
-        print(f"{cells} cells, {seconds:.1f} s", file=sys.stderr, flush=True)
+            files.write_whole(output, text)
         finished.append(NotebookRun(path, cells, seconds, output))
     return finished
 
@@ -152,54 +137,43 @@ def _find(path: Path) -> list[Path]:
     return matching
 
 
-def _execute(path: Path, timeout: int | float, environment: dict[str, str]) -> NotebookNode:
-    nbclient, nbformat = _require("nbclient"), _require("nbformat")
+def _execute(path: Path, timeout: int | float, environment: dict[str, str]) -> tuple[str, int]:
+    """The text of the executed notebook, and how many code cells ran."""
+    try:
+        import ipykernel  # noqa: F401  (the kernel)
+        import nbclient
+        import nbformat
+        from jupyter_client import AsyncKernelManager
+        from jupyter_client.kernelspec import KernelSpecManager
+    except ImportError as error:
+        text = f"Executing notebooks needs {error.name}. Install it with: pip install '{DISTRIBUTION}[viz]'"
+        raise LabkitError(text) from error
     try:
         notebook = nbformat.read(path, as_version=4)
     except Exception as error:  # nbformat raises its own, json's and traitlets' errors
         raise DataError(f"{path.name} cannot be read as a notebook: {error}") from error
-    current = {"cell": 0}
-    with tempfile.TemporaryDirectory(prefix="labkit-kernel-") as kernels:
-        client = nbclient.NotebookClient(
-            notebook,
-            km=_kernel_of_this_python(Path(kernels)),
-            timeout=math.ceil(timeout),  # nbclient takes whole seconds only
-            startup_timeout=120,
-            coalesce_streams=True,  # printed lines in one piece, however they arrived
-            record_timing=False,  # timestamps would change the file on every run
-            skip_cells_with_tag=SKIP_TAG,
-            resources={"metadata": {"path": str(path.resolve().parent)}},
-            on_cell_start=lambda cell, cell_index: current.update(cell=cell_index + 1),
-        )
-        try:
-            # without cleanup_kc nbclient leaves the kernel of a given manager running
-            return client.execute(env=environment, cleanup_kc=True)
-        except nbclient.exceptions.CellExecutionError as error:
-            cause = f"{error.ename}: {error.evalue}"
-        except nbclient.exceptions.CellTimeoutError:
-            cause = f"TimeoutError: no answer within {timeout:g} s"
-        except nbclient.exceptions.DeadKernelError:
-            cause = "DeadKernelError: the kernel died (often: out of memory)"
-    source = notebook.cells[current["cell"] - 1].source.strip() if current["cell"] else ""
-    raise LabkitError(f"{path.name}, cell {current['cell']} (`{source.partition(chr(10))[0]}`): {cause}")
-
-
-def _kernel_of_this_python(folder: Path):
-    """A kernel manager for `sys.executable`, and not for a "python3" kernel that is installed elsewhere."""
-    _require("ipykernel")
-    from ipykernel.kernelspec import write_kernel_spec
-    from jupyter_client import AsyncKernelManager
-    from jupyter_client.kernelspec import KernelSpecManager
-
-    write_kernel_spec(str(folder / "labkit"), extra_arguments=["--log-level=ERROR"])
-    specs = KernelSpecManager(kernel_dirs=[str(folder)], ensure_native_kernel=False)
-    return AsyncKernelManager(kernel_name="labkit", kernel_spec_manager=specs)
-
-
-def _require(module: str):
+    ran = []
+    specs = KernelSpecManager(kernel_dirs=[])  # the kernel of this Python, not a "python3" that is installed elsewhere
+    client = nbclient.NotebookClient(
+        notebook,
+        km=AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs),
+        extra_arguments=["--log-level=ERROR"],
+        timeout=math.ceil(timeout),  # nbclient takes whole seconds only
+        startup_timeout=120,
+        coalesce_streams=True,  # printed lines in one piece, however they arrived
+        record_timing=False,  # timestamps would change the file on every run
+        skip_cells_with_tag=SKIP_TAG,
+        resources={"metadata": {"path": str(path.resolve().parent)}},
+        on_cell_execute=lambda cell, cell_index: ran.append(cell_index),
+    )
     try:
-        return import_module(module)
-    except ImportError as error:
-        raise LabkitError(
-            f"Executing notebooks needs {module}. Install it with: pip install '{DISTRIBUTION}[viz]'"
-        ) from error
+        client.execute(env=environment, cleanup_kc=True)  # without cleanup_kc the kernel of a given manager stays
+        return nbformat.writes(notebook), len(ran)
+    except nbclient.exceptions.CellExecutionError as error:
+        cause = f"{error.ename}: {error.evalue}"
+    except nbclient.exceptions.CellTimeoutError:
+        cause = f"TimeoutError: no answer within {timeout:g} s"
+    except nbclient.exceptions.DeadKernelError:
+        cause = "DeadKernelError: the kernel died (often: out of memory)"
+    source = notebook.cells[ran[-1]].source.strip() if ran else ""
+    raise LabkitError(f"{path.name}, cell {ran[-1] + 1 if ran else 0} (`{source.partition(chr(10))[0]}`): {cause}")

@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from labkit.errors import DataError
-from labkit.resources import folder
+from labkit.files import folder
 
 
 def load(name: str) -> pd.DataFrame:

@@ -29,9 +29,9 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from labkit.decoder.running import evaluating
 from labkit.errors import TrainingError
+from labkit.files import quiet_libraries
 from labkit.models import precision
 from labkit.objectives import generator
-from labkit.progress import bars_on_terminals_only, transformers_errors_only
 from labkit.run_folder import RunFolder, failures_explained, is_first_process, process_count
 
 DTYPES = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
@@ -214,7 +214,7 @@ def train(
     if patience:
         callbacks.append(EarlyStoppingCallback(patience))
     with (
-        random_state_kept(), bars_on_terminals_only(), transformers_errors_only(), precision.kernels(settings["tf32"]),
+        random_state_kept(), quiet_libraries(), precision.kernels(settings["tf32"]),
         failures_explained(run.path),
     ):  # fmt: skip
         arguments = _arguments(settings, len(rows), run, metric, evaluate is not None)
@@ -395,5 +395,5 @@ def save_model(model: Any, tokenizer: Any, run: RunFolder, files: Iterable[tuple
         for name, content in files:
             (folder / name).write_bytes(content)
 
-    with bars_on_terminals_only():
+    with quiet_libraries():
         return run.write_folder("model", fill)

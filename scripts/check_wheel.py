@@ -56,9 +56,9 @@ def main() -> int:
 FIND_RESOURCES = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from labkit import notebooks, resources
-for name in resources.PLACES:
-    assert str(resources.folder(name)).startswith(sys.argv[1]), resources.folder(name)
+from labkit import files, notebooks
+for name in files.PLACES:
+    assert str(files.folder(name)).startswith(sys.argv[1]), files.folder(name)
 """
 
 

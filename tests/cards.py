@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 
-from labkit.resources import folder
+from labkit.files import folder
 
 DATA = folder("data")
 SPLITS = ("train", "dev", "test")

@@ -109,13 +109,13 @@ def load_or_skip(name: str, **wanted: str) -> Loaded:
 
 def card_of_small_gguf(folder: Path) -> ModelCard:
     """The registry entry of the package in `folder`."""
-    from labkit.models.registry import REGISTRY, GgufPackage
+    from labkit.models.registry import REGISTRY, Package
 
     digest = hashlib.sha256((folder / "small.gguf").read_bytes()).hexdigest()
-    package = GgufPackage(
+    package = Package(
         distribution="small-gguf",
         pip_command="pip install small-gguf",
-        parts=(("small_gguf", "small.gguf"),),
+        files=(("small_gguf", "small.gguf"),),
         sha256=digest,
         quantisation="F32",
         original="nobody/small",

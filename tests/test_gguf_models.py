@@ -11,7 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from labkit.errors import ModelError
 from labkit.models.gguf import convert_gguf
+from labkit.models.registry import REGISTRY
 from tests.gguf_files import random_gemma3, random_llama, write_gemma3, write_llama
+from tests.model_fixtures import load_or_skip
 
 FAMILIES = {"llama": (random_llama, write_llama), "gemma3": (random_gemma3, write_gemma3)}
 TEXTS = ["the cat", "  the   cat", "hät 42 🎉\n\nthe", "a</s>b"]
@@ -65,42 +67,26 @@ def test_a_file_that_lacks_a_tensor_is_refused_by_the_name_of_the_tensor(tmp_pat
     state = {name: weight for name, weight in model.state_dict().items() if "layers.1.mlp.up_proj" not in name}
     monkeypatch.setattr(model, "state_dict", lambda: state)
     write_llama(tmp_path / "m.gguf", model)
-    with pytest.raises(ModelError, match=r"1 tensors.*model\.layers\.1\.mlp\.up_proj\.weight"):
+    with pytest.raises(ModelError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
         convert_gguf(tmp_path / "m.gguf", tmp_path)
     assert not (tmp_path / "model.safetensors").exists()
 
 
-@pytest.fixture(params=["gemma3-270m", "smollm2-135m"])
-def gguf_and_model(request, tmp_path):
-    """A real GGUF file in one piece, and what labkit made of it."""
-    from labkit.models.registry import REGISTRY
-    from tests.model_fixtures import load_or_skip
-
-    lm = load_or_skip(request.param)
-    parts = REGISTRY[request.param].origin.part_paths()
-    (tmp_path / "whole.gguf").write_bytes(b"".join(part.read_bytes() for part in parts))
-    return tmp_path / "whole.gguf", lm
-
-
 @pytest.mark.gemma
 @pytest.mark.slow
-def test_weights_are_bit_equal_to_those_of_transformers_own_gguf_loader(gguf_and_model):
-    file, lm = gguf_and_model
-    theirs = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.bfloat16)
+@pytest.mark.parametrize("name", ["gemma3-270m", "smollm2-135m"])
+def test_a_real_file_has_the_weights_and_tokens_of_transformers_own_gguf_loader(name, tmp_path):
+    lm = load_or_skip(name)
+    (tmp_path / "whole.gguf").write_bytes(b"".join(part.read_bytes() for part in REGISTRY[name].origin.paths()))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="whole.gguf", dtype=torch.bfloat16)
     for (key, a), (_, b) in zip(lm.model.named_parameters(), theirs.named_parameters(), strict=True):
         assert torch.equal(a, b), key
-
-
-@pytest.mark.gemma
-@pytest.mark.slow
-def test_gemma_tokenizes_as_transformers_own_gguf_loader_does(gguf_and_model):
-    file, lm = gguf_and_model
-    if lm.name != "gemma3-270m":
-        pytest.skip("transformers splits digits of SmolLM2's vocabulary after the spaces, unlike the original release")
-    theirs, rng = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name), random.Random(0)
+    if name == "smollm2-135m":
+        return  # transformers splits the digits of its vocabulary after the spaces, unlike the original release
+    tokenizer, rng = AutoTokenizer.from_pretrained(tmp_path, gguf_file="whole.gguf"), random.Random(0)
     parts = [
         "The capital", "Ünïcödé", "日本語", "🎉", "  two   three", "\n\n", "\t", "2024-01-31", "<table><b>x</b>",
         "<start_of_turn>user", "def f(x):\n    return x  # y", "antidisestablishmentarianism", "‚‘’“”—…",
     ]  # fmt: skip
     for text in ["", *("".join(rng.choices(parts, k=5)) for _ in range(500))]:
-        assert lm.tokenizer(text).input_ids == theirs(text).input_ids, text
+        assert lm.tokenizer(text).input_ids == tokenizer(text).input_ids, text

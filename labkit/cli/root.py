@@ -1,4 +1,4 @@
-"""The `labkit` command: its groups, its options, and how it ends.
+"""The `labkit` command: its groups, and how it ends.
 
 The commands are thin: each parses, calls the library, prints, and chooses the exit code. Exit codes: 0 done; 1 the
 check failed (an expectation, a leak, the doctor); 2 bad input; 70 a fault of labkit. The last two come with one line on
@@ -8,7 +8,6 @@ reader has gone (`labkit models | head -1`) with 141. No torch is loaded before 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import re
@@ -65,8 +64,12 @@ add_command(app, "pretrain", train.PRETRAIN_HELP, train.PRETRAINING, train.pretr
 add_command(app, "fuse", fuse.HELP, fuse.OPTIONS, fuse.fuse)
 
 FAULT, INTERRUPTED, READER_GONE = 70, 130, 141  # exit codes: of sysexits.h, and of a shell for SIGINT and SIGPIPE
-LARGEST = 2**32  # beyond what any option can mean
 TRACEBACK = "LABKIT_TRACEBACK"  # the variable that asks for the traceback of an error
+BAD_INPUT = {  # what Python and torch say about input that no command checks, and what it means
+    "Could not determine home directory": "a path begins with ~ and a user whom this machine does not have",
+    "surrogates not allowed|not valid UTF-8|embedded null byte": "a name or a text is not UTF-8, or holds a NUL",
+    "cannot convert float|too large|[Oo]verflow": "a number is too large, or not a number",
+}
 _UsageError: Any = typer.BadParameter.__base__  # click's, or the one in typer's own copy of click
 
 
@@ -74,10 +77,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit the process; `arguments` default to those of the process, none means --help."""
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     warnings.showwarning = lambda message, *_, **__: print(_on_one_line(f"warning: {message}"), file=sys.stderr)
-    command = typer.main.get_command(app)
-    _require_numbers(command)
     try:
-        code = command.main(arguments, prog_name="labkit", standalone_mode=False)
+        code = app(arguments, prog_name="labkit", standalone_mode=False)
         print(end="", flush=True)  # a full disk, or a reader that has gone, shows here and not after the end
     except BaseException as error:
         if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
@@ -94,29 +95,25 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _explain(error: BaseException, arguments: list[str]) -> int:
     """Print one line on standard error that says what to do about `error`; returns the exit code."""
-    if os.environ.get(TRACEBACK) and not isinstance(error, KeyboardInterrupt):
-        traceback.print_exception(error)
-    code, cause = 2, os_error_in(error)
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
         return INTERRUPTED
     if isinstance(error, BrokenPipeError) and error.filename is None:
         return READER_GONE
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error)
+    code, cause = 2, os_error_in(error)
+    meanings = [meaning for pattern, meaning in BAD_INPUT.items() if re.search(pattern, str(error))]
     if isinstance(error, _UsageError):
         where = f" (see {error.ctx.command_path} --help)" if getattr(error, "ctx", None) else ""
         message = error.format_message().rstrip(".") + where
     elif isinstance(error, LabkitError):
         message = str(error)
-    elif isinstance(error, typer.Abort):
-        message = "interrupted"
     elif cause is not None:
         message = f"{cause.filename or 'a file, or standard output,'} could not be read or written: {cause.strerror}"
-    elif "Could not determine home directory" in str(error):  # pathlib's words
-        paths = [argument for argument in arguments if argument.startswith("~")]
-        message = f"{' or '.join(paths) or 'a path'} begins with ~, and this machine has no such user; write it in full"
-    elif re.search("surrogates not allowed|not valid UTF-8|embedded null byte", str(error)):
-        message = f"a name or a text holds half of a surrogate pair, a NUL, or bytes that are not UTF-8 ({error})"
     elif is_out_of_memory(error):
         message = "the memory is full: choose a smaller model, fewer rows at once or shorter ones"
+    elif meanings:
+        message = f"{meanings[0]} ({error})"
     else:
         code, command = FAULT, " ".join(itertools.takewhile(str.isalpha, arguments))
         message = (
@@ -130,23 +127,6 @@ def _explain(error: BaseException, arguments: list[str]) -> int:
 def _on_one_line(message: str) -> str:
     """The message without control characters, because a file name may contain any."""
     return "labkit: " + "".join(c if c.isprintable() else "?" for c in " ".join(message.split()))
-
-
-def _require_numbers(command: Any) -> None:
-    """Let no command run with a number that no option can mean: NaN, infinite, or LARGEST and beyond."""
-    for subcommand in getattr(command, "commands", {}).values():
-        _require_numbers(subcommand)
-    if (run := command.callback) is not None:
-
-        @functools.wraps(run)
-        def checked(**given: Any) -> Any:
-            for name, value in given.items():
-                if isinstance(value, int | float) and not abs(value) < LARGEST:
-                    option = f"--{name.replace('_', '-')}"
-                    raise LabkitError(f"{option} is {value:g}; give a number between -{LARGEST:,} and {LARGEST:,}")
-            return run(**given)
-
-        command.callback = checked
 
 
 def _print_version(requested: bool) -> None:

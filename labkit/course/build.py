@@ -21,7 +21,7 @@ from typing import Any
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from labkit import resources
+from labkit import files
 from labkit.course.exercises import NAMES, Assignment, Exercise, assignment
 from labkit.course.variant import Variant
 from labkit.errors import CourseError
@@ -56,7 +56,7 @@ class MasterCell:
 
 def masters() -> dict[str, Path]:
     """The master of each assignment that has one: {"a1": .../a1_masks_and_attention.py, ...}."""
-    folder = resources.folder("notebooks") / "assignments" / "src"
+    folder = files.folder("notebooks") / "assignments" / "src"
     return {path.name[:2]: path for path in sorted(folder.glob("a[0-9]_*.py")) if path.name[:2] in NAMES}
 
 

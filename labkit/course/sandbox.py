@@ -29,7 +29,7 @@ from typing import Any
 
 import psutil
 
-from labkit import resources
+from labkit import files
 from labkit.course.answers import MOST_BYTES, Answer, Reply
 from labkit.errors import CourseError
 from labkit.models.cache import cache_dir
@@ -241,8 +241,8 @@ def require_isolation(private: Iterable[Path] = ()) -> None:
 
 def _visible() -> list[Path]:
     """What a submission needs beside the system: Python, labkit with its data, and the converted models."""
-    package, shipped = Path(__file__).parents[1], [resources.folder("data"), resources.folder("results")]
-    checkout = package.parent / "pyproject.toml"  # by which labkit.resources knows a checkout
+    package, shipped = Path(__file__).parents[1], [files.folder("data"), files.folder("results")]
+    checkout = package.parent / "pyproject.toml"  # by which labkit.files knows a checkout
     paths = [Path(sys.base_prefix), Path(sys.prefix), package, *shipped, cache_dir(), checkout]
     return [path for path in dict.fromkeys(paths) if path.exists()]
 

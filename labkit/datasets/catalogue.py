@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from labkit.resources import folder
+from labkit.files import folder
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from labkit.datasets.examples import Answer, Labelled, Pair, Question
 from labkit.datasets.files import json_lines
 from labkit.datasets.rows import example, scan_file
 from labkit.errors import DataError
-from labkit.resources import folder
+from labkit.files import folder
 
 SPLITS = field_notes.SPLITS
 NAMES = ("field-notes", "evidence", "which-way-round")

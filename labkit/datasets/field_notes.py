@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from labkit.datasets.files import json_lines
 from labkit.errors import DataError
-from labkit.resources import folder
+from labkit.files import folder
 
 SPLITS = ("train", "dev", "test")
 

@@ -30,7 +30,7 @@ from typing import Any
 from labkit.datasets.files import Rows, collect, json_lines, json_rows, parse_json, path_of, shown, table_rows
 from labkit.datasets.rows import id_of, text_of
 from labkit.errors import DataError
-from labkit.resources import folder
+from labkit.files import folder
 
 BLANK = "____"  # stands in a statement where the answer belongs
 KNOWN_FACTS = "known-facts"

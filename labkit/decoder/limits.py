@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.errors import LabkitError, ModelError, reading
+from labkit.errors import LabkitError, ModelError
 
 if TYPE_CHECKING:
     import torch
@@ -74,20 +72,6 @@ def _left_in_container(limit: str, used: str, statistics: str, idle: str) -> int
     except (OSError, ValueError):  # no such limit here, or "max"
         return None
     return left + sum(int(line.split()[1]) for line in lines if line.startswith(f"{idle} "))
-
-
-def stored_weights(folder: Path) -> tuple[int, torch.dtype]:
-    """How many parameters the safetensors files in `folder` hold, and the dtype of most of them; reads headers only."""
-    import torch
-    from safetensors import safe_open
-
-    counts: Counter[str] = Counter(F32=0)
-    for file in sorted(folder.glob("*.safetensors")):
-        with reading(str(file)), safe_open(file, framework="pt") as stored:
-            for tensor in (stored.get_slice(name) for name in stored.keys()):
-                counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
-    names = {"BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
-    return counts.total(), names.get(counts.most_common(1)[0][0], torch.float32)
 
 
 def configured_parameters(config: PreTrainedConfig, kind: type) -> int:

@@ -27,29 +27,21 @@ TASK = "labkit_task"  # in the config: what `labkit.pipeline` needs to know
 
 @contextmanager
 def peft_for(what: str) -> Iterator[ModuleType]:
-    """The package `peft`, for `what` ("LoRA needs", "an adapter needs"), without a warning that users cannot act on.
-
-    peft asks transformers for gradient checkpointing by a deprecated name. Raises ModelError if it is not installed.
-    """
+    """The package `peft`, for `what` ("LoRA needs", "an adapter needs"). Raises ModelError if it is not installed."""
     try:
         import peft
     except ImportError:
         raise ModelError(f'{what} peft: pip install "labkit-bidirectional[train]"') from None
-    with warnings.catch_warnings():
+    with warnings.catch_warnings():  # peft asks transformers for gradient checkpointing by a deprecated name
         warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
         yield peft
-
-
-def is_adapter(folder: Path) -> bool:
-    return (folder / RECORD).is_file()
 
 
 def save(adapted: Any, folder: Path, *, base: str, task: dict[str, Any], marks: tuple[str, ...] = ()) -> None:
     """Write the adapters of a peft model with a labkit head into `folder`, which exists.
 
-    Args:
-        base: the name that `labkit.load` has for the base model. task: as in the config, see `TASK`.
-        marks: tokens that were added to the tokenizer.
+    `base` is the name that `labkit.load` has for the base model, `task` goes into the config under `TASK`, and `marks`
+    are the tokens that were added to the tokenizer.
     """
     from labkit.convert import conversion_of
 
@@ -69,19 +61,16 @@ def save(adapted: Any, folder: Path, *, base: str, task: dict[str, Any], marks: 
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def read(folder: Path, load: Callable[..., Any], *, task: str | Head | None, **options: Any) -> Any:
+def read(folder: Path, name: str, load: Callable[..., Any], *, task: str | Head | None, **options: Any) -> Any:
     """The base model of the adapter in `folder` with its head, its mask and its matrices: a `labkit.Loaded`.
 
-    `load` is `labkit.load`, and `options` are its options for the base.
-
-    Raises:
-        ModelError: another task or other labels are asked for than the adapter has, the folder is damaged, or peft is
-            not installed. And what `labkit.load` raises for the base.
+    `load` is `labkit.load`, and `options` are its options for the base. Raises ModelError if the folder is damaged, or
+    another task or other labels are asked for than the adapter has, or peft is not installed.
     """
     from labkit.convert import to_bidirectional
     from labkit.models.special_tokens import add_tokens
 
-    with reading(f"the adapter in {folder}"):
+    with reading(f"the adapter in {folder}"), peft_for("an adapter needs") as peft:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         head = Head(**record["head"])
         asked = Head(task, labels=head.labels) if isinstance(task, str) else task or head
@@ -90,13 +79,13 @@ def read(folder: Path, load: Callable[..., Any], *, task: str | Head | None, **o
                 f"the adapter in {folder} is for {head.task} ({', '.join(head.labels) or 'no labels'}), not for "
                 f"{asked.task} ({', '.join(asked.labels) or 'no labels'})"
             )
-        with peft_for("an adapter needs") as peft:
-            lm = load(record["base"], task=head, **options)
-            add_tokens(lm.model, lm.tokenizer, record["marks"])
-            if record["conversion"]:
-                to_bidirectional(lm.model, **record["conversion"])
-            adapted = peft.PeftModel.from_pretrained(lm.model, str(folder))
+        lm = load(record["base"], task=head, **options)
+        add_tokens(lm.model, lm.tokenizer, record["marks"])
+        if record["conversion"]:
+            to_bidirectional(lm.model, **record["conversion"])
+        adapted = peft.PeftModel.from_pretrained(lm.model, str(folder))
         lm.model = adapted.merge_and_unload().requires_grad_(True).eval()  # peft had frozen what it adapted
         setattr(lm.model.config, TASK, record["task"])
+    lm.name = name
     lm.source = f"{lm.source.split('; its head is new')[0].rstrip('.')}; with the adapter {folder.name}."
     return lm

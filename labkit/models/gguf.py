@@ -30,15 +30,13 @@ _ROWS_AT_ONCE = 16_384  # rows dequantised in one go, so that no float32 copy of
 def convert_gguf(gguf_file: Path, folder: Path) -> dict[str, int]:
     """Write the model in `gguf_file` into `folder` (which exists) as `save_pretrained` would, in bfloat16.
 
-    Returns how many parameters the file stores in each quantisation type.
-
-    Raises:
-        ModelError: the file does not hold exactly the weights of its model, or has a vocabulary of another kind.
+    Returns how many parameters the file stores in each quantisation type. Raises ModelError if the file does not hold
+    exactly the weights of its model, or has a vocabulary of another kind.
     """
     import torch
     from gguf import GGUFReader
     from safetensors.torch import save_file
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)
     reader = GGUFReader(gguf_file)
@@ -53,16 +51,12 @@ def convert_gguf(gguf_file: Path, folder: Path) -> dict[str, int]:
     config.architectures = [type(model).__name__]
     weights = _dequantised(tensors, model, gguf_file.name)
 
-    tokenizer = build_tokenizer(
-        {name: field.contents() for name, field in reader.fields.items()}, max_length=config.max_position_embeddings
-    )
-    tokenizer.save_pretrained(folder)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    build_tokenizer(fields, max_length=config.max_position_embeddings).save_pretrained(folder)
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     compact = json.dumps(content, ensure_ascii=False, separators=(",", ":"))  # is parsed in half the time
     (folder / "tokenizer.json").write_text(compact, encoding="utf-8")
     config.save_pretrained(folder)
-    ids = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    GenerationConfig(**ids).save_pretrained(folder)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
     stored_as: Counter[str] = Counter()
@@ -72,31 +66,24 @@ def convert_gguf(gguf_file: Path, folder: Path) -> dict[str, int]:
 
 
 def _dequantised(tensors: dict[str, Any], model: Any, file_name: str) -> dict[str, torch.Tensor]:
-    """All weights of `model` in bfloat16, by name; `tensors` is emptied. Raises ModelError unless they correspond."""
+    """All weights of `model` in bfloat16, by name. Raises ModelError unless they correspond to `tensors`."""
     import torch
     from gguf import MODEL_ARCH, dequantize, get_tensor_name_map
-    from tqdm import tqdm
 
     config = model.config
     architecture = {"gemma3_text": MODEL_ARCH.GEMMA3, "llama": MODEL_ARCH.LLAMA}[config.model_type]
-    names = get_tensor_name_map(architecture, config.num_hidden_layers)
-    weights, wrong = {}, []
-    # None: a bar on a terminal only
-    for name, parameter in tqdm(list(model.named_parameters()), desc="converting", disable=None, leave=False):
-        tensor = tensors.pop(str(names.get_name(name, try_suffixes=(".weight",))), None)
+    names, weights = get_tensor_name_map(architecture, config.num_hidden_layers), {}
+    for name, parameter in model.named_parameters():
+        tensor = tensors.get(str(names.get_name(name, try_suffixes=(".weight",))))
         if tensor is None or tuple(reversed(tensor.shape.tolist())) != parameter.shape:  # ggml reverses dimensions
-            wrong.append(name)
-            continue
+            raise ModelError(f"{file_name} does not hold the weight {name} of a {config.model_type} model in its shape")
         weights[name] = torch.empty(parameter.shape, dtype=torch.bfloat16)
         for start in range(0, len(parameter), _ROWS_AT_ONCE):
             rows = slice(start, start + _ROWS_AT_ONCE)
             values = torch.tensor(dequantize(tensor.data[rows], tensor.tensor_type))
             weights[name][rows] = _undo_layout(values, name, config)  # rounded once, after the float32 arithmetic
-    if wrong := [*wrong, *tensors]:
-        raise ModelError(
-            f"{file_name} does not hold the weights of a {config.model_type} model: {len(wrong)} tensors are missing, "
-            f"unknown or of the wrong shape, the first is {wrong[0]}"
-        )
+    if len(weights) < len(tensors):
+        raise ModelError(f"{file_name} holds {len(tensors) - len(weights)} tensors that no {config.model_type} has")
     return weights
 
 
@@ -123,8 +110,9 @@ def build_tokenizer(fields: dict[str, Any], max_length: int) -> PreTrainedTokeni
     builders = {("llama", "default"): _sentencepiece_bpe, ("gpt2", "smollm"): _byte_level_bpe}
     kind = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "default")
     if kind not in builders:
-        known = " and ".join(map("/".join, builders))
-        raise ModelError(f"the GGUF file has a tokenizer of kind {'/'.join(map(str, kind))}; labkit reads {known}")
+        raise ModelError(
+            f"the GGUF file has a tokenizer of kind {kind}; labkit reads {' and '.join(map(str, builders))}"
+        )
     tokens = fields["tokenizer.ggml.tokens"]
     tokenizer = builders[kind](fields)
 
@@ -180,9 +168,8 @@ def _byte_level_bpe(fields: dict[str, Any]) -> Tokenizer:
     vocabulary = {token: i for i, token in enumerate(fields["tokenizer.ggml.tokens"])}
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    digits, byte_level = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -25,13 +24,18 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from labkit.decoder.anatomy import find_decoder
 from labkit.errors import ModelError
 
-TASKS = ("token-classification", "question-answering", "sequence-classification", "embedding")
+TASKS = {  # and how the classes of models with such a head are called: GPT2ForTokens
+    "token-classification": "ForTokens",
+    "question-answering": "ForSpans",
+    "sequence-classification": "ForSequences",
+    "embedding": "ForEmbedding",
+}
 INITIALISATIONS = ("normal", "zeros", "xavier")
-IGNORED = -100  # the label of a token that does not count
 RECORD = "labkit_head"  # in the config
 POOLINGS = (  # how the states of a sequence become one vector; padding is never included
     "first",  # of the real tokens; under a causal mask it does not depend on the others
@@ -61,8 +65,7 @@ class Head:
         init: of the linear head: "normal" (the model's own standard deviation), "zeros" or "xavier".
         normalize: embeddings of length 1.
 
-    Raises:
-        ModelError: a value that is not one of these, one label, a label twice, labels of a task without.
+    Raises ModelError for a value that is not one of these, one label, a label twice, or labels of a task without.
     """
 
     task: str
@@ -76,31 +79,23 @@ class Head:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", list(self.labels))
-        choices = {"task": TASKS, "pooling": POOLINGS, "init": INITIALISATIONS}
-        for name, allowed in choices.items():
-            if (value := getattr(self, name)) not in allowed:
-                raise ModelError(f"{name} is {value!r}; choose one of {', '.join(allowed)}")
+        for name, choices in {"task": TASKS, "pooling": POOLINGS, "init": INITIALISATIONS}.items():
+            if (value := getattr(self, name)) not in choices:
+                raise ModelError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
         if self.labels and not self.task.endswith("classification"):
             raise ModelError(f"{self.task} has no labels, but {len(self.labels)} are given")
         if len(self.labels) == 1 or len(set(self.labels)) < len(self.labels):
             raise ModelError(f"labels are {self.labels}; give at least two, each once")
-        for name in ("dropout", "backbone_dropout"):
-            if (share := getattr(self, name)) is not None and not 0 <= share < 1:
-                raise ModelError(f"{name.replace('_', ' ')} is a share in [0, 1), not {share}")
-
-    @property
-    def width(self) -> int | None:
-        """Outputs of the linear head: a start and an end, or one per class; None for embeddings, which have none."""
-        return {"question-answering": 2, "embedding": None}.get(self.task, len(self.labels) or 2)
+        if not (0 <= self.dropout < 1 and 0 <= (self.backbone_dropout or 0) < 1):
+            raise ModelError(f"dropout is {self.dropout} and {self.backbone_dropout}; give shares in [0, 1)")
 
     def recorded(self, config: Any) -> Any:
         """A copy of `config` with this head in it, and its labels where transformers keeps labels."""
         config = copy.deepcopy(config)
         setattr(config, RECORD, asdict(self))
         if self.task.endswith("classification"):
-            names = self.labels or tuple(f"LABEL_{i}" for i in range(self.width))
-            config.id2label = dict(enumerate(names))
-            config.label2id = {name: i for i, name in enumerate(names)}
+            config.id2label = dict(enumerate(self.labels or ("LABEL_0", "LABEL_1")))
+            config.label2id = {name: number for number, name in config.id2label.items()}
         return config
 
 
@@ -116,18 +111,12 @@ def model_class(base: type, task: str) -> type:
     from transformers import PreTrainedModel
 
     family = next(parent for parent in base.__mro__[1:] if issubclass(parent, PreTrainedModel))
-    kind = {
-        "token-classification": _ForTokens,
-        "question-answering": _ForSpans,
-        "sequence-classification": _ForSequences,
-        "embedding": _ForEmbedding,
-    }[task]
-    name = f"{base.__name__.removesuffix('Model')}{kind.__name__.lstrip('_')}"
-    return type(name, (kind, family), {"__module__": __name__, "_backbone": base, "__doc__": kind.__doc__})
+    name = base.__name__.removesuffix("Model") + TASKS[task]
+    return type(name, (_WithHead, family), {"__module__": __name__, "_backbone": base})
 
 
 class _WithHead:
-    """The mixin that the four kinds share. The backbone is the attribute that the family calls `base_model_prefix`."""
+    """The mixin of all heads. The backbone is the attribute that the family calls `base_model_prefix`."""
 
     def __init__(self, config: Any):
         super().__init__(config)
@@ -136,23 +125,54 @@ class _WithHead:
         setattr(self, self.base_model_prefix, self._backbone(config))
         width = config.get_text_config().hidden_size
         if head.task in ("sequence-classification", "embedding"):
-            self.pooling = make_pooling(head.pooling, width, head.pooling_heads)
+            self.pooling = Pooling(head.pooling, width, head.pooling_heads)
         self.head_dropout = nn.Dropout(head.dropout)
-        if head.width is not None:
-            self.head = nn.Linear(width, head.width)
+        if head.task != "embedding":
+            self.head = nn.Linear(width, len(head.labels) or 2)  # two: of classes, or a start and an end
         if head.backbone_dropout is not None:
             set_backbone_dropout(self.backbone, head.backbone_dropout)
         self.post_init()
 
+    def forward(
+        self, input_ids=None, attention_mask=None, labels=None, start_positions=None, end_positions=None, **options
+    ):
+        """The output, by task, and the loss if labels or positions are given.
+
+        token-classification: logits (batch, seq, labels); labels (batch, seq), in which -100 does not count.
+        question-answering: start and end logits (batch, seq), where padding cannot be chosen; `start_positions` and
+            `end_positions` (batch,) index the row, and the loss is the mean of both cross-entropies.
+        sequence-classification: logits (batch, labels); labels (batch,).
+        embedding: `pooler_output` (batch, width), of length 1 if the head says so.
+        """
+        from transformers import modeling_outputs as outputs
+
+        options.pop("num_items_in_batch", None)
+        options["use_cache"] = False
+        states = self.backbone(input_ids, attention_mask=attention_mask, **options).last_hidden_state
+        features, pooled = states, hasattr(self, "pooling")
+        if pooled:
+            real = states.new_ones(states.shape[:2], dtype=torch.long) if attention_mask is None else attention_mask
+            features = self.pooling(states, real)
+        features = self.head_dropout(features)
+        if self.head_settings.task == "embedding":
+            if self.head_settings.normalize:
+                features = F.normalize(features.float(), dim=-1)
+            return outputs.BaseModelOutputWithPooling(last_hidden_state=states, pooler_output=features)
+        logits = self.head(_in_dtype_of(self.head, features))
+        loss = None if labels is None else _cross_entropy(logits, labels)
+        if self.head_settings.task != "question-answering":
+            kind = outputs.SequenceClassifierOutput if pooled else outputs.TokenClassifierOutput
+            return kind(loss=loss, logits=logits)
+        if attention_mask is not None and attention_mask.dim() == 2:
+            logits = logits.masked_fill(attention_mask[..., None] == 0, torch.finfo(logits.dtype).min)
+        start, end = logits.unbind(-1)  # each (batch, seq)
+        if start_positions is not None and end_positions is not None:
+            loss = (_cross_entropy(start, start_positions) + _cross_entropy(end, end_positions)) / 2
+        return outputs.QuestionAnsweringModelOutput(loss=loss, start_logits=start, end_logits=end)
+
     @property
     def backbone(self) -> nn.Module:
         return getattr(self, self.base_model_prefix)
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.backbone.get_input_embeddings()
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.backbone.set_input_embeddings(value)
 
     def start_head(self, dtype: torch.dtype | None = None) -> list[str]:
         """Initialise the head, and the pooling if it learns, again; returns the names of their weights.
@@ -161,14 +181,11 @@ class _WithHead:
         None: in the one they have.
         """
         for child in self._own().values():
-            device = next((weight.device for weight in child.parameters()), None)
             child.to(device="cpu", dtype=dtype)
             for module in child.modules():
                 self._init_weights(module)
-            child.to(device=device)
-        return sorted(
-            f"{name}.{weight}" for name, child in self._own().items() for weight, _ in child.named_parameters()
-        )
+            child.to(device=self.backbone.device)
+        return sorted(f"{name}.{weight}" for name, child in self._own().items() for weight in child.state_dict())
 
     def head_sha256(self) -> str:
         """The sha256 of the weights of the head and of the pooling: equal for two models that start alike."""
@@ -189,104 +206,33 @@ class _WithHead:
             else:
                 nn.init.normal_(module.weight, std=getattr(self.config.get_text_config(), "initializer_range", 0.02))
             nn.init.zeros_(module.bias)
-        elif isinstance(module, AttentionPooling):
+        elif isinstance(module, Pooling) and module.learns:
             nn.init.normal_(module.probe, std=1.0)
 
-    def _states(self, input_ids, attention_mask, options: dict) -> Tensor:
-        options.pop("num_items_in_batch", None)
-        options["use_cache"] = False
-        return self.backbone(input_ids, attention_mask=attention_mask, **options).last_hidden_state
 
-    def _scored(self, states: Tensor) -> Tensor:
-        return self.head(self.head_dropout(_in_dtype_of(self.head, states)))
+class Pooling(nn.Module):
+    """The pooling `name`, one of `POOLINGS`; the attention poolings are multi-head attention with learned probes."""
 
-    def _pooled(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
-        if attention_mask is None:
-            attention_mask = states.new_ones(states.shape[:2], dtype=torch.long)
-        return self.pooling(_in_dtype_of(self.pooling, states), attention_mask)
-
-
-class _ForTokens(_WithHead):
-    """One class per token: logits (batch, seq, labels). Labels of -100 do not count."""
-
-    def forward(self, input_ids=None, attention_mask=None, labels=None, **options):
-        from transformers.modeling_outputs import TokenClassifierOutput
-
-        logits = self._scored(self._states(input_ids, attention_mask, options))
-        loss = None if labels is None else _cross_entropy(logits, labels)
-        return TokenClassifierOutput(loss=loss, logits=logits)
-
-
-class _ForSpans(_WithHead):
-    """A start and an end: logits (batch, seq) each. The loss is the mean of both cross-entropies over the row.
-
-    `start_positions` and `end_positions`, (batch,), index the row; padding cannot be chosen.
-    """
-
-    def forward(self, input_ids=None, attention_mask=None, start_positions=None, end_positions=None, **options):
-        from transformers.modeling_outputs import QuestionAnsweringModelOutput
-
-        logits = self._scored(self._states(input_ids, attention_mask, options))  # (batch, seq, 2)
-        if attention_mask is not None and attention_mask.dim() == 2:
-            logits = logits.masked_fill(attention_mask[..., None] == 0, torch.finfo(logits.dtype).min)
-        start, end = logits.unbind(-1)  # each (batch, seq)
-        loss = None
-        if start_positions is not None and end_positions is not None:
-            loss = (_cross_entropy(start, start_positions) + _cross_entropy(end, end_positions)) / 2
-        return QuestionAnsweringModelOutput(loss=loss, start_logits=start, end_logits=end)
-
-
-class _ForSequences(_WithHead):
-    """One class per sequence: logits (batch, labels)."""
-
-    def forward(self, input_ids=None, attention_mask=None, labels=None, **options):
-        from transformers.modeling_outputs import SequenceClassifierOutput
-
-        logits = self._scored(self._pooled(self._states(input_ids, attention_mask, options), attention_mask))
-        loss = None if labels is None else _cross_entropy(logits, labels)
-        return SequenceClassifierOutput(loss=loss, logits=logits)
-
-
-class _ForEmbedding(_WithHead):
-    """One vector per sequence: `pooler_output` (batch, width), of length 1 if the head says so."""
-
-    def forward(self, input_ids=None, attention_mask=None, **options):
-        from transformers.modeling_outputs import BaseModelOutputWithPooling
-
-        states = self._states(input_ids, attention_mask, options)
-        vectors = self.head_dropout(self._pooled(states, attention_mask))
-        if self.head_settings.normalize:
-            vectors = nn.functional.normalize(vectors.float(), dim=-1)
-        return BaseModelOutputWithPooling(last_hidden_state=states, pooler_output=vectors)
-
-
-def _in_dtype_of(module: nn.Module, states: Tensor) -> Tensor:
-    """The states in the dtype of the module: a head on a 16-bit backbone is trained in float32."""
-    return states.to(next(module.parameters(), states).dtype)
-
-
-def make_pooling(name: str, width: int, heads: int = 1) -> nn.Module:
-    """A module `(states (batch, seq, width), attention_mask (batch, seq)) -> (batch, width)`.
-
-    Raises ModelError if the heads do not divide the width.
-    """
-    if not name.startswith("attention"):
-        return PlainPooling(name)
-    if width % heads:
-        raise ModelError(f"{heads} pooling heads do not divide the width {width}")
-    return AttentionPooling(width, heads, probe_is_query=name == "attention_query")
-
-
-class PlainPooling(nn.Module):
-    """A fixed weighted mean of the states; nothing is learned."""
-
-    def __init__(self, name: str):
+    def __init__(self, name: str, width: int, heads: int = 1):
         super().__init__()
-        self.name = name
+        self.name, self.heads, self.learns = name, heads, name.startswith("attention")
+        if self.learns:
+            if width % heads:
+                raise ModelError(f"{heads} pooling heads do not divide the width {width}")
+            self.probe = nn.Parameter(torch.randn(1 if name == "attention_query" else PROBES, width))
+            self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
 
     def forward(
         self, states: Float[Tensor, "batch seq width"], attention_mask: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch width"]:
+        name = self.name
+        if self.learns:
+            states = _in_dtype_of(self, states)
+            probes = self.probe.expand(len(states), -1, -1)  # (batch, probes, width)
+            if name == "attention_query":
+                mask = attention_mask[:, None, None, :] > 0  # (batch, head, query, key)
+                return self._attend(probes, states, mask)[:, 0]
+            states, name = self._attend(states, probes, None), "mean"
         real = attention_mask.to(torch.long)
         order = real.cumsum(-1) * real  # 1 for the first real token, 2 for the next; 0 for padding; either side
         weights = {
@@ -294,40 +240,15 @@ class PlainPooling(nn.Module):
             "last": (order == order.amax(-1, keepdim=True)) & (order > 0),
             "mean": order > 0,
             "weighted_mean": order,
-        }[self.name].to(torch.float32)  # in float16 the sum of positions overflows at 362 tokens
+        }[name].to(torch.float32)  # in float16 the sum of positions overflows at 362 tokens
         weights = weights / weights.sum(-1, keepdim=True).clamp_min(1)
         return torch.einsum("bs,bsw->bw", weights, states.float()).to(states.dtype)
 
-
-class AttentionPooling(nn.Module):
-    """Multi-head attention between the states and learned probes, with an output projection.
-
-    With `probe_is_query` one probe attends to the states. Otherwise every state attends to `PROBES` probes, and the
-    results are averaged over the real tokens.
-    """
-
-    def __init__(self, width: int, heads: int, *, probe_is_query: bool):
-        super().__init__()
-        self.heads, self.probe_is_query = heads, probe_is_query
-        self.probe = nn.Parameter(torch.randn(1 if probe_is_query else PROBES, width))
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
-
-    def forward(
-        self, states: Float[Tensor, "batch seq width"], attention_mask: Int[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch width"]:
-        probes = self.probe.to(states.dtype).expand(len(states), -1, -1)  # (batch, probes, width)
-        queries, keys = (probes, states) if self.probe_is_query else (states, probes)
-        q, k, v = self._split(self.query(queries)), self._split(self.key(keys)), self._split(self.value(keys))
-        scores = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).float()  # (batch, head, queries, keys)
-        if self.probe_is_query:
-            scores = scores.masked_fill(attention_mask[:, None, None, :] == 0, torch.finfo(scores.dtype).min)
-        mixed = (scores.softmax(-1).to(v.dtype) @ v).transpose(1, 2).flatten(2)  # (batch, queries, width)
-        if self.probe_is_query:
-            return self.out(mixed[:, 0])
-        return PlainPooling("mean")(self.out(mixed), attention_mask)
-
-    def _split(self, x: Float[Tensor, "batch seq width"]) -> Float[Tensor, "batch head seq part"]:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+    def _attend(self, queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
+        """Queries (batch, queries, width) and keys (batch, keys, width) to (batch, queries, width)."""
+        inputs = (self.query(queries), self.key(keys), self.value(keys))
+        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in inputs)  # (batch, head, ..., part)
+        return self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
 
 
 def set_backbone_dropout(model: nn.Module, share: float) -> None:
@@ -338,17 +259,14 @@ def set_backbone_dropout(model: nn.Module, share: float) -> None:
     """
     decoder = find_decoder(model)
     for layer, attention in zip(decoder.layers, decoder.attentions, strict=True):
-        own = [m for name, m in layer.named_modules() if isinstance(m, nn.Dropout) and "attn_dropout" not in name]
-        own = [m for m in own if not isinstance(m, _BlockDropout)]
-        if own:
-            for module in own:
-                module.p = share
-            continue
-        for block in (attention, layer.mlp):
+        dropouts = [m for name, m in layer.named_modules() if type(m) is nn.Dropout and "attn_dropout" not in name]
+        for block in () if dropouts else (attention, layer.mlp):
             if not hasattr(block, "labkit_dropout"):
-                block.labkit_dropout = _BlockDropout(share).train(block.training)
+                block.labkit_dropout = _BlockDropout().train(block.training)
                 block.register_forward_hook(_drop)
             block.labkit_dropout.p = share
+        for dropout in dropouts:
+            dropout.p = share
 
 
 class _BlockDropout(nn.Dropout):
@@ -363,15 +281,20 @@ def _drop(block: nn.Module, inputs: Any, output: Any) -> Any:
 
 def sha256_of(weights: Iterable[Tensor]) -> str:
     """The sha256 of the weights as float32, one after the other."""
-    together = hashlib.sha256()
+    digest = hashlib.sha256()
     for weight in weights:
-        together.update(weight.detach().float().cpu().numpy().tobytes())
-    return together.hexdigest()
+        digest.update(weight.detach().float().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _in_dtype_of(module: nn.Module, states: Tensor) -> Tensor:
+    """The states in the dtype of the module: a head on a 16-bit backbone is trained in float32."""
+    return states.to(next(module.parameters()).dtype)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the labels that count, in float32; logits (..., classes), labels (...)."""
-    return nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED)
+    """Mean over the labels that count (not -100), in float32; logits (..., classes), labels (...)."""
+    return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
 
 
 def label_names(labels: Sequence[str]) -> tuple[str, ...]:

@@ -6,33 +6,26 @@ lm.model, lm.tokenizer, lm.name, lm.source, lm.licence
 
 from __future__ import annotations
 
-import shutil
+import errno
+import re
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from importlib.util import find_spec
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from labkit.errors import ModelError, reading
-from labkit.files import sha256
-from labkit.models.registry import (
-    REGISTRY,
-    Checkpoint,
-    FolderPackage,
-    GgufPackage,
-    Hub,
-    InCode,
-    ModelCard,
-    closest_names,
-)
+from labkit import files
+from labkit.errors import ModelError
+from labkit.models import cache
+from labkit.models.registry import REGISTRY, ModelCard, Package, closest_names
 
 if TYPE_CHECKING:
     from labkit.models.heads import Head
 
 ATTENTION_BACKENDS = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
+_SMALL_FILES = ["config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json"]
+_SMALL_FILES += ["vocab.json", "merges.txt", "chat_template.jinja"]
+_WEIGHTS = ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"]
 
 
 @dataclass
@@ -50,10 +43,8 @@ class Loaded:
     licence: str
 
     def __repr__(self) -> str:
-        parameters = sum(p.numel() for p in self.model.parameters())
-        return (
-            f"Loaded({self.name!r}: {type(self.model).__name__}, {parameters / 1e6:,.1f} M parameters)\n{self.source}"
-        )
+        millions = sum(p.numel() for p in self.model.parameters()) / 1e6
+        return f"Loaded({self.name!r}: {type(self.model).__name__}, {millions:,.1f} M parameters)\n{self.source}"
 
 
 def load(
@@ -80,15 +71,37 @@ def load(
     """
     import torch
 
+    from labkit.models import adapters, folders
+
     name = str(name_or_path)
     if attn not in (None, *ATTENTION_BACKENDS):
         raise ModelError(f"attn is {attn!r}; choose one of {', '.join(ATTENTION_BACKENDS)}")
-    asked = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype is not None and not (isinstance(asked, torch.dtype) and asked.is_floating_point):
+    torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and not (isinstance(torch_dtype, torch.dtype) and torch_dtype.is_floating_point):
         raise ModelError(f"dtype is {dtype!r}; choose float32, bfloat16 or float16")
-    options = _Options(attn, asked, str(device or ("cuda" if torch.cuda.is_available() else "cpu")), task)
-    card = REGISTRY.get(name) or _unregistered(name)
-    return _LOADERS[type(card.origin)](card, options)
+    device = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    options = {"attn": attn, "dtype": torch_dtype, "device": device, "task": task}
+
+    card, folder = REGISTRY.get(name), Path(name).expanduser()
+    if card is None and (folder / adapters.RECORD).is_file():
+        return adapters.read(folder, name, load, **options)
+    if card is None and folder.is_dir():
+        source, licence = f"the folder {name}", _licence_in(folder)
+    elif card is None:
+        folder, source, licence = _from_hub(name, _hub_id(name), options)
+    elif isinstance(card.origin, Package):
+        folder, source, licence = _from_package(card)
+    elif card.origin == "hub":
+        folder, source, _ = _from_hub(name, card.hub_id, options)
+        licence = card.licence
+    elif card.origin == "checkpoint":
+        folder, source, licence = _from_checkpoint(card)
+        # stored in half the space; CPUs are slow in float16, or have no kernels for it
+        options["dtype"] = torch_dtype or torch.float32
+    else:
+        return _load_tiny(card, options)
+    model, tokenizer, remarks = folders.read_folder(folder, name, **options)
+    return Loaded(model, tokenizer, name, "; ".join([source, *remarks]) + ".", licence)
 
 
 def available() -> list[dict[str, Any]]:
@@ -96,257 +109,155 @@ def available() -> list[dict[str, Any]]:
 
     `ready` is True if it loads without a network; `note` says what is missing, or that the first load converts.
     """
-    columns = ("name", "family", "parameters", "layers", "window", "licence")
+    from huggingface_hub import try_to_load_from_cache
+
     rows = []
     for card in REGISTRY.values():
-        ready, note = card.origin.readiness(card.name)
-        rows.append(
-            {column: getattr(card, column) for column in columns}
-            | {"origin": str(card.origin), "ready": ready, "note": note}
-        )
+        ready, note = True, card.origin_text()
+        if isinstance(card.origin, Package) and (cache.cache_dir() / "models" / card.name).is_dir():
+            note = "converted"
+        elif isinstance(card.origin, Package):
+            ready = card.origin.paths() is not None
+            note = "in its package; the first load may convert it" if ready else f"run: {card.origin.pip_command}"
+        elif card.origin == "hub":
+            ready = isinstance(try_to_load_from_cache(card.hub_id, "config.json"), str)
+            note = "in the hub cache" if ready else "needs a network"
+        row = vars(card) | {"origin": card.origin_text(), "ready": ready, "note": note}
+        del row["hub_id"]
+        rows.append(row)
     return rows
 
 
-@dataclass(frozen=True)
-class _Options:
-    """The arguments of `load`, checked; None where the model decides."""
-
-    attn: str | None
-    dtype: Any
-    device: str
-    task: str | Head | None
+# ---- for each kind of origin: the folder, its source, its licence ----------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Folder:
-    path: Path
+def _from_package(card: ModelCard) -> tuple[Path, str, str]:
+    package, terms = card.origin, card.origin.terms_path()
+    licence = f"{card.licence}; full text in {terms}" if terms else card.licence
+    if package.quantisation is None:
+        (weights,) = _installed_files(card)
+        _require_sha256(weights, package)
+        return weights.parent, f"{package.original}, its files in the package {package.distribution}", licence
 
+    def convert(folder: Path) -> dict[str, Any]:
+        from labkit.models.gguf import convert_gguf
 
-@dataclass(frozen=True)
-class _Adapter:
-    path: Path
+        parts = _installed_files(card)
+        print(f"labkit: converting {card.name}, once. Its licence: {licence}", file=sys.stderr, flush=True)
+        with TemporaryDirectory(dir=folder.parent) as temporary:
+            file = Path(temporary, "joined.gguf")
+            with file.open("wb") as whole:
+                for part in parts:
+                    whole.write(part.read_bytes())
+            _require_sha256(file, package)
+            return {"stored_as": convert_gguf(file, folder)}
 
-
-def _unregistered(name: str) -> ModelCard:
-    """A card for a folder, an adapter or a hub id. Raises ModelError, with similar names, for anything else."""
-    from labkit.models import adapters
-
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        origin = _Adapter(folder) if adapters.is_adapter(folder) else _Folder(folder)
-        return ModelCard(name, "", 0, 0, None, _licence_in(folder), origin)
-    if name.count("/") == 1 and not name.startswith((".", "~", "/")) and not name.endswith("/"):
-        return ModelCard(name, "", 0, 0, None, "", Hub((name,)))
-    similar = closest_names(name)
-    hint = f"did you mean {' or '.join(similar)}?" if similar else "`labkit models` lists the names that labkit knows"
-    raise ModelError(
-        f"no model is called {name!r}: it is neither a registered name, nor a folder, nor a hub id (owner/name); {hint}"
-    )
-
-
-# ---- one loader for each kind of origin ------------------------------------------------------------------------------
-
-
-def _load_gguf(card: ModelCard, options: _Options) -> Loaded:
-    from labkit.models import cache
-
-    package: GgufPackage = card.origin
-    folder = cache.obtain(card.name, package.identity, lambda folder: _convert(card, folder))
-    stored_as = cache.read_manifest(folder)["facts"]["stored_as"]
-    shares = sorted(((n / sum(stored_as.values()), kind) for kind, n in stored_as.items()), reverse=True)
+    identity = {"distribution": package.distribution, "sha256": package.sha256}
+    folder, facts = cache.obtain(card.name, identity, convert)
+    total = sum(facts["stored_as"].values())
+    shares = sorted(((count / total, kind) for kind, count in facts["stored_as"].items()), reverse=True)
     source = (
         f"{package.original}, rebuilt in bfloat16 from the {package.quantisation} quantised weights in the package "
         f"{package.distribution} (parameters stored as "
         f"{', '.join(f'{share:.0%} {kind}' for share, kind in shares if share >= 0.01)}): close to the original "
         "release but not bit-equal to it, so do not quote its scores as those of the original"
     )
-    return _read_folder(folder, card.name, source, _licence_text(card), options)
+    return folder, source, licence
 
 
-def _convert(card: ModelCard, folder: Path) -> dict[str, Any]:
-    """Convert the GGUF file of a package, in one piece or joined from its parts, into `folder`."""
-    package: GgufPackage = card.origin
-    if not package.is_installed():
-        raise _not_installed(card)
-    from labkit.models.gguf import convert_gguf
-
-    parts = package.part_paths()
-    print(f"labkit: converting {card.name}, once. Its licence: {_licence_text(card)}", file=sys.stderr, flush=True)
-    with TemporaryDirectory(dir=folder.parent) if len(parts) > 1 else nullcontext() as temporary:
-        file = parts[0]
-        if temporary:
-            file = Path(temporary, "joined.gguf")
-            with file.open("wb") as whole:
-                for part in parts:
-                    with part.open("rb") as piece:
-                        shutil.copyfileobj(piece, whole, 16 << 20)
-        _require_sha256(file, package.sha256, package)
-        return {"stored_as": convert_gguf(file, folder)}
-
-
-def _load_packaged(card: ModelCard, options: _Options) -> Loaded:
-    package: FolderPackage = card.origin
-    folder = package.path()
-    if folder is None:
-        raise _not_installed(card)
-    for name, recorded in package.sha256.items():
-        _require_sha256(folder / name, recorded, package)
-    source = f"{package.original}, the files of its release, in the package {package.distribution}"
-    return _read_folder(folder, card.name, source, card.licence, options)
-
-
-def _load_hub(card: ModelCard, options: _Options) -> Loaded:
+def _from_hub(name: str, hub_id: str, options: dict[str, Any]) -> tuple[Path, str, str]:
     """Fetch the configuration, check that it is supported and fits, and only then fetch the weights."""
-    import torch
+    from labkit.models import folders
 
-    from labkit.decoder import limits
-    from labkit.models import hub
-
-    folder = hub.fetch(card.origin.ids, weights=False)
-    with reading(card.name):
-        config = hub.read_config(folder, card.name, encoders=options.task is not None)
-        kind, config = hub.class_for(config, options.task, card.name)
-        choose_attention(kind, config, options.attn, card.name)
-        dtype = options.dtype or config.dtype or torch.float32
-        limits.require_memory_for_model(card.name, limits.configured_parameters(config, kind), dtype, options.device)
-    folder = hub.fetch(card.origin.ids, weights=True)
-    source = f"hub model {card.origin.ids[0]}, revision {folder.name[:12]}"
-    return _read_folder(folder, card.name, source, card.licence or _licence_in(folder), options)
+    folders.prepare(_fetch(hub_id, _SMALL_FILES), name, **options)
+    folder = _fetch(hub_id, _SMALL_FILES + _WEIGHTS)
+    return folder, f"hub model {hub_id}, revision {folder.name[:12]}", _licence_in(folder)
 
 
-def _load_checkpoint(card: ModelCard, options: _Options) -> Loaded:
-    import torch
-
+def _from_checkpoint(card: ModelCard) -> tuple[Path, str, str]:
     from labkit.datasets.catalogue import card_faults
 
-    folder = card.origin.path()
-    if not folder.is_dir():
-        raise ModelError(f"{folder} is missing: the installation is incomplete; reinstall labkit")
+    folder = files.folder("data") / "checkpoints" / card.name
     if faults := card_faults(folder):
         raise ModelError(f"{faults[0]}; restore it from the repository, or reinstall labkit")
-    # stored in half the space; CPUs are slow in float16, or have no kernels for it
-    options = replace(options, dtype=options.dtype or torch.float32)
-    source = f"{card.name}, trained by this project (card: {folder / 'README.md'})"
-    return _read_folder(folder, card.name, source, card.licence, options)
+    return folder, f"{card.name}, trained by this project (card: {folder / 'README.md'})", card.licence
 
 
-def _load_in_code(card: ModelCard, options: _Options) -> Loaded:
-    from labkit.models import hub, tiny
+def _load_tiny(card: ModelCard, options: dict[str, Any]) -> Loaded:
+    from labkit.models import folders, tiny
 
-    kind, config = hub.class_for(tiny.tiny_config(card.name), options.task, card.name)
-    attn, remarks = choose_attention(kind, config, options.attn, card.name)
-    model = tiny.build_tiny_model(card.name, attn=attn, dtype=options.dtype, kind=kind, config=config)
+    kind, config = folders.class_for(tiny.tiny_config(card.name), options["task"], card.name)
+    attn, remarks = folders.choose_attention(kind, config, options["attn"], card.name)
+    model = tiny.build_tiny_model(card.name, attn=attn, dtype=options["dtype"], kind=kind, config=config)
     source = f"random weights, drawn in code from seed {tiny.SEED}: {card.name} is untrained and shows mechanism only"
     source = "; ".join([source, *remarks]) + "."
-    return Loaded(model.to(options.device), tiny.build_tiny_tokenizer(), card.name, source, card.licence)
+    return Loaded(model.to(options["device"]), tiny.build_tiny_tokenizer(), card.name, source, card.licence)
 
 
-def _load_folder(card: ModelCard, options: _Options) -> Loaded:
-    return _read_folder(card.origin.path, card.name, f"the folder {card.name}", card.licence, options)
+def _installed_files(card: ModelCard) -> list[Path]:
+    paths, command = card.origin.paths(), card.origin.pip_command
+    if paths is None:
+        text = f"the weights of {card.name}, or the package that reads them, are not installed; run: {command}"
+        raise ModelError(text, kind="not installed")
+    return paths
 
 
-def _load_adapter(card: ModelCard, options: _Options) -> Loaded:
-    from labkit.models import adapters
-
-    chosen = {"task": options.task, "attn": options.attn, "dtype": options.dtype, "device": options.device}
-    lm = adapters.read(card.origin.path, load, **chosen)
-    return replace(lm, name=card.name)
-
-
-_LOADERS: dict[type, Callable[[ModelCard, _Options], Loaded]] = {
-    GgufPackage: _load_gguf,
-    FolderPackage: _load_packaged,
-    Hub: _load_hub,
-    Checkpoint: _load_checkpoint,
-    InCode: _load_in_code,
-    _Folder: _load_folder,
-    _Adapter: _load_adapter,
-}
+def _require_sha256(file: Path, package: Package) -> None:
+    if files.sha256(file) != package.sha256:
+        raise ModelError(
+            f"the weights in {package.distribution} are damaged ({file.name} has another sha256 than its release); "
+            f"reinstall them: {package.pip_command} --force-reinstall"
+        )
 
 
-# ---- what they share -------------------------------------------------------------------------------------------------
+def _hub_id(name: str) -> str:
+    """`name`, if it can be a hub id. Raises ModelError, with similar names, for anything else."""
+    if name.count("/") == 1 and not name.startswith((".", "~", "/")) and not name.endswith("/"):
+        return name
+    similar = closest_names(name)
+    hint = f"did you mean {' or '.join(similar)}?" if similar else "`labkit models` lists the names that labkit knows"
+    raise ModelError(f"no model is called {name!r}, and it is neither a folder nor a hub id (owner/name); {hint}")
 
 
-def _read_folder(folder: Path, name: str, source: str, licence: str, options: _Options) -> Loaded:
-    from labkit.decoder import limits
-    from labkit.models import hub
+def _fetch(hub_id: str, patterns: list[str]) -> Path:
+    """The local folder with these files of a hub model; without a network, from the hub's own cache.
 
-    with reading(name):
-        config = hub.read_config(folder, name, encoders=options.task is not None)
-        kind, config = hub.class_for(config, options.task, name)
-        attn, remarks = choose_attention(kind, config, options.attn, name)
-        hub.require_weights(folder, name)
-        parameters, stored = limits.stored_weights(folder)
-        limits.require_memory_for_model(name, parameters, options.dtype or stored, options.device)
-        model, head_remark = hub.read_model(folder, name, kind, config, attn=attn, dtype=options.dtype or "auto")
-        tokenizer, tokenizer_remark = hub.read_tokenizer(folder, name)
-        model = model.to(options.device)
-        if getattr(model.config.get_text_config(), "labkit_attention", None) is not None:  # a recorded conversion
-            from labkit.convert import restore
-
-            model = restore(model)
-    source = "; ".join(filter(None, [source, *remarks, head_remark, tokenizer_remark])) + "."
-    return Loaded(model, tokenizer, name, source, licence)
-
-
-def choose_attention(model_class: type, config: Any, attn: str | None, name: str) -> tuple[str, list[str]]:
-    """The attention backend, and a remark if it is not the default.
-
-    torch's sdpa has no softcap: older releases of transformers ignore it without a warning, newer ones refuse.
+    Raises ModelError if the hub cannot be reached or refuses, or has no such files.
     """
-    softcap = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
-    supported = {
-        "eager": True,
-        "sdpa": getattr(model_class, "_supports_sdpa", False) and not softcap,
-        "flex_attention": getattr(model_class, "_supports_flex_attn", False),
-    }
-    if attn is None:
-        if supported["sdpa"]:
-            return "sdpa", []
-        cause = "its softcap is lost in sdpa" if softcap else f"{model_class.__name__} has no sdpa"
-        return "eager", [f"eager attention, as {cause}"]
-    if not supported.get(attn, True):
-        others = " or ".join(backend for backend, works in supported.items() if works)
-        cause = ", which would lose its softcap" if softcap and attn == "sdpa" else ""
-        raise ModelError(f"{name} ({model_class.__name__}) cannot use attn={attn!r}{cause}; take {others}")
-    if attn == "flash_attention_2" and find_spec("flash_attn") is None:
-        raise ModelError(
-            f"attn={attn!r} needs a CUDA GPU and the package flash-attn, which is not installed: "
-            "pip install flash-attn; or take attn='sdpa'"
-        )
-    return attn, []
+    import httpx
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError
 
-
-def _not_installed(card: ModelCard) -> ModelError:
-    return ModelError(
-        f"the weights of {card.name}, or the package that reads them, are not installed; run: "
-        f"{card.origin.pip_command}",
-        kind="not installed",
+    try:
+        with files.quiet_libraries():
+            folder = Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns))
+        if list(folder.glob("*.safetensors")) or _WEIGHTS[0] not in patterns:
+            return folder
+        cause = "only part of it is in the hub cache, or it has no safetensors weights"
+    except (OSError, httpx.HTTPError, HFValidationError) as error:  # offline mode, too, is an OSError
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EACCES, errno.EROFS):  # a file cannot be written
+            raise
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        cause = f"the hub answered HTTP {status}" if status else "the hub cannot be reached"
+        if status in (401, 403, 404):
+            cause += (
+                f" (check the spelling; if it is gated, accept its licence at https://huggingface.co/{hub_id}, and "
+                "log in with `hf auth login` or set HF_TOKEN)"
+            )
+    similar = [name for name in closest_names(hub_id) if name != hub_id]
+    raise ModelError(
+        f"{hub_id} is not on this machine and {cause}; connect to the network, or download it elsewhere "
+        f"(`hf download {hub_id} --local-dir DIR`) and load the folder, or take a model that works offline "
+        "(gemma3-270m, tiny-gemma3)" + (f"; similar names: {', '.join(similar)}" if similar else "")
     )
-
-
-def _require_sha256(file: Path, recorded: str, package: GgufPackage | FolderPackage) -> None:
-    if not file.is_file() or sha256(file) != recorded:
-        problem = "is missing" if not file.is_file() else "has another sha256 than its release"
-        raise ModelError(
-            f"the weights in {package.distribution} are damaged ({file.name} {problem}); reinstall them: "
-            f"{package.pip_command} --force-reinstall"
-        )
-
-
-def _licence_text(card: ModelCard) -> str:
-    """The licence's name, and where its text is on this machine."""
-    terms = card.origin.terms_path()
-    return f"{card.licence}; full text in {terms}" if terms else card.licence
 
 
 def _licence_in(folder: Path) -> str:
     """The licence of a model folder: `license_name` or `license` of its card, or the name of the licence file."""
     card = folder / "README.md"
-    if card.is_file():
-        lines = card.read_text(encoding="utf-8", errors="replace").splitlines()[:60]
-        for key in ("license_name:", "license:"):
-            if line := next((line for line in lines if line.startswith(key)), None):
-                return line.removeprefix(key).strip()
-    files = sorted(file.name for file in folder.glob("LICEN[SC]E*"))
-    return f"see {files[0]} in the folder" if files else "not stated in the folder; ask whoever made it"
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    for key in ("license_name", "license"):
+        if line := re.search(rf"^{key}: *(\S.*)$", text, re.M):
+            return line[1].strip(" '\"")
+    names = sorted(file.name for file in folder.glob("LICEN[SC]E*"))
+    return f"see {names[0]} in the folder" if names else "not stated in the folder; ask whoever made it"

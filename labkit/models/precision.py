@@ -30,15 +30,11 @@ class Precision:
 
 
 def choose(model_type: str, capability: tuple[int, int] | None, dtype: str = "auto") -> Precision:
-    """The precision to train a model of `model_type` with.
+    """The precision to train a model of `model_type` (as in its config: "gemma3_text") with.
 
-    Args:
-        model_type: as in the config, "gemma3_text".
-        capability: of the GPU as (major, minor), None without one; `here()` gives this machine's.
-        dtype: "auto" for the rule, else "float32", "bfloat16" or "float16", which is refused where it cannot work.
-
-    Raises:
-        TrainingError: float16 without a GPU, or for a family whose activations overflow in it.
+    `capability` is that of the GPU as (major, minor), None without one; `here()` gives this machine's. `dtype` is
+    "auto" for the rule, else "float32", "bfloat16" or "float16". Raises TrainingError for float16 without a GPU, or for
+    a family whose activations overflow in it.
     """
     overflows = model_type.lower().startswith(OVERFLOWS_IN_FLOAT16)
     ampere = capability is not None and tuple(capability) >= AMPERE
@@ -46,9 +42,9 @@ def choose(model_type: str, capability: tuple[int, int] | None, dtype: str = "au
     if dtype == "float16" and capability is None:
         raise TrainingError("float16 needs a GPU, and there is none here; choose auto, bfloat16 or float32")
     if dtype == "float16" and overflows:
+        safe = "bfloat16" if ampere else "float32"
         raise TrainingError(
-            f"{model_type} overflows in float16 (its activations exceed 65,504), so the loss would become NaN; choose "
-            f"{'bfloat16' if ampere else 'float32'}"
+            f"{model_type} overflows in float16 (beyond 65,504), so the loss becomes NaN; choose {safe}"
         )
     if dtype == "bfloat16" and capability is not None and not ampere:
         return Precision("bfloat16", False, f"{gpu} has no bfloat16 in hardware: torch emulates it, slowly")
@@ -76,27 +72,16 @@ def kernels(tf32: bool) -> Iterator[None]:
     cuDNN's attention is torch's first choice on an H100. It builds a plan for every new shape of a batch, and with a
     mask some of its gradients are NaN (pytorch issue 196678).
     """
-    attention = torch.backends.cuda.cudnn_sdp_enabled()
     backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
-    older_setting, before = _older_setting() if tf32 else None, [backend.fp32_precision for backend in backends]
+    attention, before = torch.backends.cuda.cudnn_sdp_enabled(), [backend.fp32_precision for backend in backends]
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    if tf32:  # by torch's older setting, because the compiler of flex attention reads it and refuses a mix of both
+        torch.set_float32_matmul_precision("high")
     try:
-        torch.backends.cuda.enable_cudnn_sdp(False)
-        if older_setting is not None:
-            torch.set_float32_matmul_precision("high")
-        elif tf32:
-            torch.backends.cuda.matmul.fp32_precision = "tf32"
         yield
     finally:
         torch.backends.cuda.enable_cudnn_sdp(attention)
-        if older_setting is not None:
-            torch.set_float32_matmul_precision(older_setting)
-        for backend, value in zip(backends, before, strict=True):  # the older setting leaves another value here
+        if tf32:
+            torch.set_float32_matmul_precision("highest")
+        for backend, value in zip(backends, before, strict=True):
             backend.fp32_precision = value
-
-
-def _older_setting() -> str | None:
-    """The precision by torch's older setting; None where it was made by `fp32_precision`, which must not be mixed."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return None

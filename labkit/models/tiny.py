@@ -52,32 +52,27 @@ def tiny_config(name: str) -> PreTrainedConfig:
     """The configuration of a tiny model: 2 layers, 64 dimensions, 4 heads of 16 (2 key-value heads if grouped)."""
     from transformers import Gemma2Config, Gemma3TextConfig, GemmaConfig, GPT2Config, LlamaConfig
 
-    special = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
-    vocab_size = len(_vocabulary()[0])
+    shared = {
+        "vocab_size": len(_vocabulary()[0]), "initializer_range": 0.2,
+        "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2,
+    }  # fmt: skip
     if name == "tiny-gpt2":
         return GPT2Config(
-            vocab_size=vocab_size, n_positions=CONTEXT, n_embd=64, n_layer=2, n_head=4, initializer_range=0.2,
-            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, summary_first_dropout=0.0, **special,
+            n_positions=CONTEXT, n_embd=64, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+            summary_first_dropout=0.0, **shared,
         )  # fmt: skip
-    grouped = dict(
-        vocab_size=vocab_size, max_position_embeddings=CONTEXT, hidden_size=64, intermediate_size=128,
-        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16, initializer_range=0.2,
-        attention_dropout=0.0, **special,
+    layers = ["sliding_attention", "full_attention"]
+    local_and_global = {"layer_types": layers, "sliding_window": WINDOW, "query_pre_attn_scalar": 16}
+    kind, own = {
+        "tiny-gemma": (GemmaConfig, {}),
+        "tiny-gemma2": (Gemma2Config, local_and_global),
+        "tiny-gemma3": (Gemma3TextConfig, local_and_global),
+        "tiny-llama": (LlamaConfig, {"tie_word_embeddings": True}),
+    }[name]
+    return kind(
+        max_position_embeddings=CONTEXT, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, attention_dropout=0.0, **shared, **own,
     )  # fmt: skip
-    local_and_global = {
-        "layer_types": ["sliding_attention", "full_attention"],
-        "sliding_window": WINDOW,
-        "query_pre_attn_scalar": 16,
-    }
-    if name == "tiny-gemma":
-        return GemmaConfig(**grouped)
-    if name == "tiny-gemma2":
-        return Gemma2Config(**grouped, **local_and_global)
-    if name == "tiny-gemma3":
-        return Gemma3TextConfig(**grouped, **local_and_global)
-    if name == "tiny-llama":
-        return LlamaConfig(**grouped, tie_word_embeddings=True)
-    raise ValueError(f"no tiny model {name!r}; there are {', '.join(TINY_NAMES)}")
 
 
 def build_tiny_tokenizer() -> PreTrainedTokenizerFast:

@@ -1,0 +1,181 @@
+"""Model folders, as `save_pretrained` writes them: which class for which task, on which attention backend.
+
+Weights are read from safetensors only: nothing is ever unpickled, and no code that comes with a model is ever run.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.decoder import limits
+from labkit.errors import ModelError, reading
+from labkit.files import quiet_libraries
+from labkit.models.heads import RECORD, TASKS, Head, head_in, model_class
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+AUTO_CLASSES = {None: "AutoModelForCausalLM", "base": "AutoModel"}  # for the tasks without a head of labkit's
+
+
+def read_folder(
+    folder: Path, name: str, *, attn: str | None, dtype: Any, device: str, task: str | Head | None
+) -> tuple[PreTrainedModel, Any, list[str]]:
+    """The model in `folder` in eval mode, its tokenizer (None if it has none), and remarks on what was chosen.
+
+    A conversion that labkit recorded is applied again. Raises ModelError if the folder is damaged or unsuitable.
+    """
+    kind, config, attn, remarks = prepare(folder, name, attn=attn, dtype=dtype, device=device, task=task)
+    if not list(folder.glob("*.safetensors")):
+        pickled = "labkit never reads pickled ones (*.bin), which can run code"
+        raise ModelError(f"{name} has no *.safetensors weights, and {pickled}: save it again with save_pretrained")
+    with reading(f"{name} with attn={attn!r}"):
+        model, new = _read_weights(folder, name, kind, config, attn=attn, dtype=dtype or "auto")
+        model.to(device)
+        if getattr(config.get_text_config(), "labkit_attention", None) is not None:  # a recorded conversion
+            from labkit.convert import restore
+
+            restore(model)
+    if new:
+        remarks.append(f"its head is new and untrained ({', '.join(new)})")
+    tokenizer = _read_tokenizer(folder, name)
+    if tokenizer is None:
+        remarks.append("without a tokenizer, as the folder holds none")
+    elif tokenizer.pad_token is None and tokenizer.eos_token is not None:
+        tokenizer.pad_token = tokenizer.eos_token
+        remarks.append(f"pads with its end-of-text token {tokenizer.eos_token}, as it has no pad token")
+    return model, tokenizer, remarks
+
+
+def prepare(
+    folder: Path, name: str, *, attn: str | None, dtype: Any, device: str, task: str | Head | None
+) -> tuple[type, PreTrainedConfig, str, list[str]]:
+    """The class, the configuration and the attention backend of the model in `folder`, and remarks; reads no weights.
+
+    Raises ModelError if labkit cannot load such a model, or it does not fit into memory.
+    """
+    import torch
+
+    with reading(name):
+        config = _read_config(folder, name, encoders=task is not None)
+        kind, config = class_for(config, task, name)
+        attn, remarks = choose_attention(kind, config, attn, name)
+        parameters = limits.configured_parameters(config, kind)
+        limits.require_memory_for_model(name, parameters, dtype or config.dtype or torch.float32, device)
+    return kind, config, attn, remarks
+
+
+def class_for(config: PreTrainedConfig, task: str | Head | None, name: str) -> tuple[type, PreTrainedConfig]:
+    """The model class for `task`, and the configuration to make it with (a copy if it is to have another head).
+
+    A task of `heads` gives the family's class with labkit's head on it, and so does None if the configuration records
+    one. Raises ModelError if transformers has no such model.
+    """
+    import transformers
+
+    saved = head_in(config)
+    if task is None or (saved is not None and task == saved.task):
+        task = saved
+    elif isinstance(task, str) and task in TASKS:
+        task = Head(task)
+    if isinstance(task, Head):
+        config = task.recorded(config)
+    elif task not in AUTO_CLASSES:
+        raise ModelError(f"task is {task!r}; choose one of {', '.join(map(repr, [*AUTO_CLASSES, *TASKS]))}")
+    auto_class = "AutoModel" if isinstance(task, Head) else AUTO_CLASSES[task]
+    concrete = _concrete_class(getattr(transformers, auto_class), config)
+    if concrete is None:
+        raise ModelError(f"transformers has no {auto_class} for {config.model_type} ({name})")
+    return (model_class(concrete, task.task) if isinstance(task, Head) else concrete), config
+
+
+def choose_attention(model_class: type, config: Any, attn: str | None, name: str) -> tuple[str, list[str]]:
+    """The attention backend, and a remark if it is not the default.
+
+    torch's sdpa has no softcap: older releases of transformers ignore it without a warning, newer ones refuse.
+    """
+    softcap = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    supported = {
+        "eager": True,
+        "sdpa": getattr(model_class, "_supports_sdpa", False) and not softcap,
+        "flex_attention": getattr(model_class, "_supports_flex_attn", False),
+    }
+    if attn is None and not supported["sdpa"]:
+        return "eager", ["eager attention, as " + ("its softcap is lost in sdpa" if softcap else "it has no sdpa")]
+    if not supported.get(attn, True):
+        others = " or ".join(backend for backend, works in supported.items() if works)
+        cause = ", which would lose its softcap" if softcap and attn == "sdpa" else ""
+        raise ModelError(f"{name} ({model_class.__name__}) cannot use attn={attn!r}{cause}; take {others}")
+    return attn or "sdpa", []
+
+
+def _read_config(folder: Path, name: str, *, encoders: bool) -> PreTrainedConfig:
+    """The configuration in `folder`. Raises ModelError unless it is that of a decoder, or, if allowed, an encoder."""
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
+
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{name} holds no config.json; point to a folder that save_pretrained wrote")
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    # BERT and similar encoders are also registered as causal models, for the decoder half of a translation model
+    is_encoder = _concrete_class(AutoModelForMaskedLM, config) is not None and not getattr(config, "is_decoder", False)
+    if (encoders or head_in(config) is not None) and not config.is_encoder_decoder:
+        supported, cure = _concrete_class(AutoModel, config) is not None, ""
+    else:
+        causal = _concrete_class(AutoModelForCausalLM, config) is not None
+        supported = causal and not is_encoder and not config.is_encoder_decoder
+        cure = "; an encoder loads with a head, or its body alone (task='base')" if is_encoder else ""
+    if not supported:
+        raise ModelError(
+            f"{name} is a {config.model_type} model; labkit takes decoders such as GPT-2, Gemma or Llama{cure}",
+            kind="encoder" if cure else "",
+        )
+    return config
+
+
+def _concrete_class(auto_class: Any, config: PreTrainedConfig) -> type | None:
+    try:
+        concrete = auto_class._model_mapping[type(config)]
+    except KeyError:
+        return None
+    return concrete[0] if isinstance(concrete, list | tuple) else concrete
+
+
+def _read_weights(
+    folder: Path, name: str, kind: type, config: PreTrainedConfig, *, attn: str, dtype: Any
+) -> tuple[PreTrainedModel, list[str]]:
+    """The model on the CPU, in eval mode, and the names of the weights of its head that are new and untrained.
+
+    A saved head is kept only if it has the task, labels and pooling of the one in `config`. Raises ModelError if the
+    files lack any other weight, which transformers would fill with random numbers.
+    """
+    with quiet_libraries():
+        model, report = kind.from_pretrained(
+            folder, config=config, attn_implementation=attn, dtype=dtype, use_safetensors=True,
+            local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True,
+        )  # fmt: skip
+    new = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
+    body = "" if model.base_model is model else f"{model.base_model_prefix}."
+    # the pooler of an encoder is not used, and many are saved without one
+    if lost := [weight for weight in new if weight.startswith(body) and not weight.startswith(f"{body}pooler.")]:
+        raise ModelError(f"{name} lacks {len(lost)} weights of its model, such as {lost[0]}; save or download it again")
+    if (head := head_in(config)) is not None:
+        saved = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(RECORD)
+        if saved is not None and any(saved[key] != getattr(head, key) for key in ("task", "labels", "pooling")):
+            new = model.start_head()
+        model.head_is_new = bool(new)
+    return model.eval(), new
+
+
+def _read_tokenizer(folder: Path, name: str) -> Any:
+    """The tokenizer in `folder`, padding on the right, or None."""
+    from transformers import AutoTokenizer
+
+    if not any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        return None
+    with reading(f"the tokenizer of {name}"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer("a text")  # some faults show only when it is used
+    tokenizer.padding_side = "right"
+    return tokenizer
