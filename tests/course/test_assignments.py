@@ -1,6 +1,6 @@
 """Every assignment: its master fits its checks, solutions and other right answers pass, typical wrong ones do not."""
 
-import importlib.util
+import importlib
 import json
 from functools import cache
 from pathlib import Path
@@ -19,22 +19,34 @@ VARIANTS = {"public": Variant(), "private": Variant.of("a secret of the tests"),
 FOLDER = Path(__file__).parents[2] / "notebooks" / "assignments"
 
 
-@cache
 def answers(name):
-    spec = importlib.util.spec_from_file_location(f"answers_{name}", Path(__file__).parent / "answers" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module(f"tests.course.answers.{name}")
+
+
+@cache
+def cells(name, key="public"):
+    """The code cells of the master, solutions in place; cells that only look are left out."""
+    read = read_master(masters()[name], assignment(name), Variant(key))
+    return [cell for cell in read if cell.kind == "code" and cell.role != "look"]
 
 
 @cache
 def solved(name, key):
-    """What the master's cells define, solutions in place; cells that only look are left out."""
     space = {"__name__": "solution"}
-    for cell in read_master(masters()[name], assignment(name), Variant(key)):
-        if cell.kind == "code" and cell.role != "look":
-            exec(compile(cell.source, f"<{name}>", "exec"), space)
+    for cell in cells(name, key):
+        exec(compile(cell.source, f"<{name}>", "exec"), space)
     return space
+
+
+def changed(exercise, *changes):
+    """The solution with each (old, new) put in; a single change is the whole answer."""
+    if len(changes) == 1:
+        return changes[0]
+    source = next(cell.source for cell in cells(exercise[:2]) if cell.exercise == exercise)
+    for old, new in zip(changes[::2], changes[1::2], strict=True):
+        assert old in source, f"{exercise}: {old!r} is not in the solution"
+        source = source.replace(old, new)
+    return source
 
 
 # The influence that audits of other answers use; the solution's reads one sentence at a time, which takes most of their
@@ -94,7 +106,8 @@ def test_other_right_answers_pass(exercise, variant):
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_typical_wrong_answers_are_told_their_likely_causes(exercise, variant):
     likely = []
-    for words, source in (wrong := answers(exercise[:2]).WRONG[exercise]):
+    for words, *changes in (wrong := answers(exercise[:2]).WRONG[exercise]):
+        source = changed(exercise, *changes)
         result = outcome(exercise, source, VARIANTS[variant])
         assert result.status in ("wrong", "partly") and result.points < result.out_of, f"passed: {source}"
         assert words in result.message, f"{source}\n{result}"
