@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit import masks
 from labkit.course.answers import Answer
 from labkit.course.exercises import Assignment
-from labkit.course.mistakes import Suspects, expect, expect_equal, expect_tensor, lacks_cells, not_finite
+from labkit.course.mistakes import expect, expect_equal, expect_tensor, lacks_cells, not_finite
 from labkit.course.variant import Variant
 from labkit.course.wire import Given
 
@@ -30,15 +29,12 @@ A2.exercise("a2_heads", "Layer by layer, head by head", "head_influence", diffic
 A2.exercise("a2_same", "The same computation", "same_computation", difficulty=2, minutes=8)
 A2.exercise("a2_full_mask", "The conversion", "full_mask", difficulty=2, minutes=8)
 A2.exercise("a2_audit", "Your audit, under attack", "audit", difficulty=5, minutes=21)
-
-A2.shows(
-    "sentence",
-    (
-        "The old man the boat.", "The prime number few.", "The complex houses married students.",
-        "We painted the wall with cracks.", "The horse raced past the barn fell.",
-        "When the dog scratched the vet ran away.",
-    ),
+SENTENCES = (
+    "The old man the boat.", "The prime number few.", "The complex houses married students.",
+    "We painted the wall with cracks.", "The horse raced past the barn fell.",
+    "When the dog scratched the vet ran away.",
 )  # fmt: skip
+A2.shows("sentence", SENTENCES)
 A2.shows("word", (" ship", " house", " river", " letter", " dog"))  # one token each, to gpt2-mini's tokenizer
 A2.shows("pads", (3, 2, 4))
 
@@ -65,12 +61,11 @@ def model(kind: str, seed: int, training: bool = False, twins: tuple = (), attn:
             made.transformer.h[0].attn.c_attn.weight[:, : 2 * words.shape[1]] *= {"nudged": 1.02, "loud": 300}[kind]
         elif kind == "late position":
             places[5:] = places[5:].flip(-1)
-    if kind == "by hand":
-        rewrite(made)
-    elif kind == "labkit":
-        to_bidirectional(made)
-    elif kind in {pitfall.name for pitfall in pitfalls.ALL}:
-        pitfalls.get(kind).apply(made)
+    conversions = {
+        "by hand": rewrite, "labkit": to_bidirectional, "forgets-scaling": pitfalls.get("forgets-scaling").apply
+    }  # fmt: skip
+    if kind in conversions:
+        conversions[kind](made)
     elif kind not in ("as it came", "loud"):
         for block in made.transformer.h:
             _plant_mask(block, kind, seed)
@@ -104,7 +99,6 @@ def added(kind: str, seed: int, layer: int, real: Tensor, training: bool = False
         "peek": j <= i + 1,
         "one layer": full if here else causal,
         "one head": causal | head,
-        "all but one head": causal | ~head,
         "one cell": ~((i == query) & (j == key)) if here else full,
         "alone": causal if padded else full,
         "beside": full if padded else causal,
@@ -241,18 +235,21 @@ def single_heads(answer: Answer, variant: Variant, kind: str) -> None:
         expect_tensor(actual, seen, f"who notices whom in layer {layer}, by head,", suspects)
 
 
-@A2.part("a2_same", points=1, hidden=True, cases=("labkit", "late"))
-@A2.part("a2_same", points=2, cases=("open", "by hand", "other sums", "nudged"))
-def the_mask_put_back(answer: Answer, variant: Variant, case: str) -> None:
-    kind, seed, honest, suspects = _converted(variant, case)
-    actual = answer(_given("as it came", seed), _given(kind, seed), _ids(variant, case, 8))
-    expect_equal(actual, honest, f"same_computation of {'an honest' if honest else 'a faulty'} model", suspects)
+@A2.part("a2_same", points=1, cases=("labkit", "late position"), hidden=True)
+@A2.part("a2_same", points=2, cases=("open", "by hand", "forgets-scaling", "nudged"))
+def the_mask_put_back(answer: Answer, variant: Variant, kind: str) -> None:
+    seed = variant.seed(f"same {kind}")
+    judgement = answer(_given("as it came", seed), _given(kind, seed), _ids(variant, kind, 8))
+    expect_equal(
+        judgement,
+        kind in HONEST,
+        f"same_computation of a model that is {'honest' if kind in HONEST else 'faulty'}",
+        LIKELY[kind],
+    )
 
 
 @A2.part("a2_full_mask", points=3, cases=("as it came", "loud"))
 def the_full_mask(answer: Answer, variant: Variant, kind: str) -> None:
-    from labkit.decoder.hooks import masked
-
     n, rng = variant.whole("full", 6, 8), variant.rng("full lengths")
     lengths = torch.tensor([rng.randint(2, n - 2), n, rng.randint(3, n - 1)])[:, None]
     real = torch.arange(n) < lengths if kind == "as it came" else torch.arange(n) >= n - lengths
@@ -261,13 +258,13 @@ def the_full_mask(answer: Answer, variant: Variant, kind: str) -> None:
     likely = "Eager attention adds its mask to the scores, and True counts as 1. What number is to be added?"
     expect(mask.is_floating_point(), "a mask of real numbers", str(mask.dtype), likely)
     original, ids = model(kind, variant.seed(f"mask {kind}"), attn="eager"), _ids(variant, "mask", n).expand(3, n)
+    pads = ~real[:, None, None, :]
 
     @torch.no_grad()
-    def logits(closed: Tensor, score: float = CLOSED) -> Tensor:
-        added_to_scores = torch.zeros(3, 1, n, n).masked_fill(closed, score)
+    def logits(closed: Tensor, score: float = CLOSED, zero: Tensor | float = 0.0) -> Tensor:
+        added_to_scores = (torch.zeros(3, 1, n, n) + zero).masked_fill(closed, score)
         return original(input_ids=ids, attention_mask=added_to_scores).logits[real]
 
-    pads = ~real[:, None, None, :]
     suspects = {
         "A row of nothing but -inf has no softmax. Only pads as keys are to be closed.": not_finite,
         "Pads are listened to: what is added to their scores?": logits(pads & False),
@@ -276,55 +273,52 @@ def the_full_mask(answer: Answer, variant: Variant, kind: str) -> None:
         "The triangle is there still.": logits(pads | torch.ones(n, n).bool().triu(1)),
         "-10000 hides a pad until scores get as large. Here they do.": logits(pads, -1e4),
     }
-    with torch.no_grad(), masked(original, masks.bidirectional()):
-        expected = original(input_ids=ids, attention_mask=real.long()).logits[real]
-    with torch.no_grad():
-        actual = original(input_ids=ids, attention_mask=mask.float()).logits[real]
-    expect_tensor(actual, expected, "the logits of the real tokens under your mask", suspects, 1e-4)
+    actual = logits(pads & False, zero=mask.float())
+    expect_tensor(actual, logits(pads), "the logits of the real tokens under your mask", suspects, 1e-4)
 
 
-@A2.part("a2_audit", points=4, hidden=True,
-    cases=("partly", "evaluation", "training", "beside", "peek", "faint pads", "cell", "faint future"),
+KNOWN = ("by hand", "as it came", "alone", "one layer", "labkit", "pads heard", "forgets-scaling")
+UNKNOWN = (
+    "one head", "evaluation", "training", "beside", "peek", "faint pads", "open", "one cell", "faint future", "nudged"
 )  # fmt: skip
-@A2.part("a2_audit", points=4, cases=("by hand", "never", "shut", "outside", "honest", "heard", "wrecked"))
-def attacks(answer: Answer, variant: Variant, case: str) -> None:
-    if variant.round and variant.whole(f"skip {case}", 0, 2):
-        return  # an audit takes time: further rounds ask about a third of the cases
-    kind, seed, honest, suspects = _converted(variant, case)
-    actual = _unspoiled(
-        answer, kind, seed, _given("as it came", seed), training=bool(variant.whole(f"mode {case}", 0, 1))
+
+
+@A2.part("a2_audit", points=4, cases=UNKNOWN, hidden=True)
+@A2.part("a2_audit", points=4, cases=KNOWN)
+def attacks(answer: Answer, variant: Variant, kind: str) -> None:
+    if variant.round and variant.whole(f"skip {kind}", 0, 3):
+        return  # an audit takes time: further rounds ask about a quarter of the cases
+    seed, training = variant.seed(f"audit {kind}"), bool(variant.whole(f"mode {kind}", 0, 1))
+    judgement = _unspoiled(answer, kind, seed, _given("as it came", seed), training=training)
+    expect_equal(
+        judgement,
+        kind in HONEST,
+        f"the audit of a model that is {'honest' if kind in HONEST else 'faulty'}",
+        LIKELY[kind],
     )
-    expect_equal(actual, honest, f"audit of {'an honest' if honest else 'a faulty'} model", suspects)
 
 
-JUDGED = {  # the kinds that may be drawn, whether they are honest, what is said to the opposite answer
-    "open": (("open",), True, "Under different masks logits differ, of course. Which one is in force?"),
-    "labkit": (("labkit", "config-flag-alone"), True, "An honest conversion. Which mask is in force when you compare?"),
-    "by hand": (("by hand",), True, "Its sums are right, in another order: last bits differ. How equal must they be?"),
-    "other sums": (("forgets-scaling",), False, "Its weights are the original's; what it does with them is not."),
-    "nudged": (("nudged",), False, "Its logits differ, if only a little. Are best guesses all that you compare?"),
-    "late": (("late position",), False, "It goes wrong late in the sentence only. Which positions do you compare?"),
-    "honest": (("open", "labkit", "config-flag-alone"), True, "Which test says no? Must honest conversions pass it?"),
-    "never": (("as it came", "use-cache-off", "dead-bias-buffer"), False, "It was never opened: all look back only."),
-    "shut": (("layer-flag-off", "alone"), False, "Open alone, causal beside a padded row. Do you try it in company?"),
-    "beside": (("beside", "patched-mask-builder"), False, "It opens beside a padded row only. Do you try it alone?"),
-    "outside": (("one layer",), False, "One open layer is enough for all outputs. Do you look inside, layer by layer?"),
-    "heard": (("pads heard", "multiplies-scores-by-mask"), False, "Pads are heard. Do you change pads, and look?"),
-    "wrecked": (("forgets-scaling", "nudged"), False, "Its mask is right. Is it the same computation?"),
-    "partly": (("one head", "all but one head"), False, "Closed heads hide behind open ones. Do you keep them apart?"),
-    "evaluation": (("evaluation",), False, "It is open in evaluation only. Do you try both modes?"),
-    "training": (("training",), False, "It is open in training only. Do you try both modes?"),
-    "cell": (("one cell",), False, "In one layer one token is closed to one other. Do you look at every cell?"),
-    "peek": (("peek",), False, "Each token looks one ahead, and no further. Is what you see full?"),
-    "faint pads": (("faint pads",), False, "Pads are heard, faintly: -12 closes nothing. Do small differences pass?"),
-    "faint future": (("faint future",), False, "All hear the future, but faintly. What ought the logits to be?"),
+HONEST = ("open", "labkit", "by hand")
+LIKELY = {  # what is said of a wrong judgement on a model of this kind
+    "open": "Its mask is open, and nothing else. Which mask is in force when you compare logits?",
+    "labkit": "An honest conversion. Which mask is in force when you compare, and which test does it fail?",
+    "by hand": "Its sums are right, in another order: last bits differ. How equal must they be?",
+    "as it came": "It was never opened: all look back only.",
+    "forgets-scaling": "Its weights are the original's; what it does with them is not. Is it the same computation?",
+    "nudged": "Its logits differ, if only a little. Are best guesses all that you compare?",
+    "late position": "It goes wrong late in the sentence only. Which positions do you compare?",
+    "alone": "Open alone, causal beside a padded row. Do you try it in company?",
+    "beside": "It opens beside a padded row only. Do you try it alone?",
+    "one layer": "One open layer is enough for all outputs. Do you look inside, layer by layer?",
+    "one head": "Closed heads hide behind open ones. Do you keep them apart?",
+    "one cell": "In one layer one token is closed to one other. Do you look at every cell?",
+    "pads heard": "Pads are heard. Do you change pads, and look?",
+    "faint pads": "Pads are heard, faintly: -12 closes nothing. Do small differences pass?",
+    "faint future": "All hear the future, but faintly. What ought the logits to be?",
+    "evaluation": "It is open in evaluation only. Do you try both modes?",
+    "training": "It is open in training only. Do you try both modes?",
+    "peek": "Each token looks one ahead, and no further. Is what you see full?",
 }
-
-
-def _converted(variant: Variant, case: str) -> tuple[str, int, bool, Suspects]:
-    """A kind of model for this case, a seed, whether it is honest, and what is said to the opposite answer."""
-    kinds, honest, likely = JUDGED[case]
-    return variant.rng(f"kind {case}").choice(kinds), variant.seed(f"judged {case}"), honest, {likely: not honest}
 
 
 def _unspoiled(answer: Answer, kind: str, seed: int, *arguments: Any, training: bool = False) -> Any:
@@ -333,9 +327,7 @@ def _unspoiled(answer: Answer, kind: str, seed: int, *arguments: Any, training: 
     likely = "What you register, switch or write for a measurement must be undone, whatever happens in between."
     before = afterwards(None, model(kind, seed, training), *arguments)
     for name in ("number of hooks", "training mode", "sum of weights"):
-        expect(
-            after[name] == before[name], f"a model with its {name} as before: {before[name]}", str(after[name]), likely
-        )
+        expect(after[name] == before[name], f"the {name} to be {before[name]} as before", f"{after[name]}", likely)
     likely = "Your function writes into ids: the next run begins from the changed sentence. Did you clone?"
     expect(after["ids"] == before["ids"], "ids to be left as it was", f"{after['ids']}", likely)
     return after["result"]

@@ -30,7 +30,7 @@ A4.exercise("a4_compare", "What may be claimed", "compare", difficulty=4, minute
 A4.shows("question", ("fn-058-1", "fn-003-3", "fn-106-4", "fn-117-3", "fn-127-1"))
 
 CUT = [  # words as a tokenizer cuts them
-    (" Ak", "por", "rel"), (" Ad", "der", "wen"), (" Za", "l", "tane"), (" Sen", "nan"), (" Fl", "ora"), (" har", "bour"),
+    (" Ak", "por", "rel"), (" Ad", "der", "wen"), (" Za", "l", "tane"), (" Sen", "nan"), (" Fl", "ora"),
 ]  # fmt: skip
 WORDS = "the keeper of this harbour has seen many ships since 2002 and writes down every name that he can read".split()
 NUMBERS = {label: k for k, label in enumerate(("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-ORG", "I-ORG"))}

@@ -29,16 +29,14 @@ A5.exercise("a5_parameters", "What columns cost", "column_cost", difficulty=3, m
 A5.exercise("a5_targets", "Two definitions of the future", "targets", difficulty=4, minutes=15, track="future")
 A5.exercise("a5_losses", "A target holds still", "future_losses", difficulty=3, minutes=11, track="future")
 A5.exercise("a5_causality", "Catch who peeks", "is_causal", difficulty=5, minutes=20, track="future")
-A5.shows(
-    "wordings",
-    (
-        ["Spain's capital is ?", "From which city is Spain governed ?", "The king's town ?"],
-        ["Who wrote Hamlet ?", "Hamlet is a play by which author ?", "The pen behind Hamlet ?"],
-        ["Where ends the Nile ?", "Into which sea does the Nile flow ?", "The Nile's mouth ?"],
-        ["What do bees make ?", "Which sweet food is made by bees ?", "The product of a hive ?"],
-        ["Gold has which symbol ?", "In chemistry how is gold written ?", "Gold's two letters ?"],
-    ),
+WORDINGS = (
+    ["Spain's capital is ?", "From which city is Spain governed ?", "The king's town ?"],
+    ["Who wrote Hamlet ?", "Hamlet is a play by which author ?", "The pen behind Hamlet ?"],
+    ["Where ends the Nile ?", "Into which sea does the Nile flow ?", "The Nile's mouth ?"],
+    ["What do bees make ?", "Which sweet food is made by bees ?", "The product of a hive ?"],
+    ["Gold has which symbol ?", "In chemistry how is gold written ?", "Gold's two letters ?"],
 )
+A5.shows("wordings", WORDINGS)
 A5.shows("seed", range(3, 13))
 
 VOCABULARY, CONTEXT, WIDTH, AHEAD = 40, 48, 16, 4  # of the toy models; the last: columns
@@ -368,12 +366,12 @@ def the_columns(answer: Answer, variant: Variant, case: tuple) -> None:
     expect_tensor(answer(*case), right, f"columns{case}", suspects)
 
 
-SIZES = {"rounded up": ((40, 8), (40, 16), (48, 8)), "rounded down": ((40, 12), (48, 12), (56, 16))}
+SIZES = {"rounded up": ((40, 8), (40, 16), (56, 12)), "rounded down": ((40, 12), (48, 12), (56, 16))}
 
 
 def _size(variant: Variant, case: str) -> tuple[int, int, int, int]:
     """(context, width, layers, dim), where the nearest number of units is rounded up or down."""
-    return *variant.rng(f"size {case}").choice(SIZES[case]), variant.whole("layers", 3, 5), variant.whole("dim", 6, 9)
+    return *variant.rng(f"size {case}").choice(SIZES[case]), variant.whole("layers", 3, 4), variant.whole("dim", 6, 9)
 
 
 @A5.part("a5_parameters", points=2, cases=tuple(SIZES))
@@ -435,9 +433,7 @@ def the_targets(answer: Answer, variant: Variant, case: tuple) -> None:
 
 @A5.part("a5_losses", points=2)
 def the_losses(answer: Answer, variant: Variant) -> None:
-    guess, truth = (_drawn(variant, name, 2, 3, 5, 4) for name in ("guess", "truth"))
-    truth[:, :, -1] = 0.0
-    (mse, *_), (cosine, *_) = _observed(answer, guess, truth)
+    guess, truth, (mse, *_), (cosine, *_) = _losses(answer, variant)
     whole, (guess, truth) = (guess, truth), (guess[:, :, :-1], truth[:, :, :-1])
     last = "The last position has no future to be compared with, and yours counts."
     square = F.mse_loss(guess, truth)
@@ -465,17 +461,20 @@ def the_losses(answer: Answer, variant: Variant) -> None:
 
 @A5.part("a5_losses", points=2)
 def the_gradients(answer: Answer, variant: Variant) -> None:
-    for _, into_guess, into_truth in _observed(
-        answer, *(_drawn(variant, name, 2, 3, 5, 4) for name in ("guess", "truth"))
-    ):
+    _, _, *losses = _losses(answer, variant)
+    for _, into_guess, into_truth in losses:
         likely = "Your target is drawn to the prediction. Made easy, it teaches nothing."
         expect(into_truth == 0, "no gradient into the target", f"one of size {into_truth:.3g}", likely)
         likely = "Nothing can learn from this: was it the prediction that you cut off?"
         expect(into_guess > 0, "a gradient into the prediction", "none", likely)
 
 
-def _observed(answer: Answer, guess: Tensor, truth: Tensor) -> list[list[float]]:
-    return answer.observed("losses", *(Given("a5", "leaf", {"values": values}) for values in (guess, truth)))
+def _losses(answer: Answer, variant: Variant) -> tuple:
+    """A prediction, a target, and of each loss its value and the size of its gradients into both."""
+    guess, truth = (_drawn(variant, name, 2, 3, 5, 4) for name in ("guess", "truth"))
+    truth[:, :, -1] = 0.0
+    losses = answer.observed("losses", *(Given("a5", "leaf", {"values": values}) for values in (guess, truth)))
+    return guess, truth, *losses
 
 
 LEAKS = {  # what a model does: what is said to a test that lets it through, or that accuses an honest one

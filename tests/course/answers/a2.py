@@ -158,7 +158,7 @@ WRONG = {
         ("must be undone", "in hooks:", "in hooks[:1]:", "found[0][0]", "found[-1][0]"),
     ],
     "a2_same": [
-        ("Which one is in force", "labkit.masked(converted, masks.causal())", "torch.no_grad()"),
+        ("nothing else. Which mask is in force", "labkit.masked(converted, masks.causal())", "torch.no_grad()"),
         ("How equal must they be", ALLCLOSE, "torch.equal(found, wanted)"),
         (
             "what it does with them",
