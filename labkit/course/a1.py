@@ -12,6 +12,13 @@ from labkit.course.exercises import Assignment, randn
 from labkit.course.mistakes import expect_tensor, not_finite
 from labkit.course.variant import Variant
 
+SENTENCES = (
+    "the old seal swam to the rock",
+    "a letter reached the island late",
+    "the bell rang before the ship left",
+    "she lent me the map of her town",
+    "no train stops at the small station",
+)
 ASSIGNMENT = A1 = Assignment("a1", "Masks and attention by hand", minutes=75)
 A1.exercise("a1_causal_mask", "Who may look back", "causal_mask", difficulty=1, minutes=6)
 A1.exercise("a1_window_mask", "A short memory", "window_mask", difficulty=2, minutes=8)
@@ -20,16 +27,7 @@ A1.exercise("a1_scores", "Scores", "scores_of", difficulty=2, minutes=8)
 A1.exercise("a1_weights", "Weights under a mask", "weights_of", difficulty=3, minutes=12)
 A1.exercise("a1_attention", "Heads", "attention", difficulty=4, minutes=18)
 A1.exercise("a1_who_hears", "Stacked layers", "who_hears", difficulty=4, minutes=13)
-A1.shows(
-    "sentence",
-    (
-        "the old seal swam to the rock",
-        "a letter reached the island late",
-        "the bell rang before the ship left",
-        "she lent me the map of her town",
-        "no train stops at the small station",
-    ),
-)
+A1.shows("sentence", SENTENCES)
 
 
 @A1.part("a1_causal_mask", points=2)
@@ -144,9 +142,7 @@ def the_heads(answer: Answer, variant: Variant) -> None:
     x = randn(variant, "x", n, width)
     q, k, v = matrices = [randn(variant, f"w {name}", width, width) / width**0.5 for name in "qkv"]
 
-    def attention(
-        q: Tensor = q, k: Tensor = k, v: Tensor = v, heads: int = heads, mask: Tensor = causal, back: bool = True
-    ) -> Tensor:
+    def attention(q: Tensor = q, k: Tensor = k, v: Tensor = v, heads=heads, mask: Tensor = causal, back=True) -> Tensor:
         q, k, v = ((x @ w).view(n, heads, width // heads).transpose(0, 1) for w in (q, k, v))
         mixed = scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return (mixed.transpose(0, 1) if back else mixed).reshape(n, width)

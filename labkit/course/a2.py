@@ -240,12 +240,8 @@ def single_heads(answer: Answer, variant: Variant, kind: str) -> None:
 def the_mask_put_back(answer: Answer, variant: Variant, kind: str) -> None:
     seed = variant.seed(f"same {kind}")
     judgement = answer(_given("as it came", seed), _given(kind, seed), _ids(variant, kind, 8))
-    expect_equal(
-        judgement,
-        kind in HONEST,
-        f"same_computation of a model that is {'honest' if kind in HONEST else 'faulty'}",
-        LIKELY[kind],
-    )
+    honest = kind in HONEST
+    expect_equal(judgement, honest, f"the answer on {'an honest' if honest else 'a faulty'} model", LIKELY[kind])
 
 
 @A2.part("a2_full_mask", points=3, cases=("as it came", "loud"))
@@ -286,16 +282,12 @@ UNKNOWN = (
 @A2.part("a2_audit", points=4, cases=UNKNOWN, hidden=True)
 @A2.part("a2_audit", points=4, cases=KNOWN)
 def attacks(answer: Answer, variant: Variant, kind: str) -> None:
-    if variant.round and variant.whole(f"skip {kind}", 0, 3):
-        return  # an audit takes time: further rounds ask about a quarter of the cases
+    if variant.round:
+        return  # an audit takes time, and one round has models enough
     seed, training = variant.seed(f"audit {kind}"), bool(variant.whole(f"mode {kind}", 0, 1))
     judgement = _unspoiled(answer, kind, seed, _given("as it came", seed), training=training)
-    expect_equal(
-        judgement,
-        kind in HONEST,
-        f"the audit of a model that is {'honest' if kind in HONEST else 'faulty'}",
-        LIKELY[kind],
-    )
+    honest = kind in HONEST
+    expect_equal(judgement, honest, f"the audit of {'an honest' if honest else 'a faulty'} model", LIKELY[kind])
 
 
 HONEST = ("open", "labkit", "by hand")

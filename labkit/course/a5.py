@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from labkit.course.answers import Answer
 from labkit.course.exercises import Assignment, randn
-from labkit.course.mistakes import Suspects, expect, expect_equal, expect_tensor, not_finite
+from labkit.course.mistakes import expect, expect_equal, expect_tensor, not_finite
 from labkit.course.variant import Variant
 from labkit.course.wire import Given
 
@@ -437,22 +437,21 @@ def the_losses(answer: Answer, variant: Variant) -> None:
     whole, (guess, truth) = (guess, truth), (guess[:, :, :-1], truth[:, :, :-1])
     last = "The last position has no future to be compared with, and yours counts."
     square = F.mse_loss(guess, truth)
-    suspects: Suspects = {
+    suspects = {
         last: F.mse_loss(*whole),
         "You added the squares up. Asked for: their mean.": F.mse_loss(guess, truth, reduction="sum"),
         "You took the root as well.": square.sqrt(),
     }
     expect_tensor(mse, square, "the MSE", suspects)
     near = F.cosine_similarity(guess, truth, dim=-1).mean()
+    at_once = F.cosine_similarity(guess.flatten(), truth.flatten(), dim=0)
     heads, places = (F.cosine_similarity(guess, truth, dim=dim).mean() for dim in (1, 2))
     suspects = {
         last: (1 - F.cosine_similarity(*whole, dim=-1).mean()) / 2,
         "Your loss runs from 0 to 2.": 1 - near,
         "Yours is smallest for opposite directions.": (1 + near) / 2,
         "That is the cosine itself: a loss falls as the prediction gets better.": near,
-        "Yours is one cosine of all numbers at once, and no mean over positions and heads.": (
-            (1 - F.cosine_similarity(guess.flatten(), truth.flatten(), dim=0)) / 2
-        ),
+        "Yours is one cosine of all numbers at once, and no mean over positions and heads.": (1 - at_once) / 2,
         "Your cosine runs along the heads: torch takes `dim` as 1, unless you name another.": (1 - heads) / 2,
         "Your cosine runs along the positions. Which dimension holds the numbers of one vector?": (1 - places) / 2,
     }

@@ -59,14 +59,14 @@ def judged(exercise: Exercise, answer: Answer, variant: Variant, *, hidden: bool
 
 
 def _first_mistake(part: Part, answer: Answer, rounds: list[Variant]) -> Mistake | None:
-    for variant in rounds:
-        try:
+    try:
+        for variant in rounds:
             part.ask(answer, variant)
-        except Mistake as mistake:
-            return mistake
-        except (NotBegun, ImportError, MemoryError, OSError):  # this machine's fault, not a mistake of the answer
-            raise
-        except Exception as error:  # the check compared what cannot be compared: the answer has another form
-            came = f"one that cannot be compared ({type(error).__name__}: {error})"
-            return Mistake("an answer of the form that the task asks for", came)
+    except Mistake as mistake:
+        return mistake
+    except (NotBegun, ImportError, MemoryError, OSError):  # this machine's fault, not a mistake of the answer
+        raise
+    except Exception as error:  # the check compared what cannot be compared: the answer has another form
+        came = f"one that cannot be compared ({type(error).__name__}: {error})"
+        return Mistake("an answer of the form that the task asks for", came)
     return None
