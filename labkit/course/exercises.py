@@ -1,36 +1,36 @@
 """What an assignment is: exercises with a name, points and minutes, each judged by one check or several.
 
-    A1 = Assignment("a1", "Masks and attention by hand", minutes=75)
+    A1.exercise("a1_window_mask", "A short memory", "window_mask", difficulty=2, minutes=8)
 
-    @A1.exercise("a1_causal_mask", "The causal mask", answer="causal_mask", points=2, difficulty=1, minutes=8)
-    def the_cells(answer: Answer, variant: Variant) -> None:
-        n = variant.whole("length", 3, 9)
-        expect_tensor(answer(n), masks.causal().dense(n), f"causal_mask({n})", suspects={...})
+    @A1.part("a1_window_mask", points=1, cases=(1, 99), hidden=True)  # for graders only
+    @A1.part("a1_window_mask", points=2, cases=(2, 3))
+    def the_window(answer: Answer, variant: Variant, w: int) -> None:
+        expect_tensor(answer(9, w), masks.sliding_window(w).dense(9), f"window_mask(9, {w})", suspects={...})
 
-    @A1.also("a1_causal_mask", points=1, hidden=True)   # a second part, for graders only
-    def one_token(answer, variant): ...
-
-A check calls the answer as often as it likes and raises `Mistake` (labkit.course.mistakes) at the first thing that is
-wrong. The answer may live in another process (labkit.course.answers), so arguments and results are plain values,
-tensors, and what the assignment has under a name (`given`, `observer`).
+A check calls the answer as often as it likes and raises `Mistake` at the first thing that is wrong. The answer may run
+in another process (labkit.course.answers), so arguments and results are plain values, tensors, and what the assignment
+makes by name (`givens`, `observers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from labkit.course.mistakes import Mistake
 from labkit.course.variant import Variant
 from labkit.errors import CourseError
 
 NAMES = ("a1", "a2", "a3", "a4", "a5")
 
-Check = Callable[[Any, Variant], None]  # of an Answer and a variant
-Decorator = Callable[[Callable], Callable]
+Check = Callable[..., None]  # of an Answer, a variant, and a case where there are cases
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,20 @@ class Part:
     points: int
     judge: Check
     hidden: bool
+    cases: tuple
+
+    def ask(self, answer: Any, variant: Variant) -> None:
+        """Raises the first case's Mistake; the order of asking is drawn, so that no answer can count along."""
+        mistakes: dict[int, Mistake] = {}
+        for i in variant.rng(f"order of {self.name}").sample(range(len(self.cases)), len(self.cases)):
+            try:
+                self.judge(answer, variant, *self.cases[i])
+            except Mistake as mistake:
+                mistakes[i] = mistake
+                if mistake.came == "no answer":  # within the time limit: every other case may take as long
+                    break
+        if mistakes:
+            raise mistakes[min(mistakes)]
 
 
 @dataclass
@@ -68,8 +82,8 @@ class Assignment:
     """Exercises in their order, and what has a name.
 
     `drawn`: what the master's `{{name}}` and `# drawn: name` stand for in a variant, a plain value. `givens`: makers of
-    what cannot travel, such as a model; a check hands over `Given("a2", name, {...})`. `observers`: for results that
-    cannot travel; called with (result, *arguments) in the process of the answer.
+    what cannot travel, such as a model; a check passes `Given("a2", name, {...})`. `observers`: for results that cannot
+    travel; called with (result, *arguments) in the process of the answer.
     """
 
     name: str
@@ -83,7 +97,7 @@ class Assignment:
     @property
     def tracks(self) -> list[str | None]:
         """The ways through the assignment, [None] where there is only one."""
-        return list(dict.fromkeys(exercise.track for exercise in self.exercises.values() if exercise.track)) or [None]
+        return list({exercise.track: None for exercise in self.exercises.values() if exercise.track}) or [None]
 
     @property
     def points(self) -> int:
@@ -91,44 +105,36 @@ class Assignment:
         return self.best({name: exercise.points for name, exercise in self.exercises.items()})
 
     def best(self, points: dict[str, int]) -> int:
-        """The sum on the track where it is largest; an exercise that is missing counts nothing."""
-        return max(
-            sum(points.get(name, 0) for name, exercise in self.exercises.items() if exercise.track in (None, track))
-            for track in self.tracks
-        )
+        """The sum on the track where it is largest; a missing exercise counts nothing."""
+        of = {name: exercise.track for name, exercise in self.exercises.items()}
+        return max(sum(points.get(name, 0) for name in of if of[name] in (None, track)) for track in self.tracks)
 
-    def exercise(
-        self,
-        name: str,
-        title: str,
-        *,
-        answer: str,
-        points: int,
-        difficulty: int,
-        minutes: int,
-        track: str | None = None,
-    ) -> Decorator:
-        """Registers an exercise, with the decorated function as its first part."""
-        self.exercises[name] = Exercise(name, title, answer, difficulty, minutes, track)
-        return self.also(name, points=points)
+    def shows(self, name: str, options: Sequence) -> None:
+        """Registers a value of the master, one of the options."""
+        self.drawn[name] = lambda variant: variant.choose(f"{self.name} {name}", options)
 
-    def also(self, name: str, *, points: int, hidden: bool = False) -> Decorator:
-        """Registers a further part of the exercise `name`; a hidden one is judged by graders only."""
+    def exercise(self, name: str, title: str, answer: str, **about: Any) -> None:
+        """Registers an exercise; `about`: the other fields of Exercise."""
+        self.exercises[name] = Exercise(name, title, answer, **about)
+
+    def part(self, name: str, points: int, cases: Sequence = (), hidden: bool = False) -> Callable[[Check], Check]:
+        """Registers the decorated function as a part of the exercise `name`, which asks about each of the cases.
+
+        A hidden part is judged by graders only.
+        """
 
         def register(judge: Check) -> Check:
-            self.exercises[name].parts.append(Part(judge.__name__.replace("_", " "), points, judge, hidden))
+            words = judge.__name__.replace("_", " ") + " (hidden)" * hidden
+            arguments = tuple((case,) for case in cases) or ((),)
+            self.exercises[name].parts.append(Part(words, points, judge, hidden, arguments))
             return judge
 
         return register
 
-    def draws(self, name: str) -> Decorator:
-        return _registering(self.drawn, name)
 
-    def given(self, name: str) -> Decorator:
-        return _registering(self.givens, name)
-
-    def observer(self, name: str) -> Decorator:
-        return _registering(self.observers, name)
+def randn(variant: Variant, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A tensor of normal numbers, drawn under this name."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(variant.seed(name)), dtype=dtype)
 
 
 @cache
@@ -141,17 +147,8 @@ def assignment(name: str) -> Assignment:
 
 def exercise(name: str) -> Exercise:
     """The exercise called `name`, such as "a1_causal_mask". Raises CourseError, with the closest names, for another."""
-    prefix = name.partition("_")[0]
-    known = assignment(prefix).exercises if prefix in NAMES else {}
-    if name not in known:
-        close = get_close_matches(name, known or [e for name in NAMES for e in assignment(name).exercises], 3, 0.4)
+    exercises = assignment(name[:2]).exercises if name[:2] in NAMES else {}
+    if name not in exercises:
+        close = get_close_matches(name, exercises, 3, 0.4)
         raise CourseError(f"there is no exercise {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
-    return known[name]
-
-
-def _registering(registry: dict[str, Any], name: str) -> Decorator:
-    def register(function: Callable) -> Callable:
-        registry[name] = function
-        return function
-
-    return register
+    return exercises[name]

@@ -42,7 +42,7 @@ def judged(exercise: Exercise, answer: Answer, variant: Variant, *, hidden: bool
     parts = [part for part in exercise.parts if hidden or not part.hidden]
     rounds = [variant] + [variant.another_round(i) for i in range(1, ROUNDS if hidden else 1)]
     out_of = sum(part.points for part in parts)
-    points, failed, message = 0, [], ""
+    failed, mistakes = [], []
     for part in parts:
         try:
             mistake = _first_mistake(part, answer, rounds)
@@ -50,24 +50,23 @@ def judged(exercise: Exercise, answer: Answer, variant: Variant, *, hidden: bool
             if part is parts[0]:
                 return Outcome(exercise.name, "not begun", 0, out_of, "", tuple(part.name for part in parts))
             mistake = f"Not begun: {part.name}."
-        if mistake is None:
-            points += part.points
-        else:
-            failed.append(part.name)
-            message = message or clean(mistake)
+        if mistake is not None:
+            failed.append(part)
+            mistakes.append(clean(mistake))
+    points = out_of - sum(part.points for part in failed)
     status = "right" if not failed else "partly" if points else "wrong"
-    return Outcome(exercise.name, status, points, out_of, message, tuple(failed))
+    return Outcome(exercise.name, status, points, out_of, "".join(mistakes[:1]), tuple(part.name for part in failed))
 
 
 def _first_mistake(part: Part, answer: Answer, rounds: list[Variant]) -> Mistake | None:
-    for variant in rounds:
-        try:
-            part.judge(answer, variant)
-        except Mistake as mistake:
-            return mistake
-        except (NotBegun, ImportError, MemoryError, OSError):  # this machine's fault, not a mistake of the answer
-            raise
-        except Exception as error:  # the check compared what cannot be compared: the answer has another form
-            came = f"one that cannot be compared ({type(error).__name__}: {error})"
-            return Mistake("an answer of the form that the task asks for", came)
+    try:
+        for variant in rounds:
+            part.ask(answer, variant)
+    except Mistake as mistake:
+        return mistake
+    except (NotBegun, ImportError, MemoryError, OSError):  # this machine's fault, not a mistake of the answer
+        raise
+    except Exception as error:  # the check compared what cannot be compared: the answer has another form
+        came = f"one that cannot be compared ({type(error).__name__}: {error})"
+        return Mistake("an answer of the form that the task asks for", came)
     return None

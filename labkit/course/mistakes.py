@@ -1,21 +1,20 @@
 """What a check says when an answer is wrong: what was expected, what came, and the likely cause. Never the solution.
 
-    expect_tensor(found, wanted, "causal_mask(4)", suspects={"Rows are queries ...": wanted.T})
+    expect_tensor(actual, expected, "causal_mask(4)", {"Rows are queries ...": expected.T})
 
-compares, and where `found` equals a suspect, the value that a typical misconception gives, says its text.
+The suspects name misconceptions: each message with the wrong value that it leads to, or with a function that recognises
+a wrong value. One message alone is the likely cause of any mistake.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-ABOUT = 1e-5
+Suspects = Mapping[str, Any] | str | None
 
 
 class Mistake(Exception):
@@ -26,149 +25,113 @@ class Mistake(Exception):
         self.expected, self.came, self.likely = expected, came, likely
 
     def __str__(self) -> str:
-        lines = [f"Expected: {self.expected}", f"Came:     {self.came}"]
-        return "\n".join(lines + ([f"Likely:   {self.likely}"] if self.likely else []))
+        text = f"Expected: {self.expected}\nCame:     {self.came}"
+        return f"{text}\nLikely:   {self.likely}" if self.likely else text
+
+
+class NotBegun(Exception):
+    """The answer still raises NotImplementedError, or is missing."""
 
 
 def clean(text: object, most: int = 600, lines: int = 20) -> str:
-    """The text as a page, a table and a terminal can show it: cut, and without control characters and half characters.
+    """The text as a page, a table and a terminal can show it: cut, and without control characters and surrogates.
 
-    What a submission raises, prints or calls itself is written by a stranger: it may be 20 MB, or clear a terminal.
+    What a submission raises, prints or names may be 20 MB long, or clear a terminal.
     """
     text = "".join(c if c.isprintable() or c == "\n" else "?" for c in str(text)[: most + 1])
     cut = "\n".join(text.split("\n")[:lines])[:most]
     return cut if cut == text else f"{cut} ..."
 
 
-class NotBegun(Exception):
-    """The answer raises NotImplementedError still, or is missing."""
-
-
-def expect(held: bool, expected: str, came: str, likely: str | None = None) -> None:
-    """Raises Mistake unless it holds."""
-    if not held:
+def expect(condition: bool, expected: str, came: str, likely: str | None = None) -> None:
+    """Raises Mistake unless the condition holds."""
+    if not condition:
         raise Mistake(expected, came, likely)
 
 
-def expect_equal(found: Any, wanted: Any, what: str, suspects: Mapping[str, Any] | None = None) -> None:
-    """Plain values, compared with ==; the type counts only between numbers, booleans and the rest."""
-    if isinstance(found, Tensor | np.ndarray) and found.ndim == 0:
-        found = found.item()
-    if isinstance(found, bool) != isinstance(wanted, bool) or found != wanted:
-        raise Mistake(f"{what} to be {_repr(wanted)}", _shown(found), _likely(found, suspects, _same_plain))
-
-
-def expect_number(
-    found: Any, wanted: float, what: str, suspects: Mapping[str, Any] | None = None, about: float = ABOUT
-) -> None:
-    """A number, or a tensor of one, to `about` (relative above 1, absolute below)."""
-    number = found.item() if isinstance(found, Tensor) and found.numel() == 1 else found
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        raise Mistake(f"{what} to be a number", _kind(found))
-
-    def near(a: Any, b: Any) -> bool:
-        a, b = float(a), float(b)
-        return a == b or abs(a - b) <= about * max(1.0, abs(b))
-
-    if not near(number, wanted):
-        raise Mistake(f"{what} to be {wanted:.6g}", f"{number:.6g}", _likely(number, suspects, near))
+def expect_equal(actual: Any, expected: Any, what: str, suspects: Suspects = None) -> None:
+    """Plain values, compared with ==; tensors and tuples count as lists, and a number is not a boolean."""
+    actual, expected = _plain(actual), _plain(expected)
+    if actual != expected or isinstance(actual, bool) != isinstance(expected, bool):
+        likely = _likely(actual, suspects, lambda wrong: _plain(wrong) == actual)
+        raise Mistake(f"{what} to be {expected!r:.200}", _described(actual), likely)
 
 
 def expect_tensor(
-    found: Any,
-    wanted: Tensor,
+    actual: Any,
+    expected: Tensor | float,
     what: str,
-    suspects: Mapping[str, Tensor] | None = None,
-    about: float = ABOUT,
-    names: tuple[str, ...] | None = None,
+    suspects: Suspects = None,
+    tolerance: float = 1e-5,
 ) -> None:
-    """A tensor of the same shape and kind (bool, whole, real) and, to `about`, the same values; names the first cell.
-
-    `names`: what the dimensions are called, such as ("query", "key").
-    """
-    tensor = _as_tensor(found)
-    if tensor is None:
-        raise Mistake(f"{what} to be a tensor of shape {tuple(wanted.shape)}", _kind(found))
-    likely = _likely(tensor, suspects, lambda a, b: _same(a, b, about))
-    if tensor.shape != wanted.shape:
-        raise Mistake(f"{what} of shape {tuple(wanted.shape)}", f"shape {tuple(tensor.shape)}", likely)
-    if _number_kind(tensor) != _number_kind(wanted):
-        came = f"{_number_kind(tensor)} ({str(tensor.dtype).removeprefix('torch.')})"
-        raise Mistake(f"{what} to hold {_number_kind(wanted)}", came, likely)
-    wrong = ~_near(tensor, wanted, about)
-    if wrong.any():
-        at = tuple(wrong.nonzero()[0].tolist())
-        cell = ", ".join(f"{name} {i}" for name, i in zip(names, at, strict=True)) if names else str(list(at))
-        count = int(wrong.sum())
-        raise Mistake(
-            f"{what} to be {_cell(wanted[at])} at {cell}",
-            f"{_cell(tensor[at])} there" + (f"; {count} of {wrong.numel()} cells differ" if count > 1 else ""),
-            likely,
-        )
-
-
-def expect_all(names: Iterable[str], ask: Callable[[str], None], rng: random.Random) -> None:
-    """Asks each case, in a drawn order, so that no answer can count along; the first mistake is the first as given."""
-    names = list(names)
-    found: dict[str, Mistake] = {}
-    for name in rng.sample(names, len(names)):
-        try:
-            ask(name)
-        except Mistake as mistake:
-            found[name] = mistake
-    for name in names:
-        if name in found:
-            raise found[name]
-
-
-def _same(a: Tensor, b: Any, about: float) -> bool:
-    b = _as_tensor(b)
-    return b is not None and a.shape == b.shape and bool(_near(a, b, about).all())
-
-
-def _near(a: Tensor, b: Tensor, about: float) -> Tensor:
-    a, b = a.detach().to(torch.float64), b.detach().to(torch.float64)
-    return torch.isclose(a, b, rtol=about, atol=about, equal_nan=True)
-
-
-def _likely(found: Any, suspects: Mapping[str, Any] | None, same: Any) -> str | None:
-    return next((text for text, value in (suspects or {}).items() if same(found, value)), None)
-
-
-def _same_plain(a: Any, b: Any) -> bool:
-    return isinstance(a, bool) == isinstance(b, bool) and a == b
-
-
-def _as_tensor(value: Any) -> Tensor | None:
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
+    """A number or a tensor: shape, kind of numbers, and values to `tolerance`; names the first wrong cell."""
+    expected = torch.as_tensor(expected)
     try:
-        return torch.as_tensor(value) if not isinstance(value, str | bytes) and value is not None else None
+        values = torch.as_tensor(actual)
     except (TypeError, ValueError, RuntimeError):
-        return None
+        raise Mistake(f"{what} to be a tensor of shape {tuple(expected.shape)}", _described(actual)) from None
+
+    def same(wrong: Any) -> bool:
+        wrong = torch.as_tensor(wrong)
+        return wrong.shape == values.shape and bool(_close(values, wrong, tolerance).all())
+
+    likely = _likely(values, suspects, same)
+    if values.shape != expected.shape:
+        raise Mistake(f"{what} of shape {tuple(expected.shape)}", f"shape {tuple(values.shape)}", likely)
+    kinds = _kind(values), _kind(expected)
+    if kinds[0] != kinds[1] and kinds != ("whole numbers", "real numbers"):
+        raise Mistake(f"{what} to hold {kinds[1]}", kinds[0], likely)
+    wrong = ~_close(values, expected, tolerance)
+    if wrong.any():
+        cell = tuple(wrong.nonzero()[0].tolist())
+        where = f" at {list(cell)}" if cell else ""
+        count = f"; {int(wrong.sum())} of {wrong.numel()} cells differ" if cell else ""
+        raise Mistake(f"{what} to be {_number(expected[cell])}{where}", f"{_number(values[cell])}{count}", likely)
 
 
-def _number_kind(tensor: Tensor) -> str:
+def not_finite(actual: Tensor) -> bool:
+    """Recognises values with a nan or an infinity."""
+    return not bool(actual.isfinite().all())
+
+
+def lacks_cells(expected: Tensor) -> Callable[[Tensor], bool]:
+    """Recognises a table in which nothing is wrong but that some True cells of `expected` are False."""
+
+    def recognises(actual: Tensor) -> bool:
+        return actual.shape == expected.shape and not bool((actual.bool() & ~expected).any())
+
+    return recognises
+
+
+def _likely(actual: Any, suspects: Suspects, same: Callable[[Any], bool]) -> str | None:
+    if suspects is None or isinstance(suspects, str):
+        return suspects
+    for message, wrong in suspects.items():
+        if wrong(actual) if callable(wrong) else same(wrong):
+            return message
+    return None
+
+
+def _close(a: Tensor, b: Tensor, tolerance: float) -> Tensor:
+    return torch.isclose(a.detach().double(), b.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def _plain(value: Any) -> Any:
+    """Tensors and tuples, also inside of lists, as lists; a tensor of one number as the number."""
+    value = value.tolist() if isinstance(value, Tensor) else value
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _kind(tensor: Tensor) -> str:
     if tensor.dtype == torch.bool:
         return "True and False"
     return "real numbers" if tensor.is_floating_point() else "whole numbers"
 
 
-def _kind(value: Any) -> str:
-    if value is None:
-        return "None (is there a return?)"
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+def _number(cell: Tensor) -> str:
+    value = cell.item()
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _cell(value: Tensor) -> str:
-    item = value.item()
-    return f"{item:.6g}" if isinstance(item, float) else str(item)
-
-
-def _shown(value: Any) -> str:
-    return "None (is there a return?)" if value is None else _repr(value)
-
-
-def _repr(value: Any, most: int = 200) -> str:
-    text = repr(value)
-    return text if len(text) <= most else text[: most - 4] + " ..."
+def _described(value: Any) -> str:
+    return "None (is there a return?)" if value is None else f"{value!r:.200}"
