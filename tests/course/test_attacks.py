@@ -95,12 +95,13 @@ FOLDERS = ["/", "/tmp", "/run", "/home", "/dev", "/dev/shm", "/usr", "/etc", sys
         *(f"open({os.path.join(folder, 'mark')!r}, 'w')" for folder in FOLDERS),
         # a grader that is root could write them, and the kernel would obey
         *(f"open('/proc/sys/kernel/{setting}', 'r+')" for setting in ("core_pattern", "hostname")),
-        f"import os; os.kill({os.getpid()}, 0)",
+        "import os; os.kill(GRADER, 0)",
         "import socket; socket.create_connection(('192.0.2.1', 80), 2)",
     ],
 )
 def test_a_submission_changes_nothing_of_ours(sandbox, cell):
-    assert any(words in sandbox.run(cell) for words in ("Error", "No such process", "nreachable"))
+    error = sandbox.run(cell.replace("GRADER", str(os.getpid())))
+    assert any(words in error for words in ("Error", "No such process", "nreachable"))
     assert sandbox.run("open('mine', 'w').write('x')\nimport tempfile; tempfile.TemporaryFile()") is None
 
 
