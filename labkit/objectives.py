@@ -46,11 +46,6 @@ class Example:
     targets: Int[Tensor, " seq"]
     mask: Mask
 
-    @property
-    def counted(self) -> Bool[Tensor, " seq"]:
-        """The positions whose logits enter the loss."""
-        return self.targets != IGNORE
-
 
 @dataclass(frozen=True)
 class Corruption:
@@ -112,8 +107,7 @@ def next_token(ids: Int[Tensor, " seq"]) -> Example:
 def masked_lm(ids: Int[Tensor, " seq"], corruption: Corruption, rng: torch.Generator) -> Example:
     """MLM: the logits at the position of a hidden token predict it. Bidirectional."""
     chosen = corruption.choose(ids, rng)
-    targets = torch.where(chosen, ids, IGNORE)
-    return Example(corruption.hide(ids, chosen, rng), targets, masks.bidirectional())
+    return Example(corruption.hide(ids, chosen, rng), torch.where(chosen, ids, IGNORE), masks.bidirectional())
 
 
 def mntp(ids: Int[Tensor, " seq"], corruption: Corruption, rng: torch.Generator) -> Example:
@@ -187,14 +181,10 @@ class Collator:
 
     def __call__(self, rows: Sequence[dict]) -> dict[str, Tensor]:
         examples, lengths = zip(*(self._example(row) for row in rows), strict=True)
-        columns = {
-            "input_ids": ([example.inputs for example in examples], self.pad_id),
-            "labels": ([example.targets for example in examples], IGNORE),
-            "attention_mask": ([torch.ones_like(example.inputs) for example in examples], 0),
-        }
         batch = {
-            name: nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=fill)
-            for name, (tensors, fill) in columns.items()
+            "input_ids": _padded([example.inputs for example in examples], self.pad_id),
+            "labels": _padded([example.targets for example in examples], IGNORE),
+            "attention_mask": _padded([torch.ones_like(example.inputs) for example in examples], 0),
         }
         return batch | ({"lengths": torch.tensor(lengths)} if by_name(self.objective).attention == "per row" else {})
 
@@ -203,12 +193,21 @@ class Collator:
         if len(ids) < 2:
             raise DataError(f"row {row['row']} has {len(ids)} token(s): there is nothing to predict in it")
         rng = generator(self.seed, row["row"])
-        if self.objective == "next":
-            return next_token(ids), 0
-        if self.objective in ("mlm", "mntp"):
-            return (masked_lm if self.objective == "mlm" else mntp)(ids, self.corruption, rng), 0
-        n = int(torch.randint(1, len(ids), (), generator=rng))
-        return (prefix_lm(ids, n) if self.objective == "prefix" else hybrid_lm(ids, n, self.corruption, rng)), n
+        n = (
+            int(torch.randint(1, len(ids), (), generator=rng))
+            if OBJECTIVES[self.objective].attention == "per row"
+            else 0
+        )
+        match self.objective:
+            case "next":
+                return next_token(ids), n
+            case "mlm":
+                return masked_lm(ids, self.corruption, rng), n
+            case "mntp":
+                return mntp(ids, self.corruption, rng), n
+            case "prefix":
+                return prefix_lm(ids, n), n
+        return hybrid_lm(ids, n, self.corruption, rng), n
 
 
 def mask_of(batch: dict[str, Tensor], objective: str) -> Mask:
@@ -229,11 +228,11 @@ def loss(model: nn.Module, batch: dict[str, Tensor], objective: str) -> Float[Te
     """
     from labkit.decoder.hooks import masked
 
-    in_force = masked(model, mask_of(batch, objective)) if by_name(objective).attention == "per row" else nullcontext()
     counted = batch["labels"] != IGNORE
     if not bool(counted.any()):
         raise DataError(f"under {objective} no position of this batch is counted: there is nothing to predict")
-    with in_force:
+    own_mask = by_name(objective).attention != "per row"
+    with nullcontext() if own_mask else masked(model, mask_of(batch, objective)):
         logits = logits_at(model, batch["input_ids"], batch.get("attention_mask"), counted)
     return F.cross_entropy(logits.float(), batch["labels"][counted])
 
@@ -281,11 +280,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight, rows = head.to(dtype), max(1, min(ROWS.get(device, 4096), MOST // len(head)))
         share = (targets != IGNORE).to(exact)
         share /= share.sum()  # of each row in the mean; nan if no row is counted, as in torch
-        loss, grad_hidden, grad_head = (
-            share.new_zeros(()),
-            torch.empty_like(hidden),
-            torch.zeros_like(head, dtype=exact),
-        )
+        loss, grad_hidden = share.new_zeros(()), torch.empty_like(hidden)
+        grad_head = torch.zeros_like(head, dtype=exact)
         parts = zip(*(tensor.split(rows) for tensor in (hidden, targets, share, grad_hidden)), strict=True)
         with torch.autocast(device, enabled=False):
             for states, target, part, grad_states in parts:
@@ -347,6 +343,10 @@ def corruption_for(tokenizer: Any, rate: float = 0.15, whole_words: bool = False
 
 def _shifted(ids: Tensor) -> Tensor:
     return torch.cat([ids[1:], ids.new_tensor([IGNORE])])
+
+
+def _padded(rows: list[Tensor], fill: int) -> Tensor:
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill)
 
 
 def _require_inside(n: int, ids: Tensor, what: str) -> None:
