@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from labkit import masks
 from labkit.errors import DataError
@@ -260,49 +260,20 @@ def linear_cross_entropy(
     """`F.cross_entropy(hidden @ head.T, targets)` without all logits in memory; the mean in nats, IGNORE not counted.
 
     With a large vocabulary, logits and their gradient are by far the largest tensors of a training step. Here some rows
-    at a time become logits, loss and gradient (Hsu et al. 2024, "Liger Kernel"). Under autocast the products are
-    computed in its dtype, all else in float32. It can be differentiated once. Within `torch.compile` torch's own
-    function is used, because torch 2.11 compiles this one to gradients of zero without a warning.
+    at a time become logits and loss, and the backward pass computes their logits again instead of keeping them.
     """
+    hidden, targets = hidden.flatten(0, -2), targets.flatten()
     if targets.numel() * len(head) <= FEW or torch.compiler.is_compiling():
-        return F.cross_entropy((hidden @ head.T).flatten(0, -2).float(), targets.flatten())
-    return _LinearCrossEntropy.apply(hidden.flatten(0, -2), head, targets.flatten())
+        return F.cross_entropy((hidden @ head.T).float(), targets)
 
+    def total(states: Tensor, target: Tensor) -> Tensor:
+        logits = states @ head.T
+        return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), target, reduction="sum")
 
-class _LinearCrossEntropy(torch.autograd.Function):
-    """The forward pass computes the gradients too, and the backward pass only scales them."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
-        device = hidden.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-        exact = torch.promote_types(dtype, torch.float32)
-        weight, rows = head.to(dtype), max(1, min(ROWS.get(device, 4096), MOST // len(head)))
-        share = (targets != IGNORE).to(exact)
-        share /= share.sum()  # of each row in the mean; nan if no row is counted, as in torch
-        loss, grad_hidden = share.new_zeros(()), torch.empty_like(hidden)
-        grad_head = torch.zeros_like(head, dtype=exact)
-        parts = zip(*(tensor.split(rows) for tensor in (hidden, targets, share, grad_hidden)), strict=True)
-        with torch.autocast(device, enabled=False):
-            for states, target, part, grad_states in parts:
-                states, target = states.to(dtype), target[:, None].clamp(min=0)
-                scores = (states @ weight.T).to(exact).log_softmax(1)  # (some rows, vocab)
-                loss -= part @ scores.gather(1, target)[:, 0]
-                if any(ctx.needs_input_grad):
-                    grad = scores.exp_()  # the gradient is the softmax, minus one at the target
-                    grad.scatter_add_(1, target, grad.new_full((1, 1), -1.0).expand_as(target))
-                    grad = grad.mul_(part[:, None]).to(dtype)
-                    grad_states.copy_(grad @ weight)
-                    grad_head += grad.T @ states
-        ctx.save_for_backward(grad_hidden, grad_head)
-        ctx.dtype = head.dtype
-        return loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        grad_hidden, grad_head = ctx.saved_tensors
-        return grad_hidden * grad, (grad_head * grad).to(ctx.dtype), None
+    rows = max(1, min(ROWS.get(hidden.device.type, 4096), MOST // len(head)))
+    parts = zip(hidden.split(rows), targets.split(rows), strict=True)
+    losses = [checkpoint(total, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
+    return torch.stack(losses).sum() / (targets != IGNORE).sum()
 
 
 def generator(seed: int, row: int) -> torch.Generator:

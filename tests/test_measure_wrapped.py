@@ -138,62 +138,67 @@ class HomeMade(nn.Module):
         return self.through(self.attentions, self.tokens(input_ids) + self.positions(torch.arange(n)), mask)
 
 
-def two():
-    return SelfAttention(), SelfAttention()
+def mask_as_state(attentions, x, mask):  # gone when the model has run, which does not count as none
+    for attention in attentions:
+        attention.mask = mask.tril()
+        x = x + attention(x)
+        attention.mask = None
+    return x
 
 
-def test_a_mask_that_is_gone_when_the_model_has_run_does_not_count_as_none():
-    def masks_as_state(attentions, x, mask):
-        for attention in attentions:
-            attention.mask = mask.tril()
-            x = x + attention(x)
-            attention.mask = None
-        return x
-
-    report = labkit.assert_causal(HomeMade(masks_as_state, *two()))
-    assert report.layers == [] and any("could be measured by themselves" in note for note in report.notes)
+def kept_from_the_output(attentions, x, mask):
+    return x + 0.0 * attentions[0](x, mask) + attentions[1](x, mask.tril())
 
 
-def test_layers_that_open_what_the_model_keeps_shut_are_a_problem():
-    def undone(attentions, x, mask):
-        return x + 0.0 * attentions[0](x, mask) + attentions[1](x, mask.tril())
-
-    report = labkit.audit(HomeMade(undone, *two()))
-    assert report.verdict == "other" and "influence-missing" in report.problem_kinds()
-
-
-def test_attention_that_cannot_be_measured_is_reported():
-    def mixed(attentions, x, mask):
-        x = (x + attentions[0](x, mask)).transpose(0, 1)
-        for attention in attentions[1:]:
-            x = x + attention(x, mask.tril())
-        return x.transpose(0, 1)
-
-    with pytest.raises(AuditError, match="5 of 6 attention modules could not be measured by themselves"):
-        labkit.assert_bidirectional(HomeMade(mixed, SelfAttention(), *(TimeMajorAttention() for _ in range(5))))
+def time_major_but_for_the_first(attentions, x, mask):
+    x = (x + attentions[0](x, mask)).transpose(0, 1)
+    for attention in attentions[1:]:
+        x = x + attention(x, mask.tril())
+    return x.transpose(0, 1)
 
 
-def test_states_that_are_added_to_in_place_are_measured_as_they_were_given():
-    def in_place(attentions, x, mask):
-        for attention in attentions:
-            x += attention(x, mask)
-            more = attention(x, mask)
-            more += x
-        return more
-
-    report = labkit.assert_bidirectional(HomeMade(in_place, *two()))
-    assert len(report.layers) == 4 and "attention-unmeasured" not in report.problem_kinds()
+def added_to_in_place(attentions, x, mask):
+    for attention in attentions:
+        x += attention(x, mask)
+        more = attention(x, mask)
+        more += x
+    return more
 
 
-def test_each_call_of_a_shared_layer_counts():
-    def shared(attentions, x, mask):
-        for call in range(4):
-            x = x + attentions[0](x, mask if call == 0 else mask.tril())
-        return x
+def shared(attentions, x, mask):
+    for call in range(4):
+        x = x + attentions[0](x, mask if call == 0 else mask.tril())
+    return x
 
-    report = labkit.audit(HomeMade(shared, SelfAttention()))
-    assert [layer.verdict for layer in report.layers] == ["bidirectional"] + ["causal"] * 3
-    assert report.verdict == "mixed"
+
+@pytest.mark.parametrize(
+    ("through", "attentions", "verdict", "layers", "kinds"),
+    [
+        (mask_as_state, (SelfAttention, SelfAttention), "causal", [], set()),
+        (
+            kept_from_the_output,
+            (SelfAttention, SelfAttention),
+            "other",
+            ["bidirectional", "causal"],
+            {"influence-missing"},
+        ),
+        (
+            time_major_but_for_the_first,
+            (SelfAttention, *[TimeMajorAttention] * 5),
+            "bidirectional",
+            ["bidirectional"],
+            {"attention-unmeasured"},
+        ),
+        (added_to_in_place, (SelfAttention, SelfAttention), "bidirectional", ["bidirectional"] * 4, set()),
+        (shared, (SelfAttention,), "mixed", ["bidirectional"] + ["causal"] * 3, set()),
+    ],
+)
+def test_each_call_of_attention_that_can_be_measured_counts(through, attentions, verdict, layers, kinds):
+    report = labkit.audit(HomeMade(through, *(attention() for attention in attentions)))
+    assert (report.verdict, [layer.verdict for layer in report.layers]) == (verdict, layers)
+    assert kinds <= report.problem_kinds() and ("attention-unmeasured" in report.problem_kinds()) == (
+        "attention-unmeasured" in kinds
+    )
 
 
 @pytest.mark.parametrize("by_name", [False, True])

@@ -48,6 +48,7 @@ class Subject:
     max_tokens: int
     seed: int
     notes: list[str]
+    reference: nn.Module | None = None
 
     @property
     def tolerance(self) -> float:
@@ -59,26 +60,29 @@ class Subject:
         return self.runner.tokens(batch, n, self.seed)
 
 
-def run_all(subject: Subject, reference: nn.Module | None, known: set[str]) -> list[Problem]:
+def run_all(subject: Subject, known: set[str]) -> list[Problem]:
     """Run every check that the model allows, after problems of the kinds `known`; fills in the reach of the layers."""
     decoder, takes = subject.decoder is not None, subject.runner.takes
     # else it is reported already that a text alone and a padded batch differ
     padding_is_right = not known & {"padding-flips-mask", "nan-rows", "pad-leak", "depends-on-batch"}
-    exactly = functools.partial(_confirmed, subject)
-    checks = (
-        (decoder, functools.partial(windows, subject, reference)),
-        (takes("attention_mask") and padding_is_right, functools.partial(exactly, batch_and_positions)),
-        (True, functools.partial(packing, subject)),
-        (padding_is_right, functools.partial(exactly, packed_batch)),
-        (subject.verdict == "bidirectional", functools.partial(word_order, subject)),
-        (True, functools.partial(heads, subject)),
-        (subject.verdict in ("causal", "bidirectional"), functools.partial(elsewhere, subject)),
-        (decoder, functools.partial(exactly, entry)),
-        (decoder and takes("use_cache"), functools.partial(exactly, cache)),
-        (decoder, functools.partial(backends, subject)),
-        (decoder, functools.partial(train_mode, subject)),
-    )
-    return [problem for applies, check in checks if applies for problem in check()]
+    checks = {
+        windows: decoder,
+        batch_and_positions: takes("attention_mask") and padding_is_right,
+        packing: True,
+        packed_batch: padding_is_right,
+        word_order: subject.verdict == "bidirectional",
+        heads: True,
+        elsewhere: subject.verdict in ("causal", "bidirectional"),
+        entry: decoder,
+        cache: decoder and takes("use_cache"),
+        backends: decoder,
+        train_mode: decoder,
+    }
+    compare_outputs = (batch_and_positions, packed_batch, entry, cache)
+    problems = []
+    for check in (check for check, applies in checks.items() if applies):
+        problems += _confirmed(subject, check) if check in compare_outputs else check(subject)
+    return problems
 
 
 def _confirmed(subject: Subject, check: Callable[[Subject], list[Problem]]) -> list[Problem]:
@@ -104,9 +108,9 @@ def _confirmed(subject: Subject, check: Callable[[Subject], list[Problem]]) -> l
 # -- windows -----------------------------------------------------------------------------------------------------------
 
 
-def windows(subject: Subject, reference: nn.Module | None) -> list[Problem]:
+def windows(subject: Subject) -> list[Problem]:
     """How far local layers attend to either side, measured on a sequence longer than the window."""
-    decoder = subject.decoder
+    decoder, reference = subject.decoder, subject.reference
     if SLIDING not in decoder.layer_types or not subject.layers:
         return []
     for refine in (False, True):  # small changes on a long sequence are slow: only to confirm a finding
@@ -197,20 +201,16 @@ def batch_and_positions(subject: Subject) -> list[Problem]:
     ids[2] = ids[2].roll(PADS)  # the text of row 2 stands behind its pads
     padded = run(ids, real)
     problems = []
-    for title, states, expected in (
+    for where, states, expected in (
         ("in a batch of equal rows", many[:1], alone),
         ("beside padded rows", padded[:1], alone),
         ("with padding on the right", padded[1:2, :short], alone_short),
     ):
-        if (gap := difference(states, expected)) > subject.tolerance:
-            text = f"the states of a text differ by {gap:.1%} {title} from those it has alone"
-            problems = [Problem("depends-on-batch", text)]
-            break
-    gap = difference(padded[2:, PADS:], alone_short)
-    if gap > 4 * subject.tolerance:  # in 16 bits a rotary angle is rounded differently at another position
-        text = f"padded on the left, the states of a text differ by {gap:.1%}: pads count as positions"
-        problems.append(Problem("left-padding-position-shift", text))
-    return problems
+        text = f"the states of a text differ by {{gap:.1%}} {where} from those it has alone"
+        problems = problems or _compared(subject, "depends-on-batch", states, expected, text)
+    # four times the tolerance, because in 16 bits a rotary angle is rounded differently at another position
+    text = "padded on the left, the states of a text differ by {gap:.1%}: pads count as positions"
+    return problems + _compared(subject, "left-padding-position-shift", padded[2:, PADS:], alone_short, text, times=4)
 
 
 def packing(subject: Subject) -> list[Problem]:
@@ -248,7 +248,11 @@ def packing(subject: Subject) -> list[Problem]:
     isolating = decoder is not None and type(decoder.config) in MODEL_FOR_CAUSAL_LM_MAPPING
     if decoder is not None and hasattr(decoder.stack, LAYER_MASKS) or (isolating and "no attention_mask" in leaks):
         return [Problem("packing-leak", text)]
-    notes.append(f"{text}, where this model does not keep them apart: give each document its own row")
+    if isolating:
+        text = "packed documents leak into each other beside an attention_mask: transformers isolates them only without"
+    else:
+        text += ": the model does not keep them apart, so give each document its own row"
+    notes.append(text)
     return []
 
 
@@ -263,7 +267,7 @@ def packed_batch(subject: Subject) -> list[Problem]:
         return []
     ids, real = subject.ids(len(lengths)), torch.arange(TOKENS) < torch.tensor(lengths)[:, None]
     alone = [runner.run(ids[:1, :length])[0] for length in lengths]
-    gap = 0.0
+    problems = []
     for row_length in (2 * TOKENS, None):
         with packed(subject.model, row_length):
             run = functools.partial(runner.run, real=real)
@@ -279,11 +283,9 @@ def packed_batch(subject: Subject) -> list[Problem]:
                 changed[text] = False
                 if bool(changed.any()):
                     return [Problem("packing-leak", f"under {name} texts influence each other")]
-                gap = max(gap, difference(states[text, :length], alone[text]))
-    if not gap <= subject.tolerance:
-        text = f"under {name} the states of a text differ by {gap:.1%} from those it has alone"
-        return [Problem("packing-leak", text)]
-    return []
+                what = f"under {name} the states of a text differ by {{gap:.1%}} from those it has alone"
+                problems = problems or _compared(subject, "packing-leak", states[text, :length], alone[text], what)
+    return problems
 
 
 # -- words, heads, lengths ---------------------------------------------------------------------------------------------
@@ -365,18 +367,15 @@ def entry(subject: Subject) -> list[Problem]:
     stack, ids = subject.decoder.stack, subject.ids()
     with torch.no_grad():
         bare = first_tensor(stack(input_ids=ids.to(subject.runner.device), use_cache=False))
-    if not (gap := difference(bare, subject.runner.run(ids))) > subject.tolerance:
-        return []
-    text = f"called directly, the layer stack {type(stack).__name__} gives states that differ by {gap:.1%}"
-    return [Problem("depends-on-entry", text)]
+    text = f"called directly, the layer stack {type(stack).__name__} gives states that differ by {{gap:.1%}}"
+    return _compared(subject, "depends-on-entry", bare, subject.runner.run(ids), text)
 
 
 def cache(subject: Subject) -> list[Problem]:
     """With the KV cache on, one pass over a text must give what it gives with the cache off."""
-    gap = difference(subject.runner.run(subject.ids(), use_cache=True), subject.runner.run(subject.ids()))
-    if not gap > subject.tolerance:
-        return []
-    return [Problem("depends-on-cache", f"with use_cache=True the states differ by {gap:.1%}")]
+    run, ids = subject.runner.run, subject.ids()
+    text = "with use_cache=True the states differ by {gap:.1%}"
+    return _compared(subject, "depends-on-cache", run(ids, use_cache=True), run(ids), text)
 
 
 def backends(subject: Subject) -> list[Problem]:
@@ -394,7 +393,7 @@ def backends(subject: Subject) -> list[Problem]:
             subject.notes.append(f"the attention backend {other!r} does not run this model ({cause})")
             continue
         if differing := _differing(own, theirs):
-            text = f"the mask of {len(differing)} layers depends on the attention backend, {here!r} or {other!r}"
+            text = f"what {len(differing)} layers see depends on the attention backend: {here!r} and {other!r} disagree"
             problems.append(Problem("depends-on-backend", text, differing))
         elif finite and not finite_there:
             text = f"under the attention backend {other!r} a padded batch gives NaN or infinite numbers"
@@ -413,8 +412,9 @@ def train_mode(subject: Subject) -> list[Problem]:
     return []
 
 
-def computation(subject: Subject, reference: nn.Module) -> list[Problem]:
+def computation(subject: Subject) -> list[Problem]:
     """With the causal mask put into both, the model must compute what the reference computes."""
+    reference = subject.reference
     try:
         ids, theirs = subject.ids(2), Runner(reference, find_decoder(reference))
         with masked(subject.model, causal()), masked(reference, causal()):
@@ -422,17 +422,25 @@ def computation(subject: Subject, reference: nn.Module) -> list[Problem]:
     except (ModelError, ConversionError) as error:
         subject.notes.append(f"the computation was not compared with the reference: {error}")
         return []
-    gap = difference(states, expected) if states.shape == expected.shape else torch.inf
-    if not gap <= subject.tolerance:
-        text = f"with the causal mask put back, the states differ from the reference's by {gap:.1%}: more has changed"
-        return [Problem("computation-changed", text)]
-    return []
+    text = "with the causal mask put back, the states differ from the reference's by {gap:.1%}: more has changed"
+    return _compared(subject, "computation-changed", states, expected, text)
 
 
 def difference(a: Tensor, b: Tensor) -> float:
-    """Size of a - b relative to b, over all positions (0 = equal)."""
+    """Size of a - b relative to b, over all positions (0 = equal); infinite if their shapes or their NaNs differ."""
     a, b = a.float().cpu(), b.float().cpu()
+    if a.shape != b.shape or not torch.equal(a.isnan(), b.isnan()):
+        return torch.inf
+    a, b = a.nan_to_num(), b.nan_to_num()
     return float((a - b).norm() / b.norm().clamp(min=1e-12))
+
+
+def _compared(
+    subject: Subject, kind: str, states: Tensor, expected: Tensor, text: str, times: float = 1.0
+) -> list[Problem]:
+    """A problem if the states differ by more than rounding, `times` as much as usual. `text` has a place for `gap`."""
+    gap = difference(states, expected)
+    return [] if gap <= times * subject.tolerance else [Problem(kind, text.format(gap=gap))]
 
 
 def _all_cells(subject: Subject) -> tuple[list[Tensor], bool]:

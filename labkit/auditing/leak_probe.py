@@ -52,11 +52,11 @@ class LeakProbe:
         batch: how many texts are run at once.
         levers: how the scores of each layer can be raised. finite: what the mask of a layer adds to a score, if that
             is a number.
-        tries, longest, notes: what the report states about the measurement.
+        tries, longest, notes, not_tried: what the report states about the measurement.
     """
 
     def __init__(self, model: nn.Module, tokens: int, vocab_size: int | None, seed: int):
-        self.model, self.seed, self.notes = model, seed, []
+        self.model, self.seed, self.notes, self.not_tried = model, seed, [], []
         self.decoder = decoder_or_none(model)
         self.runner = Runner(model, self.decoder, vocab_size)
         self.context = context_of(model)
@@ -271,11 +271,12 @@ def _future_cells(influence: Tensor) -> Cells:
 
 
 def _in_words(cells: Cells, influence: Tensor) -> str:
-    (i, j), distances = cells[0], [later - earlier for earlier, later in cells]
+    n, (i, j), distances = len(influence), cells[0], [later - earlier for earlier, later in cells]
+    share = len(cells) / (n * (n - 1) / 2)
     return (
-        f"{len({position for position, _ in cells})} of {len(influence)} positions depend on tokens {min(distances)} "
-        f"to {max(distances)} places later (the largest effect: position {i} changes by "
-        f"{float(influence[i, j]):.2g} of its size when token {j} changes)"
+        f"{len({position for position, _ in cells})} of {n} positions depend on tokens {min(distances)} to "
+        f"{max(distances)} places later ({share:.0%} of the pairs that a causal mask hides; the largest effect: "
+        f"position {i} changes by {float(influence[i, j]):.2g} of its size when token {j} changes)"
     )
 
 

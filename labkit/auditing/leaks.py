@@ -72,6 +72,8 @@ def find_leaks(model: nn.Module, *, tokens: int = TOKENS, vocab_size: int | None
         leaks = _from_earlier_calls(probe)
         influence = probe.influence()
         leaks = leaks or _all_others(probe, influence)  # what else leaks cannot be measured if runs differ by chance
+    if probe.not_tried:
+        probe.note(f"not tried, because the model does not take it: {', '.join(probe.not_tried)}")
     if probe.runner.pooled:
         probe.note(BODY_MEASURED)
     if not probe.attentions:
@@ -173,11 +175,13 @@ def conditions(probe: LeakProbe) -> list[Condition]:
         masks |= {"ones": "with an attention mask of ones", "right": "with right padding of changing length"}
         masks["left"] = "with left padding"
     else:
-        probe.note("not tried, because the model does not take it: attention_mask")
+        probe.not_tried.append("attention_mask")
     parameters = inspect.signature(probe.model.forward).parameters
     options = {name: p.default is not True for name, p in parameters.items() if OPTION.fullmatch(name)}
     if probe.runner.takes_anything and probe.decoder:
         options |= {"output_attentions": True, "use_cache": True}
+    if not options:
+        probe.not_tried.append("output_attentions")
     ways = [Condition("attention-mask", words, mask) for mask, words in masks.items()]
     ways += [Condition("option", f"with {name}={value}", options={name: value}) for name, value in options.items()]
     ways.append(Condition("train-mode", "in train mode", train=True))
@@ -223,7 +227,7 @@ def _with_cache(probe: LeakProbe) -> list[Leak]:
     runner, ids, leaks = probe.runner, probe.ids, []
     n, caches = ids.size(1), []
     if not (CACHE in runner.parameters or (runner.takes_anything and probe.decoder)):
-        probe.note(f"not tried, because the model does not take it: {CACHE}")
+        probe.not_tried.append(CACHE)
         return []
 
     def change(parts: Sequence[Tensor]) -> Tensor:

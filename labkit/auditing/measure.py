@@ -73,11 +73,11 @@ def audit(
             (verdict,) = verdicts
         else:
             verdict = "mixed" if verdicts == {"causal", "bidirectional"} else "other"
-        subject = checks.Subject(model, decoder, runner, layers, verdict, max_tokens, seed, notes)
+        subject = checks.Subject(model, decoder, runner, layers, verdict, max_tokens, seed, notes, reference)
         if reference is not None:
-            problems += checks.computation(subject, reference)
+            problems += checks.computation(subject)
         if not quick:
-            problems += checks.run_all(subject, reference, {problem.kind for problem in problems})
+            problems += checks.run_all(subject, {problem.kind for problem in problems})
     return AuditReport(
         model=type(model).__name__,
         backend=decoder.backend if decoder else None,
