@@ -343,7 +343,7 @@ def _surprise(rate: float, chance: float) -> float:
 
 def _mean_and_interval(values: list[float]) -> str:
     """Mean and half of its 95 % interval, by Student's t."""
-    from scipy import stats  # takes a second to import, and find_leaks imports this module
+    from scipy import stats  # takes a second to import, and `labkit leakage` imports this module
 
     if not values:
         return "-"
