@@ -49,11 +49,11 @@ def prove(decoder: Decoder, intended: Sequence[Mask], what: str) -> None:
                 wrong = ((cells & real[:, :, None]) != expected).nonzero().tolist()
                 if wrong:
                     row, q, k = wrong[0]
-                    does = "does not attend" if expected[row, q, k] else "attends"
+                    does, should = ("does not see", "should") if expected[row, q, k] else ("sees", "must not")
                     raise ConversionError(
                         f"the model did not become {what}: {decoder.names[i]} (attention backend {decoder.backend!r}, "
-                        f"{title}): in row {row}, position {q} {does} to {'' if real[row, k] else 'padded '}position "
-                        f"{k} ({len(wrong)} wrong cells); intended was {intended[i]}."
+                        f"{title}): row {row}: token {q} {does} {'' if real[row, k] else 'padded '}token {k}, and "
+                        f"{should} ({len(wrong)} wrong cells); intended was {intended[i]}."
                     )
 
 
