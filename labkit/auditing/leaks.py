@@ -226,8 +226,8 @@ def _with_cache(probe: LeakProbe) -> list[Leak]:
     """Outputs computed with a key-value cache, in chunks and token by token, must be those of one pass."""
     runner, ids, leaks = probe.runner, probe.ids, []
     n, caches = ids.size(1), []
-    if not (CACHE in runner.parameters or (runner.takes_anything and probe.decoder)):
-        probe.not_tried.append(CACHE)
+    if not ({CACHE, "use_cache"} <= runner.parameters or (runner.takes_anything and probe.decoder)):
+        probe.not_tried.append("past_key_values")  # as most readers know it; `cache` in transformers 5.24 and later
         return []
 
     def change(parts: Sequence[Tensor]) -> Tensor:
