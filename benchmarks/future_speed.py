@@ -30,7 +30,7 @@ NOTES = (
 
 
 def trainer(name: str, shape: dict, rows: int, dtype: str, device: str) -> machine.Trainer:
-    from labkit.future_arms import arm
+    from labkit.future_attention.arms import arm
     from labkit.gpt import GPTConfig
 
     one = arm(name)

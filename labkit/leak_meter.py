@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from labkit import masks
+from labkit.auditing.report import table
 from labkit.convert import to_bidirectional
 from labkit.decoder.anatomy import decoder_or_none
 from labkit.decoder.limits import context_of
@@ -39,7 +40,7 @@ MEASURING = 10**9  # the row numbers from here on are for measuring, and are nev
 MEASURED_ROWS, FEW_ROWS = 64, 16
 
 
-@dataclass(frozen=True)
+@dataclass
 class Arm:
     """One way of training, over the seeds. Losses in nats per token; lists hold one number per seed.
 
@@ -57,13 +58,13 @@ class Arm:
 
     name: str
     steps: list[int]
-    curves: list[list[float]]
-    truncated: list[float]
-    in_sight: list[float]
-    copy_rate: list[float]
-    copy_rate_training: list[float]
-    reported: list[float]
-    next_token: list[float]
+    curves: list[list[float]] = field(default_factory=list)
+    truncated: list[float] = field(default_factory=list)
+    in_sight: list[float] = field(default_factory=list)
+    copy_rate: list[float] = field(default_factory=list)
+    copy_rate_training: list[float] = field(default_factory=list)
+    reported: list[float] = field(default_factory=list)
+    next_token: list[float] = field(default_factory=list)
     free_running: list[float] = field(default_factory=list)
 
     @property
@@ -89,13 +90,12 @@ class LeakMeter:
         for arm in self.arms.values():
             cells = (arm.teacher_forced, arm.truncated, arm.free_running, arm.copy_rate)
             rows.append((arm.name, *(_mean_and_interval(values) for values in cells)))
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         floor = "" if self.floor is None else f"; floor ln V = {self.floor:.3f}"
-        lines.append(f"nats per token, mean and 95 % interval over {len(self.seeds)} seeds{floor}")
+        lines = [table(rows), f"nats per token, mean and 95 % interval over {len(self.seeds)} seeds{floor}"]
         return "\n".join(lines + [f"leak: {name}: {why}" for name, why in self.leaks.items()])
 
     def to_json(self) -> str:
+        """Everything as JSON text."""
         return json.dumps({"clean": self.clean} | asdict(self), indent=1)
 
 
@@ -132,25 +132,25 @@ def leak_meter(
     if min(steps, batch_size, length - 1, every) < 1:
         numbers = f"steps={steps}, batch_size={batch_size}, length={length}, measure_every={every}"
         raise DataError(f"{numbers}: give whole numbers from 1, and a length from 2")
-    source = _Rows(data, length)
-    measured_at = sorted({*range(0, steps + 1, every), steps})
-    plan = _Plan(source, loss or next_token_loss, steps, batch_size, learning_rate, measured_at)
-    trained: dict[str, list[_Trained]] = {}
+    training = _Training(_Rows(data, length), loss or next_token_loss, steps, batch_size, learning_rate, every)
+    arms: dict[str, Arm] = {}
+    trained: dict[str, list[nn.Module]] = {}
     with tqdm(total=len(seeds), unit="run", disable=None, leave=False) as bar:  # disable=None: on a terminal only
         for seed in seeds:
-            twins = _twins(model, seed, source)
+            twins = _twins(model, seed, training.rows)
             bar.total = len(seeds) * len(twins)
             for name, twin in twins.items():
                 bar.set_description(f"{name}, seed {seed}")
-                trained.setdefault(name, []).append(plan.run(twin, seed))
+                training.run(twin, seed, arms.setdefault(name, Arm(name, training.measured_at)))
+                trained.setdefault(name, []).append(twin)
                 bar.update()
-    arms = {name: _arm(name, runs, plan) for name, runs in trained.items()}
     floor = math.log(data) if isinstance(data, int) else None
-    leaks = {name: why for name, arm in arms.items() if (why := _verdict(arm, floor, plan))}
+    leaks = {name: why for name, arm in arms.items() if (why := _verdict(arm, floor, training))}
     if floor is None and AS_BUILT not in leaks:
-        honest = [run.model for run in trained[AS_BUILT]]
-        for name, runs in trained.items():  # the judge is the honest model of another seed
-            arms[name].free_running.extend(map(plan.free_running, runs, honest[1:] + honest[:1]))
+        honest = trained[AS_BUILT]
+        judges = honest[1:] + honest[:1]  # the judge is the honest model of another seed
+        for name, models in trained.items():
+            arms[name].free_running += map(training.free_running, models, judges, seeds)
     return LeakMeter(arms, floor, leaks, seeds)
 
 
@@ -163,15 +163,6 @@ def logits_of(model: nn.Module, ids: Tensor) -> Tensor:
     """(batch, seq, vocab) from any model that maps ids to logits."""
     known = decoder_or_none(model) is not None
     return first_tensor(model(input_ids=ids, use_cache=False) if known else model(ids))
-
-
-@dataclass
-class _Trained:
-    model: nn.Module
-    curve: list[float]
-    reported: float
-    next_token: float
-    seed: int
 
 
 class _Rows:
@@ -187,42 +178,47 @@ class _Rows:
                 raise DataError(f"random tokens need a vocabulary of at least 2, not {data}")
             self.alphabet = torch.arange(data)
             return
-        if data.ndim != 1 or data.is_floating_point() or data.is_complex() or data.dtype == torch.bool:
-            raise DataError(f"a text is one line of whole token ids, (tokens,), not {data.dtype} {tuple(data.shape)}")
+        if data.ndim != 1 or data.is_floating_point() or data.dtype == torch.bool or int(data.min()) < 0:
+            raise DataError(
+                f"a text is one line of token ids from 0, (tokens,), not {data.dtype} {tuple(data.shape)} "
+                f"from {data.min().item()}"
+            )
         if len(data) <= 10 * length:
             raise DataError(f"a text of {len(data)} tokens is too short: to hold out a row, take {10 * length + 1}")
-        if int(data.min()) < 0:
-            raise DataError(f"token ids are counted from 0, and the text holds {int(data.min())}")
         self.text, self.alphabet = data.long().cpu(), data.long().cpu().unique()
 
-    def draw(self, count: int, seed: int, number: int) -> Tensor:
-        """(count, length) on the CPU; `number` counts the batches, from MEASURING on those to measure on."""
-        rng = generator(seed, number)
+    def draw(self, count: int, seed: int, number: int, model: nn.Module) -> Tensor:
+        """(count, length), where the model is; `number` counts the batches, from MEASURING on those to measure on."""
+        rng, device = generator(seed, number), next(model.parameters()).device
         if self.text is None:
-            return torch.randint(len(self.alphabet), (count, self.length), generator=rng)
+            return torch.randint(len(self.alphabet), (count, self.length), generator=rng).to(device)
         cut = len(self.text) * 9 // 10
         ids = self.text[cut:] if number >= MEASURING else self.text[:cut]
         starts = torch.randint(len(ids) - self.length, (count,), generator=rng)
-        return torch.stack([ids[start : start + self.length] for start in starts.tolist()])
+        return torch.stack([ids[start : start + self.length] for start in starts.tolist()]).to(device)
 
 
 @dataclass(frozen=True)
-class _Plan:
-    source: _Rows
+class _Training:
+    rows: _Rows
     loss: Callable[[Tensor, Tensor], Tensor]
     steps: int
     batch_size: int
     learning_rate: float
-    measured_at: list[int]
+    every: int
+
+    @property
+    def measured_at(self) -> list[int]:
+        return sorted({*range(0, self.steps + 1, self.every), self.steps})
 
     @property
     def last_steps(self) -> int:
         """The steps at the end over which `reported` is averaged."""
         return max(1, self.steps // 10)
 
-    def run(self, model: nn.Module, seed: int) -> _Trained:
-        """Train, with the same batches for every twin of a seed, and measure the curve on the same held-out rows."""
-        held_out = self.source.draw(MEASURED_ROWS, seed, MEASURING).to(_device(model))
+    def run(self, model: nn.Module, seed: int, arm: Arm) -> None:
+        """Train with the same batches for every twin of a seed; what was measured is added to the arm."""
+        held_out = self.rows.draw(MEASURED_ROWS, seed, MEASURING, model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.learning_rate, weight_decay=0.0)
         warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=self.last_steps)
         curve, losses = [], []
@@ -235,7 +231,7 @@ class _Plan:
                         curve.append(float(next_token_loss(logits_of(model, held_out), held_out)))
                 if step == self.steps:
                     break
-                ids = self.source.draw(self.batch_size, seed, step).to(_device(model))
+                ids = self.rows.draw(self.batch_size, seed, step, model)
                 logits = logits_of(model, ids)
                 loss = self.loss(logits, ids)
                 loss.backward()
@@ -247,54 +243,65 @@ class _Plan:
         if not math.isfinite(sum(curve) + sum(loss for loss, _ in losses)):
             raise TrainingError(f"training diverged, from {curve[0]:.3f} to {curve[-1]:.3f}: lower the learning rate")
         reported, next_token = map(statistics.mean, zip(*losses[-self.last_steps :], strict=True))
-        return _Trained(model.eval(), curve, reported, next_token, seed)
+        model.eval()
+        arm.curves.append(curve)
+        arm.reported.append(reported)
+        arm.next_token.append(next_token)
+        ids = self.rows.draw(FEW_ROWS, seed, MEASURING, model)
+        with torch.no_grad():
+            prefixes = [logits_of(model, ids[:, :i])[:, -1:] for i in range(1, ids.size(1) + 1)]
+            arm.truncated.append(float(next_token_loss(torch.cat(prefixes, dim=1), ids)))
+            arm.in_sight.append(float(next_token_loss(logits_of(model, ids), ids)))
+        arm.copy_rate.append(self.copy_rate(model, ids, seed))
+        arm.copy_rate_training.append(self.copy_rate(model.train(), ids, seed))
+        model.eval()
 
     @torch.no_grad()
-    def losses(self, run: _Trained, truncated: bool) -> float:
-        """Each token predicted from the row; or, `truncated`, from the tokens before it alone, pass by pass."""
-        ids = self._few(run)
-        if not truncated:
-            return float(next_token_loss(logits_of(run.model, ids), ids))
-        logits = [logits_of(run.model, ids[:, :i])[:, -1:] for i in range(1, ids.size(1) + 1)]
-        return float(next_token_loss(torch.cat(logits, dim=1), ids))
-
-    @torch.no_grad()
-    def copy_rate(self, run: _Trained, training: bool) -> float:
+    def copy_rate(self, model: nn.Module, ids: Tensor, seed: int) -> float:
         """Share of positions that predict the token put after them, drawn evenly from all: 1 in V if honest."""
-        ids, alphabet, rng, hits = self._few(run), self.source.alphabet, generator(run.seed, MEASURING + 1), []
+        alphabet, rng, hits = self.rows.alphabet, generator(seed, MEASURING + 1), []
         with torch.random.fork_rng():
-            torch.manual_seed(run.seed)
-            run.model.train(training)
+            torch.manual_seed(seed)
             for i in range(1, ids.size(1)):
                 replaced = ids.clone()
                 replaced[:, i] = alphabet[torch.randint(len(alphabet), (len(ids),), generator=rng)]
-                hits.append(logits_of(run.model, replaced)[:, i - 1].argmax(-1) == replaced[:, i])
-            run.model.eval()
+                hits.append(logits_of(model, replaced)[:, i - 1].argmax(-1) == replaced[:, i])
         return float(torch.stack(hits).float().mean())
 
     @torch.no_grad()
-    def free_running(self, run: _Trained, judge: nn.Module) -> float:
+    def free_running(self, model: nn.Module, judge: nn.Module, seed: int) -> float:
         """The judge's mean nats on what this model generates, drawn token by token after a held-out quarter row."""
-        ids = self._few(run)
+        ids = self.rows.draw(FEW_ROWS, seed, MEASURING, model)
         text = ids[:, : (prompt := max(1, ids.size(1) // 4))]
         with torch.random.fork_rng():
-            torch.manual_seed(run.seed)
+            torch.manual_seed(seed)
             while text.size(1) < ids.size(1):
-                probabilities = logits_of(run.model, text)[:, -1].float().softmax(-1)
+                probabilities = logits_of(model, text)[:, -1].float().softmax(-1)
                 text = torch.cat([text, torch.multinomial(probabilities, 1)], dim=1)
         logits = logits_of(judge, text)[:, prompt - 1 : -1]
         return float(F.cross_entropy(logits.flatten(0, 1).float(), text[:, prompt:].flatten()))
 
-    def _few(self, run: _Trained) -> Tensor:
-        return self.source.draw(FEW_ROWS, run.seed, MEASURING).to(_device(run.model))
 
+def _twins(model: nn.Module | Callable[[int], nn.Module], seed: int, rows: _Rows) -> dict[str, nn.Module]:
+    """The model, or what the factory makes of this seed, and an unmasked copy where labkit can make one; in float32.
 
-def _twins(model: nn.Module | Callable[[int], nn.Module], seed: int, source: _Rows) -> dict[str, nn.Module]:
-    """The model, or what the factory makes of this seed, and an unmasked copy where labkit can make one; in float32."""
+    One row is tried, so that a model that does not fit the data is an error before training.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         as_built = copy.deepcopy(model if isinstance(model, nn.Module) else model(seed)).float()
-    _require_fit(as_built, source)
+    name, length, top, context = type(as_built).__name__, rows.length, int(rows.alphabet.max()), context_of(as_built)
+    if context is not None and context < length:
+        raise DataError(f"a row of {length} tokens is longer than the context of {name}, {context}")
+    ids = rows.draw(1, 0, MEASURING, as_built)
+    ids[0, 0] = top
+    try:
+        with evaluating(as_built):
+            shape = tuple(logits_of(as_built, ids).shape)
+    except (TypeError, ValueError, IndexError, RuntimeError, AttributeError) as error:
+        raise DataError(f"{name} cannot be called on {length} token ids of up to {top}: {error}") from error
+    if len(shape) != 3 or shape[:2] != (1, length) or shape[2] <= top:
+        raise DataError(f"{name} gave {shape} for ids (1, {length}): expected (1, {length}, {top + 1} or more)")
     twin = copy.deepcopy(as_built)
     if type(twin) is GPT:
         twin.forward = functools.partial(twin.forward, mask=masks.bidirectional())
@@ -306,53 +313,23 @@ def _twins(model: nn.Module | Callable[[int], nn.Module], seed: int, source: _Ro
     return {AS_BUILT: as_built, UNMASKED: twin}
 
 
-def _require_fit(model: nn.Module, source: _Rows) -> None:
-    """Try one row, so that a model that does not fit the data is an error before training."""
-    name, length, top = type(model).__name__, source.length, int(source.alphabet.max())
-    context = context_of(model)
-    if context is not None and context < length:
-        raise DataError(f"a row of {length} tokens is longer than the context of {name}, {context}")
-    ids = source.draw(1, 0, MEASURING).to(_device(model))
-    ids[0, 0] = top
-    try:
-        with evaluating(model):
-            shape = tuple(logits_of(model, ids).shape)
-    except (TypeError, ValueError, IndexError, RuntimeError, AttributeError) as error:
-        raise DataError(f"{name} cannot be called on {length} token ids of up to {top}: {error}") from error
-    if len(shape) != 3 or shape[:2] != (1, length) or shape[2] <= top:
-        raise DataError(f"{name} gave {shape} for ids (1, {length}): expected (1, {length}, {top + 1} or more)")
-
-
-def _arm(name: str, runs: list[_Trained], plan: _Plan) -> Arm:
-    return Arm(
-        name,
-        steps=plan.measured_at,
-        curves=[run.curve for run in runs],
-        truncated=[plan.losses(run, truncated=True) for run in runs],
-        in_sight=[plan.losses(run, truncated=False) for run in runs],
-        copy_rate=[plan.copy_rate(run, training=False) for run in runs],
-        copy_rate_training=[plan.copy_rate(run, training=True) for run in runs],
-        reported=[run.reported for run in runs],
-        next_token=[run.next_token for run in runs],
-    )
-
-
-def _verdict(arm: Arm, floor: float | None, plan: _Plan) -> str:
+def _verdict(arm: Arm, floor: float | None, training: _Training) -> str:
     """Why this arm leaks, or "". Chance is allowed for as the module's text says."""
-    mean, row, limit = statistics.mean, plan.source.length - 1, -math.inf if floor is None else floor
+    mean, row, limit = statistics.mean, training.rows.length - 1, -math.inf if floor is None else floor
     if low := [loss for loss in arm.teacher_forced if loss < limit - CERTAINTY / (MEASURED_ROWS * row)]:
         return f"its loss on random tokens is {mean(low):.3f}; no honest model gets below the floor of {floor:.3f}"
     if any(abs(b - s) > 1e-3 * max(1.0, b) for s, b in zip(arm.in_sight, arm.truncated, strict=True)):
         full, short = mean(arm.in_sight), mean(arm.truncated)
         return f"its loss is {full:.3f} with the later tokens in sight, and {short:.3f} on the same text without them"
-    chance, trials = 1 / len(plan.source.alphabet), FEW_ROWS * row
+    chance, trials = 1 / len(training.rows.alphabet), FEW_ROWS * row
     if copied := [rate for rate in arm.copy_rate_training if trials * _surprise(rate, chance) > CERTAINTY]:
         usual = f"in evaluation {mean(arm.copy_rate):.0%}, by chance {chance:.0%}"
         return f"in train mode it copies {mean(copied):.0%} of random tokens ahead, {usual}: train mode drops the mask"
     if mean(arm.reported) < 0.5 * mean(arm.next_token):
         due = f"on the same logits the loss of the next token is {mean(arm.next_token):.3f}"
         return f"its training reports {mean(arm.reported):.3f}, and {due}: the labels are misplaced (not shifted?)"
-    if low := [loss for loss in arm.reported if loss < limit - CERTAINTY / (plan.last_steps * plan.batch_size * row)]:
+    tokens = training.last_steps * training.batch_size * row
+    if low := [loss for loss in arm.reported if loss < limit - CERTAINTY / tokens]:
         cause = "train mode drops the mask, or the labels are misplaced"
         return f"its training reports {mean(low):.3f} on random tokens, below the floor of {floor:.3f}: {cause}"
     return ""
@@ -366,12 +343,8 @@ def _surprise(rate: float, chance: float) -> float:
 
 def _mean_and_interval(values: list[float]) -> str:
     """Mean and half of its 95 % interval, by Student's t."""
-    from scipy import stats  # takes a second to import, and find_leaks imports this module
+    from scipy import stats  # takes a second to import, and `labkit leakage` imports this module
 
     if not values:
         return "-"
     return f"{statistics.mean(values):.3f} ± {stats.t.ppf(0.975, len(values) - 1) * stats.sem(values):.3f}"
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device

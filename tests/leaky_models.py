@@ -392,6 +392,27 @@ def misalign_after_a_cache(model: nn.Module, change) -> nn.Module:
     return model
 
 
+def projections_of_zeros() -> GPT:
+    """Nothing comes out of its attention, whatever its mask."""
+    model = no_mask()
+    for block in model.h:
+        nn.init.zeros_(block.attn.c_proj.weight)
+    return model
+
+
+class Recurrent(nn.Module):
+    """No attention at all: an LSTM reads from left to right, a bidirectional one both ways."""
+
+    def __init__(self, both_ways: bool):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(50, 16)
+        self.read = nn.LSTM(16, 16, batch_first=True, bidirectional=both_ways)
+
+    def forward(self, input_ids):
+        return self.read(self.embed(input_ids))[0]
+
+
 # -- honest ones -------------------------------------------------------------------------------------------------------
 
 FAMILIES = ("GPT", "gpt2", "gemma", "gemma2", "gemma3", "llama")

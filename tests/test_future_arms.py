@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from labkit.auditing.leaks import find_leaks
 from labkit.errors import ModelError
-from labkit.future_arms import arm, matched_inner, token_losses
+from labkit.future_attention.arms import arm, matched_inner, token_losses
 from labkit.gpt import GPT, GPTConfig
 
 CONFIG = GPTConfig(vocab_size=300, context=16, width=16, layers=1, heads=2)

@@ -1,17 +1,15 @@
 """Future Attention: what it computes, that it is causal, its losses, and what it refuses."""
 
-import json
 import math
 import pickle
 from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from labkit import masks
 from labkit.auditing.leaks import find_leaks
-from labkit.errors import LabkitError, ModelError
+from labkit.errors import LabkitError
 from labkit.future_attention import (
     LOSSES,
     Future,
@@ -25,10 +23,8 @@ from labkit.future_attention import (
     predicted,
     predicted_contribution,
     true_contribution,
-    true_weights,
 )
 from labkit.gpt import GPT, Cache, GPTConfig
-from labkit.leak_meter import leak_meter
 from labkit.models.tiny import build_tiny_model
 
 CONFIG = GPTConfig(vocab_size=23, context=12, width=16, layers=2, heads=2)
@@ -101,19 +97,6 @@ def test_four_tokens_by_hand():
     assert seen.future_weights[0, 0, 3].tolist() == [0, 0, 0, 0]  # nothing comes after the last position
 
 
-def test_both_definitions_of_the_target_by_hand():
-    _, seen = by_hand()
-    assert true_contribution(seen, "joint").flatten().tolist() == pytest.approx([20 / 5, 20 / 4, 20 / 7, 0])
-    causal = [10, 10 / 2, 40 / 5, 60 / 7]
-    full = [40 / 5, 30 / 4, 60 / 7, 60 / 7]
-    difference = [f - c for f, c in zip(full, causal, strict=True)]
-    assert true_contribution(seen, "difference").flatten().tolist() == pytest.approx(difference, abs=1e-12)
-    out = (seen.past + seen.future).flatten()
-    guess = [o - c for o, c in zip(out.tolist(), causal, strict=True)]
-    assert predicted_contribution(seen, "difference").flatten().tolist() == pytest.approx(guess, abs=1e-12)
-    assert torch.equal(predicted_contribution(seen, "joint"), seen.future)
-
-
 # -- against a second way of writing it --------------------------------------------------------------------------------
 
 
@@ -153,13 +136,6 @@ def test_the_block_is_what_a_loop_over_positions_gives(name, seq):
     assert torch.allclose(attention(x, "causal", None, None, 0), looped(attention, x), rtol=0, atol=1e-12)
 
 
-def test_true_weights_are_those_of_attention_without_the_mask_for_so_many_positions():
-    scores = torch.randn(1, 2, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    assert torch.allclose(true_weights(scores, 5), F.softmax(scores, dim=-1), atol=1e-12)
-    near = true_weights(scores, 2)
-    assert bool((near[..., 0, 3:] == 0).all()) and float(near[..., 0, :3].sum(-1).min()) == pytest.approx(1)
-
-
 def test_the_squares_that_are_predicted():
     cells = predicted(2).dense(5)
     assert torch.equal(cells, torch.tensor([[0 < j - i <= 2 for j in range(5)] for i in range(5)]))
@@ -191,16 +167,11 @@ def test_the_leak_detector_finds_nothing(name):
 
 
 @pytest.mark.parametrize("name", FUTURES)
-def test_how_long_the_text_is_tells_a_position_nothing(name):
-    model, ids = made(name), some_ids()
-    assert torch.allclose(model(ids[:, :5]), model(ids)[:, :5], rtol=0, atol=1e-11)
-
-
-@pytest.mark.parametrize("name", FUTURES)
 def test_generation_with_the_cache_is_generation_without(name):
     model, ids = made(name), some_ids(length=4)
     assert torch.equal(model.generate(ids, 8), model.generate(ids, 8, use_cache=False))
     cache, whole = Cache(), model(some_ids())
+    assert torch.allclose(model(some_ids()[:, :5]), whole[:, :5], rtol=0, atol=1e-11)  # whatever the length of the text
     parts = [model(some_ids()[:, i : i + 3], cache=cache) for i in range(0, 12, 3)]
     assert torch.allclose(torch.cat(parts, dim=1), whole, rtol=0, atol=1e-11)
 
@@ -213,8 +184,6 @@ def test_trained_on_random_tokens_it_stays_above_what_can_be_known(source):
     def factory(seed):
         return FutureGPT(GPTConfig(vocab_size=8, context=16, width=16, layers=1, heads=1), Future(8, source, rank=4))
 
-    meter = leak_meter(factory, 8, seeds=(0, 1), steps=40, batch_size=8, length=16)
-    assert meter.clean, str(meter)
     torch.manual_seed(0)
     model, objective, floor = factory(0), FutureLoss("cosine"), math.log(8)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -255,18 +224,6 @@ def test_all_but_the_columns_begins_as_the_plain_model_of_that_seed(name):
     assert columns and all(bool((p != 0).all()) for p in columns)
 
 
-@pytest.mark.parametrize("name", ["position", "tokens", "memory"])
-def test_every_parameter_of_the_columns_learns_from_the_next_token_alone(name):
-    model, ids = made(name), some_ids()
-    model.loss(ids[:, :-1], ids[:, 1:]).backward()
-    unused = {f"h.{layer}.attn.columns.{part}" for layer in (0, 1) for part in ("key", "value")}
-    for key, parameter in model.named_parameters():
-        if ".columns." in key:
-            rows = parameter.grad.abs().flatten(1).sum(1)
-            first = 1 if name == "position" and key in unused else 0  # no position has the first one ahead of it
-            assert bool((rows[first:] > 0).all()), key
-
-
 def test_the_weights_of_transformers_gpt2_are_a_start():
     source = build_tiny_model("tiny-gpt2", attn="sdpa")
     model = FutureGPT.from_gpt(source, Future(6))
@@ -275,27 +232,6 @@ def test_the_weights_of_transformers_gpt2_are_a_start():
     assert model.training == source.training and model.future == Future(6)
     again = FutureGPT.from_transformers(source, future=Future(6))
     assert again.column_parameters == model.column_parameters
-
-
-@pytest.mark.parametrize("name", FUTURES)
-def test_what_is_saved_is_what_is_loaded(name, tmp_path):
-    model = made(name)
-    again = FutureGPT.load(model.save(tmp_path / "m"))
-    assert again.future == model.future and again.config == model.config and not again.training
-    assert torch.equal(again(some_ids()), model(some_ids()))
-    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["config.json", "model.safetensors"]
-
-
-def test_weights_that_do_not_fit_are_refused(tmp_path):
-    folder = made("position").save(tmp_path / "m")
-    config = json.loads((folder / "config.json").read_text())
-    config["future"]["source"] = "memory"
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError):
-        FutureGPT.load(folder)
-    (folder / "model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ModelError):
-        FutureGPT.load(folder)
 
 
 # -- watching ----------------------------------------------------------------------------------------------------------
@@ -319,18 +255,6 @@ def test_what_is_seen_is_what_goes_on_and_the_last_pass_alone():
     assert one == []
 
 
-@pytest.mark.parametrize("name", ["position", "tokens", "memory"])
-def test_attention_dropout_falls_on_past_and_columns(name):
-    model, ids = made(name, attention_dropout=0.5).train(), some_ids()
-    with model.watched() as seen:
-        torch.manual_seed(0)
-        first = model(ids)
-        torch.manual_seed(1)
-        assert not torch.equal(model(ids), first)
-    assert len(seen) == 2
-    assert torch.equal(model.eval()(ids), model(ids))
-
-
 # -- what flows where --------------------------------------------------------------------------------------------------
 
 
@@ -349,20 +273,6 @@ def test_no_gradient_flows_into_the_target(source, kind, target, shuffled):
     }
     assert reached == expected.get((kind, target), expected.get((target,)))
     assert not true_contribution(layer, target).requires_grad
-
-
-@pytest.mark.parametrize(("kind", "target"), KINDS)
-@pytest.mark.parametrize("source", ["position", "tokens"])
-def test_every_loss_teaches_the_columns(source, kind, target):
-    """But "kl", which knows weights alone, not the values of the last layer: no weights come after them."""
-    model = made(source)
-    with model.watched() as seen:
-        model(some_ids(3))
-    FutureLoss(kind, target)(seen).backward()
-    for name, parameter in model.named_parameters():
-        if ".columns." in name:
-            taught = parameter.grad is not None and bool((parameter.grad != 0).any())
-            assert taught is not (kind == "kl" and name.startswith("h.1") and "value" in name), name
 
 
 @pytest.mark.end_to_end
@@ -401,24 +311,6 @@ def test_the_ranges_at_their_ends():
     assert float(infonce(same, guess)) >= math.log(9) - 1e-5  # the same everywhere: no better than chance
     assert float(infonce(same, same)) == pytest.approx(math.log(9))
     assert 0 < float(infonce(guess, guess)) < 0.2
-
-
-@pytest.mark.parametrize(("kind", "target"), KINDS)
-@pytest.mark.parametrize("length", [2, 7, 12])
-@pytest.mark.parametrize("source", ["position", "tokens"])
-def test_every_loss_is_in_its_range_at_any_length(source, length, kind, target):
-    value = FutureLoss(kind, target)(seen_in(source, length)).item()
-    assert math.isfinite(value) and value >= 0
-    assert kind != "cosine" or value <= 1
-
-
-def test_kl_is_nothing_for_the_true_weights_and_something_for_others():
-    layer = seen_in("position, all")[0]
-    weights = true_weights(layer.scores, 11)
-    seen = torch.ones(12, 12, dtype=torch.bool).tril()
-    right = replace(layer, past_weights=weights.masked_fill(~seen, 0), future_weights=weights.masked_fill(seen, 0))
-    assert float(FutureLoss("kl")([right])) == pytest.approx(0, abs=1e-12)
-    assert FutureLoss("kl")([layer]).item() > 0.01
 
 
 def test_kl_by_hand():
@@ -503,7 +395,6 @@ def with_cache():
         lambda: made("position").to_transformers(),
         lambda: FutureGPT.from_gpt(made("position")),
         lambda: FutureGPT.from_gpt(build_tiny_model("tiny-llama", attn="sdpa")),
-        lambda: FutureGPT.load("nowhere"),
     ],
 )  # fmt: skip
 def test_what_has_no_meaning_is_refused(refused):

@@ -10,7 +10,7 @@ from torch import nn
 
 from labkit.errors import LabkitError
 from labkit.gpt import GPT
-from labkit.leak_meter import CERTAINTY, Arm, LeakMeter, leak_meter
+from labkit.leak_meter import leak_meter
 from tests import leaky_models as planted
 
 pytestmark = pytest.mark.end_to_end
@@ -24,6 +24,17 @@ TEXT = torch.arange(400) % V
 
 def honest(seed):
     return GPT(planted.small_config(vocab_size=V))
+
+
+class Bigram(nn.Module):
+    """A model of one's own: what it predicts depends on the last token, and with scale 0 on nothing."""
+
+    def __init__(self, scale=1.0):
+        super().__init__()
+        self.table, self.scale = nn.Embedding(V, V), scale
+
+    def forward(self, ids):
+        return {"logits": self.table(ids) * self.scale}
 
 
 # -- random tokens -----------------------------------------------------------------------------------------------------
@@ -47,32 +58,22 @@ def test_on_random_tokens_only_the_unmasked_twin_gets_below_what_is_possible(tin
 
 
 BUGS = {
-    "one to the right": (lambda seed: planted.one_to_the_right(vocab_size=V), None, "no honest model gets below"),
-    "one layer": (lambda seed: planted.OneLayer(planted.small_config(vocab_size=V), 1), None, "no honest model"),
-    "a mean over the text": (
-        lambda seed: planted.MeanOfTheText(planted.small_config(vocab_size=V)),
-        None,
-        "no honest model gets below",
-    ),
-    "labels": (honest, planted.unshifted_loss, "the labels are misplaced"),
+    "one layer": (lambda: planted.OneLayer(planted.small_config(vocab_size=V), 1), None, "no honest model gets below"),
+    "a mean": (lambda: planted.MeanOfTheText(planted.small_config(vocab_size=V)), None, "no honest model gets below"),
+    "labels": (lambda: honest(0), planted.unshifted_loss, "the labels are misplaced"),
     "dropout path": (
-        lambda seed: planted.ForgetfulInTraining(planted.small_config(vocab_size=V, dropout=0.1)),
+        lambda: planted.ForgetfulInTraining(planted.small_config(vocab_size=V, dropout=0.1)),
         None,
         "train mode drops the mask",
     ),
 }
 
 
-@pytest.mark.parametrize(("factory", "loss", "words"), BUGS.values(), ids=BUGS)
-def test_a_hidden_bug_is_found_by_training_and_named(factory, loss, words):
-    meter = leak_meter(factory, V, loss=loss, **(FAST if loss else SMALL))
+@pytest.mark.parametrize(("make", "loss", "words"), BUGS.values(), ids=BUGS)
+def test_a_hidden_bug_is_found_by_training_and_named(make, loss, words):
+    meter = leak_meter(lambda seed: make(), V, loss=loss, **(FAST if loss else SMALL))
     assert not meter.clean
     assert words in meter.leaks["as built"]
-
-
-def test_a_leaking_layer_of_a_transformers_model_is_found_by_training(tiny):
-    meter = leak_meter(lambda seed: planted.unmask_layer(tiny("tiny-gpt2", "eager").model, 0), V, **FAST)
-    assert not meter.clean
 
 
 def test_a_leak_in_one_of_two_seeds_is_a_leak():
@@ -80,7 +81,7 @@ def test_a_leak_in_one_of_two_seeds_is_a_leak():
     assert not meter.clean
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(12))
 def test_an_honest_model_of_any_shape_is_not_accused(seed):
     seeds = (seed, 1000 + seed)
     meter = leak_meter(lambda _: planted.honest_model(seed), V, seeds=seeds, steps=12, length=8, batch_size=4)
@@ -93,17 +94,6 @@ def test_a_handful_of_tokens_is_no_evidence():
     assert min(meter.arms["as built"].teacher_forced) < meter.floor  # by luck
     assert min(meter.arms["as built"].reported) < meter.floor
     assert meter.clean, str(meter)
-
-
-@pytest.mark.parametrize("spread", [0.01, 0.1, 0.5, 2.0])
-def test_chance_does_not_take_any_predictor_further_below_the_floor_than_is_allowed_for(spread):
-    generator = torch.Generator().manual_seed(0)
-    costs = -(spread * torch.randn(4000, 50, V, generator=generator)).log_softmax(-1)  # 4000 measurements of 50 tokens
-    tokens = torch.randint(V, (4000, 50, 1), generator=generator)
-    losses = costs.gather(-1, tokens).mean((1, 2))
-    assert losses.min() > math.log(V) - CERTAINTY / 50
-    if spread == 0.5:  # and the allowance is no larger than it must be: in 4,000 measurements chance uses up a third
-        assert losses.min() < math.log(V) - 0.3 * CERTAINTY / 50
 
 
 # -- real text ---------------------------------------------------------------------------------------------------------
@@ -138,38 +128,22 @@ def test_on_text_the_unmasked_model_looks_better_and_is_worse(read_text):
     assert max(unmasked.in_sight) < 0.1 * min(honest_arm.in_sight)
     assert min(unmasked.truncated) > max(honest_arm.truncated) + 1
     assert min(unmasked.free_running) > max(honest_arm.free_running) + 1
+    assert read_text.floor is None and "floor" not in str(read_text)
+    data = json.loads(read_text.to_json())
+    assert (data["clean"], data["leaks"], data["floor"]) == (True, read_text.leaks, None)
+    assert data["arms"]["unmasked"]["curves"] == unmasked.curves
 
 
-def test_the_loss_on_text_has_no_floor_and_says_so(read_text):
-    assert read_text.floor is None
-    assert "floor" not in str(read_text)
-    assert json.loads(read_text.to_json())["floor"] is None
-
-
-@pytest.mark.parametrize(
-    ("make", "loss", "words"),
-    [
-        (planted.ForgetfulInTraining, None, "train mode drops the mask"),
-        (GPT, planted.unshifted_loss, "the labels are misplaced"),
-    ],
-)
-def test_a_bug_that_only_training_shows_is_found_on_text_too(make, loss, words):
+def test_a_bug_that_only_training_shows_is_found_on_text_too():
     config = planted.small_config(vocab_size=128, dropout=0.1)
-    meter = leak_meter(lambda seed: make(config), invented_text(), loss=loss, **(FAST if loss else LONG_ENOUGH_TO_COPY))
-    assert words in meter.leaks["as built"]
+    meter = leak_meter(lambda seed: planted.ForgetfulInTraining(config), invented_text(), **LONG_ENOUGH_TO_COPY)
+    assert "train mode drops the mask" in meter.leaks["as built"]
     assert meter.arms["as built"].free_running == []
 
 
-def test_generated_text_is_judged_by_the_model_of_another_seed():
-    class Bigram(nn.Module):
-        def __init__(self, knowing):
-            super().__init__()
-            self.table, self.knowing = nn.Embedding(V, V), knowing
-
-        def forward(self, ids):
-            return self.table(ids) * self.knowing
-
+def test_generated_text_of_ones_own_model_is_judged_by_the_model_of_another_seed():
     meter = leak_meter(lambda seed: Bigram(float(seed)), TEXT, **TINY)  # that of seed 0 says 1 in V, whatever it reads
+    assert set(meter.arms) == {"as built"} and meter.clean
     by_the_knowing, by_the_other = meter.arms["as built"].free_running
     assert by_the_other == pytest.approx(math.log(V))
     assert by_the_knowing != pytest.approx(math.log(V), abs=0.01)
@@ -178,42 +152,26 @@ def test_generated_text_is_judged_by_the_model_of_another_seed():
 # -- the same for both twins, and the same again -----------------------------------------------------------------------
 
 
-class Watched:
-    """A forward pre-hook that notes the weights of the first training step and the ids of all."""
-
-    def __init__(self):
-        self.runs = []
-
-    def __deepcopy__(self, memo):  # the twins are copies, and are to be noted in one list
-        return self
-
-    def __call__(self, module, args):
-        if not module.training or len(args[0]) != 4:  # measuring, or trying out
-            return
-        if not self.runs or self.runs[-1]["module"] is not module:
-            weights = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-            self.runs.append({"module": module, "weights": weights, "ids": []})
-        self.runs[-1]["ids"].append(args[0].clone())
-
-
 def test_twins_start_from_the_same_weights_and_see_the_same_batches():
-    watched = Watched()
+    runs = []  # module, weights before its first training step, and the ids of all steps
+
+    def note(module, args):
+        if module.training and len(args[0]) == 4:
+            if not runs or runs[-1][0] is not module:
+                runs.append((module, module.wte.weight.detach().clone(), []))
+            runs[-1][2].append(args[0].clone())
 
     def factory(seed):
         model = honest(seed)
-        model.register_forward_pre_hook(watched)
+        model.register_forward_pre_hook(note)
         return model
 
     leak_meter(factory, V, seeds=(3, 4), steps=6, length=8, batch_size=4)
-    assert len(watched.runs) == 4
-    ids = [torch.stack(run["ids"]) for run in watched.runs]
-    assert ids[0].shape == (6, 4, 8)
+    weights, ids = [run[1] for run in runs], [torch.stack(run[2]) for run in runs]
+    assert len(runs) == 4 and ids[0].shape == (6, 4, 8)
     for first in (0, 2):
-        weights, others = watched.runs[first]["weights"], watched.runs[first + 1]["weights"]
-        assert all(torch.equal(weights[name], others[name]) for name in weights)
-        assert torch.equal(ids[first], ids[first + 1])
-    assert not torch.equal(ids[0], ids[2])
-    assert not torch.equal(watched.runs[0]["weights"]["wte.weight"], watched.runs[2]["weights"]["wte.weight"])
+        assert torch.equal(weights[first], weights[first + 1]) and torch.equal(ids[first], ids[first + 1])
+    assert not torch.equal(ids[0], ids[2]) and not torch.equal(weights[0], weights[2])
     assert len({tuple(row.tolist()) for row in ids[0].flatten(0, 1)}) == 24  # no row twice
 
 
@@ -257,23 +215,10 @@ def test_the_model_that_is_given_is_not_trained_itself(as_factory):
     assert abs(starts[0] - starts[1]) < 0.05  # each seed from the beginning, not from where the other ended
 
 
-def test_measuring_more_often_does_not_change_the_training():
-    often, seldom = (leak_meter(honest, V, measure_every=every, **TINY) for every in (1, 3))
-    assert often.arms["as built"].steps == [0, 1, 2, 3]
-    assert seldom.arms["as built"].steps == [0, 3]
-    assert often.arms["as built"].teacher_forced == seldom.arms["as built"].teacher_forced
-
-
 # -- arguments and reports ---------------------------------------------------------------------------------------------
 
 
-class NoHead(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(V, 8)
-
-    def forward(self, ids):
-        return self.embed(ids)
+# -- refusals ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -283,58 +228,19 @@ class NoHead(nn.Module):
         ({"seeds": (1, 1)}, "all different"),
         ({"data": 1}, "at least 2, not 1"),
         ({"data": TEXT[:80]}, "take 81"),
-        ({"data": TEXT.float()}, "whole token ids"),
+        ({"data": TEXT.float()}, "one line of token ids"),
         ({"data": TEXT.view(2, 200)}, r"\(2, 200\)"),
-        ({"data": TEXT - 1}, "holds -1"),
+        ({"data": TEXT - 1}, "from -1"),
         ({"data": TEXT + 30}, "GPT cannot be called on 8 token ids of up to 45"),
-        ({"data": torch.cat([torch.tensor([20]), TEXT])}, "GPT cannot be called on 8 token ids of up to 20"),
-        ({"model": lambda seed: NoHead()}, r"expected \(1, 8, 16 or more\)"),
+        ({"model": lambda seed: nn.Embedding(V, 8)}, r"expected \(1, 8, 16 or more\)"),
         ({"model": lambda seed: nn.Linear(3, 3)}, "Linear cannot be called"),
         ({"length": 33}, "context of GPT, 32"),
         ({"length": 1}, "length from 2"),
         ({"steps": 0}, "steps=0"),
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"measure_every": -1}, "measure_every=-1"),
-        (
-            {"loss": lambda logits, ids: logits.sum() * torch.nan},
-            "training diverged, from 2.7.* to .*: lower the learning rate",
-        ),
+        ({"loss": lambda logits, ids: logits.sum() * torch.nan}, "training diverged, from 2.7.* to .*: lower the"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_what_was_given(changes, message):
     given = {"model": honest, "data": V, **TINY, **changes}
     with pytest.raises(LabkitError, match=message):
         leak_meter(given.pop("model"), given.pop("data"), **given)
-
-
-def test_a_model_of_ones_own_is_measured_without_a_twin():
-    class Bigram(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = nn.Embedding(V, V)
-
-        def forward(self, ids):
-            return {"logits": self.table(ids)}
-
-    meter = leak_meter(lambda seed: Bigram(), V, **TINY)
-    assert set(meter.arms) == {"as built"}
-    assert meter.clean
-
-
-@pytest.mark.parametrize(("n", "student"), [(2, 12.706), (3, 4.303), (5, 2.776), (8, 2.365), (9, 2.306), (30, 2.045)])
-def test_the_table_gives_a_mean_and_students_interval(n, student):
-    losses = [float(k) for k in range(n)]
-    arm = Arm("as built", [0], [[loss] for loss in losses], *([losses] * 6))
-    table = str(LeakMeter({"as built": arm}, math.log(V), {}, tuple(range(n)))).splitlines()
-    mean, half = map(float, table[1].split()[2:5:2])
-    exact = student * torch.tensor(losses).std().item() / n**0.5
-    assert mean == pytest.approx((n - 1) / 2)
-    assert half == pytest.approx(exact, rel=2e-3)
-
-
-def test_the_numbers_go_to_json_and_back():
-    meter = leak_meter(honest, V, **TINY)
-    data = json.loads(meter.to_json())
-    assert (data["clean"], data["seeds"], data["leaks"]) == (meter.clean, [0, 1], meter.leaks)
-    assert data["arms"]["unmasked"]["curves"] == meter.arms["unmasked"].curves
-    assert set(data["arms"]["as built"]) == set(vars(meter.arms["as built"]))

@@ -12,7 +12,7 @@ from benchmarks.study import future
 from benchmarks.study.future import PROFILES, Run, Study, flops_per_token, run_study, tables
 from labkit import objectives
 from labkit.errors import DataError, ModelError, TrainingError
-from labkit.future_arms import arm
+from labkit.future_attention.arms import arm
 
 SHAPE = {"vocab_size": 300, "context": 16, "width": 16, "layers": 1, "heads": 2}
 STUDY = Study(

@@ -7,7 +7,7 @@
 All arms of a seed read the same rows in the same order and start with the same weights wherever they have the same
 matrices. The last share of each text is held out. The score is the held-out loss in nats per token, so a negative
 difference is an improvement. The same command again continues a study, within a run too, and may add arms and seeds.
-Arms: see labkit/future_arms.py.
+Arms: see labkit/future_attention/arms.py.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from labkit import objectives  # noqa: E402
 from labkit.datasets import field_notes  # noqa: E402
 from labkit.datasets.text import Document, read_documents  # noqa: E402
 from labkit.errors import DataError, TrainingError  # noqa: E402
-from labkit.future_arms import Arm, arm, token_losses  # noqa: E402
 from labkit.future_attention import FutureGPT, FutureLoss  # noqa: E402
+from labkit.future_attention.arms import Arm, arm, token_losses  # noqa: E402
 from labkit.gpt import GPT, GPTConfig  # noqa: E402
 from labkit.pretrain import Curriculum, encode_all, row_maker, train_tokenizer  # noqa: E402
 from labkit.run_folder import RunFolder, read_json  # noqa: E402

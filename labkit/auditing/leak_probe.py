@@ -11,16 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from labkit.auditing import probe
-from labkit.auditing.measure import composed, layer_list
+from labkit.auditing.measure import composed
 from labkit.auditing.probe import AttentionCall
-from labkit.auditing.report import Cells, Leak
-from labkit.decoder import limits as memory
+from labkit.auditing.report import Cells, Leak, layer_list
 from labkit.decoder.anatomy import attention_modules, decoder_or_none
 from labkit.decoder.limits import context_of
-from labkit.decoder.running import Runner, computing_in, configs_of, in_float32, replaced
+from labkit.decoder.running import Runner, in_float32, replaced
 from labkit.errors import AuditError
 
-BATCH, PADS = 16, 3
+PADS = 3
 ROUNDING = 1000  # up to how many units of the dtype's precision a difference is confirmed in float64
 STRESS = (10.0, 1e2, 1e3, 1e4, 1e5, 1e6)  # factors on attention scores that a finite mask value must withstand
 CALM, CHANGE = 1e-20, 1e9  # scores as good as 0, and a change that shows through a mask of down to about -30
@@ -28,7 +27,7 @@ A_MASK = -0.7  # a future key that counts for less than half of one's own (ln 1/
 
 
 @dataclass(frozen=True)
-class Way:
+class Condition:
     """One way of calling the model: in which mode, with which options, and with which mask.
 
     The mask has "ones" only, pads on the "right" or "left", or is left out although the text ends in "pad tokens".
@@ -40,16 +39,17 @@ class Way:
     options: dict = field(default_factory=dict)
     train: bool = False
 
-    @property
-    def prefix(self) -> str:
-        return f"{self.words}: " if self.words else ""
+    def leak(self, text: str, cells: Cells, layers: tuple[int, ...] = ()) -> Leak:
+        where = f", in {layer_list(layers)}" if layers else ""
+        return Leak(self.kind, (f"{self.words}: " if self.words else "") + text + where, cells, layers)
 
 
 class LeakProbe:
     """The model under test, one text, and what can be measured with them. Every run begins from the same seed.
 
     Attributes:
-        way: the present way of calling the model.
+        condition: how the model is called at present.
+        batch: how many texts are run at once.
         levers: how the scores of each layer can be raised. finite: what the mask of a layer adds to a score, if that
             is a number.
         tries, longest, notes, not_tried: what the report states about the measurement.
@@ -67,38 +67,41 @@ class LeakProbe:
                 "several tokens is exchanged for another, so give 2 tokens or more of a vocabulary of 2 or more"
             )
         self.ids = self.runner.tokens(1, length, seed)
-        pad = getattr(self.decoder.config if self.decoder else None, "pad_token_id", None)
-        padding_ids = [module.padding_idx for module in model.modules() if isinstance(module, nn.Embedding)]
-        known = (i for i in (pad, *padding_ids) if i is not None and 0 <= i < self.runner.vocab_size)
-        self.pad = next(known, 0)
+        pads = [getattr(self.decoder.config if self.decoder else None, "pad_token_id", None)]
+        pads += [module.padding_idx for module in model.modules() if isinstance(module, nn.Embedding)]
+        self.pad = next((i for i in pads if i is not None and 0 <= i < self.runner.vocab_size), 0)
         self.attentions = list(self.decoder.attentions) if self.decoder else attention_modules(model)
         weight = next((w for w in model.parameters() if w.is_floating_point()), torch.zeros(()))
-        self.eps = torch.finfo(weight.dtype).eps
-        self.way, self.batch, self.tries, self.longest, self.unconfirmed = Way(), BATCH, 0, length, None
+        self.rounding = ROUNDING * torch.finfo(weight.dtype).eps
+        self.condition, self.batch, self.tries, self.longest = Condition(), 16, 0, length
         self.replayable: set[int] | None = None  # attention modules that can be replayed by themselves
         self.levers: dict[int, str] = {}
         self.finite: dict[int, float] = {}
 
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
     def real(self, rows: int, n: int, turn: int = 0) -> Tensor:
-        """(rows, n): where the present way of calling has tokens. Every second row is padded, from the first on.
+        """(rows, n): where the present condition has tokens. Every second row is padded, from the first on.
 
         The number of pads on the right changes with `turn`: how many tokens follow is also part of the future.
         """
         real, pads = torch.ones(rows, n, dtype=torch.bool), min(PADS, n // 4)
         for row in range(0, rows, 2):
-            if self.way.mask in ("right", "pad tokens") and pads:
+            if self.condition.mask in ("right", "pad tokens") and pads:
                 real[row, n - 1 - (row + turn) % pads :] = False
-            elif self.way.mask == "left":
+            elif self.condition.mask == "left":
                 real[row, :pads] = False
         return real
 
     def run(self, ids: Tensor, real: Tensor | None = None, **more) -> Tensor:
         """Output per position, (batch, seq, dim)."""
         torch.manual_seed(self.seed)
-        if self.way.mask == "pad tokens":
+        if self.condition.mask == "pad tokens":
             ids = ids.masked_fill(~real, self.pad)
-        real = real if self.way.mask in ("ones", "right", "left") else None
-        out = self.runner.run(ids, real, **self.way.options, **more)
+        real = real if self.condition.mask in ("ones", "right", "left") else None
+        out = self.runner.run(ids, real, **self.condition.options, **more)
         return out if out.dtype == torch.float64 else out.float()
 
     def influence(self, columns: Sequence[int] | None = None) -> Tensor:
@@ -109,17 +112,16 @@ class LeakProbe:
 
     @torch.no_grad()
     def _influence(self, columns: Sequence[int]) -> Tensor:
-        n, vocabulary = self.ids.size(1), self.runner.vocab_size
+        n = self.ids.size(1)
         real = self.real(1, n)
         base = self.run(self.ids, real)[0]
         if not bool(base[real[0]].isfinite().all()):
-            raise AuditError(f"{type(self.model).__name__} gave NaN or infinite outputs, whose causes cannot be told")
+            raise AuditError(f"{type(self.model).__name__} gave NaN or infinite outputs, in which no change shows")
         noise = (self.run(self.ids, real)[0] - base).abs().amax(-1)  # 0 with deterministic kernels
         changes = torch.zeros(n, n)
         for j in columns:
-            for step in (7, 12):  # two other tokens that have no period in common; never the token itself
-                changed = self.ids.clone()
-                changed[:, j] = (changed[:, j] + 1 + (step - 1) % (vocabulary - 1)) % vocabulary
+            for step in (1, 2):  # two other tokens, because one could agree by chance
+                changed = probe.exchanged(self.ids, torch.arange(n) == j, self.runner.vocab_size, step)
                 gap = relative(self.run(changed, real)[0], base, noise).masked_fill(~real[0], 0.0)
                 changes[:, j] = changes[:, j].maximum(gap)
         return changes
@@ -134,10 +136,8 @@ class LeakProbe:
         low = min(8, max(0, self.runner.vocab_size - 2 * n))  # the lowest ids are left out, being special
         span = min(self.runner.vocab_size - low, 50_000)
         rows = min(self.batch, max(1, len(cuts) // 2))
-        ids = torch.randint(span, (rows, n), generator=rng)
-        real = self.real(rows, n)
-        before = self.run(ids + low, real)
-        changes = []
+        ids, real = torch.randint(span, (rows, n), generator=rng), self.real(rows, n)
+        before, changes = self.run(ids + low, real), []
         for turn, start in enumerate(range(0, len(cuts), rows), 1):
             cut = torch.full((rows, 1), n)  # in the last pass some rows may stay as they are
             cut[: len(cuts) - start, 0] = torch.tensor(cuts[start : start + rows])
@@ -158,26 +158,21 @@ class LeakProbe:
 
     def confirmed(self, changes: Tensor, measure: Callable[[], Tensor], limit: float | None = None) -> Tensor:
         """`changes`, but if none exceeds `limit` (what rounding can do), only those that float64 shows, too."""
-        if not bool(changes.any()) or float(changes.max()) > (limit or min(0.3, ROUNDING * self.eps)):
+        if not bool(changes.any()) or float(changes.max()) > (limit or min(0.3, self.rounding)):
             return changes
         try:
-            if 8 * sum(w.numel() for w in self.model.parameters()) > memory.available_bytes(str(self.runner.device)):
-                raise AuditError("the weights in float64 do not fit into memory")
-            with ExitStack() as stack:
-                for config in configs_of(self.model):  # only the simplest code for experts allows float64
-                    if getattr(config, "_experts_implementation", None):
-                        stack.enter_context(replaced(config, _experts_implementation="eager"))
-                stack.enter_context(computing_in(torch.float64, self.model, *probe.FLOATS))
+            with probe.in_precision(torch.float64, self.model):
                 return torch.where(measure() > 0.1 * changes, changes, 0.0)
         except AuditError as error:
-            self.unconfirmed = f"differences as small as rounding were not confirmed in float64: {error}"
+            self.note(f"differences as small as rounding were not confirmed in float64: {error}")
             return changes
 
     # -- from changed outputs to leaks ---------------------------------------------------------------------------------
 
     def leaks_in_tails(self, n: int, cuts: Sequence[int]) -> list[Leak]:
         """Positions before the cut that change with the tokens after it, in texts of n tokens."""
-        changes = self.confirmed(self.tails(n, cuts), lambda: self.tails(n, cuts))
+        measure = functools.partial(self.tails, n, cuts)
+        changes = self.confirmed(measure(), measure)
         self.tries, self.longest = self.tries + len(cuts), max(self.longest, n)
         hits = int(changes.any(-1).sum())
         if not hits:
@@ -187,11 +182,10 @@ class LeakProbe:
         columns = sorted({cuts[t], (cuts[t] + n) // 2, n - 1})
         layers = _open_layers(self.cells_by_layer(self.runner.tokens(1, n, self.seed), columns), columns)
         text = (
-            f"{hits} of {len(cuts)} random changes of the end of a text of {n} tokens change an earlier position (the "
-            f"largest effect: position {i} changes by {float(changes[t, i]):.2g} of its size when the tokens from "
-            f"{cuts[t]} on change){_in_layers(layers)}"
+            f"{hits} of {len(cuts)} random changes of the end of a text of {n} tokens change an earlier position "
+            f"(position {i} by {float(changes[t, i]):.2g} of its size)"
         )
-        return [Leak(self.way.kind, self.way.prefix + text, tuple(cells), layers)]
+        return [self.condition.leak(text, tuple(cells), layers)]
 
     def leaks_in(self, influence: Tensor) -> list[Leak]:
         """The future cells of `influence`: one leak for those that attention layers explain, one for the others."""
@@ -200,18 +194,17 @@ class LeakProbe:
         columns = range(len(influence))
         layer_cells, leaks = self.cells_by_layer(self.ids, columns), []
         layers = _open_layers(layer_cells, columns)
-        if layers and self.finite.keys() >= set(layers) and self.way == Way():
+        if layers and self.finite.keys() >= set(layers) and self.condition == Condition():
             return [self.finite_mask(influence, 1.0)]
         reach = composed(list(layer_cells.values()), len(influence))
         if through := tuple(cell for cell in cells if bool(reach[cell])):
-            text = f"{self.way.prefix}{_in_words(through, influence)}{_in_layers(layers)}"
-            leaks.append(Leak(self.way.kind, text, through, layers))
+            leaks.append(self.condition.leak(_in_words(through, influence), through, layers))
         if elsewhere := tuple(cell for cell in cells if not bool(reach[cell])):
-            text = self.way.prefix + _in_words(elsewhere, influence)
+            text = _in_words(elsewhere, influence)
             foreign = any(isinstance(module, nn.MultiheadAttention) for module in self.model.modules())
             if layer_cells and len(layer_cells) == len(self.attentions) and not foreign and not self.finite:
                 text += f", not in the attention: no mask of its {len(layer_cells)} layers allows it"
-            leaks.append(Leak(self.way.kind, text, elsewhere))
+            leaks.append(self.condition.leak(text, elsewhere))
         return leaks
 
     def finite_mask(self, influence: Tensor, factor: float) -> Leak:
@@ -219,19 +212,20 @@ class LeakProbe:
         cells, columns = _future_cells(influence), range(len(influence))
         layers = tuple(sorted({*self.finite, *_open_layers(self.cells_by_layer(self.ids, columns), columns)}))
         number = f" (about {max(self.finite.values()):.0f})" if self.finite else ""
-        scores = "as they are" if factor == 1 else f"{factor:,.0f} times as large"
-        text = f"the mask is only a finite number{number}: with attention scores {scores}, "
-        return Leak("finite-mask", text + _in_words(cells, influence) + _in_layers(layers), cells, layers, factor)
+        text = f"the mask is only a finite number{number}: with attention scores {factor:,.0f} times as large, "
+        where = f", in {layer_list(layers)}" if layers else ""
+        return Leak("finite-mask", text + _in_words(cells, influence) + where, cells, layers, factor)
 
     # -- attention, layer by layer -------------------------------------------------------------------------------------
 
     def calls(self, ids: Tensor) -> dict[int, AttentionCall]:
-        """The calls of the attention modules that can be replayed with other hidden states, by layer."""
-        with probe.recorded_calls(self.attentions) as calls:
+        """The first call of each attention module that can be replayed with other hidden states, by layer."""
+        with probe.recorded_calls(self.attentions) as recorded:
             self.run(ids, self.real(1, ids.size(1)))
+        calls = {call.index: call for call in reversed(recorded)}
         if self.replayable is None:  # measured once, in eval mode: a replay has the dropout of another seed
-            self.replayable = {call.index for call in calls if call.can_be_replayed(*ids.shape)}
-        return {call.index: call for call in calls if call.index in self.replayable}
+            self.replayable = {index for index, call in calls.items() if call.can_be_replayed(*ids.shape)}
+        return {index: calls[index] for index in sorted(calls.keys() & self.replayable)}
 
     def cells_by_layer(self, ids: Tensor, columns: Sequence[int]) -> dict[int, Tensor]:
         """Which query's output each key in `columns` influences, bool (query, column), layer by layer."""
@@ -276,19 +270,12 @@ def _future_cells(influence: Tensor) -> Cells:
     return tuple(divmod(index, len(cells)) for index in order)
 
 
-def _in_layers(layers: tuple[int, ...]) -> str:
-    return f", in {layer_list(layers)}" if layers else ""
-
-
 def _in_words(cells: Cells, influence: Tensor) -> str:
-    n, (i, j) = len(influence), cells[0]
-    ahead = sorted({later - earlier for earlier, later in cells})
-    reach = f"{ahead[0]}" if len(ahead) == 1 else f"{ahead[0]} to {ahead[-1]}"
-    positions = sorted({position for position, _ in cells})
-    who = f"position {positions[0]} depends" if len(positions) == 1 else f"{len(positions)} of {n} positions depend"
+    n, (i, j), distances = len(influence), cells[0], [later - earlier for earlier, later in cells]
     share = len(cells) / (n * (n - 1) / 2)
     return (
-        f"{who} on tokens {reach} places later ({share:.0%} of the pairs that a causal mask hides; the largest effect: "
+        f"{len({position for position, _ in cells})} of {n} positions depend on tokens {min(distances)} to "
+        f"{max(distances)} places later ({share:.0%} of the pairs that a causal mask hides; the largest effect: "
         f"position {i} changes by {float(influence[i, j]):.2g} of its size when token {j} changes)"
     )
 
@@ -308,7 +295,7 @@ def _lever(call: AttentionCall) -> str | None:
     for lever in ("scaling", "input") if isinstance(getattr(call.module, "scaling", None), float) else ("input",):
         with scores_times(STRESS[-1], {call.module: lever}):
             raised = without_biases()
-        size = raised.norm(dim=-1)  # that of one value where a query sees one key; of an average, it is smaller
+        size = raised.norm(dim=-1)  # that of one value where a query attends to one key; of an average, it is smaller
         one_key_each = lever == "scaling" or not bool(size[len(size) // 2 :].mean() < 0.6 * size[0])
         if one_key_each and not bool((torch.cosine_similarity(plain, raised, dim=-1) > 0.999).all()):
             return lever
@@ -319,7 +306,7 @@ def _lever(call: AttentionCall) -> str | None:
 def _mask_addend(call: AttentionCall, lever: str) -> float:
     """What this layer's mask adds to the score of the next token's key: 0 = nothing, -inf = it hides it altogether.
 
-    With all scores as good as 0, a key's weight is exp(what the mask adds), and shows in how far the output moves when
+    With all scores as good as 0, a key's weight is exp(what the mask adds). It shows in how far the output moves when
     the last position changes: that of the position before it, relative to its own.
     """
     rng = torch.Generator().manual_seed(1)
@@ -341,7 +328,7 @@ def scores_times(factor: float, levers: dict[nn.Module, str]) -> Iterator[None]:
     grown = factor**0.5
 
     def enlarge(module: nn.Module, args: tuple, kwargs: dict):
-        hidden = AttentionCall(module, args, kwargs).given
+        hidden = AttentionCall(module, args, kwargs, 0).given
         larger = hidden * grown
         args = tuple(larger if value is hidden else value for value in args)
         return args, {name: larger if value is hidden else value for name, value in kwargs.items()}

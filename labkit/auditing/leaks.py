@@ -13,8 +13,8 @@ tokens and compares, in these ways:
   to 512 tokens, and code that only long texts reach. Long texts are changed from four positions on, which reveal blocks
   whose size is a power of two; for others set `tokens` to twice their size. The report states the longest text;
 - a batch, of which some rows are exchanged: the other rows must not change;
-- with an attention mask of ones, with right and with left padding, with pad tokens and no mask, with options that add
-  outputs, in train mode;
+- under each of the `conditions`: with an attention mask of ones, with right and with left padding, with pad tokens and
+  no mask, with options that add outputs, in train mode;
 - with a key-value cache, in chunks and token by token: the outputs must be those of one pass;
 - with attention scores multiplied by up to a million, which a mask that is a finite number does not withstand;
 - with labels: the model's own loss must compare position i with token i + 1, and no output may depend on a label.
@@ -25,6 +25,7 @@ round differently when other tokens join them, and this is not a leak.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Iterator, Sequence
@@ -33,9 +34,8 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from labkit.auditing.leak_probe import PADS, ROUNDING, STRESS, LeakProbe, Way, relative, scores_times
-from labkit.auditing.measure import layer_list
-from labkit.auditing.report import Leak, LeakReport
+from labkit.auditing.leak_probe import PADS, STRESS, Condition, LeakProbe, relative, scores_times
+from labkit.auditing.report import Leak, LeakReport, layer_list
 from labkit.decoder.anatomy import CACHE
 from labkit.decoder.running import BODY_MEASURED, in_float32, without_mlps
 from labkit.errors import AuditError
@@ -72,14 +72,12 @@ def find_leaks(model: nn.Module, *, tokens: int = TOKENS, vocab_size: int | None
         leaks = _from_earlier_calls(probe)
         influence = probe.influence()
         leaks = leaks or _all_others(probe, influence)  # what else leaks cannot be measured if runs differ by chance
-    if probe.unconfirmed:
-        probe.notes.append(probe.unconfirmed)
     if probe.not_tried:
-        probe.notes.append(f"not tried, because the model does not take it: {', '.join(probe.not_tried)}")
+        probe.note(f"not tried, because the model does not take it: {', '.join(probe.not_tried)}")
     if probe.runner.pooled:
-        probe.notes.append(BODY_MEASURED)
+        probe.note(BODY_MEASURED)
     if not probe.attentions:
-        probe.notes.append("no attention modules were found: layers were not told apart, and scores not raised")
+        probe.note("no attention modules were found: layers were not told apart, and scores not raised")
     return LeakReport(type(model).__name__, leaks, influence, probe.tries, probe.longest, probe.notes)
 
 
@@ -90,14 +88,14 @@ def _all_others(probe: LeakProbe, influence: Tensor) -> list[Leak]:
         text = "no token influences any other, not even a later one: nothing was tested (are some weights 0?)"
         leaks.append(Leak("no-influence", text))
     if future := probe.leaks_in(influence):
-        leaks += future + _in_other_ways(probe, influence)
+        leaks += future + _under_conditions(probe, influence)
     elif rare := _in_rare_cases(probe) or _in_long_texts(probe):
         finite = all(leak.layers and probe.finite.keys() >= set(leak.layers) for leak in rare)
         leaks += (_under_stress(probe) if finite else []) or rare
-        probe.notes.append("other ways of calling the model were not tried, because this leak may show there, too")
+        probe.note("other ways of calling the model were not tried, because this leak may show there, too")
     else:
-        leaks += _under_stress(probe) + _with_cache(probe) + _in_other_ways(probe, influence)
-    return leaks + _misplaced_labels(probe)
+        leaks += _under_stress(probe) + _with_cache(probe) + _under_conditions(probe, influence)
+    return leaks + _with_labels(probe)
 
 
 def _from_earlier_calls(probe: LeakProbe) -> list[Leak]:
@@ -130,14 +128,13 @@ def _between_rows(probe: LeakProbe) -> list[Leak]:
     try:
         change = float(probe.confirmed(exchange_rows(), exchange_rows).max())
     except AuditError as error:
-        probe.notes.append(f"only one text at a time was run: {error}")
+        probe.note(f"only one text at a time was run: {error}")
         probe.batch = 1
         return []
     if change == 0:
         return []
     probe.batch = 1
-    text = f"rows of a batch influence each other: a row changes by {change:.2g} of its size when others do"
-    return [Leak("batch", text)]
+    return [Leak("batch", f"rows of a batch influence each other: a row changes by {change:.2g} when others do")]
 
 
 def _in_rare_cases(probe: LeakProbe) -> list[Leak]:
@@ -149,7 +146,7 @@ def _in_long_texts(probe: LeakProbe) -> list[Leak]:
     """The cuts lie in the last block, which may not be full, on a border between blocks, and inside full blocks."""
     model, device, spent = probe.model, probe.runner.device.type, 0
     if probe.context is None and device != "cpu":
-        probe.notes.append("longer texts were not tried: the model's config states no context length")
+        probe.note("longer texts were not tried: the model's config states no context length")
         return []
     embeddings = {w for m in model.modules() if isinstance(m, nn.Embedding) for w in m.parameters()}
     weights = sum(w.numel() for w in model.parameters() if w not in embeddings)
@@ -166,42 +163,46 @@ def _in_long_texts(probe: LeakProbe) -> list[Leak]:
             if leaks := probe.leaks_in_tails(n, cuts):
                 return leaks
         except AuditError as error:
-            probe.notes.append(f"longer texts were not tried: {error}")
+            probe.note(f"longer texts were not tried: {error}")
             break
     return []
 
 
-def _in_other_ways(probe: LeakProbe, influence: Tensor) -> list[Leak]:
-    """Leaks that show only with an attention mask, with an option, or in train mode."""
-    runner, leaks, n = probe.runner, [], probe.ids.size(1)
-    masks = {None: "", "pad tokens": "with pad tokens and no attention mask"}
-    if runner.takes("attention_mask"):
+def conditions(probe: LeakProbe) -> list[Condition]:
+    """The ways of calling this model beside the plain one, in which its mask may be another."""
+    masks = {"pad tokens": "with pad tokens and no attention mask"}
+    if probe.runner.takes("attention_mask"):
         masks |= {"ones": "with an attention mask of ones", "right": "with right padding of changing length"}
-        masks |= {"left": "with left padding"}
+        masks["left"] = "with left padding"
     else:
         probe.not_tried.append("attention_mask")
     parameters = inspect.signature(probe.model.forward).parameters
     options = {name: p.default is not True for name, p in parameters.items() if OPTION.fullmatch(name)}
-    if runner.takes_anything and probe.decoder:
+    if probe.runner.takes_anything and probe.decoder:
         options |= {"output_attentions": True, "use_cache": True}
     if not options:
         probe.not_tried.append("output_attentions")
-    ways = [Way("attention-mask", words, mask) for mask, words in masks.items() if mask]
-    ways += [Way("option", f"with {name}={value}", options={name: value}) for name, value in options.items()]
-    ways += [Way("train-mode", f"in train mode {words}".strip(), mask, train=True) for mask, words in masks.items()]
-    known, rare_with = influence.triu(1), set()
+    ways = [Condition("attention-mask", words, mask) for mask, words in masks.items()]
+    ways += [Condition("option", f"with {name}={value}", options={name: value}) for name, value in options.items()]
+    ways.append(Condition("train-mode", "in train mode", train=True))
+    return ways + [Condition("train-mode", f"in train mode {masks[mask]}", mask, train=True) for mask in masks]
+
+
+def _under_conditions(probe: LeakProbe, influence: Tensor) -> list[Leak]:
+    """Leaks that show only under one of the `conditions`."""
+    n, known, leaks, rare_with = probe.ids.size(1), influence.triu(1), [], set()
 
     def new_cells(columns: Sequence[int] | None = None) -> Tensor:
-        """What this way adds to the known leaks, apart from changes so small that rounding may have hidden them."""
-        changes, least = probe.influence(columns).triu(1), min(0.01 * float(known.max()), ROUNDING * probe.eps)
+        """What this condition adds to the known leaks, apart from changes that rounding may have hidden in them."""
+        changes, least = probe.influence(columns).triu(1), min(0.01 * float(known.max()), probe.rounding)
         return torch.where((known == 0) & (changes > least), changes, 0.0)
 
-    for way in ways:
-        probe.way = way
-        probe.model.train(way.train)
-        pads = 0 if way.mask in (None, "ones") else min(PADS, n // 4)
+    for condition in conditions(probe):
+        probe.condition = condition
+        probe.model.train(condition.train)
+        pads = 0 if condition.mask in (None, "ones") else min(PADS, n // 4)
         cuts, rare = [1 + pads + k * (n - 1 - 2 * pads) // 8 for k in range(8)], []
-        try:
+        try:  # a cheap measurement first, and all cells only if it shows something
             if bool(known.any()):
                 if not bool(new_cells(sorted({1, n // 2, n - 1})).any()):
                     continue
@@ -209,34 +210,34 @@ def _in_other_ways(probe: LeakProbe, influence: Tensor) -> list[Leak]:
                 continue
             new = new_cells()
         except AuditError as error:
-            probe.notes.append(f"{way.words}: not tried: {error}")
+            probe.note(f"{condition.words}: not tried: {error}")
             continue
         leaks += probe.leaks_in(new)
-        if not bool(new.any()) and way.mask not in rare_with:
+        if not bool(new.any()) and condition.mask not in rare_with:
             leaks += rare
-            rare_with.add(way.mask)
+            rare_with.add(condition.mask)
         known = known + new
-    probe.way = Way()
+    probe.condition = Condition()
     probe.model.eval()
     return leaks
 
 
 def _with_cache(probe: LeakProbe) -> list[Leak]:
     """Outputs computed with a key-value cache, in chunks and token by token, must be those of one pass."""
-    runner, ids, kept = probe.runner, probe.ids, []
-    n, leaks = ids.size(1), []
-    if not (CACHE in runner.parameters or (runner.takes_anything and probe.decoder)):
-        probe.not_tried.append(CACHE)
+    runner, ids, leaks = probe.runner, probe.ids, []
+    n, caches = ids.size(1), []
+    if not ({CACHE, "use_cache"} <= runner.parameters or (runner.takes_anything and probe.decoder)):
+        probe.not_tried.append("past_key_values")  # as most readers know it; `cache` in transformers 5.24 and later
         return []
 
     def change(parts: Sequence[Tensor]) -> Tensor:
         whole, outputs = probe.run(ids), []
         for part in parts:
-            cache = {CACHE: kept[-1]} if outputs else {}
-            outputs.append(probe.run(part, use_cache=True, **cache))
-            if not kept or kept[-1] is None:
+            given = {CACHE: caches[-1]} if outputs else {}
+            outputs.append(probe.run(part, use_cache=True, **given))
+            if not caches or caches[-1] is None:
                 raise AuditError("the model returned no cache")
-            if probe.decoder and cache and kept[-1] is not cache[CACHE]:
+            if probe.decoder and given and caches[-1] is not given[CACHE]:
                 raise AuditError("the model puts another cache in place of the one it is given, as prefix tuning does")
         gap = relative(torch.cat(outputs, 1), whole)
         return gap * (gap > CACHED)
@@ -245,16 +246,16 @@ def _with_cache(probe: LeakProbe) -> list[Leak]:
         "in chunks": [part for part in ids.tensor_split(3, 1) if part.size(1)],
         "token by token": [ids[:, : n // 2], *ids[:, n // 2 :].split(1, 1)],
     }
-    handle = probe.model.register_forward_hook(lambda m, args, out: kept.append(getattr(out, CACHE, None)))
+    handle = probe.model.register_forward_hook(lambda m, args, out: caches.append(getattr(out, CACHE, None)))
     try:
         for words, parts in ways.items():
-            changes = probe.confirmed(change(parts), lambda parts=parts: change(parts), torch.inf)[0]
+            changes = probe.confirmed(change(parts), functools.partial(change, parts), torch.inf)[0]
             if bool(changes.any()):
                 i = int(changes.argmax())
                 text = f"with a key-value cache, {words}, outputs differ from those of one pass"
                 leaks.append(Leak("cache", f"{text} (the most: position {i}, by {float(changes[i]):.2g} of its size)"))
     except AuditError as error:
-        probe.notes.append(f"with a key-value cache: not tried: {error}")
+        probe.note(f"with a key-value cache: not tried: {error}")
     finally:
         handle.remove()
     return leaks
@@ -262,28 +263,25 @@ def _with_cache(probe: LeakProbe) -> list[Leak]:
 
 def _under_stress(probe: LeakProbe) -> list[Leak]:
     """Multiply every attention score by growing factors: a mask that is only a large number fails at one of them."""
-    if dead := [i for i in range(len(probe.attentions)) if i not in probe.levers]:
-        cause = "no `scaling`, and no effect of the size of the input, or no call that can be replayed"
-        probe.notes.append(f"{layer_list(dead)}: scores cannot be raised ({cause}); finite masks were not looked for")
+    if fixed := [i for i in range(len(probe.attentions)) if i not in probe.levers]:
+        why = "no `scaling`, and no effect of the size of the input, or no call that can be replayed"
+        probe.note(f"{layer_list(fixed)}: scores cannot be raised ({why}); finite masks were not looked for")
     n, levers = probe.ids.size(1), {probe.attentions[i]: lever for i, lever in probe.levers.items()}
-    with (
-        in_float32(probe.model, torch.float16),
-        without_mlps(probe.decoder) if probe.decoder else nullcontext(),
-    ):
+    skipping = without_mlps(probe.decoder) if probe.decoder else nullcontext()
+    with in_float32(probe.model, torch.float16), skipping:
         for factor in STRESS if levers else ():
             with scores_times(factor, levers):
                 try:
                     if bool(probe.influence(sorted({1, n // 2, n - 1})).triu(1).any()):
                         return [probe.finite_mask(probe.influence(), factor)]
                 except AuditError:
-                    note = f"with attention scores {factor:,.0f} times as large the outputs are NaN or infinite"
-                    probe.notes.append(note + ": finite masks were looked for with smaller factors only")
+                    probe.note(f"with attention scores {factor:,.0f} times as large the outputs are NaN or infinite")
                     break
     return []
 
 
 @torch.no_grad()
-def _misplaced_labels(probe: LeakProbe) -> list[Leak]:
+def _with_labels(probe: LeakProbe) -> list[Leak]:
     """Which logits does the model's own loss compare with the label at j? They should be those of position j - 1.
 
     Two labels are tried at j; the difference of the losses is that of two logits, whatever else enters the loss. No
@@ -326,12 +324,11 @@ def _misplaced_labels(probe: LeakProbe) -> list[Leak]:
     if at == j - 1 or errors[j - 1] <= tolerance:
         return []
     if errors[at] > tolerance:
-        probe.notes.append("the model's own loss is not the cross entropy of its logits: its labels were not checked")
+        probe.note("the model's own loss is not the cross entropy of its logits: its labels were not checked")
         return []
-    kind = "labels-misplaced" if at < j else "labels-not-shifted"
-    which = f"{j - at} place(s) after it" if at < j else f"{at - j} place(s) before it" if at > j else "it was given"
-    text = f"the model's loss compares the logits at a position with the token {which}, not with the next one"
-    return [Leak(kind, text + (" (labels not shifted)" if at == j else ""), ((at, j),))]
+    place = f"{j - at} place(s) after it" if at < j else f"{at - j} place(s) before it" if at > j else "it was given"
+    text = f"the model's loss compares the logits at a position with the token {place}, not with the next one"
+    return [Leak("labels-misplaced" if at < j else "labels-not-shifted", text, ((at, j),))]
 
 
 @contextmanager

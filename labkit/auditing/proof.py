@@ -7,7 +7,6 @@ shrunk to three for the moment, so that five tokens reach past them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,51 +31,38 @@ def prove(decoder: Decoder, intended: Sequence[Mask], what: str) -> None:
     Raises:
         ConversionError: naming the layer, the kind of batch and the first cell that is wrong.
     """
+    padded = torch.ones(6, TOKENS, dtype=torch.bool)
+    padded[1:4, -1], padded[4:, 0] = False, False  # a full row, three padded on the right, two on the left
+    batches = (
+        ("no padding", torch.ones(TOKENS, TOKENS, dtype=torch.bool), range(TOKENS)),
+        ("padded batch", padded, [TOKENS - 1, 0, TOKENS - 2, TOKENS - 1, 0, TOKENS - 1]),
+    )
     with evaluating(decoder.stack):
-        for batch in (_unpadded(), _padded()):
-            for i, call in enumerate(_calls(decoder, batch.real)):
-                seen = attention_influence_by_row(call, batch.columns)
-                if batch.agrees(seen, intended[i]):
+        for title, real, columns in batches:  # row b is perturbed at columns[b]
+            rows = torch.arange(len(real))
+            for i, call in enumerate(_calls(decoder, real)):
+                expected = torch.stack([_expected_cells(intended[i], row) for row in real])
+                seen = attention_influence_by_row(call, columns)
+                if torch.equal(seen & real, expected[rows, :, list(columns)]):
                     continue
-                cells = attention_influence(
-                    call, range(TOKENS), draws=4
-                )  # with more perturbations, and the noise known
-                wrong = _first_wrong_cell(cells, intended[i], batch.real)
-                if wrong is not None:
+                cells = attention_influence(call, range(TOKENS), draws=4)  # more perturbations, and the noise known
+                wrong = ((cells & real[:, :, None]) != expected).nonzero().tolist()
+                if wrong:
+                    row, q, k = wrong[0]
+                    does, should = ("does not see", "should") if expected[row, q, k] else ("sees", "must not")
                     raise ConversionError(
                         f"the model did not become {what}: {decoder.names[i]} (attention backend {decoder.backend!r}, "
-                        f"{batch.title}): {wrong}; intended was {intended[i]}."
+                        f"{title}): row {row}: token {q} {does} {'' if real[row, k] else 'padded '}token {k}, and "
+                        f"{should} ({len(wrong)} wrong cells); intended was {intended[i]}."
                     )
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """Rows of one text; row b is perturbed at `columns[b]`. real: (batch, TOKENS) bool."""
-
-    title: str
-    real: Tensor
-    columns: list[int]
-
-    def agrees(self, seen: Tensor, mask: Mask) -> bool:
-        """Whether what was seen, bool (batch, TOKENS), is what the mask says, at the real queries of every row."""
-        for row, column in enumerate(self.columns):
-            here = self.real[row]
-            position = int(here[:column].sum())
-            cells = mask.dense(int(here.sum()))
-            expected = cells[:, position] if here[column] else torch.zeros(len(cells), dtype=torch.bool)
-            if not torch.equal(seen[row][here], expected):
-                return False
-        return True
-
-
-def _unpadded() -> _Batch:
-    return _Batch("no padding", torch.ones(TOKENS, TOKENS, dtype=torch.bool), list(range(TOKENS)))
-
-
-def _padded() -> _Batch:
-    real = torch.ones(6, TOKENS, dtype=torch.bool)
-    real[1:4, -1], real[4:, 0] = False, False  # a full row, three padded on the right, two on the left
-    return _Batch("padded batch", real, [TOKENS - 1, 0, TOKENS - 2, TOKENS - 1, 0, TOKENS - 1])
+def _expected_cells(mask: Mask, real: Tensor) -> Tensor:
+    """Bool (TOKENS, TOKENS): the cells of `mask` among the real positions; nothing from or to padding."""
+    cells = torch.zeros(TOKENS, TOKENS, dtype=torch.bool)
+    at = real.nonzero()[:, 0]
+    cells[at[:, None], at] = mask.dense(len(at))
+    return cells
 
 
 @torch.no_grad()
@@ -100,21 +86,6 @@ def _calls(decoder: Decoder, real: Tensor) -> list[AttentionCall]:
         ) from error
     if len(calls) != len(decoder.layers):
         raise ConversionError(
-            f"only {len(calls)} of {len(decoder.layers)} attention modules ran: the others cannot be measured."
+            f"{len(calls)} attention modules ran, and the model has {len(decoder.layers)} layers: it cannot be measured"
         )
     return calls
-
-
-def _first_wrong_cell(measured_cells: Tensor, mask: Mask, real: Tensor) -> str | None:
-    for row, here in enumerate(real):
-        cells = measured_cells[row][here]  # real queries, all keys
-        pads = cells[:, ~here]
-        if bool(pads.any()):
-            return f"row {row}: a padded position is seen by real tokens"
-        measured, intended = cells[:, here], mask.dense(int(here.sum()))
-        wrong = (measured != intended).nonzero()
-        if len(wrong):
-            q, k = wrong[0].tolist()
-            does, should = ("sees", "must not") if measured[q, k] else ("does not see", "should")
-            return f"row {row}: token {q} {does} token {k}, and {should} ({len(wrong)} wrong cells)"
-    return None

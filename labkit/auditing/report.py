@@ -1,10 +1,11 @@
-"""What `audit` and `find_leaks` measured, as values that print, tabulate and serialise."""
+"""What `audit` and `find_leaks` measured, as values that print as a table and convert to JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 
 from torch import Tensor
 
@@ -19,14 +20,14 @@ ALLOWED = {
 
 
 class Problem(str):
-    """A problem in plain words; `.kind` names it for programs, `.layers` lists the layers it was seen in."""
+    """A problem in plain words; `.kind` names it for programs, `.layers` lists the layers it was measured in."""
 
     kind: str
     layers: tuple[int, ...]
 
-    def __new__(cls, kind: str, text: str, layers: tuple[int, ...] = ()):
+    def __new__(cls, kind: str, text: str, layers: Sequence[int] = ()):
         self = super().__new__(cls, text)
-        self.kind, self.layers = kind, layers
+        self.kind, self.layers = kind, tuple(layers)
         return self
 
     def __getnewargs__(self):  # so that it can be copied and pickled
@@ -41,9 +42,9 @@ class LayerReport:
         name: path of the attention module in the model.
         mask: the measured mask on an unpadded row; a named expression if one has exactly these cells.
         verdict: the verdict without padding.
-        scenarios: verdict by kind of batch ("unpadded", "full row beside a padded one", "right-padded", "left-padded").
-        reach: (left, right) tokens that a query sees to either side, measured past the window; None = not measured;
-            within the pair, None = no limit was met.
+        scenarios: verdict by kind of batch ("unpadded", "beside padding", "right-padded", "left-padded").
+        reach: (left, right) tokens that a query attends to on either side, measured past the window; None = not
+            measured; within the pair, None = no limit was met.
     """
 
     index: int
@@ -99,22 +100,19 @@ class AuditReport:
     def __str__(self) -> str:
         lines = [f"{self.model} ({self.backend or 'no known backend'}, {self.dtype}): {self.verdict.upper()}"]
         if self.layers:
-            kinds = list(self.layers[0].scenarios)
-            windows = any(layer.reach is not None for layer in self.layers)
-            table = [["layer", "measured mask", *(["sees left, right"] if windows else []), *kinds]]
-            for first, last in _runs(self.layers):
-                numbers = str(first.index) if first is last else f"{first.index}-{last.index}"
-                reach = [_reach_text(first.reach)] if windows else []
-                table.append([numbers, repr(first.mask), *reach, *first.scenarios.values()])
-            lines += _columns(table)
+            rows = [["layer", "measured mask", "sees left, right", *self.layers[0].scenarios]]
+            for (mask, reach, verdicts), alike in groupby(self.layers, key=_row):
+                indices = [layer.index for layer in alike]
+                rows.append([index_list(indices), mask, reach, *verdicts])
+            if not any(row[2] for row in rows[1:]):  # no layer with a window
+                rows = [row[:2] + row[3:] for row in rows]
+            lines.append(table(rows, indent="  "))
         else:
             lines += [f"  {kind}: {scenario.verdict}" for kind, scenario in self.whole.items()]
-        lines += [f"problem: {p}" for p in self.problems]
-        if not self.problems:
-            plain = self.verdict in ("causal", "bidirectional")
-            lines.append("no problems found" if plain else "the mask is neither causal nor bidirectional throughout")
-        lines += [f"note: {n}" for n in self.notes]
-        return "\n".join(lines)
+        lines += [f"problem: {problem}" for problem in self.problems]
+        if not self.problems and self.verdict in ALLOWED:
+            lines.append("no problems found")
+        return "\n".join(lines + [f"note: {note}" for note in self.notes])
 
     def failure(self, expected: str, allow: Sequence[str] | None = None) -> str | None:
         """Why the model does not have the `expected` verdict without problems, `allow` apart; None if it does."""
@@ -125,33 +123,17 @@ class AuditReport:
         return f"has problems: {'; '.join(objections)}" if objections else None
 
     def problem_kinds(self) -> set[str]:
-        """The kinds of problem found."""
-        return {p.kind for p in self.problems}
+        """The kinds of problem that were measured."""
+        return {problem.kind for problem in self.problems}
 
-    def to_dict(self) -> dict:
-        """Everything, as plain values."""
-        return {
-            "model": self.model,
-            "backend": self.backend,
-            "dtype": self.dtype,
-            "verdict": self.verdict,
-            "layers": [
-                vars(layer) | {"mask": repr(layer.mask), "reach": layer.reach and list(layer.reach)}
-                for layer in self.layers
-            ],
-            "whole": {
-                kind: vars(scenario)
-                | {"columns": list(scenario.columns), "influence": scenario.influence.int().tolist()}
-                for kind, scenario in self.whole.items()
-            },
-            "problems": [{"kind": p.kind, "text": str(p), "layers": list(p.layers)} for p in self.problems],
-            "notes": list(self.notes),
-            "seconds": round(self.seconds, 3),
+    def to_json(self) -> str:
+        """Everything as JSON text; masks as their expressions."""
+        data = vars(self) | {
+            "layers": [vars(layer) for layer in self.layers],
+            "whole": {kind: vars(scenario) for kind, scenario in self.whole.items()},
+            "problems": [{"kind": p.kind, "text": str(p), "layers": p.layers} for p in self.problems],
         }
-
-    def to_json(self, **kwargs) -> str:
-        """`to_dict` as JSON text."""
-        return json.dumps(self.to_dict(), **kwargs)
+        return json.dumps(data, default=_plain)
 
 
 Cells = tuple[tuple[int, int], ...]
@@ -220,29 +202,33 @@ class LeakReport:
         return "\n".join(lines + [f"note: {note}" for note in self.notes])
 
     def to_json(self) -> str:
-        influence = self.influence.nan_to_num().tolist()  # JSON has no infinity
+        """Everything as JSON text; JSON has no infinity, so the largest float stands for it."""
+        influence = self.influence.nan_to_num().tolist()
         return json.dumps({"clean": self.clean} | asdict(self) | {"influence": influence}, indent=1)
 
 
-def _runs(layers: list[LayerReport]) -> list[tuple[LayerReport, LayerReport]]:
-    """Neighbouring layers that measured alike, as (first, last)."""
-    runs: list[tuple[LayerReport, LayerReport]] = []
-    for layer in layers:
-        if runs:
-            first, last = runs[-1]
-            if (last.mask, last.reach, last.scenarios) == (layer.mask, layer.reach, layer.scenarios):
-                runs[-1] = (first, layer)
-                continue
-        runs.append((layer, layer))
-    return runs
+def table(rows: list[Sequence[str]], indent: str = "") -> str:
+    """Rows of cells as lines of text, in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(indent + line.rstrip() for line in lines)
 
 
-def _reach_text(reach: tuple[int | None, int | None] | None) -> str:
-    if reach is None:
-        return ""
-    return ", ".join("all" if side is None else str(side) for side in reach)
+def layer_list(indices: Sequence[int]) -> str:
+    """ "layer 3", "layers 0-4", "layers 0, 2-5"."""
+    return f"layer{'s' if len(indices) > 1 else ''} {index_list(indices)}"
 
 
-def _columns(table: list[list[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    return ["  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table]
+def index_list(indices: Sequence[int]) -> str:
+    """ "3", "0-4", "0, 2-5"."""
+    runs = [[i for _, i in run] for _, run in groupby(enumerate(sorted(indices)), key=lambda pair: pair[1] - pair[0])]
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _row(layer: LayerReport) -> tuple[str, str, tuple[str, ...]]:
+    sides = ["all" if side is None else str(side) for side in layer.reach or ()]
+    return repr(layer.mask), ", ".join(sides), tuple(layer.scenarios.values())
+
+
+def _plain(value):
+    return value.int().tolist() if isinstance(value, Tensor) else repr(value)

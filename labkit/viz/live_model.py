@@ -22,8 +22,9 @@ from torch import Tensor
 
 from labkit.attention.maps import attention_maps
 from labkit.attention.plain import visible
-from labkit.auditing.measure import composed, layer_list, mask_verdict
+from labkit.auditing.measure import composed, mask_verdict
 from labkit.auditing.probe import AttentionCall, attention_influence, attention_influence_by_row, recorded_calls
+from labkit.auditing.report import layer_list
 from labkit.decoder.anatomy import find_decoder
 from labkit.decoder.hooks import masked
 from labkit.decoder.limits import require_positions

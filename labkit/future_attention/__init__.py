@@ -19,16 +19,16 @@ are two definitions of it:
 
     "joint"        the future's part of one softmax over past and future; predicted: the columns' part of the softmax.
     "difference"   full attention minus causal attention; predicted: the block's output minus causal attention.
+
+The arms of a comparison are in `labkit.future_attention.arms`.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -37,11 +37,11 @@ from torch.nn import functional as F
 
 from labkit import masks
 from labkit.errors import MaskError, ModelError
-from labkit.files import write_whole
 from labkit.gpt import CAUSAL, GPT, Attention, Cache, GPTConfig
 from labkit.masks import Mask
 
 SOURCES = ("position", "tokens", "memory")
+LOSSES = ("mse", "cosine", "infonce", "kl")
 TARGETS = ("joint", "difference")
 TEMPERATURE = 0.1  # of "infonce", on cosine similarities
 
@@ -56,8 +56,8 @@ class Future:
         dim: how many positions ahead have a column; of `memory`: how many slots there are.
         source: "position": free keys and values for every absolute position, as the idea was first tried.
             "tokens": made from the state of the position that asks, times a free vector for each distance ahead, in
-            `rank` channels. "memory": slots that every position sees, which stand for nothing: a control, known as
-            persistent-memory attention (Sukhbaatar et al. 2019).
+            `rank` channels. "memory": slots that every position attends to, which stand for nothing: a control, known
+            as persistent-memory attention (Sukhbaatar et al. 2019).
         rank: channels of "tokens".
         layers: which layers have columns; None: all.
     """
@@ -87,11 +87,11 @@ class Seen:
         dim, source: as in `Future`.
     """
 
-    query: Float[Tensor, "batch heads seq width"]
+    query: Contribution
     key: Float[Tensor, "batch heads past width"]
     value: Float[Tensor, "batch heads past width"]
-    past: Float[Tensor, "batch heads seq width"]
-    future: Float[Tensor, "batch heads seq width"]
+    past: Contribution
+    future: Contribution
     past_weights: Float[Tensor, "batch heads seq past"]
     future_weights: Float[Tensor, "batch heads seq columns"]
     dim: int
@@ -103,7 +103,7 @@ class Seen:
         return self.query.detach() @ self.key.detach().transpose(-2, -1)
 
     @property
-    def causal(self) -> Float[Tensor, "batch heads seq width"]:
+    def causal(self) -> Contribution:
         return self.past / self.past_weights.sum(-1, keepdim=True)
 
 
@@ -119,41 +119,20 @@ def true_weights(scores: Float[Tensor, "batch heads seq seq"], dim: int) -> Floa
     return scores.masked_fill(~open_cells, -torch.inf).softmax(-1)
 
 
-# -- the columns -------------------------------------------------------------------------------------------------------
+# -- the columns: `visible` gives bool (seq, columns), which columns the positions from `start` have; `scores` takes
+# -- queries (divided by sqrt(head width) already) to (batch, heads, seq, columns); `mix` takes such weights to
+# -- (batch, heads, seq, head width)
 
 
-class Columns(nn.Module):
-    """Keys and values of the columns of one layer. Each source has its own way to score them and to mix them.
-
-    `visible` gives bool (seq, columns): which columns the positions from `start` have, in the order of this source.
-    `scores` takes queries, divided by sqrt(head width) already, to (batch, heads, seq, columns); `mix` takes weights of
-    that shape to (batch, heads, seq, head width).
-    """
-
-    def __init__(self, config: GPTConfig, future: Future):
-        super().__init__()
-        self.heads, self.head_width = config.heads, config.width // config.heads
-        self.context, self.dim = config.context, future.dim
-
-    def initialise(self) -> None:
-        """As GPT-2 begins: normal(0, 0.02)."""
-        for parameter in self.parameters():
-            nn.init.normal_(parameter, std=0.02)
-
-    def _by_head(self, table: Tensor) -> Tensor:
-        """(n, width) as (heads, n, head width)."""
-        return table.view(len(table), self.heads, self.head_width).transpose(0, 1)
-
-
-class Free(Columns):
+class Free(nn.Module):
     """A free key and value for each of `count` columns: positions of the context, or slots of a memory."""
 
     def __init__(self, config: GPTConfig, future: Future):
-        super().__init__(config, future)
+        super().__init__()
+        self.heads, self.context, self.dim = config.heads, config.context, future.dim
         self.by_position = future.source == "position"
         count = config.context if self.by_position else future.dim
-        self.key = nn.Parameter(torch.empty(count, config.width))
-        self.value = nn.Parameter(torch.empty(count, config.width))
+        self.key, self.value = (nn.Parameter(0.02 * torch.randn(count, config.width)) for _ in range(2))
 
     def visible(self, start: int, seq: int, device) -> Tensor:
         if not self.by_position:
@@ -167,8 +146,12 @@ class Free(Columns):
     def mix(self, weights: Tensor, x: Tensor) -> Tensor:
         return weights @ self._by_head(self.value)
 
+    def _by_head(self, states: Tensor) -> Tensor:
+        """(n, width) as (heads, n, head width)."""
+        return states.unflatten(1, (self.heads, -1)).transpose(0, 1)
 
-class FromTokens(Columns):
+
+class FromTokens(nn.Module):
     """Key and value of (i, i + d): W (e_d * c_i), with c_i = 1 + A x_i of the position that asks, e_d of the distance.
 
     So the columns cost `rank` numbers per distance, and no tensor of size seq x dim x width is ever made: a score is
@@ -176,34 +159,30 @@ class FromTokens(Columns):
     """
 
     def __init__(self, config: GPTConfig, future: Future):
-        super().__init__(config, future)
+        super().__init__()
+        self.heads, self.context, self.dim = config.heads, config.context, future.dim
         self.content = nn.Linear(config.width, future.rank, bias=False)
-        self.key, self.value = (nn.Parameter(torch.empty(config.width, future.rank)) for _ in range(2))
-        self.key_ahead, self.value_ahead = (nn.Parameter(torch.empty(future.dim, future.rank)) for _ in range(2))
-
-    def initialise(self) -> None:
-        """As GPT-2 begins, except for the factors of the distances: with all factors small, none would learn."""
-        super().initialise()
-        for ahead in (self.key_ahead, self.value_ahead):
-            nn.init.normal_(ahead)
+        nn.init.normal_(self.content.weight, std=0.02)
+        self.key, self.value = (nn.Parameter(0.02 * torch.randn(config.width, future.rank)) for _ in range(2))
+        # not as small as GPT-2's weights are at the beginning: with all factors small, none would learn
+        self.key_ahead, self.value_ahead = (nn.Parameter(torch.randn(future.dim, future.rank)) for _ in range(2))
 
     def visible(self, start: int, seq: int, device) -> Tensor:
         at = torch.arange(start, start + seq, device=device)[:, None]
         return at + torch.arange(1, self.dim + 1, device=device) < self.context  # (seq, dim)
 
     def scores(self, query: Tensor, x: Tensor) -> Tensor:
-        key = self.key.view(self.heads, self.head_width, -1)
-        return (query @ key * self._content(x)) @ self.key_ahead.T
+        return (query @ self.key.unflatten(0, (self.heads, -1)) * self._content(x)) @ self.key_ahead.T
 
     def mix(self, weights: Tensor, x: Tensor) -> Tensor:
-        value = self.value.view(self.heads, self.head_width, -1)
+        value = self.value.unflatten(0, (self.heads, -1))  # (heads, head width, rank)
         return (weights @ self.value_ahead * self._content(x)) @ value.transpose(-2, -1)
 
     def _content(self, x: Tensor) -> Float[Tensor, "batch 1 seq rank"]:
         return 1 + self.content(x)[:, None]
 
 
-# -- the block ---------------------------------------------------------------------------------------------------------
+# -- the block and the model -------------------------------------------------------------------------------------------
 
 
 class FutureAttention(Attention):
@@ -234,12 +213,8 @@ class FutureAttention(Attention):
         past, future = used[..., :total] @ value, self.columns.mix(used[..., total:], x)
         if self.watching is not None:
             parts = (weights[..., :total], weights[..., total:])
-            made = (past, future, *parts, self.future.dim, self.future.source)
-            self.watching.append(Seen(query, key, value, *made))
+            self.watching.append(Seen(query, key, value, past, future, *parts, self.future.dim, self.future.source))
         return self.dropout(self.c_proj((past + future).transpose(1, 2).reshape(batch, seq, width)))
-
-
-# -- the model ---------------------------------------------------------------------------------------------------------
 
 
 class FutureGPT(GPT):
@@ -258,16 +233,14 @@ class FutureGPT(GPT):
             raise ModelError(f"no layers {wrong} can have columns: give some of 0 to {config.layers - 1}")
         super().__init__(config)
         self.future, self._watching = future, None
-        for layer in self.future_layers:
-            plain, attention = self.h[layer].attn, FutureAttention(config, future)
-            attention.load_state_dict(plain.state_dict(), strict=False)  # as a GPT of this seed begins
-            attention.columns.initialise()
-            self.h[layer].attn = attention
+        for block in self._future_blocks():
+            attention = FutureAttention(config, future)
+            attention.load_state_dict(block.attn.state_dict(), strict=False)  # as a GPT of this seed begins
+            block.attn = attention
 
-    @property
-    def future_layers(self) -> tuple[int, ...]:
+    def _future_blocks(self) -> list[nn.Module]:
         """The layers that have columns."""
-        return tuple(range(self.config.layers)) if self.future.layers is None else self.future.layers
+        return [block for i, block in enumerate(self.h) if self.future.layers is None or i in self.future.layers]
 
     def hidden(self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL, cache: Cache | None = None) -> Tensor:
         if self._watching is not None:
@@ -282,8 +255,8 @@ class FutureGPT(GPT):
 
     @contextmanager
     def watched(self) -> Iterator[list[Seen]]:
-        """A list that holds, after a forward pass, what each layer with columns saw, from the lowest to the highest."""
-        attentions = [self.h[layer].attn for layer in self.future_layers]
+        """A list that holds, after a forward pass, a `Seen` of each layer with columns, from the lowest up."""
+        attentions = [block.attn for block in self._future_blocks()]
         self._watching = []
         for attention in attentions:
             attention.watching = self._watching
@@ -297,62 +270,27 @@ class FutureGPT(GPT):
     @property
     def column_parameters(self) -> int:
         """How many of the parameters belong to the columns."""
-        return sum(p.numel() for layer in self.future_layers for p in self.h[layer].attn.columns.parameters())
+        return sum(p.numel() for block in self._future_blocks() for p in block.attn.columns.parameters())
 
     @classmethod
     def from_gpt(cls, model: nn.Module, future: Future | None = None) -> FutureGPT:
         """Begin with the weights of a `labkit.gpt.GPT` or of transformers' GPT-2; only the columns are new.
 
         Raises:
-            ModelError: a `Future` that does not fit. ModelError: no GPT-2.
+            ModelError: a `Future` that does not fit, or a model that is not a GPT-2 or has columns already.
         """
         if isinstance(model, FutureGPT):
-            raise ModelError("this model has columns already; `load` reads a saved one with them")
+            raise ModelError("this model has columns already")
         plain = model if isinstance(model, GPT) else GPT.from_transformers(model)
         made = cls(plain.config, future)
-        made.load_state_dict(plain.state_dict(), strict=False)  # all but the columns, which are made anew
+        made.load_state_dict(plain.state_dict(), strict=False)  # all but the columns
         return made.to(device=plain.wte.weight.device, dtype=plain.wte.weight.dtype).train(plain.training)
 
-    @classmethod
-    def from_transformers(cls, model: nn.Module, naive: bool = False, future: Future | None = None) -> FutureGPT:
-        """As `from_gpt`; `naive` has no meaning here."""
-        return cls.from_gpt(model, future)
+    from_transformers = from_gpt
 
     def to_transformers(self) -> nn.Module:
         """Raises ModelError: GPT-2 has no columns."""
-        raise ModelError("transformers' GPT-2 has no future columns; `save` and `load` keep them")
-
-    def save(self, folder: str | Path) -> Path:
-        """Write config.json and model.safetensors into `folder`, each whole or not at all; returns the folder."""
-        from safetensors.torch import save
-
-        path = Path(folder).expanduser()
-        path.mkdir(parents=True, exist_ok=True)
-        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        write_whole(path / "model.safetensors", save(weights))
-        shape = {"model_type": "labkit-future-gpt", "gpt": asdict(self.config), "future": asdict(self.future)}
-        write_whole(path / "config.json", json.dumps(shape, indent=1) + "\n")
-        return path
-
-    @classmethod
-    def load(cls, folder: str | Path) -> FutureGPT:
-        """A model that `save` wrote, in eval mode.
-
-        Raises:
-            ModelError: nothing of the kind there, or weights that do not fit its config.
-        """
-        from safetensors.torch import load
-
-        path = Path(folder).expanduser()
-        try:
-            shape = json.loads((path / "config.json").read_text(encoding="utf-8"))
-            future = shape["future"] | {"layers": shape["future"]["layers"] and tuple(shape["future"]["layers"])}
-            weights = load((path / "model.safetensors").read_bytes())
-            made = cls(GPTConfig(**shape["gpt"]), Future(**future)).to(weights["wte.weight"].dtype)
-            made.load_state_dict(weights)
-        except Exception as error:  # safetensors and torch raise their own kinds
-            raise ModelError(f"{path} holds no Future Attention model that can be read: {error}") from error
-        return made.eval()
+        raise ModelError("transformers' GPT-2 has no future columns")
 
 
 def _require_distinct(layers: tuple[int, ...] | None) -> None:
@@ -373,7 +311,7 @@ class FutureLoss:
             win it, which the first two reward. "kl": of the attention weights over the past as a whole and each
             position ahead, in nats; it teaches the keys directly, as the first three only do through the outputs.
         target: "joint" or "difference"; "kl" has weights, so the target is joint.
-        weight: what it is multiplied with beside the loss of the next token, by who adds them.
+        weight: what it is multiplied with beside the loss of the next token, by the caller.
         layers: which of the layers with columns, counted among them from 0; None: all.
         shuffled: a control: the target is that of another text of the batch, so it tells nothing of this one.
 
@@ -402,29 +340,32 @@ class FutureLoss:
         """The mean over the chosen layers of what `FutureGPT.watched` gives.
 
         Raises:
-            ModelError: nothing was seen, no such layer, texts of one token, or nothing to shuffle.
+            ModelError: nothing was watched, no such layer, texts of one token, or nothing to shuffle.
         """
         if not seen:
             raise ModelError("no layer was watched: run the model inside `with model.watched() as seen:`")
-        wrong = [layer for layer in self.layers or () if layer not in range(len(seen))]
-        if wrong:
+        if wrong := [layer for layer in self.layers or () if layer not in range(len(seen))]:
             raise ModelError(f"the loss has no layers {wrong}; there are 0 to {len(seen) - 1} with columns")
-        chosen = seen if self.layers is None else [seen[layer] for layer in self.layers]
-        return torch.stack([self._of(layer) for layer in chosen]).mean()
-
-    def _of(self, seen: Seen) -> Float[Tensor, ""]:
-        batch, _, seq, _ = seen.query.shape
-        if seen.key.size(-2) != seq:
+        batch, _, seq, _ = seen[0].query.shape
+        if seen[0].key.size(-2) != seq:
             raise ModelError("what was seen with a cache has no loss: run the model on the whole text")
         if seq < 2:
             raise ModelError("a text of one token has no future to compare with")
         if self.shuffled and batch < 2:
             raise ModelError("one text alone cannot be given the future of another: take 2 or more in a batch")
+        if self.kind == "kl" and seen[0].source == "memory":
+            raise ModelError("slots of a memory stand for no position: their weights have no true counterpart")
+        chosen = seen if self.layers is None else [seen[layer] for layer in self.layers]
+        return torch.stack([self._of(layer) for layer in chosen]).mean()
+
+    def _of(self, seen: Seen) -> Float[Tensor, ""]:
         if self.kind == "kl":
-            return _kl(seen, self.shuffled)
-        guess, truth = predicted_contribution(seen, self.target), true_contribution(seen, self.target)
+            guess, truth = _weights_by_distance(seen)
+        else:
+            guess, truth = predicted_contribution(seen, self.target), true_contribution(seen, self.target)
         truth = truth.roll(1, dims=0) if self.shuffled else truth
-        return LOSSES[self.kind](guess[:, :, :-1], truth[:, :, :-1])  # the last position has no future
+        loss = {"mse": mse, "cosine": cosine, "infonce": infonce, "kl": kl}[self.kind]
+        return loss(guess[:, :, :-1], truth[:, :, :-1])  # the last position has no future
 
 
 def true_contribution(seen: Seen, target: str = "joint") -> Contribution:
@@ -462,32 +403,26 @@ def infonce(guess: Contribution, truth: Contribution) -> Float[Tensor, ""]:
     return F.cross_entropy((similar / TEMPERATURE).flatten(0, -2), own.flatten())
 
 
-def _kl(seen: Seen, shuffled: bool) -> Float[Tensor, ""]:
-    """KL(true || predicted) of the weights over [the past as a whole, 1 ahead, 2 ahead, ...], in nats."""
-    if seen.source == "memory":
-        raise ModelError("slots of a memory stand for no position: their weights have no true counterpart")
-    with torch.no_grad():
-        true = true_weights(seen.scores, seen.dim)
-        truth = _by_distance(true, true, seen.dim)
-        truth = truth.roll(1, dims=0) if shuffled else truth
-    if seen.source == "position":
-        guess = _by_distance(seen.past_weights, seen.future_weights, seen.dim)
-    else:
-        guess = torch.cat([seen.past_weights.sum(-1, keepdim=True), seen.future_weights], dim=-1)
-    guess, truth = guess[:, :, :-1], truth[:, :, :-1]
+def kl(guess: Contribution, truth: Contribution) -> Float[Tensor, ""]:
+    """KL(truth || guess) of weights that sum to 1 over the last dimension, in nats."""
     tiny = torch.finfo(guess.dtype).tiny
-    there = truth.clamp_min(tiny).log() - guess.clamp_min(tiny).log()
-    return (truth * there).sum(-1).mean()
+    return (truth * (truth.clamp_min(tiny).log() - guess.clamp_min(tiny).log())).sum(-1).mean()
 
 
-def _by_distance(past: Tensor, weights: Tensor, dim: int) -> Float[Tensor, "batch heads seq buckets"]:
-    """[all that the past weighs, what 1, 2, ... `dim` ahead weigh], of weights by absolute position."""
-    seq, columns = past.size(-2), weights.size(-1)
+def _weights_by_distance(seen: Seen) -> tuple[Tensor, Tensor]:
+    """Predicted and true weights of [the past as a whole, 1 ahead, 2 ahead, ...]: 2 x (batch, heads, seq, 1 + dim)."""
+    true, past = (
+        true_weights(seen.scores, seen.dim),
+        masks.causal().dense(seen.query.size(-2), device=seen.query.device),
+    )
+    truth = torch.cat([true.masked_fill(~past, 0).sum(-1, keepdim=True), _ahead(true, seen.dim)], dim=-1)
+    future = _ahead(seen.future_weights, seen.dim) if seen.source == "position" else seen.future_weights
+    return torch.cat([seen.past_weights.sum(-1, keepdim=True), future], dim=-1), truth
+
+
+def _ahead(weights: Tensor, dim: int) -> Float[Tensor, "batch heads seq dim"]:
+    """What 1, 2, ... `dim` positions ahead weigh, of weights by absolute position."""
+    seq, columns = weights.shape[-2:]
     at = torch.arange(seq, device=weights.device)[:, None] + torch.arange(1, dim + 1, device=weights.device)
     ahead = weights.gather(-1, at.clamp_max(columns - 1).expand(*weights.shape[:-1], dim))
-    seen = masks.causal().dense(seq, device=past.device)
-    whole = past[..., :seq].masked_fill(~seen, 0).sum(-1, keepdim=True)
-    return torch.cat([whole, ahead.masked_fill(at >= columns, 0)], dim=-1)
-
-
-LOSSES: dict[str, Callable | None] = {"mse": mse, "cosine": cosine, "infonce": infonce, "kl": None}
+    return ahead.masked_fill(at >= columns, 0)
