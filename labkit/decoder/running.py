@@ -123,7 +123,7 @@ class Runner:
         if states is not None and states.shape[:2] == ids.shape:
             return states.reshape(*states.shape[:2], -1)
         raise AuditError(
-            f"{type(self.model).__name__} gave {None if states is None else tuple(states.shape)} for token ids of shape "
+            f"{type(self.model).__name__} gave {None if states is None else tuple(states.shape)} for ids of shape "
             f"{tuple(ids.shape)}: the audit needs one output per position, (batch, sequence, ...). Wrap the model in a "
             "module whose forward(input_ids) gives them"
         )
