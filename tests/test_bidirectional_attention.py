@@ -6,9 +6,8 @@ The script converts the model with labkit, prints one line per layer, and exits 
 plain torch. The attention of each layer gets the arguments that the model passed to it, but with another vector at
 position j: the positions whose output changes attend to j. They must be all tokens, or in a local layer all tokens
 within its window. The last check changes the embedding of token j and compares the last hidden states. Each check runs
-without padding, with padding on the right and with padding on the left.
-
---break-layer leaves one layer causal, to show that the checks can fail.
+without padding, with padding on the right and with padding on the left. --break-layer leaves one layer causal, to show
+that the checks can fail.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ STRENGTHS = (3.0, -3.0)  # one sign of a change can push an attention weight to 
 
 def attends(model: torch.nn.Module, ids: torch.Tensor, real: torch.Tensor) -> list[torch.Tensor]:
     """Per layer (seq, seq) bool: does a change of its attention's input at j change the attention's output at i?"""
-    calls, found = [], []
+    calls = []
     hooks = [
         layer.self_attn.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True)
         for layer in model.get_decoder().layers
@@ -41,26 +42,18 @@ def attends(model: torch.nn.Module, ids: torch.Tensor, real: torch.Tensor) -> li
     _run(model, input_ids=ids, attention_mask=real)
     for hook in hooks:
         hook.remove()
+
+    def output(attention, args, kwargs, rows):
+        return attention(*args, **kwargs | {"hidden_states": rows})[0]
+
     with torch.no_grad():
-        for attention, args, kwargs in calls:
-            before = attention(*args, **kwargs)[0]
-            changes = [
-                [attention(*args, **kwargs | {"hidden_states": rows})[0] != before for rows in changed]
-                for changed in _changed(kwargs["hidden_states"], STRENGTHS)
-            ]
-            found.append(_positions(changes))
-    return found
+        return [_influence(partial(output, *call), call[2]["hidden_states"]) for call in calls]
 
 
 def reaches(model: torch.nn.Module, ids: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     """(seq, seq) bool: does a change of the embedding of token j change the last hidden state at i?"""
     embedded = model.get_input_embeddings()(ids).detach()
-    before = _run(model, inputs_embeds=embedded, attention_mask=real)
-    changes = [
-        [_run(model, inputs_embeds=rows, attention_mask=real) != before for rows in changed]
-        for changed in _changed(embedded, STRENGTHS[:1])
-    ]
-    return _positions(changes)
+    return _influence(lambda rows: _run(model, inputs_embeds=rows, attention_mask=real), embedded)
 
 
 def check(name: str, break_layer: int | None = None) -> list[tuple[str, list[str]]]:
@@ -79,10 +72,12 @@ def check(name: str, break_layer: int | None = None) -> list[tuple[str, list[str
         ids, real = torch.arange(40, 40 + seq)[None], torch.zeros(1, seq, dtype=torch.long)
         real[:, before : before + TOKENS] = 1
         tokens, place = real[0].bool(), torch.arange(seq)
-        found = [*attends(model, ids, real), reaches(model, ids, real)]
-        for (_, verdicts), seen, limit in zip(rows, found, reach, strict=True):
+        measured = [*attends(model, ids, real), reaches(model, ids, real)]
+        for (_, verdicts), cells, limit in zip(rows, measured, reach, strict=True):
             expected = ((place[:, None] - place).abs() < limit) & tokens  # a padding position changes no token
-            verdicts.append(_verdict((seen != expected) & tokens[:, None], seen))
+            wrong = ((cells != expected) & tokens[:, None]).nonzero().tolist()
+            i, j = wrong[0] if wrong else (0, 0)
+            verdicts.append(f"{i} {'depends' if cells[i, j] else 'does not depend'} on {j}" if wrong else "ok")
     return rows
 
 
@@ -91,26 +86,18 @@ def _run(model: torch.nn.Module, **inputs: torch.Tensor) -> torch.Tensor:
         return model.get_decoder()(**inputs, use_cache=False).last_hidden_state
 
 
-def _changed(rows: torch.Tensor, strengths: tuple[float, ...]) -> list[list[torch.Tensor]]:
-    """For each position, copies of `rows` (1, seq, width) with another vector there."""
+def _influence(run: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+    """(seq, seq) bool, [i, j]: does another vector at position j of `rows` (1, seq, width) change the output at i?"""
     vector = torch.randn(rows.shape[-1], generator=torch.Generator().manual_seed(5)) * rows.std()
-    columns = [[rows.clone() for _ in strengths] for _ in range(rows.shape[1])]
-    for position, column in enumerate(columns):
-        for copy, strength in zip(column, strengths, strict=True):
-            copy[0, position] = strength * vector
-    return columns
-
-
-def _positions(changes: list[list[torch.Tensor]]) -> torch.Tensor:
-    """(seq, seq) bool, [i, j]: whether a change at position j changes anything at i. Each change is (1, seq, width)."""
-    return torch.stack([torch.stack(column).any(0).any(-1)[0] for column in changes], dim=1)
-
-
-def _verdict(wrong: torch.Tensor, seen: torch.Tensor) -> str:
-    if not wrong.any():
-        return "ok"
-    i, j = wrong.nonzero()[0].tolist()
-    return f"{i} {'depends' if seen[i, j] else 'does not depend'} on {j}"
+    before, columns = run(rows), []
+    for position in range(rows.shape[1]):
+        changed = torch.zeros(rows.shape[1], dtype=torch.bool)
+        for strength in STRENGTHS:
+            other = rows.clone()
+            other[0, position] = strength * vector
+            changed |= (run(other) != before).any(-1)[0]
+        columns.append(changed)
+    return torch.stack(columns, dim=1)
 
 
 @pytest.mark.parametrize("name", ["tiny-gemma", "tiny-gemma2", "tiny-gemma3"])
