@@ -1,4 +1,4 @@
-"""The Mask algebra against independent oracles: plain Python loops, the laws of logic, and torch's FlexAttention."""
+"""The Mask algebra against independent oracles: plain Python loops, and torch's FlexAttention."""
 
 import copy
 import itertools
@@ -95,15 +95,7 @@ def test_dense_additive_and_block_mask_agree_on_every_expression(mask, q_len):
     assert torch.equal(cells[:, 0], batched(expected))
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [
-        masks.segments([0, 0, 1, 1, 1, 2, 2, 2]),
-        masks.padding([N, 3]) & masks.prefix([2, 4]),
-        masks.from_dense(torch.eye(N, dtype=torch.bool)) | masks.causal(),
-    ],
-    ids=["segments", "lengths", "painted"],
-)
+@pytest.mark.parametrize("mask", [masks.segments([0, 0, 1, 1, 1, 2, 2]), masks.padding([N, 3]) & masks.prefix([2, 4])])
 def test_nothing_is_moved_to_another_device_within_the_kernel(mask):
     """Inductor cannot compile a mask that moves a table from the CPU to the GPU."""
     block, sources = mask.block_mask(N), []
@@ -123,11 +115,10 @@ def test_nothing_is_moved_to_another_device_within_the_kernel(mask):
     "mask",
     [
         masks.causal() & masks.sliding_window(20),
-        masks.prefix(140),
         masks.segments([0] * 100 + [1] * 200, fuse_from=290),
         masks.causal() & masks.padding([300, 3], side="left"),  # left padding makes rows without a key
     ],
-    ids=["window", "prefix", "segments", "left padding"],
+    ids=["window", "segments", "left padding"],
 )
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("q_len", [300, 150])
@@ -171,25 +162,6 @@ def test_fewer_queries_than_keys_are_the_last_rows_of_the_square(mask, q_len):
     assert torch.equal(mask.additive(q_len, N), mask.additive(N)[..., -q_len:, :])
 
 
-# ----------------------------------------------------------------------------------------------- laws of logic
-@quick
-@given(any_masks, any_masks, any_masks)
-def test_and_or_not_obey_the_laws_of_logic(a, b, c):
-    same = lambda left, right: left.agrees_with(right, N)  # noqa: E731
-    assert same(~(a & b), ~a | ~b)
-    assert same(~(a | b), ~a & ~b)
-    assert same(~~a, a)
-    assert same(a & b, b & a)
-    assert same(a | b, b | a)
-    assert same((a & b) & c, a & (b & c))
-    assert same(a & (b | c), (a & b) | (a & c))
-    assert same(a | (b & c), (a | b) & (a | c))
-    assert same(a | (a & b), a)
-    assert same(a & masks.bidirectional(), a)
-    assert not (a & ~a).dense(N).any()
-    assert (a | ~a).dense(N).all()
-
-
 @quick
 @given(any_masks, any_masks)
 def test_operators_are_those_of_the_cells(a, b):
@@ -226,8 +198,8 @@ def test_equality_is_of_expressions_and_agreement_is_of_cells():
 
 def test_painted_masks_are_equal_when_their_cells_are():
     cells = torch.rand(5, 5, generator=torch.Generator().manual_seed(0)) > 0.5
-    assert masks.from_dense(cells) == masks.from_dense(cells.int()) == masks.from_dense(cells.numpy())
-    assert masks.from_dense(cells) == masks.from_dense(cells.tolist())
+    for same in (cells.int(), cells.numpy(), cells.tolist()):
+        assert masks.from_dense(same) == masks.from_dense(cells)
     assert masks.from_dense(cells) != masks.from_dense(~cells)
     assert masks.from_dense(cells) != masks.from_dense(cells[None])  # for any batch, against a batch of 1
 
@@ -320,11 +292,10 @@ def test_recognise_names_what_trying_all_masks_names(n):
             assert masks.recognise(near) == names.get(near.numpy().tobytes())
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_recognise_names_all_cells_there_are_as_trying_all_masks_does(n):
-    names = simplest_names(n)
-    for bits in itertools.product([False, True], repeat=n * n):
-        cells = torch.tensor(bits).view(n, n)
+def test_recognise_names_all_cells_there_are_as_trying_all_masks_does():
+    names = simplest_names(3)
+    for bits in itertools.product([False, True], repeat=9):
+        cells = torch.tensor(bits).view(3, 3)
         assert masks.recognise(cells) == names.get(cells.numpy().tobytes())
 
 
