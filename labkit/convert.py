@@ -151,7 +151,7 @@ def _put_in_force(model: nn.Module, decoder: Decoder) -> None:
     """Config, hooks, windows and the guard on generate(), from the record in the config."""
     config, mark = decoder.config, getattr(decoder.config, MARK)
     layer_masks = LayerMasks.on(decoder)
-    layer_masks.positions_from_mask = decoder.has_position_table and layer_masks.takes_positions
+    layer_masks.positions_from_mask = decoder.has_position_table and decoder.takes_positions
     if mark["layers"] is None:
         config.is_causal = False
         layer_masks.where_none = layer_masks.without_flag

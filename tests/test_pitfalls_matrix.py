@@ -187,8 +187,8 @@ def exhibited(exhibit, family, backend):
 
 
 # --- the exhibits against the oracle ---------------------------------------------------------------------------------
-# The codes for unpadded, right-padded and left-padded batches, under eager and under SDPA. An exhibit that is not listed
-# is bidirectional everywhere.
+# The codes for unpadded, right-padded and left-padded batches, under eager and under SDPA. An exhibit that is not
+# listed is bidirectional everywhere.
 
 NEVER, ALWAYS, PADS_LEAK = "c c c", "b b b", "b b+ b+"
 NEVER_ANYWHERE = ("use-cache-off", "is-decoder-off", "config-keyword-dropped", "gemma-flag-set-late")

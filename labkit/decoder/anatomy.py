@@ -72,6 +72,11 @@ class Decoder:
         """Whether positions are looked up by absolute index (GPT-2, OPT, CTRL), rather than rotated in (RoPE)."""
         return any(hasattr(self.stack, name) for name in POSITION_TABLES)
 
+    @property
+    def takes_positions(self) -> bool:
+        """Whether a call can give position_ids; BART's decoder counts positions by itself, pads included."""
+        return argument_position(self.stack.forward, "position_ids") is not None
+
 
 def find_decoder(model: nn.Module) -> Decoder:
     """The decoder inside `model`, through any wrapper (a language-model head, PEFT, a multimodal model).

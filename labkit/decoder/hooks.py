@@ -13,6 +13,7 @@ Packed documents are recognised by their `position_ids`, which restart, with or 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -90,19 +91,13 @@ class LayerMasks:
         self.call: _Call | None = None
         self._callers: list[nn.Module] = []  # models around the stack that are watched
         self._call_from_outside: tuple[nn.Module, Any] | None = None  # the outermost of them, and the mask it was given
-        noted = ("attention_mask", "position_ids", *CACHE_NAMES)
-        self._stack_at = {name: argument_position(self.stack.forward, name) for name in noted}
+        self._stack_names = list(inspect.signature(self.stack.forward).parameters)
         self._mask_at = argument_position(self.layers[0].forward, "attention_mask")
         self._handles = [self.stack.register_forward_pre_hook(self._before_stack, with_kwargs=True)]
         self._handles.append(self.stack.register_forward_hook(self._after_stack, always_call=True))
         for index, layer in enumerate(self.layers):
             hook = partial(self._before_layer, index)  # no closure, so that a hooked model can be copied and pickled
             self._handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
-
-    @property
-    def takes_positions(self) -> bool:
-        """Whether a call can say where its tokens stand; BART's decoder counts them by itself, pads and all."""
-        return self._stack_at["position_ids"] is not None
 
     @classmethod
     def on(cls, decoder: Decoder) -> LayerMasks:
@@ -160,13 +155,9 @@ class LayerMasks:
     def _before_stack(self, stack: nn.Module, args: tuple, kwargs: dict):
         if self.window_of_backend is not None:
             self.window_of_backend.apply()
-
-        def given(name):
-            at = self._stack_at[name]
-            return kwargs.get(name, args[at] if at is not None and at < len(args) else None)
-
-        attention_mask, positions = given("attention_mask"), given("position_ids")
-        cache = next((cache for cache in map(given, CACHE_NAMES) if cache is not None), None)
+        given = dict(zip(self._stack_names, args, strict=False)) | kwargs
+        attention_mask, positions = given.get("attention_mask"), given.get("position_ids")
+        cache = next((given[name] for name in CACHE_NAMES if given.get(name) is not None), None)
         from_outside = not _is_padding(attention_mask) and self._call_from_outside is not None
         if from_outside:
             attention_mask = self._call_from_outside[1]  # from which a multimodal model built the masks of this call
@@ -212,7 +203,7 @@ class LayerMasks:
         self._handles.append(caller.register_forward_hook(self._after_caller, always_call=True))
 
     def _before_caller(self, at: int, caller: nn.Module, args: tuple, kwargs: dict) -> None:
-        if self._call_from_outside is None:  # the outermost caller was given what the user gave
+        if self._call_from_outside is None:  # the outermost caller got the user's mask
             self._call_from_outside = (caller, kwargs.get("attention_mask", args[at] if at < len(args) else None))
 
     def _after_caller(self, caller: nn.Module, *_) -> None:

@@ -75,7 +75,7 @@ def why_not(model: nn.Module) -> str | None:
     config, whole = decoder.config, getattr(model, "config", None)
     if hasattr(whole, "get_text_config") and whole.get_text_config(decoder=True) is not whole:
         return "it hands its decoder embeddings and masks of its own, as multimodal models do"
-    if "position_ids" not in inspect.signature(decoder.stack.forward).parameters:
+    if not decoder.takes_positions:
         return f"{type(decoder.stack).__name__} takes no position_ids, so texts in one row cannot each begin at 0"
     if getattr(config, "alibi", False):
         return "its positions (ALiBi) are counted along the row, not from position_ids"
