@@ -29,20 +29,42 @@ def layers_of(model):
 def layer_cells(model, n, real=None, **inputs):
     """Bool (layers, batch, n, n): does disturbing the input of layer l at j change what its *attention* puts out at i?
 
-    The whole model runs once per layer, on every row as it is and with each of its positions disturbed, up and down;
-    only that layer's attention input is disturbed. `inputs` are of shape (batch, n).
+    The model runs once, on every row as it is and with each of its positions disturbed, up and down. Each attention
+    gets these rows as its input, whatever the layer before it computed. `inputs` are of shape (batch, n).
     """
     inputs |= {} if real is None else {"attention_mask": real.long()}
     batch, times = max([1, *map(len, inputs.values())]), 1 + 2 * n
-    ids = torch.arange(40, 40 + n).expand(times * batch, n)
     inputs = {name: values.expand(batch, n).repeat(times, 1) for name, values in inputs.items()}
-    layers = []
+    outputs = []
+
+    def before(module, args, kwargs):
+        hidden = args[0] if args else kwargs["hidden_states"]
+        generator = torch.Generator().manual_seed(5)
+        rows = torch.randn((batch, *hidden.shape[1:]), generator=generator, dtype=hidden.dtype)
+        noise = 30 * torch.randn(hidden.shape[-1], generator=generator, dtype=hidden.dtype)
+        copies = rows.repeat(times, 1, 1).unflatten(0, (times, batch))
+        for j in range(n):
+            copies[1 + 2 * j, :, j], copies[2 + 2 * j, :, j] = noise, -noise
+        hidden = copies.flatten(0, 1)
+        return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
+
+    def after(module, args, output):
+        base, *disturbed = output[0].unflatten(0, (times, batch))
+        moved = (torch.stack(disturbed).unflatten(0, (n, 2)) - base).abs().amax(-1)  # (j, sign, batch, i)
+        outputs.append((moved > 1e-6 * base.abs().max()).any(1).permute(1, 2, 0))  # (batch, i, j)
+
+    handles = []
     for layer in layers_of(model):
         attention = layer.attn if hasattr(layer, "attn") else layer.self_attn
-        base, *rest = _attention_output(model, attention, batch, ids, inputs).unflatten(0, (times, batch))
-        rest = torch.stack(rest).unflatten(0, (n, 2))  # (j, sign, batch, i, dim)
-        layers.append(((rest - base).abs().amax(-1) > 0).any(1).permute(1, 2, 0))  # (batch, i, j)
-    return torch.stack(layers)
+        handles.append(attention.register_forward_pre_hook(before, with_kwargs=True))
+        handles.append(attention.register_forward_hook(after))
+    try:
+        with torch.no_grad():
+            model(input_ids=torch.arange(40, 40 + n).expand(times * batch, n), use_cache=False, **inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return torch.stack(outputs)
 
 
 def assert_layers_attend(model, rules, n=20):
@@ -84,34 +106,6 @@ def _cells(rule, texts):
         tokens = (texts == text).nonzero()[:, 0]
         cells[tokens[:, None], tokens] = rule(len(tokens))
     return cells
-
-
-def _attention_output(model, attention, batch, ids, inputs):
-    """(times * batch, n, dim): first of the rows as they are, then with position 0 disturbed up and down, and so on."""
-    seen = []
-
-    def before(module, args, kwargs):
-        hidden = args[0] if args else kwargs["hidden_states"]
-        generator = torch.Generator().manual_seed(5)
-        rows = torch.randn((batch, *hidden.shape[1:]), generator=generator, dtype=hidden.dtype)
-        noise = 30 * torch.randn(hidden.shape[-1], generator=generator, dtype=hidden.dtype)
-        copies = rows.repeat(len(hidden) // batch, 1, 1).unflatten(0, (-1, batch))
-        for j in range(hidden.shape[1]):
-            copies[1 + 2 * j, :, j], copies[2 + 2 * j, :, j] = noise, -noise
-        hidden = copies.flatten(0, 1)
-        return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
-
-    def after(module, args, output):
-        seen.append(output[0])
-
-    handles = [attention.register_forward_pre_hook(before, with_kwargs=True), attention.register_forward_hook(after)]
-    try:
-        with torch.no_grad():
-            model(input_ids=ids, use_cache=False, **inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return seen[0]
 
 
 def window_cells(n, left, right):
