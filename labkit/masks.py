@@ -407,7 +407,9 @@ def _whole_number(value, what: str, least: int | None = None) -> int:
     except TypeError:
         number = None
     if number is None or isinstance(value, bool) or (least is not None and number < least):
-        raise MaskError(f"{what} must be a whole number{'' if least is None else f' from {least} on'}, not {value!r}")
+        raise MaskError(
+            f"{what} must be a whole number{'' if least is None else f' of at least {least}'}, not {value!r}"
+        )
     return number
 
 

@@ -124,8 +124,10 @@ class Runner:
             return states.reshape(*states.shape[:2], -1)
         raise AuditError(
             f"{type(self.model).__name__} gave {None if states is None else tuple(states.shape)} for ids of shape "
-            f"{tuple(ids.shape)}: the audit needs one output per position, (batch, sequence, ...). Wrap the model in a "
-            "module whose forward(input_ids) gives them"
+            f"{tuple(ids.shape)}: the audit needs one output per position, (batch, sequence, ...). Wrap the model:\n"
+            "    every = torch.nn.Module(); every.model = model\n"
+            "    every.forward = lambda input_ids: model(input_ids, ...)  # a call that gives all positions\n"
+            "and measure `every`"
         )
 
     def tokens(self, batch: int, n: int, seed: int = 0) -> Tensor:
