@@ -217,8 +217,9 @@ def prefix(n: int | Sequence[int]) -> Mask:
 
     A list gives each row of a batch its own length; `dense` is then (batch, q, kv).
     """
-    meaning = "{first}, itself and everything before it"
-    return _by_length("prefix", n, meaning, lambda q, k, length: (k <= q) | (k < length))
+    own = "itself and everything before it"
+    meanings = (f"the first {{tokens}}, {own}", f"the prefix of its row, {own}")
+    return _by_length("prefix", n, meanings, lambda q, k, length: (k <= q) | (k < length))
 
 
 def hybrid(n: int | Sequence[int]) -> Mask:
@@ -226,8 +227,12 @@ def hybrid(n: int | Sequence[int]) -> Mask:
 
     A list gives each row of a batch its own length; `dense` is then (batch, q, kv).
     """
-    meaning = "itself and everything before it; a token after {first} may look at every token"
-    return _by_length("hybrid", n, meaning, lambda q, k, length: (k <= q) | ((q >= length) & (k >= 0)))
+    own = "itself and everything before it"
+    meanings = (
+        f"{own}; a token from position {{n}} on may look at every token",
+        f"{own}; a token after the causal part of its row may look at every token",
+    )
+    return _by_length("hybrid", n, meanings, lambda q, k, length: (k <= q) | ((q >= length) & (k >= 0)))
 
 
 def segments(ids: Sequence[int], inside: str = "causal", fuse_from: int | None = None) -> Mask:
@@ -342,23 +347,25 @@ def recognise(cells: Bool[Tensor, "n n"]) -> Mask | None:
     return next((mask for mask in candidates if torch.equal(mask.dense(n), cells)), None)
 
 
-def _by_length(kind: str, value: int | Sequence[int], meaning: str, allowed: Callable[..., Tensor]) -> Mask:
+def _by_length(
+    kind: str, value: int | Sequence[int], meanings: tuple[str, str], allowed: Callable[..., Tensor]
+) -> Mask:
     """A mask whose `allowed(query, key, length)` depends on one length, the same for every row or one per row.
 
-    `{first}` in the meaning stands for the first `length` tokens.
+    meanings: for one length, as a template of `n` and `tokens`, and for one per row.
     """
     if not hasattr(value, "__len__") or getattr(value, "ndim", 1) == 0:
         length = _whole_number(value, f"{kind} length", least=0)
-        meaning = meaning.format(first=f"the first {_tokens(length)}")
+        meaning = meanings[0].format(n=length, tokens=_tokens(length))
         return Mask(f"{kind}({length})", meaning, lambda b, q, k, n: allowed(q, k, length), (kind, length))
     lengths = _whole_numbers(value, f"{kind} length", least=0)
-    meaning, table = meaning.format(first="the first tokens of its row"), torch.tensor(lengths)
+    table = torch.tensor(lengths)
 
     @no_type_check
     def predicate(b: Tensor, q: Tensor, k: Tensor, n: int) -> Tensor:
         return allowed(q, k, table.to(k.device)[b])
 
-    return Mask(f"{kind}({list(lengths)})", meaning, predicate, (kind, lengths), batch_size=len(lengths))
+    return Mask(f"{kind}({list(lengths)})", meanings[1], predicate, (kind, lengths), batch_size=len(lengths))
 
 
 def _combine(sign: str, word: str, a: Mask, b: Mask, both: Callable[[Tensor, Tensor], Tensor]) -> Mask:
