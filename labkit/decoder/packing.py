@@ -27,7 +27,6 @@ from labkit.errors import ConversionError
 
 ATTRIBUTE = "_labkit_packing"  # where a layer stack keeps its packing
 MARK = "labkit_attention"  # where a conversion is recorded in the config (labkit.convert)
-UNKNOWN_MASK = "its causal mask was removed by other means than labkit.to_bidirectional, so its mask is not known"
 BACKENDS = ("eager", "sdpa", "flex_attention", "flash")
 WITHOUT_POSITIONS = ("gpt_bigcode", "persimmon")  # they pass no position_ids, which isolate texts, to the flash kernel
 PACKED_ALIKE = ("input_ids", "token_type_ids")  # one number per token
@@ -87,7 +86,7 @@ def why_not(model: nn.Module) -> str | None:
         return f"it has layers of the type {foreign[0]!r}, in which labkit cannot keep texts apart"
     opened = getattr(config, MARK, None) is None and opened_otherwise(config)
     if opened or not any(attention.is_causal for attention in decoder.attentions):
-        return UNKNOWN_MASK
+        return "its causal mask was removed by other means than labkit.to_bidirectional, so its mask is not known"
     return None
 
 
