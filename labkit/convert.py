@@ -5,18 +5,19 @@ The route is `config.is_causal = False`: transformers (5.3 and later, for every 
 it. labkit adds what that switch leaves open: the exact window of local layers, packed documents, learned positions
 under left padding, a chosen subset of layers, and a proof.
 
-What is done is written into the text config as `labkit_attention`, so that `save_pretrained` and `labkit.load` keep it.
-A converted model has config objects of its own: another model built from the original config is not touched. And a
-model built from a config with such a record, in this process, is converted as soon as it is built.
+What was done is recorded in the text config as `labkit_attention`, so that `save_pretrained` and `labkit.load` keep it,
+and a model that is built in this process from a config with such a record is converted at once. A converted model has
+config objects of its own: another model built from the original config is not changed.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-import operator
 import weakref
+from collections.abc import Iterable
 from contextlib import nullcontext
+from numbers import Integral
 
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -25,7 +26,7 @@ from labkit.auditing import proof
 from labkit.decoder.anatomy import SLIDING, Decoder, backend_of, decoder_or_none, find_decoder
 from labkit.decoder.hooks import ATTRIBUTE, LayerMasks, layer_mask, masked
 from labkit.errors import ConversionError
-from labkit.masks import Mask, causal
+from labkit.masks import causal
 from labkit.masks import sliding_window as sliding
 
 __all__ = ["ConversionError", "conversion_of", "masked", "restore", "to_bidirectional", "to_causal"]
@@ -46,7 +47,7 @@ def to_bidirectional(model: nn.Module, *, window: str = "keep", layers=None) -> 
     model. `masked` and `packed` contexts are set aside for the proof.
 
     Args:
-        window: what a local layer with a causal window of W tokens (itself and W-1 before) sees afterwards.
+        window: what a local layer with a causal window of W tokens (itself and W-1 before) attends to afterwards.
             "keep": W-1 tokens on either side. "halve": W//2 on either side, as EmbeddingGemma was trained
             (transformers, `Gemma3TextConfig.use_bidirectional_attention`). "global": everything.
         layers: distinct indices of the layers to convert, or None for all. The others stay causal. Plain transformers
@@ -61,7 +62,7 @@ def to_bidirectional(model: nn.Module, *, window: str = "keep", layers=None) -> 
     chosen = _checked_layers(layers, len(decoder.layers))
     if window not in WINDOWS:
         raise ConversionError(f"window must be one of {', '.join(map(repr, WINDOWS))}, not {window!r}")
-    earlier, before = conversion_of(model), _state(decoder)
+    earlier = conversion_of(model)
     try:
         if earlier is not None and (earlier["window"], earlier["layers"]) != (window, chosen):
             to_causal(model)
@@ -77,9 +78,7 @@ def to_bidirectional(model: nn.Module, *, window: str = "keep", layers=None) -> 
             _record(decoder, earlier["window"], earlier["layers"])
             _put_in_force(model, decoder)
         if isinstance(error, ConversionError):
-            restored = _state(decoder) == before
-            outcome = "The model was put back as it was." if restored else "Load the model again before you use it."
-            raise ConversionError(f"{error} {outcome}") from error
+            raise ConversionError(f"{error} The model was put back as it was.") from error
         raise
     return model
 
@@ -94,14 +93,14 @@ def to_causal(model: nn.Module) -> nn.Module:
             switch in its config). The conversion is then undone all the same.
     """
     decoder = find_decoder(model)
-    converted = conversion_of(model) is not None
-    if converted:
+    mark = conversion_of(model)
+    if mark is not None:
         _own_configs(model, decoder)
         _undo(model, decoder)
     try:
         _prove(decoder, "causal")
     except ConversionError as error:
-        what = "The conversion was undone: this was so before it." if converted else "labkit has not converted it."
+        what = "labkit has not converted it." if mark is None else "The conversion was undone: this was so before it."
         raise ConversionError(f"{error} {what}") from error
     return model
 
@@ -135,24 +134,24 @@ def _modules_around(model: nn.Module, decoder: Decoder) -> set[nn.Module]:
     return {module for holder in (model, *holders) for module in holder.modules()}
 
 
+def _generators(model: nn.Module, decoder: Decoder) -> list[nn.Module]:
+    modules = _modules_around(model, decoder)
+    return [m for m in modules if callable(getattr(type(m), "generate", None)) and hasattr(m, "generation_config")]
+
+
 def _record(decoder: Decoder, window: str, chosen: list[int] | None) -> None:
     config = decoder.config
     names = ("is_causal", "sliding_window", "use_bidirectional_attention")
     original = {name: copy.copy(getattr(config, name, _ABSENT)) for name in names}
-    mark = {"window": window, "layers": chosen, "sliding_window": getattr(config, "sliding_window", None)}
-    setattr(config, MARK, {**mark, "original": original})
+    sliding_window = getattr(config, "sliding_window", None)
+    setattr(config, MARK, {"window": window, "layers": chosen, "sliding_window": sliding_window, "original": original})
 
 
 def _put_in_force(model: nn.Module, decoder: Decoder) -> None:
     """Config, hooks, windows and the guard on generate(), from the record in the config."""
     config, mark = decoder.config, getattr(decoder.config, MARK)
-    if mark["layers"] is not None and max(mark["layers"]) >= len(decoder.layers):
-        raise ConversionError(
-            f"the config records a conversion of the layers {mark['layers']} ({MARK}), and the model has "
-            f"{len(decoder.layers)} layers: build it from a config of the causal model"
-        )
     layer_masks = LayerMasks.on(decoder)
-    layer_masks.positions_from_mask = decoder.has_position_table and layer_masks.takes_positions
+    layer_masks.positions_from_mask = decoder.has_position_table and decoder.takes_positions
     if mark["layers"] is None:
         config.is_causal = False
         layer_masks.where_none = layer_masks.without_flag
@@ -186,8 +185,7 @@ def _undo(model: nn.Module, decoder: Decoder) -> None:
 def _set_windows(decoder: Decoder, sliding_window: int | None) -> None:
     """Give every layer its window, for a causal window of this many tokens: converted layers as their record says."""
     config, mark, types = decoder.config, conversion_of(decoder.stack), decoder.layer_types
-    reach = _reach(sliding_window, mark["window"]) if mark else None
-    converted = _converted_layers(decoder)
+    reach, converted = _reach(sliding_window, mark), _converted_layers(decoder)
     for i, attention in enumerate(decoder.attentions):
         if types[i] == SLIDING and hasattr(attention, "sliding_window"):  # read by flash attention
             after = None if reach is None else reach + 1
@@ -197,7 +195,7 @@ def _set_windows(decoder: Decoder, sliding_window: int | None) -> None:
     if SLIDING not in types:
         return
     if mark and mark["layers"] is None:
-        LayerMasks.on(decoder).window_of_backend = _WindowOfBackend(decoder, reach)
+        LayerMasks.on(decoder).window_of_backend = _WindowOfBackend(decoder.stack, reach)
         LayerMasks.on(decoder).window_of_backend.apply()
     else:
         config.sliding_window = sliding_window
@@ -205,22 +203,20 @@ def _set_windows(decoder: Decoder, sliding_window: int | None) -> None:
 
 def _prove(decoder: Decoder, what: str) -> None:
     """Measure every layer's mask, with windows shrunk for the moment, and compare; raises ConversionError."""
-    mark, types = conversion_of(decoder.stack), decoder.layer_types
+    mark, converted = conversion_of(decoder.stack), _converted_layers(decoder)
     sliding_window = mark["sliding_window"] if mark else getattr(decoder.config, "sliding_window", None)
     shrunk = None if sliding_window is None else min(sliding_window, proof.WINDOW)
-    converted = _converted_layers(decoder)
-    reach = _reach(shrunk, mark["window"]) if mark else None
-
-    def intended(i: int) -> Mask:
+    intended = []
+    for i, layer_type in enumerate(decoder.layer_types):
         if i in converted:
-            return layer_mask(reach, types[i])
-        return causal() if types[i] != SLIDING or shrunk is None else causal() & sliding(shrunk)
-
+            intended.append(layer_mask(_reach(shrunk, mark), layer_type))
+        else:
+            intended.append(causal() if layer_type != SLIDING or shrunk is None else causal() & sliding(shrunk))
     layer_masks = getattr(decoder.stack, ATTRIBUTE, None)
     try:
         _set_windows(decoder, shrunk)
         with layer_masks.contexts_set_aside() if layer_masks else nullcontext():
-            proof.prove(decoder, [intended(i) for i in range(len(decoder.layers))], what)
+            proof.prove(decoder, intended, what)
     finally:
         _set_windows(decoder, sliding_window)
 
@@ -232,17 +228,11 @@ def _converted_layers(decoder: Decoder) -> frozenset[int]:
     return frozenset(range(len(decoder.layers)) if mark["layers"] is None else mark["layers"])
 
 
-def _state(decoder: Decoder) -> tuple[dict, dict]:
-    """All that a conversion changes: the config, and the layers that its hooks cover, with the mask of each."""
-    layer_masks = getattr(decoder.stack, ATTRIBUTE, None)
-    return decoder.config.to_dict(), dict(layer_masks.converted) if layer_masks else {}
-
-
-def _reach(sliding_window: int | None, window: str) -> int | None:
-    """Tokens that a local layer sees on either side; None = no window."""
-    if sliding_window is None or window == "global":
+def _reach(sliding_window: int | None, mark: dict | None) -> int | None:
+    """Tokens on either side that a converted local layer attends to; None = no window."""
+    if mark is None or sliding_window is None or mark["window"] == "global":
         return None
-    return sliding_window - 1 if window == "keep" else sliding_window // 2
+    return sliding_window - 1 if mark["window"] == "keep" else sliding_window // 2
 
 
 class _WindowOfBackend:
@@ -252,17 +242,14 @@ class _WindowOfBackend:
     it hands the window to flash attention. Called before each forward pass, because the backend can be switched.
     """
 
-    def __init__(self, decoder: Decoder, reach: int | None):
-        self.stack, self.reach = decoder.stack, reach
-        self.excluded = _excluded_by_builder()
+    def __init__(self, stack: nn.Module, reach: int | None):
+        self.stack, self.reach, self.excluded = stack, reach, _excluded_by_builder()
 
     def apply(self) -> None:
-        config = self.stack.config
-        if self.reach is None:
-            number = NO_WINDOW
-        else:
+        config, number = self.stack.config, NO_WINDOW
+        if self.reach is not None:
             number = self.reach + (1 if backend_of(config) == "flash" else self.excluded)
-        if config.sliding_window != number:
+        if config.sliding_window != number:  # torch.compile would trace an assignment
             config.sliding_window = number
 
 
@@ -279,28 +266,17 @@ def _excluded_by_builder() -> int:
 def _checked_layers(layers, n: int) -> list[int] | None:
     if layers is None:
         return None
-    try:
-        given = list(layers)
-        chosen = sorted({operator.index(i) for i in given if not isinstance(i, bool)})
-    except TypeError:
-        given, chosen = [], []
-    if not chosen or len(chosen) != len(given) or chosen[0] < 0 or chosen[-1] >= n:
+    given = list(layers) if isinstance(layers, Iterable) else []
+    integers = all(isinstance(i, Integral) and not isinstance(i, bool) and 0 <= i < n for i in given)
+    if not given or not integers or len(set(given)) != len(given):
         raise ConversionError(
             f"layers={layers!r}: expected None for all layers, or at least one of the indices 0 to {n - 1}, each once"
         )
-    return None if len(chosen) == n else chosen
-
-
-def _generators(model: nn.Module, decoder: Decoder) -> list[nn.Module]:
-    modules = _modules_around(model, decoder)
-    return [m for m in modules if callable(getattr(type(m), "generate", None)) and hasattr(m, "generation_config")]
+    return None if len(given) == n else sorted(int(i) for i in given)
 
 
 def _generate_if_allowed(module: nn.Module, *args, allow_bidirectional: bool = False, **kwargs):
-    """Stands in for `generate` on a converted model; `allow_bidirectional=True` does it anyway.
-
-    It then runs without a cache unless told otherwise: cached states would not depend on the tokens that came later.
-    """
+    """`generate` of a converted model: refused, or with `allow_bidirectional=True` run without a cache."""
     if not allow_bidirectional:
         raise ConversionError(
             "this model is bidirectional: it was not trained to predict the next token from states that see both ways, "
@@ -314,8 +290,8 @@ def _generate_if_allowed(module: nn.Module, *args, allow_bidirectional: bool = F
 def _convert_when_built(post_init):
     """`post_init`, which transformers calls at the end of each model's constructor, and then the recorded conversion.
 
-    A model built from a converted model's config would otherwise be half converted: its masks bidirectional, but its
-    packed documents not kept apart and its generate() not guarded.
+    Without it, a model built from a converted model's config would be half converted: its masks bidirectional, but
+    packed documents not isolated and generate() not guarded.
     """
 
     @functools.wraps(post_init)

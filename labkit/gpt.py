@@ -5,8 +5,8 @@
     logits = g(ids, mask=masks.bidirectional())          # the same weights, another mask
 
 The mask is an argument, so the same code computes causal, bidirectional, prefix and hybrid attention. The layers have
-OpenAI's names (wte, wpe, c_attn, ...). Source: Radford et al. 2019, "Language Models are
-Unsupervised Multitask Learners".
+OpenAI's names (wte, wpe, c_attn, ...). Source: Radford et al. 2019, "Language Models are Unsupervised Multitask
+Learners".
 """
 
 from __future__ import annotations
@@ -259,12 +259,12 @@ class GPT(nn.Module):
         return self.drop(self.wte(ids) + self.wpe.weight[past:total])  # (batch, seq, width) + (seq, width)
 
     def _may_attend(self, mask: Mask, ids: Tensor, past: int, as_cells: bool = False) -> Tensor | str | None:
-        """The mask as the attention function takes it: bool cells, None if all are open, "causal" as a shortcut."""
+        """The mask for the attention function: bool cells, None if all are open, "causal" as a shortcut."""
         if mask == CAUSAL and not past and not self.naive and not as_cells:
             return "causal"
+        if mask.batch_size not in (None, len(ids)):
+            raise MaskError(f"{mask} is for a batch of {mask.batch_size}, and the batch has {len(ids)} rows")
         cells = self_for_empty_rows(mask.dense(ids.size(1), past + ids.size(1), device=ids.device))
-        if cells.ndim == 3 and len(cells) != len(ids):
-            raise MaskError(f"{mask} is for a batch of {len(cells)}, and the batch has {len(ids)} rows")
         cells = cells[:, None] if cells.ndim == 3 else cells  # (batch, 1, q, k) or (q, k)
         return None if not as_cells and bool(cells.all()) else cells
 
@@ -287,9 +287,9 @@ class GPT(nn.Module):
             ModelError: not a GPT-2, or one with an option that GPT-2 itself does not use.
         """
         config, name = model.config, type(model).__name__
-        values = {field: getattr(config, field, None) for field in SUPPORTED}
-        if other := [f"{field}={value!r}" for field, value in values.items() if value not in SUPPORTED[field]]:
-            raise ModelError(f"GPT reads the weights of a GPT-2; this {name} has {', '.join(other)}")
+        for field, supported in SUPPORTED.items():
+            if (value := getattr(config, field, None)) not in supported:
+                raise ModelError(f"GPT reads the weights of a GPT-2; this {name} has {field}={value!r}")
         if not hasattr(model, "lm_head"):
             raise ModelError(f"GPT reads a GPT2LMHeadModel, not a {name} without its head")
         g = cls(

@@ -1,4 +1,4 @@
-"""The Mask algebra: a mask is a predicate "may query q look at key k", with a name and an explanation.
+"""The Mask algebra: a mask is a predicate "may query q attend to key k", with a name and an explanation.
 
     >>> from labkit import masks
     >>> m = masks.causal() & masks.sliding_window(3)
@@ -16,18 +16,16 @@ a FlexAttention `BlockMask` (`block_mask`) and text (`ascii`). Three rules hold 
 
 * **Positions.** Keys are numbered 0 .. kv_len-1. With `kv_len > q_len` (decoding with a cache) the queries are the
   *last* `q_len` positions, so query row r stands at position `kv_len - q_len + r`.
-* **Equality.** `a == b` says that both are the same expression; `a.agrees_with(b, q_len)` that they allow the same
-  cells.
-* **Rows without a key.** `dense` shows what was said, so such a row is all False. A softmax over nothing is NaN, so the
-  renderings that reach a softmax (`additive`, `block_mask`) let a query that may attend to nothing attend to **itself
-  alone**. `self_for_empty_rows` is that rule.
+* **Equality.** `a == b` compares the expressions, `a.agrees_with(b, q_len)` the cells.
+* **Rows without a key.** In `dense` such a row is all False. A softmax over nothing is NaN, so in `additive` and
+  `block_mask` a query that may attend to nothing attends to **itself alone** (`self_for_empty_rows`).
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, no_type_check
 
 import torch
@@ -39,9 +37,8 @@ from labkit.errors import MaskError
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-# (batch, query, key) index tensors, broadcastable, and the number of keys -> bool tensor. Written with tensor
-# operations only, so that the same predicate runs on whole grids and, under vmap, inside FlexAttention, which counts a
-# function's parameters and traces it: `no_type_check` keeps the wrapper of the tests' type checker away from it.
+# (batch, query, key) index tensors, broadcastable, and the number of keys -> bool tensor. `no_type_check` keeps the
+# type checker of the tests away from predicates: their index tensors may have any shape.
 Predicate = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
@@ -54,7 +51,7 @@ class Mask:
         meaning: a clause that completes "a token may look at ...".
         predicate: `(batch, query, key)` positions, and the number of keys, to bool.
         identity: what `==` compares.
-        batch_size: number of rows that the mask tells apart, or None if it is the same for every row.
+        batch_size: number of rows of the batch that the mask is for, or None if it is the same for every row.
         limit: longest key sequence the mask is defined for, or None.
         needs: shortest key sequence the mask makes sense for (a padded length must fit into it).
     """
@@ -86,14 +83,12 @@ class Mask:
         return _combine("|", "or", self, other, lambda a, b: a | b)
 
     def __invert__(self) -> Mask:
-        return Mask(
+        return replace(
+            self,
             name=f"~{_bracketed(self)}",
             meaning=f"every token except ({self.meaning})",
             predicate=lambda b, q, k, n: ~self.predicate(b, q, k, n),
             identity=("~", self.identity),
-            batch_size=self.batch_size,
-            limit=self.limit,
-            needs=self.needs,
         )
 
     def __bool__(self) -> bool:
@@ -107,9 +102,16 @@ class Mask:
         """The mask as bool, True = may attend: (q_len, kv_len), or (batch, q_len, kv_len) if the rows differ.
 
         Raises:
-            MaskError: lengths that are no lengths, fewer keys than queries, or a length this mask is not defined for.
+            MaskError: fewer keys than queries, or a length that this mask is not defined for.
         """
-        q_len, kv_len = self._lengths(q_len, kv_len)
+        q_len = _whole_number(q_len, "q_len", least=1)
+        kv_len = q_len if kv_len is None else _whole_number(kv_len, "kv_len", least=1)
+        if kv_len < q_len:
+            raise MaskError(f"{q_len} queries with {kv_len} keys: queries are the last positions, so kv_len >= q_len")
+        if self.limit is not None and kv_len > self.limit:
+            raise MaskError(f"{self} is defined for {self.limit} positions, and {kv_len} were asked for")
+        if kv_len < self.needs:
+            raise MaskError(f"{self} is for sequences of {self.needs} or more tokens, and this one has {kv_len}")
         batch = torch.arange(self.batch_size or 1, device=device)[:, None, None]
         query = torch.arange(kv_len - q_len, kv_len, device=device)[None, :, None]
         key = torch.arange(kv_len, device=device)[None, None, :]
@@ -121,8 +123,7 @@ class Mask:
     ) -> Float[Tensor, "*batch query key"]:
         """The mask as a number to add to attention scores: 0 = may attend, the dtype's most negative number = may not.
 
-        `finfo.min` rather than -inf: -inf minus -inf is NaN, and a row that is wholly -inf has no softmax. A row
-        without a key attends to itself (see the module's third rule). Shape as `dense`.
+        `finfo.min` rather than -inf: a row that is wholly -inf has no softmax. Shape as `dense`.
         """
         if not dtype.is_floating_point:
             raise MaskError(f"an additive mask is added to attention scores, so it needs a float dtype, not {dtype}")
@@ -130,10 +131,7 @@ class Mask:
         return torch.zeros(cells.shape, dtype=dtype, device=device).masked_fill(~cells, torch.finfo(dtype).min)
 
     def block_mask(self, q_len: int, kv_len: int | None = None, device="cpu") -> BlockMask:
-        """The mask for `torch.nn.attention.flex_attention`, broadcast over heads.
-
-        A row without a key attends to itself, as in `additive`.
-        """
+        """The mask for `torch.nn.attention.flex_attention`, broadcast over heads."""
         cells = self_for_empty_rows(self.dense(q_len, kv_len, device=device))
         return block_mask_of(cells if self.batch_size is not None else cells[None])
 
@@ -159,17 +157,6 @@ class Mask:
             lines.append(f"{label.rjust(left)}  {marks}")
         return "\n".join(line.rstrip() for line in lines)
 
-    def _lengths(self, q_len: int, kv_len: int | None) -> tuple[int, int]:
-        q_len = _whole_number(q_len, "q_len", least=1)
-        kv_len = q_len if kv_len is None else _whole_number(kv_len, "kv_len", least=1)
-        if kv_len < q_len:
-            raise MaskError(f"{q_len} queries with {kv_len} keys: queries are the last positions, so kv_len >= q_len")
-        if self.limit is not None and kv_len > self.limit:
-            raise MaskError(f"{self} is defined for {self.limit} positions, and {kv_len} were asked for")
-        if kv_len < self.needs:
-            raise MaskError(f"{self} speaks of {self.needs} tokens, and the sequence has {kv_len}")
-        return q_len, kv_len
-
 
 def self_for_empty_rows(cells: Bool[Tensor, "*batch query key"]) -> Bool[Tensor, "*batch query key"]:
     """The rule for a query that may attend to nothing: it attends to itself alone, so that its softmax is defined."""
@@ -179,10 +166,10 @@ def self_for_empty_rows(cells: Bool[Tensor, "*batch query key"]) -> Bool[Tensor,
 
 
 def block_mask_of(cells: Bool[Tensor, "rows query key"]) -> BlockMask:
-    """These cells for `torch.nn.attention.flex_attention`, broadcast over heads, and if it is one row over the batch.
+    """These cells for `torch.nn.attention.flex_attention`, broadcast over heads, and over the batch if rows is 1.
 
-    A lookup of cells, not the mask's own predicate: a table of lengths or segments that the kernel would have to move
-    to the GPU cannot be compiled there.
+    The kernel looks the cells up instead of running the mask's predicate, because it cannot compile a predicate that
+    moves a table of lengths or segments to the GPU.
     """
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -196,12 +183,12 @@ def block_mask_of(cells: Bool[Tensor, "rows query key"]) -> BlockMask:
 
 
 def causal() -> Mask:
-    """Every token sees itself and what came before it: the mask of a decoder."""
+    """Every token attends to itself and what came before it: the mask of a decoder."""
     return Mask("causal()", "itself and everything before it", lambda b, q, k, n: k <= q, ("causal",))
 
 
 def bidirectional() -> Mask:
-    """Every token sees every token: the mask of an encoder."""
+    """Every token attends to every token: the mask of an encoder."""
     return Mask("bidirectional()", "every token", lambda b, q, k, n: (q >= 0) & (k >= 0), ("bidirectional",))
 
 
@@ -211,56 +198,53 @@ def sliding_window(w: int, causal: bool = True) -> Mask:
     `w` counts as Mistral's and Gemma's `sliding_window` does, so the token itself is one of the `w`.
     """
     w = _whole_number(w, "window", least=1)
+    where = "before it" if causal else "on either side"
+    meaning = f"itself and the {_tokens(w - 1)} {where}" if w > 1 else "itself alone"
     if causal:
         return Mask(
-            f"sliding_window({w})",
-            f"itself and the {_tokens(w - 1)} before it" if w > 1 else "itself alone",
-            lambda b, q, k, n: (k <= q) & (q - k < w),
-            ("sliding_window", w, True),
+            f"sliding_window({w})", meaning, lambda b, q, k, n: (k <= q) & (q - k < w), ("sliding_window", w, True)
         )
     return Mask(
         f"sliding_window({w}, causal=False)",
-        f"itself and the {_tokens(w - 1)} on either side" if w > 1 else "itself alone",
+        meaning,
         lambda b, q, k, n: (q - k < w) & (k - q < w),
         ("sliding_window", w, False),
     )
 
 
 def prefix(n: int | Sequence[int]) -> Mask:
-    """Prefix-LM (Raffel et al. 2020, T5): the first `n` keys are open to all, the rest is causal.
+    """Prefix-LM (Raffel et al. 2020, T5): every query may attend to the first `n` keys, the rest is causal.
 
     A list gives each row of a batch its own length; `dense` is then (batch, q, kv).
     """
-    lengths, text = _length_or_lengths(n, "prefix length")
-    opened = f"the first {_tokens(lengths)}" if isinstance(lengths, int) else "the prefix of its row"
-    meaning = f"{opened}, itself and everything before it"
-    return _by_row("prefix", lengths, text, meaning, lambda q, k, first: (k <= q) | (k < first))
+    own = "itself and everything before it"
+    meanings = (f"the first {{tokens}}, {own}", f"the prefix of its row, {own}")
+    return _by_length("prefix", n, meanings, lambda q, k, length: (k <= q) | (k < length))
 
 
 def hybrid(n: int | Sequence[int]) -> Mask:
-    """Queries before `n` see nothing to their right; queries from `n` on see everything.
+    """Queries before `n` are causal; queries from `n` on may attend to every key.
 
     A list gives each row of a batch its own length; `dense` is then (batch, q, kv).
     """
-    lengths, text = _length_or_lengths(n, "hybrid length")
-    meaning = f"itself and everything before it; a token from position {text} on may look at every token"
-    if not isinstance(lengths, int):
-        meaning = "itself and everything before it; a token after the causal part of its row may look at every token"
-    return _by_row("hybrid", lengths, text, meaning, lambda q, k, first: (k <= q) | ((q >= first) & (k >= 0)))
+    own = "itself and everything before it"
+    meanings = (
+        f"{own}; a token from position {{n}} on may look at every token",
+        f"{own}; a token after the causal part of its row may look at every token",
+    )
+    return _by_length("hybrid", n, meanings, lambda q, k, length: (k <= q) | ((q >= length) & (k >= 0)))
 
 
 def segments(ids: Sequence[int], inside: str = "causal", fuse_from: int | None = None) -> Mask:
-    """Segment isolation: no token sees a key of another segment, but positions from `fuse_from` on see all before them.
+    """Segments that do not attend to each other; positions from `fuse_from` on attend to everything before them.
 
     Args:
         ids: segment number of each position.
         inside: "causal" or "bidirectional" within a segment.
-        fuse_from: first position that sees itself and everything before it, whatever the segment; those positions need
-            no id, so with it the mask goes on past `len(ids)` (generated tokens). None: no such position.
+        fuse_from: first position that attends to itself and everything before it, whatever the segment. Those positions
+            need no id, so the mask then goes on past `len(ids)` (generated tokens). None: no such position.
     """
-    numbers = tuple(_whole_number(i, "segment id") for i in _as_list(ids))
-    if not numbers:
-        raise MaskError("segments needs the segment number of each position, and got an empty list")
+    numbers = _whole_numbers(ids, "segment id")
     if inside not in ("causal", "bidirectional"):
         raise MaskError(f"inside a segment attention is 'causal' or 'bidirectional', not {inside!r}")
     if fuse_from is not None:
@@ -293,14 +277,12 @@ def segments(ids: Sequence[int], inside: str = "causal", fuse_from: int | None =
 
 
 def padding(lengths: Sequence[int], side: str = "right") -> Mask:
-    """No padded **key** is seen; `lengths[b]` is the number of real tokens in row b. `dense` is (batch, q, kv).
+    """No query attends to a padded **key**; `lengths[b]` is the number of real tokens in row b. Batched `dense`.
 
-    Queries are never masked: a padded query sees the real keys, and its output is ignored. With `side="left"` the real
-    tokens are the last ones, so while decoding pass the lengths grown by what was generated.
+    Queries are never masked: a padded query attends to the real keys, and its output is ignored. With `side="left"` the
+    real tokens are the last ones, so while decoding pass the lengths plus the number of generated tokens.
     """
-    counts = tuple(_whole_number(n, "length", least=0) for n in _as_list(lengths))
-    if not counts:
-        raise MaskError("padding needs the number of real tokens of each row, and got an empty list")
+    counts = _whole_numbers(lengths, "length", least=0)
     if side not in ("right", "left"):
         raise MaskError(f"padding is on the 'right' or the 'left' side, not {side!r}")
     table = torch.tensor(counts)
@@ -333,12 +315,10 @@ def from_dense(array) -> Mask:
         cells = torch.as_tensor(array).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
         raise MaskError(f"from_dense takes a bool array of shape (n, n) or (batch, n, n), not {array!r}") from None
-    if cells.dtype.is_floating_point:
-        raise MaskError("from_dense takes a bool array, True = may attend; of an additive mask pass `array == 0`")
     if cells.ndim not in (2, 3) or cells.shape[-1] != cells.shape[-2] or cells.numel() == 0:
         raise MaskError(f"from_dense takes an (n, n) or (batch, n, n) array, not one of shape {tuple(cells.shape)}")
-    if cells.dtype != torch.bool and not bool(((cells == 0) | (cells == 1)).all()):
-        raise MaskError("from_dense takes a bool array, or integers that are all 0 or 1 (1 = may attend)")
+    if cells.dtype.is_floating_point or not bool(((cells == 0) | (cells == 1)).all()):
+        raise MaskError("from_dense takes a bool array, or integers 0 and 1; of an additive mask pass `array == 0`")
     cells = cells.bool().clone()
     n, batch_size = cells.shape[-1], cells.shape[0] if cells.ndim == 3 else None
     stacked = cells if cells.ndim == 3 else cells[None]
@@ -367,28 +347,25 @@ def recognise(cells: Bool[Tensor, "n n"]) -> Mask | None:
     return next((mask for mask in candidates if torch.equal(mask.dense(n), cells)), None)
 
 
-def _length_or_lengths(value, what: str) -> tuple[int | tuple[int, ...], str]:
-    """One length for every row, or a tuple of one per row; and how it is written."""
-    if not hasattr(value, "__len__") and getattr(value, "ndim", 0) == 0:
-        number = _whole_number(value, what, least=0)
-        return number, str(number)
-    numbers = tuple(_whole_number(n, what, least=0) for n in _as_list(value))
-    if not numbers:
-        raise MaskError(f"{what}: expected one whole number, or one per row, and got an empty list")
-    return numbers, str(list(numbers))
+def _by_length(
+    kind: str, value: int | Sequence[int], meanings: tuple[str, str], allowed: Callable[..., Tensor]
+) -> Mask:
+    """A mask whose `allowed(query, key, length)` depends on one length, the same for every row or one per row.
 
-
-def _by_row(kind: str, lengths: int | tuple[int, ...], text: str, meaning: str, allowed: Callable) -> Mask:
-    """A mask whose `allowed(query, key, length)` depends on one length, the same for every row or one per row."""
-    if isinstance(lengths, int):
-        return Mask(f"{kind}({text})", meaning, lambda b, q, k, n: allowed(q, k, lengths), (kind, lengths))
+    meanings: for one length, as a template of `n` and `tokens`, and for one per row.
+    """
+    if not hasattr(value, "__len__") or getattr(value, "ndim", 1) == 0:
+        length = _whole_number(value, f"{kind} length", least=0)
+        meaning = meanings[0].format(n=length, tokens=_tokens(length))
+        return Mask(f"{kind}({length})", meaning, lambda b, q, k, n: allowed(q, k, length), (kind, length))
+    lengths = _whole_numbers(value, f"{kind} length", least=0)
     table = torch.tensor(lengths)
 
     @no_type_check
     def predicate(b: Tensor, q: Tensor, k: Tensor, n: int) -> Tensor:
         return allowed(q, k, table.to(k.device)[b])
 
-    return Mask(f"{kind}({text})", meaning, predicate, (kind, lengths), batch_size=len(lengths))
+    return Mask(f"{kind}({list(lengths)})", meanings[1], predicate, (kind, lengths), batch_size=len(lengths))
 
 
 def _combine(sign: str, word: str, a: Mask, b: Mask, both: Callable[[Tensor, Tensor], Tensor]) -> Mask:
@@ -427,26 +404,24 @@ def _bracketed(mask: Mask) -> str:
     return f"({mask.name})" if mask.identity[0] in ("&", "|") else mask.name
 
 
-def _as_list(values) -> list:
-    values = values.tolist() if hasattr(values, "tolist") else values
-    if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
-        raise MaskError(f"expected a list of whole numbers, and got {values!r}")
-    return list(values)
-
-
 def _tokens(n: int) -> str:
     return "1 token" if n == 1 else f"{n} tokens"
 
 
 def _whole_number(value, what: str, least: int | None = None) -> int:
     try:
-        value = operator.index(None if _is_bool(value) else value)
+        number = operator.index(value)
     except TypeError:
-        raise MaskError(f"{what} must be a whole number, not {value!r}") from None
-    if least is not None and value < least:
-        raise MaskError(f"{what} must be at least {least}, not {value}")
-    return value
+        number = None
+    if number is None or isinstance(value, bool) or (least is not None and number < least):
+        raise MaskError(
+            f"{what} must be a whole number{'' if least is None else f' of at least {least}'}, not {value!r}"
+        )
+    return number
 
 
-def _is_bool(value) -> bool:
-    return isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
+def _whole_numbers(values, what: str, least: int | None = None) -> tuple[int, ...]:
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__len__") or not len(values):
+        raise MaskError(f"expected a list with the {what} of each, and got {values!r}")
+    return tuple(_whole_number(value, what, least) for value in values)

@@ -30,9 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def what_is_imported_is_no_garbage() -> None:
-    """Out of the collector's sight: a training collects several times, each time through all of torch and transformers.
-
-    Of a test that trains a tiny model that was two thirds of the time.
+    """Out of the collector's sight: a training run collects several times, each time through torch and transformers,
+    which took two thirds of the time of a test that trains a tiny model.
     """
     gc.collect()
     gc.freeze()
@@ -42,6 +41,7 @@ def what_is_imported_is_no_garbage() -> None:
 def no_network(monkeypatch) -> list[str]:
     """Only this machine can be reached (loopback, Unix sockets); other attempts raise OSError and are listed."""
     attempts: list[str] = []
+    connect, resolve = socket.socket.connect, socket.getaddrinfo
 
     def refuse_outside(host):
         host = host.decode() if isinstance(host, bytes) else str(host)
@@ -49,21 +49,17 @@ def no_network(monkeypatch) -> list[str]:
             attempts.append(host)
             raise OSError(f"the network is blocked in this test, {host} cannot be reached")
 
-    def guarded(call):
-        def connect(self, address, *args):
-            if self.family != getattr(socket, "AF_UNIX", None):
-                refuse_outside(address[0])
-            return call(self, address, *args)
+    def guarded_connect(self, address):
+        if self.family != getattr(socket, "AF_UNIX", None):
+            refuse_outside(address[0])
+        return connect(self, address)
 
-        return connect
-
-    def resolve(host, *args, _call=socket.getaddrinfo, **kwargs):
+    def guarded_resolve(host, *args, **kwargs):
         refuse_outside(host)
-        return _call(host, *args, **kwargs)
+        return resolve(host, *args, **kwargs)
 
-    monkeypatch.setattr(socket.socket, "connect", guarded(socket.socket.connect))
-    monkeypatch.setattr(socket.socket, "connect_ex", guarded(socket.socket.connect_ex))
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(socket.socket, "connect", guarded_connect)
+    monkeypatch.setattr(socket, "getaddrinfo", guarded_resolve)
     return attempts
 
 

@@ -1,12 +1,8 @@
-"""Fixtures that other tests share: real and tiny models, a cache of one's own, a small GGUF package, no network.
-
-Registered as a plugin in conftest.py (`pytest_plugins = ["tests.model_fixtures"]`).
-"""
+"""Fixtures that other tests share, a plugin of conftest.py: real and tiny models, a small GGUF package, no network."""
 
 from __future__ import annotations
 
 import hashlib
-import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,13 +29,30 @@ def smollm() -> Loaded:
 @pytest.fixture
 def tiny():
     """Factory: tiny("tiny-gemma3", "eager") is a fresh model, yours to change."""
-
     import labkit
 
-    def load(name: str, attn: str | None = None) -> Loaded:
-        return labkit.load(name, attn=attn, device="cpu")
+    return lambda name, attn=None: labkit.load(name, attn=attn, device="cpu")
 
-    return load
+
+@pytest.fixture
+def multimodal():
+    """A tiny Gemma 3 that reads images too; its first text layer is local, with a window of 8 tokens."""
+    import torch
+    import transformers
+
+    text = {
+        "vocab_size": 400, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 8, "initializer_range": 0.2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+        "patch_size": 14,
+    }  # fmt: skip
+    special = {"mm_tokens_per_image": 4, "image_token_index": 399}
+    torch.manual_seed(0)
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, **special)
+    return transformers.Gemma3ForConditionalGeneration(config).eval()
 
 
 @pytest.fixture
@@ -75,32 +88,21 @@ def small_card(small_gguf, own_cache, monkeypatch) -> ModelCard:
 
 
 @pytest.fixture
-def dead_network(tmp_path, monkeypatch) -> list[str]:
-    """A machine without a network that does not know it: every connection fails, and is noted in the list."""
+def dead_network(tmp_path, monkeypatch, no_network) -> list[str]:
+    """A machine that is not told that it has no network: every connection fails, and is listed."""
     import huggingface_hub.constants  # a name of huggingface_hub only once it has been imported
-
-    attempts: list[str] = []
-
-    def refuse(*args, **_):
-        attempts.append(repr(args))
-        raise OSError("there is no network in this test")
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "empty hub cache"))
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket.socket, "connect_ex", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(socket, "create_connection", refuse)
-    return attempts
+    return no_network
 
 
-def load_or_skip(name: str, **wanted: str) -> Loaded:
-    """The named model on the CPU; the test is skipped, saying how to get it, where its package is not installed."""
+def load_or_skip(name: str, **options: str) -> Loaded:
+    """The named model on the CPU; the test is skipped, with how to get it, where its package is not installed."""
     import labkit
 
     try:
-        return labkit.load(name, device="cpu", **wanted)
+        return labkit.load(name, device="cpu", **options)
     except labkit.errors.ModelError as error:
         if error.kind != "not installed":
             raise

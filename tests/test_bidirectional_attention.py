@@ -5,10 +5,9 @@
 The script converts the model with labkit, prints one line per layer, and exits with 1 if a check fails. The checks use
 plain torch. The attention of each layer gets the arguments that the model passed to it, but with another vector at
 position j: the positions whose output changes attend to j. They must be all tokens, or in a local layer all tokens
-within its window. The last check changes the embedding of token j and compares the last hidden states. Each check runs
-without padding, with padding on the right and with padding on the left.
-
---break-layer leaves one layer causal, to show that the checks can fail.
+within its window. The last check changes token j and compares the last hidden states. Each check runs without padding,
+with padding on the right and with padding on the left. --break-layer leaves one layer causal, to show that the checks
+can fail.
 """
 
 from __future__ import annotations
@@ -25,42 +24,21 @@ if __name__ == "__main__":  # the script also runs from a source tree that is no
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import labkit
+from tests.perturbation import layer_cells
 
-TOKENS, PADS = 12, 4  # longer than the window of tiny-gemma3, so that its local layers are told from its global ones
+TOKENS, PADS = 12, 4  # longer than the window of tiny-gemma3, so that its local layers differ from its global ones
 PADDINGS = {"no padding": (0, 0), "padded right": (0, PADS), "padded left": (PADS, 0)}  # pads before and after
-STRENGTHS = (3.0, -3.0)  # one sign of a change can push an attention weight to exactly 0, so both are tried
 
 
-def attends(model: torch.nn.Module, ids: torch.Tensor, real: torch.Tensor) -> list[torch.Tensor]:
-    """Per layer (seq, seq) bool: does a change of its attention's input at j change the attention's output at i?"""
-    calls, found = [], []
-    hooks = [
-        layer.self_attn.register_forward_pre_hook(lambda *call: calls.append(call), with_kwargs=True)
-        for layer in model.get_decoder().layers
-    ]
-    _run(model, input_ids=ids, attention_mask=real)
-    for hook in hooks:
-        hook.remove()
+def reaches(model: torch.nn.Module, real: torch.Tensor) -> torch.Tensor:
+    """(seq, seq) bool: does a change of token j change the last hidden state at i?"""
+    seq = real.shape[1]
+    ids = torch.arange(40, 40 + seq).repeat(1 + seq, 1)
+    ids[1 + torch.arange(seq), torch.arange(seq)] += 100
     with torch.no_grad():
-        for attention, args, kwargs in calls:
-            before = attention(*args, **kwargs)[0]
-            changes = [
-                [attention(*args, **kwargs | {"hidden_states": rows})[0] != before for rows in changed]
-                for changed in _changed(kwargs["hidden_states"], STRENGTHS)
-            ]
-            found.append(_positions(changes))
-    return found
-
-
-def reaches(model: torch.nn.Module, ids: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """(seq, seq) bool: does a change of the embedding of token j change the last hidden state at i?"""
-    embedded = model.get_input_embeddings()(ids).detach()
-    before = _run(model, inputs_embeds=embedded, attention_mask=real)
-    changes = [
-        [_run(model, inputs_embeds=rows, attention_mask=real) != before for rows in changed]
-        for changed in _changed(embedded, STRENGTHS[:1])
-    ]
-    return _positions(changes)
+        states = model.get_decoder()(ids, attention_mask=real.expand(1 + seq, -1), use_cache=False).last_hidden_state
+    moved = (states[1:] - states[0]).abs().amax(-1)  # (j, i)
+    return (moved > 1e-5 * states[0].abs().max()).T
 
 
 def check(name: str, break_layer: int | None = None) -> list[tuple[str, list[str]]]:
@@ -75,42 +53,15 @@ def check(name: str, break_layer: int | None = None) -> list[tuple[str, list[str
     labkit.to_bidirectional(model, layers=None if break_layer is None else sorted({*range(count)} - {break_layer}))
     rows = [(f"{number} {kind}", []) for number, kind in enumerate(kinds)] + [("whole model", [])]
     for before, after in PADDINGS.values():
-        seq = before + TOKENS + after
-        ids, real = torch.arange(40, 40 + seq)[None], torch.zeros(1, seq, dtype=torch.long)
-        real[:, before : before + TOKENS] = 1
-        tokens, place = real[0].bool(), torch.arange(seq)
-        found = [*attends(model, ids, real), reaches(model, ids, real)]
-        for (_, verdicts), seen, limit in zip(rows, found, reach, strict=True):
+        real = torch.tensor([[0] * before + [1] * TOKENS + [0] * after])
+        tokens, place = real[0].bool(), torch.arange(real.shape[1])
+        measured = [*layer_cells(model, real.shape[1], real)[:, 0], reaches(model, real)]
+        for (_, verdicts), cells, limit in zip(rows, measured, reach, strict=True):
             expected = ((place[:, None] - place).abs() < limit) & tokens  # a padding position changes no token
-            verdicts.append(_verdict((seen != expected) & tokens[:, None], seen))
+            wrong = ((cells != expected) & tokens[:, None]).nonzero().tolist()
+            i, j = wrong[0] if wrong else (0, 0)
+            verdicts.append(f"{i} {'depends' if cells[i, j] else 'does not depend'} on {j}" if wrong else "ok")
     return rows
-
-
-def _run(model: torch.nn.Module, **inputs: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        return model.get_decoder()(**inputs, use_cache=False).last_hidden_state
-
-
-def _changed(rows: torch.Tensor, strengths: tuple[float, ...]) -> list[list[torch.Tensor]]:
-    """For each position, copies of `rows` (1, seq, width) with another vector there."""
-    vector = torch.randn(rows.shape[-1], generator=torch.Generator().manual_seed(5)) * rows.std()
-    columns = [[rows.clone() for _ in strengths] for _ in range(rows.shape[1])]
-    for position, column in enumerate(columns):
-        for copy, strength in zip(column, strengths, strict=True):
-            copy[0, position] = strength * vector
-    return columns
-
-
-def _positions(changes: list[list[torch.Tensor]]) -> torch.Tensor:
-    """(seq, seq) bool, [i, j]: whether a change at position j changes anything at i. Each change is (1, seq, width)."""
-    return torch.stack([torch.stack(column).any(0).any(-1)[0] for column in changes], dim=1)
-
-
-def _verdict(wrong: torch.Tensor, seen: torch.Tensor) -> str:
-    if not wrong.any():
-        return "ok"
-    i, j = wrong.nonzero()[0].tolist()
-    return f"{i} {'depends' if seen[i, j] else 'does not depend'} on {j}"
 
 
 @pytest.mark.parametrize("name", ["tiny-gemma", "tiny-gemma2", "tiny-gemma3"])
@@ -133,9 +84,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="gemma3-270m", help="a Gemma: a registered name, a hub id or a folder")
     parser.add_argument("--break-layer", type=int, help="leave this layer causal")
-    given = parser.parse_args(arguments)
-    rows = check(given.model, given.break_layer)
-    print(f"{given.model}: {TOKENS} tokens, {PADS} padding positions\n")
+    options = parser.parse_args(arguments)
+    rows = check(options.model, options.break_layer)
+    print(f"{options.model}: {TOKENS} tokens, {PADS} padding positions\n")
     for name, columns in [("layer", PADDINGS), *rows]:
         print(f"{name:22}" + "".join(f"{column:26}" for column in columns).rstrip())
     failed = [name for name, verdicts in rows if set(verdicts) != {"ok"}]

@@ -88,7 +88,7 @@ def test_flash_attention_which_takes_no_mask_is_refused_for_them(monkeypatch):
     model = labkit.to_bidirectional(small("StableLm", "sdpa"))
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "flash_attention_2", lambda *_, **__: None)
     model.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(ConversionError, match="stablelm do not pass is_causal on"):
+    with pytest.raises(ConversionError, match="flash attention takes no mask, and stablelm needs one"):
         logits(model)
 
 
@@ -101,7 +101,6 @@ def test_positions_of_a_table_are_counted_from_the_first_real_token(family):
     ids = torch.nn.functional.pad(IDS, (3, 0))
     causal = logits(model)
     labkit.to_bidirectional(model)
-    assert find_decoder(model).most_positions == 64
     padded = logits(model, ids, attention_mask=(ids > 0).long())[:, 3:]
     moved = (padded - logits(model)).abs().max()
     assert moved > 1e-2 if family == "bart" else moved < 1e-4  # BART's decoder cannot be told its positions

@@ -1,7 +1,5 @@
 """labkit.gpt: the numbers and the text of transformers' GPT-2 under every mask, and an error where they'd differ."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -21,17 +19,12 @@ SHAPES = [{}, {"n_inner": 40, "n_head": 1}, {"layer_norm_epsilon": 0.1}, {"activ
 MASKS = [
     masks.causal(),
     masks.bidirectional(),
-    masks.prefix(4),
     masks.prefix([1, 4, 9]),
     masks.hybrid(5),
-    masks.hybrid([2, 11, 6]),
-    masks.sliding_window(3),
     masks.sliding_window(3, causal=False),
-    masks.segments([0] * 5 + [1] * 7),
     masks.segments([0] * 5 + [1] * 4, inside="bidirectional", fuse_from=9),
     masks.causal() & masks.padding([12, 9, 5]),
     masks.padding([3, 12, 7], side="left"),
-    masks.from_dense(torch.rand(N, N, generator=torch.Generator().manual_seed(2)) < 0.3),
     ~masks.bidirectional(),
 ]
 SETTLED = [masks.causal(), masks.prefix(P), masks.prefix(2), masks.prefix([0, 3, 5]), masks.sliding_window(3)]
@@ -39,17 +32,16 @@ UNSETTLED = [masks.bidirectional(), masks.prefix(P + 2), masks.hybrid(3), masks.
 UNSETTLED += [masks.causal() & masks.padding([3, 5, 5], side="left")]  # the pads move along with the last token
 
 
-def gpt2(seed=0, attn="eager", **config) -> GPT2LMHeadModel:
+def gpt2(attn="eager", **config) -> GPT2LMHeadModel:
     """A random GPT-2 in eval mode. Large weights: attention is far from uniform, no bias is 0 and no gain is 1."""
     settings = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     settings |= {"vocab_size": VOCAB, "n_positions": CONTEXT, "n_embd": 24, "n_layer": 2, "n_head": 3}
     settings |= {"bos_token_id": None, "eos_token_id": None}
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
         model = GPT2LMHeadModel._from_config(GPT2Config(**settings | config), attn_implementation=attn)
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight.add_(torch.randn_like(weight) * 0.4)
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.4)
     return model.eval()
 
 
@@ -71,24 +63,36 @@ def assert_same(a, b, atol=1e-5):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("naive", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_logits_are_those_of_transformers(shape, naive):
-    for seed in range(2):
-        model = gpt2(seed, **shape)
-        expected = model(IDS).logits
-        assert expected.std() > 1
-        assert_same(GPT.from_transformers(model, naive)(IDS), expected)
+def test_logits_and_weights_there_and_back_are_those_of_transformers(shape, tmp_path):
+    model = gpt2(**shape)
+    logits, g = model(IDS).logits, GPT.from_transformers(model)
+    assert logits.std() > 1
+    for naive in (True, False):
+        assert_same(GPT.from_transformers(model, naive)(IDS), logits)
+    g.to_transformers().save_pretrained(tmp_path)
+    back = GPT2LMHeadModel.from_pretrained(tmp_path, attn_implementation="eager")
+    ours, theirs = back.state_dict(), model.state_dict()
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert torch.equal(GPT.from_transformers(back)(IDS), g(IDS))
+    for weight in [*g.parameters(), *g.to_transformers().parameters()]:
+        weight.zero_()
+    assert torch.equal(model(IDS).logits, logits), "the weights are a copy"
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("attn", ["eager", "sdpa"])
 @pytest.mark.parametrize("mask", MASKS, ids=repr)
-def test_logits_are_those_of_transformers_under_the_same_mask(mask, attn):
-    model = gpt2(attn=attn)
+def test_logits_and_gradients_are_those_of_transformers_under_the_same_mask(mask):
+    model = gpt2(attn="sdpa")
+    naive, fused = GPT.from_transformers(model, naive=True), GPT.from_transformers(model)
     with labkit.masked(model, mask):
         expected = model(IDS).logits
-    assert_same(GPT.from_transformers(model)(IDS, mask), expected)
+        nn.functional.cross_entropy(expected.flatten(0, 1), IDS.roll(-1, 1).flatten()).backward()
+    for g in (naive, fused):
+        assert_same(g(IDS, mask), expected)
+        g.loss(IDS, IDS.roll(-1, 1), mask).backward()
+        assert_same(g.wte.weight.grad, model.transformer.wte.weight.grad)
+        assert_same(g.h[0].attn.c_attn.weight.grad, model.transformer.h[0].attn.c_attn.weight.grad.T)
+        assert_same(g.h[1].mlp.c_proj.bias.grad, model.transformer.h[1].mlp.c_proj.bias.grad)
     assert mask == masks.causal() or not torch.allclose(expected, model(IDS).logits, atol=0.1)
 
 
@@ -103,57 +107,18 @@ def test_attentions_are_those_of_transformers_and_every_query_spends_one(model, 
     assert torch.equal((weights > 0).any((0, 1, 2)), allowed)
 
 
-@pytest.mark.parametrize("mask", MASKS, ids=repr)
-def test_the_blackboard_and_the_fused_kernel_give_the_same_logits_and_gradients(model, mask):
-    naive, fused = GPT.from_transformers(model, naive=True), GPT.from_transformers(model)
-    assert_same(naive(IDS, mask), fused(IDS, mask))
-    for g in (naive, fused):
-        g.loss(IDS, IDS.roll(-1, 1), mask).backward()
-    for (name, a), b in zip(naive.named_parameters(), fused.parameters(), strict=True):
-        assert a.grad.abs().max() > 0 or name.endswith("c_attn.bias"), name
-        assert_same(a.grad, b.grad)
-
-
-def test_gradients_are_those_of_transformers(model, g):
-    model(IDS, labels=IDS).loss.backward()
-    g.loss(IDS[:, :-1], IDS[:, 1:]).backward()
-    assert_same(g.wte.weight.grad, model.transformer.wte.weight.grad)
-    assert_same(g.h[0].attn.c_attn.weight.grad, model.transformer.h[0].attn.c_attn.weight.grad.T)
-
-
 def test_loss_counts_no_position_whose_target_is_minus_100(g):
     targets = IDS.roll(-1, 1).masked_fill(torch.rand(3, N, generator=torch.Generator().manual_seed(3)) < 0.6, -100)
     by_hand = [-g(IDS)[b, i].log_softmax(-1)[t] for b in range(3) for i in range(N) if (t := targets[b, i]) != -100]
     assert_same(g.loss(IDS, targets), torch.stack(by_hand).mean())
 
 
-# ---- weights there and back ----------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_there_and_back_is_the_same_model(shape, tmp_path):
-    model = gpt2(**shape)
-    g = GPT.from_transformers(model)
-    back, logits = g.to_transformers(), model(IDS).logits
-    back.save_pretrained(tmp_path)
-    for same in (back, GPT2LMHeadModel.from_pretrained(tmp_path, attn_implementation="eager")):
-        ours, theirs = same.state_dict(), model.state_dict()
-        assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
-        assert_same(same(IDS).logits, logits)
-        assert torch.equal(GPT.from_transformers(same)(IDS), g(IDS))
-    for weight in [*g.parameters(), *back.parameters()]:
-        weight.zero_()
-    assert torch.equal(model(IDS).logits, logits), "the weights are a copy"
-
-
 @pytest.mark.parametrize("naive", [True, False])
 def test_bfloat16_stays_bfloat16(model, naive):
-    exact, g = GPT.from_transformers(model), GPT.from_transformers(model.bfloat16(), naive)
+    g = GPT.from_transformers(model.bfloat16(), naive)
     assert {p.dtype for p in [*g.parameters(), *g.to_transformers().parameters()]} == {torch.bfloat16}
     for mask in (masks.causal(), masks.prefix([1, 4, 9])):
         assert g(IDS, mask).dtype == g.attentions(IDS, mask).dtype == torch.bfloat16
-        assert (g(IDS, mask).argmax(-1) == exact(IDS, mask).argmax(-1)).float().mean() > 0.7
     assert g.loss(IDS, IDS).dtype == torch.float32
     assert g.generate(PROMPTS, 3).shape == (3, P + 3)
 
@@ -162,28 +127,23 @@ def test_bfloat16_stays_bfloat16(model, naive):
     ("other", "named"),
     [
         (lambda: gpt2(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx=True"),
-        (lambda: gpt2(scale_attn_weights=False), "scale_attn_weights=False"),
         (lambda: gpt2(activation_function="relu"), "activation_function='relu'"),
-        (lambda: gpt2(reorder_and_upcast_attn=True), "reorder_and_upcast_attn=True"),
-        (lambda: gpt2(tie_word_embeddings=False), "tie_word_embeddings=False"),
         (lambda: labkit.load("tiny-llama").model, "LlamaForCausalLM has model_type='llama'"),
         (lambda: GPT2Model(gpt2().config), "not a GPT2Model without its head"),
     ],
 )
-def test_a_model_that_computes_otherwise_is_refused_by_name(other, named):
+def test_a_model_with_another_computation_is_refused_by_name(other, named):
     with pytest.raises(ModelError, match=named):
         GPT.from_transformers(other())
 
 
-def test_a_new_gpt_knows_nothing_and_is_drawn_as_openai_drew_it():
+def test_a_new_gpt_is_initialised_as_openai_initialised_it():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         g = GPT(GPTConfig(vocab_size=200, context=64, width=128, layers=4, heads=4))
-    ids = torch.arange(128).view(2, 64)
-    assert g.loss(ids, ids.roll(-1, 1)).item() == pytest.approx(math.log(200), rel=0.02)
     assert g.wte.weight.std().item() == pytest.approx(0.02, rel=0.05)
     assert g.h[3].mlp.c_fc.weight.std().item() == pytest.approx(0.02, rel=0.05)
-    assert g.h[3].mlp.c_proj.weight.std().item() == pytest.approx(0.02 / math.sqrt(8), rel=0.05)
+    assert g.h[3].mlp.c_proj.weight.std().item() == pytest.approx(0.02 / 8**0.5, rel=0.05)
 
 
 # ---- the mask that is in force -------------------------------------------------------------------------------------
@@ -203,8 +163,8 @@ class Under(nn.Module):
 @pytest.mark.parametrize("naive", [True, False])
 def test_the_audit_measures_a_gpt_as_causal_and_under_the_other_mask_as_bidirectional(model, naive):
     g = GPT.from_transformers(model, naive)
-    found = {"causal": audit(g), "bidirectional": audit(Under(g, masks.bidirectional()))}
-    for verdict, report in found.items():
+    for verdict, module in {"causal": g, "bidirectional": Under(g, masks.bidirectional())}.items():
+        report = audit(module)
         assert report.verdict == verdict and len(report.layers) == 2 and not report.problems
     assert audit(Under(g, masks.prefix(4)), quick=True).layers[1].mask.agrees_with(masks.prefix(4), 6)
 
@@ -227,8 +187,7 @@ def test_dropout_is_for_training_only_and_is_kept(drop, naive):
     assert g.training and not torch.equal(g(IDS), g(IDS))
     back = g.to_transformers()
     assert back.training and {k: getattr(back.config, k) for k in drop} == drop
-    assert torch.equal(g.eval()(IDS), g(IDS)) and not g.to_transformers().training
-    assert torch.equal(g(IDS), GPT.from_transformers(gpt2(**drop), naive)(IDS))
+    assert torch.equal(g.eval()(IDS), GPT.from_transformers(gpt2(**drop), naive)(IDS))
 
 
 # ---- generation ----------------------------------------------------------------------------------------------------
@@ -258,7 +217,6 @@ def test_generation_with_the_cache_is_generation_without(g, mask):
             texts.append(g.generate(PROMPTS, 20, mask=mask, use_cache=use_cache, **settings))
         assert torch.equal(*texts)
         assert torch.equal(texts[0][:, :P], PROMPTS) and texts[0].shape == (3, P + 20)
-    assert len(texts[0][:, P:].unique()) > 10
 
 
 @pytest.mark.parametrize(("temperature", "top_k"), [(1.0, None), (0.7, 5), (2.0, 20), (1.3, 1), (3.0, 1000)])
@@ -271,33 +229,21 @@ def test_sampled_text_is_that_of_transformers_under_the_same_seed(model, g, temp
     assert torch.equal(text, g.generate(PROMPTS, 20)) == (top_k == 1)
 
 
-def test_a_row_that_said_stop_is_filled_up_with_it_until_all_have_as_in_transformers(model, g):
+def test_a_row_that_ended_is_filled_with_the_stop_token_until_all_have_as_in_transformers(model, g):
     lengths = set()
     for stop in g.generate(PROMPTS, 20)[:, P:].unique().tolist():
-        text = g.generate(PROMPTS, 20, stop=stop)
-        assert torch.equal(text, hf_generate(model, PROMPTS, 20, eos_token_id=stop, pad_token_id=stop))
-        assert torch.equal(text, g.generate(PROMPTS, 20, stop=stop, use_cache=False))
-        for row in PROMPTS:
-            one = g.generate(row[None], 20, stop=stop)
-            assert torch.equal(one, hf_generate(model, row[None], 20, eos_token_id=stop, pad_token_id=stop))
-            lengths.add(one.size(1))
+        for prompts in (PROMPTS, PROMPTS[:1]):
+            text = g.generate(prompts, 20, stop=stop)
+            assert torch.equal(text, hf_generate(model, prompts, 20, eos_token_id=stop, pad_token_id=stop))
+            lengths.add(text.size(1))
     assert len(lengths) > 3
-
-
-def test_a_prompt_read_both_ways_goes_on_as_in_transformers(model, g):
-    with labkit.masked(model, masks.prefix(P)):
-        expected = hf_generate(model, PROMPTS, 20)
-    assert torch.equal(g.generate(PROMPTS, 20, mask=masks.prefix(P)), expected)
-    assert not torch.equal(g.generate(PROMPTS, 20), expected)
 
 
 @pytest.mark.parametrize("mask", UNSETTLED, ids=repr)
 def test_where_a_new_token_changes_earlier_states_the_cache_is_refused_and_none_is_needed(g, mask):
     with pytest.raises(ConversionError, match="use_cache=False"):
         g.generate(PROMPTS, 6, mask=mask)
-    text, steps = g.generate(PROMPTS, 6, mask=mask, use_cache=False), range(P, P + 6)
-    for t in steps:
+    text = g.generate(PROMPTS, 6, mask=mask, use_cache=False)
+    for t in range(P, P + 6):
         assert torch.equal(text[:, t], g(text[:, :t], mask)[:, -1].argmax(-1))
-    changed = max((g.hidden(text[:, : t + 1], mask)[:, :t] - g.hidden(text[:, :t], mask)).abs().max() for t in steps)
-    assert changed > 0.1
     assert torch.equal(g.generate(PROMPTS, 1, mask=mask), text[:, : P + 1])  # nothing is read after the prompt

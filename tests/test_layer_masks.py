@@ -1,4 +1,4 @@
-"""masked(): any Mask in force in any layer, on any backend, padded, packed or cached, and nothing left behind."""
+"""The mask in force in every layer: family x backend x mask x padding x packing, against a perturbation oracle."""
 
 import pytest
 import torch
@@ -6,19 +6,23 @@ from transformers import DynamicCache
 
 import labkit
 from labkit import masks
-from labkit.decoder.anatomy import CACHE
+from labkit.decoder.anatomy import CACHE, find_decoder
 from labkit.errors import ConversionError, MaskError
-from tests.perturbation import layer_cells
+from tests.perturbation import (
+    CASES,
+    IDS,
+    N,
+    W,
+    assert_layers_attend,
+    assert_without_hooks,
+    causal_rules,
+    layer_cells,
+    logits,
+    positions_of,
+    window,
+)
 
-CASES = [
-    (name, attn)
-    for name in ("tiny-gpt2", "tiny-llama", "tiny-gemma", "tiny-gemma2", "tiny-gemma3")
-    for attn in ("eager", "sdpa")
-    if (name, attn) != ("tiny-gemma2", "sdpa")
-]
-N = 12
-IDS = torch.arange(40, 40 + N)[None]
-SAID = [
+MASKS = [
     masks.causal(),
     masks.bidirectional(),
     masks.prefix(3),
@@ -30,53 +34,120 @@ SAID = [
 ]
 
 
-def with_rule(mask, n):
-    """The mask's cells, a row without a key attending to itself: plain Python."""
-    cells = mask.dense(n).tolist()
-    return torch.tensor([[cells[q][k] or (q == k and not any(cells[q])) for k in range(n)] for q in range(n)])
+def rule_of(mask):
+    """The mask's cells by text length, a row without a key attending to itself: plain Python."""
 
+    def cells(n):
+        rows = mask.dense(n).tolist()
+        return torch.tensor([[rows[q][k] or (q == k and not any(rows[q])) for k in range(n)] for q in range(n)])
 
-def logits(model, ids=IDS, **kwargs):
-    with torch.no_grad():
-        return model(ids, **kwargs).logits
+    return cells
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(("name", "attn"), CASES)
-@pytest.mark.parametrize("mask", SAID, ids=repr)
-def test_what_is_said_is_what_is_measured_in_every_layer(tiny, name, attn, mask):
+def test_a_mask_is_in_force_in_every_layer_and_gone_after_its_block(tiny, name, attn):
     model = tiny(name, attn).model
     before = logits(model)
-    with labkit.masked(model, mask):
-        cells = layer_cells(model, N)
-    assert all(torch.equal(layer[0], with_rule(mask, N)) for layer in cells)
-    assert torch.equal(logits(model), before)
-    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+    for mask in MASKS:
+        with labkit.masked(model, mask):
+            assert_layers_attend(model, [rule_of(mask)] * 2)
+        assert torch.equal(logits(model), before)
+        assert_without_hooks(model)
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3"])
+@pytest.mark.parametrize("given", [[masks.prefix(2), None], {0: masks.prefix(2)}])
+def test_each_layer_can_have_its_own_mask(tiny, name, given):
+    model = tiny(name).model
+    with labkit.masked(model, given):
+        assert_layers_attend(model, [rule_of(masks.prefix(2)), causal_rules(model)[1]])
 
 
 @pytest.mark.parametrize(("name", "attn"), CASES)
-def test_positions_count_real_tokens_on_either_side_of_the_padding(tiny, name, attn):
+@pytest.mark.parametrize("layers", [None, [0], [1]])
+def test_a_conversion_opens_the_chosen_layers_as_far_as_their_windows(tiny, name, attn, layers):
     model = tiny(name, attn).model
-    real = torch.ones(3, N, dtype=torch.bool)
-    real[1, -3:], real[2, :2] = False, False
-    with labkit.masked(model, masks.prefix(3)):
-        for row, cells in zip(real, layer_cells(model, N, real).transpose(0, 1), strict=True):
-            expected = masks.prefix(3).dense(int(row.sum()))
-            assert all(torch.equal(layer[row][:, row], expected) for layer in cells)
-            assert not cells[:, row][:, :, ~row].any()
+    causal, local = causal_rules(model), name in ("tiny-gemma2", "tiny-gemma3")
+    for how, reach in (("keep", W - 1), ("halve", W // 2), ("global", None)) if local else [("keep", None)]:
+        labkit.to_bidirectional(model, window=how, layers=layers)
+        opened = [window(reach, reach), window(None, None)]
+        chosen = range(2) if layers is None else layers
+        assert_layers_attend(model, [opened[i] if i in chosen else causal[i] for i in range(2)])
+    labkit.to_causal(model)
+    assert_without_hooks(model)
 
 
-def test_each_layer_can_have_its_own_mask(tiny):
-    model = tiny("tiny-gemma3").model
-    own = layer_cells(model, N)
-    with labkit.masked(model, [masks.prefix(2), None]):
-        cells = layer_cells(model, N)
-    assert torch.equal(cells[0, 0], masks.prefix(2).dense(N))
-    assert torch.equal(cells[1], own[1])
-    with labkit.masked(model, {1: masks.hybrid(5)}):
-        cells = layer_cells(model, N)
-    assert torch.equal(cells[0], own[0])
-    assert torch.equal(cells[1, 0], masks.hybrid(5).dense(N))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma2", "tiny-gemma3"])
+def test_flex_attention_has_the_same_masks(tiny, name):
+    model = tiny(name, "flex_attention").model
+    for mask in (masks.prefix(3), masks.hybrid(4), ~masks.bidirectional()):
+        with labkit.masked(model, mask):
+            assert_layers_attend(model, [rule_of(mask)] * 2)
+    reach = W - 1 if name != "tiny-llama" else None
+    for layers, last in ((None, window(None, None)), ([0], window(None, 0))):
+        labkit.to_bidirectional(model, layers=layers)
+        assert_layers_attend(model, [window(reach, reach), last])
+
+
+TEXTS = [IDS[0, :7], IDS[0, 3:14], IDS[0]]
+
+
+def padded(texts, side):
+    """ids and attention_mask (texts, 20 + 2), padded with the token 7."""
+    ids, mask = torch.full((len(texts), N + 2), 7), torch.zeros(len(texts), N + 2).long()
+    for row, text in enumerate(texts):
+        place = slice(len(text)) if side == "right" else slice(N + 2 - len(text), None)
+        ids[row, place], mask[row, place] = text, 1
+    return ids, {"attention_mask": mask}
+
+
+def side_by_side(texts, mask):
+    """One row of all texts, with positions that restart, without a mask, with one of ones, or with pads on the left."""
+    pads = 3 if mask == "padded" else 0
+    numbers = torch.tensor([-1] * pads + [i for i, text in enumerate(texts) for _ in text])[None]
+    given = {"position_ids": positions_of(numbers), "use_cache": False}
+    if mask is not None:
+        given["attention_mask"] = (numbers >= 0).long()
+    return torch.cat([torch.full((pads,), 7), *texts])[None], given
+
+
+@pytest.mark.parametrize(("name", "attn"), CASES)
+@pytest.mark.parametrize("layers", [None, [1]])
+def test_a_text_has_the_logits_it_has_alone_padded_or_packed(tiny, name, attn, layers):
+    """Also where positions are learned (GPT-2), which the cells of attention do not show."""
+    model = labkit.to_bidirectional(tiny(name, attn).model, layers=layers)
+    alone = torch.cat([logits(model, text[None])[0] for text in TEXTS])
+    for side in ("right", "left"):
+        ids, given = padded(TEXTS, side)
+        got = logits(model, ids, **given)[given["attention_mask"].bool()]
+        torch.testing.assert_close(got, alone, atol=2e-5, rtol=1e-4)
+    for mask in (None, "ones", "padded"):
+        ids, given = side_by_side(TEXTS, mask)
+        got = logits(model, ids, **given)[0, -len(alone) :]
+        torch.testing.assert_close(got, alone, atol=2e-5, rtol=1e-4)
+
+
+def test_a_text_with_padding_is_not_taken_for_packed_documents(tiny):
+    """Its positions jump where the padding is: pads may be counted or not, and have any number of their own."""
+    model = labkit.to_bidirectional(tiny("tiny-llama").model)
+    real = torch.nn.functional.pad(torch.ones_like(IDS), (3, 2))
+    real[0, 8] = 0  # a hole in the text
+    text = real[0].bool()
+    for positions in ((real.cumsum(-1) - 1).masked_fill(real == 0, 1), torch.arange(N + 5)[None]):
+        cells = layer_cells(model, N + 5, real, position_ids=positions)[:, 0]
+        assert cells[:, text][:, :, text].all() and not cells[:, text][:, :, ~text].any()
+
+
+def test_packed_documents_are_recognised_by_positions_on_three_axes():
+    from labkit.decoder.hooks import _documents
+
+    text = torch.tensor([[0, 1, 2, 0, 1, 2]])
+    assert _documents(text.expand(3, 1, -1), None).tolist() == [[0, 0, 0, 1, 1, 1]]
+    assert _documents(torch.stack([text, text, text, text]), None).tolist() == [[0, 0, 0, 1, 1, 1]]
+    image = torch.tensor([[[0, 1, 1, 1, 1, 3]], [[0, 1, 1, 2, 2, 3]], [[0, 1, 2, 1, 2, 3]]])  # 2 x 2 patches in a text
+    assert _documents(image, None) is None
 
 
 def test_contexts_nest_and_an_exception_restores(tiny):
@@ -92,34 +163,28 @@ def test_contexts_nest_and_an_exception_restores(tiny):
     torch.testing.assert_close(causal, logits(labkit.to_causal(model)))
 
 
-@pytest.mark.parametrize(("name", "attn"), CASES)
-@pytest.mark.parametrize(
-    "mask", [masks.causal(), masks.sliding_window(4), masks.segments([0, 0, 0, 1, 1], fuse_from=5)], ids=repr
-)
-def test_decoding_with_a_cache_equals_one_pass(tiny, name, attn, mask):
-    model = tiny(name, attn).model
-    with labkit.masked(model, mask):
-        whole = logits(model, use_cache=False)
-        torch.testing.assert_close(decoded(model, DynamicCache()), whole, atol=2e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize(("name", "attn"), [case for case in CASES if case[0] in ("tiny-gemma2", "tiny-gemma3")])
-def test_a_cache_that_let_go_of_keys_the_mask_opens_is_refused_rather_than_wrong(tiny, name, attn):
-    model = tiny(name, attn).model
-    with labkit.masked(model, masks.sliding_window(8)):
-        whole = logits(model, use_cache=False)
-        own_cache = DynamicCache(config=model.config)
-        torch.testing.assert_close(decoded(model, own_cache), whole, atol=2e-5, rtol=1e-4)
-    with labkit.masked(model, masks.causal()), pytest.raises(ConversionError, match=r"kept 8 of 9.*DynamicCache\(\)"):
-        decoded(model, DynamicCache(config=model.config))
-
-
 def decoded(model, cache):
     """Logits of five tokens at once, then of one after the other, with this cache."""
     with torch.no_grad():
         steps = [model(IDS[:, :5], use_cache=True, **{CACHE: cache}).logits]
         steps += [model(IDS[:, t : t + 1], use_cache=True, **{CACHE: cache}).logits for t in range(5, N)]
     return torch.cat(steps, 1)
+
+
+@pytest.mark.parametrize(("name", "attn"), CASES)
+def test_decoding_with_a_cache_equals_one_pass_or_is_refused(tiny, name, attn):
+    model = tiny(name, attn).model
+    for mask in (masks.causal(), masks.sliding_window(4), masks.segments([0, 0, 0, 1, 1], fuse_from=5)):
+        with labkit.masked(model, mask):
+            whole = logits(model, use_cache=False)
+            torch.testing.assert_close(decoded(model, DynamicCache()), whole, atol=2e-5, rtol=1e-4)
+    if name not in ("tiny-gemma2", "tiny-gemma3"):
+        return
+    with labkit.masked(model, masks.sliding_window(W)):  # all that the default cache of a local layer keeps
+        whole = logits(model, use_cache=False)
+        torch.testing.assert_close(decoded(model, DynamicCache(config=model.config)), whole, atol=2e-5, rtol=1e-4)
+    with labkit.masked(model, masks.causal()), pytest.raises(ConversionError, match=r"kept 8 of 9.*DynamicCache\(\)"):
+        decoded(model, DynamicCache(config=model.config))
 
 
 @pytest.mark.parametrize("attn", ["eager", "sdpa"])
@@ -129,64 +194,36 @@ def test_a_batched_mask_applies_row_by_row(tiny, attn):
     with labkit.masked(model, mask):
         got = logits(model, IDS.expand(2, N))
         with pytest.raises(MaskError, match="batch of 2"):
-            logits(model, IDS.expand(3, N), attention_mask=torch.ones(3, N).long().index_fill(1, torch.tensor([11]), 0))
+            logits(model, IDS.expand(3, N), attention_mask=(torch.arange(N) < N - 1).long().expand(3, N))
     torch.testing.assert_close(got[:1], logits(model))
     torch.testing.assert_close(got[1:], logits(labkit.to_bidirectional(model)))
 
 
-def test_packed_documents_stay_apart_under_a_mask(tiny):
-    model = tiny("tiny-gemma3").model
-    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
-    with labkit.masked(model, masks.prefix(2)):
-        packed = logits(model, position_ids=positions, use_cache=False)
-        first, second = logits(model, IDS[:, :5]), logits(model, IDS[:, 5:])
-    torch.testing.assert_close(packed[:, :5], first, atol=2e-5, rtol=1e-4)
-    torch.testing.assert_close(packed[:, 5:], second, atol=2e-5, rtol=1e-4)
+NOT_A_MASK = {
+    "a name": ("causal", "expected a Mask"),
+    "too few": ([masks.causal()], "a list of 2"),
+    "no such layer": ({7: masks.causal()}, "layers 0 to 1"),
+    "a tensor": ([masks.causal(), torch.ones(3, 3)], "layer 1: expected a labkit Mask"),
+}
 
 
-@pytest.mark.parametrize(
-    ("mask", "said"),
-    [
-        ("causal", "expected a Mask"),
-        ([masks.causal()], "2 layers and 1 masks"),
-        ({7: masks.causal()}, "layers 0 to 1"),
-        ([masks.causal(), torch.ones(3, 3)], "layer 1: expected a labkit Mask"),
-    ],
-)
-def test_what_is_no_mask_is_refused(tiny, mask, said):
+@pytest.mark.parametrize(("mask", "message"), NOT_A_MASK.values(), ids=list(NOT_A_MASK))
+def test_what_is_no_mask_is_refused(tiny, mask, message):
     model = tiny("tiny-llama").model
-    with pytest.raises(MaskError, match=said), labkit.masked(model, mask):
+    with pytest.raises(MaskError, match=message), labkit.masked(model, mask):
         pass
-    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+    assert_without_hooks(model)
 
 
-def test_a_ready_made_mask_in_the_call_is_refused_rather_than_overruled(tiny):
+def test_calls_that_cannot_carry_the_mask_are_refused(tiny):
     model = tiny("tiny-llama").model
-    with labkit.masked(model, masks.causal()), pytest.raises(ConversionError, match="brings masks of its own"):
-        model(IDS, attention_mask=torch.zeros(1, 1, N, N))
-
-
-def test_flash_attention_is_refused(tiny):
-    model = tiny("tiny-llama").model
-    with labkit.masked(model, masks.prefix(2)), pytest.raises(ConversionError, match="flash attention takes no mask"):
+    packed, given = side_by_side(TEXTS[:2], None)
+    with labkit.masked(model, masks.prefix(2)):
+        with pytest.raises(ConversionError, match="brings masks of its own"):
+            model(IDS, attention_mask=torch.zeros(1, 1, N, N))
+        with pytest.raises(ConversionError, match="key-value cache"):
+            model(packed, position_ids=given["position_ids"], **{CACHE: DynamicCache()})
         model.config._attn_implementation = "flash_attention_2"
-        model(IDS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma3"])
-@pytest.mark.parametrize("mask", [masks.prefix(3), masks.hybrid(4), ~masks.bidirectional()], ids=repr)
-def test_flex_attention_carries_the_mask(tiny, name, mask):
-    model = tiny(name, "flex_attention").model
-    with labkit.masked(model, mask):
-        assert all(torch.equal(layer[0], with_rule(mask, N)) for layer in layer_cells(model, N))
-
-
-def test_packed_documents_are_recognised_by_positions_on_three_axes():
-    from labkit.decoder.hooks import _documents
-
-    text = torch.tensor([[0, 1, 2, 0, 1, 2]])
-    assert _documents(text.expand(3, 1, -1), None).tolist() == [[0, 0, 0, 1, 1, 1]]
-    assert _documents(torch.stack([text, text, text, text]), None).tolist() == [[0, 0, 0, 1, 1, 1]]
-    image = torch.tensor([[[0, 1, 1, 1, 1, 3]], [[0, 1, 1, 2, 2, 3]], [[0, 1, 2, 1, 2, 3]]])  # 2 x 2 patches in a text
-    assert _documents(image, None) is None
+        with pytest.raises(ConversionError, match="flash attention takes no mask"):
+            model(IDS)
+    assert find_decoder(model).backend == "flash"

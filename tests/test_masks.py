@@ -1,7 +1,6 @@
-"""The Mask algebra against independent oracles: plain Python loops, the laws of logic, and torch's FlexAttention."""
+"""The Mask algebra against independent oracles: plain Python loops, and torch's FlexAttention."""
 
 import copy
-import itertools
 import pickle
 from inspect import unwrap
 
@@ -14,14 +13,14 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_mask, flex_attention
 
 from labkit import masks
-from labkit.errors import LabkitError, MaskError
+from labkit.errors import MaskError
 
 N = 7  # the square on which random expressions are checked
 BATCH = 2
 quick = settings(max_examples=60, deadline=None)
 
 # ---------------------------------------------------------------------------------------------- random expressions
-# `unwrap`: the type checker that pytest hooks into labkit looks at a random item of a list; hypothesis wants no chance
+# `unwrap`: the type checker that pytest hooks into labkit looks at a random item of a list, which hypothesis refuses
 numbers = st.integers(0, N + 1)
 plain_masks = st.one_of(
     st.just(masks.causal()),
@@ -91,19 +90,11 @@ def test_dense_additive_and_block_mask_agree_on_every_expression(mask, q_len):
     assert torch.equal(additive == torch.finfo(torch.float32).min, ~expected)
 
     block = mask.block_mask(q_len, N)
-    told = create_mask(block.mask_mod, mask.batch_size, None, q_len, N, device="cpu")  # (batch or 1, 1, q_len, kv_len)
-    assert torch.equal(told[:, 0], batched(expected))
+    cells = create_mask(block.mask_mod, mask.batch_size, None, q_len, N, device="cpu")  # (batch or 1, 1, q_len, kv_len)
+    assert torch.equal(cells[:, 0], batched(expected))
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [
-        masks.segments([0, 0, 1, 1, 1, 2, 2, 2]),
-        masks.padding([N, 3]) & masks.prefix([2, 4]),
-        masks.from_dense(torch.eye(N, dtype=torch.bool)) | masks.causal(),
-    ],
-    ids=["segments", "lengths", "painted"],
-)
+@pytest.mark.parametrize("mask", [masks.segments([0, 0, 1, 1, 1, 2, 2]), masks.padding([N, 3]) & masks.prefix([2, 4])])
 def test_nothing_is_moved_to_another_device_within_the_kernel(mask):
     """Inductor cannot compile a mask that moves a table from the CPU to the GPU."""
     block, sources = mask.block_mask(N), []
@@ -123,11 +114,10 @@ def test_nothing_is_moved_to_another_device_within_the_kernel(mask):
     "mask",
     [
         masks.causal() & masks.sliding_window(20),
-        masks.prefix(140),
         masks.segments([0] * 100 + [1] * 200, fuse_from=290),
         masks.causal() & masks.padding([300, 3], side="left"),  # left padding makes rows without a key
     ],
-    ids=["window", "prefix", "segments", "left padding"],
+    ids=["window", "segments", "left padding"],
 )
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("q_len", [300, 150])
@@ -144,12 +134,11 @@ def test_block_mask_attends_as_sdpa_does_and_skips_only_empty_blocks(mask, q_len
     torch.testing.assert_close(by_flex, by_sdpa)
 
     occupied = block.to_dense().bool()[:, 0]  # (batch or 1, query blocks, key blocks)
-    cells = batched(with_itself_where_empty(mask.dense(q_len, kv_len)))
-    for b in range(cells.shape[0]):
-        for i in range(occupied.shape[1]):
-            for j in range(occupied.shape[2]):
-                tile = cells[b, i * size : (i + 1) * size, j * size : (j + 1) * size]
-                assert bool(occupied[b, i, j]) == bool(tile.any())
+    cells = torch.nn.functional.pad(
+        batched(with_itself_where_empty(mask.dense(q_len, kv_len))), (0, 84, 0, -q_len % size)
+    )
+    tiles = cells.unflatten(1, (-1, size)).unflatten(3, (-1, size))  # (batch or 1, blocks, size, blocks, size)
+    assert torch.equal(occupied, tiles.any(4).any(2))
 
 
 @quick
@@ -172,25 +161,6 @@ def test_fewer_queries_than_keys_are_the_last_rows_of_the_square(mask, q_len):
     assert torch.equal(mask.additive(q_len, N), mask.additive(N)[..., -q_len:, :])
 
 
-# ----------------------------------------------------------------------------------------------- laws of logic
-@quick
-@given(any_masks, any_masks, any_masks)
-def test_and_or_not_obey_the_laws_of_logic(a, b, c):
-    same = lambda left, right: left.agrees_with(right, N)  # noqa: E731
-    assert same(~(a & b), ~a | ~b)
-    assert same(~(a | b), ~a & ~b)
-    assert same(~~a, a)
-    assert same(a & b, b & a)
-    assert same(a | b, b | a)
-    assert same((a & b) & c, a & (b & c))
-    assert same(a & (b | c), (a & b) | (a & c))
-    assert same(a | (b & c), (a | b) & (a | c))
-    assert same(a | (a & b), a)
-    assert same(a & masks.bidirectional(), a)
-    assert not (a & ~a).dense(N).any()
-    assert (a | ~a).dense(N).all()
-
-
 @quick
 @given(any_masks, any_masks)
 def test_operators_are_those_of_the_cells(a, b):
@@ -211,44 +181,23 @@ def test_repr_is_the_expression(mask):
     assert mask.explain().startswith(f"{mask!r}: a token may look at ")
 
 
-@quick
-@given(any_masks, any_masks)
-def test_equal_expressions_have_equal_hashes_and_equal_cells(a, b):
-    if a == b:
-        assert hash(a) == hash(b) and a.agrees_with(b, N)
-    if not a.agrees_with(b, N):
-        assert a != b
-
-
 def test_equality_is_of_expressions_and_agreement_is_of_cells():
-    assert masks.prefix(1) != masks.causal()
-    assert masks.prefix(1).agrees_with(masks.causal(), N)
+    assert masks.prefix(1) != masks.causal() and masks.prefix(1).agrees_with(masks.causal(), N)
     assert masks.causal() & masks.prefix(2) != masks.prefix(2) & masks.causal()
-    assert masks.causal() != "causal()"
     assert len({masks.causal(), masks.causal(), masks.prefix(1)}) == 2
     # at 4 tokens a window of 4 is invisible; one token more shows it
     assert masks.sliding_window(4).agrees_with(masks.causal(), 4)
     assert not masks.sliding_window(4).agrees_with(masks.causal(), 5)
-
-
-def test_a_batched_mask_agrees_only_if_every_row_does():
-    full = masks.causal() & masks.padding([4, 4])
-    assert full.agrees_with(masks.causal(), 4)
+    # a batched mask agrees only if every row does
     assert not (masks.causal() & masks.padding([4, 3])).agrees_with(masks.causal(), 4)
 
 
 def test_painted_masks_are_equal_when_their_cells_are():
     cells = torch.rand(5, 5, generator=torch.Generator().manual_seed(0)) > 0.5
-    assert masks.from_dense(cells) == masks.from_dense(cells.int()) == masks.from_dense(cells.numpy())
-    assert masks.from_dense(cells) == masks.from_dense(cells.tolist())
+    for same in (cells.int(), cells.numpy(), cells.tolist()):
+        assert masks.from_dense(same) == masks.from_dense(cells)
     assert masks.from_dense(cells) != masks.from_dense(~cells)
     assert masks.from_dense(cells) != masks.from_dense(cells[None])  # for any batch, against a batch of 1
-
-
-def test_one_token_is_singular():
-    assert "1 token before it" in masks.sliding_window(2).explain()
-    assert "first 1 token," in masks.prefix(1).explain()
-    assert "2 tokens before it" in masks.sliding_window(3).explain()
 
 
 # --------------------------------------------------------------------- closed forms, each in plain Python loops
@@ -263,13 +212,10 @@ CLOSED_FORMS = [
     (masks.sliding_window(1), lambda q, k: k == q),
     (masks.sliding_window(3), lambda q, k: k in (q, q - 1, q - 2)),
     (masks.sliding_window(3, causal=False), lambda q, k: k in (q - 2, q - 1, q, q + 1, q + 2)),
-    (masks.sliding_window(99), lambda q, k: k <= q),
     (masks.prefix(0), lambda q, k: k <= q),
     (masks.prefix(3), lambda q, k: k in (0, 1, 2) or k <= q),
-    (masks.prefix(99), lambda q, k: True),
     (masks.hybrid(0), lambda q, k: True),
     (masks.hybrid(3), lambda q, k: k <= q if q in (0, 1, 2) else True),
-    (masks.hybrid(99), lambda q, k: k <= q),
     (masks.segments([5, 5, 8, 8, 8, 5, 8]), lambda q, k: k <= q and (q in (0, 1, 5)) == (k in (0, 1, 5))),
     (masks.segments([5, 5, 8, 8, 8, 5, 8], inside="bidirectional"), lambda q, k: (q in (0, 1, 5)) == (k in (0, 1, 5))),
     (
@@ -290,36 +236,23 @@ def test_every_factory_has_the_cells_of_its_definition(mask, may_look, q_len):
     assert torch.equal(mask.dense(q_len, N), grid(q_len, N, may_look))
 
 
-@pytest.mark.parametrize("q_len", [1, 4, 6])
-def test_padding_hides_the_padded_keys_of_each_row_and_masks_no_query(q_len):
+def test_padding_hides_the_padded_keys_of_each_row_and_masks_no_query():
     counts = [6, 4, 0]
-    right, left = masks.padding(counts).dense(q_len, 6), masks.padding(counts, side="left").dense(q_len, 6)
-    assert right.shape == left.shape == (3, q_len, 6)
+    right, left = masks.padding(counts), masks.padding(counts, side="left")
+    assert right.batch_size == (masks.causal() & left).batch_size == 3
     for row, real in enumerate(counts):
-        assert torch.equal(right[row], grid(q_len, 6, lambda q, k, real=real: k < real))
-        assert torch.equal(left[row], grid(q_len, 6, lambda q, k, real=real: k >= 6 - real))
+        assert torch.equal(right.dense(4, 6)[row], grid(4, 6, lambda q, k, real=real: k < real))
+        assert torch.equal(left.dense(4, 6)[row], grid(4, 6, lambda q, k, real=real: k >= 6 - real))
 
 
-def test_a_batch_of_painted_masks_keeps_each_row():
+def test_a_painted_mask_keeps_its_cells_whatever_happens_to_the_array_later():
     cells = torch.rand(3, 5, 5, generator=torch.Generator().manual_seed(1)) > 0.5
-    mask = masks.from_dense(cells)
+    before, mask = cells.clone(), masks.from_dense(cells)
+    cells[:] = False
+    mask.dense(5)[:] = False
     assert mask.batch_size == 3
-    assert torch.equal(mask.dense(5), cells)
-    assert torch.equal(mask.dense(3), cells[:, :3, :3])  # a shorter sequence takes the upper left corner
-
-
-def test_painting_over_the_array_later_does_not_change_the_mask():
-    cells = np.ones((3, 3), dtype=bool)
-    mask = masks.from_dense(cells)
-    cells[0, 0] = False
-    mask.dense(3)[1, 1] = False
-    assert mask.dense(3).all()
-
-
-def test_batched_and_unbatched_masks_combine_to_a_batch():
-    both = masks.causal() & masks.padding([4, 2])
-    assert both.batch_size == 2
-    assert both.dense(4)[1].tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0]]
+    assert torch.equal(mask.dense(5), before)
+    assert torch.equal(mask.dense(3), before[:, :3, :3])  # a shorter sequence takes the upper left corner
 
 
 def test_a_query_without_a_key_attends_to_itself_alone():
@@ -332,25 +265,6 @@ def test_a_query_without_a_key_attends_to_itself_alone():
 
 
 # --------------------------------------------------------------------------------------------- ways back, text
-@pytest.mark.parametrize(
-    "mask",
-    [masks.causal(), masks.bidirectional()]
-    + [masks.sliding_window(w, causal=c) for w in (1, 2, 5) for c in (True, False) if (w, c) != (1, False)]
-    + [make(n) for n in (2, 3, 5) for make in (masks.prefix, masks.hybrid)],
-    ids=repr,
-)
-def test_recognise_finds_the_mask_that_made_the_cells(mask):
-    assert masks.recognise(mask.dense(N)) == mask
-
-
-@quick
-@given(any_masks)
-def test_recognise_never_names_a_mask_with_other_cells(mask):
-    cells = batched(mask.dense(N))[0]
-    found = masks.recognise(cells)
-    assert found is None or torch.equal(found.dense(N), cells)
-
-
 def simplest_names(n):
     """The named masks of this size by their cells, of several with the same cells the simplest: all of them, tried."""
     named = [make(i) for i in range(n - 1, 0, -1) for make in (masks.hybrid, masks.prefix)]
@@ -358,7 +272,7 @@ def simplest_names(n):
     return {m.dense(n).numpy().tobytes(): m for m in (*named, masks.causal(), masks.bidirectional())}
 
 
-@pytest.mark.parametrize("n", [*range(1, 9), 20, 33])
+@pytest.mark.parametrize("n", [1, 4, 7, 20])
 def test_recognise_names_what_trying_all_masks_names(n):
     names = simplest_names(n)
     for cells, mask in names.items():
@@ -371,18 +285,6 @@ def test_recognise_names_what_trying_all_masks_names(n):
             assert masks.recognise(near) == names.get(near.numpy().tobytes())
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_recognise_names_all_cells_there_are_as_trying_all_masks_does(n):
-    names = simplest_names(n)
-    for bits in itertools.product([False, True], repeat=n * n):
-        cells = torch.tensor(bits).view(n, n)
-        assert masks.recognise(cells) == names.get(cells.numpy().tobytes())
-
-
-def test_recognise_says_nothing_of_an_unnamed_mask():
-    assert masks.recognise(~masks.causal().dense(5)) is None
-
-
 def test_ascii_draws_one_line_per_query_and_one_column_per_key():
     assert (masks.causal() & masks.sliding_window(2)).ascii(["I", "saw", "her"]).split("\n") == [
         "      I   saw  her",
@@ -391,21 +293,7 @@ def test_ascii_draws_one_line_per_query_and_one_column_per_key():
         "her   ·    ■    ■",
     ]
     assert masks.causal().ascii(2) == "    0    1\n0   ■    ·\n1   ■    ■"
-
-
-@quick
-@given(any_masks, st.lists(st.text("abcdefghij", min_size=1, max_size=9), min_size=N, max_size=N))
-def test_ascii_shows_the_cells(mask, tokens):
-    lines = mask.ascii(tokens).split("\n")[1:]
-    left = max(len(t) for t in tokens)
-    drawn = [[mark == "■" for mark in line[left:].split()] for line in lines]
-    assert drawn == batched(mask.dense(N))[0].tolist()
-
-
-def test_ascii_of_a_batch_picks_the_row():
-    mask = masks.padding([2, 1])
-    assert mask.ascii(2, row=0).count("■") == 4
-    assert mask.ascii(2, row=1).count("■") == 2
+    assert masks.padding([2, 1]).ascii(2, row=1).count("■") == 2
 
 
 # -------------------------------------------------------------------------------------------------- bad input
@@ -419,55 +307,28 @@ def as_users_run_it():
 
 
 MEANINGLESS = {
-    "negative window": lambda: masks.sliding_window(-1),
     "window of nothing": lambda: masks.sliding_window(0),
     "bool for a number": lambda: masks.sliding_window(True),
-    "numpy bool for a number": lambda: masks.prefix(np.True_),
-    "bool tensor for a number": lambda: masks.prefix(torch.tensor(True)),
     "float for a number": lambda: masks.prefix(2.0),
-    "float tensor for a number": lambda: masks.prefix(torch.tensor(2.0)),
-    "array for a number": lambda: masks.sliding_window(np.array([1, 2])),
-    "text for a number": lambda: masks.hybrid("2"),
     "negative prefix": lambda: masks.prefix(-1),
-    "negative hybrid": lambda: masks.hybrid(-1),
-    "no queries": lambda: masks.causal().dense(0),
-    "bool for a length": lambda: masks.causal().dense(3, True),
     "fewer keys than queries": lambda: masks.causal().dense(3, 2),
-    "fewer keys than queries in a block mask": lambda: masks.causal().block_mask(3, 2),
-    "padded length beyond the sequence": lambda: masks.padding([3, 5]).dense(4),
-    "the same under an operator": lambda: (masks.causal() & ~masks.padding([3, 5])).dense(4),
+    "padded length beyond the sequence": lambda: (masks.causal() & ~masks.padding([3, 5])).dense(4),
     "negative padded length": lambda: masks.padding([3, -1]),
     "no lengths": lambda: masks.padding([]),
     "one number for lengths": lambda: masks.padding(3),
-    "a padding matrix for lengths": lambda: masks.padding(torch.ones(2, 3).long()),
     "padding side": lambda: masks.padding([1], side="top"),
-    "no segments": lambda: masks.segments([]),
-    "text for segments": lambda: masks.segments("aab"),
-    "float segments": lambda: masks.segments([0.0, 1.0]),
     "unknown attention inside a segment": lambda: masks.segments([0, 1], inside="both"),
     "fuse_from beyond the segments": lambda: masks.segments([0, 1], fuse_from=3),
-    "negative fuse_from": lambda: masks.segments([0, 1], fuse_from=-1),
     "sequence longer than the segments": lambda: masks.segments([0, 1]).dense(3),
-    "sequence longer than the painting": lambda: masks.from_dense([[1, 0], [1, 1]]).dense(3),
-    "cached keys beyond the painting": lambda: (masks.causal() | masks.from_dense([[1, 0], [1, 1]])).dense(1, 3),
-    "float painting": lambda: masks.from_dense(torch.ones(3, 3)),
     "additive mask as a painting": lambda: masks.from_dense(masks.causal().additive(3)),
     "painting not square": lambda: masks.from_dense(torch.ones(2, 3).bool()),
-    "painting of one row": lambda: masks.from_dense([True, False]),
-    "painting of four dimensions": lambda: masks.from_dense(torch.ones(1, 1, 2, 2).bool()),
     "ragged painting": lambda: masks.from_dense([[1, 0], [1]]),
-    "empty painting": lambda: masks.from_dense(torch.ones(0, 0).bool()),
     "painting with a 2": lambda: masks.from_dense([[2, 0], [1, 1]]),
-    "painting of nothing": lambda: masks.from_dense(None),
     "additive mask of integers": lambda: masks.causal().additive(3, dtype=torch.int64),
     "batches of different size": lambda: masks.padding([1, 2]) & masks.padding([1, 2, 3]),
-    "agreement of different batches": lambda: masks.padding([1, 2]).agrees_with(masks.padding([1, 2, 2]), 3),
     "agreement with a tensor": lambda: masks.causal().agrees_with(torch.ones(3, 3).bool(), 3),
     "and with a tensor": lambda: masks.causal() & torch.ones(3, 3).bool(),
-    "or with a number": lambda: masks.causal() | 1,
     "python's and": lambda: masks.causal() and masks.prefix(2),
-    "python's or": lambda: masks.causal() or masks.prefix(2),
-    "python's not": lambda: not masks.causal(),
     "no tokens": lambda: masks.causal().ascii([]),
 }
 
@@ -476,7 +337,6 @@ MEANINGLESS = {
 def test_what_has_no_meaning_is_refused_with_a_sentence(make, as_users_run_it):
     with pytest.raises(MaskError) as refusal:
         make()
-    assert isinstance(refusal.value, (LabkitError, ValueError))
     assert len(str(refusal.value).split()) >= 5
 
 

@@ -96,6 +96,7 @@ def test_the_mask_is_the_expression_until_painted_cells_change_it():
     [
         ("mask", masks.prefix([1, 2]), "batch of 2 rows"),
         ("mask", masks.segments([0, 1]), "defined for 2 positions"),
+        ("mask", masks.padding([4]), "4 or more tokens"),
         ("mask", "causal", "expected a labkit Mask"),
         ("sentence", "   ", "no token"),
         ("sentence", "x " * 513, "513 tokens are too many"),

@@ -13,7 +13,6 @@ import transformers
 from packaging.version import Version
 from torch import nn
 
-from labkit.decoder.limits import position_limit
 from labkit.errors import ModelError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -58,17 +57,15 @@ class Decoder:
         """The attention backend in use, as `backend_of` names it."""
         return backend_of(self.config)
 
-    @property
-    def family(self) -> str:
-        """The model type as transformers names it ("gpt2", "gemma3_text", "llama", ...)."""
-        return self.config.model_type
-
     def deaf_layers(self) -> frozenset[int]:
-        """Those that do not pass `is_causal` on to their attention (StableLM, Nemotron); this is tried."""
-        kinds = [(type(layer), type(attention)) for layer, attention in zip(self.layers, self.attentions, strict=True)]
-        examples = dict(zip(kinds, zip(self.layers, self.attentions, strict=True), strict=True))
-        without_flag = {kind for kind, (layer, attention) in examples.items() if not _flag_arrives(layer, attention)}
-        return frozenset(i for i, kind in enumerate(kinds) if kind in without_flag)
+        """Layers that do not pass `is_causal` on to their attention (StableLM, Nemotron): tried, once per class."""
+        arrives: dict[tuple[type, type], bool] = {}
+        for layer, attention in zip(self.layers, self.attentions, strict=True):
+            kind = type(layer), type(attention)
+            if kind not in arrives:
+                arrives[kind] = _flag_arrives(layer, attention)
+        kinds = zip(map(type, self.layers), map(type, self.attentions), strict=True)
+        return frozenset(i for i, kind in enumerate(kinds) if not arrives[kind])
 
     @property
     def has_position_table(self) -> bool:
@@ -76,9 +73,9 @@ class Decoder:
         return any(hasattr(self.stack, name) for name in POSITION_TABLES)
 
     @property
-    def most_positions(self) -> int | None:
-        """How many positions the table has, as the config says it; None without a table: no text is too long then."""
-        return position_limit(self.config) if self.has_position_table else None
+    def takes_positions(self) -> bool:
+        """Whether a call can give position_ids; BART's decoder counts positions by itself, pads included."""
+        return argument_position(self.stack.forward, "position_ids") is not None
 
 
 def find_decoder(model: nn.Module) -> Decoder:
@@ -90,19 +87,21 @@ def find_decoder(model: nn.Module) -> Decoder:
     text_config = _text_config(model)
     decoders = []
     for path, module in model.named_modules():
-        layers = _decoder_layers(module)
-        if layers is None or not hasattr(module, "config"):
+        container = next((name for name in ("layers", "h") if _holds_layers(getattr(module, name, None))), None)
+        if container is None or not hasattr(module, "config"):
             continue
-        attentions = [_self_attention(layer) for layer in layers]
-        if all(attention is not None for attention in attentions):
-            container = "layers" if hasattr(module, "layers") else "h"
-            names = tuple(_join(path, container, i, name) for i, (name, _) in enumerate(attentions))
-            parts = path.split(".") if path else []
-            callers = tuple(model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts)))
-            decoder = Decoder(module, layers, tuple(attention for _, attention in attentions), names, callers)
-            if module.config is text_config:
-                return decoder
-            decoders.append(decoder)
+        layers = tuple(getattr(module, container))
+        named = [_self_attention(layer) for layer in layers]
+        if None in named:
+            continue
+        prefix = f"{path}." if path else ""
+        names = tuple(f"{prefix}{container}.{i}.{name}" for i, (name, _) in enumerate(named))
+        parts = path.split(".") if path else []
+        callers = tuple(model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts)))
+        decoder = Decoder(module, layers, tuple(attention for _, attention in named), names, callers)
+        if module.config is text_config:
+            return decoder
+        decoders.append(decoder)
     if len(decoders) > 1 and text_config is not None:
         decoders = [decoder for decoder in decoders if getattr(decoder.attentions[0], "is_causal", False)]
     if len(decoders) == 1:
@@ -155,10 +154,9 @@ def _with_config(module: nn.Module) -> list[nn.Module]:
 
 
 def _flag_arrives(layer: nn.Module, attention: nn.Module) -> bool:
-    """Whether `is_causal`, given to a decoder layer, arrives at its attention.
+    """Whether `is_causal`, given to a decoder layer, arrives at its attention, tried on one token.
 
-    Tried on one token, up to the attention, which is not run. Where it cannot be tried, it counts as arriving, as it
-    does in nearly all families; what is in force then is for the proof of a conversion to find out.
+    Where it cannot be tried, it counts as arriving: a conversion that depends on it is refused by its proof.
     """
     weight = next((weight for weight in layer.parameters() if weight.is_floating_point()), None)
     config = getattr(attention, "config", None)
@@ -188,12 +186,8 @@ class _Arrived(Exception):
     """The attention of a layer was called; the argument: whether the flag was given to it."""
 
 
-def _decoder_layers(module: nn.Module) -> tuple[nn.Module, ...] | None:
-    for name in ("layers", "h"):
-        layers = getattr(module, name, None)
-        if isinstance(layers, nn.ModuleList) and len(layers):
-            return tuple(layers)
-    return None
+def _holds_layers(container) -> bool:
+    return isinstance(container, nn.ModuleList) and len(container) > 0
 
 
 def _self_attention(layer: nn.Module) -> tuple[str, nn.Module] | None:
@@ -202,7 +196,3 @@ def _self_attention(layer: nn.Module) -> tuple[str, nn.Module] | None:
         if type(child).__name__.endswith("Attention") and is_self and hasattr(child, "is_causal"):
             return name, child
     return None
-
-
-def _join(path: str, container: str, index: int, name: str) -> str:
-    return ".".join(part for part in (path, container, str(index), name) if part)

@@ -7,12 +7,13 @@ gradient checkpointing recomputes with the mask of its own forward pass.
 Positions in a mask are positions in the **text**: pads are not counted, and each packed document starts at 0. So a
 `prefix(3)` opens the first three real tokens of each row, on whichever side the padding is.
 
-Packed documents are recognised by their `position_ids`, which restart, whether or not a 2-D padding mask comes with
-them. (transformers itself looks for packed documents only where no mask is given: pull request 46634.)
+Packed documents are recognised by their `position_ids`, which restart, with or without a 2-D padding mask.
+(transformers itself looks for packed documents only where no mask is given: pull request 46634.)
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ def masked(model: nn.Module, mask) -> Iterator[nn.Module]:
             It replaces the layer's own mask, the window of a local layer included. Padding (a 2-D attention_mask) and
             packed documents (restarting position_ids), or both together, stay isolated on top of it, in every layer.
 
-    Contexts nest; the innermost mask that speaks of a layer counts. With gradient checkpointing, call `backward`
+    Contexts nest; the innermost mask given for a layer counts. With gradient checkpointing, call `backward`
     inside. With a KV cache, mind that transformers' default one keeps no keys of a local layer beyond its window; a
     mask that opens them needs `cache=DynamicCache()`, made without a config.
 
@@ -90,19 +91,13 @@ class LayerMasks:
         self.call: _Call | None = None
         self._callers: list[nn.Module] = []  # models around the stack that are watched
         self._call_from_outside: tuple[nn.Module, Any] | None = None  # the outermost of them, and the mask it was given
-        noted = ("attention_mask", "position_ids", *CACHE_NAMES)
-        self._stack_at = {name: argument_position(self.stack.forward, name) for name in noted}
+        self._stack_names = list(inspect.signature(self.stack.forward).parameters)
         self._mask_at = argument_position(self.layers[0].forward, "attention_mask")
         self._handles = [self.stack.register_forward_pre_hook(self._before_stack, with_kwargs=True)]
         self._handles.append(self.stack.register_forward_hook(self._after_stack, always_call=True))
         for index, layer in enumerate(self.layers):
             hook = partial(self._before_layer, index)  # no closure, so that a hooked model can be copied and pickled
             self._handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
-
-    @property
-    def takes_positions(self) -> bool:
-        """Whether a call can say where its tokens stand; BART's decoder counts them by itself, pads and all."""
-        return self._stack_at["position_ids"] is not None
 
     @classmethod
     def on(cls, decoder: Decoder) -> LayerMasks:
@@ -145,11 +140,8 @@ class LayerMasks:
             own = index in self.always or index in self.where_none
             cut = from_outside and self.decoder.layer_types[index] == SLIDING
             return self.converted[index] if own or packed or cut else None
-        flash = backend_of(self.stack.config) == "flash"  # takes no mask; its kernel keeps texts apart by position_ids
-        return self._causal(index) if packed and not flash else None
-
-    def _causal(self, index: int) -> Mask:
-        """The mask of a layer that was never converted: causal, within its window if it is a local one."""
+        if not packed or backend_of(self.stack.config) == "flash":  # whose kernel isolates texts by their position_ids
+            return None
         kind, window = self.decoder.layer_types[index], getattr(self.stack.config, "sliding_window", None)
         if kind not in (FULL, SLIDING) or opened_otherwise(self.stack.config):
             raise ConversionError(
@@ -163,22 +155,17 @@ class LayerMasks:
     def _before_stack(self, stack: nn.Module, args: tuple, kwargs: dict):
         if self.window_of_backend is not None:
             self.window_of_backend.apply()
-
-        def given(name):
-            at = self._stack_at[name]
-            return kwargs.get(name, args[at] if at is not None and at < len(args) else None)
-
-        attention_mask, positions = given("attention_mask"), given("position_ids")
-        cache = next((cache for cache in map(given, CACHE_NAMES) if cache is not None), None)
+        given = dict(zip(self._stack_names, args, strict=False)) | kwargs
+        attention_mask, positions = given.get("attention_mask"), given.get("position_ids")
+        cache = next((given[name] for name in CACHE_NAMES if given.get(name) is not None), None)
         from_outside = not _is_padding(attention_mask) and self._call_from_outside is not None
         if from_outside:
             attention_mask = self._call_from_outside[1]  # from which a multimodal model built the masks of this call
         if not _is_padding(attention_mask):
             if self.overrides or self.always:
-                what = "a dict of masks" if isinstance(attention_mask, dict) else f"{attention_mask.ndim} dimensions"
                 raise ConversionError(
-                    f"labkit sets the mask of this model's layers, and the call brings masks of its own ({what}): "
-                    "pass the 2-D padding mask of shape (batch, sequence), or none"
+                    "labkit sets the mask of this model's layers, and the call brings masks of its own: pass the 2-D "
+                    "padding mask of shape (batch, sequence), or none"
                 )
             self.call = _Call(cache=cache)  # the caller's own masks say everything
             return args, kwargs
@@ -186,30 +173,21 @@ class LayerMasks:
         if real is not None and self.positions_from_mask and positions is None:
             past = 0 if cache is None else cache.get_seq_length()
             kwargs = {**kwargs, "position_ids": (real.long().cumsum(-1) - 1).clamp(min=0)[:, past:]}
-        real = None if real is None or (not _is_compiling() and bool(real.all())) else real
+        real = None if real is None or (not torch.compiler.is_compiling() and bool(real.all())) else real
         documents = _documents(positions, real)
-        if documents is not None:
-            self._require_separable(cache)
+        if documents is not None and (
+            cache is not None or not all(kind.endswith("attention") for kind in self.decoder.layer_types)
+        ):
+            raise ConversionError(
+                "position_ids restart within a row (packed documents), and a key-value cache is given, or some layers "
+                "mix tokens by other means than attention: masks cannot keep the documents apart. Give each document "
+                "its own row, or leave out the cache"
+            )
         alone = self.isolating and documents is not None and real is None and one_by_one(stack.config, documents)
         self.call = _Call(real=real, documents=documents, cache=cache, one_by_one=alone)
         delivered = {i: self.mask_for(i, documents is not None, from_outside) for i in range(len(self.layers))}
         self.call.masks = {i: mask for i, mask in delivered.items() if mask is not None}
         return args, kwargs
-
-    def _require_separable(self, cache) -> None:
-        """Raise if masks cannot keep the packed documents of this call apart."""
-        mixing = sorted({kind for kind in self.decoder.layer_types if not kind.endswith("attention")})
-        if cache is None and not mixing:
-            return
-        why = (
-            "a key-value cache is given"
-            if cache is not None
-            else f"layers of type {mixing[0]!r} mix tokens by other means"
-        )
-        raise ConversionError(
-            f"position_ids restart within a row (packed documents), and {why}: masks cannot keep the documents apart. "
-            f"Give each document its own row{', or leave out the cache' if cache is not None else ''}"
-        )
 
     def _after_stack(self, *_) -> None:
         self.call = None  # its masks can be large
@@ -225,7 +203,7 @@ class LayerMasks:
         self._handles.append(caller.register_forward_hook(self._after_caller, always_call=True))
 
     def _before_caller(self, at: int, caller: nn.Module, args: tuple, kwargs: dict) -> None:
-        if self._call_from_outside is None:  # the outermost caller was given what the user gave
+        if self._call_from_outside is None:  # the outermost caller got the user's mask
             self._call_from_outside = (caller, kwargs.get("attention_mask", args[at] if at < len(args) else None))
 
     def _after_caller(self, caller: nn.Module, *_) -> None:
@@ -240,20 +218,15 @@ class LayerMasks:
         mask = call.masks[index]
         backend = backend_of(self.stack.config)
         if backend == "flash":
-            if self.overrides:
+            if self.overrides or index in self.without_flag:
                 raise ConversionError(
-                    f"flash attention takes no mask, so {mask} cannot be put in force: load the model with attn='sdpa'"
-                )
-            if index in self.without_flag:
-                raise ConversionError(
-                    f"the layers of {self.decoder.family} do not pass is_causal on to flash attention: load the model "
-                    "with attn='sdpa' or attn='eager'"
+                    f"flash attention takes no mask, and {self.decoder.config.model_type} needs one here ({mask}): "
+                    "load the model with attn='sdpa' or attn='eager'"
                 )
             if call.documents is not None and (call.real is not None or hidden.shape[-3] > 1):
                 raise ConversionError(
                     "flash attention keeps packed documents (restarting position_ids) apart only in a batch of one row "
-                    "without padding: lay the documents in one row and leave out attention_mask, or load the model "
-                    "with attn='sdpa'"
+                    "without padding: lay the documents in one row, or load the model with attn='sdpa'"
                 )
             return args, {**kwargs, "is_causal": False}  # its padding or packing reaches the kernel as it is
         at = self._mask_at
@@ -263,21 +236,21 @@ class LayerMasks:
             return None  # the mask that transformers built is this layer's: it may hold a bias, too (ALiBi in Falcon)
         if isinstance(given, Tensor) and getattr(self.stack.config, "alibi", False):
             raise ConversionError(
-                f"{self.decoder.family} with ALiBi has the distances of its tokens in the mask that transformers "
-                f"builds: {mask} in its place would take them away"
+                f"{self.decoder.config.model_type} with ALiBi has the distances of its tokens in the mask that "
+                f"transformers builds: {mask} in its place would take them away"
             )
         # DeepSeek V3.2 needs a mask where it came with one, and not for its window.
         needs_mask = given is not None and backend == "sdpa" and self.decoder.layer_types[index] != SLIDING
         by_flag = index not in self.without_flag and not needs_mask
         rendered = _render(mask, call, index, hidden, backend, by_flag=by_flag)
         kwargs = {**kwargs, "is_causal": False}
-        if self._mask_at is not None and self._mask_at < len(args):
-            return (*args[: self._mask_at], rendered, *args[self._mask_at + 1 :]), kwargs
+        if at is not None and at < len(args):
+            return (*args[:at], rendered, *args[at + 1 :]), kwargs
         return args, {**kwargs, "attention_mask": rendered}
 
     def _call_of(self, layer: nn.Module, hidden: Tensor) -> _Call | None:
         """The forward pass that this layer call belongs to; under gradient checkpointing maybe not the latest one."""
-        if not (layer.training and getattr(layer, "gradient_checkpointing", False)) or _is_compiling():
+        if not (layer.training and getattr(layer, "gradient_checkpointing", False)) or torch.compiler.is_compiling():
             return self.call
         if torch._C._current_graph_task_id() == -1:  # not within a backward pass
             hidden._labkit_call = self.call
@@ -315,7 +288,7 @@ def one_by_one(config, rows: Tensor) -> bool:
 
 def opened_otherwise(config) -> bool:
     """Whether the causal mask was removed by a switch of the config; for models that labkit has not converted."""
-    switch = getattr(config, "use_bidirectional_attention", None)  # in Gemma 4 a word, of which "vision" is of images
+    switch = getattr(config, "use_bidirectional_attention", None)  # in Gemma 4 a word: "vision" concerns images alone
     return getattr(config, "is_causal", True) is False or switch in (True, "all")
 
 
@@ -346,14 +319,12 @@ def _per_layer(mask, n: int) -> dict[int, Mask]:
         return dict.fromkeys(range(n), mask)
     if isinstance(mask, Mapping):
         chosen = dict(mask)
-    elif isinstance(mask, Sequence) and not isinstance(mask, str):
-        if len(mask) != n:
-            raise MaskError(f"the model has {n} layers and {len(mask)} masks were given: give one per layer (or None)")
+    elif isinstance(mask, Sequence) and len(mask) == n:
         chosen = {i: m for i, m in enumerate(mask) if m is not None}
     else:
-        raise MaskError(f"expected a Mask, a list of one per layer or a dict by layer, not {type(mask).__name__}")
+        raise MaskError(f"expected a Mask, a list of {n} (one per layer) or a dict by layer, not {mask!r}")
     for i, m in chosen.items():
-        if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < n:
+        if i not in range(n):
             raise MaskError(f"there is no layer {i!r}: the model has layers 0 to {n - 1}")
         if not isinstance(m, Mask):
             raise MaskError(f"layer {i}: expected a labkit Mask, not {type(m).__name__} (see masks.from_dense)")
@@ -361,7 +332,7 @@ def _per_layer(mask, n: int) -> dict[int, Mask]:
 
 
 def layer_mask(reach: int | None, layer_type: str) -> Mask:
-    """What a bidirectional layer of this type is meant to see; `reach` = tokens on either side, None = no window."""
+    """The mask of a bidirectional layer of this type; `reach` = tokens on either side, None = no window."""
     return sliding_window(reach + 1, causal=False) if layer_type == SLIDING and reach is not None else bidirectional()
 
 
@@ -434,7 +405,7 @@ def _documents(positions: Tensor | None, real: Tensor | None) -> Tensor | None:
         text_only = (axes == positions).all(dim=0).all(dim=-1, keepdim=True)  # (batch, 1)
         restarts = torch.where(text_only, restarts, (axes == 0).all(dim=0))
     starts = real & (before >= 0) & restarts
-    return None if not _is_compiling() and not bool(starts.any()) else starts.long().cumsum(-1)
+    return None if not torch.compiler.is_compiling() and not bool(starts.any()) else starts.long().cumsum(-1)
 
 
 def _positions_within(documents: Tensor, real: Tensor | None) -> Tensor:
@@ -458,7 +429,3 @@ def _cache_lengths(cache, index: int, q_len: int) -> tuple[int, int]:
     except AttributeError:  # older transformers: takes the positions of the queries, not their number
         kv_len, _ = cache.get_mask_sizes(torch.arange(past, past + q_len), index)
     return past, int(kv_len)
-
-
-def _is_compiling() -> bool:
-    return torch.compiler.is_compiling()

@@ -13,11 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 GB = 10**9
-_V2, _V1 = "/sys/fs/cgroup/memory.", "/sys/fs/cgroup/memory/memory."
-CGROUPS = (  # files of both kernel versions: limit, use, statistics, and the name there of idle pages of files
-    (f"{_V2}max", f"{_V2}current", f"{_V2}stat", "inactive_file"),
-    (f"{_V1}limit_in_bytes", f"{_V1}usage_in_bytes", f"{_V1}stat", "total_inactive_file"),
-)
+CGROUP = Path("/sys/fs/cgroup")  # of the container that this process runs in
 LOADING = 1.2  # memory for loading, in sizes of the model: one more copy of the largest tensors, a short forward pass
 
 
@@ -32,8 +28,8 @@ def context_of(model: nn.Module) -> int | None:
     """The longest row that a config inside the model states, or None."""
     for module in model.modules():
         config = getattr(module, "config", None)
-        stated = position_limit(config), getattr(config, "context", None), getattr(config, "block_size", None)
-        if limit := next((limit for limit in stated if isinstance(limit, int)), None):
+        limits = (position_limit(config), *(getattr(config, name, None) for name in ("context", "block_size")))
+        if limit := next((limit for limit in limits if isinstance(limit, int)), None):
             return limit
     return None
 
@@ -56,22 +52,17 @@ def available_bytes(device: str = "cpu") -> int:
         at = torch.cuda.current_device() if at is None else at
         free, whole = torch.cuda.mem_get_info(at)
         kept = torch.cuda.memory_reserved(at) - torch.cuda.memory_allocated(at)  # by torch, for its next tensors
-        share = torch.cuda.get_per_process_memory_fraction(at)  # 1, or what this process may have beside others
+        share = torch.cuda.get_per_process_memory_fraction(at)
         return min(free + kept, int(share * whole) - torch.cuda.memory_allocated(at))
     import psutil
 
-    left = [_left_in_container(*files) for files in CGROUPS]
-    return min([psutil.virtual_memory().available, *(free for free in left if free is not None)])
-
-
-def _left_in_container(limit: str, used: str, statistics: str, idle: str) -> int | None:
-    """Bytes below the container's limit, or None without one. The kernel frees idle pages of files when it must."""
+    available = psutil.virtual_memory().available
     try:
-        left = int(Path(limit).read_text()) - int(Path(used).read_text())
-        lines = Path(statistics).read_text().splitlines() if Path(statistics).is_file() else []
-    except (OSError, ValueError):  # no such limit here, or "max"
-        return None
-    return left + sum(int(line.split()[1]) for line in lines if line.startswith(f"{idle} "))
+        left = int((CGROUP / "memory.max").read_text()) - int((CGROUP / "memory.current").read_text())
+        statistics = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # no container, or one without a limit ("max")
+        return available
+    return min(available, left + int(statistics["inactive_file"]))  # the kernel frees idle pages of files when it must
 
 
 def configured_parameters(config: PreTrainedConfig, kind: type) -> int:

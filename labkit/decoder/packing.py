@@ -3,10 +3,10 @@
     with packed(model):
         loss = model(input_ids, attention_mask=attention_mask, labels=labels).loss
 
-The caller hands over ordinary padded batches and gets ordinary padded states, so collators, heads, losses and decoding
-stay as they are. In between, on the layer stack, the padding is taken out: each row holds several texts, `position_ids`
-begin at 0 with each of them, and every layer is given the mask that it has anyway, within each text (`layer_masks`).
-No text sees another, and the numbers are those of the padded batch, up to rounding.
+The caller passes ordinary padded batches and gets ordinary padded states, so collators, heads, losses and decoding
+stay as they are. In between, on the layer stack, each row holds several texts without padding, `position_ids` begin at
+0 with each of them, and every layer has its own mask within each text. No text attends to another, and the numbers are
+those of the padded batch, up to rounding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from labkit.decoder.anatomy import CACHE_NAMES, FULL, SLIDING, Decoder, backend_of, decoder_or_none, find_decoder
-from labkit.decoder.hooks import ATTRIBUTE as LAYER_MASKS
 from labkit.decoder.hooks import LayerMasks, one_by_one, opened_otherwise
 from labkit.decoder.text_by_text import TextMask
 from labkit.errors import ConversionError
@@ -29,10 +28,7 @@ from labkit.errors import ConversionError
 ATTRIBUTE = "_labkit_packing"  # where a layer stack keeps its packing
 MARK = "labkit_attention"  # where a conversion is recorded in the config (labkit.convert)
 BACKENDS = ("eager", "sdpa", "flex_attention", "flash")
-WITHOUT_POSITIONS = (
-    "gpt_bigcode",
-    "persimmon",
-)  # their attention hands no position_ids on, by which flash keeps texts apart
+WITHOUT_POSITIONS = ("gpt_bigcode", "persimmon")  # they pass no position_ids, which isolate texts, to the flash kernel
 PACKED_ALIKE = ("input_ids", "token_type_ids")  # one number per token
 GROWTH = (1.0, 1.25, 1.5, 2.0)  # lengths of a row that are weighed, in longest texts of the batch
 KEYS_AS_DEAR_AS_A_TOKEN = 4  # times the width: so many keys cost as much as all else that a layer does for a token
@@ -43,20 +39,19 @@ CALL_IN_TOKENS = 2  # what one more call of the attention kernel costs, in token
 def packed(model: nn.Module, row_length: int | None = None) -> Iterator[nn.Module]:
     """Run `model` on padded batches without their padding; the model is as it was on exit.
 
-    Padding may be on either side; a text's first real token has position 0. States at padding are zeros, so a row that
-    is all padding has zeros only. A batch without padding goes through as it is. With gradient checkpointing, call
-    `backward` inside. Dropout draws other random numbers than in the padded batch.
+    Padding may be on either side. States at padding are zeros. A batch without padding goes through as it is. With
+    gradient checkpointing, call `backward` inside. Dropout draws other random numbers than in the padded batch.
 
     Args:
-        row_length: tokens per row; texts that are longer make all rows as long as they are. None: the cheapest of rows
-            of a few lengths from that of the longest text on, or, with sdpa on a CPU, one row of texts attended
-            to one after the other (`labkit.decoder.text_by_text`). With flash attention all texts are in one row.
+        row_length: tokens per row, or the length of the longest text if that is longer. None: the cheapest of a few
+            lengths, or, with sdpa on a CPU, one row of texts attended to one after the other
+            (`labkit.decoder.text_by_text`). With flash attention all texts are in one row.
 
     Contexts nest; the innermost row length counts. `labkit.masked` may be entered outside or inside.
 
     Raises:
-        ConversionError: the model cannot be packed (`why_not` says why); a call with a cache, with position_ids or
-            inputs_embeds, with a mask that is not (batch, sequence), or one that wants attention weights.
+        ConversionError: the model cannot be packed (see `why_not`); a call with a cache, with position_ids or
+            inputs_embeds, with a mask that is not (batch, sequence), or one that asks for attention weights.
     """
     if (reason := why_not(model)) is not None:
         raise ConversionError(f"{type(model).__name__} cannot be packed: {reason}")
@@ -79,23 +74,19 @@ def why_not(model: nn.Module) -> str | None:
     config, whole = decoder.config, getattr(model, "config", None)
     if hasattr(whole, "get_text_config") and whole.get_text_config(decoder=True) is not whole:
         return "it hands its decoder embeddings and masks of its own, as multimodal models do"
-    if "position_ids" not in inspect.signature(decoder.stack.forward).parameters:
+    if not decoder.takes_positions:
         return f"{type(decoder.stack).__name__} takes no position_ids, so texts in one row cannot each begin at 0"
     if getattr(config, "alibi", False):
         return "its positions (ALiBi) are counted along the row, not from position_ids"
     if decoder.backend not in BACKENDS:
         return f"labkit does not know the attention backend {decoder.backend!r}: load it with attn='sdpa'"
     if backend_of(config) == "flash" and config.model_type in WITHOUT_POSITIONS:
-        return f"{config.model_type} hands no positions on to the flash kernel: load it with attn='sdpa'"
+        return f"{config.model_type} passes no positions on to the flash kernel: load it with attn='sdpa'"
     if foreign := sorted(set(decoder.layer_types) - {FULL, SLIDING}):
         return f"it has layers of the type {foreign[0]!r}, in which labkit cannot keep texts apart"
-    mark = getattr(config, MARK, None)
-    if mark is not None and not hasattr(decoder.stack, LAYER_MASKS):
-        return "its conversion is recorded, but not in force: load it with labkit.load, or call labkit.convert.restore"
-    if mark is None and opened_otherwise(config):
+    opened = getattr(config, MARK, None) is None and opened_otherwise(config)
+    if opened or not any(attention.is_causal for attention in decoder.attentions):
         return "its causal mask was removed by other means than labkit.to_bidirectional, so its mask is not known"
-    if not any(attention.is_causal for attention in decoder.attentions):
-        return "it is an encoder, or its layers were opened one by one, so its mask is not known"
     return None
 
 
@@ -107,7 +98,7 @@ class _Layout:
         batch: (rows, width) of the caller's padded batch; packed: of the rows that are computed.
         real: (tokens,) their places in the flattened batch; slots: (tokens,) in the flattened packed rows.
         positions: (rows, width), from 0 in each text, 0 in every slot that is left over, which is a text of its own.
-        padded: (rows, width) True = real token, where each text has a row for itself; None = the rows are packed.
+        padded: (rows, width) 1 = real token, if each text has a row to itself; None = the rows are packed.
     """
 
     batch: tuple[int, int]
@@ -176,7 +167,7 @@ class _Packing:
         return (), given
 
     def _before_masks_are_built(self, stack: nn.Module, args: tuple, kwargs: dict):
-        """Spare transformers a mask that no layer would use: one of four dimensions is handed on as it is."""
+        """Keep transformers from building a mask that no layer would use: it passes on one of four dimensions."""
         call = self.layer_masks.call
         if self.layout is None or call is None or call.documents is None or backend_of(stack.config) == "flash":
             return args, kwargs
@@ -185,10 +176,9 @@ class _Packing:
 
     def _rows_of(self, lengths: Sequence[int], device: torch.device) -> list[list[int]]:
         config, row_length = self.decoder.config, self.row_lengths[-1]
-        in_one = [[text for text, length in enumerate(lengths) if length]]
         if backend_of(config) == "flash":  # keeps texts apart by position_ids in a batch of one row only
-            return in_one
-        alone = one_by_one(config, torch.empty(1, 0, device=device)) and row_length is None
+            return [[text for text, length in enumerate(lengths) if length]]
+        alone = row_length is None and one_by_one(config, torch.empty(1, 0, device=device))
         return arrange(lengths, row_length, float(KEYS_AS_DEAR_AS_A_TOKEN * config.hidden_size), alone)
 
     def _after(self, stack: nn.Module, args: tuple, output: Any):
@@ -210,10 +200,10 @@ def arrange(
 ) -> list[list[int]]:
     """Rows for texts of these lengths: lists of their numbers. A text of length 0 is in none.
 
-    First-fit decreasing: the longest text first, each into the first row with room. Of several row lengths, the one
-    is taken whose slots cost least, where `dear_keys` keys cost as much as all else there is to compute for a slot; and
-    a row for each text if nothing costs less. `one_by_one`: texts in a single row are attended to one after the other,
-    so it costs no keys of other texts, but a call for each of its texts.
+    First-fit decreasing: the longest text first, each into the first row with room. Of several row lengths, and a row
+    for each text, the one is chosen whose slots cost least, where `dear_keys` keys cost as much as all else that is
+    computed for a slot. `one_by_one`: texts in a single row are attended to one after the other, which costs no keys of
+    other texts, but a kernel call per text.
     """
     if row_length is not None:
         dear_keys = float("inf")  # it was chosen: only the slots count
@@ -221,7 +211,6 @@ def arrange(
     longest = lengths[texts[0]]
     widths = [int(longest * growth) for growth in GROWTH] if row_length is None else [max(row_length, longest)]
     choices = [[[text] for text in sorted(texts)], *(_first_fit(lengths, texts, room) for room in widths)]
-
     if one_by_one:
         choices.append([texts])
 
@@ -235,11 +224,11 @@ def arrange(
 
 
 def _first_fit(lengths: Sequence[int], texts: Sequence[int], room: int) -> list[list[int]]:
-    rows, free = [], []
+    rows: list[list[int]] = []
+    free: list[int] = []
     for text in texts:
-        row = next((row for row, left in enumerate(free) if left >= lengths[text]), None)
-        if row is None:
-            row = len(rows)
+        row = next((row for row, left in enumerate(free) if left >= lengths[text]), len(rows))
+        if row == len(rows):
             rows.append([])
             free.append(room)
         rows[row].append(text)
@@ -261,8 +250,8 @@ def _layout(mask: Tensor, lengths: Sequence[int], rows: list[list[int]]) -> _Lay
     within = torch.arange(int(counts.sum())) - first.repeat_interleave(counts)  # (tokens,)
     slots = torch.tensor(starts).repeat_interleave(counts) + within
     positions = torch.zeros(len(rows) * width, dtype=torch.long).index_copy(0, slots, within).view(len(rows), width)
-    padded, alone = None, all(len(row) == 1 for row in rows)
-    if alone and len(slots) < positions.numel():
+    padded = None
+    if all(len(row) == 1 for row in rows) and len(slots) < positions.numel():
         padded = torch.zeros(positions.numel(), dtype=torch.long).index_fill(0, slots, 1).view_as(positions)
     device = mask.device
     return _Layout(
@@ -283,22 +272,19 @@ def _unpacked(value: Any, layout: _Layout) -> Any:
 
 def _require_plain(given: dict[str, Any], decoder: Decoder) -> None:
     """Raise if the call brings something that has no meaning once its texts stand elsewhere."""
-    for name in (*CACHE_NAMES, "cache_position", "position_ids", "inputs_embeds"):
-        if given.get(name) is not None:
-            raise ConversionError(
-                f"packed() takes input_ids and a padding mask, and the call brings {name}: leave it out, or call the "
-                "model outside of packed()"
-            )
-    if given.get("input_ids") is None:
-        raise ConversionError("packed() takes input_ids of shape (batch, sequence), and the call brings none")
-    mask = given.get("attention_mask")
-    if mask is not None and not (isinstance(mask, Tensor) and mask.shape == given["input_ids"].shape):
-        shape = f"one of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
-        raise ConversionError(
-            f"packed() takes a padding mask of the shape of input_ids, {tuple(given['input_ids'].shape)}, not {shape}"
-        )
-    if given.get("output_attentions") or getattr(decoder.config, "output_attentions", False):
-        raise ConversionError("packed() gives no attention weights, as its rows hold several texts: ask outside of it")
+    ids, mask = given.get("input_ids"), given.get("attention_mask")
+    unfit = [name for name in CACHE_NAMES if given.get(name) is not None]
     for name, value in given.items():
-        if isinstance(value, Tensor) and value.ndim > 1 and name not in (*PACKED_ALIKE, "attention_mask"):
-            raise ConversionError(f"packed() does not know how to pack {name} of shape {tuple(value.shape)}")
+        if name not in (*PACKED_ALIKE, "attention_mask") and isinstance(value, Tensor) and value.ndim > 1:
+            unfit.append(name)
+    if given.get("output_attentions") or getattr(decoder.config, "output_attentions", False):
+        unfit.append("output_attentions")
+    if unfit:
+        raise ConversionError(
+            f"packed() takes input_ids and a padding mask, and the call brings {unfit[0]}: leave it out, or call the "
+            "model outside of packed()"
+        )
+    if ids is None or (mask is not None and not (isinstance(mask, Tensor) and mask.shape == ids.shape)):
+        raise ConversionError(
+            "packed() takes input_ids (batch, sequence), and a padding mask of the same shape or none"
+        )

@@ -3,14 +3,15 @@
     with repeated(model):
         model(input_ids, attention_mask=real)       # the states are those of the second reading
 
-On the second reading every token is behind the whole text, so its state can depend on all of it, though no layer looks
-ahead. If that does as well as removing the mask, it was the missing context that mattered and not the mask. The price
-is twice the tokens. (Input repetition for sequence labelling: Findings of EACL 2026; as an embedding: Springer et al.,
+In the second reading every token comes after the whole text, so its state can depend on all of it, though no layer is
+bidirectional. If that does as well as removing the mask, the missing context mattered and not the mask. The price is
+twice the tokens. (Input repetition for sequence labelling: Findings of EACL 2026; as an embedding: Springer et al.,
 arXiv 2402.15449.)
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,22 +19,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.decoder.anatomy import CACHE_NAMES, argument_position, find_decoder
+from labkit.decoder.anatomy import CACHE_NAMES, Decoder, find_decoder
 from labkit.decoder.limits import require_positions
 from labkit.errors import ConversionError
 
 
 @contextmanager
 def repeated(model: nn.Module, times: int = 2) -> Iterator[nn.Module]:
-    """Within the block, `model` reads every row `times` times in a row and gives the states of the last reading.
+    """Within the block, `model` reads every row `times` times and gives the states of the last reading.
 
-    The caller hands over (batch, seq) token ids, padded on the right, with their 2-D attention_mask, and gets states
-    of that shape: heads, losses and decoding need not know. A bos at the row's beginning and an eos at its end stay
-    single: [bos] text text [eos]. Positions go on through all readings.
+    The caller passes (batch, seq) token ids, padded on the right, with their 2-D attention_mask, and gets states of
+    that shape. A bos at the row's beginning and an eos at its end stay single: [bos] text text [eos]. Positions go on
+    through all readings.
 
     Raises:
-        ConversionError: fewer than 1 readings; padding on the left, a KV cache, or masks and positions of the caller's
-            own; more tokens than the model has positions.
+        ConversionError: fewer than 1 readings; padding on the left, a KV cache, or positions or embeddings of the
+            caller's own; more tokens than the model has positions.
     """
     if times < 1:
         raise ConversionError(f"a text can be read once or more often, not {times} times")
@@ -49,34 +50,26 @@ def repeated(model: nn.Module, times: int = 2) -> Iterator[nn.Module]:
 
 
 class _Reading:
-    """The two hooks of one context: what goes in is repeated, of what comes out the last reading is kept."""
+    """The two hooks of one context: the input is repeated, and of the output the last reading is kept."""
 
-    def __init__(self, decoder: Any, times: int):
+    def __init__(self, decoder: Decoder, times: int):
         self.times, self.config = times, decoder.config
-        names = ("input_ids", "attention_mask", "position_ids", *CACHE_NAMES, "inputs_embeds")
-        self.at = {name: argument_position(decoder.stack.forward, name) for name in names}
+        self.names = list(inspect.signature(decoder.stack.forward).parameters)
         self.places: Tensor | None = None  # (batch, seq): where each token stands in its last reading
 
     def before(self, stack: nn.Module, args: tuple, kwargs: dict):
-        given = {
-            name: kwargs.get(name, args[at] if at is not None and at < len(args) else None)
-            for name, at in self.at.items()
-        }
-        if unfit := [name for name in ("position_ids", *CACHE_NAMES, "inputs_embeds") if given[name] is not None]:
-            raise ConversionError(f"a repeated reading takes token ids and a padding mask, but {unfit[0]} was given")
-        ids, real = given["input_ids"], given["attention_mask"]
-        if real is None:
-            real = torch.ones_like(ids)
+        given = dict(zip(self.names, args, strict=False)) | kwargs
+        for name in ("position_ids", *CACHE_NAMES, "inputs_embeds"):
+            if given.get(name) is not None:
+                raise ConversionError(f"a repeated reading takes token ids and a padding mask, but {name} was given")
+        ids, real = given["input_ids"], given.get("attention_mask")
+        real = torch.ones_like(ids) if real is None else real
         if real.ndim != 2 or bool((real[:, 1:].bool() & ~real[:, :-1].bool()).any()):
             raise ConversionError("a repeated reading needs a 2-D attention_mask with the padding on the right")
-        twice, counted, self.places = self._repeated(ids, real.long())
+        repeated_ids, counted, self.places = self._repeated(ids, real.long())
         cure = f"give a shorter text, which is read {self.times} times"
-        require_positions(twice.shape[1], self.config, refusal=ConversionError, cure=cure)
-        rest = {name: value for name, value in kwargs.items() if name not in self.at}
-        others = [args[at] for at in range(len(args)) if at not in self.at.values()]
-        if others:
-            raise ConversionError("a repeated reading takes its arguments by name")
-        return (), rest | {"input_ids": twice, "attention_mask": counted, "use_cache": False}
+        require_positions(repeated_ids.shape[1], self.config, refusal=ConversionError, cure=cure)
+        return (), given | {"input_ids": repeated_ids, "attention_mask": counted, "use_cache": False}
 
     def after(self, stack: nn.Module, args: tuple, output: Any):
         states = output.last_hidden_state  # (batch, longest, width)
@@ -87,7 +80,7 @@ class _Reading:
     def _repeated(self, ids: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """ids and mask (batch, longest) of the repeated rows, and the place (batch, seq) of each token's last reading.
 
-        A padded token has the place of the row's first token: its state is never used.
+        A padded token gets the place of the row's first token, because its state is never used.
         """
         batch, seq = ids.shape
         lengths = real.sum(1)  # (batch,)
@@ -102,11 +95,11 @@ class _Reading:
         source = torch.where(slots < head[:, None], 0, within)
         source = torch.where(slots == (total - 1)[:, None], (lengths - 1)[:, None], source)
         counted = slots < total[:, None]
-        twice = ids.gather(1, source.clamp(0, seq - 1)).masked_fill(~counted, int(_id(self.config, "pad", 0)))
+        repeated_ids = ids.gather(1, source.clamp(0, seq - 1)).masked_fill(~counted, int(_id(self.config, "pad", 0)))
         tokens = torch.arange(seq, device=ids.device)[None]
         skipped = ((self.times - 1) * body)[:, None]
         places = torch.where(tokens < head[:, None], tokens, tokens + skipped)
-        return twice, counted.long(), torch.where(real.bool(), places, 0)
+        return repeated_ids, counted.long(), torch.where(real.bool(), places, 0)
 
 
 def _id(config: Any, name: str, otherwise: int = -1) -> int:

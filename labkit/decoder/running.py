@@ -1,7 +1,7 @@
-"""A model of any kind, run on token ids: what it gave at each position, and in which state it was run.
+"""Run a model of any kind on token ids: its output at each position, and the state it is in while it runs.
 
-Under the probes, which run it twice and compare: so nothing may pass from token to token here but what the model itself
-connects.
+The probes run a model twice and compare, so here nothing may pass from token to token except through the model's own
+connections.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from labkit.errors import AuditError, LabkitError, is_out_of_memory
 
 APART = "batched_mm"  # how transformers calls a computation of experts in which no token changes another's rounding
 BODY_MEASURED = "its output is one per text, so the states of its body were measured"
-TARGETS = ("targets", "labels", "target", "y")  # given them, nanoGPT and its like give the logits of all positions
+TARGETS = ("targets", "labels", "target", "y")  # nanoGPT and similar models give all logits only if called with these
 GATHERED = 2e9  # bytes: the most that the weights of experts may take, once for each token
 
 
@@ -26,9 +27,8 @@ class Runner:
     """Calls any model on token ids, and finds its output per position.
 
     Works on a transformers model (its last hidden state is read, so a large head costs nothing) and on any other module
-    that maps `input_ids` and, if it takes one, `attention_mask` to a tensor, or a structure holding one, of shape
-    (batch, seq, ...). Of a transformers model that gives one output per text, the states of its body are read;
-    `pooled` then says so.
+    that maps `input_ids` and, if it takes one, `attention_mask` to a tensor of shape (batch, seq, ...), or a structure
+    that holds one. If the output is one per text, the states of the model's body are read, and `pooled` is True.
     """
 
     def __init__(self, model: nn.Module, decoder: Decoder | None, vocab_size: int | None = None):
@@ -48,9 +48,8 @@ class Runner:
                 f"{type(model).__name__} has no nn.Embedding: say how many token ids there are (vocab_size=)"
             )
         self.vocab_size = vocab_size or embedding.num_embeddings
-        tensor = next(iter(model.parameters()), None)
-        known = embedding.weight if embedding is not None else tensor
-        self.device = torch.device("cpu") if known is None else known.device
+        weight = next(iter(model.parameters()), None) if embedding is None else embedding.weight
+        self.device = torch.device("cpu") if weight is None else weight.device
         self.targets: str | None = None  # the argument without which the model gives its last position only
         targets = next((name for name in TARGETS if name in parameters), None)
         if targets and decoder is None:
@@ -63,8 +62,8 @@ class Runner:
     def takes(self, name: str) -> bool:
         """Whether the model can be called with this argument: "attention_mask", "position_ids" or "use_cache".
 
-        One that takes any keyword may hand it on, or ignore it: whether it does is tried, except for a mask or a cache
-        of a decoder that we know.
+        A model that takes any keyword may pass it on or ignore it, which is tried. A decoder that labkit knows passes a
+        mask and the cache switch on.
         """
         if name in self.parameters:
             return True
@@ -73,11 +72,10 @@ class Runner:
         if self.decoder is not None and name != "position_ids":
             return True
         if name not in self.tried:
-            ids = self.tokens(1, 4)
-            if name == "attention_mask":  # hides the first: a last one would change nothing under a causal mask
+            given = {"position_ids": torch.tensor([[0, 1, 0, 1]])}
+            if name == "attention_mask":  # hides the first: a hidden last one would change nothing under a causal mask
                 given = {"real": torch.tensor([[False, True, True, True]])}
-            else:
-                given = {name: torch.tensor([[0, 1, 0, 1]])}
+            ids = self.tokens(1, 4)
             try:
                 self.tried[name] = not torch.equal(self.run(ids, **given), self.run(ids))
             except LabkitError:
@@ -118,16 +116,15 @@ class Runner:
                     f"{type(self.model).__name__} could not be called on token ids of shape {tuple(ids.shape)}"
                     f"{''.join(f', {name}' for name in kwargs if name != 'input_ids')}: {type(error).__name__}: {cause}"
                 ) from error
-        if seen and self.decoder is None:  # classes of a text may be as many as its tokens: two axes are not enough
+        if seen and self.decoder is None:  # a text may have as many classes as tokens: compare with three axes only
             own = first_tensor(out)
             self.pooled = own is None or own.ndim < 3 or own.shape[:2] != ids.shape
         states = first_tensor(seen[-1] if seen and (self.pooled or self.decoder is not None) else out)
         if states is not None and states.shape[:2] == ids.shape:
             return states.reshape(*states.shape[:2], -1)
-        shape = None if states is None else tuple(states.shape)
         raise AuditError(
-            f"{type(self.model).__name__} gave {shape} for token ids of shape {tuple(ids.shape)}: the audit needs one "
-            "output per position, (batch, sequence, ...). If the model can give them, wrap it:\n"
+            f"{type(self.model).__name__} gave {None if states is None else tuple(states.shape)} for ids of shape "
+            f"{tuple(ids.shape)}: the audit needs one output per position, (batch, sequence, ...). Wrap the model:\n"
             "    every = torch.nn.Module(); every.model = model\n"
             "    every.forward = lambda input_ids: model(input_ids, ...)  # a call that gives all positions\n"
             "and measure `every`"
@@ -143,7 +140,7 @@ class Runner:
 
 
 def _body(model: nn.Module) -> nn.Module:
-    """What transformers calls the base model, through its heads and adapters; the model itself where there is none."""
+    """The base model of a transformers model, inside its heads and adapters; the model itself if there is none."""
     while isinstance(inner := getattr(model, "base_model", None), nn.Module) and inner is not model:
         model = inner
     return model
@@ -153,16 +150,16 @@ def _body(model: nn.Module) -> nn.Module:
 def _isolated_tokens(model: nn.Module, tokens: int, use_cache: bool) -> Iterator[None]:
     """For the block no token influences another except through the model's own connections.
 
-    No part of the model keeps keys and values, unless asked to. And where experts are chosen token by token, each token
-    is computed with its own copy of their weights: taken together, as they are otherwise, the tokens of one expert
-    change each other's rounding, which is no influence. (Not where these copies would take more than `GATHERED` bytes.)
+    No part of the model keeps keys and values, unless asked to. Where experts are chosen per token, each token is
+    computed with its own copy of their weights (unless these take more than `GATHERED` bytes): computed together, the
+    tokens of one expert change each other's rounding, which is no influence.
     """
     with ExitStack() as stack:
         for config in configs_of(model):
             if not use_cache and getattr(config, "use_cache", False) is True:
                 stack.enter_context(replaced(config, use_cache=False))
-            way = getattr(config, "_experts_implementation", None)
-            if way not in (None, APART) and tokens * _bytes_of_experts(model, config) <= GATHERED:
+            implementation = getattr(config, "_experts_implementation", None)
+            if implementation not in (None, APART) and tokens * _bytes_of_experts(model, config) <= GATHERED:
                 stack.enter_context(replaced(config, _experts_implementation=APART))
         yield
 
@@ -187,10 +184,9 @@ def configs_of(model: nn.Module) -> list:
 
 
 def _bytes_of_experts(model: nn.Module, config) -> int:
-    """What the weights of one token's experts take, in the layer where they take the most."""
-    chosen = max(
-        getattr(config, name, 0) or 0 for name in ("num_experts_per_tok", "num_experts_per_token", "top_k", "moe_topk")
-    )
+    """Bytes of the weights of one token's experts, in the layer where they take the most."""
+    names = ("num_experts_per_tok", "num_experts_per_token", "top_k", "moe_topk")
+    chosen = max(getattr(config, name, 0) or 0 for name in names)
     of_layers = [
         sum(p.numel() * p.element_size() // len(p) for p in m.parameters(recurse=False) if p.ndim == 3)
         for m in model.modules()
@@ -225,31 +221,29 @@ def computing_in(dtype: torch.dtype, model: nn.Module, *instead_of: torch.dtype)
             tensor.data = data
 
 
-def in_float32(model: nn.Module, *instead_of: torch.dtype):
-    """`computing_in` float32."""
-    return computing_in(torch.float32, model, *instead_of)
+in_float32 = partial(computing_in, torch.float32)
 
 
 @contextmanager
 def without_mlps(decoder: Decoder) -> Iterator[None]:
     """Skip the feed-forward blocks: attention measured in isolation does not depend on them, and they cost the most."""
+
+    def unchanged(hidden: Tensor, *_, **__) -> Tensor:
+        return hidden
+
     skipped = []
     for layer in decoder.layers:
         mlp = getattr(layer, "mlp", None)
         if not isinstance(mlp, nn.Module) or hasattr(mlp, "experts"):  # those may give more than the states
             continue
         if type(mlp).__name__.endswith("MLP") and "forward" not in vars(mlp):
-            mlp.forward = _as_it_came
+            mlp.forward = unchanged
             skipped.append(mlp)
     try:
         yield
     finally:
         for mlp in skipped:
             del mlp.forward
-
-
-def _as_it_came(hidden: Tensor, *_, **__) -> Tensor:
-    return hidden
 
 
 def first_tensor(out) -> Tensor | None:

@@ -1,9 +1,8 @@
 """Attention over several texts in one row, computed text by text: no work and no mask cells for pairs of texts.
 
 On a CPU the kernel of `scaled_dot_product_attention` computes every cell of a mask, also those between two texts. Here
-the mask is a tensor that says which texts there are, and PyTorch hands the call to it (`__torch_function__`,
-https://docs.pytorch.org/docs/stable/notes/extending.html): one call of the kernel per text, its lines split off and put
-together again.
+the mask is a tensor subclass that lists the texts, and PyTorch hands the kernel call to it (`__torch_function__`,
+https://docs.pytorch.org/docs/stable/notes/extending.html), so that the kernel is called once per text.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ class TextMask(Tensor):
 
     @staticmethod
     def of(rule: Mask | None, lengths: list[int], device: Any, rows: int = 1) -> TextMask:
-        """Texts of these lengths side by side. With the rule None it may not even reach a kernel: it stands for a mask
-        that every layer is still to be given."""
+        """Texts of these lengths side by side. The rule None stands for a mask that each layer is still to be given."""
         size = (rows, 1, sum(lengths), sum(lengths))
         self = torch.zeros(1, dtype=torch.bool, device=device).expand(size).as_subclass(TextMask)
         self.rule, self.lengths, self.cells = rule, lengths, None
@@ -59,9 +57,10 @@ class TextMask(Tensor):
     def of_text(self, length: int) -> dict[str, Any]:
         """What the kernel is given for a text of this length: no mask where its own flags will do."""
         kind, *details = self.rule.identity
-        unlimited = kind in ("bidirectional", "causal") or (kind == "sliding_window" and length <= details[0])
-        if unlimited:
-            return {"is_causal": kind == "causal" or (kind == "sliding_window" and details[1])}
+        if kind in ("bidirectional", "causal"):
+            return {"is_causal": kind == "causal"}
+        if kind == "sliding_window" and length <= details[0]:
+            return {"is_causal": details[1]}
         if self.cells is None:
             n = max(*self.lengths, self.rule.needs)
             self.cells = self.rule.dense(n, device=self.device).view(1, n, n)

@@ -1,7 +1,7 @@
 """What an exhibit is: one well-known way of *not* converting a causal model, kept runnable.
 
-An exhibit does not state its own outcome. It shows what people write and why it looks right. Whether it works on a
-given model, backend and batch is measured (`labkit.audit`), with the versions that are installed.
+An exhibit does not state its own outcome. Whether it works on a given model, backend and batch is measured
+(`labkit.audit`), with the versions that are installed.
 """
 
 import textwrap
@@ -22,8 +22,7 @@ class Pitfall:
 
     `symptom` is how a measurement reveals it: the kind of a problem of the audit ("pad-leak", ...) or a verdict
     ("causal", "mixed", "other"; "bidirectional" if no measurement on a CPU shows the fault). `families` are the
-    architectures for which the exhibit has a meaning. `install` changes the model; call `apply`, which checks the
-    family first.
+    architectures on which the exhibit has a meaning.
     """
 
     name: str
@@ -36,9 +35,9 @@ class Pitfall:
     families: tuple[str, ...] = TEXT_FAMILIES
 
     def apply(self, model: Any) -> Any:
-        """Apply the recipe to `model` in place, and return the model.
+        """Apply the recipe to `model` in place, without undo, and return the model.
 
-        There is no undo: pass a copy. Raises `ConversionError` if the recipe has no meaning for this architecture.
+        Raises `ConversionError` if the recipe has no meaning for this architecture.
         """
         family = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
         if family not in self.families:
@@ -49,24 +48,21 @@ class Pitfall:
         return model
 
     def caught_by(self, report: Any) -> str | None:
-        """The text of the audit's problem that catches this exhibit; None if `report` has nothing against the model.
+        """What the audit has against this exhibit, as text, or None if it has nothing against it.
 
-        Prefers the problem named by `symptom`, then any problem, then a verdict other than "bidirectional".
+        The problem named by `symptom`, else any problem, else a verdict other than "bidirectional".
         """
         if report.problems:
             return str(min(report.problems, key=lambda problem: problem.kind != self.symptom))
         return None if report.verdict == "bidirectional" else f"verdict: {report.verdict}"
 
-    def describe(self, width: int = 88) -> str:
-        """The exhibit as a page of text, for a notebook or a terminal."""
-        texts = {
+    def __str__(self) -> str:
+        paragraphs = {
             "Why it looks right": self.story,
             "When it works, and when it does not": self.takes_effect_when,
             "Applies to": ", ".join(self.families),
         }
-        return _page(self, "What people write", texts, width)
-
-    __str__ = describe
+        return _page(self, "What people write", paragraphs)
 
 
 @dataclass(frozen=True)
@@ -86,17 +82,14 @@ class Verification:
     backend: str = "sdpa"
     families: tuple[str, ...] = TEXT_FAMILIES
 
-    def describe(self, width: int = 88) -> str:
-        """The verification as a page of text."""
-        return _page(self, "What people check", {"Why it verifies nothing": self.story}, width)
-
-    __str__ = describe
+    def __str__(self) -> str:
+        return _page(self, "What people check", {"Why it verifies nothing": self.story})
 
 
-def _page(exhibit: Pitfall | Verification, code_label: str, texts: dict[str, str], width: int) -> str:
+def _page(exhibit: Pitfall | Verification, code_label: str, paragraphs: dict[str, str]) -> str:
     heading = f"{exhibit.title}  [{exhibit.name}]"
-    paragraphs = [f"{heading}\n{'=' * len(heading)}", f"{code_label}\n{textwrap.indent(exhibit.code, '    ')}"]
-    for label, text in texts.items():
-        lines = textwrap.wrap(" ".join(text.split()), width - 4, break_on_hyphens=False)
-        paragraphs.append("\n".join([label, *(f"    {line}" for line in lines)]))
-    return "\n\n".join(paragraphs)
+    page = [f"{heading}\n{'=' * len(heading)}", f"{code_label}\n{textwrap.indent(exhibit.code, '    ')}"]
+    for label, text in paragraphs.items():
+        lines = textwrap.fill(" ".join(text.split()), 84, break_on_hyphens=False)
+        page.append(f"{label}\n{textwrap.indent(lines, '    ')}")
+    return "\n\n".join(page)

@@ -9,15 +9,9 @@ from labkit.pitfalls.interventions import Batch, replace_mask
 
 
 def _query_rows_masked(_: nn.Module, batch: Batch) -> Tensor:
-    keys = batch.real_keys[:, None, None, :]  # (batch, 1, 1, kv_len)
-    queries = batch.real_keys[:, None, -batch.query_length :, None]  # (batch, 1, q_len, 1)
-    zeros = torch.zeros(batch.shape_4d, dtype=batch.dtype, device=keys.device)
-    return zeros.masked_fill(~(queries & keys), float("-inf"))
-
-
-def _first_row_for_all(_: nn.Module, batch: Batch) -> Tensor:
-    first_row = batch.real_keys[0]
-    return batch.mask(lambda row, head, q, kv: first_row[kv])
+    real_queries = batch.real_keys[:, None, -batch.query_length :, None]  # (batch, 1, q_len, 1)
+    may_attend = batch.spread() & real_queries
+    return torch.zeros_like(may_attend, dtype=batch.dtype).masked_fill(~may_attend, float("-inf"))
 
 
 def _drop_position_ids(stack: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -55,9 +49,7 @@ EXHIBITS = (
             Llama). With padding, real tokens attend to the pads; in Gemma 2 and 3 local layers become global, which
             a text shorter than the window cannot show. (FlexAttention on a CPU crashes on a 4-D tensor.)""",
         symptom="pad-leak",
-        install=replace_mask(
-            lambda _, batch: torch.ones(batch.shape_4d, dtype=batch.dtype, device=batch.real_keys.device)
-        ),
+        install=replace_mask(lambda _, batch: torch.ones_like(batch.spread(), dtype=batch.dtype)),
     ),
     Pitfall(
         name="inverted-bool-mask",
@@ -115,7 +107,7 @@ EXHIBITS = (
             layers. In a mixed batch the mask of a row depends on the first row; in Gemma 2 and 3 the windows are lost
             too.""",
         symptom="pad-leak",
-        install=replace_mask(_first_row_for_all),
+        install=replace_mask(lambda _, batch: batch.render(batch.spread()[:1])),
     ),
     Pitfall(
         name="small-negative-mask",

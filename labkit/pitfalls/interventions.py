@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import create_block_mask, create_mask
+from torch.nn.attention.flex_attention import create_mask
 
 from labkit.decoder.anatomy import CACHE, find_decoder
 from labkit.errors import ConversionError
+from labkit.masks import block_mask_of
 
-Predicate = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (row, head, q, kv) -> may attend
 Install = Callable[[nn.Module], None]
 
 
@@ -41,10 +41,7 @@ def build_with(**fields: Any) -> Install:
 
 
 def rebuild_in_place(model: nn.Module, config: Any) -> None:
-    """Turn `model` into what its constructor would have made of `config`, with the weights kept.
-
-    Hooks that were registered on `model` are gone afterwards, as they would be after a reload.
-    """
+    """Turn `model` into what its constructor makes of `config`, with the weights kept and hooks on `model` removed."""
     config._attn_implementation = model.config._attn_implementation
     fresh = type(model)(config).to(device=model.device, dtype=model.dtype)
     fresh.load_state_dict(model.state_dict())
@@ -71,31 +68,27 @@ class Batch:
     backend: str
 
     @property
-    def shape_4d(self) -> tuple[int, int, int, int]:
-        """(batch, 1, q_len, kv_len)"""
-        batch_size, kv_length = self.real_keys.shape
-        return batch_size, 1, self.query_length, kv_length
+    def key(self) -> Tensor:
+        """Positions of the keys, (kv_len,)."""
+        return torch.arange(self.real_keys.shape[1], device=self.real_keys.device)
+
+    @property
+    def query(self) -> Tensor:
+        """Positions of the queries, (q_len, 1): with a cache they are the last ones."""
+        return self.key[-self.query_length :, None]
 
     def spread(self) -> Tensor:
         """The padding as a bool mask (batch, 1, q_len, kv_len), True = a real key."""
-        return self.real_keys[:, None, None, :].expand(self.shape_4d)
+        return self.real_keys[:, None, None, :].expand(-1, 1, self.query_length, -1)
 
-    def mask(self, predicate: Predicate) -> Any:
-        """`predicate(row, head, q, kv)` in the form that the backend takes; q counts from the first key, cached or not.
-
-        FlexAttention compiles the predicate and counts its arguments. A lambda keeps its own under the type checks that
-        the tests add to every function with annotated shapes; a `def` does not.
-        """
-        offset = self.real_keys.shape[1] - self.query_length
-        from_the_start = lambda row, head, q, kv: predicate(row, head, q + offset, kv)  # noqa: E731
-        return mask_for(self.backend, from_the_start, self.shape_4d, self.dtype, self.real_keys.device)
+    def render(self, may_attend: Tensor) -> Any:
+        """Cells, bool (batch or 1, 1, q_len, kv_len), as the mask that the backend takes."""
+        may_attend = may_attend.expand_as(self.spread())
+        return block_mask_of(may_attend[:, 0]) if self.backend == "flex_attention" else additive(may_attend, self.dtype)
 
 
 def replace_mask(make_mask: Callable[[nn.Module, Batch], Any]) -> Install:
-    """A recipe that gives the stack `make_mask(stack, batch)` instead of the 2-D attention mask of the caller.
-
-    A caller's mask that is not 2-D is left alone.
-    """
+    """A recipe that gives the stack `make_mask(stack, batch)` instead of the 2-D attention mask of the caller."""
 
     def swap(stack: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         given = kwargs.get("attention_mask")
@@ -140,14 +133,6 @@ def additive(may_attend: Tensor, dtype: torch.dtype) -> Tensor:
     return zeros.masked_fill(~may_attend, torch.finfo(dtype).min)
 
 
-def mask_for(backend: str, predicate: Predicate, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Any:
-    """The predicate as a mask of `shape` (batch, 1, q_len, kv_len): a BlockMask for FlexAttention, else additive."""
-    batch_size, _, q_length, kv_length = shape
-    if backend == "flex_attention":
-        return create_block_mask(predicate, batch_size, None, q_length, kv_length, device=str(device))
-    return additive(create_mask(predicate, batch_size, 1, q_length, kv_length, device=str(device)), dtype)
-
-
 def both_directions(hidden: Tensor, mask: Any) -> Any:
     """The causal mask of one layer and its mirror image, without the pads: what a correct conversion gives this layer.
 
@@ -157,11 +142,8 @@ def both_directions(hidden: Tensor, mask: Any) -> Any:
     causal = allowed(mask, length, length)
     if causal is None:
         causal = torch.ones(batch_size, 1, length, length, dtype=torch.bool, device=hidden.device).tril()
-    real = causal.any(dim=-2)[:, 0].expand(batch_size, -1)  # (batch, seq): no query may attend to a pad
-    if isinstance(mask, Tensor) or mask is None:
-        return additive((causal | causal.transpose(-1, -2)) & real[:, None, None, :], hidden.dtype)
-    may_attend = mask.mask_mod
-    either_way = lambda row, head, q, kv: (  # noqa: E731 - see `Batch.mask`
-        (may_attend(row, head, q, kv) | may_attend(row, head, kv, q)) & real[row, kv]
-    )
-    return mask_for("flex_attention", either_way, (batch_size, 1, length, length), hidden.dtype, hidden.device)
+    real = causal.any(dim=-2, keepdim=True)  # (batch, 1, 1, seq): no query may attend to a pad
+    either_way = (causal | causal.transpose(-1, -2)) & real
+    if mask is None or isinstance(mask, Tensor):
+        return additive(either_way, hidden.dtype)
+    return block_mask_of(either_way[:, 0])

@@ -11,10 +11,7 @@ from labkit.pitfalls.interventions import Batch, rebind_forward, replace_mask
 
 
 def _forward_with_patched_builder(stack: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The stack's own forward, with `create_causal_mask` of its module replaced during this call.
-
-    A real patch stays in the module and changes every other model of the family in the process as well.
-    """
+    """The stack's own forward, with `create_causal_mask` of its module replaced during this call alone."""
     from transformers.masking_utils import create_bidirectional_mask
 
     modeling = sys.modules[type(stack).__module__]
@@ -36,15 +33,15 @@ def _none_mask_in_attention(model: nn.Module) -> None:
 
 
 def _copied_hybrid(_: nn.Module, batch: Batch) -> Any:
-    real_keys, n = batch.real_keys, batch.query_length // 2
-    return batch.mask(lambda row, head, q, kv: real_keys[row, kv] & ((kv <= q) | (q >= n) | (kv >= n)))
+    query, key, n = batch.query, batch.key, batch.query_length // 2
+    return batch.render(batch.spread() & ((key <= query) | (query >= n) | (key >= n)))
 
 
 def _windows_without_abs(stack: nn.Module, batch: Batch) -> dict[str, Any]:
-    real_keys, window = batch.real_keys, stack.config.sliding_window
+    near = batch.query - batch.key < stack.config.sliding_window
     return {
-        "full_attention": batch.mask(lambda row, head, q, kv: real_keys[row, kv]),
-        "sliding_attention": batch.mask(lambda row, head, q, kv: real_keys[row, kv] & (q - kv < window)),
+        "full_attention": batch.render(batch.spread()),
+        "sliding_attention": batch.render(batch.spread() & near),
     }
 
 
