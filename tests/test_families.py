@@ -8,7 +8,6 @@ import transformers
 
 import labkit
 from labkit import masks
-from labkit.decoder.anatomy import find_decoder
 from labkit.errors import ConversionError
 from scripts import list_families
 from tests.perturbation import layer_cells, window_cells
