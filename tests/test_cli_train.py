@@ -45,45 +45,55 @@ def test_with_the_embedded_data_a_task_needs_only_a_folder(labkit_command, tmp_p
 
 
 VALUES = {
-    "epochs": 2, "max_steps": 3, "batch_size": 3, "batch_tokens": 200, "eval_batch_size": 5, "gradient_accumulation": 2,
-    "gradient_checkpointing": True, "learning_rate": 3e-4, "schedule": "cosine", "warmup": 0.2, "weight_decay": 0.03,
-    "evaluate_every": 2, "save_every": 3, "keep": 2, "patience": 4, "dtype": "bfloat16", "seed": 7,
-    "report_to": "no_such_tracker",
+    "max_steps": 3, "batch_size": 3, "eval_batch_size": 5, "gradient_accumulation": 2, "gradient_checkpointing": True,
+    "learning_rate": 3e-4, "schedule": "cosine", "warmup": 0.2, "weight_decay": 0.03, "evaluate_every": 2, "keep": 2,
+    "patience": 4, "dtype": "bfloat16", "seed": 7,
 }  # fmt: skip
+ALONE = {"epochs": 2, "batch_tokens": 200, "save_every": 3, "report_to": "no_such_tracker"}
 
 
-@pytest.mark.parametrize("option", HYPERPARAMETERS)
-def test_each_option_sets_its_field_of_the_training_arguments(labkit_command, tmp_path, monkeypatch, option):
-    value, field = VALUES[option], HYPERPARAMETERS[option][0]
-    text = tmp_path / "tale.txt"
-    text.write_text("The ferry left at noon, as the tide was low.\n" * 60)
-    commands = {
-        "save_every": ["pretrain", text, "--vocab-size", "300", "--context", "32", "--width", "64", "--layers", "1"],
-        "batch_tokens": ["train", "ner", *MODEL, "--max-length", "64", "--doc-stride", "16", "--packing"],
-    }
-    typed = commands.get(option, ["train", "classify", *MODEL, "--max-train", "40", "--max-eval", "6"])
-    typed += [f"--{option.replace('_', '-')}", *([] if value is True else [value]), "--output-dir", tmp_path / "run"]
-    trainers = []
+@pytest.fixture
+def trainer_of(labkit_command, tmp_path, monkeypatch):
+    """The Trainer that a command with these options builds; it does not train."""
 
-    def recorded(trainer, **_):
-        trainers.append(trainer)
-        raise LabkitError("the arguments have been recorded")
+    def trainer_of(command, options):
+        trainers = []
 
-    monkeypatch.setattr(Trainer, "train", recorded)
-    code, _, err = labkit_command(*typed)
-    if option == "report_to":
-        assert code == 2 and f"the tracker {value!r} is not installed" in err
-        return
-    assert code == 2 and "have been recorded" in err, err
-    (trainer,) = trainers
+        def recorded(trainer, **_):
+            trainers.append(trainer)
+            raise LabkitError("the arguments have been recorded")
+
+        monkeypatch.setattr(Trainer, "train", recorded)
+        typed = [
+            (f"--{name.replace('_', '-')}", *([] if value is True else [value])) for name, value in options.items()
+        ]
+        code, _, err = labkit_command(*command, *sum(typed, ()), "--output-dir", tmp_path / next(iter(options)))
+        assert code == 2 and (not trainers or "have been recorded" in err)
+        return trainers[0] if trainers else err
+
+    return trainer_of
+
+
+CLASSIFY = ["train", "classify", *MODEL, "--max-train", "40", "--max-eval", "6"]
+
+
+def test_each_option_sets_its_field_of_the_training_arguments(trainer_of):
+    trainer = trainer_of(CLASSIFY, VALUES)
+    fields = {name: HYPERPARAMETERS[name][0] for name in VALUES.keys() - {"patience", "dtype"}}
+    assert {name: getattr(trainer.args, field) for name, field in fields.items()} == {n: VALUES[n] for n in fields}
     stopping = [c for c in trainer.callback_handler.callbacks if isinstance(c, EarlyStoppingCallback)]
-    expected = {
-        "patience": lambda: [callback.early_stopping_patience for callback in stopping] == [value],
-        "epochs": lambda: trainer.args.max_steps == 5,  # of 40 rows, and four batches of four make a step
-        "batch_tokens": lambda: len(trainer.train_dataset[0]) > 1,  # an item of the data set is a whole batch
-        "dtype": lambda: trainer.args.bf16,
-    }
-    assert expected.get(option, lambda: getattr(trainer.args, field) == value)()
+    assert [callback.early_stopping_patience for callback in stopping] == [4] and trainer.args.bf16
+    assert VALUES.keys() | ALONE.keys() == HYPERPARAMETERS.keys()
+
+
+def test_options_that_exclude_others_set_their_fields_too(trainer_of, tmp_path):
+    assert trainer_of(CLASSIFY, {"epochs": 2}).args.max_steps == 5  # of 40 rows, four batches of four make a step
+    packed = trainer_of(["train", "ner", *MODEL, "--max-length", "64", "--packing"], {"batch_tokens": 200})
+    assert len(packed.train_dataset[0]) > 1  # an item of the data set is a whole batch
+    (tmp_path / "tale.txt").write_text("The ferry left at noon, as the tide was low.\n" * 60)
+    shape = ["--vocab-size", "300", "--context", "32", "--width", "64", "--layers", "1"]
+    assert trainer_of(["pretrain", tmp_path / "tale.txt", *shape], {"save_every": 3}).args.save_steps == 3
+    assert "the tracker 'no_such_tracker' is not installed" in trainer_of(CLASSIFY, {"report_to": "no_such_tracker"})
 
 
 def test_rows_that_cannot_be_read_stop_a_run_unless_they_are_skipped(labkit_command, tmp_path):

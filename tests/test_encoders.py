@@ -177,7 +177,7 @@ def test_refusals(packaged, monkeypatch, tmp_path):
         with pytest.raises(ModelError, match=r"lacks 1 weights of its model.*layer.1.output.dense.weight"):
             labkit.load(tmp_path / "lacking", task=task, device="cpu")
 
-    with pytest.raises(TrainingError, match="BertForTokens is no decoder.*trained with the mask 'encoder'"):
+    with pytest.raises(TrainingError, match="BertForTokens is not a decoder.*mask encoder"):
         finetune("ner", "small-bert", examples_of("ner", 0), tmp_path / "run", dev=examples_of("ner", 1))
     assert not (tmp_path / "run").exists()
 

@@ -181,9 +181,9 @@ def test_a_finished_run_is_not_trained_again_and_not_continued_with_another_conf
     ("content", "choices", "complaint"),
     [
         (b" \n", {}, "t.txt is empty"),
-        (b"caf\xe9", {}, r"t.txt is not UTF-8 text \(byte 3\)"),
+        (b"caf\xe9", {}, "t.txt, line 1: is not UTF-8"),
         (b"a word or two", {}, r"the text has \d+ tokens to train on, and one row takes 32: add text"),
-        (None, {}, "no text"),
+        (None, {}, "without files that end in .txt"),
         (b"a word", {"first_length": 64}, "first_length is 64"),
         (b"a word", {"settings": SHORT | {"report_to": "my_tracker"}}, "'my_tracker' is not installed"),
     ],
