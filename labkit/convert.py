@@ -1,13 +1,13 @@
-"""Causal to bidirectional and back: in place, on the supported route, and proved before the function returns.
+"""Convert a causal decoder to bidirectional attention and back, in place; measured before the function returns.
 
 The route is `config.is_causal = False`: transformers (5.3 and later, for every family) then builds bidirectional masks
-*and* tells the kernels, so the conversion holds with and without padding, on every backend, and a saved folder keeps
-it. labkit adds what that switch leaves open: the exact window of local layers, packed documents, learned positions
+*and* passes the flag to the kernels, so the conversion holds with and without padding, on every backend, and in a saved
+folder. labkit adds what that switch leaves open: the exact window of local layers, packed documents, learned positions
 under left padding, a chosen subset of layers, and a proof.
 
-What was done is recorded in the text config as `labkit_attention`, so that `save_pretrained` and `labkit.load` keep it,
-and a model that is built in this process from a config with such a record is converted at once. A converted model has
-config objects of its own: another model built from the original config is not changed.
+What was done is recorded in the text config as `labkit_attention`, so that `save_pretrained` and `labkit.load` keep it.
+Once this module is imported, a model that is built from a config with such a record is converted at once. A converted
+model has config objects of its own: another model built from the original config is not changed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def to_bidirectional(model: nn.Module, *, window: str = "keep", layers=None) -> 
     earlier = conversion_of(model)
     try:
         if earlier is not None and (earlier["window"], earlier["layers"]) != (window, chosen):
-            to_causal(model)
+            _own_configs(model, decoder)
+            _undo(model, decoder)
         if conversion_of(model) is None:
             _own_configs(model, decoder)
             _record(decoder, window, chosen)
@@ -260,7 +261,8 @@ def _excluded_by_builder() -> int:
     from transformers.masking_utils import sliding_window_bidirectional_mask_function
 
     allowed = sliding_window_bidirectional_mask_function(3)
-    return 3 - max(d for d in range(6) if bool(allowed(0, 0, torch.tensor(0), torch.tensor(d))))
+    query, *keys = (torch.tensor(place, device="cpu") for place in (0, *range(6)))  # models may be built on "meta"
+    return 3 - max(distance for distance, key in enumerate(keys) if bool(allowed(0, 0, query, key)))
 
 
 def _checked_layers(layers, n: int) -> list[int] | None:

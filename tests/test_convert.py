@@ -5,6 +5,8 @@ Which layer attends to what after a conversion is measured in test_layer_masks.p
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -300,7 +302,7 @@ def test_a_model_on_which_the_switch_does_nothing_is_refused_by_layer_and_left_a
         return real_forward(self, **{**kwargs, "attention_mask": mask.expand(batch, 1, n, n)})
 
     monkeypatch.setattr(type(model.model), "forward", always_causal)
-    with pytest.raises(ConversionError, match=r"layers\.0\.self_attn.*no padding.*does not see"):
+    with pytest.raises(ConversionError, match=r"layers\.0\.self_attn.*no padding.*does not attend"):
         labkit.to_bidirectional(model)
     monkeypatch.undo()
     assert torch.equal(logits(model), before) and convert.conversion_of(model) is None and not is_guarded(model)
@@ -344,3 +346,35 @@ def test_a_model_without_a_decoder_is_refused():
     config = BertConfig(vocab_size=99, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
     with pytest.raises(ModelError, match="BertModel"):
         labkit.to_bidirectional(BertModel(config))
+
+
+def test_a_saved_conversion_with_windows_loads_in_a_process_that_has_converted_nothing(tiny, tmp_path):
+    labkit.to_bidirectional(tiny("tiny-gemma3", "sdpa").model).save_pretrained(tmp_path)
+    program = f"""
+import labkit.convert, transformers
+labkit.assert_bidirectional(transformers.AutoModelForCausalLM.from_pretrained({str(tmp_path)!r}), quick=True)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_other_choices_are_possible_for_a_model_that_was_open_before(tiny):
+    model = tiny("tiny-gemma3", "sdpa").model
+    model.config.is_causal = False
+    for choice in ("keep", "halve"):
+        labkit.to_bidirectional(model, window=choice)
+        assert convert.conversion_of(model)["window"] == choice
+
+
+def test_a_single_cell_that_is_closed_beside_padding_only_is_a_failed_conversion(tiny):
+    model = tiny("tiny-llama", "sdpa").model
+
+    def close(attention, args, kwargs):
+        mask = kwargs["attention_mask"]  # (batch, 1, query, key) beside padding, else None
+        if mask is not None:
+            kwargs["attention_mask"] = mask.clone()
+            kwargs["attention_mask"][:, :, 0, 2] = False
+        return args, kwargs
+
+    model.model.layers[1].self_attn.register_forward_pre_hook(close, with_kwargs=True)
+    with pytest.raises(ConversionError, match="padded batch.*token 0 does not attend to token 2"):
+        labkit.to_bidirectional(model)

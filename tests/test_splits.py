@@ -34,6 +34,13 @@ def test_no_group_is_on_two_sides_no_example_is_lost_and_their_order_does_not_ma
         assert [set(part) for part in parts] == [set(part) for part in divide(mixed, size, seed)]
 
 
+@pytest.mark.parametrize("groups", [["large"] * 900 + [""] * 100, ["large"] * 990 + ["small"] * 10])
+def test_a_large_group_is_not_held_out_where_a_small_one_can_be(groups):
+    for seed in range(10):
+        rest, held = held_out(examples(groups), 0.1, seed)
+        assert 10 <= len(held) <= 110 and "large" not in {example.group for example in held}
+
+
 def test_parts_are_as_even_as_the_groups_allow_and_depend_on_the_seed():
     passages = examples([f"passage {k // 4}" for k in range(400)])  # 100 passages of 4 questions
     assert [len(part) for part in folds(passages, 5, 0)] == [80] * 5 and folds(passages, 5, 0) != folds(passages, 5, 1)
@@ -44,7 +51,7 @@ def test_parts_are_as_even_as_the_groups_allow_and_depend_on_the_seed():
 
 def test_what_cannot_be_divided_is_refused():
     for divide, size, group in ((held_out, 0.1, "p"), (held_out, 1.0, ""), (folds, 5, "p"), (folds, 1, "")):
-        with pytest.raises(DataError, match=r"groups \(passages, articles\)"):
+        with pytest.raises(DataError, match="one group|share|folds of"):
             divide(examples([group] * 10), size, 0)
 
 

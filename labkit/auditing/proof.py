@@ -21,39 +21,37 @@ TOKENS = 5
 WINDOW = 3  # the shrunken window: W-1 = 2 tokens on either side when kept, W//2 = 1 when halved
 
 
-def prove(decoder: Decoder, intended: Sequence[Mask], what: str) -> None:
+def prove(decoder: Decoder, intended: Sequence[Mask], target: str) -> None:
     """Measure the mask of every layer and compare.
 
     Args:
         intended: the mask that each layer should have, windows shrunk to `WINDOW`.
-        what: "bidirectional" or "causal", for the message.
+        target: "bidirectional" or "causal", for the message.
 
     Raises:
         ConversionError: naming the layer, the kind of batch and the first cell that is wrong.
     """
-    padded = torch.ones(6, TOKENS, dtype=torch.bool)
-    padded[1:4, -1], padded[4:, 0] = False, False  # a full row, three padded on the right, two on the left
-    batches = (
-        ("no padding", torch.ones(TOKENS, TOKENS, dtype=torch.bool), range(TOKENS)),
-        ("padded batch", padded, [TOKENS - 1, 0, TOKENS - 2, TOKENS - 1, 0, TOKENS - 1]),
-    )
+    layouts = torch.ones(3, TOKENS, dtype=torch.bool)  # a full row, and one padded on the right and on the left
+    layouts[1, -1], layouts[2, 0] = False, False
     with evaluating(decoder.stack):
-        for title, real, columns in batches:  # row b is perturbed at columns[b]
-            rows = torch.arange(len(real))
+        for title, chosen in (("no padding", layouts[:1]), ("padded batch", layouts)):
+            real = chosen.repeat_interleave(TOKENS, 0)  # each layout once for each token that is perturbed in it
+            rows, columns = torch.arange(len(real)), list(range(TOKENS)) * len(chosen)
             for i, call in enumerate(_calls(decoder, real)):
                 expected = torch.stack([_expected_cells(intended[i], row) for row in real])
                 seen = attention_influence_by_row(call, columns)
-                if torch.equal(seen & real, expected[rows, :, list(columns)]):
+                if torch.equal(seen & real, expected[rows, :, columns]):
                     continue
                 cells = attention_influence(call, range(TOKENS), draws=4)  # more perturbations, and the noise known
                 wrong = ((cells & real[:, :, None]) != expected).nonzero().tolist()
                 if wrong:
                     row, q, k = wrong[0]
-                    does, should = ("does not see", "should") if expected[row, q, k] else ("sees", "must not")
+                    does, should = ("does not attend", "should") if expected[row, q, k] else ("attends", "must not")
+                    key = f"{'' if real[row, k] else 'padded '}token {k}"
                     raise ConversionError(
-                        f"the model did not become {what}: {decoder.names[i]} (attention backend {decoder.backend!r}, "
-                        f"{title}): row {row}: token {q} {does} {'' if real[row, k] else 'padded '}token {k}, and "
-                        f"{should} ({len(wrong)} wrong cells); intended was {intended[i]}."
+                        f"the model did not become {target}: {decoder.names[i]} (attention backend {decoder.backend!r}, "
+                        f"{title}): row {row}: token {q} {does} to {key} but {should} ({len(wrong)} wrong cells); "
+                        f"intended was {intended[i]}."
                     )
 
 

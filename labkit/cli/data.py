@@ -14,7 +14,8 @@ app = typer.Typer(help="List and check data sets.")
 
 SHOWN = 20  # faults of a file that are printed
 TagColumn = Annotated[
-    int | None, typer.Option(help="Number of the tag column in a CoNLL file, counted from 1. Default: the last column.")
+    int | None,
+    typer.Option(help="Number of the tag column in a CoNLL file, from 1. Default: the column with entity tags."),
 ]
 
 

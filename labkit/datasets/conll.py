@@ -27,10 +27,10 @@ def in_bio(reading: Reading) -> Reading:
 def scan(path: str | Path, tag_column: int | None = None) -> Reading:
     """The sentences with BIO tags, and the first fault of each that cannot be read.
 
-    The first column is the word, the last its tag. Tabs separate the columns if the line has one, otherwise spaces. A
-    first column that numbers the words is skipped with a warning. `group` is the document; "-DOCSTART-" or a comment
-    "# document = NAME" begins one. Between sentences, a line "# key = value", and one that begins with # and has
-    another number of columns than most lines, is a comment.
+    The first column is the word; the tag is in the column that holds entity tags, or else in the last. Tabs separate
+    the columns if the line has one, otherwise spaces. A first column that numbers the words is skipped with a warning.
+    `group` is the document; "-DOCSTART-" or a comment "# document = NAME" begins one. Between sentences, a line
+    "# key = value", and one that begins with # and has another number of columns than most lines, is a comment.
 
     Args:
         tag_column: the number of the column that holds the tags; the first is 1.

@@ -23,15 +23,17 @@ def held_out(examples: Sequence[Any], share: float, seed: int) -> tuple[list[Any
         DataError: a share outside (0, 1), or all examples are of one group.
     """
     groups = _shuffled_groups(examples, seed)
-    if not 0 < share < 1 or len(groups) < 2:
-        raise DataError(f"cannot hold out the share {share} of {len(groups)} groups (passages, articles)")
+    if not 0 < share < 1:
+        raise DataError(f"the share to hold out is {share}; it must be between 0 and 1")
+    if len(groups) < 2:
+        raise DataError(f"all {len(examples)} examples belong to one group (passage, article): none can be held out")
     chosen: set[str] = set()
     count = 0
     for name, size in groups[:-1]:
-        if chosen and count + size / 2 > share * len(examples):
-            break
-        chosen.add(name)
-        count += size
+        if count + size / 2 <= share * len(examples):
+            chosen.add(name)
+            count += size
+    chosen = chosen or {min(groups, key=lambda group: group[1])[0]}
     return [e for e in examples if group_of(e) not in chosen], [e for e in examples if group_of(e) in chosen]
 
 

@@ -57,13 +57,13 @@ class Decoder:
         """The attention backend in use, as `backend_of` names it."""
         return backend_of(self.config)
 
-    def deaf_layers(self) -> frozenset[int]:
+    def layers_ignoring_is_causal(self) -> frozenset[int]:
         """Layers that do not pass `is_causal` on to their attention (StableLM, Nemotron): tried, once per class."""
         arrives: dict[tuple[type, type], bool] = {}
         for layer, attention in zip(self.layers, self.attentions, strict=True):
             kind = type(layer), type(attention)
             if kind not in arrives:
-                arrives[kind] = _flag_arrives(layer, attention)
+                arrives[kind] = _passes_is_causal(layer, attention)
         kinds = zip(map(type, self.layers), map(type, self.attentions), strict=True)
         return frozenset(i for i, kind in enumerate(kinds) if not arrives[kind])
 
@@ -153,7 +153,7 @@ def _with_config(module: nn.Module) -> list[nn.Module]:
     return [holder for child in module.children() for holder in _with_config(child)]
 
 
-def _flag_arrives(layer: nn.Module, attention: nn.Module) -> bool:
+def _passes_is_causal(layer: nn.Module, attention: nn.Module) -> bool:
     """Whether `is_causal`, given to a decoder layer, arrives at its attention, tried on one token.
 
     Where it cannot be tried, it counts as arriving: a conversion that depends on it is refused by its proof.
@@ -164,7 +164,7 @@ def _flag_arrives(layer: nn.Module, attention: nn.Module) -> bool:
         return True
 
     def caught(module: nn.Module, args: tuple, kwargs: dict):
-        raise _Arrived("is_causal" in kwargs)
+        raise _AttentionCalled("is_causal" in kwargs)
 
     _, _, *others = inspect.signature(type(layer).forward).parameters.values()  # self and the hidden states come first
     needed = [p.name for p in others if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -173,7 +173,7 @@ def _flag_arrives(layer: nn.Module, attention: nn.Module) -> bool:
         with torch.no_grad():
             hidden = torch.zeros(1, 1, config.hidden_size, dtype=weight.dtype, device=weight.device)
             type(layer).forward(layer, hidden, **dict.fromkeys(needed), is_causal=False)
-    except _Arrived as arrived:
+    except _AttentionCalled as arrived:
         return bool(arrived.args[0])
     except Exception:  # a layer that wants more than its hidden states
         return True
@@ -182,7 +182,7 @@ def _flag_arrives(layer: nn.Module, attention: nn.Module) -> bool:
     return True
 
 
-class _Arrived(Exception):
+class _AttentionCalled(Exception):
     """The attention of a layer was called; the argument: whether the flag was given to it."""
 
 

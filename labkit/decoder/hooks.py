@@ -82,7 +82,9 @@ class LayerMasks:
         self.overrides: list[dict[int, Mask]] = []
         self.converted: dict[int, Mask] = {}  # the mask that each converted layer is meant to have
         self.always: frozenset[int] = frozenset()  # converted layers that transformers itself cannot give their mask
-        self.without_flag = decoder.deaf_layers()  # is_causal does not reach their attention: their mask is written out
+        self.without_flag = (
+            decoder.layers_ignoring_is_causal()
+        )  # is_causal does not reach their attention: their mask is written out
         self.where_none: frozenset[int] = frozenset()  # converted layers that get theirs where they come with none
         self.window_of_backend = None  # has .apply(): sets the window as the backend in use counts it
         self.isolating = False  # layers that are not converted are given their mask of packed texts, too

@@ -83,7 +83,7 @@ def loads_in_transformers(model: Any, layers: list[int] | None) -> bool:
     """Whether plain transformers applies the mask of a converted model: in all layers, by `is_causal` alone."""
     from labkit.decoder.anatomy import find_decoder
 
-    return layers is None and not find_decoder(model).deaf_layers()
+    return layers is None and not find_decoder(model).layers_ignoring_is_causal()
 
 
 def shown_name(lm: Any) -> str:

@@ -96,7 +96,11 @@ def finetune(
     task = get(task) if isinstance(task, str) else task
     settings = settings or preset(default_preset(str(model)))
     say = say if is_first_process() else (lambda text: None)
-    require_mask(mask, layers, readings, kept=keep_model)
+    require_mask(mask, window, layers, readings, kept=keep_model)
+    if method not in adapters.METHODS:
+        raise TrainingError(f"the method is {method!r}; choose one of {', '.join(adapters.METHODS)}")
+    if not resume and is_first_process():
+        RunFolder.check(output_dir, {}, resume=False)  # before the model is loaded, which may take long
     if not train_examples:
         raise DataError("there are no training examples")
     require_characters(task.name, [*train_examples, *dev, *test])

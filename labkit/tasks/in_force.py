@@ -1,9 +1,9 @@
-"""What a model sees while a task is trained on it: its mask, how often it reads its input, and the proof of both.
+"""The mask of a model in training, how often its input is repeated, and the measurement of both.
 
 bidirectional    the causal mask removed, in all layers or some
 causal           the model as it is
-right-to-left    a control: every token sees itself and what follows. As much context as causal, from the other side,
-                 and as foreign to the pretrained weights as bidirectional
+right-to-left    a control: each token attends to itself and to later tokens. As much context as causal, from the
+                 other side, and as foreign to the pretrained weights as bidirectional
 encoder          another model, bidirectional as it comes: it is measured, and nothing is changed in it
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from labkit.auditing.measure import audit
-from labkit.convert import to_bidirectional
+from labkit.convert import WINDOWS, to_bidirectional
 from labkit.decoder.anatomy import SLIDING, backend_of, decoder_or_none, find_decoder
 from labkit.decoder.hooks import masked
 from labkit.decoder.packing import packed
@@ -30,10 +30,12 @@ MEASURED = 12  # tokens on which the right-to-left mask is compared, cell by cel
 BEHIND = ~causal() | sliding_window(1)  # a window of one token: itself
 
 
-def require_mask(mask: str, layers: str, readings: int, *, kept: bool) -> None:
+def require_mask(mask: str, window: str, layers: str, readings: int, *, kept: bool) -> None:
     """Raise TrainingError unless such a mask can be put in force, and be saved with the model where that is kept."""
     if mask not in MASKS:
         raise TrainingError(f"the mask is {mask!r}; choose one of {', '.join(MASKS)}")
+    if window not in WINDOWS:
+        raise TrainingError(f"the window is {window!r}; choose one of {', '.join(WINDOWS)}")
     if layers != "all" and mask != "bidirectional":
         raise TrainingError(f"layers are chosen for the bidirectional mask, and the mask is {mask}")
     if kept and (mask == "right-to-left" or readings > 1):

@@ -58,10 +58,8 @@ def require_memory(model: nn.Module, settings: dict[str, Any], length: int) -> s
     free = limits.available_bytes(device) + need["weights"] + PROCESS
     rows, tokens = settings["per_device_train_batch_size"], settings["batch_tokens"]
     batch = f"batches of {tokens:,} tokens" if tokens else f"batches of {rows} x {length}"
-    sentence = f"needs about {total / limits.GB:.1f} GB for {batch}, {free / limits.GB:.1f} GB are free"
+    sentence = f"training needs about {total / limits.GB:.1f} GB for {batch}, {free / limits.GB:.1f} GB are free"
     if total > free and device == "cpu":
         smaller = "--batch-tokens" if tokens else "--batch-size"
-        raise TrainingError(
-            f"this training {sentence}; try a smaller {smaller}, --gradient-checkpointing, or --method lora"
-        )
+        raise TrainingError(f"{sentence}; try a smaller {smaller}, --gradient-checkpointing, or --method lora")
     return sentence
