@@ -49,8 +49,8 @@ def prove(decoder: Decoder, intended: Sequence[Mask], target: str) -> None:
                     does, should = ("does not attend", "should") if expected[row, q, k] else ("attends", "must not")
                     key = f"{'' if real[row, k] else 'padded '}token {k}"
                     raise ConversionError(
-                        f"the model did not become {target}: {decoder.names[i]} (attention backend {decoder.backend!r}, "
-                        f"{title}): row {row}: token {q} {does} to {key} but {should} ({len(wrong)} wrong cells); "
+                        f"the model did not become {target}: {decoder.names[i]} (attention backend "
+                        f"{decoder.backend!r}, {title}): row {row}: token {q} {does} to {key} but {should} ({len(wrong)} wrong cells); "
                         f"intended was {intended[i]}."
                     )
 
