@@ -50,8 +50,8 @@ def prove(decoder: Decoder, intended: Sequence[Mask], target: str) -> None:
                     key = f"{'' if real[row, k] else 'padded '}token {k}"
                     raise ConversionError(
                         f"the model did not become {target}: {decoder.names[i]} (attention backend "
-                        f"{decoder.backend!r}, {title}): row {row}: token {q} {does} to {key} but {should} ({len(wrong)} wrong cells); "
-                        f"intended was {intended[i]}."
+                        f"{decoder.backend!r}, {title}): row {row}: token {q} {does} to {key} but {should} "
+                        f"({len(wrong)} wrong cells); intended was {intended[i]}."
                     )
 
 
