@@ -49,6 +49,10 @@ class AttentionMaps:
     mask: str
     name: str
 
+    def __repr__(self) -> str:
+        layers, heads, n, _ = self.weights.shape
+        return f"AttentionMaps({self.name!r}: {layers} layers x {heads} heads, {n} tokens, mask: {self.mask})"
+
 
 def attention_maps(lm, text, mask=None, *, layers=None) -> AttentionMaps:
     """The attention weights of every layer and head of a model on one text.

@@ -179,7 +179,7 @@ def _window_problems(subject: Subject, reach: Reach) -> list[Problem]:
     problems = []
     for kind, layers in layers_of.items():
         left, right = map(_tokens, reach[layers[0]])
-        text = f"local layers attend to {left} on the left and {right} on the right; declared are {_tokens(declared)}"
+        text = f"local layers attend to {left} on the left and {right} on the right; declared is a reach of {declared}"
         problems.append(Problem(kind, text, layers))
     return problems
 
