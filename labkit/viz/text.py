@@ -139,7 +139,7 @@ def words_figure(words: Sequence[tuple[str, float]], heading: str = "", most: fl
     """
     most = most or max(abs(value) for _, value in words) or 1.0
     spans = " ".join(_ground(word, value / most, f"{value:+.2f}") for word, value in words)
-    alt = ", ".join(f"{word} {value:+.2f}" for word, value in sorted(words, key=lambda word: -word[1])[:3])
+    alt = ", ".join(f"{word} {value:+.2f}" for word, value in sorted(words, key=lambda word: -abs(word[1]))[:3])
     first = f"<b>{escape(heading)}</b><br>" if heading else ""
     return _figure(f'<p style="margin:0;line-height:1.8">{first}{spans}</p>', f"{heading} {alt}")
 
