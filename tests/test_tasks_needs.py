@@ -48,8 +48,9 @@ _STEPS = """
 @pytest.mark.parametrize(
     ("batch_size", "length", "checkpointing", "dtype"),
     [
-        (24, 384, False, "float32"),
+        (12, 256, False, "float32"),
         (4, 64, False, "float32"),
+        pytest.param(24, 384, False, "float32", marks=pytest.mark.slow),
         pytest.param(24, 384, True, "float32", marks=pytest.mark.slow),
         # minutes on a processor without bfloat16
         pytest.param(24, 384, False, "bfloat16", marks=pytest.mark.slow),

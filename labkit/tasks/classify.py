@@ -129,7 +129,7 @@ def bag_of_words(train: Sequence[Labelled], examples: Sequence[Labelled]) -> lis
         from sklearn.pipeline import make_pipeline
 
     # hashed, so that texts without a word are no special case; words of one letter count too
-    counter = HashingVectorizer(alternate_sign=False, norm=None, token_pattern=r"\w+")
+    counter = HashingVectorizer(n_features=2**16, alternate_sign=False, norm=None, token_pattern=r"\w+")
     model = make_pipeline(counter, LogisticRegression(max_iter=1000))
     model.fit([example.text for example in train], [example.label for example in train])
     probabilities = model.predict_proba([example.text for example in examples])  # (examples, classes)

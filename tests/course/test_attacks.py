@@ -52,6 +52,7 @@ def works(sandbox):
 
 
 # ------------------------------------------------------------------------------ 1 and 3: isolation, sockets and secrets
+ABOVE = set(map(str, Path(__file__).parents))  # the checkout may lie in /tmp, and parts of it are visible
 PLACES = ["/etc/passwd", "/etc/shadow", "/var", str(Path.home() / ".ssh"), str(Path(__file__).parent)]
 STATUS = "dict(line.split(':\\t', 1) for line in open('/proc/self/status').read().splitlines())"
 READABLE = "[open(path).read() for kind in ('environ', 'cmdline') for path in glob.glob(f'/proc/[0-9]*/{kind}')]"
@@ -66,7 +67,8 @@ MOUNTS = "[line.split() for line in open('/proc/mounts').read().splitlines()]"
         (f"{STATUS}['NoNewPrivs'].strip()", "1"),
         ("[subprocess.call(['unshare', kind, 'true']) == 0 for kind in ('--user', '--mount', '--net')]", [False] * 3),
         ("[ctypes.CDLL(None).umount2(path, 2) for path in (b'/proc', b'/home', b'/usr')]", [-1, -1, -1]),
-        (f"[place for place in {PLACES!r} if os.path.exists(place)] + os.listdir('/tmp') + os.listdir('/run')", []),
+        (f"[place for place in {PLACES!r} if os.path.exists(place)]", []),
+        (f"{{place for folder in ('/tmp', '/run') for place in glob.glob(folder + '/*')}} - {ABOVE!r}", set()),
         # those of bubblewrap itself could be opened for writing
         ("[fd for fd in os.listdir('/proc/1/fd') if os.path.isfile('/proc/1/fd/' + fd)]", []),
         (f"[m[1] for m in {MOUNTS} if 'rw' in m[3].split(',') and not m[1].startswith('/dev/')]", ["/home/student"]),
