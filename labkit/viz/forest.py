@@ -35,9 +35,10 @@ def forest_figure(
         MaskError: no arm, or a value that is not finite.
     """
     marks = marks or {}
-    labels, points = [], []  # a label for each row of the plot
+    labels, points, headings = [], [], {}  # a label for each row of the plot; {row: name} of the groups
     for group, arms in groups.items():
-        labels.append(f"<b>{escape(str(group))}</b>")
+        headings[len(labels)] = f"<b>{escape(str(group))}</b>"
+        labels.append("")
         for arm, interval in arms.items():
             points.append((len(labels), str(arm), *interval))
             labels.append(escape(str(arm)))
@@ -71,6 +72,9 @@ def forest_figure(
     beside = {"x": 1, "xref": "paper", "xanchor": "left", "xshift": 8, "showarrow": False, "font": {"size": 12}}
     for row, text in zip(points.row, texts, strict=True):
         figure.add_annotation(text=text, y=row, **beside)
+    left = max(90, 16 + 7 * max(map(len, labels)))
+    for row, heading in headings.items():  # above the plot's rows, so that a long one takes no room from the plot
+        figure.add_annotation(text=heading, y=row, **beside | {"x": 0, "xshift": 8 - left})
     if zero:
         figure.add_vline(0, line={"color": INK, "width": 1})
     for name, x in marks.items():
@@ -87,5 +91,5 @@ def forest_figure(
     words = (
         f"{clear.sum()} of {measured} intervals exclude 0 (filled)." if zero else "Points with their 95 % intervals."
     )
-    left, right = max(90, 16 + 7 * max(map(len, labels))), 24 + 7 * max(map(len, texts))
+    right = 24 + 7 * max(map(len, texts))
     return titled(figure, title, words, 820, ROW * len(labels) + 60, l=left, r=right, t=16 * bool(marks))

@@ -60,7 +60,7 @@ def open_page(browser):
 
         def remember(message):
             if message.type == "error":
-                page.failures.append(message.text)
+                page.failures.append(f"{page.url}: {message.text}")
 
         page.route(re.compile("^https?://"), only_this_machine)
         page.on("pageerror", lambda error: page.failures.append(error.stack or str(error)))

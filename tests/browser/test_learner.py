@@ -58,7 +58,7 @@ def test_in_jupyterlab_the_answer_comes_after_the_choice_and_after_the_text(open
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_page_without_a_kernel_has_the_same_boxes(open_page, tmp_path, theme):
     boxes = (predict("Is 1 < 2?", choices=["yes", "no"], answer="yes"), predict("How many?", answer="Three."))
-    html = "".join(box._repr_mimebundle_()["text/html"] for box in boxes)
+    html = "".join(box._repr_html_() for box in boxes)
     colours = "background: #111; color: #ddd" if theme == "dark" else "background: #fff; color: #222"
     (tmp_path / "page.html").write_text(f'<meta charset="utf-8"><body style="{colours}">{html}', encoding="utf-8")
     page = open_page(390, 600, theme)

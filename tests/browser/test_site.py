@@ -141,7 +141,7 @@ def test_search_finds_prose_and_code_names(open_page, site):
     page.goto(site)
     field = page.get_by_role("textbox", name="Search")
     for word, expected in (
-        ("derivatives", "engineers"),
+        ("packing-leak", "engineers"),
         ("sliding_window", "masks"),
         ("paraphrase", "11_paraphrase_fusion"),
     ):
