@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--name", default="adaptation", help="of the result file")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    from labkit.datasets.field_notes import passages
+    from labkit.datasets.embedded import passages
 
     if options.quick:
         options.model, options.steps, options.seeds, options.positions = "tiny-gpt2", 10, [0, 1], 40

@@ -8,7 +8,7 @@ import pytest
 from transformers import EarlyStoppingCallback, Trainer
 
 from labkit.cli.train import HYPERPARAMETERS
-from labkit.datasets import sources
+from labkit.datasets import splits
 from labkit.errors import LabkitError
 from labkit.run_folder import read_json
 
@@ -175,6 +175,6 @@ def test_the_sides_of_a_folder_laid_out_as_on_the_hub(tmp_path):
     for split in ("train", "validation"):
         rows = {"text": [f"{split} {k}" for k in range(6)], "label": ["wet", "dry"] * 3}
         datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "data" / f"{split}-00000-of-00001.parquet")
-    train, dev, test = sources.sides("classify", str(tmp_path))
+    train, dev, test = splits.sides("classify", str(tmp_path))
     assert [example.text for example in dev] == [f"validation {k}" for k in range(6)]
     assert (len(train), len(test)) == (6, 0)

@@ -77,7 +77,7 @@ FINDINGS = [  # (task, rows beside the clean ones, what is found)
     ("classify", [text("no use at all", "poor", id="x")], "fault: the same example occurs twice: x (as 3)"),
     ("embed", [pair("A cat is asleep", "a cat  sleeps", score=1, id="x")], "fault: the same text has different labels"),
     ("embed", [pair("it rains", "the sun is out", score=0, id="x")], "fault: the same example occurs twice: x (as 2)"),
-    ("classify", [text("half \ud83d", id="x")], "fault: half of a surrogate pair, which is not a character: x"),
+    ("classify", [text("half \ud83d", id="x")], "line 5: holds half of a surrogate pair"),
     ("classify", [{"text": "no label"}], "line 5: label is None"),
     ("qa", [qa("x", "Which?", end=22)], "warning: an answer ends within a word: x ('the Sein')"),
     ("qa", [qa("x", "Wh\x07ich?")], "warning: there is an invisible or a lost character: x ('\\x07')"),
@@ -191,10 +191,10 @@ def test_the_tag_column_is_an_option(tmp_path, labkit_command):
 
 
 def test_findings_of_awkward_text_can_be_printed(tmp_path, labkit_command):
-    examples = [text("half \ud83d", id="\ud83d"), text("[bold]x\x1b[31m", "p\nq", id="\x1b[31m")]
+    examples = [{"text": 1, "label": "\x1b[1m", "id": "\ud83d"}, text("[bold]x\x1b[31m", "p\nq", id="\x1b[31m")]
     code, out, _ = labkit_command("data", "check", rows(tmp_path, "a.jsonl", *examples), "--task", "classify")
     assert code == 1 and out.encode("utf-8")
-    assert r"\ud83d" in out and r"\x1b[31m" in out and "\x1b" not in out and "good 1, p\\nq 1)\n" in out
+    assert "surrogate" in out and r"\x1b[31m" in out and "\x1b" not in out and "(p\\nq 1)\n" in out
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.datasets.examples import Answer, Entity, Labelled, Pair, Question, Sentence
+from labkit.datasets.examples import (
+    Answer,
+    Entity,
+    Labelled,
+    Pair,
+    Question,
+    Sentence,
+    entities_in,
+    entities_of,
+    scheme_of,
+    tags_over,
+    to_bio,
+    words_of,
+)
 from labkit.datasets.readers import TASKS, read, scan
-from labkit.datasets.tags import entities_in, entities_of, scheme_of, tags_over, to_bio, words_of
 from labkit.errors import DataError, LabkitError
 
 PARIS = "Paris lies on the Seine. The Seine rises in Burgundy."

@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from labkit.datasets import catalogue, embedded
-from labkit.datasets.catalogue import CATALOGUE
+from labkit.datasets import embedded
+from labkit.datasets.embedded import SHIPPED
 from labkit.datasets.evidence import CRITERIA, MARKS
-from labkit.datasets.tags import words_of
+from labkit.datasets.examples import words_of
 from tests.cards import DATA, SPLITS, counts, rows_of, table
 
 CARDS = sorted(path.parent for path in DATA.glob("*/README.md"))
@@ -40,7 +40,7 @@ def test_the_list_has_the_number_of_records_in_the_files(labkit_command):
 
 
 def test_what_is_shipped_is_in_order(labkit_command):
-    names = [data.name for data in CATALOGUE]
+    names = [data.name for data in SHIPPED]
     assert labkit_command("data", "check") == (0, "".join(f"{name}: in order\n" for name in names), "")
     code, out, _ = labkit_command("data", "check", "--json")
     assert (code, json.loads(out)) == (0, [{"name": name, "ok": True, "faults": []} for name in names])
@@ -57,7 +57,7 @@ def test_what_is_shipped_is_in_order(labkit_command):
 )
 def test_damaged_data_is_named_with_exit_code_1(labkit_command, tmp_path, monkeypatch, file, content, damaged, words):
     shutil.copytree(DATA, tmp_path / "data")
-    monkeypatch.setattr(catalogue, "folder", lambda name: tmp_path / "data")
+    monkeypatch.setattr(embedded, "folder", lambda name: tmp_path / "data")
     path = tmp_path / "data" / "field_notes" / file
     path.unlink()
     if content:

@@ -16,8 +16,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel, B
 import labkit
 from labkit.auditing.leaks import find_leaks
 from labkit.auditing.measure import QUICK_TOKENS
-from labkit.datasets.examples import Answer, Labelled, Question, Sentence
-from labkit.datasets.tags import words_of
+from labkit.datasets.examples import Answer, Labelled, Question, Sentence, words_of
 from labkit.decoder.running import BODY_MEASURED
 from labkit.errors import ModelError, TrainingError
 from labkit.models.heads import Head

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from labkit.datasets import embedded, field_notes
-from labkit.datasets.tags import entities_of, words_of
+from labkit.datasets import embedded
+from labkit.datasets.examples import entities_of, words_of
 from labkit.errors import DataError
 from tests.cards import DATA, SPLITS, counts, rows_of, table
 
@@ -106,24 +106,24 @@ def test_the_numbers_of_the_card_on_entities_are_those_of_the_files():
 
 
 def test_passages_are_read_as_they_stand_in_the_file_and_as_pairs_with_their_titles():
-    assert [vars(passage) for passage in field_notes.passages()] == PASSAGES
+    assert [vars(passage) for passage in embedded.passages()] == PASSAGES
     for split in SPLITS:
         rows = [row for row in PASSAGES if row["split"] == split]
-        assert [vars(passage) for passage in field_notes.passages(split)] == rows
+        assert [vars(passage) for passage in embedded.passages(split)] == rows
         pairs = [(pair.group, pair.first, pair.second) for pair in embedded.read("embed", "field-notes", split)]
         assert pairs == [(row["id"], row["title"], row["text"]) for row in rows]
 
 
 def test_an_unknown_split_or_task_and_a_damaged_file_are_refused(tmp_path, monkeypatch):
-    for call in (lambda: field_notes.passages("valid"), lambda: embedded.read("qa", "evidence", "valid")):
+    for call in (lambda: embedded.passages("valid"), lambda: embedded.read("qa", "evidence", "valid")):
         with pytest.raises(DataError, match="no split 'valid'; it has train, dev, test"):
             call()
     with pytest.raises(DataError, match="evidence has nothing for the task 'ner'"):
         embedded.read("ner", "evidence", "dev")
     shutil.copytree(DATA / "field_notes", tmp_path / "field_notes")
-    monkeypatch.setattr(field_notes, "folder", lambda name: tmp_path)
+    monkeypatch.setattr(embedded, "folder", lambda name: tmp_path)
     path = tmp_path / "field_notes" / "passages.jsonl"
     lines = path.read_bytes().split(b"\n")
     path.write_bytes(b"\n".join([*lines[:11], b'{"id": "fn-0', *lines[12:]]))
     with pytest.raises(DataError, match=re.escape(f"{path}, line 12: ")):
-        field_notes.passages("train")
+        embedded.passages("train")

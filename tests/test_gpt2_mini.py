@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 import labkit
 from labkit import files
-from labkit.datasets.catalogue import card_faults
-from labkit.datasets.field_notes import passages
+from labkit.datasets.embedded import card_faults, passages
 from labkit.errors import ModelError
 from labkit.gpt import GPT
 from labkit.pretrain import bits_per_byte, sample

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.datasets.examples import Labelled
-from labkit.datasets.sources import sides
-from labkit.datasets.splits import folds, group_of, held_out
+from labkit.datasets.splits import folds, group_of, held_out, sides
 from labkit.errors import DataError
 
 

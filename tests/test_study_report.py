@@ -10,7 +10,7 @@ from scipy import stats
 from benchmarks.study import report
 from benchmarks.study.report import Scores, difference, forest, judged, mean, table, to_markdown
 from labkit.datasets.embedded import read
-from labkit.datasets.tags import to_bio
+from labkit.datasets.examples import to_bio
 from labkit.errors import DataError
 from labkit.tasks import ner, qa, qa_scores
 

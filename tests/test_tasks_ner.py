@@ -12,8 +12,7 @@ from torch.testing import assert_close
 from transformers import PreTrainedTokenizerFast
 
 import labkit
-from labkit.datasets.examples import Entity, Sentence
-from labkit.datasets.tags import entities_of, to_bio, words_of
+from labkit.datasets.examples import Entity, Sentence, entities_of, to_bio, words_of
 from labkit.errors import DataError
 from labkit.models.tiny import build_tiny_tokenizer
 from labkit.tasks import ner

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from labkit.datasets import readers, splits
-from labkit.datasets.sources import drawn, sides
+from labkit.datasets.splits import drawn, require_apart, sides
 from labkit.errors import DataError
 from labkit.tasks.base import Task, get
-from labkit.tasks.finetune import digest, require_apart
+from labkit.tasks.finetune import digest
 from labkit.tasks.qa import ORDERS
 
 TEST_SHARE, DEV_SHARE = 0.25, 0.2  # of all examples, and of the rest

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or
 from benchmarks.study import report, runner  # noqa: E402
 from benchmarks.study.mask_effect import slug  # noqa: E402
 from labkit import objectives  # noqa: E402
-from labkit.datasets import field_notes  # noqa: E402
+from labkit.datasets import embedded  # noqa: E402
 from labkit.datasets.text import Document, read_documents  # noqa: E402
 from labkit.errors import DataError, TrainingError  # noqa: E402
 from labkit.future_attention import FutureGPT, FutureLoss  # noqa: E402
@@ -273,7 +273,7 @@ def _batch(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
 
 
 def _embedded() -> Document:
-    return Document("field-notes", "\n\n".join(each.text for each in field_notes.passages()))
+    return Document("field-notes", "\n\n".join(each.text for each in embedded.passages()))
 
 
 def _texts(tokenizer: Any, sides: Sequence[tuple[str, str]], study: Study) -> Texts:

@@ -27,10 +27,10 @@ def data_list(as_json: Json = False) -> None:
 
     Example: labkit data list
     """
-    from labkit.datasets.catalogue import CATALOGUE
+    from labkit.datasets.embedded import SHIPPED
 
     fields = ("name", "what", "count", "licence", "path")
-    rows = [{field: getattr(data, field) for field in fields} for data in CATALOGUE]
+    rows = [{field: getattr(data, field) for field in fields} for data in SHIPPED]
     if as_json:
         print_json(rows)
     else:
@@ -55,8 +55,8 @@ def data_check(
 
     Example: labkit data check train.json dev.json --task qa
     """
-    from labkit.datasets.catalogue import CATALOGUE, check
     from labkit.datasets.checks import check_files
+    from labkit.datasets.embedded import SHIPPED, check
     from labkit.datasets.files import printable
 
     if bool(files) != bool(task) or (tag_column is not None and not files):
@@ -64,7 +64,7 @@ def data_check(
     if files:
         reports = [asdict(report) | {"ok": report.ok} for report in check_files(task, files, tag_column)]
     else:
-        faults_of = {data.name: check(data) for data in CATALOGUE}
+        faults_of = {data.name: check(data) for data in SHIPPED}
         reports = [{"name": name, "ok": not faults, "faults": faults} for name, faults in faults_of.items()]
     if as_json:
         print_json(reports)

@@ -153,7 +153,7 @@ def chosen(given: dict[str, Any], names: str) -> dict[str, Any]:
 
 
 def train_task(task: str, given: dict[str, Any]) -> None:
-    from labkit.datasets.sources import sides
+    from labkit.datasets.splits import sides
     from labkit.tasks.base import get
     from labkit.tasks.finetune import crossvalidate, default_preset, finetune, numbers
 
@@ -231,7 +231,7 @@ def train_lm(given: dict[str, Any]) -> None:
 
 
 def _texts(train_file: list[str] | None, eval_file: list[str] | None) -> tuple[list[str], list[str]]:
-    from labkit.datasets.field_notes import passages
+    from labkit.datasets.embedded import passages
     from labkit.datasets.text import read_documents
 
     if train_file:

@@ -17,7 +17,7 @@ from labkit.course.answers import Answer
 from labkit.course.exercises import Assignment, randn
 from labkit.course.mistakes import Mistake, expect, expect_equal, expect_tensor
 from labkit.course.variant import Variant
-from labkit.datasets.tags import entities_of
+from labkit.datasets.examples import entities_of
 
 ASSIGNMENT = A4 = Assignment("a4", "Gemma for questions and entities", minutes=90)
 A4.exercise("a4_layer_mask", "A window on both sides", "layer_mask", difficulty=2, minutes=9)

@@ -14,16 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.datasets.examples import Labelled, Pair, Question, Sentence
-from labkit.datasets.files import Reading, path_of, printable, shown
-from labkit.datasets.readers import TASKS, scan
-from labkit.datasets.splits import has_name
-from labkit.datasets.tags import entities_of
+from labkit.datasets import readers
+from labkit.datasets.examples import Labelled, Pair, Question, Sentence, entities_of
+from labkit.datasets.files import Scan, path_of, printable, shown
+from labkit.datasets.splits import named_groups
 from labkit.errors import DataError
 
 BY_CHANCE = 20  # a text of fewer characters ("Wednesday .", "Thanks!") may be in two splits by chance
 SHOWN = 2  # examples of each finding
-_SURROGATES = re.compile("[\ud800-\udfff]")
 _INVISIBLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]")  # control characters, and lost ones
 
 Findings = dict[str, list[str]]  # what is wrong -> where, in the order of the file
@@ -54,37 +52,28 @@ def check_files(task: str, paths: Sequence[str | Path], tag_column: int | None =
     Raises:
         DataError: an unknown task, or a path that is no file.
     """
-    if task not in TASKS:
-        raise DataError(f"the task is {task!r}; choose one of {', '.join(TASKS)}")
+    if task not in readers.TASKS:
+        raise DataError(f"the task is {task!r}; choose one of {', '.join(readers.TASKS)}")
     for path in paths:
         if not path_of(path).is_file():
             raise DataError(f"{path} does not exist, or is a folder; give files of labelled examples")
     reports: list[Report] = []
-    readings: list[Reading] = []
+    scans: list[Scan] = []
     for path in paths:
         try:
-            reading = scan(task, path, tag_column)
-            if not reading.examples and not reading.faults:
-                reading.faults.append(f"{path} holds no example")
+            scan = readers.scan(task, path, tag_column)
+            if not scan.examples and not scan.faults:
+                scan.faults.append(f"{path} holds no example")
         except DataError as error:
-            reading = Reading(str(path), faults=[str(error)])
+            scan = Scan(str(path), faults=[str(error)])
         faults, warnings = defaultdict(list), defaultdict(list)
-        counts = _check(reading.examples, faults, warnings)
-        for earlier in readings:
-            _compare(reading.examples, earlier, faults, warnings)
-        readings.append(reading)
-        fault_lines = [*map(printable, reading.faults), *_lines(faults)]
-        reports.append(Report(str(path), task, len(reading.examples), counts, fault_lines, _lines(warnings)))
+        counts = _check(scan.examples, faults, warnings)
+        for earlier in scans:
+            _compare(scan.examples, earlier, faults, warnings)
+        scans.append(scan)
+        fault_lines = [*map(printable, scan.faults), *_lines(faults)]
+        reports.append(Report(str(path), task, len(scan.examples), counts, fault_lines, _lines(warnings)))
     return reports
-
-
-def require_characters(task: str, examples: Sequence[Any]) -> None:
-    """Raise DataError if a text holds half of a surrogate pair, which cannot be tokenized or written to a file."""
-    for example in examples:
-        if any(map(_SURROGATES.search, _strings(example))):
-            raise DataError(
-                f"{example.id!r} holds half of a surrogate pair, which is not a character; see labkit data check"
-            )
 
 
 def _check(examples: Sequence[Any], faults: Findings, warnings: Findings) -> dict[str, int]:
@@ -100,10 +89,8 @@ def _check(examples: Sequence[Any], faults: Findings, warnings: Findings) -> dic
         elif first is not example:  # short sentences repeat in running text
             findings = warnings if isinstance(example, Sentence) else faults
             findings["the same example occurs twice"].append(f"{example.id} (as {first.id})")
-        for text in _strings(example):
-            if _SURROGATES.search(text):
-                faults["half of a surrogate pair, which is not a character"].append(example.id)
-            elif match := _INVISIBLE.search(text):
+        for text in [value for value in vars(example).values() if isinstance(value, str)]:
+            if match := _INVISIBLE.search(text):
                 warnings["there is an invisible or a lost character"].append(f"{example.id} ({match[0]!r})")
         for answer in target if isinstance(example, Question) else ():
             if answer.text != answer.text.strip():
@@ -119,9 +106,9 @@ def _check(examples: Sequence[Any], faults: Findings, warnings: Findings) -> dic
     return dict(counts.most_common())
 
 
-def _compare(examples: Sequence[Any], earlier: Reading, faults: Findings, warnings: Findings) -> None:
+def _compare(examples: Sequence[Any], earlier: Scan, faults: Findings, warnings: Findings) -> None:
     """Collect the groups and texts of `examples` that are also in an earlier file."""
-    groups = {example.group for example in earlier.examples if has_name(example)}
+    groups = named_groups(earlier.examples)
     for group in dict.fromkeys(example.group for example in examples if example.group in groups):
         faults[f"the group is also in {earlier.path}"].append(repr(group))
     known = {_inputs(example) for example in earlier.examples}
@@ -147,12 +134,6 @@ def _parts(example: Any) -> tuple[tuple[str, ...], str, Any, list[str]]:
             label = "without a score" if example.score is None else "scored"
             return (example.first, example.second), "", example.score, [label]
     return (example.text,), "", example.label, [example.label]
-
-
-def _strings(example: Any) -> list[str]:
-    """All texts of an example, with its id and its labels."""
-    values = [value for value in vars(example).values() if isinstance(value, str)]
-    return [*values, *example.tags] if isinstance(example, Sentence) else values
 
 
 def _inputs(example: Any) -> frozenset[str]:

@@ -8,23 +8,23 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from labkit.datasets.examples import Sentence
-from labkit.datasets.files import LINE_END, Reading, fault, read_text, shown
-from labkit.datasets.tags import TAG, parts, scheme_of, to_bio
+from labkit.datasets.examples import TAG, Sentence, parts, scheme_of, to_bio
+from labkit.datasets.files import LINE_END, Scan, fault, read_text, shown
 from labkit.errors import DataError
 
+SUFFIXES = (".conll", ".conllu", ".bio", ".iob", ".iob2", ".txt", ".tsv", ".annotated", ".data")
 _KEY = re.compile(r"# (\w+|newdoc id) ?= ?(.*)")  # "# id = fn-001", as in CoNLL-U
 _CHUNKS = set("NP VP PP ADVP ADJP SBAR PRT CONJP INTJ LST UCP NC VC PC".split())  # of CoNLL-2000 and German texts
 
 
-def in_bio(reading: Reading) -> Reading:
+def in_bio(scan: Scan) -> Scan:
     """The sentences of a whole file with their tags in BIO."""
-    scheme = scheme_of(sentence.tags for sentence in reading.examples)
-    sentences = [replace(sentence, tags=tuple(to_bio(sentence.tags, scheme))) for sentence in reading.examples]
-    return replace(reading, examples=sentences)
+    scheme = scheme_of(sentence.tags for sentence in scan.examples)
+    sentences = [replace(sentence, tags=tuple(to_bio(sentence.tags, scheme))) for sentence in scan.examples]
+    return replace(scan, examples=sentences)
 
 
-def scan(path: str | Path, tag_column: int | None = None) -> Reading:
+def read_columns(path: str | Path, tag_column: int | None = None) -> Scan:
     """The sentences with BIO tags, and the first fault of each that cannot be read.
 
     The first column is the word; the tag is in the column that holds entity tags, or else in the last. Tabs separate
@@ -52,7 +52,7 @@ def scan(path: str | Path, tag_column: int | None = None) -> Reading:
         tag = tag_column - 1
     else:
         raise DataError(f"{path}: the column of the tags is {tag_column}; choose one from {word + 2} to {width}")
-    reading, is_between, document, documents = Reading(str(path)), True, "", 0
+    scan, is_between, document, documents = Scan(str(path)), True, "", 0
     sentences: list[tuple[str, list[tuple[int, list[str]]]]] = []  # (document, numbered lines)
     for number, line, cells in lines:
         if line.startswith("-DOCSTART-"):
@@ -74,13 +74,13 @@ def scan(path: str | Path, tag_column: int | None = None) -> Reading:
                     raise ValueError(f"has the columns {shown(cells)}; expected {max(width, 2)}, a word and its tag")
                 parts(cells[tag])  # raises ValueError
             except ValueError as error:
-                reading.faults.append(str(fault(path, number, error)))
+                scan.faults.append(str(fault(path, number, error)))
                 break
         else:
             words, tags = [cells[word] for _, cells in numbered], [cells[tag] for _, cells in numbered]
             group = document or f"sentence {i}"
-            reading.examples.append(Sentence.of_words(f"{Path(path).stem}-{i}", words, tags, group))
-    return in_bio(reading)
+            scan.examples.append(Sentence.of_words(f"{Path(path).stem}-{i}", words, tags, group))
+    return in_bio(scan)
 
 
 def _cells(line: str) -> list[str]:

@@ -1,27 +1,76 @@
-"""The embedded labelled data: Field Notes with questions and entities, Evidence, and Which way round.
+"""The data that labkit ships: a list, the labelled sets by task, and a comparison of the files with their cards.
 
 read("qa", "field-notes", "dev")      questions on invented passages, a fifth of them without an answer
 read("embed", "field-notes", "dev")   the title of each passage and its text, a positive pair
 read("ner", "field-notes", "dev")     their people, organisations, places, dates and other names
 read("qa", "evidence", "dev")         posts and criteria, as questions
 read("ner", "which-way-round", "dev") one name per sentence, whose kind only the words on one side determine
+
+The card of a set, README.md beside its files, lists the sha256 of every other file as `sha256sum` prints it.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from labkit.datasets import field_notes
+from labkit.datasets import conll
 from labkit.datasets.evidence import CRITERIA
 from labkit.datasets.examples import Answer, Labelled, Pair, Question
-from labkit.datasets.files import json_lines
-from labkit.datasets.rows import example, scan_file
+from labkit.datasets.files import collect, json_lines
+from labkit.datasets.records import example, of_json
 from labkit.errors import DataError
-from labkit.files import folder
+from labkit.files import folder, sha256
 
-SPLITS = field_notes.SPLITS
-NAMES = ("field-notes", "evidence", "which-way-round")
+SPLITS = ("train", "dev", "test")
+TASKS = {"field-notes": ("embed", "ner", "qa"), "evidence": ("qa",), "which-way-round": ("classify", "ner")}
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """One data set or checkpoint; `count` is its number of records, None for weights.
+
+    `files`, inside the folder `data`, is its file or a pattern of several.
+    """
+
+    name: str
+    what: str
+    files: str
+    count: int | None
+    licence: str = "CC0-1.0"
+
+    @property
+    def path(self) -> Path:
+        """The file, or, where the set has several, their folder."""
+        path = folder("data") / self.files
+        return path.parent if "*" in self.files else path
+
+
+SHIPPED = (
+    Shipped("field-notes", "short English prose passages about an invented world", "field_notes/passages.jsonl", 168),
+    Shipped("field-notes-questions", "questions on them; a fifth has no answer", "field_notes/questions.*.json", 672),
+    Shipped("field-notes-entities", "their sentences with named entities", "field_notes/entities.*.conll", 1746),
+    Shipped("evidence", "invented posts; the sentence that supports a criterion, or none", "evidence/posts.jsonl", 216),
+    Shipped("which-way-round", "names whose kind one side of them determines", "which_way_round/items.jsonl", 432),
+    Shipped("known-facts", "well-known facts, each asked in five ways", "known_facts/facts.jsonl", 192),
+    Shipped("gpt2-mini", "a GPT-2 of 5.9 M parameters", "checkpoints/gpt2-mini/*", None, "Apache-2.0"),
+)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A passage of Field Notes. The fields are the keys of its line in the file."""
+
+    id: str
+    split: str
+    region: str
+    genre: str
+    title: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -51,40 +100,70 @@ class Post:
     criteria: tuple[tuple[str, str | None], ...]
 
 
+def passages(split: str | None = None) -> list[Passage]:
+    """The passages of Field Notes of one split ("train", "dev", "test"), or all; DataError for another split."""
+    return [Passage(**row) for row in _lines("field_notes/passages.jsonl", split)]
+
+
+def which_way_round(split: str | None = None) -> list[Item]:
+    """The sentences of one split, or all of them, in the order of the file."""
+    return [Item(**row) for row in _lines("which_way_round/items.jsonl", split)]
+
+
+def posts(split: str | None = None) -> list[Post]:
+    """The posts of Evidence of one split, or all of them, in the order of the file."""
+    rows = _lines("evidence/posts.jsonl", split)
+    pairs = [tuple((label["criterion"], label["evidence"]) for label in row["criteria"]) for row in rows]
+    return [Post(row["id"], row["split"], row["post"], labels) for row, labels in zip(rows, pairs, strict=True)]
+
+
 def read(task: str, name: str, split: str) -> list[Any]:
     """The examples of one split of an embedded data set; DataError if it has no such task or split."""
+    if task not in TASKS[name]:
+        raise DataError(f"{name} has nothing for the task {task!r}; it is for {', '.join(TASKS[name])}")
     if split not in SPLITS:
         raise DataError(f"{name} has no split {split!r}; it has {', '.join(SPLITS)}")
-    place = folder("data") / "field_notes"
     match task, name:
         case "qa", "field-notes":
-            return scan_file(task, place / f"questions.{split}.json").all()
+            path = folder("data") / "field_notes" / f"questions.{split}.json"
+            return collect(path, of_json(path), partial(example, task)).all()
         case "ner", "field-notes":
-            return scan_file(task, place / f"entities.{split}.conll").all()
+            return conll.read_columns(folder("data") / "field_notes" / f"entities.{split}.conll").all()
         case "embed", "field-notes":
-            return [Pair(note.id, note.title, note.text, None, note.id) for note in field_notes.passages(split)]
+            return [Pair(note.id, note.title, note.text, None, note.id) for note in passages(split)]
         case "qa", "evidence":
             return [_question(post, *criterion) for post in posts(split) for criterion in post.criteria]
         case "ner", "which-way-round":
             items = which_way_round(split)
             return [example("ner", vars(item) | {"entities": [vars(item)]}, item.id) for item in items]
-        case "classify", "which-way-round":
+        case _:
             return [Labelled(item.id, item.text, item.label, item.group) for item in which_way_round(split)]
-    tasks = {"field-notes": "embed, ner, qa", "evidence": "qa", "which-way-round": "classify, ner"}
-    raise DataError(f"{name} has nothing for the task {task!r}; it is for {tasks[name]}")
 
 
-def posts(split: str | None = None) -> list[Post]:
-    """The posts of Evidence of one split, or all of them, in the order of the file."""
-    rows = [row for _, row in json_lines(folder("data") / "evidence" / "posts.jsonl") if split in (None, row["split"])]
-    pairs = [tuple((label["criterion"], label["evidence"]) for label in row["criteria"]) for row in rows]
-    return [Post(row["id"], row["split"], row["post"], labels) for row, labels in zip(rows, pairs, strict=True)]
+def check(data: Shipped) -> list[str]:
+    """Which files of a data set differ from its card, one message each; [] if none does."""
+    path = folder("data") / data.files
+    return card_faults(path.parent, path.name)
 
 
-def which_way_round(split: str | None = None) -> list[Item]:
-    """The sentences of one split, or all of them, in the order of the file."""
-    items = [Item(**row) for _, row in json_lines(folder("data") / "which_way_round" / "items.jsonl")]
-    return [item for item in items if split in (None, item.split)]
+def card_faults(place: Path, pattern: str = "*") -> list[str]:
+    """The same for the files in the folder `place` that match `pattern`."""
+    card = place / "README.md"
+    listed = re.findall(r"^([0-9a-f]{64})  (\S+)$", card.read_text(encoding="utf-8"), re.M) if card.is_file() else []
+    chosen = [(expected, place / name) for expected, name in listed if fnmatchcase(name, pattern)]
+    faults = [] if chosen else [f"{card} is missing, or lists no sha256 of {pattern}"]
+    for expected, file in chosen:
+        if not file.is_file():
+            faults.append(f"{file} is missing; its card lists it")
+        elif (actual := sha256(file)) != expected:
+            faults.append(f"{file} is not the file of its card: its sha256 is {actual}, the card has {expected}")
+    return faults
+
+
+def _lines(file: str, split: str | None) -> list[dict[str, Any]]:
+    if split not in (None, *SPLITS):
+        raise DataError(f"{file} has no split {split!r}; it has {', '.join(SPLITS)}, or None for all")
+    return [row for _, row in json_lines(folder("data") / file) if split in (None, row["split"])]
 
 
 def _question(post: Post, criterion: str, sentence: str | None) -> Question:

@@ -1,7 +1,7 @@
-"""Read text, JSON and tables row by row, so that one bad row does not hide the others.
+"""Read text, JSON and tables record by record, so that one bad record does not hide the others.
 
-`json_rows` and `table_rows` give (place, row): the number of the line or a name such as "row 3", and the row, or the
-ValueError that says why it cannot be read.
+`json_records` and `table_records` give (place, record): the number of the line or a name such as "row 3", and the
+record, or the ValueError that says why it cannot be read.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from typing import Any
 from labkit.errors import DataError
 
 LINE_END = re.compile(r"\r*\n|\r")  # Unix, Windows (also converted twice) and old Mac
+HALF_A_PAIR = re.compile("[\ud800-\udfff]")  # JSON can hold it; no tokenizer reads it, and no file can be written
 
-Rows = Iterable[tuple[int | str, Any]]
+Records = Iterable[tuple[int | str, Any]]
 
 
 @dataclass
-class Reading:
-    """The content of one source: its examples, and a fault for each row that cannot be read."""
+class Scan:
+    """The content of one source: its examples, and a fault for each record that cannot be read."""
 
     path: str
     examples: list[Any] = field(default_factory=list)
@@ -35,7 +36,7 @@ class Reading:
     def all(self, what: str = "example", skip_bad_rows: bool | None = None) -> list[Any]:
         """The examples. Raises DataError with the first fault, or if there is no example.
 
-        `skip_bad_rows` leaves out the rows that cannot be read, with a warning that counts them; None offers no choice.
+        `skip_bad_rows` leaves out what cannot be read, with a warning that counts it; None offers no choice.
         """
         if self.faults:
             total = len(self.examples) + len(self.faults)
@@ -49,25 +50,27 @@ class Reading:
         return self.examples
 
 
-def collect(path: str | Path, rows: Rows, make: Callable[[dict[str, Any], str], Any]) -> Reading:
-    """`make(row, id)` of each row; `id` is for a row without one. Its ValueError, or an id used before, is a fault."""
-    reading, place_of = Reading(str(path)), {}
-    for place, row in rows:
+def collect(path: str | Path, records: Records, make: Callable[[dict[str, Any], str], Any]) -> Scan:
+    """The examples `make(record, id)`; `id` is for a record without one. A ValueError or a repeated id is a fault."""
+    scan, place_of = Scan(str(path)), {}
+    for place, record in records:
         try:
-            if isinstance(row, ValueError):
-                raise row
-            if not isinstance(row, dict):
-                raise ValueError(f"holds {shown(row)}; expected an object with fields")
-            example = make(row, str(place))
+            if isinstance(record, ValueError):
+                raise record
+            if not isinstance(record, dict):
+                raise ValueError(f"holds {shown(record)}; expected an object with fields")
+            if HALF_A_PAIR.search(json.dumps(record, ensure_ascii=False, default=str)):
+                raise ValueError("holds half of a surrogate pair, which is not a character")
+            example = make(record, str(place))
             id = getattr(example, "id", place)
             if id in place_of:
                 raise ValueError(f"has the id {shown(id)}, which another row has ({place_of[id]}); ids must differ")
         except ValueError as error:
-            reading.faults.append(str(fault(path, place, error)))
+            scan.faults.append(str(fault(path, place, error)))
         else:
             place_of[id] = place
-            reading.examples.append(example)
-    return reading
+            scan.examples.append(example)
+    return scan
 
 
 def fault(path: str | Path, place: int | str, what: object) -> DataError:
@@ -132,8 +135,8 @@ def parse_json(text: str) -> Any:
         raise ValueError(f"cannot be read as JSON: {str(error).replace('line 1 column', 'column')}") from error
 
 
-def json_rows(path: str | Path) -> Iterator[tuple[int | str, Any]]:
-    """The rows of a JSON file: a list, an object with a list as its data, or JSON lines."""
+def json_records(path: str | Path) -> Iterator[tuple[int | str, Any]]:
+    """The records of a JSON file: a list, an object with a list as its data, or JSON lines."""
     text = read_text(path)
     if path_of(path).suffix.lower() != ".jsonl":
         try:
@@ -155,7 +158,7 @@ def json_rows(path: str | Path) -> Iterator[tuple[int | str, Any]]:
                 yield number, error
 
 
-def table_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
+def table_records(path: str | Path) -> Iterator[tuple[int, Any]]:
     """The rows of a CSV or TSV file with a header, as {column: cell}.
 
     The separator is the one that a first line "sep=;" names, as Excel writes it, or else the most frequent in the
@@ -193,13 +196,13 @@ def table_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
 
 def json_lines(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
     """(line number, object) of each line that is not empty. Raises DataError if a line is not an object."""
-    return collect(path, json_rows(path), _numbered).all("line")
+    return collect(path, json_records(path), _numbered).all("line")
 
 
 def csv_rows(path: str | Path) -> list[tuple[int, dict[str, str]]]:
     """(line number, {column: cell}) of the rows of a CSV or TSV file. Raises DataError if a row is bad."""
-    return collect(path, table_rows(path), _numbered).all("row")
+    return collect(path, table_records(path), _numbered).all("row")
 
 
-def _numbered(row: dict[str, Any], id: str) -> tuple[int, dict[str, Any]]:
-    return int(id), row
+def _numbered(record: dict[str, Any], id: str) -> tuple[int, dict[str, Any]]:
+    return int(id), record

@@ -27,8 +27,17 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-from labkit.datasets.files import Rows, collect, json_lines, json_rows, parse_json, path_of, shown, table_rows
-from labkit.datasets.rows import id_of, text_of
+from labkit.datasets.files import (
+    Records,
+    collect,
+    json_lines,
+    json_records,
+    parse_json,
+    path_of,
+    shown,
+    table_records,
+)
+from labkit.datasets.records import id_of, text_of
 from labkit.errors import DataError
 from labkit.files import folder
 
@@ -115,7 +124,7 @@ def read_paraphrases(
     path = path_of(rest if kind in NOT_SHIPPED else name_or_path)
     if kind == "lama" or (path / PATTERNS).is_dir():
         return _pararel(path / PATTERNS, path / PAIRS) if pairs is None else _pararel(path, path_of(pairs))
-    readers = {".jsonl": json_rows, ".json": json_rows, ".csv": table_rows}
+    readers = {".jsonl": json_records, ".json": json_records, ".csv": table_records}
     if not path.is_file() or path.suffix.lower() not in readers:
         forms = f"{KNOWN_FACTS}, webqa:FILE, lama:FOLDER, or a .jsonl, .csv or .json file"
         raise DataError(f"{name_or_path} is no file and no known set that can be read; give one of: {forms}")
@@ -240,8 +249,8 @@ def _pararel(patterns: Path, pairs: Path) -> list[ParaphrasedQuestion]:
 
     questions: dict[tuple[str, ...], ParaphrasedQuestion] = {}
     for file in sorted(patterns.glob("*.jsonl"), key=lambda file: (len(file.stem), file.stem)):  # P17 before P101
-        templates = collect(file, json_rows(file), pattern).all("pattern")
-        facts = collect(pairs / file.name, json_rows(pairs / file.name), fact).all("pair")
+        templates = collect(file, json_records(file), pattern).all("pattern")
+        facts = collect(pairs / file.name, json_records(pairs / file.name), fact).all("pair")
         for question in facts if len(facts[0].paraphrases) > 1 else ():
             key = (file.stem, *question.paraphrases)
             first = questions.setdefault(key, question)
@@ -251,7 +260,7 @@ def _pararel(patterns: Path, pairs: Path) -> list[ParaphrasedQuestion]:
     return list(questions.values())
 
 
-def _myriad_lama(path: Path, rows: Rows) -> list[ParaphrasedQuestion]:
+def _myriad_lama(path: Path, rows: Records) -> list[ParaphrasedQuestion]:
     """The facts of a file, in the order of their first rows; templates by people come first, and each counts once.
 
     The names of the columns come from public programs that read the set, not from the set itself.

@@ -2,7 +2,7 @@
 
 .json             SQuAD 1.1 or 2.0, or a list of rows
 .conll .txt .tsv .bio .iob ...   word and tag columns (entities)
-.jsonl .csv .tsv  rows with named fields (`labkit.datasets.rows`)
+.jsonl .csv .tsv  records with named fields (`labkit.datasets.records`)
 squad_v2          a hub name; "squad_v2:validation" names the split, and "wikiann/en:train" the configuration; a local
                   folder with the hub's layout also works. `datasets` reads parquet files, so no code of theirs is run.
 field-notes:dev   the embedded data, with their split
@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from labkit.datasets import conll, embedded, rows
-from labkit.datasets.files import Reading, collect, path_of
+from labkit.datasets import conll, embedded, records
+from labkit.datasets.files import Records, Scan, collect, path_of, read_text, table_records
 from labkit.errors import DataError, ModelError, reading
 
-TASKS = tuple(rows.MAKERS)
+TASKS = tuple(records.MAKERS)
 # suffixes that are never part of a name on the hub
-_FILES = (*rows.COLUMNS, ".json", ".jsonl", ".csv", ".parquet", ".xlsx", ".xml", ".zip", ".gz")
+_FILES = (*conll.SUFFIXES, ".json", ".jsonl", ".csv", ".parquet", ".xlsx", ".xml", ".zip", ".gz")
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*){0,2}")  # data, owner/data, owner/data/configuration
 _HUB = {  # short name -> repository on the hub, where the short name alone no longer loads
     "squad": "rajpurkar/squad",
@@ -49,8 +49,8 @@ def read(task: str, source: str | Path, *, tag_column: int | None = None, skip_b
     return scan(task, source, tag_column).all(skip_bad_rows=skip_bad_rows)
 
 
-def scan(task: str, source: str | Path, tag_column: int | None = None) -> Reading:
-    """The examples of a source and the faults of the rows that cannot be read.
+def scan(task: str, source: str | Path, tag_column: int | None = None) -> Scan:
+    """The examples of a source and the faults of the records that cannot be read.
 
     Raises:
         DataError: no such source, or a file whose rows cannot be told apart, such as text that is not JSON.
@@ -58,18 +58,40 @@ def scan(task: str, source: str | Path, tag_column: int | None = None) -> Readin
     if task not in TASKS:
         raise DataError(f"the task is {task!r}; choose one of {', '.join(TASKS)}")
     path = path_of(source)
-    if path.is_file():
-        return rows.scan_file(task, path, tag_column)
+    if path.is_file() and task == "ner" and path.suffix.lower() in conll.SUFFIXES and not _is_table(path):
+        return conll.read_columns(path, tag_column)
     if tag_column is not None:
         raise DataError(f"{source} is not a column file: leave the tag column out")
-    name, _, split = str(source).partition(":")
-    source = f"{name}:{split or 'train'}"
-    if name in embedded.NAMES:
-        return Reading(source, embedded.read(task, name, split or "train"))
-    if not path_of(name).is_dir() and (not _HUB_NAME.fullmatch(name) or Path(name).suffix.lower() in _FILES):
-        raise DataError(f"{path} does not exist; give a file, or the name of a data set (squad_v2, wnut_17:train)")
-    result = collect(source, _hub_rows(name, split or "train"), partial(rows.example, task))
+    if path.is_file():
+        content = _records_of(task, path)
+    else:
+        name, _, split = str(source).partition(":")
+        source = f"{name}:{split or 'train'}"
+        if name in embedded.TASKS:
+            return Scan(source, embedded.read(task, name, split or "train"))
+        if not path_of(name).is_dir() and (not _HUB_NAME.fullmatch(name) or Path(name).suffix.lower() in _FILES):
+            raise DataError(f"{path} does not exist; give a file, or the name of a data set (squad_v2, wnut_17:train)")
+        content = _hub_records(name, split or "train")
+    result = collect(source, content, partial(records.example, task))
     return conll.in_bio(result) if task == "ner" else result
+
+
+def _records_of(task: str, path: Path) -> Records:
+    suffix = path.suffix.lower()
+    if suffix in (".json", ".jsonl"):
+        return records.of_json(path)
+    if suffix in (".csv", ".tsv"):
+        return table_records(path)
+    others = {"qa": "SQuAD as .json, ", "ner": "columns as .conll, "}.get(task, "")
+    raise DataError(f"{path} ends in {suffix or 'nothing'}; for {task} give {others}rows as .json, .jsonl or .csv")
+
+
+def _is_table(path: Path) -> bool:
+    """Whether the first line of a .tsv file is a header that names words and tags."""
+    if path.suffix.lower() != ".tsv":
+        return False
+    header = {name.strip().lower() for name in read_text(path).split("\n", 1)[0].split("\t")}
+    return bool(header & {"words", "tokens"} and header & {"tags", "ner_tags", "labels"})
 
 
 # ---- the hub ---------------------------------------------------------------------------------------------------------
@@ -84,7 +106,7 @@ def split_names(name: str) -> list[str]:
     return list(_call_datasets("get_dataset_split_names", name))
 
 
-def _hub_rows(name: str, split: str) -> Iterator[tuple[str, Any]]:
+def _hub_records(name: str, split: str) -> Iterator[tuple[str, Any]]:
     """The rows of one split, with the names of tags and labels, which are stored as integers (-1 where missing)."""
     table = _call_datasets("load_dataset", name, split=split)
     classes = {}

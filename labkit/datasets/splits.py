@@ -1,6 +1,7 @@
-"""A part held out, and k folds, with the examples of one `group` (a passage, an article, a post) kept together.
+"""The train, dev and test sides of a data set: from a name or files, by holding a part out, or as k folds.
 
-An example without a group is its own. The result depends on the seed and the groups, not on the order of the examples.
+Examples of one `group` (a passage, an article, a post) stay together; an example without a group is its own. What is
+held out depends on the seed and the groups, not on the order of the examples.
 """
 
 from __future__ import annotations
@@ -9,11 +10,73 @@ import random
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
+from labkit.datasets import embedded, readers
 from labkit.errors import DataError
 
+DEFAULTS = {"qa": "field-notes", "ner": "field-notes", "classify": "which-way-round", "embed": "field-notes"}
+DEV_NAMES = ("dev", "validation", "valid", "eval")  # the names that data sets give to the side for model selection
 _NUMBERED = re.compile(r"(sentence|document|article) \d+")  # groups that the readers count where a file names none
+
+
+def sides(
+    task: str,
+    data: str | None = None,
+    *,
+    train_file: str | None = None,
+    dev_file: str | None = None,
+    test_file: str | None = None,
+    max_train: int | None = None,
+    max_eval: int | None = None,
+    seed: int = 0,
+    tag_column: int | None = None,
+    skipped: dict[str, int] | None = None,
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """(train, dev, test) examples; dev and test are empty where there are none.
+
+    Args:
+        data: an embedded data set, a hub name, or a folder with the hub's layout, instead of files. Without either, the
+            embedded data of the task.
+        max_train, max_eval: the largest number of examples. Those of train are drawn with `seed`; those of dev and test
+            are the same for all seeds, so that runs with several seeds are scored on the same examples.
+        tag_column: of column files, the number of the column that holds the tags.
+        skipped: rows that cannot be read are left out, with a warning, and counted here by side. None: they are errors.
+
+    Raises:
+        DataError: files and a name at once, no training side, or a fault of the data.
+    """
+    sources = (train_file, dev_file, test_file)
+    if any(sources):
+        if data:
+            raise DataError("give the name of a data set, or files, not both")
+        if not train_file:
+            raise DataError("there is no training file beside the others; give --train-file")
+    else:
+        name = data or DEFAULTS[task]
+        splits = embedded.SPLITS if name in embedded.TASKS else readers.split_names(name)
+        if "train" not in splits:
+            raise DataError(f"{name} has no split called train, only {', '.join(splits)}; give files instead")
+        dev = next((split for split in DEV_NAMES if split in splits), None)
+        sources = [f"{name}:{split}" if split in splits else None for split in ("train", dev, "test")]
+    parts = []
+    for side, source, limit in zip(("train", "dev", "test"), sources, (max_train, max_eval, max_eval), strict=True):
+        examples = []
+        if source:
+            scan = readers.scan(task, source, tag_column)
+            examples = scan.all(skip_bad_rows=skipped is not None)
+            if skipped is not None:
+                skipped[side] = len(scan.faults)
+        parts.append(drawn(examples, limit, seed if side == "train" else 0))
+    return tuple(parts)
+
+
+def drawn(examples: list[Any], limit: int | None, seed: int) -> list[Any]:
+    """At most `limit` of the examples, drawn with `seed`, in their order."""
+    if limit is None or limit >= len(examples):
+        return examples
+    return [examples[i] for i in sorted(random.Random(seed).sample(range(len(examples)), limit))]
 
 
 def held_out(examples: Sequence[Any], share: float, seed: int) -> tuple[list[Any], list[Any]]:
@@ -56,14 +119,23 @@ def folds(examples: Sequence[Any], k: int, seed: int) -> list[list[Any]]:
     return [[example for example in examples if part_of[group_of(example)] == part] for part in range(k)]
 
 
+def require_apart(train: Sequence[Any], dev: Sequence[Any], test: Sequence[Any]) -> None:
+    """Raise DataError if two sides share a group, or are the same: scores would then measure memorisation."""
+    for (first, examples), (second, others) in combinations({"train": train, "dev": dev, "test": test}.items(), 2):
+        if examples and list(examples) == list(others):
+            raise DataError(f"{first} and {second} are the same {len(examples):,} examples")
+        if both := sorted(named_groups(examples) & named_groups(others)):
+            raise DataError(f"{len(both):,} groups are in {first} and in {second} too, for example {both[0]!r}")
+
+
+def named_groups(examples: Sequence[Any]) -> set[str]:
+    """The groups that a file names; "document 1" is a number that another file may have too."""
+    return {example.group for example in examples if example.group and not _NUMBERED.fullmatch(example.group)}
+
+
 def group_of(example: Any) -> str:
     """The name of the group, or of the example where it has none."""
     return f"group {example.group}" if example.group else f"example {example.id}"
-
-
-def has_name(example: Any) -> bool:
-    """Whether the file named the example's group: a name means the same in every file, "document 1" does not."""
-    return bool(example.group) and not _NUMBERED.fullmatch(example.group)
 
 
 def _shuffled_groups(examples: Sequence[Any], seed: int) -> list[tuple[str, int]]:

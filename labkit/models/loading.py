@@ -175,7 +175,7 @@ def _from_hub(name: str, hub_id: str, options: dict[str, Any]) -> tuple[Path, st
 
 
 def _from_checkpoint(card: ModelCard) -> tuple[Path, str, str]:
-    from labkit.datasets.catalogue import card_faults
+    from labkit.datasets.embedded import card_faults
 
     folder = files.folder("data") / "checkpoints" / card.name
     if faults := card_faults(folder):

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from labkit.datasets import splits
-from labkit.datasets.checks import require_characters
 from labkit.datasets.evidence import MARKS
 from labkit.decoder.limits import require_positions
 from labkit.decoder.packing import why_not
@@ -103,7 +102,6 @@ def finetune(
         RunFolder.check(output_dir, {}, resume=False)  # before the model is loaded, which may take long
     if not train_examples:
         raise DataError("there are no training examples")
-    require_characters(task.name, [*train_examples, *dev, *test])
     config = {
         "command": f"train {task.name}", "model": model_name or str(model), "mask": mask, "window": window,
         "layers": layers, "readings": readings, "packing": packing, "keep_model": keep_model, "method": method,
@@ -113,7 +111,7 @@ def finetune(
     if not dev:
         train_examples, dev = splits.held_out(train_examples, HELD_OUT, settings["seed"])
         say(f"no dev set: {len(dev):,} examples are held out, {len(train_examples):,} are trained on")
-    require_apart(train_examples, dev, test)
+    splits.require_apart(train_examples, dev, test)
     sides = {"dev": dev, "test": test} if test else {"dev": dev}
     metric, labels = task.metric(dev), task.labels(train_examples)
     if test and task.name == "embed" and task.metric(test) != metric:
@@ -288,20 +286,6 @@ def _save(lm: Any, trained: Any, task: Task, run: RunFolder, metrics: dict[str, 
         run.write_folder("adapter", lambda folder: save_adapter(trained, folder, **facts))
         lm.model = trained.merge_and_unload().requires_grad_(True)
     save_model(lm.model, lm.tokenizer, run, card.files(lm, metrics, config))
-
-
-def require_apart(train_examples: Sequence[Any], dev: Sequence[Any], test: Sequence[Any]) -> None:
-    """Raise DataError if two sides share a group, or are the same: scores would then measure memorisation."""
-    sides = {"train": train_examples, "dev": dev, "test": test}
-    groups = {
-        name: {splits.group_of(example) for example in examples if splits.has_name(example)}
-        for name, examples in sides.items()
-    }
-    for first, second in (("train", "dev"), ("train", "test"), ("dev", "test")):
-        if sides[first] and list(sides[first]) == list(sides[second]):
-            raise DataError(f"{first} and {second} are the same {len(sides[first]):,} examples")
-        if both := sorted(groups[first] & groups[second]):
-            raise DataError(f"{len(both):,} groups are in {first} and in {second} too, for example {both[0]!r}")
 
 
 def beats_baselines(metrics: dict[str, Any], say: Callable[[str], None]) -> bool | None:

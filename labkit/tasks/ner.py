@@ -13,8 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from labkit.datasets.examples import NO_TAG, Sentence
-from labkit.datasets.tags import entities_in, parts, to_bio, words_of
+from labkit.datasets.examples import NO_TAG, Sentence, entities_in, parts, to_bio, words_of
 from labkit.errors import DataError
 from labkit.models.special_tokens import row_ends
 from labkit.tasks.base import IGNORED, Say, Task, needs_train_extra, pad_rows, padded, silent, tokens_of, tokens_over

@@ -8,12 +8,11 @@ predict_file(pipe, "texts.jsonl", "entities.jsonl")     the same for files
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.datasets.files import json_lines
+from labkit.datasets.files import HALF_A_PAIR, json_lines
 from labkit.errors import DataError, ModelError, reading
 from labkit.files import require_writable, write_whole
 from labkit.models import load
@@ -65,7 +64,7 @@ class Pipeline:
         id = str(number if row.get("id") is None else row["id"])
         texts = {name: row[name] for name in names}
         for name, text in {"id": id, **texts}.items():
-            if re.search("[\ud800-\udfff]", text):
+            if HALF_A_PAIR.search(text):
                 raise DataError(f"{where}: {name} contains half of a surrogate pair, which is not a character")
         return self.task.example(id, texts, self.labels)
 

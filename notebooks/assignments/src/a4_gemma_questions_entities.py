@@ -20,7 +20,7 @@ from transformers import Gemma3TextConfig
 import labkit
 from labkit import results
 from labkit.datasets import embedded
-from labkit.datasets.tags import entities_of
+from labkit.datasets.examples import entities_of
 from labkit.tasks import qa
 from labkit.viz import answer_figure, attention_figure, category_figure, forest_figure, mask_figure
 from labkit.viz.style import OTHERS

@@ -1,4 +1,4 @@
-"""Rows with named fields, from JSON, JSONL, CSV or a hub data set, made into examples. Each task needs these fields:
+"""Records with named fields, from JSON, JSONL, CSV or a hub data set, made into examples. The fields of each task:
 
     question answering    question, context, and answers: [{text, start}], {"text": [...], "answer_start": [...]} as in
                           the hub's squad, or the columns answer and answer_start of a table
@@ -15,58 +15,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from labkit.datasets import conll
 from labkit.datasets.evidence import locate
-from labkit.datasets.examples import Answer, Entity, Labelled, Pair, Question, Sentence
-from labkit.datasets.files import Reading, collect, json_rows, read_text, shown, table_rows
-from labkit.datasets.tags import parts, tags_over, words_of
-from labkit.errors import DataError
-
-COLUMNS = (".conll", ".conllu", ".bio", ".iob", ".iob2", ".txt", ".tsv", ".annotated", ".data")
+from labkit.datasets.examples import Answer, Entity, Labelled, Pair, Question, Sentence, parts, tags_over, words_of
+from labkit.datasets.files import json_records, shown
 
 
-def example(task: str, row: dict[str, Any], id: str) -> Any:
-    """The example of a row; `id` is for a row that has none. A row without the fields of the task is a ValueError."""
-    fields = {str(name).strip().lower(): value for name, value in row.items()}
+def example(task: str, record: dict[str, Any], id: str) -> Any:
+    """The example of a record; `id` is for one without. A record without the fields of the task is a ValueError."""
+    fields = {str(name).strip().lower(): value for name, value in record.items()}
     group = field(fields, "group", "title", "document_id")
     return MAKERS[task](fields, id_of(fields, id, "id", "guid"), "" if group is None else str(group))
 
 
-def scan_file(task: str, path: Path, tag_column: int | None = None) -> Reading:
-    """The examples of a file, and the faults of the rows that cannot be read.
-
-    Raises:
-        DataError: a file of another form, or one whose rows cannot be told apart, such as text that is not JSON.
-    """
-    suffix = path.suffix.lower()
-    has_columns = task == "ner" and suffix in COLUMNS
-    if has_columns and suffix == ".tsv":  # a table if its header names words and tags
-        header = {name.strip().lower() for name in read_text(path).split("\n", 1)[0].split("\t")}
-        has_columns = not (header & {"words", "tokens"} and header & {"tags", "ner_tags", "labels"})
-    if has_columns:
-        return conll.scan(path, tag_column)
-    if tag_column is not None:
-        raise DataError(f"{path} is not a column file: leave the tag column out")
-    if suffix not in (".json", ".jsonl", ".csv", ".tsv"):
-        others = {"qa": "SQuAD as .json, ", "ner": "columns as .conll, "}.get(task, "")
-        raise DataError(f"{path} ends in {suffix or 'nothing'}; for {task} give {others}rows as .json, .jsonl or .csv")
-    rows = _json_rows(path) if suffix in (".json", ".jsonl") else table_rows(path)
-    reading = collect(path, rows, partial(example, task))
-    return conll.in_bio(reading) if task == "ner" else reading
-
-
-def _json_rows(path: str | Path) -> Iterator[tuple[int | str, Any]]:
-    """The rows of a JSON file; an article of SQuAD is divided into its questions."""
-    for number, (place, row) in enumerate(json_rows(path), 1):
-        if not isinstance(row, dict) or not isinstance(row.get("paragraphs"), list):
-            yield place, row
+def of_json(path: str | Path) -> Iterator[tuple[int | str, Any]]:
+    """The records of a JSON file; an article of SQuAD is divided into its questions."""
+    for number, (place, record) in enumerate(json_records(path), 1):
+        if not isinstance(record, dict) or not isinstance(record.get("paragraphs"), list):
+            yield place, record
             continue
-        group = str(row.get("title") or f"article {number - 1}")
-        for i, paragraph in enumerate(row["paragraphs"], 1):
+        group = str(record.get("title") or f"article {number - 1}")
+        for i, paragraph in enumerate(record["paragraphs"], 1):
             place = f"article {number}, paragraph {i}"
             questions = paragraph.get("qas") if isinstance(paragraph, dict) else None
             if not isinstance(questions, list):
@@ -80,10 +51,10 @@ def _json_rows(path: str | Path) -> Iterator[tuple[int | str, Any]]:
                 yield name, question
 
 
-def _question(row: dict[str, Any], id: str, group: str) -> Question:
-    context = text_of(row, "context", "passage", "document", "post")
+def _question(record: dict[str, Any], id: str, group: str) -> Question:
+    context = text_of(record, "context", "passage", "document", "post")
     answers = []
-    for answer in _answers(row, context):
+    for answer in _answers(record, context):
         text = answer.get("text") if isinstance(answer, dict) else None
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"has the answer {shown(answer)}; expected an object with text and answer_start")
@@ -100,37 +71,39 @@ def _question(row: dict[str, Any], id: str, group: str) -> Question:
             nearest = min(places, key=lambda i: abs(i - start))
             raise ValueError(f"answer_start is {start}, but {shown(text)} is at {nearest}")
         answers.append(Answer(text, start))
-    return Question(id, text_of(row, "question", "query", "criterion"), context, tuple(dict.fromkeys(answers)), group)
+    return Question(
+        id, text_of(record, "question", "query", "criterion"), context, tuple(dict.fromkeys(answers)), group
+    )
 
 
-def _answers(row: dict[str, Any], context: str) -> list[Any]:
-    """The answers of a row as a list of objects; [] where the question is unanswerable."""
-    answers = field(row, "answers", "answer", "evidence")
-    if answers is None and "evidence" in row or isinstance(answers, str) and not answers.strip():
+def _answers(record: dict[str, Any], context: str) -> list[Any]:
+    """The answers of a record as a list of objects; [] where the question is unanswerable."""
+    answers = field(record, "answers", "answer", "evidence")
+    if answers is None and "evidence" in record or isinstance(answers, str) and not answers.strip():
         answers = []
-    elif isinstance(answers, str) and "evidence" in row:
+    elif isinstance(answers, str) and "evidence" in record:
         match = locate(context, answers)
         if match is None:
             raise ValueError(f"has evidence that is nowhere in its text: {shown(answers)}")
         answers = [{"text": context[match.start : match.end], "start": match.start}]
     elif isinstance(answers, str):  # a cell of a table
-        answers = [{"text": answers, "start": row.get("answer_start")}]
+        answers = [{"text": answers, "start": record.get("answer_start")}]
     elif isinstance(answers, dict):
         texts, starts = answers.get("text"), answers.get("answer_start")
         if not (isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)):
             raise ValueError(f"answers is {shown(answers)}; expected text and answer_start, two lists of one length")
         answers = [{"text": text, "start": start} for text, start in zip(texts, starts, strict=True)]
     if not isinstance(answers, list):
-        expected = f"expected a list, which is empty for an unanswerable question (fields: {', '.join(row)})"
+        expected = f"expected a list, which is empty for an unanswerable question (fields: {', '.join(record)})"
         raise ValueError(f"answers is {shown(answers)}; {expected}")
-    if answers and row.get("is_impossible") is True:
+    if answers and record.get("is_impossible") is True:
         raise ValueError(f"is_impossible is true, but there is the answer {shown(answers[0])}")
     return answers
 
 
-def _sentence(row: dict[str, Any], id: str, group: str) -> Sentence:
-    words, tags = field(row, "words", "tokens"), field(row, "tags", "ner_tags", "labels")
-    entities = field(row, "entities", "label", "labels")
+def _sentence(record: dict[str, Any], id: str, group: str) -> Sentence:
+    words, tags = field(record, "words", "tokens"), field(record, "tags", "ner_tags", "labels")
+    entities = field(record, "entities", "label", "labels")
     if isinstance(words, str) and isinstance(tags, str):  # cells of a table
         words, tags = words.split(), tags.split()
     if isinstance(words, list) and isinstance(tags, list):
@@ -142,8 +115,8 @@ def _sentence(row: dict[str, Any], id: str, group: str) -> Sentence:
             parts(tag)  # raises ValueError
         return Sentence.of_words(id, words, tags, group)
     if not isinstance(entities, list):
-        raise ValueError(f"has neither words and tags, nor text and entities, as lists (fields: {', '.join(row)})")
-    text = text_of(row, "text", "sentence", "content")
+        raise ValueError(f"has neither words and tags, nor text and entities, as lists (fields: {', '.join(record)})")
+    text = text_of(record, "text", "sentence", "content")
     spans = words_of(text)
     tags = tags_over(spans, list(map(_entity, entities)), text)
     return Sentence(id, text, tuple(text[start:end] for start, end in spans), tuple(spans), tuple(tags), group)
@@ -159,42 +132,42 @@ def _entity(entity: Any) -> Entity:
     return Entity(*span, entity["label"].strip())
 
 
-def _labelled(row: dict[str, Any], id: str, group: str) -> Labelled:
-    label = field(row, "label", "class", "category")
+def _labelled(record: dict[str, Any], id: str, group: str) -> Labelled:
+    label = field(record, "label", "class", "category")
     if not isinstance(label, str | int | float) or label != label or not str(label).strip():  # NaN is not itself
-        raise ValueError(f"label is {shown(label)}; expected a text or a number (fields: {', '.join(row)})")
-    return Labelled(id, text_of(row, "text", "sentence", "content"), str(label).strip(), group)
+        raise ValueError(f"label is {shown(label)}; expected a text or a number (fields: {', '.join(record)})")
+    return Labelled(id, text_of(record, "text", "sentence", "content"), str(label).strip(), group)
 
 
-def _pair(row: dict[str, Any], id: str, group: str) -> Pair:
-    score = field(row, "score", "similarity_score")
+def _pair(record: dict[str, Any], id: str, group: str) -> Pair:
+    score = field(record, "score", "similarity_score")
     number = None if score in (None, "") else _number(score, "score")
     return Pair(
         id,
-        text_of(row, "first", "text_a", "sentence1", "anchor", "query"),
-        text_of(row, "second", "text_b", "sentence2", "positive"),
+        text_of(record, "first", "text_a", "sentence1", "anchor", "query"),
+        text_of(record, "second", "text_b", "sentence2", "positive"),
         number,
         group,
     )
 
 
-def field(row: dict[str, Any], *names: str) -> Any:
+def field(record: dict[str, Any], *names: str) -> Any:
     """The value of the first of these fields that the row has, or None."""
-    return next((row[name] for name in names if name in row), None)
+    return next((record[name] for name in names if name in record), None)
 
 
-def text_of(row: dict[str, Any], *names: str) -> str:
+def text_of(record: dict[str, Any], *names: str) -> str:
     """The text of the first of these fields that the row has. Raises ValueError if there is none, or it is blank."""
-    value = field(row, *names)
+    value = field(record, *names)
     if not isinstance(value, str) or not value.strip():
         has = f"{' or '.join(names)} is {shown(value)}" if value is not None else f"has no {' or '.join(names)}"
-        raise ValueError(f"{has}; expected a text (fields: {', '.join(map(str, row)) or 'none'})")
+        raise ValueError(f"{has}; expected a text (fields: {', '.join(map(str, record)) or 'none'})")
     return value
 
 
-def id_of(row: dict[str, Any], default: str, *names: str) -> str:
-    """The id of a row under the first of these names that it has, else the default."""
-    id = field(row, *names)
+def id_of(record: dict[str, Any], default: str, *names: str) -> str:
+    """The id of a record under the first of these names that it has, else the default."""
+    id = field(record, *names)
     return default if id in (None, "") else str(id)
 
 
