@@ -35,7 +35,7 @@ SETTINGS = preset("gemma", max_steps=6, eval_steps=2, per_device_train_batch_siz
 SHORT = SETTINGS | {"max_steps": 2}
 TASKS = {
     "qa": get("qa", max_length=128, doc_stride=64),
-    "ner": get("ner", max_length=128, doc_stride=16),
+    "ner": get("ner", max_length=128),
     "classify": get("classify", max_length=96),
     "embed": get("embed", max_length=96),
 }

@@ -27,6 +27,7 @@ from labkit.decoder.limits import require_positions
 from labkit.decoder.running import evaluating
 from labkit.errors import DataError, ModelError
 from labkit.models.heads import Head, head_in
+from labkit.models.special_tokens import row_ends
 
 IGNORED = -100  # the label of what does not count in a loss
 NAMES = {"qa": "QuestionAnswering", "ner": "NamedEntities", "classify": "Classification", "embed": "Embedding"}
@@ -179,6 +180,25 @@ def tokens_of(tokenizer: Any, texts: Sequence[str]) -> list[tuple[list[int], lis
     options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     encoded = tokenizer(list(texts), return_offsets_mapping=True, **options)
     return list(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True))
+
+
+def row_frame(tokenizer: Any, max_length: int) -> tuple[list[int], list[int], int]:
+    """The ids before and after a text in its row, and the room between them in tokens; DataError if there is none."""
+    begin, end = row_ends(tokenizer)
+    room = max_length - len(begin) - len(end)
+    if room < 1:
+        raise DataError(f"max_length is {max_length}; a row needs at least {len(begin + end) + 1} tokens")
+    return begin, end, room
+
+
+def window_starts(length: int, room: int, stride: int) -> range:
+    """Where the windows of `room` tokens start in a text of `length`; the last one reaches its end.
+
+    A window starts `stride` tokens after the one before, as in BERT's script (Devlin et al. 2019); `stride` of
+    transformers' tokenizers is the number of tokens that two windows share.
+    """
+    step = min(stride, room)
+    return range(0, max(length - room, 0) + step, step)
 
 
 def tokens_over(offsets: Sequence[tuple[int, int]], start: int, end: int) -> range:

@@ -17,8 +17,7 @@ from torch import Tensor
 from labkit.datasets.examples import Labelled
 from labkit.errors import DataError
 from labkit.models.heads import label_names
-from labkit.models.special_tokens import row_ends
-from labkit.tasks.base import IGNORED, Say, Task, needs_train_extra, padded, silent
+from labkit.tasks.base import IGNORED, Say, Task, needs_train_extra, padded, row_frame, silent
 from labkit.tasks.options import ClassifyOptions
 
 
@@ -147,10 +146,7 @@ def frame(
     Raises:
         DataError: an empty text, called by its name, or no room for one token between bos and eos.
     """
-    first, last = row_ends(tokenizer)
-    room = max_length - len(first) - len(last)
-    if room < 1:
-        raise DataError(f"max_length is {max_length}; a row needs at least {len(first + last) + 1} tokens")
+    first, last, room = row_frame(tokenizer, max_length)
     framed = []
     for name, text in zip(names, texts, strict=True):
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]

@@ -15,8 +15,19 @@ from torch import Tensor
 
 from labkit.datasets.examples import NO_TAG, Sentence, entities_in, parts, to_bio, words_of
 from labkit.errors import DataError
-from labkit.models.special_tokens import row_ends
-from labkit.tasks.base import IGNORED, Say, Task, needs_train_extra, pad_rows, padded, silent, tokens_of, tokens_over
+from labkit.tasks.base import (
+    IGNORED,
+    Say,
+    Task,
+    needs_train_extra,
+    pad_rows,
+    padded,
+    row_frame,
+    silent,
+    tokens_of,
+    tokens_over,
+    window_starts,
+)
 from labkit.tasks.options import NerOptions
 
 LABEL_ON = ("last", "first")  # the token of a word that carries its label
@@ -77,25 +88,24 @@ class NamedEntities(NerOptions, Task):
         Two words may share a token (full stop and quotation mark in GPT-2's `."`), which carries the label of one. A
         word without a token of its own is in no row and is predicted as O.
 
-        A long sentence is cut into windows that overlap by `doc_stride` tokens. Of an overlap, the first half is
-        labelled in the first window and the rest in the second. A window without a labelled word is left out.
+        A long sentence is cut into windows that start `doc_stride` tokens apart. Of the tokens that two windows share,
+        the first half is labelled in the first and the rest in the second. A window without a labelled word is left
+        out.
         """
-        begin, end = row_ends(tokenizer)
-        room = self.max_length - len(begin) - len(end)
+        begin, end, room = row_frame(tokenizer, self.max_length)
         if self.label_on not in LABEL_ON:
             raise DataError(f"the label is on {self.label_on!r}; choose one of {', '.join(LABEL_ON)}")
-        if not 0 <= self.doc_stride < room:
-            raise DataError(f"doc_stride is {self.doc_stride}; it must be 0 or more, and less than {room} tokens")
         number = {label: k for k, label in enumerate(labels)}
         rows, lost = [], 0
         tokens = tokens_of(tokenizer, [sentence.text for sentence in examples])
         for example, (sentence, (ids, offsets)) in enumerate(zip(examples, tokens, strict=True)):
             places = _places(sentence, offsets, self.label_on)
             lost += len(sentence.words) - len(places)
-            starts = range(0, max(len(ids) - self.doc_stride, 1), room - self.doc_stride)
+            starts = window_starts(len(ids), room, self.doc_stride)
+            shared = room - starts.step
             windows: dict[int, list[tuple[int, int]]] = defaultdict(list)  # {first token: (place, word)}
             for word, place in sorted(places.items()):
-                window = max(place - self.doc_stride // 2, 0) // starts.step
+                window = max(place - shared // 2, 0) // starts.step
                 start = starts[min(window, len(starts) - 1)]
                 windows[start].append((len(begin) + place - start, word))
             for start, words in windows.items():

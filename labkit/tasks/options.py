@@ -14,10 +14,13 @@ def option(default: Any, help: str, **limits: Any) -> Any:
     return field(default=default, metadata={"text": help, **limits})
 
 
+STRIDE = option(128, "Tokens from the start of one window of a long text to the start of the next.", min=1)
+
+
 @dataclass(frozen=True)
 class QaOptions:
     max_length: int = option(384, "Tokens per row.", min=8)
-    doc_stride: int = option(128, "Tokens from the start of one window to the start of the next.", min=1)
+    doc_stride: int = STRIDE
     order: str = option("question-first", "Position of the question: question-first or question-last.")
     prompt: str = option("plain", "Prompt format: plain, or evidence ([INST] [POST] [CRITERION]).")
     max_answer_tokens: int = option(30, "Maximum number of tokens of an answer.", min=1)
@@ -27,7 +30,7 @@ class QaOptions:
 @dataclass(frozen=True)
 class NerOptions:
     max_length: int = option(256, "Tokens per row.", min=8)
-    doc_stride: int = option(64, "Tokens that two consecutive windows share.", min=0)
+    doc_stride: int = STRIDE
     label_on: str = option("last", "Token of a word that carries its label: last or first.")
 
 

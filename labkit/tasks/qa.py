@@ -20,7 +20,7 @@ from labkit.datasets.examples import Question
 from labkit.errors import DataError, ModelError
 from labkit.models.special_tokens import between, row_ends
 from labkit.tasks import qa_scores
-from labkit.tasks.base import Say, Task, padded, silent, tokens_of, tokens_over
+from labkit.tasks.base import Say, Task, padded, silent, tokens_of, tokens_over, window_starts
 from labkit.tasks.options import QaOptions
 
 ORDERS = ("question-first", "question-last")
@@ -103,8 +103,7 @@ class QuestionAnswering(QaOptions, Task):
         """All windows of the first question, then those of the second, ...
 
         The target is the first answer of the question. A question of more than half of `max_length` is cut at its end.
-        A window starts `doc_stride` tokens after the one before, as in BERT's script (Devlin et al. 2019). In
-        transformers' tokenizers, `stride` is the number of tokens that two windows share.
+        Windows start `doc_stride` tokens apart.
 
         Raises:
             DataError: no room for the context; a context without a word; a slow tokenizer, which has no offsets.
@@ -130,8 +129,7 @@ class QuestionAnswering(QaOptions, Task):
             if question.answers:
                 start, text = question.answers[0].start, question.answers[0].text
                 answer = tokens_over(offsets, start + len(text) - len(text.lstrip()), start + len(text.rstrip()))
-            step = min(self.doc_stride, room)
-            for first in range(0, max(len(context) - room, 0) + step, step):  # the last one reaches the context's end
+            for first in window_starts(len(context), room, self.doc_stride):
                 ids = before + context[first : first + room] + after
                 start = end = null = len(ids) - 1
                 if answer and first <= answer[0] and answer[-1] < first + room:
