@@ -5,7 +5,7 @@ Catch `LabkitError` to catch them all. The command line prints the message as on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from textwrap import shorten
 
@@ -56,6 +56,13 @@ class TrainingError(LabkitError, RuntimeError):
 
 class CourseError(LabkitError, ValueError):
     """An assignment, a submission or a variant that cannot be built, checked or graded; the message says why."""
+
+
+def require_one_of(name: str, value: object, choices: Iterable[str], refusal: type[LabkitError] = DataError) -> None:
+    """Raise `refusal`, which lists the choices, if `value` is none of them."""
+    choices = list(choices)
+    if value not in choices:
+        raise refusal(f"{name} is {value!r}; choose one of {', '.join(choices)}")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -28,7 +28,7 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from labkit.decoder.running import evaluating
-from labkit.errors import TrainingError
+from labkit.errors import TrainingError, require_one_of
 from labkit.files import quiet_libraries
 from labkit.models import precision
 from labkit.objectives import generator
@@ -69,8 +69,7 @@ def preset(name: str, **changes: Any) -> dict[str, Any]:
     Raises:
         TrainingError: no such preset or hyperparameter, or a value that makes no sense.
     """
-    if name not in PRESETS:
-        raise TrainingError(f"the preset is {name!r}; choose one of {', '.join(PRESETS)}")
+    require_one_of("the preset", name, PRESETS, TrainingError)
     settings = PRESETS[name] | {key: value for key, value in changes.items() if value is not None}
     if unknown := sorted(settings.keys() - KNOWN):
         raise TrainingError(f"{unknown[0]} is not a hyperparameter: give a field of transformers.TrainingArguments")
@@ -79,10 +78,9 @@ def preset(name: str, **changes: Any) -> dict[str, Any]:
             raise TrainingError(f"{key} is {value}; it must be between 0 and {2**32 - 1}")
     if settings["num_train_epochs"] is None and settings["max_steps"] < 1:
         raise TrainingError(f"max_steps is {settings['max_steps']} without num_train_epochs; give one of them")
-    if settings["lr_scheduler_type"] not in (schedules := [kind.value for kind in SchedulerType]):
-        raise TrainingError(f"schedule is {settings['lr_scheduler_type']!r}; choose one of {', '.join(schedules)}")
-    if settings["dtype"] not in ("auto", *DTYPES):
-        raise TrainingError(f"dtype is {settings['dtype']!r}; choose auto, {', '.join(DTYPES)}")
+    schedules = [kind.value for kind in SchedulerType]
+    require_one_of("the schedule", settings["lr_scheduler_type"], schedules, TrainingError)
+    require_one_of("dtype", settings["dtype"], ("auto", *DTYPES), TrainingError)
     return settings
 
 

@@ -223,7 +223,7 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path, first, row, message):
         ("known-facts pairs", "only lama:FOLDER takes one"),
         ("webqa", "webqa names no data, and labkit does not ship any: give webqa:FILE, with .* of github.com/brmson/"),
         ("lama:nowhere", "holds no relation with 2 patterns.*; give lama:FOLDER, with .* github.com/yanaiela/pararel"),
-        ("known-facts:dev", "no split 'dev'; choose one of shots, test"),
+        ("known-facts:dev", "is 'dev'; choose one of shots, test"),
         ("own.txt", "is no file and no known set"),
         ("own.jsonl", "own.jsonl is empty"),
         ("own.json", "holds no question"),

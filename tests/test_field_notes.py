@@ -116,7 +116,7 @@ def test_passages_are_read_as_they_stand_in_the_file_and_as_pairs_with_their_tit
 
 def test_an_unknown_split_or_task_and_a_damaged_file_are_refused(tmp_path, monkeypatch):
     for call in (lambda: embedded.passages("valid"), lambda: embedded.read("qa", "evidence", "valid")):
-        with pytest.raises(DataError, match="no split 'valid'; it has train, dev, test"):
+        with pytest.raises(DataError, match="is 'valid'; choose one of train, dev, test"):
             call()
     with pytest.raises(DataError, match="evidence has nothing for the task 'ner'"):
         embedded.read("ner", "evidence", "dev")

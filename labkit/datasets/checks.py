@@ -18,7 +18,7 @@ from labkit.datasets import readers
 from labkit.datasets.examples import Labelled, Pair, Question, Sentence, entities_of
 from labkit.datasets.files import Scan, path_of, printable, shown
 from labkit.datasets.splits import named_groups
-from labkit.errors import DataError
+from labkit.errors import DataError, require_one_of
 
 BY_CHANCE = 20  # a text of fewer characters ("Wednesday .", "Thanks!") may be in two splits by chance
 SHOWN = 2  # examples of each finding
@@ -52,8 +52,7 @@ def check_files(task: str, paths: Sequence[str | Path], tag_column: int | None =
     Raises:
         DataError: an unknown task, or a path that is no file.
     """
-    if task not in readers.TASKS:
-        raise DataError(f"the task is {task!r}; choose one of {', '.join(readers.TASKS)}")
+    require_one_of("the task", task, readers.TASKS)
     for path in paths:
         if not path_of(path).is_file():
             raise DataError(f"{path} does not exist, or is a folder; give files of labelled examples")

@@ -23,7 +23,7 @@ from labkit.datasets.evidence import CRITERIA
 from labkit.datasets.examples import Answer, Labelled, Pair, Question
 from labkit.datasets.files import collect, json_lines
 from labkit.datasets.records import example, of_json
-from labkit.errors import DataError
+from labkit.errors import DataError, require_one_of
 from labkit.files import folder, sha256
 
 SPLITS = ("train", "dev", "test")
@@ -121,8 +121,7 @@ def read(task: str, name: str, split: str) -> list[Any]:
     """The examples of one split of an embedded data set; DataError if it has no such task or split."""
     if task not in TASKS[name]:
         raise DataError(f"{name} has nothing for the task {task!r}; it is for {', '.join(TASKS[name])}")
-    if split not in SPLITS:
-        raise DataError(f"{name} has no split {split!r}; it has {', '.join(SPLITS)}")
+    require_one_of(f"the split of {name}", split, SPLITS)
     match task, name:
         case "qa", "field-notes":
             path = folder("data") / "field_notes" / f"questions.{split}.json"
@@ -161,8 +160,8 @@ def card_faults(place: Path, pattern: str = "*") -> list[str]:
 
 
 def _lines(file: str, split: str | None) -> list[dict[str, Any]]:
-    if split not in (None, *SPLITS):
-        raise DataError(f"{file} has no split {split!r}; it has {', '.join(SPLITS)}, or None for all")
+    if split is not None:
+        require_one_of(f"the split of {file}", split, SPLITS)
     return [row for _, row in json_lines(folder("data") / file) if split in (None, row["split"])]
 
 

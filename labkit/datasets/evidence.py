@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from labkit.errors import DataError, ModelError
+from labkit.errors import DataError, ModelError, require_one_of
 
 CRITERIA = {  # the posts are invented, and nothing here is a diagnosis
     "low_mood": "feeling sad, empty or close to tears",
@@ -100,8 +100,7 @@ def prompt(post: str, criterion: str, order: str = "criterion-last", instruction
     Raises:
         DataError: an unknown order, or a text that contains one of the marks.
     """
-    if order not in ORDERS:
-        raise DataError(f"the order is {order!r}; choose one of {', '.join(ORDERS)}")
+    require_one_of("the order", order, ORDERS)
     for mark in MARKS:
         if any(mark in text for text in (post, criterion, instruction)):
             raise DataError(f"the post, criterion or instruction holds {mark}, a mark that the prompt keeps for itself")

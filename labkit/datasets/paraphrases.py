@@ -38,7 +38,7 @@ from labkit.datasets.files import (
     table_records,
 )
 from labkit.datasets.records import id_of, text_of
-from labkit.errors import DataError
+from labkit.errors import DataError, require_one_of
 from labkit.files import folder
 
 BLANK = "____"  # stands in a statement where the answer belongs
@@ -149,8 +149,7 @@ def read_known_facts(split: str = "test") -> list[ParaphrasedQuestion]:
     Raises:
         DataError: no such split.
     """
-    if split not in SPLITS:
-        raise DataError(f"{KNOWN_FACTS} has no split {split!r}; choose one of {', '.join(SPLITS)}")
+    require_one_of(f"the split of {KNOWN_FACTS}", split, SPLITS)
     rows = json_lines(folder("data") / "known_facts" / "facts.jsonl")
     return [_own(row, str(line)) for line, row in rows if row["split"] == split]
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from labkit.datasets import conll, embedded, records
 from labkit.datasets.files import Records, Scan, collect, path_of, read_text, table_records
-from labkit.errors import DataError, ModelError, reading
+from labkit.errors import DataError, ModelError, reading, require_one_of
 
 TASKS = tuple(records.MAKERS)
 # suffixes that are never part of a name on the hub
@@ -55,8 +55,7 @@ def scan(task: str, source: str | Path, tag_column: int | None = None) -> Scan:
     Raises:
         DataError: no such source, or a file whose rows cannot be told apart, such as text that is not JSON.
     """
-    if task not in TASKS:
-        raise DataError(f"the task is {task!r}; choose one of {', '.join(TASKS)}")
+    require_one_of("the task", task, TASKS)
     path = path_of(source)
     if path.is_file() and task == "ner" and path.suffix.lower() in conll.SUFFIXES and not _is_table(path):
         return conll.read_columns(path, tag_column)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from labkit.decoder.limits import require_positions
 from labkit.decoder.running import evaluating
-from labkit.errors import DataError, ModelError
+from labkit.errors import DataError, ModelError, require_one_of
 from labkit.models.heads import Head, head_in
 from labkit.models.special_tokens import row_ends
 
@@ -157,8 +157,7 @@ def get(name: str, **options: Any) -> Task:
     Raises:
         DataError: no such task, or an option that the task does not have.
     """
-    if name not in NAMES:
-        raise DataError(f"the task is {name!r}; choose one of {', '.join(NAMES)}")
+    require_one_of("the task", name, NAMES)
     kind = getattr(import_module(f"labkit.tasks.{name}"), NAMES[name])
     defaults = {field.name: field.default for field in fields(kind)}
     if unknown := sorted({option for option in options if options[option] is not None} - set(defaults)):

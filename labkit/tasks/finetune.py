@@ -26,7 +26,7 @@ from labkit.datasets.evidence import MARKS
 from labkit.decoder.limits import require_positions
 from labkit.decoder.packing import why_not
 from labkit.decoder.running import evaluating
-from labkit.errors import DataError, TrainingError
+from labkit.errors import DataError, TrainingError, require_one_of
 from labkit.models import load, precision
 from labkit.models.adapters import TASK
 from labkit.models.adapters import save as save_adapter
@@ -96,8 +96,7 @@ def finetune(
     settings = settings or preset(default_preset(str(model)))
     say = say if is_first_process() else (lambda text: None)
     require_mask(mask, window, layers, readings, kept=keep_model)
-    if method not in adapters.METHODS:
-        raise TrainingError(f"the method is {method!r}; choose one of {', '.join(adapters.METHODS)}")
+    require_one_of("the method", method, adapters.METHODS, TrainingError)
     if not resume and is_first_process():
         RunFolder.check(output_dir, {}, resume=False)  # before the model is loaded, which may take long
     if not train_examples:

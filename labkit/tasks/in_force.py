@@ -21,7 +21,7 @@ from labkit.decoder.anatomy import SLIDING, backend_of, decoder_or_none, find_de
 from labkit.decoder.hooks import masked
 from labkit.decoder.packing import packed
 from labkit.decoder.repetition import repeated
-from labkit.errors import TrainingError
+from labkit.errors import TrainingError, require_one_of
 from labkit.masks import causal, sliding_window
 from labkit.models.export import choose_layers
 
@@ -32,10 +32,8 @@ BEHIND = ~causal() | sliding_window(1)  # a window of one token: itself
 
 def require_mask(mask: str, window: str, layers: str, readings: int, *, kept: bool) -> None:
     """Raise TrainingError unless such a mask can be put in force, and be saved with the model where that is kept."""
-    if mask not in MASKS:
-        raise TrainingError(f"the mask is {mask!r}; choose one of {', '.join(MASKS)}")
-    if window not in WINDOWS:
-        raise TrainingError(f"the window is {window!r}; choose one of {', '.join(WINDOWS)}")
+    require_one_of("the mask", mask, MASKS, TrainingError)
+    require_one_of("the window", window, WINDOWS, TrainingError)
     if layers != "all" and mask != "bidirectional":
         raise TrainingError(f"layers are chosen for the bidirectional mask, and the mask is {mask}")
     if kept and (mask == "right-to-left" or readings > 1):

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from labkit.datasets.examples import NO_TAG, Sentence, entities_in, parts, to_bio, words_of
-from labkit.errors import DataError
+from labkit.errors import DataError, require_one_of
 from labkit.tasks.base import (
     IGNORED,
     Say,
@@ -93,8 +93,7 @@ class NamedEntities(NerOptions, Task):
         out.
         """
         begin, end, room = row_frame(tokenizer, self.max_length)
-        if self.label_on not in LABEL_ON:
-            raise DataError(f"the label is on {self.label_on!r}; choose one of {', '.join(LABEL_ON)}")
+        require_one_of("label_on", self.label_on, LABEL_ON)
         number = {label: k for k, label in enumerate(labels)}
         rows, lost = [], 0
         tokens = tokens_of(tokenizer, [sentence.text for sentence in examples])

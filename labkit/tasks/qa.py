@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from labkit.datasets.evidence import INSTRUCTION, MARKS
 from labkit.datasets.examples import Question
-from labkit.errors import DataError, ModelError
+from labkit.errors import DataError, ModelError, require_one_of
 from labkit.models.special_tokens import between, row_ends
 from labkit.tasks import qa_scores
 from labkit.tasks.base import Say, Task, padded, silent, tokens_of, tokens_over, window_starts
@@ -284,9 +284,8 @@ def _frame(tokenizer: Any, order: str, prompt: str) -> tuple[list[int], list[int
     "question-last" exchanges question and context. A plain row ends with a second line break if the tokenizer has no
     eos. The marks of the evidence prompt are tokens of their own (`labkit.models.special_tokens.add_tokens`).
     """
-    for name, value, choices in (("order", order, ORDERS), ("prompt", prompt, PROMPTS)):
-        if value not in choices:
-            raise DataError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
+    require_one_of("order", order, ORDERS)
+    require_one_of("prompt", prompt, PROMPTS)
     bos, eos = row_ends(tokenizer)
     if prompt == "plain":
         separator = between(tokenizer) or tokenizer("\n", add_special_tokens=False)["input_ids"]
