@@ -16,7 +16,6 @@ from typing import Any
 from labkit.datasets import embedded, readers
 from labkit.errors import DataError
 
-DEFAULTS = {"qa": "field-notes", "ner": "field-notes", "classify": "which-way-round", "embed": "field-notes"}
 DEV_NAMES = ("dev", "validation", "valid", "eval")  # the names that data sets give to the side for model selection
 _NUMBERED = re.compile(r"(sentence|document|article) \d+")  # groups that the readers count where a file names none
 
@@ -38,7 +37,7 @@ def sides(
 
     Args:
         data: an embedded data set, a hub name, or a folder with the hub's layout, instead of files. Without either, the
-            embedded data of the task.
+            first of the embedded data sets that is for the task.
         max_train, max_eval: the largest number of examples. Those of train are drawn with `seed`; those of dev and test
             are the same for all seeds, so that runs with several seeds are scored on the same examples.
         tag_column: of column files, the number of the column that holds the tags.
@@ -54,7 +53,7 @@ def sides(
         if not train_file:
             raise DataError("there is no training file beside the others; give --train-file")
     else:
-        name = data or DEFAULTS[task]
+        name = data or next(name for name, tasks in embedded.TASKS.items() if task in tasks)
         splits = embedded.SPLITS if name in embedded.TASKS else readers.split_names(name)
         if "train" not in splits:
             raise DataError(f"{name} has no split called train, only {', '.join(splits)}; give files instead")
