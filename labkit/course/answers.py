@@ -8,12 +8,10 @@ values travel as JSON in both cases, so a check that passes in the notebook pass
 from __future__ import annotations
 
 import base64
-import contextlib
 import io
 import json
 import linecache
 import os
-import random
 import re
 import signal
 import sys
@@ -21,6 +19,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -78,8 +77,10 @@ def local_answer(name: str, value: Any, assignment: str, seconds: float = 5.0) -
 
     def ask(request: Request) -> Reply:
         try:
-            with time_limit(seconds), _without_side_effects():
-                return respond({name: value}, request)
+            # What the answer prints or draws changes neither the check's message nor the notebook's next draws.
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), torch.random.fork_rng([]):
+                with time_limit(seconds):
+                    return respond({name: value}, request)
         except TooSlow:
             return {"error": f"no answer within {seconds:g} seconds: a loop that does not end?"}
 
@@ -115,7 +116,7 @@ def serve(limits: dict[str, int]) -> None:
     from IPython.core.interactiveshell import InteractiveShell
 
     for name, value in limits.items():
-        with contextlib.suppress(ValueError, OSError):  # macOS has no limit of memory: the grader's watch remains
+        with suppress(ValueError, OSError):  # macOS has no limit of memory: the grader's watch remains
             resource.setrlimit(getattr(resource, name), (value, value))
     warnings.filterwarnings("ignore")
     InteractiveShell.xmode = "Minimal"
@@ -159,7 +160,7 @@ class TooSlow(BaseException):
     """Raised inside a call that takes too long; a student's `except Exception` does not catch it."""
 
 
-@contextlib.contextmanager
+@contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """Raises TooSlow in the block after that many seconds; there is no limit off the main thread and on Windows."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
@@ -227,16 +228,3 @@ def _decoded(value: dict[str, Any]) -> Any:
         case {"$": "tensor", "items": items}:
             return safetensors.torch.load(base64.b64decode(items))[""]
     return value
-
-
-@contextlib.contextmanager
-def _without_side_effects() -> Iterator[None]:
-    """Keeps an answer's prints out of the check's message, and its random draws out of the notebook's generators."""
-    python, numpy, dtype, noise = random.getstate(), np.random.get_state(), torch.get_default_dtype(), io.StringIO()
-    try:
-        with torch.random.fork_rng([]), contextlib.redirect_stdout(noise), contextlib.redirect_stderr(noise):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_default_dtype(dtype)

@@ -117,10 +117,8 @@ def grade(
                 message = clean(f"The cell does not run: {broken[exercise.answer]}")
                 outcome = replace(outcome, status="wrong", message=message)
             outcomes.append(outcome)
-    points = of.best({outcome.exercise: outcome.points for outcome in outcomes})
-    out_of = of.best({outcome.exercise: outcome.out_of for outcome in outcomes})
     seconds = round(time.monotonic() - began, 2)
-    return Grade(student, name, points, out_of, outcomes, short(trouble), seconds=seconds, basis=basis)
+    return Grade.of(student, of, outcomes, trouble=short(trouble), seconds=seconds, basis=basis)
 
 
 def grade_all(

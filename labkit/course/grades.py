@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
 
-from labkit.course.exercises import SIGNS, Outcome, assignment
+from labkit.course.exercises import SIGNS, Assignment, Outcome, assignment
 from labkit.course.mistakes import clean
 from labkit.datasets.files import csv_rows
 from labkit.errors import CourseError
@@ -65,8 +65,15 @@ class Grade:
     outcomes: list = field(default_factory=list)  # of Outcome
     trouble: list = field(default_factory=list)  # of texts
     failure: str = ""
-    seconds: float | int = 0.0
+    seconds: float = 0.0
     basis: dict = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, student: str, assignment: Assignment, outcomes: list[Outcome], **settings: Any) -> Grade:
+        """The grade with the points of these outcomes, one of each exercise; `settings`: the fields after them."""
+        points = assignment.best({outcome.exercise: outcome.points for outcome in outcomes})
+        out_of = assignment.best({outcome.exercise: outcome.out_of for outcome in outcomes})
+        return cls(student, assignment.name, points, out_of, outcomes, **settings)
 
     @property
     def score(self) -> str:
@@ -77,12 +84,12 @@ def read_grades(folder: str | Path) -> list[Grade]:
     """The grades in a folder, by student. A damaged or forged file is a grade with a failure."""
     grades = []
     for path in sorted(Path(folder).expanduser().glob("*.json")):
+        student = student_name(path.stem)  # not what the file calls the student
         try:
-            grade = _checked_grade(json.loads(read_regular(path, MOST_BYTES)))
+            grades.append(_checked_grade(student, json.loads(read_regular(path, MOST_BYTES))))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             reason = f"{path} is not a grade that this version of labkit has written: {clean(error, 200)}"
-            grade = Grade("", "", failure=clean(reason))
-        grades.append(replace(grade, student=student_name(path.stem)))  # not what it calls itself
+            grades.append(Grade(student, "", failure=clean(reason)))
     return grades
 
 
@@ -200,32 +207,19 @@ def _write_student(grade: Grade, folder: Path) -> None:
     _write_page(folder / f"{grade.student}.html", title, lead, results, troubles)
 
 
-def _checked_grade(values: dict[str, Any]) -> Grade:
+def _checked_grade(student: str, values: dict[str, Any]) -> Grade:
     """The grade of a JSON file. Raises ValueError, KeyError or TypeError for values that no grading gives."""
-    outcomes = [_typed(Outcome, outcome) for outcome in values["outcomes"]]
-    grade = _typed(Grade, values | {"outcomes": []})
-    if grade.failure:
-        return replace(grade, points=None, out_of=None)
-    exercises = assignment(grade.assignment).exercises
-    for result in [*outcomes, grade]:
-        if not 0 <= result.points <= result.out_of < 1000:
-            raise ValueError(f"{result.points} points")
-    for outcome in outcomes:
-        if outcome.exercise not in exercises or outcome.status not in SIGNS:
-            raise ValueError(f"the exercise {outcome.exercise}, {outcome.status}")
-    return replace(grade, outcomes=outcomes)
-
-
-def _typed(kind: type, values: dict[str, Any]) -> Any:
-    """An instance of a dataclass, its texts cleaned and cut. Raises TypeError for a field of another type."""
-    for name, hint in get_type_hints(kind).items():
-        if not isinstance(values[name], hint):
-            raise TypeError(f"{name} is a {type(values[name]).__name__}")
-        if isinstance(values[name], str):
-            values[name] = clean(values[name])
-        elif isinstance(values[name], list):
-            values[name] = short(values[name])
-    return kind(**values)
+    if values["failure"]:
+        return Grade(student, clean(values["assignment"]), failure=clean(values["failure"]))
+    of, outcomes = assignment(values["assignment"]), []
+    for outcome in (Outcome(**outcome) for outcome in values["outcomes"]):
+        most = of.exercises[outcome.exercise].points
+        if outcome.status not in SIGNS or not 0 <= outcome.points <= outcome.out_of <= most:
+            raise ValueError(f"{outcome.points} points of {most} for {outcome.exercise}, {outcome.status}")
+        texts = {"message": clean(outcome.message), "failed": short(list(outcome.failed))}
+        outcomes.append(replace(outcome, points=int(outcome.points), out_of=int(outcome.out_of), **texts))
+    trouble, seconds = short(list(values["trouble"])), float(values["seconds"])
+    return Grade.of(student, of, outcomes, trouble=trouble, seconds=seconds, basis=dict(values["basis"]))
 
 
 def _write_page(path: Path, title: str, lead: str, *tables: pd.DataFrame) -> None:

@@ -81,6 +81,10 @@ class Sandbox(AbstractContextManager):
         self._process: psutil.Popen | None = None
 
     def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process and all that it has started."""
         if self._process is None:
             return
         for process in self._processes():
@@ -113,7 +117,7 @@ class Sandbox(AbstractContextManager):
                     self._exchange({"source": source}, self.limits.cell_seconds)
             return self._exchange(request, seconds)
         except Stopped as stopped:
-            self.__exit__()
+            self.close()
             return {"error": str(stopped)}
 
     def _start(self) -> None:
@@ -125,8 +129,8 @@ class Sandbox(AbstractContextManager):
         if not self.trusted:
             command = [*_scope(self.limits), *bubblewrap(self.limits), *command]
             # bubblewrap's own variables can be read inside, in /proc/1/environ: it gets those of systemd-run only.
-            kept = {"DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR"} & os.environ.keys()
-            environment = {"PATH": os.defpath} | {name: os.environ[name] for name in kept}
+            kept = ("DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR")
+            environment = {"PATH": os.defpath} | {name: os.environ[name] for name in kept if name in os.environ}
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(TICK)
         self._received = b""

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from labkit.course.exercises import Outcome
+from labkit.course.exercises import Outcome, assignment
 from labkit.course.grade import grade, grade_all
 from labkit.course.grades import Grade, gradebook_csv, read_grades, write_pages
 from labkit.course.mistakes import Mistake
@@ -305,14 +305,16 @@ def test_an_interruption_ends_at_once_and_keeps_what_is_done(tmp_path):
 
 
 # ------------------------------------------------------------------------------ 9: the last step of a container's route
-OUTCOME = asdict(Outcome("a1_causal_mask", "right", 2, 2))
-HOSTILE = asdict(Grade("bea", "a1", 2, 23, trouble=["<script>\x1b[2J"] * 99)) | {"outcomes": [OUTCOME]}
+FIRST, *OTHERS = (
+    Outcome(exercise.name, "wrong", 0, exercise.points) for exercise in assignment("a1").exercises.values()
+)
+HOSTILE = asdict(Grade("bea", "a1", 23, 23, [FIRST, *OTHERS], trouble=["<script>\x1b[2J"] * 99))
 
 
 def test_pages_are_made_of_foreign_json_without_running_or_believing_it(labkit_command, tmp_path):
     (tmp_path / "eve.json").write_text(json.dumps(HOSTILE))
     result = read_grades(tmp_path)[0]
-    assert result.student == "eve" and result.points == 2
+    assert result.student == "eve" and result.points == 0
     assert len(result.trouble) == 21 and "\x1b" not in result.trouble[0]
     assert labkit_command("course", "pages", tmp_path)[0] == 0
     assert "<script>" not in (tmp_path / "eve.html").read_text(encoding="utf-8")
@@ -320,19 +322,22 @@ def test_pages_are_made_of_foreign_json_without_running_or_believing_it(labkit_c
 
 
 @pytest.mark.parametrize(
-    "forged",
+    "change",
     [
-        *({"points": points} for points in ("<b>", None, -1, 10**400)),
-        {"out_of": 10**400, "points": 10**400},  # a percentage of it is too large for a number
-        {"trouble": 3},
-        {"assignment": "=1+1"},
-        *({"outcomes": [OUTCOME | change]} for change in ({"status": "best"}, {"exercise": "student"}, {"failed": 1})),
+        *({"points": points} for points in ("<b>", None, -1, 3, 10**400)),
+        {"points": 10**400, "out_of": 10**400},  # a percentage of it is too large for a number
+        *({"status": "best"}, {"exercise": "student"}, {"failed": 1}, {"more": 1}),
     ],
-    ids=lambda forged: f"{forged!r:.40}",
+    ids=lambda change: f"{change!r:.40}",
 )
-def test_a_forged_grade_counts_for_nothing_and_does_not_stop_the_class(labkit_command, tmp_path, forged):
+def test_a_forged_grade_counts_for_nothing_and_does_not_stop_the_class(labkit_command, tmp_path, change):
     (tmp_path / "ada.json").write_text(json.dumps(HOSTILE))
-    (tmp_path / "eve.json").write_text(json.dumps(HOSTILE | forged))
+    (tmp_path / "eve.json").write_text(
+        json.dumps(HOSTILE | {"outcomes": [asdict(FIRST) | change, *HOSTILE["outcomes"][1:]]})
+    )
+    for name, damage in (("fay", {"trouble": 3}), ("gus", {"assignment": "=1+1"}), ("hal", {"outcomes": []})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(HOSTILE | damage))
     assert labkit_command("course", "pages", tmp_path)[0] == 0
-    ada, eve = read_grades(tmp_path)
-    assert (ada.points, eve.points) == (2, None) and "eve.json is not a grade" in eve.failure
+    ada, *others = read_grades(tmp_path)
+    assert ada.points == 0 and all(grade.points is None for grade in others)
+    assert all(f"{grade.student}.json is not a grade" in grade.failure for grade in others)

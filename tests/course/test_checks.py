@@ -1,7 +1,6 @@
 """What a check and an answer exchange, what a check says, and what an answer cannot do to the notebook."""
 
 import math
-import random
 
 import numpy as np
 import pytest
@@ -105,17 +104,14 @@ def test_an_answer_gets_copies_and_leaves_no_trace(capsys):
         print("noise")
         tensor.zero_()
         numbers.clear()
-        for seed in (torch.manual_seed, random.seed, np.random.seed):
-            seed(1)
-        torch.set_default_dtype(torch.float64)
+        torch.manual_seed(1)
         return tensor
 
     tensor, numbers = torch.ones(2), [1]
-    before = torch.get_rng_state(), random.getstate(), torch.get_default_dtype()
+    before = torch.get_rng_state()
     assert local_answer("f", spoils, "a1")(tensor, numbers).tolist() == [0, 0]
     assert tensor.tolist() == [1, 1] and numbers == [1] and capsys.readouterr().out == ""
-    assert torch.equal(before[0], torch.get_rng_state())
-    assert before[1:] == (random.getstate(), torch.get_default_dtype())
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def loops():
