@@ -31,9 +31,6 @@ BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 ROLES = ("exercise", "hint", "answer", "look")
 NBGRADER_CONFIG = "nbgrader_config.py"
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-NBGRADER_CELL = {  # a cell that nbgrader puts back as it was before a submission is graded
-    "grade": False, "locked": True, "schema_version": 3, "solution": False, "task": False,
-}  # fmt: skip
 
 
 class MasterCell(NamedTuple):
@@ -66,12 +63,8 @@ def build(
     texts = {Path("nbgrader", NBGRADER_CONFIG): (_folder() / NBGRADER_CONFIG).read_text(encoding="utf-8")}
     for name in names or paths:
         cells, file = read_master(paths[name], assignment(name), variant), f"{paths[name].stem}.ipynb"
-        for kind, folder in {
-            "student": "student",
-            "solution": "solution",
-            "nbgrader": f"nbgrader/source/{name}",
-        }.items():
-            texts[Path(folder, file)] = notebook_text(cells, assignment(name), variant, kind)
+        for kind, *folders in (("student",), ("solution",), ("nbgrader", "source", name)):
+            texts[Path(kind, *folders, file)] = notebook_text(cells, assignment(name), variant, kind)
     write_files(output_dir, texts)
     if execute:
         run([output_dir / path for path in texts if path.parent.name == "solution"], output_dir / "solution")
@@ -168,8 +161,9 @@ def _heading(exercise: Exercise, of: Assignment) -> str:
 
 
 def _nbgrader(grade_id: str, **settings: Any) -> dict[str, Any]:
-    """The metadata by which nbgrader knows a cell."""
-    return {"nbgrader": NBGRADER_CELL | {"grade_id": grade_id} | settings}
+    """The metadata of a cell that nbgrader puts back before it grades a submission, unless `settings` differ."""
+    base = {"grade": False, "grade_id": grade_id, "locked": True, "schema_version": 3, "solution": False, "task": False}
+    return {"nbgrader": base | settings}
 
 
 def _folded(title: str, text: str) -> str:
