@@ -104,14 +104,12 @@ def write_pages(grades: Sequence[Grade], folder: Path) -> None:
     causes = (outcome.message.partition("Likely:")[2].strip() for outcome in outcomes)
     likely = Counter(filter(None, causes)).most_common(12)
     students = [(grade.student, grade.score, grade.failure or str(len(grade.trouble))) for grade in grades]
-    _write_page(
-        folder / "class.html",
-        "Grades",
-        "",
-        pd.DataFrame(students, columns=["student", "points", "cells that did not run"]),
-        pd.DataFrame([(name, f"{right[name]} of {judged[name]}") for name in judged], columns=["exercise", "right"]),
-        pd.DataFrame(likely, columns=["most frequent mistakes", "students"], dtype=str),
-    )
+    tables = {
+        ("student", "points", "cells that did not run"): students,
+        ("exercise", "right"): [(name, f"{right[name]} of {judged[name]}") for name in judged],
+        ("most frequent mistakes", "students"): [(cause, str(count)) for cause, count in likely],
+    }
+    _write_page(folder / "class.html", "Grades", "", tables)
     table = [
         {
             "student": grade.student, "assignment": grade.assignment, "points": grade.points, "out_of": grade.out_of,
@@ -201,10 +199,11 @@ def _write_student(grade: Grade, folder: Path) -> None:
         failed = f"Not passed: {', '.join(outcome.failed)}.\n" if outcome.status == "partly" else ""
         points = f"{outcome.points} of {outcome.out_of}"
         rows.append((outcome.exercise, f"{SIGNS[outcome.status]} {outcome.status}", points, failed + outcome.message))
-    results = pd.DataFrame(rows, columns=["exercise", "answer", "points", "result"])
-    troubles = pd.DataFrame({"cells that did not run": grade.trouble})
-    title = f"{grade.assignment.upper()}: {grade.student}"
-    _write_page(folder / f"{grade.student}.html", title, lead, results, troubles)
+    tables = {
+        ("exercise", "answer", "points", "result"): rows,
+        ("cells that did not run",): [(trouble,) for trouble in grade.trouble],
+    }
+    _write_page(folder / f"{grade.student}.html", f"{grade.assignment.upper()}: {grade.student}", lead, tables)
 
 
 def _checked_grade(student: str, values: dict[str, Any]) -> Grade:
@@ -222,15 +221,17 @@ def _checked_grade(student: str, values: dict[str, Any]) -> Grade:
     return Grade.of(student, of, outcomes, trouble=trouble, seconds=seconds, basis=dict(values["basis"]))
 
 
-def _write_page(path: Path, title: str, lead: str, *tables: pd.DataFrame) -> None:
-    """An HTML page with tables of texts; a student's name links to the page of that student."""
+def _write_page(path: Path, title: str, lead: str, tables: dict[tuple[str, ...], list[tuple[str, ...]]]) -> None:
+    """An HTML page with tables, {header: rows}; a student's name links to the page of that student."""
     body = ""
-    for table in tables:
-        inert = table.map(escape)
-        if "student" in table:
-            inert["student"] = [f'<a href="{quote(name)}.html">{escape(name)}</a>' for name in table["student"]]
-        with pd.option_context("display.max_colwidth", None):
-            body += inert.to_html(index=False, border=0, escape=False)
+    for header, rows in tables.items():
+        body += "<table><tr>" + "".join(f"<th scope=col>{name}" for name in header)
+        for row in rows:
+            cells = [escape(cell) for cell in row]
+            if header[0] == "student":
+                cells[0] = f'<a href="{quote(row[0])}.html">{cells[0]}</a>'
+            body += "<tr>" + "".join(f"<td>{cell}" for cell in cells)
+        body += "</table>"
     write_whole(path, PAGE.format(title=escape(title), lead=escape(lead), body=body))
 
 

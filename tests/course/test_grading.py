@@ -167,6 +167,7 @@ def graded(tmp_path_factory):
 def test_the_pages_name_the_mistake_and_what_was_not_graded(graded):
     pages = {path.stem: path.read_text(encoding="utf-8") for path in graded[1].glob("*.html")}
     assert "upper triangle" in pages["=bea"] and "upper triangle" in pages["class"]
+    assert any(line.startswith("Likely: ") for line in pages["=bea"].splitlines())
     assert "could not be graded" in pages["cem"] and "not graded" in pages["class"]
     assert 'href="%3Dbea.html"' in pages["class"]
 
