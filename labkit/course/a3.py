@@ -78,6 +78,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 def on_model(answer: Callable, settings: dict[str, Any], *arguments: Any) -> Any:
+    """What the answer returns for a model; called where the answer is."""
     return answer(planted(**settings), *arguments)
 
 

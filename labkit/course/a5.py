@@ -119,10 +119,12 @@ def layout(prefix: int, lengths: list[int], tail: int) -> tuple[Tensor, Tensor, 
 
 
 def on_engine(answer: Callable, kind: str, seed: int) -> Any:
+    """What the answer returns for an engine and its model; called where the answer is."""
     return answer(engine(kind, seed), model("causal", seed))
 
 
 def on_model(answer: Callable, kind: str, seed: int) -> Any:
+    """What the answer returns for a model; called where the answer is."""
     return answer(model(kind, seed))
 
 

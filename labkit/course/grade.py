@@ -48,10 +48,10 @@ def find_submissions(path: str | Path) -> dict[str, Path]:
     linked_folders = (entry for entry in path.iterdir() if entry.is_symlink() and entry.is_dir())
     submissions: dict[str, Path] = {}
     for notebook in sorted({*path.rglob("*.ipynb"), *linked_folders}):
-        entry, *_ = parts = notebook.relative_to(path).parts
+        parts = notebook.relative_to(path).parts
         if LEFT_OUT.intersection(parts):
             continue
-        student = student_name(entry.removesuffix(".ipynb"))
+        student = student_name(parts[0].removesuffix(".ipynb"))
         if student in submissions:
             raise CourseError(f"{student} has two notebooks, {submissions[student]} and {notebook}: keep one")
         submissions[student] = notebook

@@ -224,11 +224,6 @@ def test_right_replies_in_the_right_order_and_a_patched_labkit_earn_no_point(tmp
     assert result.points == 0 and trouble in "".join(result.trouble)
 
 
-def test_the_secret_is_never_an_argument(labkit_command, tmp_path):
-    code, _, error = labkit_command("course", "grade", tmp_path, "--variant", "spring, group 2")
-    assert code == 2 and "file" in error
-
-
 # ------------------------------------------------------------------------------------------- 4: what is no regular file
 def test_links_pipes_and_huge_files_fail_alone_and_at_once(tmp_path):
     folder, elsewhere = hand_in(tmp_path / "in", ada=RIGHT), hand_in(tmp_path / "elsewhere", a1=RIGHT)

@@ -241,7 +241,7 @@ def test_grade_and_gradebook(labkit_command, tmp_path):
     ("arguments", "words"),
     [
         (["build", "a9"], "no master of a9"),
-        (["build", "--variant", "spring"], "a file that holds the secret"),
+        (["build", "--variant", "spring"], "a file that holds the secret"),  # never the secret: `ps` shows arguments
         (["grade", "nowhere"], "neither a notebook nor a folder"),
         (["grade", "empty"], "holds no notebook"),
         (["grade", "twice"], "two notebooks"),
