@@ -37,7 +37,7 @@ def course_list(as_json: Json = False) -> None:
 
     fields, rows = ("name", "title", "answer", "difficulty", "minutes", "points", "track"), []
     for of in map(assignment, masters()):
-        exercises = [{field: getattr(task, field) for field in fields} for task in of.exercises.values()]
+        exercises = [{field: getattr(exercise, field) for field in fields} for exercise in of.exercises.values()]
         about = {"name": of.name, "title": of.title, "minutes": of.minutes, "points": of.points}
         rows.append(about | {"exercises": exercises})
     if as_json:
@@ -138,8 +138,8 @@ def course_grade(
         raise
     if not as_json:
         print_table(("student", "points", ""), [(grade.student, grade.score, grade.failure) for grade in grades])
-    about = [asdict(grade) for grade in grades]
-    _print(as_json, about, f"{output_dir}: {len(grades)} grades; class.html, grades.csv")
+    text = f"{output_dir}: {len(grades)} grades; class.html, grades.csv"
+    _print(as_json, [asdict(grade) for grade in grades], text)
     raise typer.Exit(1 if any(grade.failure for grade in grades) else 0)
 
 
@@ -154,12 +154,10 @@ def course_pages(
 
     Example: labkit course pages grades
     """
-    from labkit.course.grades import write_class, write_student
+    from labkit.course.grades import write_pages
 
     graded = _grades(grades)
-    for grade in graded:
-        write_student(grade, grades)
-    write_class(graded, grades)
+    write_pages(graded, grades)
     text = f"{grades}: {len(graded)} grades; class.html, grades.csv"
     _print(as_json, {"folder": grades, "grades": len(graded)}, text)
 

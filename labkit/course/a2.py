@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import inspect
 import random
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from labkit.course.answers import Answer, Given
+from labkit.course.answers import Answer
 from labkit.course.exercises import Assignment
 from labkit.course.mistakes import expect, expect_equal, expect_tensor, lacks_cells, not_finite
 from labkit.course.variant import Variant
@@ -119,19 +120,20 @@ def reach(kind: str, seed: int, real: Tensor) -> Tensor:
     return reached.bool() & real[:, :, None]
 
 
-def afterwards(result: Any, of: nn.Module, *arguments: Any) -> dict[str, Any]:
-    """The result, and what the answer may have left behind: in the model, and in its ids."""
+def on_models(answer: Callable, *arguments: Any) -> tuple[Any, dict[str, Any]]:
+    """What the answer returns, and what it leaves behind; an argument that is a dict stands for a model."""
+    made = [model(**argument) if isinstance(argument, dict) else argument for argument in arguments]
+    return answer(*made), state(*made)
+
+
+def state(of: nn.Module, *arguments: Any) -> dict[str, Any]:
+    """What a measurement must leave as it is: the model, and the ids."""
     return {
-        "result": result,
         "number of hooks": sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in of.modules()),
         "training mode": of.training,
         "sum of weights": sum(float(parameter.detach().double().abs().sum()) for parameter in of.parameters()),
         "ids": [argument.tolist() for argument in arguments if isinstance(argument, Tensor)],
     }
-
-
-A2.givens["model"] = model
-A2.observers["afterwards"] = afterwards
 
 
 # -- the checks --------------------------------------------------------------------------------------------------------
@@ -146,7 +148,7 @@ def one_changed_token(answer: Answer, variant: Variant, kind: str) -> None:
         "An output may keep its best guess, while other numbers of it change.": lacks_cells(noticed),
     }
     what = f'who notices another token at {j} of {n} in the model "{kind}"'
-    expect_tensor(_unspoiled(answer, kind, seed, _ids(variant, "noticed", n), j, 5), noticed, what, suspects)
+    expect_tensor(_answered(answer, _model(kind, seed), _ids(variant, "noticed", n), j, 5), noticed, what, suspects)
 
 
 @A2.part("a2_influence", points=2, cases=("as it came", "peek"))
@@ -159,7 +161,7 @@ def the_matrix(answer: Answer, variant: Variant, kind: str) -> None:
         "Your changes pile up: put the old token back before the next one is changed.": seen.cummax(1).values,
     }
     what = f'the influence matrix of the model "{kind}"'
-    expect_tensor(answer(_given(kind, seed), _ids(variant, "matrix", n)), seen, what, suspects)
+    expect_tensor(_answered(answer, _model(kind, seed), _ids(variant, "matrix", n)), seen, what, suspects)
 
 
 @A2.part("a2_influence", points=2, hidden=True)
@@ -168,10 +170,10 @@ def twins_and_a_whisper(answer: Answer, variant: Variant) -> None:
     ids[0, 4], token = VOCABULARY - 1, int(ids[0, j])  # the last id of all is among them
     others = variant.rng("others").choice(((token + 1, token + 2), (token + 1, token - 1), (token + 1, 0)))
     likely = f"Token {token} has twins here, ids with the same vector. How many other tokens do you try at a place?"
-    actual = answer(_given("open", 7, twins=(token, *others)), ids)
+    actual = _answered(answer, _model("open", 7, twins=(token, *others)), ids)
     expect_tensor(actual, full, "the influence matrix of an open model with twins", {likely: full & (ids[0] != token)})
     likely = "The future is faint, and it is heard. Does your comparison let small differences pass as equal?"
-    actual = answer(_given("faint future", variant.seed("whisper")), _ids(variant, "whisper", 6))
+    actual = _answered(answer, _model("faint future", variant.seed("whisper")), _ids(variant, "whisper", 6))
     expect_tensor(actual, full, 'the influence matrix of the model "faint future"', {likely: lacks_cells(full)})
 
 
@@ -213,7 +215,7 @@ def two_rows(answer: Answer, variant: Variant, kind: str) -> None:
         "Nobody notices pads, it says. Was another id put in a pad's place?": reach("open", seed, real),
     }
     what = f'the influence beside {k} pads in the model "{kind}"'
-    expect_tensor(answer(_given(kind, seed), _ids(variant, kind, n), k), seen, what, suspects)
+    expect_tensor(_answered(answer, _model(kind, seed), _ids(variant, kind, n), k), seen, what, suspects)
 
 
 @A2.part("a2_heads", points=2, hidden=True, cases=("one cell",))
@@ -230,7 +232,7 @@ def single_heads(answer: Answer, variant: Variant, kind: str) -> None:
             "Rows and columns have changed places.": seen.mT,
             "Your push is not felt everywhere. LayerNorm removes what all numbers of a state share.": lacks_cells(seen),
         }
-        actual = _unspoiled(answer, kind, seed, _ids(variant, kind, n), layer)
+        actual = _answered(answer, _model(kind, seed), _ids(variant, kind, n), layer)
         expect_tensor(actual, seen, f"who notices whom in layer {layer}, by head,", suspects)
 
 
@@ -238,7 +240,7 @@ def single_heads(answer: Answer, variant: Variant, kind: str) -> None:
 @A2.part("a2_same", points=2, cases=("open", "by hand", "forgets-scaling", "nudged"))
 def the_mask_put_back(answer: Answer, variant: Variant, kind: str) -> None:
     seed = variant.seed(f"same {kind}")
-    judgement = answer(_given("as it came", seed), _given(kind, seed), _ids(variant, kind, 8))
+    judgement = _answered(answer, _model("as it came", seed), _model(kind, seed), _ids(variant, kind, 8))
     honest = kind in HONEST
     expect_equal(judgement, honest, f"the answer on {'an honest' if honest else 'a faulty'} model", LIKELY[kind])
 
@@ -284,7 +286,7 @@ def attacks(answer: Answer, variant: Variant, kind: str) -> None:
     if variant.round:
         return  # an audit takes time, and one round has models enough
     seed, training = variant.seed(f"audit {kind}"), bool(variant.whole(f"mode {kind}", 0, 1))
-    judgement = _unspoiled(answer, kind, seed, _given("as it came", seed), training=training)
+    judgement = _answered(answer, _model(kind, seed, training=training), _model("as it came", seed))
     honest = kind in HONEST
     expect_equal(judgement, honest, f"the audit of {'an honest' if honest else 'a faulty'} model", LIKELY[kind])
 
@@ -312,20 +314,20 @@ LIKELY = {  # what is said of a wrong judgement on a model of this kind
 }
 
 
-def _unspoiled(answer: Answer, kind: str, seed: int, *arguments: Any, training: bool = False) -> Any:
-    """What the answer returns for a model and more, all of which it must leave as they are."""
-    after = answer.observed("afterwards", _given(kind, seed, training=training), *arguments)
+def _answered(answer: Answer, settings: dict[str, Any], *arguments: Any) -> Any:
+    """What the answer returns for a model with these settings and more, all of which it must leave as they are."""
+    result, after = answer.through("on_models", settings, *arguments)
     likely = "What you register, switch or write for a measurement must be undone, whatever happens in between."
-    before = afterwards(None, model(kind, seed, training), *arguments)
+    before = state(model(**settings), *arguments)
     for name in ("number of hooks", "training mode", "sum of weights"):
         expect(after[name] == before[name], f"the {name} to be {before[name]} as before", f"{after[name]}", likely)
     likely = "Your function writes into ids: the next run begins from the changed sentence. Did you clone?"
     expect(after["ids"] == before["ids"], "ids to be left as it was", f"{after['ids']}", likely)
-    return after["result"]
+    return result
 
 
-def _given(kind: str, seed: int, **more: Any) -> Given:
-    return Given("a2", "model", {"kind": kind, "seed": seed, **more})
+def _model(kind: str, seed: int, **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "seed": seed, **more}
 
 
 def _ids(variant: Variant, name: str, n: int) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labkit.course.answers import Answer, Given
+from labkit.course.answers import Answer
 from labkit.course.exercises import Assignment
 from labkit.course.mistakes import expect, expect_equal, expect_tensor, lacks_cells
 from labkit.course.variant import Variant
@@ -77,13 +77,14 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def with_ids(result: Any, ids: Tensor, *_: Any) -> tuple[Any, Tensor]:
+def on_model(answer: Callable, settings: dict[str, Any], *arguments: Any) -> Any:
+    """What the answer returns for a model; called where the answer is."""
+    return answer(planted(**settings), *arguments)
+
+
+def on_ids(answer: Callable, ids: Tensor, rate: float, seed: int) -> tuple[Any, Tensor]:
     """What was returned, and the ids as they are afterwards."""
-    return result, ids
-
-
-A3.givens |= {"model": planted, "generator": generator}
-A3.observers["with ids"] = with_ids
+    return answer(ids, SPECIAL, MASK_ID, VOCABULARY, rate, generator(seed)), ids
 
 
 def _masks(kind: str, seed: int, n: int) -> list[Tensor]:
@@ -190,8 +191,8 @@ def models_that_leak(answer: Answer, variant: Variant, kind: str) -> None:
         "Your table holds the next token alone. A leak may reach further.": leaks & ~later.triu(2),
         missed: lacks_cells(leaks),
     }
-    given = Given("a3", "model", {"kind": kind, "seed": seed, "n": n, "vocab_size": v})
-    expect_tensor(answer(given, ids, v), leaks, f'the table of a model ("{kind}")', suspects)
+    settings = {"kind": kind, "seed": seed, "n": n, "vocab_size": v}
+    expect_tensor(answer.through("on_model", settings, ids, v), leaks, f'the table of a model ("{kind}")', suspects)
 
 
 @A3.part("a3_corrupt", points=2)
@@ -260,8 +261,7 @@ def _text(seed: int, n: int, share_special: float) -> Tensor:
 
 def _corrupted(answer: Answer, ids: Tensor, rate: float, seed: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets, of which everything holds that is true of every draw."""
-    given = Given("a3", "generator", {"seed": seed})
-    (inputs, targets), after = answer.observed("with ids", ids, SPECIAL, MASK_ID, VOCABULARY, rate, given)
+    (inputs, targets), after = answer.through("on_ids", ids, rate, seed)
     forms = f"{inputs.shape}, {targets.shape}, {inputs.dtype}, {targets.dtype}"
     form = f"{ids.shape}, {ids.shape}, {ids.dtype}, {ids.dtype}"
     expect(forms == form, f"inputs and targets of {form}", forms)
@@ -329,8 +329,8 @@ def one_at_a_time(answer: Answer, variant: Variant, case: str) -> None:
     sentences = {"a sentence": [0, *words, words[1], 5], "a single word": [0, words[0], 5]}
     ids = torch.tensor(sentences.get(case, [*words[:3], 5, *words[3:]]))
     n, ordinary = len(ids), torch.isin(ids, ORDINARY)
-    given = {"kind": "open", "seed": seed, "n": n, "vocab_size": VOCABULARY}
-    model, alone, up_to = planted(**given), torch.eye(n).bool(), torch.ones(n, n).tril().bool()
+    settings = {"kind": "open", "seed": seed, "n": n, "vocab_size": VOCABULARY}
+    model, alone, up_to = planted(**settings), torch.eye(n).bool(), torch.ones(n, n).tril().bool()
 
     def costs(hidden: Tensor, before: int = 0, of: Tensor = ordinary) -> Tensor:
         """Of each word, where row i of `hidden` (n, n) is hidden; named `before` places earlier."""
@@ -354,5 +354,5 @@ def one_at_a_time(answer: Answer, variant: Variant, case: str) -> None:
         "Your answer is a mean of perplexities. Mean first, and then?": right.exp().mean().log(),
     }
     suspects = {message: exponent.exp() for message, exponent in exponents.items()}
-    actual = answer(Given("a3", "model", given), ids, MASK_ID, SPECIAL)
+    actual = answer.through("on_model", settings, ids, MASK_ID, SPECIAL)
     expect_tensor(actual, right.mean().exp(), f"the pseudo-perplexity of {case}", suspects, 1e-4)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from labkit.course.answers import Answer, Given
+from labkit.course.answers import Answer
 from labkit.course.exercises import Assignment, randn
 from labkit.course.mistakes import expect, expect_equal, expect_tensor, not_finite
 from labkit.course.variant import Variant
@@ -118,23 +118,25 @@ def layout(prefix: int, lengths: list[int], tail: int) -> tuple[Tensor, Tensor, 
     return group, mask, places, in_segment.double() * -math.log(len(lengths))
 
 
-def leaf(values: Tensor) -> Tensor:
-    return values.clone().requires_grad_()
+def on_engine(answer: Callable, kind: str, seed: int) -> Any:
+    """What the answer returns for an engine and its model; called where the answer is."""
+    return answer(engine(kind, seed), model("causal", seed))
 
 
-def losses_and_gradients(losses: Any, *arguments: Tensor) -> list[list[float]]:
+def on_model(answer: Callable, kind: str, seed: int) -> Any:
+    """What the answer returns for a model; called where the answer is."""
+    return answer(model(kind, seed))
+
+
+def losses_and_gradients(answer: Callable, *arguments: Tensor) -> list[list[float]]:
     """Of each of two losses: its value, and the size of its gradients into prediction and target."""
-    rows = []
-    for loss in losses:
+    leaves, rows = [values.clone().requires_grad_() for values in arguments], []
+    for loss in answer(*leaves):
         gradients: Any = (None, None)
         if loss.requires_grad:
-            gradients = torch.autograd.grad(loss, arguments, allow_unused=True, retain_graph=True)
+            gradients = torch.autograd.grad(loss, leaves, allow_unused=True, retain_graph=True)
         rows.append([loss.item(), *(0.0 if g is None else float(g.abs().sum()) for g in gradients)])
     return rows
-
-
-A5.givens |= {"engine": engine, "model": model, "leaf": leaf}
-A5.observers["losses"] = losses_and_gradients
 
 
 def _softmax_over(scores: Tensor, seen: Tensor) -> Tensor:
@@ -342,8 +344,7 @@ FAULTS = {  # what an engine does: what is said to a test that lets it through, 
 @A5.part("a5_identity", points=3, cases=("right", "causal", "go on", "no bias", "last", "one more"))
 def faulty_engines(answer: Answer, variant: Variant, kind: str) -> None:
     seed, honest = variant.seed("toys"), kind == "right"
-    given = (("engine", kind), ("model", "causal"))
-    judgement = answer(*(Given("a5", name, {"kind": kind, "seed": seed}) for name, kind in given))
+    judgement = answer.through("on_engine", kind, seed)
     expect_equal(judgement, honest, f"is_sound of {'an honest' if honest else 'a faulty'} engine", FAULTS[kind])
 
 
@@ -471,7 +472,7 @@ def _losses(answer: Answer, variant: Variant) -> tuple:
     """A prediction, a target, and of each loss its value and the size of its gradients into both."""
     guess, truth = (_drawn(variant, name, 2, 3, 5, 4) for name in ("guess", "truth"))
     truth[:, :, -1] = 0.0
-    losses = answer.observed("losses", *(Given("a5", "leaf", {"values": values}) for values in (guess, truth)))
+    losses = answer.through("losses_and_gradients", guess, truth)
     return guess, truth, *losses
 
 
@@ -491,5 +492,5 @@ LEAKS = {  # what a model does: what is said to a test that lets it through, or 
 @A5.part("a5_causality", points=3, cases=("causal", "next", "third", "far"))
 def models_that_peek(answer: Answer, variant: Variant, kind: str) -> None:
     honest = kind in ("causal", "columns")
-    judgement = answer(Given("a5", "model", {"kind": kind, "seed": variant.seed("toys")}))
+    judgement = answer.through("on_model", kind, variant.seed("toys"))
     expect_equal(judgement, honest, f"is_causal of {'an honest' if honest else 'a faulty'} model", LEAKS[kind])

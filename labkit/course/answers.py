@@ -8,12 +8,10 @@ values travel as JSON in both cases, so a check that passes in the notebook pass
 from __future__ import annotations
 
 import base64
-import contextlib
 import io
 import json
 import linecache
 import os
-import random
 import re
 import signal
 import sys
@@ -21,7 +19,9 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -29,87 +29,79 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from labkit.course.exercises import assignment
 from labkit.course.mistakes import Mistake, NotBegun
 from labkit.errors import CourseError
 
 STUB = re.compile(r"(a\d_\w+|the exercise above)?")  # the message of a stub's NotImplementedError
-Reply = dict[str, Any]  # one of {"answer": text}, {"mistake": [expected, came, likely]}, {"not_begun": True}
-TYPE = "$"  # the key that marks what JSON has no notation for
+NOT_BEGUN = "not begun"  # in place of an error
 MOST_BYTES = 4 * 2**20
-MOST_ITEMS = 10_000  # of a set or a dictionary: hashes that collide would keep the grader busy for hours
+
+Request = dict[str, Any]  # {"source": a cell}, or {"assignment", "name", "function", "arguments"} that call an answer
+Reply = dict[str, str]  # {"answer": text}, {"error": text}, or {} of a cell that ran
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The object that a student has defined under `name`.
+    """The object that a student has defined under `name`. Calling it sends a request to `ask`.
 
-    `respond` takes {"name", "assignment", "sent", "observer"}; `sent`: the arguments as text. Both methods raise
-    NotBegun for a missing answer or a stub, and Mistake for one that raises, takes too long, or cannot be judged.
+    Raises NotBegun for a missing answer or a stub, Mistake for one that raises, takes too long, or cannot be judged.
     """
 
     name: str
     assignment: str
-    respond: Callable[[dict[str, Any]], Reply]
+    ask: Callable[[Request], Reply]
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Any:
         """What the answer returns for these arguments."""
-        return self.observed(None, *arguments, **named)
+        return self.through(None, *arguments)
 
-    def observed(self, observer: str | None, *arguments: Any, **named: Any) -> Any:
-        """What the assignment's observer makes of what the answer returns: for results that cannot travel."""
-        sent = dumps([list(arguments), named])
-        reply = self.respond({"name": self.name, "assignment": self.assignment, "sent": sent, "observer": observer})
-        if reply.get("not_begun"):
+    def through(self, function: str | None, *arguments: Any) -> Any:
+        """What a function of the assignment's module returns for (the answer, *arguments), called where the answer is.
+
+        For arguments and results that cannot travel, such as a model.
+        """
+        about = {"assignment": self.assignment, "name": self.name, "function": function}
+        reply = self.ask(about | {"arguments": dumps(list(arguments))})
+        if reply.get("error") == NOT_BEGUN:
             raise NotBegun(self.name)
-        if "mistake" in reply:
-            raise Mistake(*reply["mistake"])
+        if "answer" not in reply:
+            raise Mistake(f"{self.name} to return", reply.get("error", "nothing"))
         try:
             return loads(reply["answer"])
-        except (CourseError, KeyError) as error:
+        except CourseError as error:
             raise Mistake(f"{self.name} to return something that can be judged", str(error)) from None
 
 
-@dataclass(frozen=True)
-class Given:
-    """An argument that cannot travel: the assignment's `given` function `name` makes it where the answer is."""
-
-    assignment: str
-    name: str
-    arguments: dict[str, Any] = field(default_factory=dict)
-
-
-def local_answer(name: str, value: Any, of_assignment: str, seconds: float = 5.0) -> Answer:
+def local_answer(name: str, value: Any, assignment: str, seconds: float = 5.0) -> Answer:
     """The answer `value`, an object of this process."""
 
-    def respond_here(request: dict[str, Any]) -> Reply:
+    def ask(request: Request) -> Reply:
         try:
-            with time_limit(seconds), _without_side_effects():
-                return respond({name: value}, request)
+            # What the answer prints or draws changes neither the check's message nor the notebook's next draws.
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), torch.random.fork_rng([]):
+                with time_limit(seconds):
+                    return respond({name: value}, request)
         except TooSlow:
-            return {"mistake": [f"{name} to answer within {seconds:g} seconds", "no answer", "a loop without an end?"]}
+            return {"error": f"no answer within {seconds:g} seconds: a loop that does not end?"}
 
-    return Answer(name, of_assignment, respond_here)
+    return Answer(name, assignment, ask)
 
 
-def respond(names: Mapping[str, Any], request: dict[str, Any]) -> Reply:
-    """The reply to a request, where the answers are the values of `names`."""
-    name = request["name"]
-    if (answer := names.get(name)) is None or answer is ...:
-        return {"not_begun": True}
+def respond(names: Mapping[str, Any], request: Request) -> Reply:
+    """The reply to a request that calls an answer, where the answers are the values of `names`."""
+    answer = names.get(request["name"])
+    if answer is None or answer is ...:
+        return {"error": NOT_BEGUN}
+    if not callable(answer):
+        return {"error": f"it is not a function but a {type(answer).__name__}"}
     try:
-        if not callable(answer):
-            raise Mistake(f"{name} to be a function", f"a {type(answer).__name__}")
-        arguments, named = loads(request["sent"])
-        arguments, named = [_made(value) for value in arguments], {key: _made(value) for key, value in named.items()}
-        result = answer(*arguments, **named)
-        if request["observer"]:
-            result = assignment(request["assignment"]).observers[request["observer"]](result, *arguments)
-        return {"answer": dumps(result)}
-    except Mistake as mistake:
-        return {"mistake": [mistake.expected, mistake.came, mistake.likely]}
+        arguments = loads(request["arguments"])
+        if request["function"]:
+            module = import_module(f"labkit.course.{request['assignment']}")
+            return {"answer": dumps(getattr(module, request["function"])(answer, *arguments))}
+        return {"answer": dumps(answer(*arguments))}
     except (Exception, SystemExit) as error:
-        return {"not_begun": True} if is_stub(error) else {"mistake": [f"{name} to return", described(error), None]}
+        return {"error": described(error)}
 
 
 def serve(limits: dict[str, int]) -> None:
@@ -124,7 +116,7 @@ def serve(limits: dict[str, int]) -> None:
     from IPython.core.interactiveshell import InteractiveShell
 
     for name, value in limits.items():
-        with contextlib.suppress(ValueError, OSError):  # macOS has no limit of memory: the grader's watch remains
+        with suppress(ValueError, OSError):  # macOS has no limit of memory: the grader's watch remains
             resource.setrlimit(getattr(resource, name), (value, value))
     warnings.filterwarnings("ignore")
     InteractiveShell.xmode = "Minimal"
@@ -141,19 +133,19 @@ def serve(limits: dict[str, int]) -> None:
         if "source" in request:
             result = shell.run_cell(request["source"])
             error = result.error_before_exec or result.error_in_exec
-            reply = {"error": None if error is None or is_stub(error) else described(error)}
+            reply = {"error": described(error)} if error else {}
         else:
             reply = respond(shell.user_ns, request)
         print(json.dumps(reply | {"nonce": request["nonce"]}), file=replies, flush=True)
 
 
-def is_stub(error: BaseException) -> bool:
-    """Whether this is the NotImplementedError of an exercise that is not begun; torch raises some of its own."""
-    return isinstance(error, NotImplementedError) and STUB.fullmatch(str(error)) is not None
-
-
 def described(error: BaseException) -> str:
-    """The type and the message of an exception, and the last of the student's own lines in its traceback."""
+    """The type and the message of an exception, and the last of the student's own lines in its traceback.
+
+    NOT_BEGUN for the NotImplementedError of a stub; torch raises some of its own.
+    """
+    if isinstance(error, NotImplementedError) and STUB.fullmatch(str(error)):
+        return NOT_BEGUN
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: line {error.lineno}: {error.msg}"
     words, line = " ".join(str(error).split()), ""
@@ -168,7 +160,7 @@ class TooSlow(BaseException):
     """Raised inside a call that takes too long; a student's `except Exception` does not catch it."""
 
 
-@contextlib.contextmanager
+@contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """Raises TooSlow in the block after that many seconds; there is no limit off the main thread and on Windows."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
@@ -190,8 +182,9 @@ def time_limit(seconds: float) -> Iterator[None]:
 def dumps(value: Any) -> str:
     """The JSON text of plain values and tensors, which keep their type; an array becomes a tensor. It is never pickle.
 
-    Raises:
-        CourseError: a value of another type, which is named, or one that is too large.
+    An object with the key "$" stands for what JSON has no notation for.
+
+    Raises CourseError for a value of another type, which is named, or one that is too large.
     """
     try:
         text = json.dumps(_encoded(value))
@@ -211,66 +204,27 @@ def loads(text: str) -> Any:
 
 
 def _encoded(value: Any) -> Any:
-    if isinstance(value, set | frozenset | dict) and len(value) > MOST_ITEMS:
-        raise CourseError(f"a {type(value).__name__} of {len(value):,} items is too large to be judged")
     match value:
-        case None | bool() | str():
+        case None | bool() | str() | int() | float():
             return value
-        case float():
-            return float(value)  # of a subclass, such as numpy's
-        case int():
-            return int(value)
         case list():
             return [_encoded(item) for item in value]
         case tuple() | range():
-            return {TYPE: "tuple", "items": _encoded(list(value))}
-        case set() | frozenset():
-            return {TYPE: "set", "items": _encoded(list(value))}
-        case dict():
-            return {TYPE: "dict", "items": _encoded([list(pair) for pair in value.items()])}
-        case Given():
-            return {TYPE: "given", "of": [value.assignment, value.name], "items": _encoded(value.arguments)}
+            return {"$": "tuple", "items": _encoded(list(value))}
+        case dict() if all(isinstance(key, str) for key in value):
+            return {key: _encoded(item) for key, item in value.items()}
         case np.ndarray() | np.generic() if value.dtype.kind in "biuf":
             return _encoded(torch.from_numpy(np.array(value)))
         case Tensor() if not value.is_complex():
             data = safetensors.torch.save({"": value.detach().cpu().contiguous()})
-            return {TYPE: "tensor", "items": base64.b64encode(data).decode()}
+            return {"$": "tensor", "items": base64.b64encode(data).decode()}
     raise CourseError(f"a {type(value).__name__} cannot be judged; give plain values or tensors of numbers or booleans")
 
 
 def _decoded(value: dict[str, Any]) -> Any:
-    kind, items = value[TYPE], value["items"]
-    if kind in ("set", "dict") and len(items) > MOST_ITEMS:
-        raise ValueError("too many items")
-    match kind:
-        case "tuple":
+    match value:
+        case {"$": "tuple", "items": items}:
             return tuple(items)
-        case "set":
-            return set(items)
-        case "dict":
-            return dict(items)
-        case "given":
-            return Given(*value["of"], items)
-        case "tensor":
+        case {"$": "tensor", "items": items}:
             return safetensors.torch.load(base64.b64decode(items))[""]
-    raise ValueError(f"unknown kind {kind!r}")
-
-
-def _made(argument: Any) -> Any:
-    """A Given made, also inside lists; anything else as it is."""
-    if isinstance(argument, Given):
-        return assignment(argument.assignment).givens[argument.name](**argument.arguments)
-    return [_made(item) for item in argument] if isinstance(argument, list) else argument
-
-
-@contextlib.contextmanager
-def _without_side_effects() -> Iterator[None]:
-    """Keeps an answer's prints out of the check's message, and its random draws out of the notebook's generators."""
-    python, numpy, dtype, noise = random.getstate(), np.random.get_state(), torch.get_default_dtype(), io.StringIO()
-    try:
-        with torch.random.fork_rng([]), contextlib.redirect_stdout(noise), contextlib.redirect_stderr(noise):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_default_dtype(dtype)
+    return value

@@ -14,9 +14,8 @@ and variant give the same files, byte for byte, apart from the outputs of execut
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
@@ -30,22 +29,11 @@ from labkit.notebooks import FIRST_CELL, run
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 ROLES = ("exercise", "hint", "answer", "look")
+NBGRADER_CONFIG = "nbgrader_config.py"
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-NBGRADER_CONFIG = '''"""nbgrader's settings for this course: run nbgrader in this folder. See docs/instructors.md."""
-
-c = get_config()  # noqa: F821  (nbgrader defines it)
-c.CourseDirectory.course_id = "labkit"
-c.ClearSolutions.code_stub = {"python": 'raise NotImplementedError("the exercise above")'}
-c.Execute.timeout = 120  # seconds for a cell; the checks end a call that does not come back long before
-# A test cell says its points itself. A warning on stderr, which nbgrader takes for a failed test, costs none.
-c.IgnorePattern.enabled = True
-c.IgnorePattern.pattern = ".*"
-c.OverwriteCells.add_missing_cells = True  # a test that a student has deleted is asked all the same
-'''
 
 
-@dataclass(frozen=True)
-class MasterCell:
+class MasterCell(NamedTuple):
     """One cell of a master: its role is one of ROLES, with the exercise's name, or None."""
 
     kind: str  # "markdown" or "code"
@@ -56,8 +44,7 @@ class MasterCell:
 
 def masters() -> dict[str, Path]:
     """The master of each assignment that has one: {"a1": .../a1_masks_and_attention.py, ...}."""
-    folder = files.folder("notebooks") / "assignments" / "src"
-    return {path.name[:2]: path for path in sorted(folder.glob("a[0-9]_*.py")) if path.name[:2] in NAMES}
+    return {path.name[:2]: path for path in sorted(_folder().glob("a[0-9]_*.py")) if path.name[:2] in NAMES}
 
 
 def build(
@@ -73,12 +60,11 @@ def build(
     variant, output_dir, paths = variant or Variant(), Path(output_dir).expanduser(), masters()
     if unknown := [name for name in names or () if name not in paths]:
         raise CourseError(f"there is no master of {', '.join(unknown)}; there is {', '.join(paths)}")
-    texts = {Path("nbgrader", "nbgrader_config.py"): NBGRADER_CONFIG}
+    texts = {Path("nbgrader", NBGRADER_CONFIG): (_folder() / NBGRADER_CONFIG).read_text(encoding="utf-8")}
     for name in names or paths:
         cells, file = read_master(paths[name], assignment(name), variant), f"{paths[name].stem}.ipynb"
-        places = {"student": Path("student", file), "solution": Path("solution", file)}
-        for kind, place in (places | {"nbgrader": Path("nbgrader", "source", name, file)}).items():
-            texts[place] = notebook_text(cells, assignment(name), variant, kind)
+        for kind, *folders in (("student",), ("solution",), ("nbgrader", "source", name)):
+            texts[Path(kind, *folders, file)] = notebook_text(cells, assignment(name), variant, kind)
     write_files(output_dir, texts)
     if execute:
         run([output_dir / path for path in texts if path.parent.name == "solution"], output_dir / "solution")
@@ -108,32 +94,59 @@ def read_master(path: Path, of: Assignment, variant: Variant) -> list[MasterCell
 def notebook_text(cells: list[MasterCell], of: Assignment, variant: Variant, kind: str) -> str:
     """The notebook for `kind` (student, solution or nbgrader) as the text of an .ipynb file."""
     use = "" if variant.public else f'\n\ncheck.use("{variant.key}")'
-    setup = {"setup": FIRST_CELL, "checks": f"from labkit.course import check{use}"}
-    built = []
-    for i, cell in enumerate(cells):
-        exercise, identity = of.exercises.get(cell.exercise or ""), f"{of.name}-{i:02d}"
-        match cell.role:
-            case "exercise":
-                built.append(new_markdown_cell(_heading(exercise, of) + cell.source, id=identity))
-            case "hint":
-                built.append(new_markdown_cell(_folded("Hint", cell.source), id=identity))
-            case "answer":
-                if kind == "student" and variant.public:  # a private variant is for a class that is graded
-                    solution = _folded("Solution", f"```python\n{_solved(cell.source)}\n```")
-                    built.append(new_markdown_cell(solution, id=f"{identity}-solution"))
-                built += _answer_and_check(cell.source, exercise, variant, kind, identity)
-            case "look":
-                built.append(new_code_cell(cell.source if kind == "solution" else _guarded(cell.source), id=identity))
-            case _:
-                new_cell = new_markdown_cell if cell.kind == "markdown" else new_code_cell
-                built.append(new_cell(cell.source, id=identity))
-    for name, source in reversed(setup.items()):  # after the title
-        # Read-only for nbgrader: put back as they were before a submission is graded.
-        metadata = {"nbgrader": _nbgrader(f"{of.name}_{name}")} if kind == "nbgrader" else {}
-        built.insert(1, new_code_cell(source, id=name, metadata=metadata))
+    title, *built = (
+        new for i, cell in enumerate(cells) for new in _cells(cell, f"{of.name}-{i:02d}", of, variant, kind)
+    )
+    setup = [
+        new_code_cell(source, id=name, metadata=_nbgrader(f"{of.name}_{name}") if kind == "nbgrader" else {})
+        for name, source in {"setup": FIRST_CELL, "checks": f"from labkit.course import check{use}"}.items()
+    ]
     about = {"assignment": of.name, "variant": variant.key, "kind": kind}
     metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}, "labkit": about}
-    return nbformat.writes(new_notebook(cells=built, metadata=metadata, nbformat_minor=5)) + "\n"
+    return nbformat.writes(new_notebook(cells=[title, *setup, *built], metadata=metadata, nbformat_minor=5)) + "\n"
+
+
+def _cells(cell: MasterCell, identity: str, of: Assignment, variant: Variant, kind: str) -> list[Any]:
+    """What a cell of the master becomes in a notebook."""
+    exercise, source = of.exercises.get(cell.exercise or ""), cell.source
+    match cell.role:
+        case "exercise":
+            source = _heading(exercise, of) + source
+        case "hint":
+            source = _folded("Hint", source)
+        case "answer":
+            return _answer_and_check(source, exercise, variant, kind, identity)
+        case "look" if kind != "solution":  # a stub does not stop the notebook
+            lines = f"\n    lambda: (\n{source}\n    )\n" if "\n" in source else f"lambda: ({source})"
+            source = f"check.look({lines})"
+    return [(new_markdown_cell if cell.kind == "markdown" else new_code_cell)(source, id=identity)]
+
+
+def _answer_and_check(source: str, exercise: Exercise, variant: Variant, kind: str, identity: str) -> list[Any]:
+    check = f"check.{exercise.name}({exercise.answer})"
+    solution = "\n".join(line for line in source.split("\n") if line.strip() not in (BEGIN, END))
+    answer_metadata = {"labkit": {"exercise": exercise.name}, "tags": ["answer"]}
+    check_metadata, before = {"labkit": {"exercise": exercise.name}, "tags": ["check"]}, []
+    if kind == "student":
+        stub = rf'\1raise NotImplementedError("{exercise.name}")'
+        source = re.sub(rf"^( *){BEGIN}$.*^ *{END}$", stub, source, flags=re.MULTILINE | re.DOTALL)
+        if variant.public:  # a private variant is for a class that is graded
+            folded = _folded("Solution", f"```python\n{solution}\n```")
+            before = [new_markdown_cell(folded, id=f"{identity}-solution")]
+    elif kind == "solution":
+        source = solution
+        check_metadata["tags"].append("nbval-check-output")  # running it under nbval compares what its checks show
+    else:
+        asked = f'key="{variant.key}"' + (f', salt="{variant.salt}"' if variant.salt else "")
+        graded = f"check.{exercise.name}({exercise.answer}, hidden=True, {asked}).graded()"
+        check += f"\n### BEGIN HIDDEN TESTS\n{graded}\n### END HIDDEN TESTS"
+        answer_metadata |= _nbgrader(exercise.name, solution=True, locked=False)
+        check_metadata |= _nbgrader(f"{exercise.name}_test", grade=True, points=exercise.points)
+    return [
+        *before,
+        new_code_cell(source, id=identity, metadata=answer_metadata),
+        new_code_cell(check, id=f"{identity}-check", metadata=check_metadata),
+    ]
 
 
 def _heading(exercise: Exercise, of: Assignment) -> str:
@@ -147,41 +160,15 @@ def _heading(exercise: Exercise, of: Assignment) -> str:
     )
 
 
-def _answer_and_check(source: str, exercise: Exercise, variant: Variant, kind: str, identity: str) -> list[Any]:
-    about, check = {"labkit": {"exercise": exercise.name}}, f"check.{exercise.name}({exercise.answer})"
-    answer_metadata, check_metadata = about | {"tags": ["answer"]}, about | {"tags": ["check"]}
-    if kind == "student":
-        stub = rf'\1raise NotImplementedError("{exercise.name}")'
-        source = re.sub(rf"^( *){BEGIN}$.*^ *{END}$", stub, source, flags=re.MULTILINE | re.DOTALL)
-    elif kind == "solution":
-        source = _solved(source)
-        check_metadata["tags"].append("nbval-check-output")  # running it under nbval compares what its checks show
-    else:
-        asked = f'key="{variant.key}"' + (f', salt="{variant.salt}"' if variant.salt else "")
-        graded = f"check.{exercise.name}({exercise.answer}, hidden=True, {asked}).graded()"
-        check += f"\n### BEGIN HIDDEN TESTS\n{graded}\n### END HIDDEN TESTS"
-        answer_metadata["nbgrader"] = _nbgrader(exercise.name, solution=True, locked=False)
-        check_metadata["nbgrader"] = _nbgrader(f"{exercise.name}_test", grade=True, points=exercise.points)
-    return [
-        new_code_cell(source, id=identity, metadata=answer_metadata),
-        new_code_cell(check, id=f"{identity}-check", metadata=check_metadata),
-    ]
-
-
 def _nbgrader(grade_id: str, **settings: Any) -> dict[str, Any]:
-    """The metadata by which nbgrader knows a cell: read-only unless `settings` differ."""
+    """The metadata of a cell that nbgrader puts back before it grades a submission, unless `settings` differ."""
     base = {"grade": False, "grade_id": grade_id, "locked": True, "schema_version": 3, "solution": False, "task": False}
-    return base | settings
-
-
-def _solved(source: str) -> str:
-    return "\n".join(line for line in source.split("\n") if line.strip() not in (BEGIN, END))
-
-
-def _guarded(source: str) -> str:
-    """A cell that shows something once the exercise has an answer: a stub does not stop the notebook."""
-    return f"check.look(\n    lambda: (\n{source}\n    )\n)" if "\n" in source else f"check.look(lambda: ({source}))"
+    return {"nbgrader": base | settings}
 
 
 def _folded(title: str, text: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
+
+
+def _folder() -> Path:
+    return files.folder("notebooks") / "assignments" / "src"

@@ -1,4 +1,4 @@
-"""What an assignment is: exercises with a name, points and minutes, each judged by one check or several.
+"""Assignments: exercises with a name, points and minutes, each judged by one check or several.
 
     A1.exercise("a1_window_mask", "A short memory", "window_mask", difficulty=2, minutes=8)
 
@@ -7,54 +7,95 @@
     def the_window(answer: Answer, variant: Variant, w: int) -> None:
         expect_tensor(answer(9, w), masks.sliding_window(w).dense(9), f"window_mask(9, {w})", suspects={...})
 
-A check calls the answer as often as it likes and raises `Mistake` at the first thing that is wrong. The answer may run
-in another process (labkit.course.answers), so arguments and results are plain values, tensors, and what the assignment
-makes by name (`givens`, `observers`).
+A check calls the answer as often as it likes and raises `Mistake` at the first value that is wrong.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import cache
+from html import escape
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from labkit.course.mistakes import Mistake
+from labkit.course.answers import Answer
+from labkit.course.mistakes import Mistake, NotBegun, clean
 from labkit.course.variant import Variant
 from labkit.errors import CourseError
 
 NAMES = ("a1", "a2", "a3", "a4", "a5")
+ROUNDS = 3  # of draws that graders ask; a self-check asks one
+SIGNS = {"right": "✔", "partly": "◐", "wrong": "✘", "not begun": "○"}  # by status
+COLOURS = {"right": "#1a7f37", "not begun": "#6e7781"}
 
-Check = Callable[..., None]  # of an Answer, a variant, and a case where there are cases
+Check = Callable[..., None]  # of an Answer, a Variant, and a case where there are cases
 
 
 @dataclass(frozen=True)
 class Part:
-    """One check of an exercise: it gives all of its points or none."""
+    """One check of an exercise, which asks about each of the cases. It gives all of its points or none."""
 
     name: str
     points: int
-    judge: Check
+    check: Check
     hidden: bool
     cases: tuple
 
-    def ask(self, answer: Any, variant: Variant) -> None:
-        """Raises the first case's Mistake; the order of asking is drawn, so that no answer can count along."""
+    def mistake(self, answer: Answer, variant: Variant) -> Mistake | None:
+        """The mistake in the first case that is wrong, or None. Raises NotBegun."""
         mistakes: dict[int, Mistake] = {}
+        # The order of asking is drawn, so that an answer cannot count the calls.
         for i in variant.rng(f"order of {self.name}").sample(range(len(self.cases)), len(self.cases)):
             try:
-                self.judge(answer, variant, *self.cases[i])
+                self.check(answer, variant, *self.cases[i])
             except Mistake as mistake:
                 mistakes[i] = mistake
-                if mistake.came == "no answer":  # within the time limit: every other case may take as long
+                if mistake.came.startswith("no answer"):  # within the time limit: every other case may take as long
                     break
-        if mistakes:
-            raise mistakes[min(mistakes)]
+            except (NotBegun, ImportError, MemoryError, OSError):  # a fault of this machine is no mistake
+                raise
+            except Exception as error:  # the check compared what cannot be compared: the answer has another form
+                came = f"one that cannot be compared ({type(error).__name__}: {error})"
+                mistakes[i] = Mistake("an answer of the form that the task asks for", came)
+        return mistakes[min(mistakes)] if mistakes else None
+
+
+@dataclass(frozen=True, repr=False)
+class Outcome:
+    """The result of an exercise, as a notebook shows it.
+
+    `status`: one of SIGNS. `message`: the first mistake. `failed`: the names of the parts that gave no points. Hidden
+    parts count only where graders ask.
+    """
+
+    exercise: str
+    status: str
+    points: int
+    out_of: int
+    message: str = ""
+    failed: list = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        head = f"{SIGNS[self.status]} {self.exercise}: {self.status} ({self.points} of {self.out_of} points)"
+        return f"{head}\n{self.message}" if self.message else head
+
+    def _repr_html_(self) -> str:
+        head, _, message = repr(self).partition("\n")
+        return (
+            f'<div style="border-left: 4px solid {COLOURS.get(self.status, "#b35900")}; padding: 2px 10px">'
+            f'<b>{escape(head)}</b><pre style="margin: 2px 0; white-space: pre-wrap; background: none">'
+            f"{escape(message)}</pre></div>"
+        )
+
+    def graded(self) -> float:
+        """The points, for the last line of an nbgrader test cell. Prints what is wrong, for nbgrader's feedback."""
+        print(self)
+        return float(self.points)
 
 
 @dataclass
@@ -76,28 +117,35 @@ class Exercise:
     def points(self) -> int:
         return sum(part.points for part in self.parts)
 
+    def judge(self, answer: Answer, variant: Variant, *, hidden: bool) -> Outcome:
+        """Ask the open parts in one round of draws; with `hidden` all parts, in several rounds."""
+        parts = [part for part in self.parts if hidden or not part.hidden]
+        rounds = [replace(variant, round=i) for i in range(ROUNDS if hidden else 1)]
+        out_of, failed, message = sum(part.points for part in parts), [], ""
+        for part in parts:
+            try:
+                mistake = next(filter(None, (part.mistake(answer, draws) for draws in rounds)), None)
+            except NotBegun:
+                if part is parts[0]:
+                    return Outcome(self.name, "not begun", 0, out_of, "", [part.name for part in parts])
+                mistake = f"Not begun: {part.name}."
+            if mistake:
+                failed.append(part)
+                message = message or clean(mistake)
+        points = out_of - sum(part.points for part in failed)
+        status = "right" if not failed else "partly" if points else "wrong"
+        return Outcome(self.name, status, points, out_of, message, [part.name for part in failed])
+
 
 @dataclass
 class Assignment:
-    """Exercises in their order, and what has a name.
-
-    `drawn`: what the master's `{{name}}` and `# drawn: name` stand for in a variant, a plain value. `givens`: makers of
-    what cannot travel, such as a model; a check passes `Given("a2", name, {...})`. `observers`: for results that cannot
-    travel; called with (result, *arguments) in the process of the answer.
-    """
+    """Exercises in their order. `drawn`: what the master's `{{name}}` and `# drawn: name` stand for in a variant."""
 
     name: str
     title: str
     minutes: int
     exercises: dict[str, Exercise] = field(default_factory=dict)
     drawn: dict[str, Callable[[Variant], Any]] = field(default_factory=dict)
-    givens: dict[str, Callable[..., Any]] = field(default_factory=dict)
-    observers: dict[str, Callable[..., Any]] = field(default_factory=dict)
-
-    @property
-    def tracks(self) -> list[str | None]:
-        """The ways through the assignment, [None] where there is only one."""
-        return list({exercise.track: None for exercise in self.exercises.values() if exercise.track}) or [None]
 
     @property
     def points(self) -> int:
@@ -105,29 +153,28 @@ class Assignment:
         return self.best({name: exercise.points for name, exercise in self.exercises.items()})
 
     def best(self, points: dict[str, int]) -> int:
-        """The sum on the track where it is largest; a missing exercise counts nothing."""
-        of = {name: exercise.track for name, exercise in self.exercises.items()}
-        return max(sum(points.get(name, 0) for name in of if of[name] in (None, track)) for track in self.tracks)
+        """The sum of the points, {exercise: points}, on the track where it is largest."""
+        by_track: Counter[str | None] = Counter()
+        for name, exercise in self.exercises.items():
+            by_track[exercise.track] += points[name]
+        return by_track.pop(None, 0) + max(by_track.values(), default=0)
 
     def shows(self, name: str, options: Sequence) -> None:
         """Registers a value of the master, one of the options."""
         self.drawn[name] = lambda variant: variant.choose(f"{self.name} {name}", options)
 
-    def exercise(self, name: str, title: str, answer: str, **about: Any) -> None:
-        """Registers an exercise; `about`: the other fields of Exercise."""
-        self.exercises[name] = Exercise(name, title, answer, **about)
+    def exercise(self, name: str, title: str, answer: str, **settings: Any) -> None:
+        """Registers an exercise; `settings`: the other fields of Exercise."""
+        self.exercises[name] = Exercise(name, title, answer, **settings)
 
     def part(self, name: str, points: int, cases: Sequence = (), hidden: bool = False) -> Callable[[Check], Check]:
-        """Registers the decorated function as a part of the exercise `name`, which asks about each of the cases.
+        """Registers the decorated check as a part of the exercise `name`; only graders ask a hidden one."""
 
-        A hidden part is judged by graders only.
-        """
-
-        def register(judge: Check) -> Check:
-            words = judge.__name__.replace("_", " ") + " (hidden)" * hidden
+        def register(check: Check) -> Check:
+            title = check.__name__.replace("_", " ") + " (hidden)" * hidden
             arguments = tuple((case,) for case in cases) or ((),)
-            self.exercises[name].parts.append(Part(words, points, judge, hidden, arguments))
-            return judge
+            self.exercises[name].parts.append(Part(title, points, check, hidden, arguments))
+            return check
 
         return register
 
@@ -137,7 +184,6 @@ def randn(variant: Variant, name: str, *shape: int, dtype: torch.dtype = torch.f
     return torch.randn(*shape, generator=torch.Generator().manual_seed(variant.seed(name)), dtype=dtype)
 
 
-@cache
 def assignment(name: str) -> Assignment:
     """The assignment called `name`, a1 to a5. Raises CourseError for another name."""
     if name not in NAMES:

@@ -22,8 +22,7 @@ from tqdm import tqdm
 
 from labkit import __version__
 from labkit.course.exercises import NAMES, assignment
-from labkit.course.grades import Grade, read_grades, read_regular, short, student_name, write_class, write_student
-from labkit.course.judging import judged
+from labkit.course.grades import Grade, read_grades, read_regular, short, student_name, write_pages
 from labkit.course.mistakes import clean
 from labkit.course.sandbox import Limits, Sandbox, require_isolation
 from labkit.course.variant import PUBLIC, Variant
@@ -32,7 +31,7 @@ from labkit.files import write_whole
 from labkit.models.tiny import build_tiny_model
 
 LEFT_OUT = {".ipynb_checkpoints", "__MACOSX"}
-MOST_BYTES = 20 * 2**20
+MOST_BYTES = 20 * 2**20  # of a notebook
 
 
 def find_submissions(path: str | Path) -> dict[str, Path]:
@@ -46,22 +45,19 @@ def find_submissions(path: str | Path) -> dict[str, Path]:
         return {student_name(path.stem): path}
     if not path.is_dir():
         raise CourseError(f"{path} is neither a notebook nor a folder of notebooks")
-    handed_in: dict[str, Path] = {}
-    for entry in sorted(path.iterdir()):
-        if entry.is_dir() and not entry.is_symlink():
-            notebooks = sorted(entry.rglob("*.ipynb"))
-        else:
-            notebooks = [entry] if entry.is_dir() or entry.suffix == ".ipynb" else []
-        for notebook in notebooks:
-            if LEFT_OUT.intersection(notebook.relative_to(path).parts):
-                continue
-            student = student_name(entry.name.removesuffix(".ipynb"))
-            if student in handed_in:
-                raise CourseError(f"{student} has two notebooks, {handed_in[student]} and {notebook}: keep one")
-            handed_in[student] = notebook
-    if not handed_in:
+    linked_folders = (entry for entry in path.iterdir() if entry.is_symlink() and entry.is_dir())
+    submissions: dict[str, Path] = {}
+    for notebook in sorted({*path.rglob("*.ipynb"), *linked_folders}):
+        parts = notebook.relative_to(path).parts
+        if LEFT_OUT.intersection(parts):
+            continue
+        student = student_name(parts[0].removesuffix(".ipynb"))
+        if student in submissions:
+            raise CourseError(f"{student} has two notebooks, {submissions[student]} and {notebook}: keep one")
+        submissions[student] = notebook
+    if not submissions:
         raise CourseError(f"{path} holds no notebook")
-    return handed_in
+    return submissions
 
 
 def grade(
@@ -73,14 +69,14 @@ def grade(
     assignment_name: str | None = None,
     hidden: bool = True,
     trusted: bool = False,
-    known: Grade | None = None,
+    earlier: Grade | None = None,
     cancelled: threading.Event | None = None,
 ) -> Grade:
     """Run a notebook that a student has handed in and judge its answers, with or without hidden parts.
 
     `variant`: the one to judge by; None takes the notebook's own, without its secret. `assignment_name`: for notebooks
-    that have lost their metadata. `trusted`: the code runs as you, without isolation. `known`: an earlier grade, which
-    is returned if nothing has changed since.
+    that have lost their metadata. `trusted`: the code runs as you, without isolation. `earlier`: a grade of this
+    student, which is returned if nothing has changed since.
 
     Raises CourseError for what cannot be read or run, or is of another variant; never for what a student's code does.
     """
@@ -105,28 +101,24 @@ def grade(
             "give --variant with the secret that it was built with"
         )
     basis = {"sha256": hashlib.sha256(content).hexdigest(), "variant": key, "labkit": __version__, **asdict(limits)}
-    basis |= {"hidden": hidden, "isolation": "none" if trusted else "bubblewrap"}
-    if known and (known.assignment, known.basis) == (name, basis):
-        return known
-    of, trouble, outcomes = assignment(name), [], []
-    errors: dict[str, str] = {}  # by the source of the cell
+    basis["isolation"] = "none" if trusted else "bubblewrap"
+    if earlier and (earlier.assignment, earlier.basis) == (name, basis):
+        return earlier
+    of, trouble, outcomes, broken = assignment(name), [], [], {}
     with Sandbox(name, limits, trusted=trusted, cancelled=cancelled) as sandbox:
         for number, source in enumerate(cells, 1):
             if error := sandbox.run(source):
-                errors[source] = error
-                trouble.append(f"code cell {number} (`{source.strip().splitlines()[0][:80]}`): {error}")
+                first_line = source.strip().partition("\n")[0][:80]
+                trouble.append(f"code cell {number} (`{first_line}`): {error}")
+                broken |= dict.fromkeys(re.findall(r"^[ \t]*def +(\w+)", source, re.MULTILINE), error)
         for exercise in of.exercises.values():
-            outcome = judged(exercise, sandbox.answer(exercise.answer), variant, hidden=hidden)
-            # An answer that is missing because its cell does not run is wrong.
-            defines = re.compile(rf"^[ \t]*((def|class) +{exercise.answer}\b|{exercise.answer} *=)", re.MULTILINE)
-            error = next((error for source, error in errors.items() if defines.search(source)), None)
-            if error and outcome.status == "not begun":
-                outcome = replace(outcome, status="wrong", message=clean(f"The cell does not run: {error}"))
+            outcome = exercise.judge(sandbox.answer(exercise.answer), variant, hidden=hidden)
+            if outcome.status == "not begun" and exercise.answer in broken:
+                message = clean(f"The cell does not run: {broken[exercise.answer]}")
+                outcome = replace(outcome, status="wrong", message=message)
             outcomes.append(outcome)
-    points = of.best({outcome.exercise: outcome.points for outcome in outcomes})
-    out_of = of.best({outcome.exercise: outcome.out_of for outcome in outcomes})
     seconds = round(time.monotonic() - began, 2)
-    return Grade(student, name, points, out_of, outcomes, short(trouble), seconds=seconds, basis=basis)
+    return Grade.of(student, of, outcomes, trouble=short(trouble), seconds=seconds, basis=basis)
 
 
 def grade_all(
@@ -144,8 +136,7 @@ def grade_all(
 
     `jobs`: processes at a time, the number of cores by default. `again`: also grade those that have a grade of the same
     file, variant, limits and version of labkit. The pages of the class hold all grades in `output_dir`, those of
-    earlier runs included. Raises CourseError for no submissions, several of one student, no isolation, or an output
-    folder with other files in it.
+    earlier runs included. Raises CourseError for no submissions, several of one student, or no isolation.
     """
     notebooks, output_dir = find_submissions(path), Path(output_dir).expanduser()
     if output_dir.is_file():
@@ -153,7 +144,7 @@ def grade_all(
     if not trusted:
         require_isolation([Path(path), output_dir])
     output_dir.mkdir(parents=True, exist_ok=True)
-    earlier = {grade.student: grade for grade in read_grades(output_dir)}
+    grades = {grade.student: grade for grade in read_grades(output_dir)}
     # What checks import when they are first asked is imported before there are threads: imports race.
     for name in ("tiny-gpt2", "tiny-gemma3"):
         build_tiny_model(name, attn="sdpa")
@@ -162,22 +153,19 @@ def grade_all(
     cancelled = threading.Event()
 
     def graded(student: str, notebook: Path) -> Grade:
-        known = None if again else earlier.get(student)
+        earlier = None if again else grades.get(student)
         try:
             result = grade(
                 student, notebook, limits, variant,
-                assignment_name=assignment_name, trusted=trusted, known=known, cancelled=cancelled,
+                assignment_name=assignment_name, trusted=trusted, earlier=earlier, cancelled=cancelled,
             )  # fmt: skip
         except Exception as error:  # the class is graded all the same, and the message says what to look at
             fault = "" if isinstance(error, LabkitError) else f"labkit could not grade this: {type(error).__name__}: "
             result = Grade(student, assignment_name or "", failure=clean(f"{fault}{error}"))
-        if result is not known:
-            write_student(result, output_dir)
-            # The JSON file is the last to be written: who has one has everything.
+        if result is not earlier:
             write_whole(output_dir / f"{student}.json", json.dumps(asdict(result), indent=1))
         return result
 
-    grades = {}
     with ThreadPoolExecutor(max_workers=jobs or os.cpu_count() or 1) as pool:
         running = [pool.submit(graded, student, notebook) for student, notebook in notebooks.items()]
         try:
@@ -187,5 +175,5 @@ def grade_all(
             cancelled.set()
             pool.shutdown(cancel_futures=True)
             raise
-    write_class(list((earlier | grades).values()), output_dir)
-    return [grades[student] for student in sorted(grades)]
+    write_pages(list(grades.values()), output_dir)
+    return [grades[student] for student in sorted(notebooks)]

@@ -17,28 +17,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
 
-from labkit.course.judging import SIGNS, Outcome
+from labkit.course.exercises import SIGNS, Assignment, Outcome, assignment
 from labkit.course.mistakes import clean
 from labkit.datasets.files import csv_rows
 from labkit.errors import CourseError
 from labkit.files import write_whole
 
-MOST_BYTES = 2**20
+MOST_BYTES = 2**20  # of a grade's JSON file
 MOST_TROUBLES = 20
 LONGEST = 150  # bytes of a student's name
 FORMULA = re.compile(r"[\s\x00-\x1f\u200b-\u200f\ufeff]*[=+\-@＝＋－＠]")
 NUMBER = re.compile(r"\s*([+-]?\d+([.,]\d+)?|-)\s*")  # a lone - is how Moodle writes an empty cell
-IDENTITIES = {
+# https://community.canvaslms.com (Import grades in the Gradebook), https://docs.moodle.org (Grade import)
+IDENTITIES = {  # columns that identify a student, the best one first
     "canvas": ("SIS Login ID", "SIS User ID", "ID", "Student"),
     "moodle": ("Username", "ID number", "Email address", "Identifier", "Full name"),
 }
-# https://community.canvaslms.com (Import grades in the Gradebook), https://docs.moodle.org (Grade import)
-COLUMNS = {
+COLUMNS = {  # of a file without a roster
     "canvas": ("Student", "ID", "SIS User ID", "SIS Login ID", "Section"),
     "moodle": ("Email address", "ID number"),
 }
@@ -52,7 +52,7 @@ th, td {{ text-align: left; vertical-align: top; padding: .4rem; border-top: 1px
 
 @dataclass(frozen=True)
 class Grade:
-    """What is known of a submission.
+    """The result of a submission.
 
     `failure`: why it could not be graded; `points` and `out_of` are then None. `trouble`: the cells that failed or were
     stopped. `basis`: what the grade depends on: the file, the variant, the limits, the version of labkit.
@@ -65,8 +65,15 @@ class Grade:
     outcomes: list = field(default_factory=list)  # of Outcome
     trouble: list = field(default_factory=list)  # of texts
     failure: str = ""
-    seconds: float | int = 0.0
+    seconds: float = 0.0
     basis: dict = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, student: str, assignment: Assignment, outcomes: list[Outcome], **settings: Any) -> Grade:
+        """The grade with the points of these outcomes, one of each exercise; `settings`: the fields after them."""
+        points = assignment.best({outcome.exercise: outcome.points for outcome in outcomes})
+        out_of = assignment.best({outcome.exercise: outcome.out_of for outcome in outcomes})
+        return cls(student, assignment.name, points, out_of, outcomes, **settings)
 
     @property
     def score(self) -> str:
@@ -74,57 +81,33 @@ class Grade:
 
 
 def read_grades(folder: str | Path) -> list[Grade]:
-    """The grades in a folder, in the order of the students' names. Raises CourseError for a damaged one."""
+    """The grades in a folder, by student. A damaged or forged file is a grade with a failure."""
     grades = []
     for path in sorted(Path(folder).expanduser().glob("*.json")):
+        student = student_name(path.stem)  # not what the file calls the student
         try:
-            values = json.loads(read_regular(path, MOST_BYTES))
-            parts = [outcome | {"failed": tuple(short(outcome["failed"]))} for outcome in values["outcomes"]]
-            values |= {"outcomes": [_typed(Outcome, part) for part in parts], "trouble": short(values["trouble"])}
-            grade = _typed(Grade, values)
-            if not grade.failure and None in (grade.points, grade.out_of):
-                raise ValueError("neither points nor a reason why there are none")
-            if any(outcome.status not in SIGNS for outcome in grade.outcomes):
-                raise ValueError("an unknown status")
+            grades.append(_checked_grade(student, json.loads(read_regular(path, MOST_BYTES))))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise CourseError(
-                f"{path} is not a grade that this version of labkit has written ({clean(error, 200)}); remove it, or "
-                "choose another folder"
-            ) from error
-        grades.append(replace(grade, student=student_name(path.stem)))  # not what it calls itself
+            reason = f"{path} is not a grade that this version of labkit has written: {clean(error, 200)}"
+            grades.append(Grade(student, "", failure=clean(reason)))
     return grades
 
 
-def write_student(grade: Grade, folder: Path) -> None:
-    """NAME.html, the page that the student gets back."""
-    lead = f"This could not be graded: {grade.failure}" if grade.failure else f"{grade.score} points."
-    if grade.points != sum(outcome.points for outcome in grade.outcomes) and not grade.failure:
-        lead += " Only the track with more points counts."
-    rows = []
-    for outcome in grade.outcomes:
-        failed = f"Not passed: {', '.join(outcome.failed)}.\n" if outcome.status == "partly" else ""
-        status, points = f"{SIGNS[outcome.status]} {outcome.status}", f"{outcome.points} of {outcome.out_of}"
-        rows.append((outcome.exercise, status, points, failed + outcome.message))
-    tables = {
-        ("exercise", "answer", "points", "result"): rows,
-        ("cells that did not run",): [(trouble,) for trouble in grade.trouble],
-    }
-    _write_page(folder / f"{grade.student}.html", f"{grade.assignment.upper()}: {grade.student}", lead, tables)
-
-
-def write_class(grades: list[Grade], folder: Path) -> None:
-    """class.html and grades.csv: points, how often each exercise is right, and the most frequent mistakes."""
+def write_pages(grades: Sequence[Grade], folder: Path) -> None:
+    """NAME.html for each student; class.html and grades.csv with the points and the most frequent mistakes of all."""
     grades = sorted(grades, key=lambda grade: grade.student)
+    for grade in grades:
+        _write_student(grade, folder)
     outcomes = [outcome for grade in grades for outcome in grade.outcomes]
     judged = Counter(outcome.exercise for outcome in outcomes)
     right = Counter(outcome.exercise for outcome in outcomes if outcome.status == "right")
-    likely = Counter(outcome.message.partition("Likely:")[2].strip() for outcome in outcomes)
-    del likely[""]
+    causes = (outcome.message.partition("Likely:")[2].strip() for outcome in outcomes)
+    likely = Counter(filter(None, causes)).most_common(12)
     students = [(grade.student, grade.score, grade.failure or str(len(grade.trouble))) for grade in grades]
     tables = {
         ("student", "points", "cells that did not run"): students,
         ("exercise", "right"): [(name, f"{right[name]} of {judged[name]}") for name in judged],
-        ("most frequent mistakes", "students"): [(text, str(count)) for text, count in likely.most_common(12)],
+        ("most frequent mistakes", "students"): [(cause, str(count)) for cause, count in likely],
     }
     _write_page(folder / "class.html", "Grades", "", tables)
     table = [
@@ -152,20 +135,22 @@ def gradebook_csv(grades: Sequence[Grade], kind: str, roster: str | Path | None 
     if len(names) != 1:
         raise CourseError(f"a gradebook takes the grades of one assignment; these are of {', '.join(names) or 'none'}")
     points = {grade.student: "" if grade.failure else str(grade.points) for grade in grades}  # a failure is not a zero
-    column, out_of = names[0].upper(), str(max(grade.out_of or 0 for grade in grades))
     if roster is None:
-        rows = [{"Student": "Points Possible", column: out_of}] if kind == "canvas" else []
         filled = ("Student", "SIS Login ID") if kind == "canvas" else COLUMNS[kind]
-        rows += [dict.fromkeys(filled, student) | {column: points[student]} for student in points]
-        return _csv(pd.DataFrame(rows, columns=[*COLUMNS[kind], column], dtype=object)), []
-    table = pd.DataFrame([row for _, row in csv_rows(roster)], dtype=object)
+        rows = [{"Student": "Points Possible"}] if kind == "canvas" else []
+        rows += [dict.fromkeys(filled, student) for student in points]
+        table = pd.DataFrame(rows, columns=COLUMNS[kind], dtype=object).fillna("")
+    else:
+        table = pd.DataFrame([row for _, row in csv_rows(roster)], dtype=object)
     identities = [table[name].str.strip() for name in IDENTITIES[kind] if name in table]
     if not identities:
         raise CourseError(f"{roster} has none of the columns {', '.join(IDENTITIES[kind])}; it has {', '.join(table)}")
+    column = names[0].upper()
     column = next((name for name in table if name == column or name.startswith(f"{column} (")), column)
     if column not in table:
         table[column] = ""
-        table.loc[table.get("Student", table[column]).str.strip() == "Points Possible", column] = out_of
+        possible = table.get("Student", table[column]).str.strip() == "Points Possible"
+        table.loc[possible, column] = str(max(grade.out_of or 0 for grade in grades))
     # No row is guessed: a value that occurs twice identifies nobody, and one column identifies all students.
     matches = [keys[keys.isin(list(points)) & ~keys.duplicated(keep=False)] for keys in identities]
     students = max(matches, key=len)
@@ -174,8 +159,8 @@ def gradebook_csv(grades: Sequence[Grade], kind: str, roster: str | Path | None 
 
 
 def student_name(given: str) -> str:
-    """The student's name as files, tables and terminals can hold it: at most LONGEST bytes, no control characters."""
-    name = clean(given, LONGEST).replace("\\", "_")
+    """The student's name as files, tables and terminals can hold it: one line of at most LONGEST bytes."""
+    name = clean(given, LONGEST, lines=1).replace("\\", "_")
     if name != given or name in ("class", "grades") or len(name.encode()) > LONGEST:  # the files for the class
         kept = name.encode()[:LONGEST].decode("utf-8", "ignore")
         name = f"{kept}-{hashlib.sha256(given.encode('utf-8', 'surrogatepass')).hexdigest()[:6]}"
@@ -183,51 +168,71 @@ def student_name(given: str) -> str:
 
 
 def short(troubles: list) -> list[str]:
-    """Each trouble in a few lines and some hundred characters, and at most MOST_TROUBLES of them."""
-    kept = [clean(trouble, 400, 5) for trouble in troubles[:MOST_TROUBLES]]
-    return kept + [f"... and {len(troubles) - len(kept)} more"] * (len(troubles) > len(kept))
+    """Each trouble in a few lines and some hundred characters; in place of those after MOST_TROUBLES their number."""
+    kept = [clean(trouble, 400, 5) for trouble in troubles[: MOST_TROUBLES + 1]]
+    if (left := len(troubles) - MOST_TROUBLES) > 1:
+        kept[-1] = f"... and {left} more"
+    return kept
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
     """The content of a regular file that a stranger has named. Raises CourseError for a link, a pipe, a larger file."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(file, "rb") as opened:
-            regular = stat.S_ISREG(os.fstat(file).st_mode)
-            content = opened.read(most_bytes + 1) if regular else b""
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError("it is a pipe or a device")
+            content = file.read(most_bytes + 1)
     except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise CourseError(f"{path} could not be read: {error.strerror or error}") from error
-        regular, content = False, b""
-    if not regular:
-        raise CourseError(f"{path} is not a regular file (a link, a folder, a pipe or a device), and is not read")
+        reason = "it is a link" if error.errno == errno.ELOOP else error.strerror or error
+        raise CourseError(f"{path} could not be read as a regular file: {reason}") from error
     if len(content) > most_bytes:
         raise CourseError(f"{path} has more than {most_bytes / 2**20:.0f} MB and is not read; clear its outputs")
     return content
 
 
-def _typed(kind: type, values: dict[str, Any]) -> Any:
-    """An instance of a dataclass, its texts cleaned. Raises TypeError for a field of another type."""
-    for name, hint in get_type_hints(kind).items():
-        if not isinstance(values[name], hint):
-            raise TypeError(f"{name} is a {type(values[name]).__name__}")
-        if isinstance(values[name], str):
-            values[name] = clean(values[name])
-    return kind(**values)
+def _write_student(grade: Grade, folder: Path) -> None:
+    lead = f"This could not be graded: {grade.failure}" if grade.failure else f"{grade.score} points."
+    if grade.points != sum(outcome.points for outcome in grade.outcomes) and not grade.failure:
+        lead += " Only the track with more points counts."
+    rows = []
+    for outcome in grade.outcomes:
+        failed = f"Not passed: {', '.join(outcome.failed)}.\n" if outcome.status == "partly" else ""
+        points = f"{outcome.points} of {outcome.out_of}"
+        rows.append((outcome.exercise, f"{SIGNS[outcome.status]} {outcome.status}", points, failed + outcome.message))
+    tables = {
+        ("exercise", "answer", "points", "result"): rows,
+        ("cells that did not run",): [(trouble,) for trouble in grade.trouble],
+    }
+    _write_page(folder / f"{grade.student}.html", f"{grade.assignment.upper()}: {grade.student}", lead, tables)
+
+
+def _checked_grade(student: str, values: dict[str, Any]) -> Grade:
+    """The grade of a JSON file. Raises ValueError, KeyError or TypeError for values that no grading gives."""
+    if values["failure"]:
+        return Grade(student, clean(values["assignment"]), failure=clean(values["failure"]))
+    of, outcomes = assignment(values["assignment"]), []
+    for outcome in (Outcome(**outcome) for outcome in values["outcomes"]):
+        most = of.exercises[outcome.exercise].points
+        if outcome.status not in SIGNS or not 0 <= outcome.points <= outcome.out_of <= most:
+            raise ValueError(f"{outcome.points} points of {most} for {outcome.exercise}, {outcome.status}")
+        texts = {"message": clean(outcome.message), "failed": short(list(outcome.failed))}
+        outcomes.append(replace(outcome, points=int(outcome.points), out_of=int(outcome.out_of), **texts))
+    trouble, seconds = short(list(values["trouble"])), float(values["seconds"])
+    return Grade.of(student, of, outcomes, trouble=trouble, seconds=seconds, basis=dict(values["basis"]))
 
 
 def _write_page(path: Path, title: str, lead: str, tables: dict[tuple[str, ...], list[tuple[str, ...]]]) -> None:
     """An HTML page with tables, {header: rows}; a student's name links to the page of that student."""
-    lines = []
+    body = ""
     for header, rows in tables.items():
-        lines += ["<table><tr>", *(f"<th scope=col>{name}" for name in header)]
+        body += "<table><tr>" + "".join(f"<th scope=col>{name}" for name in header)
         for row in rows:
             cells = [escape(cell) for cell in row]
             if header[0] == "student":
                 cells[0] = f'<a href="{quote(row[0])}.html">{cells[0]}</a>'
-            lines += ["<tr>", *(f"<td>{cell}" for cell in cells)]
-        lines.append("</table>")
-    write_whole(path, PAGE.format(title=escape(title), lead=escape(lead), body="".join(lines)))
+            body += "<tr>" + "".join(f"<td>{cell}" for cell in cells)
+        body += "</table>"
+    write_whole(path, PAGE.format(title=escape(title), lead=escape(lead), body=body))
 
 
 def _csv(table: pd.DataFrame) -> str:

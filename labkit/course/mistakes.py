@@ -58,11 +58,7 @@ def expect_equal(actual: Any, expected: Any, what: str, suspects: Suspects = Non
 
 
 def expect_tensor(
-    actual: Any,
-    expected: Tensor | float,
-    what: str,
-    suspects: Suspects = None,
-    tolerance: float = 1e-5,
+    actual: Any, expected: Tensor | float, what: str, suspects: Suspects = None, tolerance: float = 1e-5
 ) -> None:
     """A number or a tensor: shape, kind of numbers, and values to `tolerance`; names the first wrong cell."""
     expected = torch.as_tensor(expected)
@@ -71,9 +67,12 @@ def expect_tensor(
     except (TypeError, ValueError, RuntimeError):
         raise Mistake(f"{what} to be a tensor of shape {tuple(expected.shape)}", _described(actual)) from None
 
+    def close(other: Tensor) -> Tensor:
+        return torch.isclose(values.double(), other.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+
     def same(wrong: Any) -> bool:
         wrong = torch.as_tensor(wrong)
-        return wrong.shape == values.shape and bool(_close(values, wrong, tolerance).all())
+        return wrong.shape == values.shape and bool(close(wrong).all())
 
     likely = _likely(values, suspects, same)
     if values.shape != expected.shape:
@@ -81,7 +80,7 @@ def expect_tensor(
     kinds = _kind(values), _kind(expected)
     if kinds[0] != kinds[1] and kinds != ("whole numbers", "real numbers"):
         raise Mistake(f"{what} to hold {kinds[1]}", kinds[0], likely)
-    wrong = ~_close(values, expected, tolerance)
+    wrong = ~close(expected)
     if wrong.any():
         cell = tuple(wrong.nonzero()[0].tolist())
         where = f" at {list(cell)}" if cell else ""
@@ -110,10 +109,6 @@ def _likely(actual: Any, suspects: Suspects, same: Callable[[Any], bool]) -> str
         if wrong(actual) if callable(wrong) else same(wrong):
             return message
     return None
-
-
-def _close(a: Tensor, b: Tensor, tolerance: float) -> Tensor:
-    return torch.isclose(a.detach().double(), b.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def _plain(value: Any) -> Any:

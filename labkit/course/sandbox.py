@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
@@ -30,13 +30,18 @@ from typing import Any
 import psutil
 
 from labkit import files
-from labkit.course.answers import MOST_BYTES, Answer, Reply
+from labkit.course.answers import MOST_BYTES, NOT_BEGUN, Answer, Reply, Request
+from labkit.course.mistakes import clean
 from labkit.errors import CourseError
 from labkit.models.cache import cache_dir
 
 HOME = "/home/student"  # where a submission runs
 KEPT_VARIABLES = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "LABKIT_PROFILE")
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
+ISOLATION = (
+    "--unshare-all --unshare-user --disable-userns --die-with-parent --new-session --cap-drop ALL --uid 1000 "
+    "--gid 1000 --hostname grader --clearenv --proc /proc --dev /dev --tmpfs /tmp --tmpfs /run --tmpfs /home"
+)
 SERVE = "import json, sys; from labkit.course.answers import serve; serve(json.loads(sys.argv[1]))"
 TICK = 0.1  # seconds between looks at memory, processes and Ctrl-C
 START_SECONDS = 120.0
@@ -76,9 +81,10 @@ class Sandbox(AbstractContextManager):
         self._process: psutil.Popen | None = None
 
     def __exit__(self, *_: Any) -> None:
-        self._end()
+        self.close()
 
-    def _end(self) -> None:
+    def close(self) -> None:
+        """End the process and all that it has started."""
         if self._process is None:
             return
         for process in self._processes():
@@ -92,36 +98,27 @@ class Sandbox(AbstractContextManager):
 
     def run(self, source: str) -> str | None:
         """Run a cell; returns what went wrong in it, or None. A stub's NotImplementedError is not an error."""
-        try:
-            error = self._ask({"source": source}, self.limits.cell_seconds).get("error")
-        except Stopped as stopped:
-            return str(stopped)
-        self._done.append(source)
-        return error
+        error = self._ask({"source": source}, self.limits.cell_seconds).get("error")
+        if self._process is not None:
+            self._done.append(source)
+        return None if error in (None, NOT_BEGUN) else clean(error)  # a forged error may have many MB
 
     def answer(self, name: str) -> Answer:
         """What the submission has defined under `name`."""
+        return Answer(name, self.assignment, partial(self._ask, seconds=self.limits.call_seconds))
 
-        def respond(request: dict[str, Any]) -> Reply:
-            try:
-                return self._ask(request, self.limits.call_seconds)
-            except Stopped as stopped:
-                return {"mistake": [f"{name} to return", str(stopped), None]}
-
-        return Answer(name, self.assignment, respond)
-
-    def _ask(self, request: dict[str, Any], seconds: float) -> Reply:
-        if time.monotonic() > self._deadline:
-            raise Stopped("the time limit of the submission was used up")
+    def _ask(self, request: Request, seconds: float) -> Reply:
         try:
+            if time.monotonic() > self._deadline:
+                raise Stopped("no answer: the time limit of the submission was used up")
             if self._process is None:
                 self._start()
                 for source in self._done:
                     self._exchange({"source": source}, self.limits.cell_seconds)
             return self._exchange(request, seconds)
-        except Stopped:
-            self._end()
-            raise
+        except Stopped as stopped:
+            self.close()
+            return {"error": str(stopped)}
 
     def _start(self) -> None:
         self._folder = TemporaryDirectory(prefix="labkit-submission-", ignore_cleanup_errors=True)
@@ -132,8 +129,8 @@ class Sandbox(AbstractContextManager):
         if not self.trusted:
             command = [*_scope(self.limits), *bubblewrap(self.limits), *command]
             # bubblewrap's own variables can be read inside, in /proc/1/environ: it gets those of systemd-run only.
-            kept = {"DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR"} & os.environ.keys()
-            environment = {"PATH": os.defpath} | {name: os.environ[name] for name in kept}
+            kept = ("DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR")
+            environment = {"PATH": os.defpath} | {name: os.environ[name] for name in kept if name in os.environ}
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(TICK)
         self._received = b""
@@ -149,7 +146,7 @@ class Sandbox(AbstractContextManager):
             words = self._process.stderr.read(2**16).decode(errors="replace").strip()[-500:]
             raise CourseError(f"the process for a submission did not start: {stopped}; {words}. {ADVICE}") from None
 
-    def _exchange(self, request: dict[str, Any], seconds: float) -> Reply:
+    def _exchange(self, request: Request, seconds: float) -> Reply:
         nonce, end = secrets.token_hex(8), min(time.monotonic() + seconds, self._deadline)
         data = memoryview((json.dumps(request | {"nonce": nonce}) + "\n").encode())
         while data:
@@ -167,8 +164,9 @@ class Sandbox(AbstractContextManager):
         line, _, self._received = self._received.partition(b"\n")
         with suppress(ValueError, RecursionError):
             reply = json.loads(line)
-            if isinstance(reply, dict) and reply.get("nonce") == nonce and _is_well_formed(reply):
-                return reply
+            if isinstance(reply, dict) and all(isinstance(text, str) for text in reply.values()):
+                if reply.get("nonce") == nonce:
+                    return reply
         raise Stopped("the process sent a reply that is not labkit's (was something written into its pipe?)")
 
     def _watched(self, operation: Callable[[Any], Any], argument: Any, end: float) -> Any:
@@ -208,11 +206,9 @@ def bubblewrap(limits: Limits) -> list[str]:
     """The command that runs the command after it in isolation, in HOME. Raises CourseError without bubblewrap."""
     if (program := shutil.which("bwrap")) is None:
         raise CourseError(f"submissions run in bubblewrap, and this machine has none. {ADVICE}")
-    command = [program, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"]
-    command += ["--cap-drop", "ALL", "--uid", "1000", "--gid", "1000", "--hostname", "grader", "--clearenv"]
+    command = [program, *ISOLATION.split()]
     for name, value in _environment(HOME).items():
         command += ["--setenv", name, value]
-    command += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--tmpfs", "/run", "--tmpfs", "/home"]
     for path in SYSTEM:
         link = os.path.islink(path)
         command += ["--symlink", os.readlink(path), path] if link else ["--ro-bind-try", path, path]
@@ -260,7 +256,7 @@ def _environment(home: str) -> dict[str, str]:
 
 @cache
 def _scope(limits: Limits) -> list[str]:
-    """The command for a control group with these limits, where systemd runs; elsewhere nothing, and `_watch` remains.
+    """The command for a control group with these limits, where systemd runs; elsewhere only the grader looks.
 
     A control group also counts memory that belongs to no process.
     """
@@ -271,10 +267,3 @@ def _scope(limits: Limits) -> list[str]:
         if subprocess.run([*command, "true"], capture_output=True, timeout=10).returncode == 0:
             return command
     return []
-
-
-def _is_well_formed(reply: dict[str, Any]) -> bool:
-    mistake = reply.get("mistake", ["", "", None])
-    if not isinstance(mistake, list) or len(mistake) != 3 or None in mistake[:2]:
-        return False
-    return all(text is None or isinstance(text, str) for text in [*mistake, reply.get("error"), reply.get("answer")])

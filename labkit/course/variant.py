@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from labkit.errors import CourseError
@@ -38,9 +38,6 @@ class Variant:
     @property
     def public(self) -> bool:
         return self.key == PUBLIC
-
-    def another_round(self, number: int) -> Variant:
-        return replace(self, round=number)
 
     def choose(self, name: str, options: Sequence[Any]) -> Any:
         """One of the options, for what the student sees: the first in the public variant."""

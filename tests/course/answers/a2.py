@@ -14,14 +14,14 @@ def who_notices(model, ids, j, other):
         """
 def influence(model, ids):
     n, size = ids.shape[1], model.config.vocab_size
-    columns = []
-    for j in range(n):
-        others = torch.tensor([t for t in range(5) if t != ids[0, j]][:4])
-        rows = ids.repeat(5, 1)
-        rows[1:, j] = others
-        logits = model(input_ids=rows).logits.detach()
-        columns.append((logits[1:] != logits[:1]).any(-1).any(0))
-    return torch.stack(columns, dim=1)
+    rows, seen = ids.repeat(3, 1), torch.zeros(n, n, dtype=torch.bool)
+    with torch.no_grad():
+        before = model(input_ids=rows).logits
+        for j in range(n):
+            changed = rows.clone()
+            changed[:, j] = (ids[0, j] + torch.tensor([1, 7, 29])) % size
+            seen[:, j] = (model(input_ids=changed).logits != before).any(-1).any(0)
+    return seen
 """
     ],
     "a2_verdict": [
