@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from labkit.errors import DataError
 from labkit.fusion.decoding import Answer, Decoding, combine, decode
 from labkit.fusion.engine import Engine, FastEngine, ReferenceEngine, fusable_decoder, require_positions_for
 from labkit.fusion.layout import Prompts, Weights, prompts, token_ids
-from labkit.fusion.methods import ENGINES, METHODS, require_known
+from labkit.fusion.methods import ENGINES, METHODS, VOTE, require_known
 from labkit.fusion.scores import comparable, first_line
 from labkit.models import Loaded
 
@@ -84,10 +85,8 @@ def generate(
     chosen, layers = METHODS[method], len(fusable_decoder(lm.model).layers)
     if batch_size < 1:
         raise DataError(f"batch_size is {batch_size} questions; it must be at least 1")
-    if layer is not None and not chosen.averages_states:
-        raise DataError(f"the method {method!r} averages no layer: give layer with 'hidden-average' only")
-    if layer is not None and not 0 <= layer < layers:
-        raise DataError(f"there is no layer {layer}: the model has layers 0 to {layers - 1}")
+    if layer is not None and not (chosen.averages_states and 0 <= layer < layers):
+        raise DataError(f"layer is {layer}; give it with 'hidden-average' only, from 0 to {layers - 1}")
     averaged_layer = (layers // 2 if layer is None else layer) if chosen.averages_states else None
     prefix_ids, segments, cue_ids = token_ids(lm.tokenizer, questions, prefix, cue, separator)
     special = dict(zip(lm.tokenizer.all_special_tokens, lm.tokenizer.all_special_ids, strict=True))
@@ -96,43 +95,43 @@ def generate(
     ends = _end_ids(lm) | {special[text] for text in stops if text in special}  # a special token has no text
     everything = prompts(chosen, prefix_ids, segments, cue_ids, weights)
     require_positions_for(lm.model, everything, settings.max_new_tokens)
-    results = []
+    results: list[FusionResult] = []
+    asked = 0  # prompts so far
     with evaluating(lm.model):
-        for begin in range(0, len(everything.questions), batch_size):
+        for begin in range(0, len(segments), batch_size):
             batch = replace(everything, questions=everything.questions[begin : begin + batch_size])
-            counts, votes = batch.counts, None
-            numbers = list(range(begin, begin + len(counts)))
-            if chosen.votes:  # each paraphrase is answered as a question, with random numbers of its own
-                numbers = [
-                    number + 1_000_000_007 * row for number, n in zip(numbers, counts, strict=True) for row in range(n)
-                ]
-                batch = replace(batch, questions=tuple((row,) for row in batch.rows))
+            counts, rule, votes = batch.counts, chosen.combine, None
+            if rule == VOTE:  # each paraphrase is answered as a question
+                batch, rule = replace(batch, questions=tuple((row,) for row in batch.rows)), None
+            numbers = range(asked, asked + len(batch.questions))
+            asked += len(numbers)
             began = time.perf_counter()
             reader = make_engine(engine, lm.model, batch, averaged_layer)
-            answers, scores = decode(reader, chosen.combine, lm.tokenizer, ends, settings, numbers)
+            answers, scores = decode(reader, rule, lm.tokenizer, ends, settings, numbers)
             seconds = time.perf_counter() - began
-            if chosen.votes:
-                rows = [answers[sum(counts[:n]) :][:count] for n, count in enumerate(counts)]
-                answers, votes = map(list, zip(*(elect(row, bool(settings.stop)) for row in rows), strict=True))
+            if chosen.combine == VOTE:
+                rows = iter(answers)
+                elections = [elect(list(islice(rows, count)), bool(settings.stop)) for count in counts]
+                answers, votes = [winner for winner, _ in elections], [tally for _, tally in elections]
                 scores = combine("average", scores, counts)
-            result = FusionResult(
-                [answer.text for answer in answers],
-                [list(answer.tokens) for answer in answers],
-                [answer.log_prob for answer in answers],
-                scores.cpu(), method, reader.name, seconds, votes,
-            )  # fmt: skip
+            texts, tokens = [answer.text for answer in answers], [list(answer.tokens) for answer in answers]
+            log_probs = [answer.log_prob for answer in answers]
+            result = FusionResult(texts, tokens, log_probs, scores.cpu(), method, reader.name, seconds, votes)
             results.append(result)
             if on_batch is not None:
                 on_batch(result)
-    return FusionResult(
-        [text for result in results for text in result.texts],
-        [tokens for result in results for tokens in result.tokens],
-        [log_prob for result in results for log_prob in result.log_probs],
-        torch.cat([result.first_logits for result in results]),
-        method,
-        results[0].engine,
-        sum(result.seconds for result in results),
-        [tally for result in results for tally in result.votes] if chosen.votes else None,
+
+    def of_all(name: str) -> list[Any]:
+        return [value for result in results for value in getattr(result, name)]
+
+    return replace(
+        results[0],
+        texts=of_all("texts"),
+        tokens=of_all("tokens"),
+        log_probs=of_all("log_probs"),
+        first_logits=torch.stack(of_all("first_logits")),
+        seconds=sum(result.seconds for result in results),
+        votes=of_all("votes") if chosen.combine == VOTE else None,
     )
 
 
@@ -140,8 +139,7 @@ def make_engine(name: str, model: Any, batch: Prompts, averaged_layer: int | Non
     """The engine of this name of `ENGINES`, for the prompts of `batch`."""
     if name == "fast":
         return FastEngine(model, batch, averaged_layer)
-    rendering = "flex" if name == "reference" else "dense"
-    return ReferenceEngine(model, batch, averaged_layer, rendering=rendering, cached=name != "cacheless")
+    return ReferenceEngine(model, batch, averaged_layer, "flex" if name == "reference" else name)
 
 
 def elect(answers: Sequence[Answer], whole: bool) -> tuple[Answer, dict[str, int]]:

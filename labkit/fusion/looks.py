@@ -61,20 +61,19 @@ class Looks:
         """(generated, paraphrases): `share`, normalised: rows sum to 1."""
         return self.share / self.share.sum(1, keepdims=True)
 
-    def figure(self, title: str) -> go.Figure:
+    def figure(self, title: str, whole: str = "the attention") -> go.Figure:
         """Generated tokens by context tokens, and the share of each segment (`fusion_figure`)."""
         return fusion_figure(
-            self.weights, self.context_tokens, self.segments, self.generated_tokens, NAMES, title, "the attention"
+            self.weights, self.context_tokens, self.segments, self.generated_tokens, NAMES, title, whole
         )
 
     def figure_of_paraphrases(self, title: str) -> go.Figure:
         """The same for the attention on the paraphrases alone, normalised."""
-        kept = [place for place, segment in enumerate(self.segments) if segment not in NAMES]
-        weights = self.weights[:, kept] / self.share.sum(1, keepdims=True)
-        tokens, segments = [self.context_tokens[i] for i in kept], [self.segments[i] for i in kept]
-        return fusion_figure(
-            weights, tokens, segments, self.generated_tokens, {}, title, "the attention on the paraphrases"
-        )
+        places = [place for place, segment in enumerate(self.segments) if segment not in NAMES]
+        weights = self.weights[:, places] / self.share.sum(1, keepdims=True)
+        tokens, segments = [self.context_tokens[i] for i in places], [self.segments[i] for i in places]
+        alone = Looks(weights, tokens, segments, self.generated_tokens)
+        return alone.figure(title, "the attention on the paraphrases")
 
 
 def looks(
@@ -115,8 +114,8 @@ def looks(
         ReferenceEngine(lm.model, prompt, rendering="dense").start()
     weights = torch.stack(maps).mean(0)
     weights = weights.mean(0) if head is None else weights[head]
-    (row,) = prompt.rows
-    shown = [visible(lm.tokenizer.decode([token])) for token in (*row.ids.tolist(), *cue_ids, *tokens)]
-    segments = [owner - 1 if owner else None for owner in row.owners.tolist()] + ["cue"] * len(cue_ids)
+    owners = prompt.rows[0].owners.tolist()
+    shown = [visible(lm.tokenizer.decode([token])) for token in (*prompt.rows[0].ids.tolist(), *cue_ids, *tokens)]
+    segments = [owner - 1 if owner else None for owner in owners] + ["cue"] * len(cue_ids)
     end = len(segments)
     return Looks(weights[:, :end].cpu().numpy(), shown[:end], segments, shown[end:])

@@ -18,7 +18,7 @@ import random
 import re
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +37,6 @@ from labkit.models import Loaded, load
 
 QUESTION, SEPARATOR, CUE = "Question: ", "\n", "Answer:"  # a paraphrase stands between the first two
 FIXED = ("settings", "data", "versions", "model")  # the parts of the header that a resumed run must share
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The questions of a run, for each of them the paraphrases that are read, and the facts for the header."""
-
-    questions: list[ParaphrasedQuestion]
-    texts: list[tuple[str, ...]]
-    about: dict[str, Any]
 
 
 def run(settings: Settings, output: str | Path, *, resume: bool = False, lm: Loaded | None = None) -> Answers:
@@ -68,21 +59,19 @@ def run(settings: Settings, output: str | Path, *, resume: bool = False, lm: Loa
         write_answers(answers, output)
         return replace(answers, path=output)
     require_writable(output)
-    if output.is_dir():
-        raise DataError(f"{output} is a folder; give a file, such as {output / 'out.feather'}")
     journal = journal_of(output)
     for path in (output, journal):
-        if path.exists() and not resume:
+        if path.is_dir() or (path.exists() and not resume):
             raise DataError(f"{path} exists already: continue that run with --resume, or give another output")
     lemmatizer = load_lemmatizer(settings.lemmatizer) if settings.lemmatizer else None
-    planned = plan(settings)
+    about, planned = plan(settings)
     if output.exists():
         answers = read_answers(output)
-        _require_same(output, answers.about, planned.about)
+        _require_same(output, answers.about, about)
         journal.unlink(missing_ok=True)
         return answers
     lm = lm or load_model(settings)
-    about = planned.about | {"model": _model_facts(lm)}
+    about["model"] = _model_facts(lm)
     header, rows = read_journal(journal)
     if header is not None:
         _require_same(journal, header, about)
@@ -91,32 +80,42 @@ def run(settings: Settings, output: str | Path, *, resume: bool = False, lm: Loa
         write_whole(journal, _json_lines([about, *rows]))
     else:
         journal.unlink(missing_ok=True)
-    if len(rows) < len(planned.questions):
-        rows += _answer(lm, settings, planned, len(rows), journal, about)
+    if len(rows) < len(planned):
+        _answer(lm, settings, about, planned, rows, journal)
     answers = judged(Answers(output, rows, about), lemmatizer)
     write_answers(answers, output)
     journal.unlink(missing_ok=True)
     return answers
 
 
-def plan(settings: Settings) -> Plan:
-    """Read the data set and draw examples and questions; no model is needed. DataError if no question is left."""
+def plan(settings: Settings) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Read the data set and draw examples and questions, without a model; DataError if no question is left.
+
+    Returns the facts for the header, and for each question its row without the answer.
+    """
     everything = read_paraphrases(settings.dataset, settings.pairs, unanswered=True)
     shots, rest = take_shots(everything, settings)
-    least = settings.at_least or settings.needed
-    questions = [question for question in rest if len(question.paraphrases) >= least]
+    questions = [question for question in rest if len(question.paraphrases) >= settings.least]
     left_out = len(rest) - len(questions)
     if not questions:
-        most = max(len(question.paraphrases) for question in rest)
-        raise DataError(f"none of the {len(rest):,} questions has {least} paraphrases; the maximum is {most}")
+        raise DataError(f"none of the {len(rest):,} questions has {settings.least} paraphrases; use fewer")
     if settings.max_questions:
         questions = sample(questions, settings.max_questions, settings.seed)
-    texts = []
+    rows = []
     for question in questions:
         paraphrases = list(question.paraphrases)
         if settings.order_seed is not None:
             random.Random(f"{settings.order_seed} paraphrases of {question.id}").shuffle(paraphrases)
-        texts.append(settings.chosen(tuple(paraphrases)))
+        paraphrases = settings.chosen(paraphrases)
+        read = paraphrases[:1] if settings.method == "single" else paraphrases
+        rows.append({
+            "id": question.id,
+            "relation": question.relation,
+            "paraphrases": paraphrases,
+            "prompt": [f"{QUESTION}{text}{SEPARATOR}" for text in read],
+            "answers": list(question.answers),
+            "method": settings.method,
+        })  # fmt: skip
     about = {
         "settings": json.loads(json.dumps(asdict(settings))),  # as it reads back: tuples are lists
         "data": {"questions_sha256": hashlib.sha256(repr(everything).encode()).hexdigest()},
@@ -130,7 +129,7 @@ def plan(settings: Settings) -> Plan:
         "taken_out": len(everything) - len(rest),  # examples, and questions that share a text with one
         "natural": sum(question.natural for question in questions),
     }
-    return Plan(questions, texts, about)
+    return about, rows
 
 
 def take_shots(
@@ -145,8 +144,8 @@ def take_shots(
     dataset, count, seed = settings.dataset, settings.few_shot, settings.seed
     if count == 0:
         return [], list(questions)
-    own_file = dataset.partition(":")[0] not in (KNOWN_FACTS, "webqa", "lama") and Path(dataset).expanduser().is_file()
-    separate = dataset in (KNOWN_FACTS, f"{KNOWN_FACTS}:test") or (own_file and not settings.few_shot_from_data)
+    is_file = Path(dataset).expanduser().is_file()
+    separate = dataset in (KNOWN_FACTS, f"{KNOWN_FACTS}:test") or (is_file and not settings.few_shot_from_data)
     pool = read_known_facts("shots") if separate else [question for question in questions if question.answers]
     if count > len(pool):
         raise DataError(f"{count} few-shot examples were requested, but there are {len(pool)}")
@@ -196,27 +195,25 @@ def read_journal(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]
 
 
 def _answer(
-    lm: Loaded, settings: Settings, planned: Plan, done: int, journal: Path, about: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """Answer all questions but the first `done`, and append the rows of each batch to the journal."""
+    lm: Loaded,
+    settings: Settings,
+    about: dict[str, Any],
+    planned: list[dict[str, Any]],
+    rows: list[dict[str, Any]],
+    journal: Path,
+) -> None:
+    """Answer the questions that have no row yet, and append their rows to `rows` and to the journal."""
     from tqdm import tqdm
 
-    questions, texts, single = planned.questions[done:], planned.texts[done:], settings.method == "single"
-    rows: list[dict[str, Any]] = []
+    done = len(rows)
+    questions = [[QUESTION + text for text in row["paraphrases"]] for row in planned[done:]]
 
     def keep(batch: FusionResult) -> None:
         begin = len(rows)
         for number, generation in enumerate(batch.texts):
-            question, read = questions[begin + number], texts[begin + number]
-            rows.append({
-                "id": question.id,
-                "relation": question.relation,
-                "paraphrases": list(read),
-                "prompt": [f"{QUESTION}{text}{SEPARATOR}" for text in (read[:1] if single else read)],
-                "answers": list(question.answers),
+            rows.append(planned[begin + number] | {
                 "generation": generation,
                 "prediction": generation.strip() if settings.stop else first_line(generation),
-                "method": settings.method,
                 "engine": batch.engine,
                 "seconds": batch.seconds / len(batch.texts),
                 "votes": batch.votes and json.dumps(batch.votes[number]),
@@ -228,14 +225,13 @@ def _answer(
             os.fsync(file.fileno())
         bar.update(len(batch.texts))
 
-    with tqdm(total=len(planned.texts), initial=done, unit="question", disable=None, leave=False) as bar:
+    with tqdm(total=len(planned), initial=done, unit="question", disable=None, leave=False) as bar:
         generate(
-            lm, [[QUESTION + text for text in read] for read in texts], settings.method, settings.engine,
-            prefix=about["prefix"], cue=CUE, separator=SEPARATOR, layer=settings.layer,
-            weights=settings.weights and [settings.weights] * len(texts), max_new_tokens=settings.max_new_tokens,
-            stop=settings.stop or (), first_line=not settings.stop, batch_size=settings.batch_size, on_batch=keep,
+            lm, questions, settings.method, settings.engine, prefix=about["prefix"], cue=CUE, separator=SEPARATOR,
+            layer=settings.layer, weights=settings.weights and [settings.weights] * len(questions),
+            max_new_tokens=settings.max_new_tokens, stop=settings.stop or (), first_line=not settings.stop,
+            batch_size=settings.batch_size, on_batch=keep,
         )  # fmt: skip
-    return rows
 
 
 def _json_lines(values: Sequence[dict[str, Any]]) -> str:
