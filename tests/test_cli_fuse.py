@@ -12,7 +12,7 @@ import pytest
 
 from labkit.datasets.paraphrases import read_known_facts
 from labkit.fusion import ENGINES, METHODS, generation
-from labkit.fusion.answers import read_answers
+from labkit.fusion.scores import read_answers
 
 pytest.importorskip("pyarrow")
 

@@ -11,8 +11,8 @@ from benchmarks.study import fusion
 from benchmarks.study.fusion import ANSWERS, Study, cells, named, run_study, tables
 from labkit.errors import DataError, TrainingError
 from labkit.fusion import generation, runs
-from labkit.fusion.answers import read_answers
 from labkit.fusion.generation import generate
+from labkit.fusion.scores import read_answers
 
 pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.end_to_end

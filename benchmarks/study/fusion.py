@@ -29,8 +29,7 @@ from benchmarks.study.mask_effect import slug  # noqa: E402
 from labkit.datasets.paraphrases import KNOWN_FACTS  # noqa: E402
 from labkit.errors import DataError, TrainingError  # noqa: E402
 from labkit.fusion import runs  # noqa: E402
-from labkit.fusion.answers import Answers, read_answers, summary  # noqa: E402
-from labkit.fusion.scores import holds_answer  # noqa: E402
+from labkit.fusion.scores import Answers, holds_answer, read_answers, summary  # noqa: E402
 from labkit.fusion.settings import Settings  # noqa: E402
 from labkit.run_folder import read_json  # noqa: E402
 

@@ -48,14 +48,14 @@ class Decoding:
             raise DataError(
                 "max_new_tokens and num_beams must be at least 1, seed from 0 to 2,147,483,647, and no stop text empty"
             )
-        sampling = {name: getattr(self, name) for name in ("temperature", "top_k", "top_p")}
-        sampling = {name: value for name, value in sampling.items() if value is not None}
         if self.do_sample and self.num_beams > 1:
             raise DataError("beam search does not sample: give do_sample=True or num_beams, not both")
-        if sampling and not self.do_sample:
-            raise DataError(f"{min(sampling)} only applies to sampling: give do_sample=True too")
-        if min(sampling.values(), default=1) <= 0 or (self.top_p or 0) > 1:
-            raise DataError(f"temperature, top_k and top_p must be above 0, and top_p at most 1, not {sampling}")
+        sampling = [value for value in (self.temperature, self.top_k, self.top_p) if value is not None]
+        if sampling and (not self.do_sample or min(sampling) <= 0 or (self.top_p or 0) > 1):
+            raise DataError(
+                "temperature, top_k and top_p need do_sample=True, and must be above 0, and top_p at most 1; they are "
+                f"{self.temperature}, {self.top_k} and {self.top_p}"
+            )
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ Sliding windows are measured in positions, not in places in the cache, so they h
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from functools import cache, partial
 from typing import Any, no_type_check
 
@@ -30,6 +30,7 @@ from transformers import AttentionInterface, DynamicCache
 from labkit.decoder.anatomy import CACHE, FULL, SLIDING, Decoder, find_decoder
 from labkit.decoder.limits import require_positions
 from labkit.decoder.packing import MARK
+from labkit.decoder.running import replaced
 from labkit.errors import DataError, ModelError
 from labkit.fusion.layout import CUE, PADDING, PREFIX, Prompts, Tokens, mask_of
 
@@ -227,19 +228,8 @@ class ReferenceEngine(Engine):
         return allowed
 
     def _read(self, *tokens: Any, **options: Any) -> Any:
-        with attention_backend(self.model, FLEX) if self.rendering == "flex" else nullcontext():
+        with replaced(self.decoder.config, _attn_implementation=FLEX) if self.rendering == "flex" else nullcontext():
             return super()._read(*tokens, **options)
-
-
-@contextmanager
-def attention_backend(model: nn.Module, name: str) -> Iterator[None]:
-    """For the block, use the attention backend `name`; afterwards, also after an exception, the previous one."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation(name)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 def _flex_attention(module, query, key, value, attention_mask, scaling=None, softcap=None, **kwargs):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -57,7 +57,6 @@ def generate(
     layer: int | None = None,
     stop: str | Sequence[str] = (),
     batch_size: int = 16,
-    on_batch: Callable[[FusionResult], None] | None = None,
     **decoding: Any,
 ) -> FusionResult:
     """Answer each question from its paraphrases. The model is not changed.
@@ -71,7 +70,7 @@ def generate(
         weights: for the method "weighted": positive numbers, one for each paraphrase.
         layer: for the method "hidden-average": from 0; by default the middle one.
         stop: texts that end an answer, or special tokens.
-        batch_size: in questions. on_batch: called with the result of each batch.
+        batch_size: in questions; for "majority-vote" in paraphrases.
         decoding: max_new_tokens, first_line, do_sample, temperature, top_k, top_p, num_beams, length_penalty and seed
             (`labkit.fusion.decoding.Decoding`).
 
@@ -95,43 +94,36 @@ def generate(
     ends = _end_ids(lm) | {special[text] for text in stops if text in special}  # a special token has no text
     everything = prompts(chosen, prefix_ids, segments, cue_ids, weights)
     require_positions_for(lm.model, everything, settings.max_new_tokens)
-    results: list[FusionResult] = []
-    asked = 0  # prompts so far
+    counts, rule, votes = everything.counts, chosen.combine, None
+    if chosen.combine == VOTE:  # each paraphrase is answered as a question
+        everything, rule = replace(everything, questions=tuple((row,) for row in everything.rows)), None
+    answers: list[Answer] = []
+    first_scores, seconds = [], 0.0
     with evaluating(lm.model):
-        for begin in range(0, len(segments), batch_size):
+        for begin in range(0, len(everything.questions), batch_size):
             batch = replace(everything, questions=everything.questions[begin : begin + batch_size])
-            counts, rule, votes = batch.counts, chosen.combine, None
-            if rule == VOTE:  # each paraphrase is answered as a question
-                batch, rule = replace(batch, questions=tuple((row,) for row in batch.rows)), None
-            numbers = range(asked, asked + len(batch.questions))
-            asked += len(numbers)
             began = time.perf_counter()
             reader = make_engine(engine, lm.model, batch, averaged_layer)
-            answers, scores = decode(reader, rule, lm.tokenizer, ends, settings, numbers)
-            seconds = time.perf_counter() - began
-            if chosen.combine == VOTE:
-                rows = iter(answers)
-                elections = [elect(list(islice(rows, count)), bool(settings.stop)) for count in counts]
-                answers, votes = [winner for winner, _ in elections], [tally for _, tally in elections]
-                scores = combine("average", scores, counts)
-            texts, tokens = [answer.text for answer in answers], [list(answer.tokens) for answer in answers]
-            log_probs = [answer.log_prob for answer in answers]
-            result = FusionResult(texts, tokens, log_probs, scores.cpu(), method, reader.name, seconds, votes)
-            results.append(result)
-            if on_batch is not None:
-                on_batch(result)
-
-    def of_all(name: str) -> list[Any]:
-        return [value for result in results for value in getattr(result, name)]
-
-    return replace(
-        results[0],
-        texts=of_all("texts"),
-        tokens=of_all("tokens"),
-        log_probs=of_all("log_probs"),
-        first_logits=torch.stack(of_all("first_logits")),
-        seconds=sum(result.seconds for result in results),
-        votes=of_all("votes") if chosen.combine == VOTE else None,
+            numbers = range(begin, begin + len(batch.questions))
+            written, scores = decode(reader, rule, lm.tokenizer, ends, settings, numbers)
+            seconds += time.perf_counter() - began
+            answers += written
+            first_scores.append(scores.cpu())
+    first_logits = torch.cat(first_scores)
+    if chosen.combine == VOTE:
+        rows = iter(answers)
+        elections = [elect(list(islice(rows, count)), bool(settings.stop)) for count in counts]
+        answers, votes = [winner for winner, _ in elections], [tally for _, tally in elections]
+        first_logits = combine("average", first_logits, counts)
+    return FusionResult(
+        [answer.text for answer in answers],
+        [list(answer.tokens) for answer in answers],
+        [answer.log_prob for answer in answers],
+        first_logits,
+        method,
+        reader.name,
+        seconds,
+        votes,
     )
 
 

@@ -1,7 +1,7 @@
 """Answer the questions of a data set with one method, and write a Feather file with the answers and their settings.
 
     answers = run(Settings(model="gemma3-270m", num_paraphrases=5), "out.feather")
-    summary(answers)["accuracy"]                       # labkit.fusion.answers
+    summary(answers)["accuracy"]                       # labkit.fusion.scores
 
 A prompt is few-shot examples ("Question: ...", "Answer: ..."), a line "Question: ..." for each paraphrase, and the cue.
 Each answer is appended to a journal beside the file (`out.feather.jsonl`: a header, then one row per question). An
@@ -24,14 +24,22 @@ from typing import Any
 
 import torch
 import transformers
+from tqdm import tqdm
 
 from labkit import __version__
 from labkit.datasets.paraphrases import KNOWN_FACTS, ParaphrasedQuestion, read_known_facts, read_paraphrases, sample
 from labkit.errors import DataError
 from labkit.files import is_regular, is_standard_output, require_writable, write_whole
-from labkit.fusion.answers import Answers, judged, read_answers, require_pyarrow, write_answers
-from labkit.fusion.generation import FusionResult, generate
-from labkit.fusion.scores import first_line, load_lemmatizer
+from labkit.fusion.generation import generate
+from labkit.fusion.scores import (
+    Answers,
+    first_line,
+    judged,
+    load_lemmatizer,
+    read_answers,
+    require_pyarrow,
+    write_answers,
+)
 from labkit.fusion.settings import Settings
 from labkit.models import Loaded, load
 
@@ -46,8 +54,8 @@ def run(settings: Settings, output: str | Path, *, resume: bool = False, lm: Loa
     answered but not scored. Standard output or a pipe cannot be resumed.
 
     Raises:
-        DataError, ModelError: invalid settings, data or model, or prompts that do not fit; nothing is written. An
-            existing file without `resume`, or one of other settings, data, versions or weights; it is not changed.
+        DataError, ModelError: invalid settings, data or model; nothing is written. An existing file without `resume`,
+            or one of other settings, data, versions or weights; it is not changed. Prompts that do not fit.
     """
     require_pyarrow()
     output = Path(output).expanduser()
@@ -75,13 +83,20 @@ def run(settings: Settings, output: str | Path, *, resume: bool = False, lm: Loa
     header, rows = read_journal(journal)
     if header is not None:
         _require_same(journal, header, about)
-    rows = rows[: len(rows) // settings.batch_size * settings.batch_size]  # the batches of an uninterrupted run
+    size = settings.batch_size
+    rows = rows[: len(rows) // size * size]  # the batches of an uninterrupted run
     if rows:
         write_whole(journal, _json_lines([about, *rows]))
     else:
         journal.unlink(missing_ok=True)
-    if len(rows) < len(planned):
-        _answer(lm, settings, about, planned, rows, journal)
+    for begin in tqdm(range(len(rows), len(planned), size), unit="batch", disable=None, leave=False):
+        batch = _answered(lm, settings, about["prefix"], planned[begin : begin + size])
+        rows += batch
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        with journal.open("a", encoding="utf-8") as file:
+            file.write(_json_lines(batch if file.tell() else [about, *rows]))
+            file.flush()
+            os.fsync(file.fileno())
     answers = judged(Answers(output, rows, about), lemmatizer)
     write_answers(answers, output)
     journal.unlink(missing_ok=True)
@@ -122,7 +137,6 @@ def plan(settings: Settings) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         "versions": {"labkit": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
         "prefix": prefix_of(shots, settings.seed),
         "cue": CUE,
-        "separator": SEPARATOR,
         "few_shot_ids": [shot.id for shot in shots],
         "questions": len(questions),
         "left_out": left_out,  # questions with too few paraphrases
@@ -194,44 +208,25 @@ def read_journal(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]
     return (lines[0], lines[1:]) if lines else (None, [])
 
 
-def _answer(
-    lm: Loaded,
-    settings: Settings,
-    about: dict[str, Any],
-    planned: list[dict[str, Any]],
-    rows: list[dict[str, Any]],
-    journal: Path,
-) -> None:
-    """Answer the questions that have no row yet, and append their rows to `rows` and to the journal."""
-    from tqdm import tqdm
-
-    done = len(rows)
-    questions = [[QUESTION + text for text in row["paraphrases"]] for row in planned[done:]]
-
-    def keep(batch: FusionResult) -> None:
-        begin = len(rows)
-        for number, generation in enumerate(batch.texts):
-            rows.append(planned[begin + number] | {
-                "generation": generation,
-                "prediction": generation.strip() if settings.stop else first_line(generation),
-                "engine": batch.engine,
-                "seconds": batch.seconds / len(batch.texts),
-                "votes": batch.votes and json.dumps(batch.votes[number]),
-            })  # fmt: skip
-        journal.parent.mkdir(parents=True, exist_ok=True)
-        with journal.open("a", encoding="utf-8") as file:
-            file.write(_json_lines(rows[begin:] if file.tell() else [about, *rows]))
-            file.flush()
-            os.fsync(file.fileno())
-        bar.update(len(batch.texts))
-
-    with tqdm(total=len(planned), initial=done, unit="question", disable=None, leave=False) as bar:
-        generate(
-            lm, questions, settings.method, settings.engine, prefix=about["prefix"], cue=CUE, separator=SEPARATOR,
-            layer=settings.layer, weights=settings.weights and [settings.weights] * len(questions),
-            max_new_tokens=settings.max_new_tokens, stop=settings.stop or (), first_line=not settings.stop,
-            batch_size=settings.batch_size, on_batch=keep,
-        )  # fmt: skip
+def _answered(lm: Loaded, settings: Settings, prefix: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of `plan`, with their answers."""
+    result = generate(
+        lm, [[QUESTION + text for text in row["paraphrases"]] for row in rows], settings.method, settings.engine,
+        prefix=prefix, cue=CUE, separator=SEPARATOR, layer=settings.layer,
+        weights=settings.weights and [settings.weights] * len(rows), max_new_tokens=settings.max_new_tokens,
+        stop=settings.stop or (), first_line=not settings.stop, batch_size=settings.batch_size,
+    )  # fmt: skip
+    return [
+        row
+        | {
+            "generation": text,
+            "prediction": text.strip() if settings.stop else first_line(text),
+            "engine": result.engine,
+            "seconds": result.seconds / len(rows),
+            "votes": json.dumps(votes) if votes else None,
+        }
+        for row, text, votes in zip(rows, result.texts, result.votes or [None] * len(rows), strict=True)
+    ]
 
 
 def _json_lines(values: Sequence[dict[str, Any]]) -> str:
