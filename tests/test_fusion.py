@@ -68,8 +68,8 @@ def violated(lm, make, paraphrases=QUESTIONS[2]):
     model, limit, failed = lm.model.eval(), 1e-10 if lm.model.dtype == torch.float64 else TOLERANCE, set()
     before, vocabulary = state_of(model), model.config.vocab_size
 
-    def engine(segments, more=()):
-        return make(model, prompts(METHODS["fuse"], prefix, [segments], [*cue, *more]))
+    def engine(segments):
+        return make(model, prompts(METHODS["fuse"], prefix, [segments], cue))
 
     def read(segments):
         """The logits, and of the tokens of all calls what enters the first layer and what leaves the last one."""
@@ -107,13 +107,6 @@ def violated(lm, make, paraphrases=QUESTIONS[2]):
             others = torch.stack([tokens for n, tokens in enumerate(own) if n != number]).any(0)
             if bool((changed & others & ~own[number]).any()):
                 failed.add("no paraphrase attends to another")
-        reader, more = engine(segments), []
-        scores = reader.start()
-        for _ in range(3):
-            more.append(int(scores[0].argmax()))
-            scores = reader.step(torch.tensor([more[-1]]))
-            if gap(scores, engine(segments, more).start()) > limit:
-                failed.add("token by token is all at once")
     if state_of(model) != before:
         failed.add("the model is unchanged")
     return failed
@@ -180,15 +173,6 @@ def test_the_properties_hold_on_real_models_and_engines_agree(name):
     assert violated(lm, engines.FastEngine, asked) == set()
     fast, reference = (answered(lm, "fuse", engine, [asked], max_new_tokens=3) for engine in ("fast", "reference"))
     assert gap(fast.first_logits, reference.first_logits) <= TOLERANCE and fast.tokens == reference.tokens
-
-
-@pytest.mark.slow
-@pytest.mark.gemma
-def test_the_properties_hold_beyond_gemmas_window():
-    lm = labkit.load("gemma3-270m", dtype="float32", device="cpu")
-    text = "the river of the old town " * 90
-    assert len(lm.tokenizer(text)["input_ids"]) > lm.model.config.sliding_window
-    assert violated(lm, engines.FastEngine, [text + " begins where?", text + " has its source in which land?"]) == set()
 
 
 # ---- engines ------------------------------------------------------------------------------------------------------
@@ -325,21 +309,16 @@ def test_hidden_average_of_the_last_layer_is_the_logits_of_the_mean_state():
     ("invalid", "message"),
     [
         ({"questions": []}, "there is no question"),
-        ({"questions": [["a"], []]}, r"question 1 is \[\]; give a list of its paraphrases"),
         ({"questions": ["a b"]}, "question 0 is 'a b'"),
         ({"questions": [["a", " "]]}, "none empty"),
         ({"cue": ""}, "the cue is empty"),
         ({"method": "fusion"}, "'fusion'; choose one of single, concat"),
-        ({"engine": "slow"}, "'slow'; choose one of fast"),
         ({"weights": [[1.0], [1.0], [1.0]]}, "takes no weights"),
-        ({"method": "weighted", "weights": None}, "needs a weight for each paraphrase"),
         ({"method": "weighted", "weights": [[1.0, 1.0]]}, "weights for 1 questions, but 3"),
-        ({"method": "weighted", "weights": [[1.0], [1.0], [1.0] * 3]}, "question 0 has 2 paraphrases and the weights"),
         ({"method": "weighted", "weights": [[1.0, 0.0], [1.0], [1.0] * 3]}, "give one positive number for each"),
         ({"layer": 1}, "with 'hidden-average' only"),
         ({"method": "hidden-average", "layer": 2}, "layer is 2; .* from 0 to 1"),
         ({"batch_size": 0}, "batch_size is 0"),
-        ({"seed": -1}, "seed from 0"),
         ({"max_new_tokens": 0}, "must be at least 1"),
         ({"max_new_tokens": 1000}, "1,0.. tokens, and the model has 1,024 positions"),
         ({"temperature": 0.5}, "need do_sample=True"),
@@ -360,12 +339,15 @@ def test_models_that_cannot_be_fused_are_refused():
     bloom = BloomForCausalLM(BloomConfig(vocab_size=lm.model.config.vocab_size, hidden_size=32, n_layer=2, n_head=2))
     expected = answered(lm).tokens
     assert answered(flex, engine="reference").tokens == expected
+    declared = labkit.load("tiny-llama")
+    declared.model.config.is_causal = False
     labkit.to_bidirectional(lm.model)
     refused = {
         "has no tokenizer": replace(flex, tokenizer=None),
         "holds no decoder that labkit knows": replace(lm, model=bloom.eval()),
         "it has no language-model head": replace(flex, model=flex.model.model),
         "call labkit.to_causal first": lm,
+        "it is bidirectional": declared,
         "use engine='reference'": flex,
     }
     for message, model in refused.items():

@@ -125,19 +125,16 @@ def run_study(study: Study, folder: str | Path, **log: Any) -> dict[str, str]:
         DataError, TrainingError: a set or a method that there is not, or the folder contains another
             study. Nothing is written then.
     """
-    plans = {}
+    facts = {}
     for cell in cells(study):
-        if cell.data not in plans:
-            plans[cell.data] = runs.plan(replace(cell, max_questions=None).settings(study))
-        _ = cell.settings(study)  # a method that does not exist is an error before anything is asked
-    facts = {
-        name: {
-            "dataset": study.data[name][0],
-            "sha256": plan.about["data"]["questions_sha256"],
-            "questions": len(plan.questions),
-        }
-        for name, plan in plans.items()
-    }
+        settings = cell.settings(study)  # a method that does not exist is an error before anything is asked
+        if cell.data not in facts:
+            about, rows = runs.plan(replace(settings, max_questions=None))
+            facts[cell.data] = {
+                "dataset": study.data[cell.data][0],
+                "sha256": about["data"]["questions_sha256"],
+                "questions": len(rows),
+            }
     settings = asdict(study) | {"data": facts}
     del settings["repeat_control"]
     path = runner.begun(folder, settings, GROWING)
@@ -149,7 +146,7 @@ def run_study(study: Study, folder: str | Path, **log: Any) -> dict[str, str]:
             lm = None  # one model at a time: together they may not fit
             lm = runs.load_model(cell.settings(study))
         answers = runs.run(cell.settings(study), path / cell.folder / ANSWERS, resume=True, lm=lm)
-        templates = not all(question.natural for question in plans[cell.data].questions)
+        templates = answers.about["natural"] < answers.about["questions"]
         metrics = {"cell": asdict(cell), "templates": templates} | summary(answers)
         runner.write_json(path / cell.folder / "metrics.json", metrics)
         return metrics
