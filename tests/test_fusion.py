@@ -206,9 +206,12 @@ def test_the_compiled_flex_reference_agrees(name):
 
 
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("at_once", [8192, 40])
-def test_segments_that_are_read_together_or_in_several_passes_are_what_they_are_alone(name, at_once, monkeypatch):
+@pytest.mark.parametrize(("at_once", "row"), [(8192, 128), (40, 128), (40, 1)])
+def test_segments_that_share_a_row_or_are_read_in_several_passes_are_what_they_are_alone(
+    name, at_once, row, monkeypatch
+):
     monkeypatch.setattr(engines, "TOKENS_AT_ONCE", (at_once, at_once))
+    monkeypatch.setattr(engines, "SHARED_ROW", row)
     lm = labkit.load(name, dtype="float64")
     words = "one two three four five six seven eight nine ten".split()
     questions = [[" ".join(words[:count]) for count in (10, 7, 3, 2, 1)], ["the word of it " * 20, "one"]]

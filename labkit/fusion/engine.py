@@ -3,7 +3,7 @@
 The fast engine:
 
     prefix        read once
-    segments      one batch, each behind the prefix and at its own positions
+    segments      one batch, each behind the prefix and at its own positions; short ones share a row under a mask
     joined        per row: the keys of the prefix, then those of its segments, side by side
     cue, answer   ordinary decoding over the joined cache; log(weight) is added to the scores of a segment's keys
 
@@ -39,6 +39,9 @@ BACKENDS = ("eager", "sdpa")  # those that take a mask of numbers
 # Tokens in one forward pass on a CPU and on a GPU, copies of the prefix included. On a CPU this is small enough for the
 # hidden states to stay in its cache, so that the time is linear in the number of segments.
 TOKENS_AT_ONCE = 2048, 8192
+SHARED_ROW = (
+    128  # tokens: short segments share a row under a mask, which needs less padding and fewer copies of the prefix
+)
 
 
 class Engine:
@@ -65,11 +68,8 @@ class Engine:
     @torch.no_grad()
     def start(self) -> Tensor:
         """Read the prompts, cue included; returns the logits of the first new token, (rows, vocab)."""
-        rows = self.prompts.rows
-        positions = [int(row.positions.max()) + 1 for row in rows]  # of the cue, behind the longest segment
-        self.next_position = torch.tensor(positions, device=self.device)  # (rows,)
-        unread = self._prepare(self._table(rows))
-        return self._extend(unread, torch.tensor(self.prompts.cue, device=self.device).expand(len(rows), -1))
+        unread = self._prepare(self._table(self.prompts.rows))
+        return self._extend(unread, torch.tensor(self.prompts.cue, device=self.device).repeat(len(unread.ids), 1))
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Engine:
         places = torch.arange(sum(self.counts)).split(self.counts)
         rows = torch.cat([places[question] for question in questions]).to(self.device)
         self.counts = [self.counts[question] for question in questions]
-        self.next_position, self.context = self.next_position[rows], self.context[rows]
+        self.context = self.context[rows]
         if self.cache is not None:
             self.cache.batch_select_indices(rows)
 
@@ -94,8 +94,8 @@ class Engine:
 
     def _extend(self, unread: Tokens, ids: Tensor) -> Tensor:
         """Read `unread` and `ids` (rows, new) of cue or answer; returns the logits of the last one, (rows, vocab)."""
-        positions = self.next_position[:, None] + torch.arange(ids.shape[1], device=self.device)  # (rows, new)
-        self.next_position = self.next_position + ids.shape[1]
+        last = self.context.then(unread).positions.amax(-1, keepdim=True)  # (rows, 1), in the longest segment at first
+        positions = last + torch.arange(1, ids.shape[1] + 1, device=self.device)  # (rows, new)
         owners, bias = torch.full_like(ids, CUE), unread.bias.new_zeros(ids.shape)
         new = unread.then(Tokens(ids, positions, owners, bias))
         context, self.context = self.context, self.context.then(new)
@@ -161,20 +161,27 @@ class FastEngine(Engine):
     def _prepare(self, table: Tokens) -> Tokens:
         rows = self.prompts.rows
         segments = [row[row.owners == owner] for row in rows for owner in row.owners.unique() if owner != PREFIX]
+        longest = max(SHARED_ROW, *(len(segment.ids) for segment in segments))
+        packed: list[Tokens] = []  # rows of adjacent segments, each of them an owner
+        for number, segment in enumerate(segments, 1):
+            segment = segment._replace(owners=torch.full_like(segment.owners, number))
+            if packed and len(packed[-1].ids) + len(segment.ids) <= longest:
+                packed[-1] = packed[-1].then(segment)
+            else:
+                packed.append(segment)
         prefix = table[:1, table.owners[0] == PREFIX]
         begin, prefix_cache = prefix.ids.shape[1], DynamicCache()
         if begin:
             self._read(self.decoder.stack, prefix[:, :0], prefix, prefix_cache)
-        longest = max(len(segment.ids) for segment in segments)
         at_once = max(1, TOKENS_AT_ONCE[self.device.type == "cuda"] // (begin + longest))
         sides = defaultdict(list)  # by (layer, "keys" or "values"), of all segments, each (tokens, heads, head_dim)
-        for first in range(0, len(segments), at_once):
-            new = self._table(segments[first : first + at_once])
+        for first in range(0, len(packed), at_once):
+            new = self._table(packed[first : first + at_once])
             cache = _copies(prefix_cache, len(new.ids))
             self._read(self.decoder.stack, prefix[[0] * len(new.ids)], new, cache)
             for number, layer in enumerate(cache.layers):
                 for side in ("keys", "values"):
-                    states = getattr(layer, side)[:, :, begin:].transpose(1, 2)  # (segments, tokens, heads, head_dim)
+                    states = getattr(layer, side)[:, :, begin:].transpose(1, 2)  # (rows, tokens, heads, head_dim)
                     sides[number, side].append(states[new.owners != PADDING])
         places = table.owners[:, begin:] != PADDING  # (rows, length), true for the tokens of all segments
 
