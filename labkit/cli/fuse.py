@@ -68,11 +68,11 @@ def fuse(given: dict[str, Any]) -> None:
 def _run(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The answers of a run, and no comparison."""
     lists = {
-        "indexes": None if given["indexes"] is None else tuple(whole_numbers("--indexes", given["indexes"])),
-        "weights": None if given["weights"] is None else _weights(given["weights"]),
-        "stop": None if not given["stop"] else tuple(text.replace("\\n", "\n") for text in given["stop"]),
+        "indexes": given["indexes"] and tuple(whole_numbers("--indexes", given["indexes"])),
+        "weights": given["weights"] and _weights(given["weights"]),
+        "stop": tuple(text.replace("\\n", "\n") for text in given["stop"] or ()) or None,
     }
-    settings = Settings(**{name: given[name] for name in OPTIONS if name in KINDS} | lists)
+    settings = Settings(**{name: given[name] for name in KINDS if name in OPTIONS} | lists)
     from labkit.fusion.runs import journal_of, run
 
     output = given["output"] or str(settings.default_output)

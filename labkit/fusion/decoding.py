@@ -95,6 +95,24 @@ def decode(
     def score(answer: Answer) -> float:
         return answer.log_prob / len(answer.tokens) ** settings.length_penalty
 
+    def extensions_of(question: int, log_probs: Tensor) -> list[tuple[int, Answer]]:
+        """(beam, answer) that go on, the best first, from log_probs (beams, vocab); updates `ended`."""
+        totals = log_probs + log_probs.new_tensor([answer.log_prob for answer in beams[question]])[:, None]
+        best = totals.flatten().topk(min(2 * width, totals.numel()))
+        extensions: list[tuple[int, Answer]] = []
+        for rank, (total, place) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+            beam, token = divmod(place, totals.shape[1])
+            answer = extended(beams[question][beam], token, total)
+            if not answer.ended:
+                extensions.append((beam, answer))
+            elif rank < width:
+                ended[question].append(answer)
+            if len(extensions) == width:
+                break
+        done = ended[question] = sorted(ended[question], key=score, reverse=True)[:width]
+        is_done = len(done) == width and bool(extensions) and score(extensions[0][1]) <= score(done[-1])
+        return [] if is_done else extensions
+
     first = scores = combine(rule, engine.start(), engine.counts)
     beams = [[Answer()] for _ in engine.counts]  # of each question those that go on; none once it is done
     ended: list[list[Answer]] = [[] for _ in beams]
@@ -106,27 +124,10 @@ def decode(
             log_probs = torch.full_like(log_probs, -torch.inf).scatter(-1, drawn, log_probs.gather(-1, drawn))
         parents, tokens = [], []  # of the rows of the next step
         for question, answers in enumerate(beams):
-            extensions: list[tuple[int, Answer]] = []  # (row, answer)
-            if answers:
-                begin = question * rows
-                totals = log_probs[begin : begin + len(answers)]  # (beams, vocab)
-                totals = totals + totals.new_tensor([answer.log_prob for answer in answers])[:, None]
-                best = totals.flatten().topk(min(2 * width, totals.numel()))
-                for rank, (total, place) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
-                    beam, token = divmod(place, totals.shape[1])
-                    answer = extended(answers[beam], token, total)
-                    if not answer.ended:
-                        extensions.append((begin + beam, answer))
-                    elif rank < width:
-                        ended[question].append(answer)
-                    if len(extensions) == width:
-                        break
-                ended[question] = sorted(ended[question], key=score, reverse=True)[:width]
-                full = len(ended[question]) == width
-                if full and extensions and score(extensions[0][1]) <= score(ended[question][-1]):
-                    extensions = []
-                beams[question] = [answer for _, answer in extensions]
-            going_on = [(row, answer.tokens[-1]) for row, answer in extensions] or [(question * rows, 0)]  # 0: ignored
+            begin = question * rows
+            extensions = extensions_of(question, log_probs[begin : begin + len(answers)]) if answers else []
+            beams[question] = [answer for _, answer in extensions]
+            going_on = [(begin + beam, answer.tokens[-1]) for beam, answer in extensions] or [(begin, 0)]  # 0: ignored
             going_on += going_on[:1] * (width - len(going_on))
             parents += [row for row, _ in going_on]
             tokens += [token for _, token in going_on]
@@ -137,7 +138,7 @@ def decode(
         rows = width
         new = torch.tensor(tokens).repeat_interleave(torch.tensor(engine.counts))  # all rows of a question read it
         scores = combine(rule, engine.step(new), engine.counts)
-    return [max(done + going_on, key=score) for done, going_on in zip(ended, beams, strict=True)], first
+    return [max(done + open_beams, key=score) for done, open_beams in zip(ended, beams, strict=True)], first
 
 
 def combine(rule: str | None, logits: Tensor, counts: Sequence[int]) -> Tensor:
