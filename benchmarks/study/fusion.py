@@ -162,17 +162,17 @@ def tables(folder: str | Path, reference: str = SINGLE, lemmatised: bool = False
     """
     path = Path(folder).expanduser()
     runner.read_study(path)
-    found: dict[tuple[str, str], dict[Cell, Answers]] = {}
+    finished: dict[tuple[str, str], dict[Cell, Answers]] = {}
     templates = {}
     for file in sorted(path.glob("*/*/*/metrics.json")):
         metrics = read_json(file)
         cell = Cell(**metrics["cell"])
-        found.setdefault((cell.model, cell.data), {})[cell] = read_answers(file.parent / ANSWERS)
+        finished.setdefault((cell.model, cell.data), {})[cell] = read_answers(file.parent / ANSWERS)
         templates[cell.data] = metrics["templates"]
-    if not found:
+    if not finished:
         raise TrainingError(f"{folder}: no cell is finished yet")
     parts = []
-    for (model, data), files in found.items():
+    for (model, data), files in finished.items():
         revealed = {row["id"] for answers in files.values() for row in answers.rows if _reveals(row)}
         for name, left_out in ((data, set()), (f"{data}, answer not in the question", revealed)):
             if left_out or name == data:
@@ -183,9 +183,9 @@ def tables(folder: str | Path, reference: str = SINGLE, lemmatised: bool = False
 
 def scores(files: list[Answers], lemmatised: bool = False) -> report.Scores:
     """Accuracy by question, the mean of these files on the questions of all of them; relations are the groups."""
-    correct = [answers.correct(lemmatised) for answers in files]
-    ids = [name for name in correct[0] if all(name in of for of in correct)]
-    above = np.array([[np.mean([of[name] for of in correct]) for name in ids]])
+    correct = pd.DataFrame([answers.correct(lemmatised) for answers in files]).dropna(axis=1)  # (files, questions)
+    ids = list(correct)
+    above = correct.astype(float).mean().to_numpy()[None]
     relations = {row["id"]: row.get("relation") for row in files[0].rows}
     groups = np.array([relations[name] or f"question {name}" for name in ids])
     return report.Scores(above, np.ones_like(above), groups, tuple(ids), None)
@@ -273,7 +273,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> dict[str, str]:
-    own = {each.name: getattr(options, each.name) for each in fields(Study) if hasattr(options, each.name)}
+    own = {field.name: getattr(options, field.name) for field in fields(Study) if hasattr(options, field.name)}
     data = dict(named(text, options.pairs) for text in options.dataset or [KNOWN_FACTS])
     study = Study(**own | {"data": data})
     return run_study(study, options.output_dir)
