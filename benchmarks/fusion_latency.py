@@ -125,7 +125,7 @@ class Bench:
 
         self.names[arm] = "plain transformers, a cache for each sequence"
         model, device = self.lm.model, next(self.lm.model.parameters()).device
-        new = [self.torch.tensor([[*self.prefix, *each, *self.cue]], device=device) for each in segments]
+        new = [self.torch.tensor([[*self.prefix, *segment, *self.cue]], device=device) for segment in segments]
         caches, written = [DynamicCache() for _ in new], []
         for length in range(1, new_tokens + 1):
             logits = [
@@ -210,17 +210,19 @@ def _case(case: Case, seconds: dict[str, dict[int, list[float]]]) -> dict:
         "setting": case[0],
         "paraphrases": case[1],
         "segment_tokens": lengths_of(*case),
-        "seconds": {arm: {str(n): _spread(values) for n, values in each.items()} for arm, each in seconds.items()},
+        "seconds": {
+            arm: {str(n): _spread(values) for n, values in lengths.items()} for arm, lengths in seconds.items()
+        },
         "ratios": {
-            f"{arm}/fast": {str(n): machine.paired(values, fast[n]) for n, values in each.items() if n in fast}
-            for arm, each in seconds.items()
+            f"{arm}/fast": {str(n): machine.paired(values, fast[n]) for n, values in lengths.items() if n in fast}
+            for arm, lengths in seconds.items()
             if fast and arm != "fast"
         },
     }
 
 
 def _spread(seconds: Sequence[float]) -> dict:
-    return machine.spread([round(each, 5) for each in seconds])
+    return machine.spread([round(value, 5) for value in seconds])
 
 
 def growths(seconds: dict[int, dict[str, dict[int, list[float]]]]) -> dict:
@@ -249,8 +251,8 @@ def growth(counts: Sequence[int], seconds: np.ndarray) -> dict:
 
     terms, share = fitted(middle[None])
     _, shares = fitted(np.median(seconds[machine.drawn(len(seconds))], axis=1))
-    found = {name: round(float(value), 8) for name, value in zip("abc", terms[:, 0], strict=True)}
-    return {"fit": found, "curved": {"share": round(float(share[0]), 4)} | machine.interval(shares, len(seconds))}
+    fit = {name: round(float(value), 8) for name, value in zip("abc", terms[:, 0], strict=True)}
+    return {"fit": fit, "curved": {"share": round(float(share[0]), 4)} | machine.interval(shares, len(seconds))}
 
 
 def memory_of_all(options: argparse.Namespace) -> list[dict]:
@@ -278,8 +280,8 @@ def summary(results: dict) -> Iterator[str]:
                 interval = "" if ratio["low"] is None else f" [{ratio['low']:.3f}, {ratio['high']:.3f}]"
                 name = f"{case['setting']}, N = {case['paraphrases']}, {tokens} tokens"
                 yield f"{name}: {pair} {ratio['median']:.3f}{interval}"
-    for arm, found in results["growth"].items():
-        curved = found["curved"]
+    for arm, growth_of_arm in results["growth"].items():
+        curved = growth_of_arm["curved"]
         interval = "" if curved["low"] is None else f" [{curved['low']:.2f}, {curved['high']:.2f}]"
         yield f"prefill, quadratic share of {arm}: {curved['share']:.2f}{interval}"
     yield from (f"left out: {name}" for name in results["left_out"])

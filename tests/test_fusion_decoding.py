@@ -75,9 +75,7 @@ def test_beams_that_all_end_at_once_give_the_answer_that_generate_gives():
     lm, settings = labkit.load("tiny-llama", dtype="float64"), {"max_new_tokens": 6, "num_beams": 2}
     scores = fused(lm, TEXTS[:1]).first_logits[0]
     lm.model.generation_config.eos_token_id = scores.topk(4).indices.tolist()  # all that two beams look at
-    together = fused(lm, TEXTS, **settings).tokens
-    assert together[0] == written(lm, TEXTS[0], **settings)
-    assert together == [fused(lm, [text], **settings).tokens[0] for text in TEXTS]
+    assert fused(lm, TEXTS, **settings).tokens == [written(lm, text, **settings) for text in TEXTS]
 
 
 def test_as_many_beams_as_tokens_find_the_likeliest_fused_answer_of_all():
@@ -125,31 +123,25 @@ def test_an_answer_ends_at_a_stop_that_is_not_part_of_it_and_at_an_end_token():
     assert fused(lm, TEXTS[:1], "fuse", stop=special).tokens[0] == tokens[: tokens.index(tokens[2]) + 1]
 
 
-class Letters:
-    """A model that writes a text letter by letter, and a tokenizer whose ids are the numbers of letters."""
-
-    counts = [1]
-
-    def __init__(self, text):
-        self.text = iter(text)
-
-    def start(self):
-        return torch.nn.functional.one_hot(torch.tensor([ord(next(self.text, "x"))]), 128).double()
-
-    def step(self, tokens):
-        return self.start()
-
-    def decode(self, ids, skip_special_tokens):
-        return "".join(map(chr, ids))
-
-
 @pytest.mark.parametrize(
     ("text", "answer"),
     [(" Paris\nQuestion", " Paris"), ("\n\n Paris \nLyon", "\n\n Paris "), ("\n", "\n"), ("Paris", "Paris")],
 )
 def test_an_answer_ends_with_its_first_line_that_is_not_empty(text, answer):
-    letters = Letters(text)
-    ((first,), _) = decode(letters, None, letters, set(), Decoding(len(text), first_line=True), [0])
+    class Letters:
+        """A model that writes `text` letter by letter, and a tokenizer whose ids are the numbers of letters."""
+
+        counts, letters = [1], iter(text)
+
+        def step(self, tokens=None):
+            return torch.nn.functional.one_hot(torch.tensor([ord(next(self.letters))]), 128).double()
+
+        def decode(self, ids, skip_special_tokens):
+            return "".join(map(chr, ids))
+
+        start = step
+
+    ((first,), _) = decode(Letters(), None, Letters(), set(), Decoding(len(text), first_line=True), [0])
     assert first.text == answer and first.ended == (answer != text)
 
 

@@ -22,7 +22,7 @@ def seen(lm, paraphrases=QUESTION, **settings):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_with_one_paraphrase_the_weights_are_those_of_transformers(name):
+def test_the_weights_are_those_of_transformers_and_copies_share_them(name):
     lm = labkit.load(name, attn="eager")
     tokens = fusion.generate(lm, [[LONG]], max_new_tokens=4, **PROMPT).tokens[0]
     prompt = lm.tokenizer("")["input_ids"][:1] + [
@@ -32,35 +32,27 @@ def test_with_one_paraphrase_the_weights_are_those_of_transformers(name):
     ]
     with torch.no_grad():
         maps = lm.model(torch.tensor([prompt + tokens[:-1]]), output_attentions=True).attentions
-    expected = torch.stack(maps).mean(2)[:, 0, len(prompt) - 1 :, : len(prompt)].numpy()  # (layers, generated, context)
-    lm.model.set_attn_implementation("sdpa" if name != "tiny-gemma2" else "eager")
-    assert np.allclose(seen(lm, [LONG], tokens=tokens).weights, expected.mean(0), atol=1e-5)
-    assert np.allclose(seen(lm, [LONG], tokens=tokens, layer=1).weights, expected[1], atol=1e-5)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_copies_of_a_paraphrase_share_the_attention_of_one(name):
-    lm = labkit.load(name)
-    one, copies = seen(lm, [LONG]), seen(lm, [LONG] * 3)
+    expected = torch.stack(maps)[:, 0, :, len(prompt) - 1 :, : len(prompt)].numpy()  # (layers, heads, new, context)
+    backend = "eager" if name == "tiny-gemma2" else "sdpa"
+    lm.model.set_attn_implementation(backend)
+    one, copies = seen(lm, [LONG], tokens=tokens), seen(lm, [LONG] * 3, tokens=tokens)
+    assert np.allclose(one.weights, expected.mean((0, 1)), atol=1e-5)
+    assert np.allclose(seen(lm, [LONG], tokens=tokens, layer=1, head=2).weights, expected[1, 2], atol=1e-5)
     assert np.allclose(copies.share, one.share / 3, atol=1e-5)
     assert copies.segments.count(0) == copies.segments.count(2) == one.segments.count(0)
+    assert lm.model.config._attn_implementation == backend
 
 
-def test_heads_average_to_the_whole_and_the_order_of_paraphrases_is_that_of_the_shares():
+def test_the_shares_follow_the_order_of_the_paraphrases_and_figures_contain_them():
     lm = labkit.load("tiny-llama")
-    whole, tokens = seen(lm), fusion.generate(lm, [QUESTION], max_new_tokens=4, **PROMPT).tokens[0]
-    heads = [seen(lm, tokens=tokens, head=j).weights for j in range(lm.model.config.num_attention_heads)]
-    assert np.allclose(np.mean(heads, 0), whole.weights, atol=1e-6)
-    assert np.allclose(whole.share, seen(lm, QUESTION[::-1], tokens=tokens).share[:, ::-1], atol=1e-5)
-
-
-def test_figures_contain_the_weights_and_shares():
-    result = seen(labkit.load("tiny-llama"))
-    tokens, shares = result.figure("a title").data
-    assert np.allclose(tokens.z, result.weights, atol=6e-5) and np.allclose(shares.z[:, 1:4], result.share, atol=6e-5)
-    tokens, shares = result.figure_of_paraphrases("a title").data
-    assert np.allclose(tokens.z.sum(1), 1, atol=2e-3)
-    assert np.allclose(shares.z, result.share_among_paraphrases, atol=6e-5)
+    result, tokens = seen(lm), fusion.generate(lm, [QUESTION], max_new_tokens=4, **PROMPT).tokens[0]
+    assert np.allclose(result.share, seen(lm, QUESTION[::-1], tokens=tokens).share[:, ::-1], atol=1e-5)
+    alone = result.among_paraphrases()
+    assert np.allclose(alone.share, result.share / result.share.sum(1, keepdims=True))
+    for looked, columns in ((result, slice(1, 4)), (alone, slice(None))):
+        weights, shares = looked.figure("a title").data
+        assert np.allclose(weights.z, looked.weights, atol=6e-5)
+        assert np.allclose(shares.z[:, columns], looked.share, atol=6e-5)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +62,7 @@ def test_figures_contain_the_weights_and_shares():
         ({"tokens": [1], "head": 99}, "a head to"),
         ({"tokens": []}, "at least one generated token"),
         ({"tokens": [1] * 1100}, "the model has 1,024 positions"),
-        ({"tokens": [1], "paraphrases": []}, "has no paraphrase"),
+        ({"tokens": [1], "paraphrases": []}, "at least one"),
     ],
 )
 def test_invalid_arguments_are_refused(invalid, message):

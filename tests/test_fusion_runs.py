@@ -1,7 +1,6 @@
 """A run leaves one file that describes itself; interrupted anywhere, it continues and ends the same."""
 
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -13,8 +12,9 @@ import torch
 import labkit
 from labkit.datasets.paraphrases import ParaphrasedQuestion, read_known_facts, read_paraphrases
 from labkit.errors import DataError, ModelError
-from labkit.fusion import answers, generation, scores
+from labkit.fusion import generation, scores
 from labkit.fusion.runs import journal_of, plan, prefix_of, read_journal, run, take_shots
+from labkit.fusion.scores import read_answers
 from labkit.fusion.settings import Settings
 
 pytest.importorskip("pyarrow")
@@ -28,6 +28,7 @@ QUESTIONS = [
     }
     for number in range(11)
 ]
+TEXTS = ("a", "b", "c", "d")
 
 
 @pytest.fixture
@@ -48,21 +49,22 @@ def write_set(path, rows):
     return str(path)
 
 
-def without_seconds(made):
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in made.rows]
+def same_but_for_seconds(one, other):
+    rows = [[row | {"seconds": 0} for row in answers.rows] for answers in (one, other)]
+    return rows[0] == rows[1] and one.about == other.about
 
 
 class Stopped(Exception):
     pass
 
 
-def interrupted_run(settings, output, batches=1, error=Stopped, **more):
+def interrupted_run(settings, output, batches=1, **more):
     """A run in which reading breaks off after so many batches; returns the sizes of the batches."""
     sizes, make = [], generation.make_engine
 
     def breaks_off(name, model, batch, *args):
         if len(sizes) == batches:
-            raise error
+            raise Stopped
         sizes.append(len(batch.counts))
         return make(name, model, batch, *args)
 
@@ -70,7 +72,7 @@ def interrupted_run(settings, output, batches=1, error=Stopped, **more):
         patch.setattr(generation, "make_engine", breaks_off)
         try:
             run(settings, output, **more)
-        except error:
+        except Stopped:
             pass
     return sizes
 
@@ -80,10 +82,10 @@ def interrupted_run(settings, output, batches=1, error=Stopped, **more):
 
 def test_the_file_contains_the_answers_and_how_they_were_made(settings, tmp_path):
     output = tmp_path / "new" / "out.feather"
-    made, planned = run(settings, output), plan(settings)
-    stored = answers.read_answers(output)
-    assert stored.rows == made.rows == answers.judged(stored).rows and stored.about == made.about
-    assert [row["id"] for row in stored.rows] == [question.id for question in planned.questions]
+    made, (planned, rows) = run(settings, output), plan(settings)
+    stored = read_answers(output)
+    assert stored.rows == made.rows == scores.judged(stored).rows and stored.about == made.about
+    assert [row["id"] for row in stored.rows] == [row["id"] for row in rows]
     by_id = {row["id"]: row for row in QUESTIONS}
     for row in stored.rows:
         own = by_id[row["id"]]
@@ -93,7 +95,7 @@ def test_the_file_contains_the_answers_and_how_they_were_made(settings, tmp_path
         assert row["prediction"] == scores.first_line(row["generation"])
         assert row["correct"] is scores.exact_match(row["prediction"], own["answers"])
     about = stored.about
-    assert about["settings"]["seed"] == 3 and about["prefix"] == planned.about["prefix"]
+    assert about["settings"]["seed"] == 3 and about["prefix"] == planned["prefix"]
     assert about["versions"]["torch"] == torch.__version__ and about["model"]["dtype"] == "float32"
     assert [path.name for path in output.parent.iterdir()] == ["out.feather"]
 
@@ -126,40 +128,34 @@ def test_a_killed_process_continues_and_ends_with_the_same_file(tmp_path, output
     deadline = time.monotonic() + 120
     while len(read_journal(journal_of(output))[1]) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.wait()
     kept = read_journal(journal_of(output))[1]
     assert 3 <= len(kept) < 40 and not output.exists()
-    for path in (output, tmp_path / "whole.feather"):
-        resume = ["--resume"] if path == output else []
-        subprocess.run([*command, "--output", str(path), *resume], check=True, stdout=subprocess.DEVNULL)
-    again, whole = answers.read_answers(output), answers.read_answers(tmp_path / "whole.feather")
-    assert without_seconds(again) == without_seconds(whole) and again.about == whole.about
+    settings = Settings(
+        model="tiny-llama", num_paraphrases=2, max_questions=40, max_new_tokens=4, batch_size=1, device="cpu"
+    )
+    again, whole = run(settings, output, resume=True), run(settings, tmp_path / "whole.feather")
+    assert same_but_for_seconds(again, whole)
     assert [row["seconds"] for row in again.rows][: len(kept)] == [line["seconds"] for line in kept]
     assert {path.name for path in tmp_path.iterdir()} == {"out.feather", "whole.feather"}
 
 
-def test_a_journal_torn_at_any_byte_is_continued(settings, tmp_path, output):
+def test_a_journal_torn_at_any_byte_is_continued_and_a_finished_run_is_not_repeated(settings, tmp_path, output):
     whole = run(settings, tmp_path / "whole.feather")
     interrupted_run(settings, output, batches=2)
     content = journal_of(output).read_bytes()
     lines = content.splitlines(keepends=True)
     last = len(content) - len(lines[-1])
-    for cut in (0, 5, len(lines[0]) - 1, len(lines[0]), last, last + 7, len(content)):
+    for cut in (0, 5, len(lines[0]), last, last + 7, len(content)):
         journal_of(output).write_bytes(content[:cut])
         batches_kept = max(0, content[:cut].count(b"\n") - 1) // 4
         assert sum(interrupted_run(settings, output, batches=99, resume=True)) == 9 - 4 * batches_kept
-        again = answers.read_answers(output)
-        assert without_seconds(again) == without_seconds(whole) and again.about == whole.about
+        assert same_but_for_seconds(read_answers(output), whole)
+        journal_of(output).write_bytes(content)  # the process was killed before the journal was removed
+        assert interrupted_run(settings, output, resume=True) == []
         assert [path.name for path in tmp_path.glob("out*")] == ["out.feather"]
         output.unlink()
-
-
-def test_a_finished_run_is_not_repeated(settings, output):
-    made = run(settings, output)
-    journal_of(output).write_text(json.dumps(made.about) + "\n")  # killed before the journal was removed
-    assert interrupted_run(settings, output, resume=True) == [] and not journal_of(output).exists()
-    assert answers.read_answers(output).rows == made.rows
 
 
 @pytest.mark.parametrize(
@@ -183,33 +179,16 @@ def test_a_run_of_other_settings_data_or_weights_is_not_continued(settings, tmp_
 # ---- refusals -----------------------------------------------------------------------------------------------------
 
 
-def test_existing_files_are_not_overwritten_and_damaged_journals_are_named(settings, tmp_path, output):
-    interrupted_run(settings, output)
-    (tmp_path / "mine.feather").write_bytes(b"mine")
-    for path, message in {
-        "mine.feather": "mine.feather exists already",
-        "out.feather": "continue that run with --resume",
-        ".": "is a folder",
-    }.items():
-        with pytest.raises(DataError, match=message):
-            run(settings, tmp_path / path)
-    lines = journal_of(output).read_text().splitlines(keepends=True)
-    journal_of(output).write_text("".join([*lines[:2], "{no json\n", *lines[3:]]))
-    with pytest.raises(DataError, match=r"out.feather.jsonl is damaged"):
-        run(settings, output, resume=True)
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"engine": "slow"}, "the fusion engine is 'slow'; choose one of fast"),
-        ({"method": "weighted"}, "needs a weight for each paraphrase"),
         ({"weights": (1.0, 2.0)}, "takes no weights"),
         ({"repeat": 2}, "not both"),
         ({"num_paraphrases": None, "indexes": ()}, "give different places from 0"),
         ({"num_paraphrases": None, "indexes": (1, 1)}, "give different places from 0"),
-        ({"num_paraphrases": None, "indexes": (4,), "at_least": 2}, "index 4 needs 5"),
         ({"num_paraphrases": 4}, "none of the 9 questions has 4 paraphrases"),
+        ({"num_paraphrases": None, "indexes": (4,), "at_least": 2}, "none of the 9 questions has 5 paraphrases"),
         ({"few_shot": 11}, "no question is left"),
         ({"max_new_tokens": 1100}, "the model has 1,024"),
         ({"device": "tpu9"}, "the device is 'tpu9'"),
@@ -221,27 +200,29 @@ def test_invalid_settings_are_refused_and_nothing_is_written(settings, tmp_path,
     assert not list(tmp_path.glob("out*"))
 
 
-def test_files_that_contain_no_answers_are_refused(settings, tmp_path, output, monkeypatch):
+def test_files_that_exist_are_damaged_or_contain_no_answers_are_refused(settings, tmp_path, output, monkeypatch):
     import pyarrow
     from pyarrow import feather
 
+    interrupted_run(settings, output)
     (tmp_path / "text.feather").write_text("hello")
     feather.write_feather(pyarrow.table({"id": ["a"], "answers": [["b"]]}), str(tmp_path / "few.feather"))
-    for name, message in {
-        "none.feather": "is not a file",
-        "text.feather": "text.feather cannot be read",
-        "few.feather": "has no column 'prediction'",
-    }.items():
-        with pytest.raises(DataError, match=message):
-            answers.read_answers(tmp_path / name)
+    for name in ("text.feather", "out.feather", "."):
+        with pytest.raises(DataError, match="exists already"):
+            run(settings, tmp_path / name)
+    for name, message in {"none": "cannot be read", "text": "cannot be read", "few": "has the columns"}.items():
+        with pytest.raises(DataError, match=f"{name}.feather {message}"):
+            read_answers(tmp_path / f"{name}.feather")
+    lines = journal_of(output).read_text().splitlines(keepends=True)
+    journal_of(output).write_text("".join([*lines[:2], "{no json\n", *lines[3:]]))
+    with pytest.raises(DataError, match=r"out.feather.jsonl is damaged"):
+        run(settings, output, resume=True)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ModelError, match=r"pip install \"labkit-bidirectional\[fusion\]\""):
         run(settings, output)
 
 
 # ---- which questions, which paraphrases, which examples -----------------------------------------------------------
-
-TEXTS = ("a", "b", "c", "d")
 
 
 @pytest.mark.parametrize(
@@ -264,27 +245,24 @@ def test_the_chosen_paraphrases_and_the_name_of_their_file(choice, texts, label)
 def test_questions_with_too_few_paraphrases_are_left_out_and_counted(settings, tmp_path):
     short = [QUESTIONS[n] | {"id": f"s{n}", "paraphrases": [f"short {n}"]} for n in range(4)]
     settings = replace(settings, dataset=write_set(tmp_path / "some.jsonl", QUESTIONS + short), few_shot=0)
-    assert (plan(settings).about["left_out"], len(plan(settings).questions)) == (4, 11)
-    fewer = plan(replace(settings, at_least=1))
-    assert (fewer.about["left_out"], {len(texts) for texts in fewer.texts}) == (0, {1, 3})
-    drawn = plan(replace(settings, order_seed=1))
-    assert drawn.texts != plan(settings).texts and list(map(sorted, drawn.texts)) == list(
-        map(sorted, plan(settings).texts)
-    )
+    about, rows = plan(settings)
+    assert (about["left_out"], len(rows)) == (4, 11)
+    about, all_rows = plan(replace(settings, at_least=1))
+    assert (about["left_out"], {len(row["paraphrases"]) for row in all_rows}) == (0, {1, 3})
+    ordered = [[row["paraphrases"] for row in plan(replace(settings, order_seed=seed))[1]] for seed in (None, 1)]
+    assert ordered[0] != ordered[1] and list(map(sorted, ordered[0])) == list(map(sorted, ordered[1]))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_example_is_asked_and_examples_do_not_depend_on_the_choice(settings, tmp_path, seed):
     twin = QUESTIONS[0] | {"id": "twin", "paraphrases": ["where is  IT 0?", "of course", "and so"]}
     settings = replace(settings, seed=seed, dataset=write_set(tmp_path / "twin.jsonl", [*QUESTIONS, twin]))
-    questions = read_paraphrases(settings.dataset)
-    shots, rest = take_shots(questions, settings)
+    shots, rest = take_shots(read_paraphrases(settings.dataset), settings)
     assert len(shots) == 2 == len({shot.relation for shot in shots})
     examples, left = ({" ".join(t.casefold().split()) for q in part for t in q.paraphrases} for part in (shots, rest))
     assert not examples & left
-    fewer = plan(replace(settings, num_paraphrases=1, max_questions=3))
-    assert fewer.about["few_shot_ids"] == [shot.id for shot in shots]
-    assert fewer.about["taken_out"] == 12 - len(rest)
+    about, _ = plan(replace(settings, num_paraphrases=1, max_questions=3))
+    assert about["few_shot_ids"] == [shot.id for shot in shots] and about["taken_out"] == 12 - len(rest)
 
 
 def test_examples_are_facts_that_are_set_apart_for_the_facts_and_for_a_users_file(settings, tmp_path):
@@ -301,10 +279,8 @@ def test_examples_are_facts_that_are_set_apart_for_the_facts_and_for_a_users_fil
 
 
 def test_the_prefix_contains_each_example_once_with_its_first_answer():
-    shots = [
-        ParaphrasedQuestion("x", TEXTS, ("y",)),
-        ParaphrasedQuestion("z", ("____ is it.",), ("Oslo", "Kristiania")),
-    ]
+    statement = ParaphrasedQuestion("z", ("____ is it.",), ("Oslo", "Kristiania"))
+    shots = [ParaphrasedQuestion("x", TEXTS, ("y",)), statement]
     assert {prefix_of(shots, seed) for seed in range(40)} == {
         f"Question: {one}\nAnswer: y\n\nQuestion: ____ is it.\nAnswer: Oslo\n\n" for one in TEXTS
     }

@@ -10,24 +10,24 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from labkit.errors import DataError, ModelError
-from labkit.fusion.answers import Answers, comparison, judged, summary
 from labkit.fusion.scores import (
+    Answers,
     accuracy,
+    comparison,
     difference,
     exact_match,
     holds_answer,
+    judged,
     lemmatised_match,
     load_lemmatizer,
     mcnemar,
     starts_with_answer,
+    summary,
 )
 
 
 def scored(correct):
     return {str(number): bool(value) for number, value in enumerate(correct)}
-
-
-# ---- one answer ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,6 @@ def test_exact_match_takes_any_alias_and_looser_rules_take_its_words(prediction,
     assert holds_answer(prediction, answers) is holds
 
 
-def test_an_answer_that_normalises_to_nothing_is_compared_as_it_is_and_never_to_nothing():
-    assert exact_match("the the", ["The The"])
-    assert not exact_match("", ["The The"]) and not exact_match("A", ["The The"]) and not exact_match("", [])
-
-
 words = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp")), max_size=12)
 
 
@@ -66,22 +61,17 @@ def test_what_matches_exactly_matches_by_lemmas_and_loosely(prediction, answers)
     assert lemmatised_match(prediction, answers, lambda text: [text[::-1]])
 
 
-@pytest.mark.parametrize(
-    ("prediction", "answer", "same"),
-    [
-        ("Cities", "the city", True),
-        ("red wolves", "Red Wolf", True),
-        ("children", "child.", True),
-        ("Paris", "Rome", False),
-        ("city", "city hall", False),
-        ("", "city", False),
-    ],
-)
-def test_words_are_compared_in_their_dictionary_form(prediction, answer, same):
-    assert lemmatised_match(prediction, ["nothing of it", answer], load_lemmatizer()) is same
+def test_an_answer_that_normalises_to_nothing_is_compared_as_it_is_and_never_to_nothing():
+    assert exact_match("the the", ["The The"])
+    assert not exact_match("", ["The The"]) and not exact_match("A", ["The The"]) and not exact_match("", [])
 
 
-# ---- all answers --------------------------------------------------------------------------------------------------
+def test_words_are_compared_in_their_dictionary_form():
+    lemmatizer = load_lemmatizer()
+    for prediction, answer in (("Cities", "the city"), ("red wolves", "Red Wolf"), ("children", "child.")):
+        assert lemmatised_match(prediction, ["nothing of it", answer], lemmatizer)
+    for prediction, answer in (("Paris", "Rome"), ("city", "city hall"), ("", "city")):
+        assert not lemmatised_match(prediction, ["nothing of it", answer], lemmatizer)
 
 
 @pytest.mark.parametrize(("right", "n"), [(0, 6), (59, 59), (15, 20), (320, 500)])
@@ -105,7 +95,7 @@ def test_the_interval_of_a_difference_is_that_of_all_resamples_of_five_questions
     assert difference(one, shuffled) == result
 
 
-@pytest.mark.parametrize("n", [1, 5, 59])
+@pytest.mark.parametrize("n", [1, 59])
 def test_the_interval_of_equal_differences_allows_for_questions_that_were_not_seen(n):
     bound = accuracy(scored([0] * n)).high
     alike = difference(scored([1] * n), scored([1] * n))
@@ -117,7 +107,6 @@ def test_the_interval_of_equal_differences_allows_for_questions_that_were_not_se
     ("only_one", "only_other", "p"),
     [
         (5, 1, 14 / 64),  # 2 (C(6,0) + C(6,1)) / 2^6 = 2 (1 + 6) / 64
-        (10, 0, 2 / 1024),
         (3, 3, 1.0),  # 2 (1 + 6 + 15 + 20) / 64 is above 1
         (0, 0, 1.0),
     ],
@@ -160,22 +149,21 @@ def test_summary_and_comparison_by_hand():
         comparison(one, other)
 
 
-def test_invalid_input_is_refused(monkeypatch):
-    for match in (exact_match, starts_with_answer, holds_answer):
-        with pytest.raises(DataError, match="the answers are one text, 'Paris'; give a list of texts"):
-            match("P", "Paris")
-    for compare in (difference, mcnemar):
-        with pytest.raises(DataError, match="2 have one answer only, such as '1'; compare them on the same set"):
-            compare({"0": True, "1": True}, {"0": True, "2": True})
-    for call in (lambda: accuracy({}), lambda: difference({}, {})):
-        with pytest.raises(DataError, match="there is no question to score"):
-            call()
-    for name in ("spacy", "porter", "simplemma:de"):
-        with pytest.raises(DataError, match=f"the lemmatiser is '{name}'; choose one of simplemma, spacy:MODEL"):
-            load_lemmatizer(name)
+@pytest.mark.parametrize(
+    ("call", "arguments", "message"),
+    [
+        (exact_match, ("P", "Paris"), "the answers are one text, 'Paris'; give a list of texts"),
+        (difference, ({"0": True, "1": True}, {"0": True, "2": True}), "2 have one answer only, such as '1'"),
+        (accuracy, ({},), "there is no question to score"),
+        (mcnemar, ({}, {}), "there is no question to score"),
+        (load_lemmatizer, ("spacy",), "the lemmatiser is 'spacy'; choose one of simplemma, spacy:MODEL"),
+        (load_lemmatizer, ("simplemma:de",), "the lemmatiser is 'simplemma:de'"),
+        (load_lemmatizer, ("simplemma",), r'pip install "labkit-bidirectional\[fusion\]"'),
+        (load_lemmatizer, ("spacy:en_core_web_sm",), "pip install spacy"),
+    ],
+)
+def test_invalid_input_and_missing_packages_are_refused(call, arguments, message, monkeypatch):
     monkeypatch.setitem(sys.modules, "simplemma", None)
     monkeypatch.setitem(sys.modules, "spacy", None)
-    with pytest.raises(ModelError, match=r'pip install "labkit-bidirectional\[fusion\]"'):
-        load_lemmatizer()
-    with pytest.raises(ModelError, match="pip install spacy"):
-        load_lemmatizer("spacy:en_core_web_sm")
+    with pytest.raises((DataError, ModelError), match=message):
+        call(*arguments)

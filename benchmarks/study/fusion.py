@@ -29,8 +29,7 @@ from benchmarks.study.mask_effect import slug  # noqa: E402
 from labkit.datasets.paraphrases import KNOWN_FACTS  # noqa: E402
 from labkit.errors import DataError, TrainingError  # noqa: E402
 from labkit.fusion import runs  # noqa: E402
-from labkit.fusion.answers import Answers, read_answers, summary  # noqa: E402
-from labkit.fusion.scores import holds_answer  # noqa: E402
+from labkit.fusion.scores import Answers, holds_answer, read_answers, summary  # noqa: E402
 from labkit.fusion.settings import Settings  # noqa: E402
 from labkit.run_folder import read_json  # noqa: E402
 
@@ -126,19 +125,16 @@ def run_study(study: Study, folder: str | Path, **log: Any) -> dict[str, str]:
         DataError, TrainingError: a set or a method that there is not, or the folder contains another
             study. Nothing is written then.
     """
-    plans = {}
+    facts = {}
     for cell in cells(study):
-        if cell.data not in plans:
-            plans[cell.data] = runs.plan(replace(cell, max_questions=None).settings(study))
-        _ = cell.settings(study)  # a method that does not exist is an error before anything is asked
-    facts = {
-        name: {
-            "dataset": study.data[name][0],
-            "sha256": plan.about["data"]["questions_sha256"],
-            "questions": len(plan.questions),
-        }
-        for name, plan in plans.items()
-    }
+        settings = cell.settings(study)  # a method that does not exist is an error before anything is asked
+        if cell.data not in facts:
+            about, rows = runs.plan(replace(settings, max_questions=None))
+            facts[cell.data] = {
+                "dataset": study.data[cell.data][0],
+                "sha256": about["data"]["questions_sha256"],
+                "questions": len(rows),
+            }
     settings = asdict(study) | {"data": facts}
     del settings["repeat_control"]
     path = runner.begun(folder, settings, GROWING)
@@ -150,7 +146,7 @@ def run_study(study: Study, folder: str | Path, **log: Any) -> dict[str, str]:
             lm = None  # one model at a time: together they may not fit
             lm = runs.load_model(cell.settings(study))
         answers = runs.run(cell.settings(study), path / cell.folder / ANSWERS, resume=True, lm=lm)
-        templates = not all(question.natural for question in plans[cell.data].questions)
+        templates = answers.about["natural"] < answers.about["questions"]
         metrics = {"cell": asdict(cell), "templates": templates} | summary(answers)
         runner.write_json(path / cell.folder / "metrics.json", metrics)
         return metrics
@@ -166,17 +162,17 @@ def tables(folder: str | Path, reference: str = SINGLE, lemmatised: bool = False
     """
     path = Path(folder).expanduser()
     runner.read_study(path)
-    found: dict[tuple[str, str], dict[Cell, Answers]] = {}
+    finished: dict[tuple[str, str], dict[Cell, Answers]] = {}
     templates = {}
     for file in sorted(path.glob("*/*/*/metrics.json")):
         metrics = read_json(file)
         cell = Cell(**metrics["cell"])
-        found.setdefault((cell.model, cell.data), {})[cell] = read_answers(file.parent / ANSWERS)
+        finished.setdefault((cell.model, cell.data), {})[cell] = read_answers(file.parent / ANSWERS)
         templates[cell.data] = metrics["templates"]
-    if not found:
+    if not finished:
         raise TrainingError(f"{folder}: no cell is finished yet")
     parts = []
-    for (model, data), files in found.items():
+    for (model, data), files in finished.items():
         revealed = {row["id"] for answers in files.values() for row in answers.rows if _reveals(row)}
         for name, left_out in ((data, set()), (f"{data}, answer not in the question", revealed)):
             if left_out or name == data:
@@ -187,9 +183,9 @@ def tables(folder: str | Path, reference: str = SINGLE, lemmatised: bool = False
 
 def scores(files: list[Answers], lemmatised: bool = False) -> report.Scores:
     """Accuracy by question, the mean of these files on the questions of all of them; relations are the groups."""
-    correct = [answers.correct(lemmatised) for answers in files]
-    ids = [name for name in correct[0] if all(name in of for of in correct)]
-    above = np.array([[np.mean([of[name] for of in correct]) for name in ids]])
+    correct = pd.DataFrame([answers.correct(lemmatised) for answers in files]).dropna(axis=1)  # (files, questions)
+    ids = list(correct)
+    above = correct.astype(float).mean().to_numpy()[None]
     relations = {row["id"]: row.get("relation") for row in files[0].rows}
     groups = np.array([relations[name] or f"question {name}" for name in ids])
     return report.Scores(above, np.ones_like(above), groups, tuple(ids), None)
@@ -277,7 +273,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> dict[str, str]:
-    own = {each.name: getattr(options, each.name) for each in fields(Study) if hasattr(options, each.name)}
+    own = {field.name: getattr(options, field.name) for field in fields(Study) if hasattr(options, field.name)}
     data = dict(named(text, options.pairs) for text in options.dataset or [KNOWN_FACTS])
     study = Study(**own | {"data": data})
     return run_study(study, options.output_dir)

@@ -54,25 +54,25 @@ Example: labkit fuse --model gemma3-270m --method fuse --num-paraphrases 5"""
 
 
 def fuse(given: dict[str, Any]) -> None:
-    lemmatizer = given["lemmatizer"] or ("simplemma" if given["lemmatize"] else None)
-    if given["rescore"] is not None:
-        _rescore(given, lemmatizer)
-    elif given["compare"] is not None:
+    if given["lemmatize"] and given["lemmatizer"] is None:
+        given["lemmatizer"] = "simplemma"
+    if given["compare"] is not None and given["rescore"] is None:
         raise DataError("--compare needs --rescore FILE, the other file of answers")
-    elif given["model"] is None:
+    if given["model"] is None and given["rescore"] is None:
         raise DataError("--model is missing; give a registered name, a hub id or a local folder")
-    else:
-        _run(given, lemmatizer)
+    answers, compared = _run(given) if given["rescore"] is None else _rescore(given)
+    with aside(given["output"]):
+        _show(answers, given, compared)
 
 
-def _run(given: dict[str, Any], lemmatizer: str | None) -> None:
+def _run(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The answers of a run, and no comparison."""
     lists = {
-        "indexes": None if given["indexes"] is None else tuple(whole_numbers("--indexes", given["indexes"])),
-        "weights": None if given["weights"] is None else _weights(given["weights"]),
-        "stop": None if not given["stop"] else tuple(text.replace("\\n", "\n") for text in given["stop"]),
-        "lemmatizer": lemmatizer,
+        "indexes": given["indexes"] and tuple(whole_numbers("--indexes", given["indexes"])),
+        "weights": given["weights"] and _weights(given["weights"]),
+        "stop": tuple(text.replace("\\n", "\n") for text in given["stop"] or ()) or None,
     }
-    settings = Settings(**{name: given[name] for name in OPTIONS if name in KINDS} | lists)
+    settings = Settings(**{name: given[name] for name in KINDS if name in OPTIONS} | lists)
     from labkit.fusion.runs import journal_of, run
 
     output = given["output"] or str(settings.default_output)
@@ -83,57 +83,56 @@ def _run(given: dict[str, Any], lemmatizer: str | None) -> None:
             print(f"labkit: interrupted; continue {journal_of(output)} with --resume", file=sys.stderr)
         raise typer.Exit(130) from None
     about = answers.about
-    notes = {
-        "questions were taken out, because they are few-shot examples or share a text with one": about["taken_out"],
-        "questions have too few paraphrases and were left out": about["left_out"],
-        "questions have paraphrases made by templates, which differ less than natural ones": (
-            about["questions"] - about["natural"]
-        ),
-    }
-    for note, count in notes.items():
+    templates = about["questions"] - about["natural"]
+    for count, note in (
+        (about["taken_out"], "questions were taken out, because they are few-shot examples or share a text with one"),
+        (about["left_out"], "questions have too few paraphrases and were left out"),
+        (templates, "questions have paraphrases made by templates, which differ less than natural ones"),
+    ):
         if count:
             print(f"labkit: {count:,} {note}", file=sys.stderr)
-    with aside(output):
-        _show(answers, lemmatizer is not None, given["as_json"])
+    return answers, {}
 
 
-def _rescore(given: dict[str, Any], lemmatizer: str | None) -> None:
+def _rescore(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The answers with new scores, and their comparison with those of --compare."""
     from labkit.files import is_standard_output
-    from labkit.fusion.answers import comparison, judged, read_answers, write_answers
-    from labkit.fusion.scores import load_lemmatizer
+    from labkit.fusion.scores import comparison, judged, load_lemmatizer, read_answers, write_answers
 
     if extra := [name for name in given if name not in RESCORING and given[name] != OPTIONS[name][1]]:
         raise DataError(f"--{extra[0].replace('_', '-')} does not apply with --rescore; leave it out")
-    lemmas, other, output = load_lemmatizer(lemmatizer) if lemmatizer else None, given["compare"], given["output"]
+    lemmas = load_lemmatizer(given["lemmatizer"]) if given["lemmatizer"] else None
+    output, compared = given["output"], {}
     answers = judged(read_answers(given["rescore"]), lemmas)
-    compared = comparison(answers, judged(read_answers(other), lemmas), lemmas is not None) if other else {}
+    if given["compare"] is not None:
+        compared = comparison(answers, judged(read_answers(given["compare"]), lemmas), lemmas is not None)
     if output is not None:
         if Path(output).expanduser().is_file() and not is_standard_output(output):
             raise DataError(f"{output} exists already; give another --output")
         write_answers(answers, output)
-    with aside(output):
-        _show(answers, lemmas is not None, given["as_json"], other, compared)
+    return answers, compared
 
 
-def _show(answers: Any, lemmatised: bool, as_json: bool, other: str | None = None, compared: Any = None) -> None:
+def _show(answers: Any, given: dict[str, Any], compared: dict[str, Any]) -> None:
     """The scores of a file as a table or as JSON: exact match and, if it was requested, lemmatised."""
-    from labkit.fusion.answers import summary
+    from labkit.fusion.scores import summary
 
-    scores = {"exact": summary(answers)} | ({"lemmatised": summary(answers, True)} if lemmatised else {})
-    if as_json:
+    scores = {"exact": summary(answers)} | ({"lemmatised": summary(answers, True)} if given["lemmatizer"] else {})
+    other, exact = given["compare"], scores["exact"]
+    if given["as_json"]:
         about = {name: value for name, value in answers.about.items() if name != "prefix"}
-        print_json({"file": str(answers.path), "scores": scores, "compared_with": other, **(compared or {}), **about})
+        print_json({"file": str(answers.path), "scores": scores, "compared_with": other, **compared, **about})
         return
     settings = answers.about.get("settings")
     how = "{method} ({engine}), {model} on {dataset}".format(**settings) if settings else "unknown"
     print(f"{answers.path}: {how}")
-    exact = scores["exact"]
     if exact["accuracy"] is not None:
         rows: dict[str, list[str]] = {}
         for score in scores.values():
             for name, e in {"all": score["accuracy"], **score.get("by_relation", {})}.items():
-                cells = rows.setdefault(name, [name, str(e["n"])])
-                cells += [f"{e['value']:.3f}", f"{e['low']:.3f} to {e['high']:.3f}"]
+                rows.setdefault(name, [name, str(e["n"])]).extend(
+                    (f"{e['value']:.3f}", f"{e['low']:.3f} to {e['high']:.3f}")
+                )
         header = [title for kind in scores for title in (f"accuracy, {kind}", "95 % interval")]
         print_table(("", "n", *header), [tuple(cells) for cells in rows.values()])
     if exact["without_answers"]:

@@ -44,18 +44,18 @@ class Decoding:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1 or self.num_beams < 1 or not 0 <= self.seed < 2**31:
-            raise DataError("max_new_tokens and num_beams must be at least 1, and seed from 0 to 2,147,483,647")
-        if "" in self.stop:
-            raise DataError("one of the stop texts is empty: every answer would be empty")
+        if self.max_new_tokens < 1 or self.num_beams < 1 or not 0 <= self.seed < 2**31 or "" in self.stop:
+            raise DataError(
+                "max_new_tokens and num_beams must be at least 1, seed from 0 to 2,147,483,647, and no stop text empty"
+            )
         if self.do_sample and self.num_beams > 1:
             raise DataError("beam search does not sample: give do_sample=True or num_beams, not both")
-        for name in ("temperature", "top_k", "top_p"):
-            value = getattr(self, name)
-            if value is not None and not self.do_sample:
-                raise DataError(f"{name}={value} only applies to sampling: give do_sample=True too")
-            if value is not None and (value <= 0 or (name == "top_p" and value > 1)):
-                raise DataError(f"{name} is {value}; it must be above 0, and top_p at most 1")
+        sampling = [value for value in (self.temperature, self.top_k, self.top_p) if value is not None]
+        if sampling and (not self.do_sample or min(sampling) <= 0 or (self.top_p or 0) > 1):
+            raise DataError(
+                "temperature, top_k and top_p need do_sample=True, and must be above 0, and top_p at most 1; they are "
+                f"{self.temperature}, {self.top_k} and {self.top_p}"
+            )
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,16 @@ def decode(
 ) -> tuple[list[Answer], Tensor]:
     """Answers to the prompts of `engine`, and the scores of the first token, (questions, vocab).
 
+    Greedy decoding is a search with one beam. Sampling is too, after all tokens but the drawn one are excluded. The
+    answer to a question is the one with the highest log-probability / length ** length_penalty. A question is done when
+    as many answers have ended as there are beams, and no open beam has a higher score than the worst of them
+    (transformers' `early_stopping=False`).
+
     Args:
         rule: by which the rows of a question agree (`combine`). ends: ids that end an answer.
         numbers: of the questions, for their random numbers.
     """
+    width, draw = settings.num_beams, _sampler(settings, numbers) if settings.do_sample else None
 
     def extended(answer: Answer, token: int, log_prob: float) -> Answer:
         tokens = (*answer.tokens, token)
@@ -86,26 +92,53 @@ def decode(
             stops.append(line.end())
         return Answer(tokens, text[: min(stops, default=None)], log_prob, bool(stops) or token in ends)
 
-    def read(tokens: Tensor) -> Tensor:
-        """(questions,) -> (questions, vocab): all rows of a question read its token."""
-        rows = torch.tensor(engine.counts, device=tokens.device)
-        return combine(rule, engine.step(tokens.repeat_interleave(rows)), engine.counts)
+    def score(answer: Answer) -> float:
+        return answer.log_prob / len(answer.tokens) ** settings.length_penalty
 
-    first = combine(rule, engine.start(), engine.counts)
-    if settings.num_beams > 1:
-        return _beam_search(engine, first, extended, read, settings), first
-    choose = _sampler(settings, numbers) if settings.do_sample else torch.argmax
-    answers, scores = [Answer()] * len(engine.counts), first
-    while True:
-        chosen = choose(scores, -1)  # (questions,)
-        log_probs = scores.log_softmax(-1).gather(-1, chosen[:, None])[:, 0].tolist()
-        answers = [
-            answer if answer.ended else extended(answer, token, answer.log_prob + log_prob)
-            for answer, token, log_prob in zip(answers, chosen.tolist(), log_probs, strict=True)
-        ]
-        if all(answer.ended or len(answer.tokens) == settings.max_new_tokens for answer in answers):
-            return answers, first
-        scores = read(chosen)
+    def extensions_of(question: int, log_probs: Tensor) -> list[tuple[int, Answer]]:
+        """(beam, answer) that go on, the best first, from log_probs (beams, vocab); updates `ended`."""
+        totals = log_probs + log_probs.new_tensor([answer.log_prob for answer in beams[question]])[:, None]
+        best = totals.flatten().topk(min(2 * width, totals.numel()))
+        extensions: list[tuple[int, Answer]] = []
+        for rank, (total, place) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+            beam, token = divmod(place, totals.shape[1])
+            answer = extended(beams[question][beam], token, total)
+            if not answer.ended:
+                extensions.append((beam, answer))
+            elif rank < width:
+                ended[question].append(answer)
+            if len(extensions) == width:
+                break
+        done = ended[question] = sorted(ended[question], key=score, reverse=True)[:width]
+        is_done = len(done) == width and bool(extensions) and score(extensions[0][1]) <= score(done[-1])
+        return [] if is_done else extensions
+
+    first = scores = combine(rule, engine.start(), engine.counts)
+    beams = [[Answer()] for _ in engine.counts]  # of each question those that go on; none once it is done
+    ended: list[list[Answer]] = [[] for _ in beams]
+    rows = 1  # of each question in `scores`
+    for length in range(1, settings.max_new_tokens + 1):
+        log_probs = scores.log_softmax(-1)  # (questions * rows, vocab)
+        if draw is not None:
+            drawn = draw(scores)[:, None]
+            log_probs = torch.full_like(log_probs, -torch.inf).scatter(-1, drawn, log_probs.gather(-1, drawn))
+        parents, tokens = [], []  # of the rows of the next step
+        for question, answers in enumerate(beams):
+            begin = question * rows
+            extensions = extensions_of(question, log_probs[begin : begin + len(answers)]) if answers else []
+            beams[question] = [answer for _, answer in extensions]
+            going_on = [(begin + beam, answer.tokens[-1]) for beam, answer in extensions] or [(begin, 0)]  # 0: ignored
+            going_on += going_on[:1] * (width - len(going_on))
+            parents += [row for row, _ in going_on]
+            tokens += [token for _, token in going_on]
+        if length == settings.max_new_tokens or not any(beams):
+            break
+        if parents != list(range(len(scores))):
+            engine.select(parents)
+        rows = width
+        new = torch.tensor(tokens).repeat_interleave(torch.tensor(engine.counts))  # all rows of a question read it
+        scores = combine(rule, engine.step(new), engine.counts)
+    return [max(done + open_beams, key=score) for done, open_beams in zip(ended, beams, strict=True)], first
 
 
 def combine(rule: str | None, logits: Tensor, counts: Sequence[int]) -> Tensor:
@@ -126,8 +159,8 @@ def combine(rule: str | None, logits: Tensor, counts: Sequence[int]) -> Tensor:
     return logits if rule is None else torch.stack([combined(rows) for rows in logits.split(list(counts))])
 
 
-def _sampler(settings: Decoding, numbers: Sequence[int]) -> Callable[[Tensor, int], Tensor]:
-    """A function in place of `torch.argmax`: (questions, vocab) -> (questions,)."""
+def _sampler(settings: Decoding, numbers: Sequence[int]) -> Callable[[Tensor], Tensor]:
+    """A function that draws a token for each question: scores (questions, vocab) -> (questions,)."""
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     warpers = [TemperatureLogitsWarper(float(settings.temperature))] if settings.temperature is not None else []
@@ -135,64 +168,11 @@ def _sampler(settings: Decoding, numbers: Sequence[int]) -> Callable[[Tensor, in
     warpers += [TopPLogitsWarper(settings.top_p)] if settings.top_p is not None else []
     generators = [torch.Generator().manual_seed(settings.seed * 1_000_003 + number) for number in numbers]
 
-    def draw(scores: Tensor, dim: int) -> Tensor:
+    def draw(scores: Tensor) -> Tensor:
         for warper in warpers:
             scores = warper(None, scores)
-        probs = scores.softmax(dim).double().cpu()
+        probs = scores.softmax(-1).double().cpu()
         drawn = [torch.multinomial(row, 1, generator=own) for row, own in zip(probs, generators, strict=True)]
         return torch.cat(drawn).to(scores.device)
 
     return draw
-
-
-def _beam_search(
-    engine: Engine,
-    first: Tensor,
-    extended: Callable[[Answer, int, float], Answer],
-    read: Callable[[Tensor], Tensor],
-    settings: Decoding,
-) -> list[Answer]:
-    """For each question the best answer by log-probability / length ** length_penalty.
-
-    A question is done when as many answers have ended as there are beams, and no open beam has a higher score than the
-    worst of them (transformers' `early_stopping=False`).
-    """
-    width, questions = settings.num_beams, range(len(engine.counts))
-    engine.select([question for question in questions for _ in range(width)])
-    beams = [[Answer()] for _ in questions]  # those that go on; none once a question is done
-    ended: list[list[Answer]] = [[] for _ in questions]
-
-    def score(answer: Answer) -> float:
-        return answer.log_prob / len(answer.tokens) ** settings.length_penalty
-
-    scores = first.repeat_interleave(width, 0)  # (questions * beams, vocab)
-    for length in range(1, settings.max_new_tokens + 1):
-        parents, tokens = [], []  # of the rows of the next step
-        for question in questions:
-            open_beams = beams[question]
-            extensions: list[tuple[int, Answer]] = []  # (beam, answer)
-            if open_beams:
-                log_probs = scores[question * width :][: len(open_beams)].log_softmax(-1)  # (beams, vocab)
-                totals = log_probs + log_probs.new_tensor([beam.log_prob for beam in open_beams])[:, None]
-                best = totals.flatten().topk(min(2 * width, totals.numel()))
-                for rank, (total, place) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
-                    beam, token = divmod(place, totals.shape[1])
-                    answer = extended(open_beams[beam], token, total)
-                    if answer.ended:
-                        ended[question] += [answer] if rank < width else []
-                    elif len(extensions) < width:
-                        extensions.append((beam, answer))
-                ended[question] = sorted(ended[question], key=score, reverse=True)[:width]
-                full = len(ended[question]) == width
-                if full and extensions and score(extensions[0][1]) <= score(ended[question][-1]):
-                    extensions = []
-                beams[question] = [answer for _, answer in extensions]
-            rows = [(beam, answer.tokens[-1]) for beam, answer in extensions] or [(0, 0)]  # (0, 0) is read and ignored
-            rows += rows[:1] * (width - len(rows))
-            parents += [question * width + beam for beam, _ in rows]
-            tokens += [token for _, token in rows]
-        if length == settings.max_new_tokens or not any(beams):
-            break
-        engine.select(parents)
-        scores = read(torch.tensor(tokens))
-    return [max(done + going_on, key=score) for done, going_on in zip(ended, beams, strict=True)]

@@ -3,41 +3,45 @@
 The fast engine:
 
     prefix        read once
-    segments      one batch, each behind the prefix and at its own positions; short segments share a row under a mask
+    segments      one batch, each behind the prefix and at its own positions; short ones share a row under a mask
     joined        per row: the keys of the prefix, then those of its segments, side by side
     cue, answer   ordinary decoding over the joined cache; log(weight) is added to the scores of a segment's keys
 
 The reference engine reads each row in one piece under a mask of labkit's algebra (`layout.mask_of`), which is easier to
-verify: with FlexAttention (mask_mod and score_mod), compiled on a GPU, or with a 4-D tensor of numbers.
+verify: with FlexAttention, compiled on a GPU, or with the attention of the model. Both add the mask as a 4-D tensor.
 
 Sliding windows are measured in positions, not in places in the cache, so they have their usual length in a fused row.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from functools import cache, partial
 from typing import Any, no_type_check
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, DynamicCache
 
-from labkit.decoder.anatomy import CACHE, FULL, SLIDING, Decoder, decoder_or_none
+from labkit.decoder.anatomy import CACHE, FULL, SLIDING, Decoder, find_decoder
 from labkit.decoder.limits import require_positions
 from labkit.decoder.packing import MARK
+from labkit.decoder.running import replaced
 from labkit.errors import DataError, ModelError
 from labkit.fusion.layout import CUE, PADDING, PREFIX, Prompts, Tokens, mask_of
-from labkit.masks import block_mask_of
 
 FLEX = "labkit_fusion_flex"  # the name under which transformers finds `_flex_attention`
 BACKENDS = ("eager", "sdpa")  # those that take a mask of numbers
-# Tokens in one forward pass, copies of the prefix included. On a CPU this is small enough for the hidden states to stay
-# in its cache, so that the time is linear in the number of segments.
-TOKENS_AT_ONCE = {"cpu": 2048, "cuda": 8192}
+# Tokens in one forward pass on a CPU and on a GPU, copies of the prefix included. On a CPU this is small enough for the
+# hidden states to stay in its cache, so that the time is linear in the number of segments.
+TOKENS_AT_ONCE = 2048, 8192
+SHARED_ROW = (
+    128  # tokens: short segments share a row under a mask, which needs less padding and fewer copies of the prefix
+)
 
 
 class Engine:
@@ -55,7 +59,7 @@ class Engine:
     def __init__(self, model: nn.Module, prompts: Prompts, averaged_layer: int | None = None):
         self.model, self.prompts, self.decoder = model, prompts, fusable_decoder(model)
         self.averaged_layer, self.counts, self.device = averaged_layer, prompts.counts, model.device
-        if self.rendering == "dense" and self.decoder.backend not in BACKENDS:
+        if self.rendering != "flex" and self.decoder.backend not in BACKENDS:
             raise DataError(
                 f"this engine adds numbers to attention scores, which the backend {self.decoder.backend!r} does not "
                 "support: load the model with attn='sdpa', or use engine='reference'"
@@ -64,46 +68,45 @@ class Engine:
     @torch.no_grad()
     def start(self) -> Tensor:
         """Read the prompts, cue included; returns the logits of the first new token, (rows, vocab)."""
-        rows = self.prompts.rows
-        positions = [int(row.positions.max()) + 1 for row in rows]  # of the cue, behind the longest segment
-        self.next_position = torch.tensor(positions, device=self.device)  # (rows,)
-        self._prepare(rows)
-        self.end = self.context.ids.shape[1] + self.unread.ids.shape[1]  # the cue begins at this place of all rows
-        return self._extend(torch.tensor(self.prompts.cue, device=self.device).expand(len(rows), -1))
+        unread = self._prepare(self._table(self.prompts.rows))
+        return self._extend(unread, torch.tensor(self.prompts.cue, device=self.device).repeat(len(unread.ids), 1))
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
         """Read one more token of each row, (rows,); returns the logits of the next one, (rows, vocab)."""
-        return self._extend(tokens.to(self.device)[:, None])
+        return self._extend(self.context[:, :0], tokens.to(self.device)[:, None])
 
-    def select(self, questions: Sequence[int]) -> list[int]:
-        """Continue with these questions in this order; one may be repeated (beams). Returns their rows."""
+    def select(self, questions: Sequence[int]) -> None:
+        """Continue with these questions in this order; one may be repeated (beams)."""
         places = torch.arange(sum(self.counts)).split(self.counts)
         rows = torch.cat([places[question] for question in questions]).to(self.device)
         self.counts = [self.counts[question] for question in questions]
-        self.next_position = self.next_position[rows]
-        self.context, self.unread = self.context[rows], self.unread[rows]
+        self.context = self.context[rows]
         if self.cache is not None:
             self.cache.batch_select_indices(rows)
-        return rows.tolist()
 
-    def _prepare(self, rows: list[Tokens]) -> None:
-        """Set `context`, the tokens in `cache`, and `unread`, the tokens to be read with the cue."""
+    def _prepare(self, table: Tokens) -> Tokens:
+        """Set `cache` and `context`, the tokens of the prompts that are in it; returns those to be read with the cue.
+
+        Without a cache (None), all tokens of `context` are read again each time.
+        """
         raise NotImplementedError
 
-    def _extend(self, ids: Tensor) -> Tensor:
-        """Read `ids` (rows, new) of cue or answer; returns the logits of the last one, (rows, vocab)."""
-        positions = self.next_position[:, None] + torch.arange(ids.shape[1], device=self.device)  # (rows, new)
-        self.next_position = self.next_position + ids.shape[1]
-        owners, bias = torch.full_like(ids, CUE), self.unread.bias.new_zeros(ids.shape)
-        new = self.unread.then(Tokens(ids, positions, owners, bias))
-        length = new.ids.shape[1]
-        with self._averaged(min(length, self.context.ids.shape[1] + length - self.end)):
-            logits = self._read(self.model, self.context, new, self.cache, logits_to_keep=1).logits[:, -1]
+    def _extend(self, unread: Tokens, ids: Tensor) -> Tensor:
+        """Read `unread` and `ids` (rows, new) of cue or answer; returns the logits of the last one, (rows, vocab)."""
+        last = self.context.then(unread).positions.amax(-1, keepdim=True)  # (rows, 1), in the longest segment at first
+        positions = last + torch.arange(1, ids.shape[1] + 1, device=self.device)  # (rows, new)
+        owners, bias = torch.full_like(ids, CUE), unread.bias.new_zeros(ids.shape)
+        new = unread.then(Tokens(ids, positions, owners, bias))
+        context, self.context = self.context, self.context.then(new)
         if self.cache is None:
-            self.unread = new
-        else:
-            self.context, self.unread = self.context.then(new), new[:, :0]
+            context, new = context[:, :0], self.context
+        with ExitStack() as hooks:
+            if self.averaged_layer is not None:
+                behind = int((new.owners[0] == CUE).sum())  # the tokens of cue and answer, the last ones of each row
+                layer = self.decoder.layers[self.averaged_layer]
+                hooks.callback(layer.register_forward_hook(partial(self._share, behind)).remove)
+            logits = self._read(self.model, context, new, self.cache, logits_to_keep=1).logits[:, -1]
         # Half precision is too coarse to add up log-probabilities.
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
@@ -111,13 +114,14 @@ class Engine:
         """Call `module` on the tokens `new` behind `context`, whose keys and values are in `cache`."""
         keys = context.then(new)
         allowed = self._allowed(new, keys)  # (rows, new, keys)
-        bias = (new.owners == CUE)[:, :, None] * keys.bias[:, None, :]
+        bias = ((new.owners == CUE)[:, :, None] * keys.bias[:, None, :]).to(self.model.dtype)
         window = getattr(self.decoder.config, "sliding_window", None)
         masks = {}
-        for kind in sorted(set(self.decoder.layer_types)):
+        for kind in set(self.decoder.layer_types):
             # transformers would measure a sliding window along the cache, where segments lie side by side.
             near = new.positions[:, :, None] - keys.positions[:, None, :] < window if kind == SLIDING else True
-            masks[kind] = self._mask(allowed & near, bias)
+            mask = bias.masked_fill(~(allowed & near), torch.finfo(bias.dtype).min)
+            masks[kind] = mask[:, None]  # (rows, 1, new, keys), added to the attention scores
         return module(
             input_ids=new.ids,
             attention_mask=masks if len(masks) > 1 else masks[kind],
@@ -137,85 +141,60 @@ class Engine:
         earlier = places <= places[-queries.shape[1] :, None]  # (new, keys)
         return earlier & ((queries == owners) | (owners == PREFIX) | ((queries == CUE) & (owners != PADDING)))
 
-    def _mask(self, allowed: Tensor, bias: Tensor) -> Any:
-        """(rows, new, keys) each -> the mask that eager and sdpa add, (rows, 1, new, keys)."""
-        dtype = self.model.dtype
-        return bias.to(dtype).masked_fill(~allowed, torch.finfo(dtype).min)[:, None]
-
     def _table(self, rows: list[Tokens]) -> Tokens:
         """Rows (tokens,) as one table (rows, tokens) on the model's device, padded on the right."""
         columns = zip(zip(*rows, strict=True), (0, 0, PADDING, 0), strict=True)
-        table = Tokens(*(pad_sequence(column, True, padding).to(self.device) for column, padding in columns))
-        return table._replace(bias=table.bias.to(torch.promote_types(self.model.dtype, torch.float32)))
+        return Tokens(*(pad_sequence(column, True, padding).to(self.device) for column, padding in columns))
 
-    @contextmanager
-    def _averaged(self, count: int) -> Iterator[None]:
-        """For the block, the rows of a question share the mean of the last `count` states of the averaged layer."""
-        if self.averaged_layer is None:
-            yield
-            return
-
-        def hook(module: nn.Module, args: tuple, output: Any) -> Any:
-            hidden = output[0] if isinstance(output, tuple) else output  # (rows, tokens, dim)
-            shared = hidden.clone()
-            for rows in shared.split(self.counts):
-                rows[:, -count:] = rows[:, -count:].mean(0)
-            return (shared, *output[1:]) if isinstance(output, tuple) else shared
-
-        handle = self.decoder.layers[self.averaged_layer].register_forward_hook(hook)
-        try:
-            yield
-        finally:
-            handle.remove()
+    def _share(self, count: int, layer: nn.Module, args: tuple, output: Any) -> Any:
+        """Hook of the averaged layer: the rows of a question share the mean of the last `count` states."""
+        hidden = output[0] if isinstance(output, tuple) else output  # (rows, tokens, dim)
+        shared = hidden.clone()
+        for rows in shared.split(self.counts):
+            rows[:, -count:] = rows[:, -count:].mean(0)
+        return (shared, *output[1:]) if isinstance(output, tuple) else shared
 
 
 class FastEngine(Engine):
     """Reads the prefix once and the segments as a batch, and joins their keys and values."""
 
-    def _prepare(self, rows: list[Tokens]) -> None:
+    def _prepare(self, table: Tokens) -> Tokens:
+        rows = self.prompts.rows
         segments = [row[row.owners == owner] for row in rows for owner in row.owners.unique() if owner != PREFIX]
-        # Segments of several questions can share a row of the batch, so each is an owner of its own.
-        segments = [s._replace(owners=torch.full_like(s.owners, n)) for n, s in enumerate(segments, 1)]
-        prefix = self._table(rows[:1])[:, rows[0].owners == PREFIX]
+        longest = max(SHARED_ROW, *(len(segment.ids) for segment in segments))
+        packed: list[Tokens] = []  # rows of adjacent segments, each of them an owner
+        for number, segment in enumerate(segments, 1):
+            segment = segment._replace(owners=torch.full_like(segment.owners, number))
+            if packed and len(packed[-1].ids) + len(segment.ids) <= longest:
+                packed[-1] = packed[-1].then(segment)
+            else:
+                packed.append(segment)
+        prefix = table[:1, table.owners[0] == PREFIX]
         begin, prefix_cache = prefix.ids.shape[1], DynamicCache()
         if begin:
             self._read(self.decoder.stack, prefix[:, :0], prefix, prefix_cache)
-        whole = self._table(rows)[:, begin:]  # (rows, length)
-        lengths = [len(segment.ids) for segment in segments]
-        places = (whole.owners != PADDING).flatten().nonzero()[:, 0].split(lengths)  # of each segment's tokens
-        layers: list[list[Tensor]] = []  # keys and values of each layer, (rows * length, heads, head_dim)
-        packed_rows = packed(lengths)
-        at_once = max(1, TOKENS_AT_ONCE.get(self.device.type, TOKENS_AT_ONCE["cuda"]) // (begin + max(lengths)))
-        for first in range(0, len(packed_rows), at_once):
-            batch = packed_rows[first : first + at_once]
-            new = self._table([functools.reduce(Tokens.then, [segments[n] for n in row]) for row in batch])
-            cache = _copies(prefix_cache, len(batch))
-            self._read(self.decoder.stack, prefix[[0] * len(batch)], new, cache)
-            source, destination = new.owners.flatten() != PADDING, torch.cat([places[n] for row in batch for n in row])
+        at_once = max(1, TOKENS_AT_ONCE[self.device.type == "cuda"] // (begin + longest))
+        sides = defaultdict(list)  # by (layer, "keys" or "values"), of all segments, each (tokens, heads, head_dim)
+        for first in range(0, len(packed), at_once):
+            new = self._table(packed[first : first + at_once])
+            cache = _copies(prefix_cache, len(new.ids))
+            self._read(self.decoder.stack, prefix[[0] * len(new.ids)], new, cache)
             for number, layer in enumerate(cache.layers):
-                parts = [side[:, :, begin:].transpose(1, 2).flatten(0, 1) for side in (layer.keys, layer.values)]
-                if number == len(layers):
-                    layers.append([part.new_zeros(whole.ids.numel(), *part.shape[1:]) for part in parts])
-                for side, part in zip(layers[number], parts, strict=True):
-                    side[destination] = part[source]
-        self.cache = _copies(prefix_cache, len(rows))
-        for number in range(len(layers)):
-            sides = layers.pop(0)  # frees each layer as soon as it is in the cache
-            self.cache.update(*(side.unflatten(0, whole.ids.shape).transpose(1, 2) for side in sides), number)
-        self.context, self.unread = self._table(rows), whole[:, :0]
+                for side in ("keys", "values"):
+                    states = getattr(layer, side)[:, :, begin:].transpose(1, 2)  # (rows, tokens, heads, head_dim)
+                    sides[number, side].append(states[new.owners != PADDING])
+        places = table.owners[:, begin:] != PADDING  # (rows, length), true for the tokens of all segments
 
+        def joined(parts: list[Tensor]) -> Tensor:
+            """(rows, heads, length, head_dim)"""
+            table = parts[0].new_zeros(*places.shape, *parts[0].shape[1:])
+            table[places] = torch.cat(parts)
+            return table.transpose(1, 2)
 
-def packed(lengths: Sequence[int]) -> list[list[int]]:
-    """Rows of segments, by number, none longer than the longest segment (first fit decreasing)."""
-    rows: list[list[int]] = []
-    for segment in sorted(range(len(lengths)), key=lambda segment: -lengths[segment]):
-        room = max(lengths) - lengths[segment]
-        row = next((row for row in rows if sum(lengths[other] for other in row) <= room), None)
-        if row is None:
-            rows.append([segment])
-        else:
-            row.append(segment)
-    return rows
+        self.context, self.cache = table, _copies(prefix_cache, len(rows))
+        for number in range(len(sides) // 2):
+            self.cache.update(*(joined(sides.pop((number, side))) for side in ("keys", "values")), number)
+        return table[:, :0]
 
 
 def _copies(cache: DynamicCache, rows: int) -> DynamicCache:
@@ -229,80 +208,39 @@ def _copies(cache: DynamicCache, rows: int) -> DynamicCache:
 class ReferenceEngine(Engine):
     """Reads each row of `prompts` in one piece, its prefix included.
 
-    Args:
-        rendering: "flex" or "dense". cached: keep keys and values; otherwise everything is read again for each token.
+    `rendering` is "flex", "dense", or "cacheless": as dense, but everything is read again for each token.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        prompts: Prompts,
-        averaged_layer: int | None = None,
-        *,
-        rendering: str = "flex",
-        cached: bool = True,
-    ):
-        self.rendering, self.cached = rendering, cached
+    def __init__(self, model: nn.Module, prompts: Prompts, averaged_layer: int | None = None, rendering: str = "flex"):
+        self.rendering = rendering
         super().__init__(model, prompts, averaged_layer)
         AttentionInterface.register(FLEX, _flex_attention)
-        compiled = ", compiled" if rendering == "flex" and model.device.type == "cuda" else ""
-        self.name = f"reference ({rendering}{compiled}{'' if cached else ', without cache'})"
+        flex = "flex, compiled" if model.device.type == "cuda" else "flex"
+        names = {"flex": flex, "dense": "dense", "cacheless": "dense, without cache"}
+        self.name = f"reference ({names[rendering]})"
 
-    def select(self, questions: Sequence[int]) -> list[int]:
-        rows = super().select(questions)
-        self.masks = [self.masks[row] for row in rows]
-        return rows
-
-    def _prepare(self, rows: list[Tokens]) -> None:
-        self.unread = self._table(rows)
-        self.context = self.unread[:, :0]
-        self.cache = DynamicCache() if self.cached else None
-        self.masks = [mask_of(row.owners.tolist()) for row in rows]
+    def _prepare(self, table: Tokens) -> Tokens:
+        self.context, self.cache = table[:, :0], None if self.rendering == "cacheless" else DynamicCache()
+        return table
 
     def _allowed(self, new: Tokens, keys: Tokens) -> Tensor:
-        """(rows, new, keys) bool: the mask of each row at the places of its tokens; padding attends to itself."""
-        length = keys.ids.shape[1]
-        begin = length - new.ids.shape[1]
-        allowed = torch.eye(length, dtype=torch.bool, device=self.device)[begin:].repeat(len(keys.ids), 1, 1)
-        for cells, mask, owners in zip(allowed, self.masks, keys.owners, strict=True):
+        """(rows, new, keys) bool: the mask of each row at the places of its tokens."""
+        begin = keys.ids.shape[1] - new.ids.shape[1]
+        allowed = torch.zeros(*new.ids.shape, keys.ids.shape[1], dtype=torch.bool, device=self.device)
+        for cells, owners in zip(allowed, keys.owners, strict=True):
+            mask = mask_of(owners[owners >= PREFIX].tolist())
             places = (owners != PADDING).nonzero()[:, 0]
             queries = places[places >= begin]
             cells[queries[:, None] - begin, places] = mask.dense(len(queries), len(places), device=self.device)
         return allowed
 
     def _read(self, *tokens: Any, **options: Any) -> Any:
-        with attention_backend(self.model, FLEX) if self.rendering == "flex" else nullcontext():
+        with replaced(self.decoder.config, _attn_implementation=FLEX) if self.rendering == "flex" else nullcontext():
             return super()._read(*tokens, **options)
-
-    def _mask(self, allowed: Tensor, bias: Tensor) -> Any:
-        """(rows, new, keys) each: for "flex" a BlockMask that carries the bias as its score_mod."""
-        if self.rendering == "dense":
-            return super()._mask(allowed, bias)
-        bias = bias.to(self.model.dtype)
-
-        @no_type_check
-        def score_mod(score, batch, head, query, key):
-            return score + bias[batch, query, key]
-
-        block_mask = block_mask_of(allowed)
-        block_mask.labkit_score_mod = score_mod
-        block_mask.ndim = 4  # GPT-2 reads this attribute of its mask
-        return block_mask
-
-
-@contextmanager
-def attention_backend(model: nn.Module, name: str) -> Iterator[None]:
-    """For the block, use the attention backend `name`; afterwards, also after an exception, the previous one."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation(name)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 def _flex_attention(module, query, key, value, attention_mask, scaling=None, softcap=None, **kwargs):
-    """FlexAttention under a mask of `_mask`; query (rows, heads, q, head_dim) -> (rows, q, heads, head_dim)."""
+    """FlexAttention with a mask of numbers; query (rows, heads, q, head_dim) -> (rows, q, heads, head_dim)."""
     if kwargs.get("s_aux") is not None:
         raise ModelError("the reference engine does not support attention sinks: use engine='dense'")
     cap = None if softcap is None else torch.tensor(softcap, device=query.device)  # a plain float does not compile
@@ -311,41 +249,40 @@ def _flex_attention(module, query, key, value, attention_mask, scaling=None, sof
     def score_mod(score, batch, head, q, k):
         if cap is not None:
             score = cap * torch.tanh(score / cap)
-        return attention_mask.labkit_score_mod(score, batch, head, q, k)
+        return score + attention_mask[batch, 0, q, k]
 
-    out = _flex(query.device.type == "cuda")(
-        query, key, value, score_mod=score_mod, block_mask=attention_mask, scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )  # fmt: skip
+    # Not compiled on a CPU: inductor's C++ does not build for every shape of such a mask (torch 2.13).
+    attend = _compiled_flex() if query.device.type == "cuda" else flex_attention
+    grouped = query.shape[1] != key.shape[1]
+    out = attend(query, key, value, score_mod=score_mod, scale=scaling, enable_gqa=grouped)
     return out.transpose(1, 2).contiguous(), None
 
 
-@functools.cache
-def _flex(compiled: bool):
-    """Not compiled on a CPU: inductor's C++ does not build for every shape of such a mask (torch 2.13)."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
+@cache
+def _compiled_flex():
+    return torch.compile(flex_attention, dynamic=True)
 
 
 def fusable_decoder(model: nn.Module) -> Decoder:
     """The decoder of a causal model. Raises ModelError with the reason if the model cannot be fused."""
-    decoder, reason = decoder_or_none(model), None
-    config = decoder.config if decoder else None
-    if decoder is None:
-        reason = "it contains no decoder that labkit knows"
-    elif foreign := sorted(set(decoder.layer_types) - {FULL, SLIDING}):
-        reason = f"it has layers of the type {foreign[0]!r}, which keep no keys that could be joined"
-    elif getattr(config, "alibi", False) or "position_ids" not in inspect.signature(decoder.stack.forward).parameters:
-        reason = "its positions are counted along the row, so segments cannot share positions"
-    elif getattr(config, MARK, None) is not None:
-        reason = "it is bidirectional and cannot generate: call labkit.to_causal first"
-    elif getattr(config, "is_causal", None) is False or getattr(config, "use_bidirectional_attention", None) is True:
-        reason = "its configuration declares it bidirectional, so it cannot generate"
-    elif not hasattr(model, "get_output_embeddings") or model.get_output_embeddings() is None:
-        reason = "it has no language-model head"
-    if reason is not None:
-        raise ModelError(f"{type(model).__name__} cannot be fused: {reason}")
+    decoder = find_decoder(model)
+    config = decoder.config
+    foreign = set(decoder.layer_types) - {FULL, SLIDING}
+    is_bidirectional = getattr(config, MARK, None) is not None or getattr(config, "is_causal", None) is False
+    output = getattr(model, "get_output_embeddings", None)
+    reasons = {
+        f"its layers of the type {min(foreign, default='')!r} keep no keys that could be joined": foreign,
+        "its positions are counted along the row, so segments cannot share positions": (
+            getattr(config, "alibi", False) or not decoder.takes_positions
+        ),
+        "it is bidirectional and cannot generate; if labkit converted it, call labkit.to_causal first": (
+            is_bidirectional or getattr(config, "use_bidirectional_attention", None) is True
+        ),
+        "it has no language-model head": output is None or output() is None,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise ModelError(f"{type(model).__name__} cannot be fused: {reason}")
     return decoder
 
 

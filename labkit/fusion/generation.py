@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from labkit.errors import DataError
 from labkit.fusion.decoding import Answer, Decoding, combine, decode
 from labkit.fusion.engine import Engine, FastEngine, ReferenceEngine, fusable_decoder, require_positions_for
 from labkit.fusion.layout import Prompts, Weights, prompts, token_ids
-from labkit.fusion.methods import ENGINES, METHODS, require_known
+from labkit.fusion.methods import ENGINES, METHODS, VOTE, require_known
 from labkit.fusion.scores import comparable, first_line
 from labkit.models import Loaded
 
@@ -56,7 +57,6 @@ def generate(
     layer: int | None = None,
     stop: str | Sequence[str] = (),
     batch_size: int = 16,
-    on_batch: Callable[[FusionResult], None] | None = None,
     **decoding: Any,
 ) -> FusionResult:
     """Answer each question from its paraphrases. The model is not changed.
@@ -70,7 +70,7 @@ def generate(
         weights: for the method "weighted": positive numbers, one for each paraphrase.
         layer: for the method "hidden-average": from 0; by default the middle one.
         stop: texts that end an answer, or special tokens.
-        batch_size: in questions. on_batch: called with the result of each batch.
+        batch_size: in questions; for "majority-vote" in paraphrases.
         decoding: max_new_tokens, first_line, do_sample, temperature, top_k, top_p, num_beams, length_penalty and seed
             (`labkit.fusion.decoding.Decoding`).
 
@@ -84,10 +84,8 @@ def generate(
     chosen, layers = METHODS[method], len(fusable_decoder(lm.model).layers)
     if batch_size < 1:
         raise DataError(f"batch_size is {batch_size} questions; it must be at least 1")
-    if layer is not None and not chosen.averages_states:
-        raise DataError(f"the method {method!r} averages no layer: give layer with 'hidden-average' only")
-    if layer is not None and not 0 <= layer < layers:
-        raise DataError(f"there is no layer {layer}: the model has layers 0 to {layers - 1}")
+    if layer is not None and not (chosen.averages_states and 0 <= layer < layers):
+        raise DataError(f"layer is {layer}; give it with 'hidden-average' only, from 0 to {layers - 1}")
     averaged_layer = (layers // 2 if layer is None else layer) if chosen.averages_states else None
     prefix_ids, segments, cue_ids = token_ids(lm.tokenizer, questions, prefix, cue, separator)
     special = dict(zip(lm.tokenizer.all_special_tokens, lm.tokenizer.all_special_ids, strict=True))
@@ -96,43 +94,36 @@ def generate(
     ends = _end_ids(lm) | {special[text] for text in stops if text in special}  # a special token has no text
     everything = prompts(chosen, prefix_ids, segments, cue_ids, weights)
     require_positions_for(lm.model, everything, settings.max_new_tokens)
-    results = []
+    counts, rule, votes = everything.counts, chosen.combine, None
+    if chosen.combine == VOTE:  # each paraphrase is answered as a question
+        everything, rule = replace(everything, questions=tuple((row,) for row in everything.rows)), None
+    answers: list[Answer] = []
+    first_scores, seconds = [], 0.0
     with evaluating(lm.model):
         for begin in range(0, len(everything.questions), batch_size):
             batch = replace(everything, questions=everything.questions[begin : begin + batch_size])
-            counts, votes = batch.counts, None
-            numbers = list(range(begin, begin + len(counts)))
-            if chosen.votes:  # each paraphrase is answered as a question, with random numbers of its own
-                numbers = [
-                    number + 1_000_000_007 * row for number, n in zip(numbers, counts, strict=True) for row in range(n)
-                ]
-                batch = replace(batch, questions=tuple((row,) for row in batch.rows))
             began = time.perf_counter()
             reader = make_engine(engine, lm.model, batch, averaged_layer)
-            answers, scores = decode(reader, chosen.combine, lm.tokenizer, ends, settings, numbers)
-            seconds = time.perf_counter() - began
-            if chosen.votes:
-                rows = [answers[sum(counts[:n]) :][:count] for n, count in enumerate(counts)]
-                answers, votes = map(list, zip(*(elect(row, bool(settings.stop)) for row in rows), strict=True))
-                scores = combine("average", scores, counts)
-            result = FusionResult(
-                [answer.text for answer in answers],
-                [list(answer.tokens) for answer in answers],
-                [answer.log_prob for answer in answers],
-                scores.cpu(), method, reader.name, seconds, votes,
-            )  # fmt: skip
-            results.append(result)
-            if on_batch is not None:
-                on_batch(result)
+            numbers = range(begin, begin + len(batch.questions))
+            written, scores = decode(reader, rule, lm.tokenizer, ends, settings, numbers)
+            seconds += time.perf_counter() - began
+            answers += written
+            first_scores.append(scores.cpu())
+    first_logits = torch.cat(first_scores)
+    if chosen.combine == VOTE:
+        rows = iter(answers)
+        elections = [elect(list(islice(rows, count)), bool(settings.stop)) for count in counts]
+        answers, votes = [winner for winner, _ in elections], [tally for _, tally in elections]
+        first_logits = combine("average", first_logits, counts)
     return FusionResult(
-        [text for result in results for text in result.texts],
-        [tokens for result in results for tokens in result.tokens],
-        [log_prob for result in results for log_prob in result.log_probs],
-        torch.cat([result.first_logits for result in results]),
+        [answer.text for answer in answers],
+        [list(answer.tokens) for answer in answers],
+        [answer.log_prob for answer in answers],
+        first_logits,
         method,
-        results[0].engine,
-        sum(result.seconds for result in results),
-        [tally for result in results for tally in result.votes] if chosen.votes else None,
+        reader.name,
+        seconds,
+        votes,
     )
 
 
@@ -140,8 +131,7 @@ def make_engine(name: str, model: Any, batch: Prompts, averaged_layer: int | Non
     """The engine of this name of `ENGINES`, for the prompts of `batch`."""
     if name == "fast":
         return FastEngine(model, batch, averaged_layer)
-    rendering = "flex" if name == "reference" else "dense"
-    return ReferenceEngine(model, batch, averaged_layer, rendering=rendering, cached=name != "cacheless")
+    return ReferenceEngine(model, batch, averaged_layer, "flex" if name == "reference" else name)
 
 
 def elect(answers: Sequence[Answer], whole: bool) -> tuple[Answer, dict[str, int]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from labkit import masks
 from labkit.errors import DataError
-from labkit.fusion.methods import GIVEN, UNIFORM, Method
+from labkit.fusion.methods import Method
 
 PREFIX, PADDING, CUE = 0, -1, -2  # owners of tokens; the segments of a row are 1, 2, ...
 Weights = Sequence[float] | np.ndarray | Tensor  # one number for each paraphrase of a question
@@ -53,12 +54,12 @@ class Prompts:
 
     @property
     def rows(self) -> list[Tokens]:
-        return [row for rows in self.questions for row in rows]
+        return list(chain(*self.questions))
 
     @property
     def counts(self) -> list[int]:
         """The number of rows of each question."""
-        return [len(rows) for rows in self.questions]
+        return list(map(len, self.questions))
 
 
 def mask_of(owners: Sequence[int]) -> masks.Mask:
@@ -81,15 +82,13 @@ def token_ids(
     """
     if tokenizer is None:
         raise DataError("the model has no tokenizer, so no text can be read: add its tokenizer files")
-    if isinstance(questions, str) or not questions:
-        raise DataError("there is no question; give a list of questions, each a list of its paraphrases")
+    if not questions or not cue:
+        raise DataError("there is no question, or the cue is empty; the cue attends to all paraphrases of a question")
     for number, paraphrases in enumerate(questions):
-        if isinstance(paraphrases, str):
-            raise DataError(f"question {number} is a text; give a list of its paraphrases, such as [{paraphrases!r}]")
-        if not paraphrases or not all(text.strip() for text in paraphrases):
-            raise DataError(f"question {number} has no paraphrase, or an empty one; give at least one text")
-    if not cue:
-        raise DataError("the cue is empty; it attends to all paraphrases, so it needs at least one token")
+        if isinstance(paraphrases, str) or not paraphrases or not all(text.strip() for text in paraphrases):
+            raise DataError(
+                f"question {number} is {paraphrases!r}; give a list of its paraphrases, at least one and none empty"
+            )
 
     def tokenised(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
@@ -110,9 +109,7 @@ def prompts(
 
     Raises DataError unless there are weights, one positive number per paraphrase, for the method that takes them.
     """
-    if (weights is None) == (method.weights == GIVEN):
-        problem = "needs a weight for each paraphrase" if weights is None else "takes no weights: use 'weighted'"
-        raise DataError(f"the method {method.name!r} {problem}")
+    method.require_weights(weights is not None)
     if weights is not None and len(weights) != len(segments):
         raise DataError(f"there are weights for {len(weights)} questions, but {len(segments)} questions")
     questions = []
@@ -120,13 +117,15 @@ def prompts(
         if method.name == "single":
             pieces = pieces[:1]
         elif not method.isolated:
-            pieces = [[token for piece in pieces for token in piece]]
-        biases = np.zeros(len(pieces))
-        if method.weights == UNIFORM:
-            biases -= np.log(len(pieces))
-        elif weights is not None:
-            biases = _log_shares(weights[number], len(pieces), number)
-        rows = [pieces] if method.joined else [[piece] for piece in pieces]
+            pieces = [list(chain(*pieces))]
+        shares = np.ones(len(pieces)) if weights is None else np.asarray(weights[number], dtype=float)
+        if shares.shape != (len(pieces),) or not ((shares > 0) & np.isfinite(shares)).all():
+            raise DataError(
+                f"question {number} has {len(pieces)} paraphrases and the weights {shares.tolist()}; give one positive "
+                "number for each"
+            )
+        biases = np.log(shares / shares.sum()) if method.weights else np.zeros(len(pieces))
+        rows = [pieces] if method.combine is None else [[piece] for piece in pieces]
         questions.append(tuple(_row(prefix, row, biases, method.restart) for row in rows))
     return Prompts(tuple(questions), tuple(cue))
 
@@ -137,17 +136,8 @@ def _row(prefix: Sequence[int], pieces: Sequence[Sequence[int]], biases: np.ndar
     places = torch.arange(int(lengths.sum()))
     positions = torch.where(places < len(prefix), places, places - starts.repeat_interleave(lengths) + len(prefix))
     return Tokens(
-        torch.tensor([*prefix, *(token for piece in pieces for token in piece)]),
+        torch.tensor([*prefix, *chain(*pieces)]),
         positions if restart else places,
         torch.arange(len(lengths)).repeat_interleave(lengths),
         torch.tensor([0.0, *biases[: len(pieces)]], dtype=torch.float64).repeat_interleave(lengths),
     )
-
-
-def _log_shares(weights: Weights, count: int, number: int) -> np.ndarray:
-    given = np.asarray(weights, dtype=float)
-    if given.shape != (count,):
-        raise DataError(f"question {number} has {count} paraphrases and {given.size} weights; give one for each")
-    if not ((given > 0) & np.isfinite(given)).all():
-        raise DataError(f"the weights of question {number} are {given.tolist()}; each must be a positive number")
-    return np.log(given / given.sum())

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from labkit.attention.plain import visible
-from labkit.decoder.running import evaluating
+from labkit.decoder.running import evaluating, replaced
 from labkit.errors import DataError
-from labkit.fusion.engine import ReferenceEngine, attention_backend, fusable_decoder, require_positions_for
+from labkit.fusion.engine import ReferenceEngine, fusable_decoder, require_positions_for
 from labkit.fusion.layout import prompts, token_ids
 from labkit.fusion.methods import METHODS
 from labkit.models import Loaded
@@ -56,24 +56,18 @@ class Looks:
         segments = np.array([-1 if segment in NAMES else segment for segment in self.segments])
         return np.stack([self.weights[:, segments == number].sum(1) for number in range(segments.max() + 1)], 1)
 
-    @property
-    def share_among_paraphrases(self) -> np.ndarray:
-        """(generated, paraphrases): `share`, normalised: rows sum to 1."""
-        return self.share / self.share.sum(1, keepdims=True)
+    def among_paraphrases(self) -> Looks:
+        """The attention on the paraphrases alone, normalised: rows of `weights` and of `share` sum to 1."""
+        places = [place for place, segment in enumerate(self.segments) if segment not in NAMES]
+        weights = self.weights[:, places] / self.share.sum(1, keepdims=True)
+        tokens, segments = [self.context_tokens[i] for i in places], [self.segments[i] for i in places]
+        return Looks(weights, tokens, segments, self.generated_tokens)
 
     def figure(self, title: str) -> go.Figure:
         """Generated tokens by context tokens, and the share of each segment (`fusion_figure`)."""
+        whole = "the attention" if "cue" in self.segments else "the attention on the paraphrases"
         return fusion_figure(
-            self.weights, self.context_tokens, self.segments, self.generated_tokens, NAMES, title, "the attention"
-        )
-
-    def figure_of_paraphrases(self, title: str) -> go.Figure:
-        """The same for the attention on the paraphrases alone, normalised."""
-        kept = [place for place, segment in enumerate(self.segments) if segment not in NAMES]
-        weights = self.weights[:, kept] / self.share.sum(1, keepdims=True)
-        tokens, segments = [self.context_tokens[i] for i in kept], [self.segments[i] for i in kept]
-        return fusion_figure(
-            weights, tokens, segments, self.generated_tokens, {}, title, "the attention on the paraphrases"
+            self.weights, self.context_tokens, self.segments, self.generated_tokens, NAMES, title, whole
         )
 
 
@@ -111,12 +105,12 @@ def looks(
         for attention in decoder.attentions if layer is None else decoder.attentions[layer : layer + 1]:
             stack.callback(attention.register_forward_hook(keep).remove)
         stack.enter_context(evaluating(lm.model))
-        stack.enter_context(attention_backend(lm.model, "eager"))
+        stack.enter_context(replaced(decoder.config, _attn_implementation="eager"))
         ReferenceEngine(lm.model, prompt, rendering="dense").start()
     weights = torch.stack(maps).mean(0)
     weights = weights.mean(0) if head is None else weights[head]
-    (row,) = prompt.rows
-    shown = [visible(lm.tokenizer.decode([token])) for token in (*row.ids.tolist(), *cue_ids, *tokens)]
-    segments = [owner - 1 if owner else None for owner in row.owners.tolist()] + ["cue"] * len(cue_ids)
+    owners = prompt.rows[0].owners.tolist()
+    shown = [visible(lm.tokenizer.decode([token])) for token in (*prompt.rows[0].ids.tolist(), *cue_ids, *tokens)]
+    segments = [owner - 1 if owner else None for owner in owners] + ["cue"] * len(cue_ids)
     end = len(segments)
     return Looks(weights[:, :end].cpu().numpy(), shown[:end], segments, shown[end:])

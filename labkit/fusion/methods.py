@@ -18,6 +18,7 @@ ENGINES = {
     "cacheless": "as dense, but everything is read again for each token, as in the public experiment",
 }
 UNIFORM, GIVEN = "uniform", "given"  # weights of paraphrases: 1 / N each, or the caller's
+VOTE = "vote"  # each row generates its own answer, and the answers are counted
 
 
 @dataclass(frozen=True)
@@ -26,24 +27,27 @@ class Method:
 
     Attributes:
         meaning: what it does, as a sentence without a subject.
-        joined: one row per question; otherwise one row per paraphrase.
         isolated: no paraphrase attends to another. restart: each paraphrase begins at the position behind the prefix.
         weights: UNIFORM, GIVEN or None. The logarithm of a weight is added to the attention scores of the paraphrase's
             keys, when the cue and the answer attend to them.
-        combine: rule by which the rows of a question agree on the next token (`labkit.fusion.decoding.combine`).
-        votes: each row generates its own answer, and the answers are counted.
+        combine: None: the paraphrases are joined in one row. Otherwise each has its own row, and this is VOTE or the
+            rule by which the rows agree on the next token (`labkit.fusion.decoding.combine`).
         averages_states: the rows of a question share the mean of their hidden states in one layer.
     """
 
     name: str
     meaning: str
-    joined: bool = True
     isolated: bool = True
     restart: bool = True
     weights: str | None = None
     combine: str | None = None
-    votes: bool = False
     averages_states: bool = False
+
+    def require_weights(self, are_given: bool) -> None:
+        """Raise DataError if the method needs weights that are not given, or takes none."""
+        if (self.weights == GIVEN) != are_given:
+            problem = "takes no weights: use 'weighted'" if are_given else "needs a weight for each paraphrase"
+            raise DataError(f"the method {self.name!r} {problem}")
 
 
 METHODS = {
@@ -55,25 +59,22 @@ METHODS = {
         Method("isolate+restart", "isolates the paraphrases, and each begins at the same position"),
         Method("fuse", "as isolate+restart, and each paraphrase weighs 1/N", weights=UNIFORM),
         Method("weighted", "as fuse, with a weight for each paraphrase", weights=GIVEN),
-        Method("logit-average", "averages the logits over the paraphrases", False, combine="average"),
-        Method("logit-max", "takes the highest logit of each token over the paraphrases", False, combine="max"),
+        Method("logit-average", "averages the logits over the paraphrases", combine="average"),
+        Method("logit-max", "takes the highest logit of each token over the paraphrases", combine="max"),
         Method(
             "confidence-average",
             "averages log-probabilities, weighted by the probability of each paraphrase's best token",
-            False,
             combine="confidence-average",
         ),
         Method(
             "confidence-max",
             "takes the highest probability of each token, times the probability of that paraphrase's best token",
-            False,
             combine="confidence-max",
         ),
-        Method("majority-vote", "answers each paraphrase and counts the answers", False, votes=True),
+        Method("majority-vote", "answers each paraphrase and counts the answers", combine=VOTE),
         Method(
             "hidden-average",
             "averages one layer's hidden states over the paraphrases, then the logits",
-            False,
             combine="average",
             averages_states=True,
         ),

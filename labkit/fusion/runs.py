@@ -1,7 +1,7 @@
 """Answer the questions of a data set with one method, and write a Feather file with the answers and their settings.
 
     answers = run(Settings(model="gemma3-270m", num_paraphrases=5), "out.feather")
-    summary(answers)["accuracy"]                       # labkit.fusion.answers
+    summary(answers)["accuracy"]                       # labkit.fusion.scores
 
 A prompt is few-shot examples ("Question: ...", "Answer: ..."), a line "Question: ..." for each paraphrase, and the cue.
 Each answer is appended to a journal beside the file (`out.feather.jsonl`: a header, then one row per question). An
@@ -18,34 +18,33 @@ import random
 import re
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from tqdm import tqdm
 
 from labkit import __version__
 from labkit.datasets.paraphrases import KNOWN_FACTS, ParaphrasedQuestion, read_known_facts, read_paraphrases, sample
 from labkit.errors import DataError
 from labkit.files import is_regular, is_standard_output, require_writable, write_whole
-from labkit.fusion.answers import Answers, judged, read_answers, require_pyarrow, write_answers
-from labkit.fusion.generation import FusionResult, generate
-from labkit.fusion.scores import first_line, load_lemmatizer
+from labkit.fusion.generation import generate
+from labkit.fusion.scores import (
+    Answers,
+    first_line,
+    judged,
+    load_lemmatizer,
+    read_answers,
+    require_pyarrow,
+    write_answers,
+)
 from labkit.fusion.settings import Settings
 from labkit.models import Loaded, load
 
 QUESTION, SEPARATOR, CUE = "Question: ", "\n", "Answer:"  # a paraphrase stands between the first two
 FIXED = ("settings", "data", "versions", "model")  # the parts of the header that a resumed run must share
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The questions of a run, for each of them the paraphrases that are read, and the facts for the header."""
-
-    questions: list[ParaphrasedQuestion]
-    texts: list[tuple[str, ...]]
-    about: dict[str, Any]
 
 
 def run(settings: Settings, output: str | Path, *, resume: bool = False, lm: Loaded | None = None) -> Answers:
@@ -55,8 +54,8 @@ def run(settings: Settings, output: str | Path, *, resume: bool = False, lm: Loa
     answered but not scored. Standard output or a pipe cannot be resumed.
 
     Raises:
-        DataError, ModelError: invalid settings, data or model, or prompts that do not fit; nothing is written. An
-            existing file without `resume`, or one of other settings, data, versions or weights; it is not changed.
+        DataError, ModelError: invalid settings, data or model; nothing is written. An existing file without `resume`,
+            or one of other settings, data, versions or weights; it is not changed. Prompts that do not fit.
     """
     require_pyarrow()
     output = Path(output).expanduser()
@@ -68,69 +67,83 @@ def run(settings: Settings, output: str | Path, *, resume: bool = False, lm: Loa
         write_answers(answers, output)
         return replace(answers, path=output)
     require_writable(output)
-    if output.is_dir():
-        raise DataError(f"{output} is a folder; give a file, such as {output / 'out.feather'}")
     journal = journal_of(output)
     for path in (output, journal):
-        if path.exists() and not resume:
+        if path.is_dir() or (path.exists() and not resume):
             raise DataError(f"{path} exists already: continue that run with --resume, or give another output")
     lemmatizer = load_lemmatizer(settings.lemmatizer) if settings.lemmatizer else None
-    planned = plan(settings)
+    about, planned = plan(settings)
     if output.exists():
         answers = read_answers(output)
-        _require_same(output, answers.about, planned.about)
+        _require_same(output, answers.about, about)
         journal.unlink(missing_ok=True)
         return answers
     lm = lm or load_model(settings)
-    about = planned.about | {"model": _model_facts(lm)}
+    about["model"] = _model_facts(lm)
     header, rows = read_journal(journal)
     if header is not None:
         _require_same(journal, header, about)
-    rows = rows[: len(rows) // settings.batch_size * settings.batch_size]  # the batches of an uninterrupted run
+    size = settings.batch_size
+    rows = rows[: len(rows) // size * size]  # the batches of an uninterrupted run
     if rows:
         write_whole(journal, _json_lines([about, *rows]))
     else:
         journal.unlink(missing_ok=True)
-    if len(rows) < len(planned.questions):
-        rows += _answer(lm, settings, planned, len(rows), journal, about)
+    for begin in tqdm(range(len(rows), len(planned), size), unit="batch", disable=None, leave=False):
+        batch = _answered(lm, settings, about["prefix"], planned[begin : begin + size])
+        rows += batch
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        with journal.open("a", encoding="utf-8") as file:
+            file.write(_json_lines(batch if file.tell() else [about, *rows]))
+            file.flush()
+            os.fsync(file.fileno())
     answers = judged(Answers(output, rows, about), lemmatizer)
     write_answers(answers, output)
     journal.unlink(missing_ok=True)
     return answers
 
 
-def plan(settings: Settings) -> Plan:
-    """Read the data set and draw examples and questions; no model is needed. DataError if no question is left."""
+def plan(settings: Settings) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Read the data set and draw examples and questions, without a model; DataError if no question is left.
+
+    Returns the facts for the header, and for each question its row without the answer.
+    """
     everything = read_paraphrases(settings.dataset, settings.pairs, unanswered=True)
     shots, rest = take_shots(everything, settings)
-    least = settings.at_least or settings.needed
-    questions = [question for question in rest if len(question.paraphrases) >= least]
+    questions = [question for question in rest if len(question.paraphrases) >= settings.least]
     left_out = len(rest) - len(questions)
     if not questions:
-        most = max(len(question.paraphrases) for question in rest)
-        raise DataError(f"none of the {len(rest):,} questions has {least} paraphrases; the maximum is {most}")
+        raise DataError(f"none of the {len(rest):,} questions has {settings.least} paraphrases; use fewer")
     if settings.max_questions:
         questions = sample(questions, settings.max_questions, settings.seed)
-    texts = []
+    rows = []
     for question in questions:
         paraphrases = list(question.paraphrases)
         if settings.order_seed is not None:
             random.Random(f"{settings.order_seed} paraphrases of {question.id}").shuffle(paraphrases)
-        texts.append(settings.chosen(tuple(paraphrases)))
+        paraphrases = settings.chosen(paraphrases)
+        read = paraphrases[:1] if settings.method == "single" else paraphrases
+        rows.append({
+            "id": question.id,
+            "relation": question.relation,
+            "paraphrases": paraphrases,
+            "prompt": [f"{QUESTION}{text}{SEPARATOR}" for text in read],
+            "answers": list(question.answers),
+            "method": settings.method,
+        })  # fmt: skip
     about = {
         "settings": json.loads(json.dumps(asdict(settings))),  # as it reads back: tuples are lists
         "data": {"questions_sha256": hashlib.sha256(repr(everything).encode()).hexdigest()},
         "versions": {"labkit": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
         "prefix": prefix_of(shots, settings.seed),
         "cue": CUE,
-        "separator": SEPARATOR,
         "few_shot_ids": [shot.id for shot in shots],
         "questions": len(questions),
         "left_out": left_out,  # questions with too few paraphrases
         "taken_out": len(everything) - len(rest),  # examples, and questions that share a text with one
         "natural": sum(question.natural for question in questions),
     }
-    return Plan(questions, texts, about)
+    return about, rows
 
 
 def take_shots(
@@ -145,20 +158,19 @@ def take_shots(
     dataset, count, seed = settings.dataset, settings.few_shot, settings.seed
     if count == 0:
         return [], list(questions)
-    own_file = dataset.partition(":")[0] not in (KNOWN_FACTS, "webqa", "lama") and Path(dataset).expanduser().is_file()
-    separate = dataset in (KNOWN_FACTS, f"{KNOWN_FACTS}:test") or (own_file and not settings.few_shot_from_data)
+    is_file = Path(dataset).expanduser().is_file()
+    separate = dataset in (KNOWN_FACTS, f"{KNOWN_FACTS}:test") or (is_file and not settings.few_shot_from_data)
     pool = read_known_facts("shots") if separate else [question for question in questions if question.answers]
     if count > len(pool):
         raise DataError(f"{count} few-shot examples were requested, but there are {len(pool)}")
     shots = sample(pool, count, seed)
     random.Random(f"{seed} order").shuffle(shots)
-    ids = set() if separate else {shot.id for shot in shots}
 
     def folded(question: ParaphrasedQuestion) -> set[str]:
         return {" ".join(text.casefold().split()) for text in question.paraphrases}
 
     texts = set().union(*map(folded, shots))
-    rest = [question for question in questions if question.id not in ids and texts.isdisjoint(folded(question))]
+    rest = [question for question in questions if texts.isdisjoint(folded(question))]
     if not rest:
         raise DataError(f"no question is left when {count} few-shot examples are taken out of {len(questions)}")
     return shots, rest
@@ -195,47 +207,25 @@ def read_journal(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]
     return (lines[0], lines[1:]) if lines else (None, [])
 
 
-def _answer(
-    lm: Loaded, settings: Settings, planned: Plan, done: int, journal: Path, about: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """Answer all questions but the first `done`, and append the rows of each batch to the journal."""
-    from tqdm import tqdm
-
-    questions, texts, single = planned.questions[done:], planned.texts[done:], settings.method == "single"
-    rows: list[dict[str, Any]] = []
-
-    def keep(batch: FusionResult) -> None:
-        begin = len(rows)
-        for number, generation in enumerate(batch.texts):
-            question, read = questions[begin + number], texts[begin + number]
-            rows.append({
-                "id": question.id,
-                "relation": question.relation,
-                "paraphrases": list(read),
-                "prompt": [f"{QUESTION}{text}{SEPARATOR}" for text in (read[:1] if single else read)],
-                "answers": list(question.answers),
-                "generation": generation,
-                "prediction": generation.strip() if settings.stop else first_line(generation),
-                "method": settings.method,
-                "engine": batch.engine,
-                "seconds": batch.seconds / len(batch.texts),
-                "votes": batch.votes and json.dumps(batch.votes[number]),
-            })  # fmt: skip
-        journal.parent.mkdir(parents=True, exist_ok=True)
-        with journal.open("a", encoding="utf-8") as file:
-            file.write(_json_lines(rows[begin:] if file.tell() else [about, *rows]))
-            file.flush()
-            os.fsync(file.fileno())
-        bar.update(len(batch.texts))
-
-    with tqdm(total=len(planned.texts), initial=done, unit="question", disable=None, leave=False) as bar:
-        generate(
-            lm, [[QUESTION + text for text in read] for read in texts], settings.method, settings.engine,
-            prefix=about["prefix"], cue=CUE, separator=SEPARATOR, layer=settings.layer,
-            weights=settings.weights and [settings.weights] * len(texts), max_new_tokens=settings.max_new_tokens,
-            stop=settings.stop or (), first_line=not settings.stop, batch_size=settings.batch_size, on_batch=keep,
-        )  # fmt: skip
-    return rows
+def _answered(lm: Loaded, settings: Settings, prefix: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of `plan`, with their answers."""
+    result = generate(
+        lm, [[QUESTION + text for text in row["paraphrases"]] for row in rows], settings.method, settings.engine,
+        prefix=prefix, cue=CUE, separator=SEPARATOR, layer=settings.layer,
+        weights=settings.weights and [settings.weights] * len(rows), max_new_tokens=settings.max_new_tokens,
+        stop=settings.stop or (), first_line=not settings.stop, batch_size=settings.batch_size,
+    )  # fmt: skip
+    return [
+        row
+        | {
+            "generation": text,
+            "prediction": text.strip() if settings.stop else first_line(text),
+            "engine": result.engine,
+            "seconds": result.seconds / len(rows),
+            "votes": json.dumps(votes) if votes else None,
+        }
+        for row, text, votes in zip(rows, result.texts, result.votes or [None] * len(rows), strict=True)
+    ]
 
 
 def _json_lines(values: Sequence[dict[str, Any]]) -> str:
@@ -243,17 +233,15 @@ def _json_lines(values: Sequence[dict[str, Any]]) -> str:
 
 
 def _model_facts(lm: Loaded) -> dict[str, Any]:
-    weights = hashlib.sha256()
-    for name, weight in lm.model.state_dict().items():  # a thousand numbers of each tell models apart
-        numbers = weight.detach().flatten()[:: max(1, weight.numel() // 1000)]
-        weights.update(f"{name} {tuple(weight.shape)} ".encode() + numbers.double().cpu().numpy().tobytes())
+    weights = lm.model.state_dict().values()
+    numbers = [weight.flatten()[:: max(1, weight.numel() // 1000)].tolist() for weight in weights]  # enough to compare
     return {
         "source": lm.source,
         "licence": lm.licence,
         "dtype": str(lm.model.dtype).removeprefix("torch."),
         "device": lm.model.device.type,
         "attention": lm.model.config._attn_implementation,
-        "weights": weights.hexdigest(),
+        "weights": hashlib.sha256(repr(numbers).encode()).hexdigest(),
     }
 
 

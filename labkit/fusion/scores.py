@@ -1,4 +1,7 @@
-"""Which generated answers are correct, and how certain an accuracy and a difference between two methods are.
+"""Which generated answers are correct, how certain an accuracy and a difference are, and the files of answers.
+
+    answers = read_answers("out.feather")
+    summary(judged(answers))["accuracy"]
 
 An answer is the first line of what was generated. It is compared with the accepted answers as in SQuAD (`exact_match`),
 by the lemmas of its words (`lemmatised_match`), or loosely (`starts_with_answer`).
@@ -6,26 +9,26 @@ by the lemmas of its words (`lemmatised_match`), or loosely (`starts_with_answer
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
 
 import numpy as np
 
-from labkit.errors import DataError, ModelError
+from labkit.errors import DataError, ModelError, reading
+from labkit.files import write_whole
 from labkit.tasks.qa_scores import normalize as normalised
 
+ABOUT = b"labkit"  # key of the schema's metadata that describes how a file was made
+NEEDED = ("id", "answers", "prediction")  # the columns that a file of answers must have
 Lemmatizer = Callable[[str], list[str]]  # the lemmas of a text's words
 Correct = Mapping[str, bool]  # by question: whether one method answered it correctly
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A number, its 95 % interval, and the number of questions."""
-
-    value: float
-    low: float
-    high: float
-    n: int
+# ---- one answer ------------------------------------------------------------------------------------------------------
 
 
 def first_line(text: str) -> str:
@@ -92,6 +95,19 @@ def load_lemmatizer(name: str = "simplemma") -> Lemmatizer:
     return lambda text: [token.lemma_ or token.text for token in pipeline(text) if not token.is_punct]
 
 
+# ---- all answers -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number, its 95 % interval, and the number of questions."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
 def accuracy(correct: Correct) -> Estimate:
     """The share of correct answers, in [0, 1], with the exact binomial interval (Clopper and Pearson 1934)."""
     from scipy.stats import binomtest
@@ -131,9 +147,8 @@ def mcnemar(one: Correct, other: Correct) -> dict[str, float]:
     from scipy.stats import binomtest
 
     first, second = _paired(one, other)
-    only_one, only_other = int((first & ~second).sum()), int((second & ~first).sum())
+    neither, only_other, only_one, both = np.bincount(2 * first + second, minlength=4).tolist()
     p = float(binomtest(only_one, only_one + only_other).pvalue) if only_one + only_other else 1.0
-    both, neither = int((first & second).sum()), int((~first & ~second).sum())
     return {"both": both, "only_one": only_one, "only_other": only_other, "neither": neither, "p": p}
 
 
@@ -142,8 +157,103 @@ def _paired(one: Correct, other: Correct) -> tuple[np.ndarray, np.ndarray]:
     if not one:
         raise DataError("there is no question to score")
     if unpaired := set(one) ^ set(other):
-        raise DataError(
-            f"the methods did not answer the same questions: {len(unpaired)} have one answer only, such as "
-            f"{min(unpaired)!r}; compare them on the same set"
-        )
+        few = f"{len(unpaired)} have one answer only, such as {min(unpaired)!r}"
+        raise DataError(f"the methods did not answer the same questions: {few}; compare them on the same set")
     return np.array(list(one.values()), dtype=bool), np.array([other[id] for id in one], dtype=bool)
+
+
+# ---- files of answers ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers to questions: one row per question, and how they were made ({} if unknown)."""
+
+    path: Path
+    rows: list[dict[str, Any]]
+    about: dict[str, Any]
+
+    def correct(self, lemmatised: bool = False) -> dict[str, bool]:
+        """By question whether its answer is correct. Those without accepted answers are left out."""
+        column = "correct_lemmatised" if lemmatised else "correct"
+        return {row["id"]: bool(row[column]) for row in self.rows if row["answers"]}
+
+
+def read_answers(path: str | Path) -> Answers:
+    """The answers in a Feather file of `labkit fuse`, or in one with the columns `NEEDED`; DataError for any other."""
+    require_pyarrow()
+    from pyarrow import feather
+
+    path = Path(path).expanduser()
+    with reading(f"the Feather file {path}", DataError):
+        table = feather.read_table(path)
+    if not set(NEEDED) <= set(table.column_names):
+        raise DataError(f"{path} has the columns {table.column_names}; a file of answers has {', '.join(NEEDED)}")
+    return Answers(path, table.to_pylist(), json.loads((table.schema.metadata or {}).get(ABOUT, "{}")))
+
+
+def write_answers(answers: Answers, path: str | Path) -> None:
+    """Write the file whole or not at all."""
+    import pyarrow
+    from pyarrow import feather
+
+    content = pyarrow.BufferOutputStream()
+    about = json.dumps(answers.about, ensure_ascii=False)
+    table = pyarrow.Table.from_pylist(answers.rows).replace_schema_metadata({ABOUT: about})
+    feather.write_feather(table, content)
+    write_whole(path, content.getvalue().to_pybytes())
+
+
+def judged(answers: Answers, lemmatizer: Lemmatizer | None = None) -> Answers:
+    """The answers with `correct` and, with a lemmatiser, `correct_lemmatised`; None if there is no accepted answer."""
+    rows = []
+    for row in answers.rows:
+        pair, exact, lemmatised = (row["prediction"], row["answers"]), None, None
+        if row["answers"]:
+            exact = exact_match(*pair)
+            lemmatised = lemmatised_match(*pair, lemmatizer) if lemmatizer else None
+        rows.append(row | {"correct": exact, "correct_lemmatised": lemmatised})
+    return replace(answers, rows=rows)
+
+
+def summary(answers: Answers, lemmatised: bool = False) -> dict[str, Any]:
+    """n, accuracy with its interval, that of each relation, and seconds per question; ready for JSON.
+
+    `without_answers` counts the questions without an accepted answer, which are not part of n.
+    """
+    correct = answers.correct(lemmatised)
+    relations: dict[str | None, dict[str, bool]] = {}
+    for row in answers.rows:
+        if row["answers"]:
+            relations.setdefault(row.get("relation"), {})[row["id"]] = correct[row["id"]]
+    seconds = [row["seconds"] for row in answers.rows if row.get("seconds") is not None]
+    result = {
+        "n": len(correct),
+        "without_answers": len(answers.rows) - len(correct),
+        "accuracy": asdict(accuracy(correct)) if correct else None,
+        "seconds_per_question": mean(seconds) if seconds else None,
+    }
+    if correct and None not in relations:
+        result["by_relation"] = {name: asdict(accuracy(part)) for name, part in sorted(relations.items())}
+    return result
+
+
+def comparison(one: Answers, other: Answers, lemmatised: bool = False) -> dict[str, Any]:
+    """Accuracy of `one` minus that of `other` with its interval, and McNemar's test; ready for JSON.
+
+    Raises DataError unless they answered the same questions and accept the same answers.
+    """
+    accepted = {row["id"]: row["answers"] for row in other.rows}
+    for row in one.rows:
+        if accepted.get(row["id"], row["answers"]) != row["answers"]:
+            raise DataError(f"question {row['id']!r} has different accepted answers in {one.path} and {other.path}")
+    pair = one.correct(lemmatised), other.correct(lemmatised)
+    return {"difference": asdict(difference(*pair)), "mcnemar": mcnemar(*pair)}
+
+
+def require_pyarrow() -> None:
+    """Raise ModelError without pyarrow."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise ModelError('files of answers need pyarrow: pip install "labkit-bidirectional[fusion]"') from None

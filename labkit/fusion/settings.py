@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from labkit.errors import DataError
-from labkit.fusion.methods import ENGINES, GIVEN, METHODS, require_known
+from labkit.fusion.methods import ENGINES, METHODS, require_known
 
 
 def _setting(default: Any, text: str, **limits: int) -> Any:
@@ -57,31 +58,27 @@ class Settings:
     def __post_init__(self) -> None:
         require_known("method", self.method, METHODS)
         require_known("engine", self.engine, ENGINES)
-        if (METHODS[self.method].weights == GIVEN) == (self.weights is None):
-            problem = "needs a weight for each paraphrase" if self.weights is None else "takes no weights"
-            raise DataError(f"the method {self.method!r} {problem}")
+        METHODS[self.method].require_weights(self.weights is not None)
         if self.num_paraphrases is not None and (self.indexes is not None or self.repeat is not None):
             raise DataError("give num_paraphrases, or indexes and repeat, not both")
         places = self.indexes
         if places is not None and (not places or min(places) < 0 or len(set(places)) < len(places)):
             raise DataError(f"the indexes are {list(places)}; give different places from 0, such as 0,2,4")
-        if self.num_paraphrases is None and self.at_least is not None and self.at_least < self.needed:
-            raise DataError(f"at_least is {self.at_least}, but index {self.needed - 1} needs {self.needed}")
 
     @property
-    def needed(self) -> int:
+    def least(self) -> int:
         """How many paraphrases a question needs."""
         if self.indexes is None:
-            return self.num_paraphrases or 1
-        return (self.indexes[0] if self.repeat else max(self.indexes)) + 1
+            return self.at_least or self.num_paraphrases or 1
+        return max(self.at_least or 0, max(self.indexes) + 1)
 
-    def chosen(self, paraphrases: tuple[str, ...]) -> tuple[str, ...]:
+    def chosen(self, paraphrases: Sequence[str]) -> list[str]:
         """Those of a question's paraphrases that are read."""
+        if self.repeat:
+            return [paraphrases[self.indexes[0] if self.indexes else 0]] * self.repeat
         if self.indexes is None:
-            chosen = paraphrases[: self.num_paraphrases]
-        else:
-            chosen = tuple(paraphrases[index] for index in self.indexes)
-        return chosen[:1] * self.repeat if self.repeat else chosen
+            return list(paraphrases[: self.num_paraphrases])
+        return [paraphrases[index] for index in self.indexes]
 
     @property
     def default_output(self) -> Path:
