@@ -20,7 +20,7 @@ from labkit.errors import MaskError
 from labkit.tasks.lm import ensure_mask_token, fill_in
 from labkit.viz import live_model
 from labkit.viz.live_model import LiveModel
-from labkit.viz.mask_state import dense_of, fitted, mask_of, packed, painted_cells, painted_state, tree_of
+from labkit.viz.mask_state import dense_of, fitted, mask_of, packed, painted_cells, tree_of
 
 N = 6
 SENTENCE = "The cat sat on the mat"
@@ -47,6 +47,11 @@ MASKS = st.recursive(
 )
 
 
+def painted_state(*cells):
+    """What the page keeps of painted cells: the grid of those that were painted, and the grid of their values."""
+    return {"n": len(cells[0]), "cells": packed(np.stack(cells))}
+
+
 # ----------------------------------------------------------------------------------------------------- the state
 @given(MASKS, st.integers(1, 9))
 @settings(max_examples=80, deadline=None)
@@ -67,11 +72,11 @@ def test_padding_keeps_its_pads_and_the_last_segment_grows_with_the_sentence():
 @given(st.integers(1, 16), st.integers(0, 2**32 - 1))
 @settings(max_examples=30, deadline=None)
 def test_painted_cells_survive_packing_and_stay_in_their_row_and_column(n, seed):
-    which, value = np.random.default_rng(seed).random((2, n, n)) < 0.5
-    state = json.loads(json.dumps(painted_state(which, value)))
-    assert np.array_equal(painted_cells(state, n), [which, value & which])
-    assert np.array_equal(painted_cells(state, n + 3)[:, :n, :n], [which, value & which])
-    assert np.array_equal(painted_cells(state, 1), [which[:1, :1], (value & which)[:1, :1]])
+    cells = np.random.default_rng(seed).random((2, n, n)) < 0.5
+    state = json.loads(json.dumps(painted_state(*cells)))
+    assert np.array_equal(painted_cells(state, n), cells)
+    assert np.array_equal(painted_cells(state, n + 3), np.pad(cells, [(0, 0), (0, 3), (0, 3)]))
+    assert np.array_equal(painted_cells(state, 1), cells[:, :1, :1]) and not painted_cells({}, n).any()
     assert packed(np.array([1, 0, 0, 0, 0, 0, 0, 0, 1])) == "gIA="  # the format that the page reads
 
 
@@ -94,10 +99,10 @@ def test_the_mask_is_the_expression_until_painted_cells_change_it():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("mask", masks.prefix([1, 2]), "batch of 2 rows"),
+        ("mask", masks.prefix([1, 2]), "for one sentence"),
         ("mask", masks.segments([0, 1]), "defined for 2 positions"),
         ("mask", masks.padding([4]), "4 or more tokens"),
-        ("mask", "causal", "expected a labkit Mask"),
+        ("mask", "causal", "a labkit Mask"),
         ("sentence", "   ", "no token"),
         ("sentence", "x " * 513, "513 tokens are too many"),
     ],
@@ -242,7 +247,7 @@ def test_attached_the_widget_follows_its_mask_and_sentence_and_the_model_is_left
     before = lm.model(torch.tensor([[5, 6, 7]])).logits
     p = viz.playground("The cat", masks.causal()).attach(lm)
     assert "".join(p.tokens) == "The cat" and p.asked == 1 and p.model_name == lm.name
-    assert p.answer["number"] == p.asked == p.heard == p.verdict["number"]
+    assert p.answer["number"] == p.asked == p.received == p.verdict["number"]
     assert p.answer["before"] == p.answer["after"]  # its own mask is causal
     labkit.to_bidirectional(lm.model)  # the playground keeps the model as it was when it was attached
     p.mask = masks.bidirectional()
