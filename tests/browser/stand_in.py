@@ -30,14 +30,14 @@ window.model = {
     changed = {};
     window.saved += 1;
     window.pending += 1;
-    const shown = await window.python?.(values, null);
-    if (shown) receive("shown", shown);
+    const held = await window.python?.(values, null);
+    if (held) receive("held", held);
     window.pending -= 1;
   },
   send: async (content) => {
     window.pending += 1;
-    const packed = await window.python(null, content);
-    tell("msg:custom", { layer: content.ask[0], head: content.ask[1] }, [revived(packed)]);
+    const [answer, buffer] = revived(await window.python(null, content));
+    tell("msg:custom", answer, [buffer]);
     window.pending -= 1;
   },
   on: (event, call) => { (calls[event] ??= []).push(call); },

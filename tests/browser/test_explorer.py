@@ -41,7 +41,7 @@ def test_sliders_show_the_head_and_the_tooltip_its_exact_weights(page):
     head = page.get_by_role("slider", name="head")
     box = head.bounding_box()
     page.mouse.click(box["x"] + box["width"] - 4, box["y"] + box["height"] / 2)
-    page.wait_for_function("state.shown.layer === 2 && state.shown.head === 3")
+    page.wait_for_function("state.held[0].layer === 2 && state.held[0].head === 3")
     assert (widget.layer, widget.head) == (2, 3)
     assert head.get_attribute("aria-valuetext") == "head 3"
     wait_until_exact(page)
@@ -129,7 +129,7 @@ def test_small_pictures_are_sorted_by_the_measure_of_the_view(page):
         settled(page)
         assert widget.sort == measure and not widget.rising
     page.get_by_role("option", name="layer 2 head 1").click()
-    page.wait_for_function("state.shown.layer === 2 && state.shown.head === 1")
+    page.wait_for_function("state.held[0].layer === 2 && state.held[0].head === 1")
     assert page.locator("[aria-selected=true]").get_attribute("aria-label").startswith("layer 2 head 1, ")
     assert page.get_by_role("slider", name="layer").input_value() == "2"
 
@@ -142,7 +142,7 @@ def test_everything_can_be_done_with_the_keyboard(page):
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Tab")
     page.keyboard.press("ArrowRight")
-    page.wait_for_function("state.view === 'after' && state.shown.layer === 2 && state.shown.head === 1")
+    page.wait_for_function("state.view === 'after' && state.held[0].layer === 2 && state.held[0].head === 1")
     page.keyboard.press("Tab")  # the tokens: one stop, the arrows move within
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
@@ -154,7 +154,7 @@ def test_everything_can_be_done_with_the_keyboard(page):
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
     weight = widget.weights[1, 2, 1, 2, 2]
-    spoken = page.locator(".ex-hidden").text_content()
+    spoken = page.locator(".lk-hidden").text_content()
     assert spoken.startswith('"by" (2) looks at "by" (2); causal ') and f"bidirectional {weight:.4g};" in spoken
     page.keyboard.press("Enter")
     settled(page)
@@ -166,7 +166,7 @@ def test_everything_can_be_done_with_the_keyboard(page):
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "layer 2 head 1"
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
-    page.wait_for_function("state.shown.layer === 2 && state.shown.head === 2")
+    page.wait_for_function("state.held[0].layer === 2 && state.held[0].head === 2")
     assert page.locator(".labkit-explorer").get_attribute("data-lm-suppress-shortcuts") == "true"
 
 
@@ -176,18 +176,18 @@ def test_a_large_model_opens_at_once_and_is_coarse_until_python_has_sent_the_wei
     assert page.locator(".ex-picture").count() == 144 and page.locator(".ex-note").is_hidden()
     assert tip_shows(page, widget, 0, 0, 0, 100, 17)
     page.get_by_role("option", name="layer 7 head 5").click()
-    page.wait_for_function("state.shown.layer === 7 && state.shown.head === 5")
+    page.wait_for_function("state.held[0].layer === 7 && state.held[0].head === 5")
     wait_until_exact(page)
     assert tip_shows(page, widget, 1, 7, 5, 30, 90)
     page.shoot("explorer_128")
 
     page = open_page(width=1010, height=900)
     widget = show(page, explorer(2, 2, 512))
-    assert widget.shown["size"] < 512  # what a notebook keeps
+    assert widget.held[0]["size"] < 512  # what a notebook keeps
     wait_until_exact(page)
     assert all(tip_shows(page, widget, 1, 0, 0, q, k) for q, k in ((511, 0), (300, 299), (4, 500)))
     page.get_by_role("slider", name="head").press("End")
-    page.wait_for_function("state.shown.head === 1")
+    page.wait_for_function("state.held[0].head === 1")
     wait_until_exact(page)
     assert tip_shows(page, widget, 0, 0, 1, 9, 9)
 
@@ -232,13 +232,13 @@ def show(page, widget, background="white"):
 
     def python(values, content):
         sent = []
-        widget.send = lambda content, buffers: sent.append(buffers[0])
+        widget.send = lambda content, buffers: sent.append([content, buffers[0]])
         if content:
             widget._handle_custom_msg(content, [])
             return plain(sent[0])
-        shown = widget.shown
+        held = widget.held
         widget.set_state(values)
-        return plain(widget.shown) if widget.shown is not shown else None
+        return plain(widget.held) if widget.held is not held else None
 
     page.expose_function("python", python)
     show_widget(page, widget, background, width=980)

@@ -14,6 +14,7 @@ import pytest
 from labkit import masks, viz
 from labkit.viz.mask_state import dense_of, fitted, mask_of, packed, painted_cells, split_words, tree_of
 from tests.browser.stand_in import drawn, show_widget
+from tests.test_viz_playground import random_mask
 
 expect = pytest.importorskip("playwright.sync_api").expect
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -46,7 +47,7 @@ def test_the_rules_of_the_page_are_those_of_labkit_on_500_random_masks(page):
     asked, expected = [], []
     for _ in range(500):
         n = rng.randint(1, 24)
-        mask, longer = _random_mask(rng, n, depth=rng.randint(0, 3)), rng.randint(1, 24)
+        mask, longer = random_mask(rng, n), rng.randint(1, 24)
         tree = tree_of(mask)
         grown = fitted(tree, longer, n)
         asked.append([tree, n, longer])
@@ -333,7 +334,7 @@ def _answer(page, number: int) -> None:
     answer = {"number": number, "question": "next", "how": "Which?", "truth": "dog", "before": side, "after": side}
     attention = {"number": number, "n": 6, "tokens": CAT.split(), "layer": 1, "head": 0, **even}
     values = {"answer": answer | {"leak": "Leak: it sees it.", "seconds": 0.1}, "attention": attention}
-    values |= {"heard": number, "verdict": {"number": number, "text": "Measured: as said.", "agrees": True}}
+    values |= {"received": number, "verdict": {"number": number, "text": "Measured: as said.", "agrees": True}}
     page.evaluate("(values) => { for (const [name, value] of Object.entries(values)) model.set(name, value); }", values)
     page.wait_for_function("(n) => state.answer.number === n && document.querySelector('.pg-answer')", arg=number)
 
@@ -364,24 +365,3 @@ def _cells(page, said: masks.Mask, n: int) -> np.ndarray:
     """The cells on show, as Python reads what the page has saved."""
     which, value = painted_cells(page.evaluate("state.painted"), n)
     return np.where(which, value, dense_of(said, n))
-
-
-def _random_mask(rng: random.Random, n: int, depth: int) -> masks.Mask:
-    if depth and rng.random() < 0.8:
-        first = _random_mask(rng, n, depth - 1)
-        if rng.random() < 0.3:
-            return ~first
-        second = _random_mask(rng, n, depth - 1)
-        return first & second if rng.random() < 0.5 else first | second
-    ids = [rng.randint(0, 3) for _ in range(n)]
-    number = rng.randint(0, n)
-    return rng.choice([
-        lambda: masks.causal(),
-        lambda: masks.bidirectional(),
-        lambda: masks.sliding_window(rng.randint(1, n), causal=rng.random() < 0.5),
-        lambda: masks.prefix(number if rng.random() < 0.7 else [number]),
-        lambda: masks.hybrid(number if rng.random() < 0.7 else [number]),
-        lambda: masks.segments(ids, rng.choice(["causal", "bidirectional"]), rng.choice([None, number])),
-        lambda: masks.padding([number], side=rng.choice(["left", "right"])),
-        lambda: masks.from_dense(np.array([[rng.random() < 0.5 for _ in range(n)] for _ in range(n)])),
-    ])()  # fmt: skip
