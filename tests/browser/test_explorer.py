@@ -31,7 +31,8 @@ def random_maps(layers, heads, n, causal=False, tokens=None):
 
 
 def explorer(layers=3, heads=4, n=8):
-    return viz.attention_explorer(random_maps(layers, heads, n, True), random_maps(layers, heads, n))
+    maps = [random_maps(layers, heads, n, causal) for causal in (True, False)]
+    return viz.attention_explorer(*maps, names=["causal", "bidirectional"])
 
 
 def test_sliders_show_the_head_and_the_tooltip_its_exact_weights(page):
