@@ -49,15 +49,15 @@ class LiveModel:
 
     Args:
         lm: what `labkit.load` gives, with a tokenizer.
-        tell: called in the worker thread as `tell(name, value)` with "answer", then "attention", then "verdict", each
-            value plain JSON with the number of its question. What goes wrong is an "answer" with an "error".
+        report: called in the worker thread as `report(name, value)` with "answer", then "attention", then "verdict";
+            a value is plain JSON with the number of its question. What goes wrong is an "answer" with an "error".
         reads: where a hidden token is read: "before" (MNTP, and a model that only knows the next token), "same" (MLM).
 
     Raises:
         MaskError: no tokenizer. ModelError: no decoder that labkit knows.
     """
 
-    def __init__(self, lm: Any, tell: Callable[[str, dict], None], reads: str = "before") -> None:
+    def __init__(self, lm: Any, report: Callable[[str, dict], None], reads: str = "before") -> None:
         if lm.tokenizer is None:
             raise MaskError("the playground needs a tokenizer: attach a model that was loaded with one")
         if reads not in ("before", "same"):
@@ -66,7 +66,7 @@ class LiveModel:
         self.lm = SimpleNamespace(model=copy.deepcopy(lm.model, shared), tokenizer=lm.tokenizer, name=lm.name)
         self.decoder = find_decoder(self.lm.model)
         self.layers, self.heads = len(self.decoder.layers), int(self.decoder.config.num_attention_heads)
-        self._reads, self._tell = reads, tell
+        self._reads, self._report = reads, report
         self._latest: int | None = None  # number of the question that counts; None after a cancellation
         self._answering: int | None = None
         self._pool, self._last = ThreadPoolExecutor(1, "labkit-live-model"), Future()
@@ -123,14 +123,14 @@ class LiveModel:
         try:
             self._require_latest()
             for name, value in self._answers(*question):
-                self._tell(name, {"number": number} | value)
+                self._report(name, {"number": number} | value)
         except Superseded:
             return
         except Exception as error:  # whatever a model raises must reach the page as a sentence, not freeze it
             text = str(error).strip()
             if not isinstance(error, LabkitError):
                 text = f"The model could not answer ({type(error).__name__}): {text.split(chr(10))[0]}"
-            self._tell("answer", {"number": number, "error": f"{text[:1].upper()}{text[1:].rstrip('.')}."})
+            self._report("answer", {"number": number, "error": f"{text[:1].upper()}{text[1:].rstrip('.')}."})
 
     def _answers(self, ids, mask: Mask, kind: str, place: int, layer: int, head: int) -> Iterator[tuple[str, dict]]:
         began, tokens = time.perf_counter(), self._texts(ids)

@@ -116,7 +116,7 @@ def bool_grid(cells, what: str) -> np.ndarray:
     if array.dtype.kind not in "bui" or not np.isin(array, (0, 1)).all():
         raise MaskError(f"{what} must be True or False (or 1 and 0) in every cell: for weights use attention_figure")
     if array.ndim != 2 or array.size == 0 or array.shape[0] > array.shape[1]:
-        raise MaskError(f"{what} must have one row and shape (queries, keys), a key for each query, not {array.shape}")
+        raise MaskError(f"{what} must be of one text, (queries, keys) with a key for each query, not {array.shape}")
     return array.astype(bool)
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from labkit import viz
-from labkit.attention.maps import AttentionMaps
 from tests.browser.stand_in import plain, show_widget
+from tests.test_viz_explorer import random_maps
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -21,17 +21,9 @@ def page(open_page):
     return open_page(width=1010, height=900)
 
 
-def random_maps(layers, heads, n, causal=False, tokens=None):
-    scores = np.random.default_rng(int(causal)).normal(size=(layers, heads, n, n), scale=1.5)
-    scores = np.where(np.tri(n, dtype=bool), scores, -np.inf) if causal else scores
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights = (weights / weights.sum(-1, keepdims=True)).astype(np.float16)
-    tokens = tokens or [WORDS[i % len(WORDS)] for i in range(n)]
-    return AttentionMaps(weights, tokens, tuple(range(layers)), "causal()" if causal else "bidirectional()", "m")
-
-
 def explorer(layers=3, heads=4, n=8):
-    maps = [random_maps(layers, heads, n, causal) for causal in (True, False)]
+    tokens = [WORDS[i % len(WORDS)] for i in range(n)]
+    maps = [random_maps(layers, heads, n, causal, tokens) for causal in (True, False)]
     return viz.attention_explorer(*maps, names=["causal", "bidirectional"])
 
 
@@ -90,11 +82,9 @@ def test_a_click_on_a_token_follows_it_and_another_click_lets_go(page):
     settled(page)
     assert widget.query == 5 and token.get_attribute("aria-pressed") == "true"
     row = widget.weights[1, 0, 0, 5].astype(float)
-    said = line.inner_text()
-    assert said.startswith(
-        f'layer 0 head 0, bidirectional, query "river": looks most at "{WORDS[row.argmax()]}" ({row.max():.2f})'
-    )
-    assert said.endswith(f"future mass {row[6:].sum():.2f}.")
+    most = f'looks most at "{WORDS[row.argmax()]}" ({row.max():.2f})'
+    assert line.inner_text().startswith(f'layer 0 head 0, bidirectional, query "river": {most}')
+    assert line.inner_text().endswith(f"future mass {row[6:].sum():.2f}.")
     shades = [page.locator(".ex-token").nth(i).evaluate("e => getComputedStyle(e).backgroundColor") for i in range(8)]
     blue = [int(shade.split("(")[1].split(",")[0]) for shade in shades]
     assert np.argsort(blue).tolist() == np.argsort(-row, kind="stable").tolist()  # the more, the darker
@@ -219,7 +209,7 @@ def test_a_page_without_python_is_exact_where_it_can_be_and_says_where_it_is_coa
 
 def test_the_page_follows_python_and_a_closed_view_listens_no_more(page):
     show(page, explorer())
-    page.evaluate("receive('view', 'difference'); receive('query', 3); receive('sort', 'entropy'); receive('layer', 1)")
+    page.evaluate("receive('view', 'difference'); receive('query', 3); receive('layer', 1)")
     assert page.get_by_role("radio", name="difference").is_checked()
     assert page.get_by_role("slider", name="layer").input_value() == "1"
     assert page.locator(".ex-token").nth(3).get_attribute("aria-pressed") == "true"
@@ -266,23 +256,17 @@ def wait_until_exact(page):
     page.locator(".ex-surface").press("Escape")
 
 
-def geometry(n):
-    """Side of a cell in pixels, as the map promises."""
-    return max(1, min(40, 448 // n))
-
-
-def corner(page, n):
-    """Where the cells begin, in the page."""
-    box = page.locator(".ex-base").bounding_box()
-    side = geometry(n) * n
-    return box["x"] + box["width"] - side - 2, box["y"] + box["height"] - side - 2
+def middle(page, n, q, k):
+    """The middle of a cell in pixels, from the corner of the canvas."""
+    size, side = page.locator(".ex-base").bounding_box(), max(1, min(40, 448 // n))
+    return size["width"] - 2 - side * (n - k - 0.5), size["height"] - 2 - side * (n - q - 0.5)
 
 
 def hover(page, n, q, k):
     """The lines of the tooltip of a cell."""
     page.locator(".ex-surface").scroll_into_view_if_needed()
-    x, y = corner(page, n)
-    page.mouse.move(x + (k + 0.5) * geometry(n), y + (q + 0.5) * geometry(n))
+    (x, y), corner = middle(page, n, q, k), page.locator(".ex-base").bounding_box()
+    page.mouse.move(corner["x"] + x, corner["y"] + y)
     return page.locator(".ex-tip div").all_inner_texts()
 
 
@@ -294,17 +278,8 @@ def tip_shows(page, widget, of, layer, head, q, k):
 
 def pixel(page, n, q, k):
     """The colour in the middle of a cell of the map."""
-    cell = geometry(n)
-    return page.evaluate(
-        """([n, cell, q, k]) => {
-          const canvas = document.querySelector(".ex-base");
-          const scale = devicePixelRatio;
-          const [left, top] = [canvas.clientWidth - n * cell - 2, canvas.clientHeight - n * cell - 2];
-          const at = [left + (k + 0.5) * cell, top + (q + 0.5) * cell].map((x) => Math.floor(x * scale));
-          return [...canvas.getContext("2d").getImageData(...at, 1, 1).data.slice(0, 3)];
-        }""",
-        [n, cell, q, k],
-    )
+    read = "(canvas, at) => [...canvas.getContext('2d').getImageData(...at, 1, 1).data.slice(0, 3)]"
+    return page.locator(".ex-base").evaluate(read, [int(place) for place in middle(page, n, q, k)])
 
 
 def number_in(line, name):

@@ -11,6 +11,7 @@ import pytest
 
 from labkit import masks
 from tests.browser.servers import ROOT, Notebook, jupyter, write_notebook
+from tests.browser.stand_in import paint
 from tests.browser.test_figures import SHOWS
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -209,18 +210,6 @@ def test_a_saved_notebook_shows_its_widgets_before_anything_is_run(open_notebook
     page.shoot(f"saved_{name}", full_page=False)
     drawn = "canvas => new Set(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data).size"
     assert canvas.evaluate(drawn) > 2  # more than one colour: a picture, not an empty square
-
-
-def paint(page, start: tuple[int, int], end: tuple[int, int]) -> None:
-    """Drag over the cells of the mask from one (query, key) to another."""
-    grid = page.get_by_role("grid", name=re.compile("^attention mask"))
-    grid.scroll_into_view_if_needed()
-    box, n = grid.bounding_box(), page.locator(".pg-chip").count()
-    at = [(box["x"] + (k + 0.5) * box["width"] / n, box["y"] + (q + 0.5) * box["height"] / n) for q, k in (start, end)]
-    page.mouse.move(*at[0])
-    page.mouse.down()
-    page.mouse.move(*at[1], steps=4)
-    page.mouse.up()
 
 
 def eventually(page, holds, seconds: float = 15) -> list[list[str]]:
