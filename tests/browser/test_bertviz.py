@@ -3,7 +3,6 @@
 Needs the libraries in labkit/_browser (scripts/fetch_browser_libraries.py).
 """
 
-import nbformat
 import numpy as np
 import pytest
 
@@ -120,20 +119,3 @@ def test_tokens_are_drawn_as_they_are(page, tmp_path, monkeypatch):
     document(page, tmp_path, bertviz.bertviz_head_view(None, TEXT).html(), name="tokens")
     drawn = page.locator("svg #left text").all_text_contents()
     assert [text.replace("⏎", "\n") for text in drawn] == tokens
-
-
-def test_an_exported_notebook_draws_from_disk(page, tmp_path):
-    nbclient, nbconvert = pytest.importorskip("nbclient"), pytest.importorskip("nbconvert")
-    lines = ["import labkit; from labkit import viz; lm = labkit.load('gpt2-mini', device='cpu')"]
-    lines += [f"viz.bertviz_{view}(lm, {TEXT!r}, layers=[0, 1])" for view in ("head_view", "model_view", "neuron_view")]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(line) for line in lines])
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbclient.NotebookClient(notebook, timeout=240).execute()
-    html, _ = nbconvert.HTMLExporter().from_notebook_node(notebook)
-    (tmp_path / "views.html").write_text(html, encoding="utf-8")
-    page.goto((tmp_path / "views.html").as_uri())
-    page.wait_for_function("document.querySelectorAll('[data-labkit-drawn] svg').length === 3")
-    assert page.locator("[data-labkit-drawn] svg line").count() > 1000
-    page.outside.clear()  # nbconvert's own page asks for MathJax and the like
-    page.failures.clear()
-    page.shoot("bertviz_exported")
