@@ -69,6 +69,12 @@ def drawn(page):
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
+def press(page, keys: str) -> None:
+    """Press these keys, one after the other."""
+    for key in keys.split():
+        page.keyboard.press(key)
+
+
 def paint(page, start: tuple[int, int], end: tuple[int, int], steps: int = 4) -> None:
     """Drag over the cells of the playground's mask from one (query, key) to another, in `steps` jumps of the mouse."""
     grid = page.get_by_role("grid", name=re.compile("^attention mask"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from labkit import viz
-from tests.browser.stand_in import plain, show_widget
+from tests.browser.stand_in import plain, press, show_widget
 from tests.test_viz_explorer import random_maps
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -128,35 +128,24 @@ def test_small_pictures_are_sorted_by_the_measure_of_the_view(page):
 def test_everything_can_be_done_with_the_keyboard(page):
     widget = show(page, explorer())
     page.get_by_role("slider", name="layer").focus()
-    page.keyboard.press("End")
-    page.keyboard.press("Tab")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Tab")
-    page.keyboard.press("ArrowRight")
+    press(page, "End Tab ArrowRight Tab ArrowRight")
     page.wait_for_function("state.view === 'after' && state.held[0].layer === 2 && state.held[0].head === 1")
-    page.keyboard.press("Tab")  # the tokens: one stop, the arrows move within
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Enter")
+    press(page, "Tab ArrowRight Enter")  # the tokens: one stop, the arrows move within
     settled(page)
     assert widget.query == 1
     page.locator(".ex-line", has_text=", query ").wait_for()  # only the exact weights name a query
-    page.keyboard.press("Tab")  # the map
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowDown")
+    press(page, "Tab ArrowRight ArrowRight ArrowDown")  # the map
     weight = widget.weights[1, 2, 1, 2, 2]
     spoken = page.locator(".lk-hidden").text_content()
     assert spoken.startswith('"by" (2) looks at "by" (2); causal ') and f"bidirectional {weight:.4g};" in spoken
-    page.keyboard.press("Enter")
+    press(page, "Enter")
     settled(page)
     assert widget.query == 2
-    page.keyboard.press("Escape")
+    press(page, "Escape")
     assert page.locator(".ex-tip").is_hidden()
-    for _ in range(3):
-        page.keyboard.press("Tab")  # to the small pictures
+    press(page, "Tab Tab Tab")  # to the small pictures
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "layer 2 head 1"
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Enter")
+    press(page, "ArrowRight Enter")
     page.wait_for_function("state.held[0].layer === 2 && state.held[0].head === 2")
     assert page.locator(".labkit-explorer").get_attribute("data-lm-suppress-shortcuts") == "true"
 
