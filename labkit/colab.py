@@ -9,15 +9,18 @@ import os
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labkit import __version__
 from labkit.errors import LabkitError
 from labkit.notebooks import DISTRIBUTION
 from labkit.profile import VARIABLE, current, in_colab
 
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
 DRIVE = Path("/content/drive")  # where Colab's own button mounts it, too
 NO_GPU = "no GPU, so all runs on the CPU (Runtime > Change runtime type gives you one)"
-_IMPORTED_EARLY = ("numpy", "plotly")  # what Colab may have loaded before the setup cell replaced it
 
 
 def setup(drive: bool = False) -> None:
@@ -28,9 +31,12 @@ def setup(drive: bool = False) -> None:
     drive: in Colab, mount Google Drive and work in its folder "labkit". Files with a relative path, such as
         `--output-dir runs/ner`, are then still there after a disconnect, and `--resume` continues a run.
 
-    Raises LabkitError where a package is too old, where the session must be restarted, or where Drive is refused.
+    Raises LabkitError where a package is too old, or where Drive is refused.
     """
-    _refuse_outdated_packages()
+    if unmet := unmet_requirements():
+        problems = "; ".join(f"{need.name}: found {version_of(need.name)}, needed {need.specifier}" for need in unmet)
+        install = " ".join(f"'{need.name}{need.specifier}'" for need in unmet)
+        raise LabkitError(f"{problems}. Run `%pip install {install}` in a cell, then restart the kernel.")
     facts = []
     if in_colab():
         import torch
@@ -55,6 +61,26 @@ def setup(drive: bool = False) -> None:
     print(", ".join([f"labkit {__version__}", f"profile {current().name}", *facts]))
 
 
+def unmet_requirements() -> list[Requirement]:
+    """What labkit needs and this Python does not have: a missing package, or one that is too old."""
+    from packaging.requirements import Requirement
+
+    try:
+        needs = [Requirement(line) for line in metadata.requires(DISTRIBUTION) or []]
+    except metadata.PackageNotFoundError:  # a bare checkout on sys.path: its user chose the versions
+        return []
+    needs = [need for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+    return [need for need in needs if not need.specifier.contains(version_of(need.name) or "0", prereleases=True)]
+
+
+def version_of(package: str) -> str | None:
+    """The installed version of a package; None if it is missing."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def _work_on_drive() -> Path:
     """Mount Google Drive if it is not, and make its folder "labkit" the working folder of this session."""
     from google.colab import drive  # type: ignore[import-not-found]  # exists in Colab only
@@ -71,31 +97,3 @@ def _work_on_drive() -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     return folder
-
-
-def _refuse_outdated_packages() -> None:
-    """Raise LabkitError for a package that is too old, or that pip replaced after this session had loaded it."""
-    from packaging.requirements import Requirement
-
-    try:
-        requirements = [Requirement(line) for line in metadata.requires(DISTRIBUTION) or []]
-    except metadata.PackageNotFoundError:  # a bare checkout on sys.path: its user chose the versions
-        return
-    problems, install = [], []
-    for need in requirements:
-        if need.marker is None or need.marker.evaluate({"extra": ""}):
-            version = metadata.version(need.name)
-            if not need.specifier.contains(version, prereleases=True):
-                problems.append(f"{need.name}: found {version}, needed {need.specifier}")
-                install.append(f"'{need.name}{need.specifier}'")
-    if problems:
-        raise LabkitError(
-            f"{'; '.join(problems)}. Run `%pip install {' '.join(install)}` in a cell, then restart the kernel."
-        )
-    for name in _IMPORTED_EARLY:
-        loaded = getattr(sys.modules.get(name), "__version__", None)
-        if loaded is not None and loaded != (installed := metadata.version(name)):
-            raise LabkitError(
-                f"{name} {installed} was installed, but this session had loaded {loaded} before. "
-                "Restart it (in Colab: Runtime > Restart session), then run this cell again."
-            )

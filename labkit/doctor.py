@@ -6,21 +6,19 @@ import os
 import platform
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import profile
+from labkit.colab import unmet_requirements, version_of
 from labkit.errors import LabkitError
 
 if TYPE_CHECKING:
     import torch
 
-PYTHONS = ("3.11", "3.13")  # oldest and newest that are tested
-OLDEST = {"torch": "2.11", "transformers": "5.3"}  # as in pyproject.toml
+PYTHONS = ((3, 11), (3, 13))  # oldest and newest that are tested
 OPTIONAL = {  # what does not work without the package
     "gguf": "embedded models cannot be converted",
     "ipywidgets": "sliders in notebooks do not work",
@@ -28,6 +26,8 @@ OPTIONAL = {  # what does not work without the package
     "jupyterlab": "notebooks open in other editors only",
     "nbval": "notebooks cannot be run as tests",
 }
+EXTENSION = "@jupyter-widgets/jupyterlab-manager"  # the half of ipywidgets that runs in the browser
+FLOAT32 = "load models with dtype='float32'"
 EMULATED = 3  # times float32: with AVX512 alone bfloat16 takes up to twice as long, emulated 4 times and more
 GB = 10**9
 
@@ -60,59 +60,50 @@ def _finding(name: str, detail: str, cure: str = "", *, problem: str = "warn") -
 
 
 def _required() -> Iterator[Finding]:
-    from packaging.version import Version
-
-    oldest, newest = (tuple(map(int, version.split("."))) for version in PYTHONS)
-    this, cure = sys.version_info[:2], f"use Python {PYTHONS[0]} to {PYTHONS[1]}, which are tested"
-    detail, problem = f"{platform.python_version()} at {sys.executable}", "fail" if this < oldest else "warn"
-    yield _finding("python", detail, "" if oldest <= this <= newest else cure, problem=problem)
-    for name, least in OLDEST.items():
-        version = _version(name)
-        cure = "" if version and Version(version) >= Version(least) else f"pip install '{name}>={least}'"
-        yield _finding(name, version or "not installed", cure, problem="fail")
+    (oldest, newest), this = PYTHONS, sys.version_info[:2]
+    cure = "" if oldest <= this <= newest else f"use Python 3.{oldest[1]} to 3.{newest[1]}, which are tested"
+    detail = f"{platform.python_version()} at {sys.executable}"
+    yield _finding("python", detail, cure, problem="fail" if this < oldest else "warn")
+    cures = {need.name: f"pip install '{need.name}{need.specifier}'" for need in unmet_requirements()}
+    for name in dict.fromkeys(("torch", "transformers", *cures)):
+        yield _finding(name, version_of(name) or "not installed", cures.get(name, ""), problem="fail")
 
 
 def _machine() -> Iterator[Finding]:
-    if _version("torch") is None:
+    if version_of("torch") is None:
         return
     import torch
 
     from labkit.decoder.limits import available_bytes
 
-    cores, cards = f"{os.cpu_count()} cores", torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if cards:
-        properties = [torch.cuda.get_device_properties(number) for number in range(cards)]
-        detail = ", ".join(f"{card.name} ({card.total_memory / GB:.0f} GB)" for card in properties)
-        without = not torch.cuda.is_bf16_supported(including_emulation=False)  # emulation is slow, counts by default
-        detail += ", without bfloat16" if without else ""
-        yield _finding("gpu", detail, "load models with dtype='float32'" if without else "")
+    cores = f"{os.cpu_count()} cores"
+    if torch.cuda.is_available():
+        cards = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        detail = ", ".join(f"{card.name} ({card.total_memory / GB:.0f} GB)" for card in cards)
+        bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)  # emulation is slow, counts by default
+        yield _finding("gpu", detail if bfloat16 else f"{detail}, without bfloat16", "" if bfloat16 else FLOAT32)
         yield _finding("processor", cores)
     else:
         driver = shutil.which("nvidia-smi") is not None
         detail = "torch cannot use the NVIDIA GPU" if driver else "none; everything in the lab also runs on the CPU"
-        install = "install a CUDA build of torch that fits the driver (https://pytorch.org/get-started/locally)"
-        yield _finding("gpu", detail, install if driver else "")
+        cure = "install a CUDA build of torch that fits the driver (https://pytorch.org/get-started/locally)"
+        yield _finding("gpu", detail, cure if driver else "")
         # Without bfloat16 in hardware torch emulates it, and a model stored in it takes several times as long.
         slower = _linear_seconds(torch.bfloat16) / _linear_seconds(torch.float32)
         detail = f"{cores}; bfloat16 takes {slower:.1f} times as long as float32 (measured)"
-        yield _finding("processor", detail, "load models with dtype='float32'" if slower > EMULATED else "")
+        yield _finding("processor", detail, FLOAT32 if slower > EMULATED else "")
     free, cure = available_bytes(), "real models need 2 GB: close other programs, or use the tiny models"
     yield _finding("memory", f"{free / GB:.1f} GB free", cure if free < 2 * GB else "")
 
 
 def _linear_seconds(dtype: torch.dtype) -> float:
-    """The shortest time of a linear layer of 512 x 512 for 512 rows, on one core: others may be busy."""
+    """The time of a linear layer of 512 x 512 for 512 rows, on one core: others may be busy."""
     import torch
+    from torch.utils.benchmark import Timer
 
-    rows, weight = (torch.ones(512, 512, dtype=dtype) for _ in range(2))
-    threads, durations = torch.get_num_threads(), []
-    torch.set_num_threads(1)
-    for _ in range(6):  # the first also sets up the library
-        start = time.perf_counter()
-        torch.nn.functional.linear(rows, weight)
-        durations.append(time.perf_counter() - start)
-    torch.set_num_threads(threads)
-    return min(durations)
+    rows, layer = torch.ones(512, 512, dtype=dtype), torch.nn.Linear(512, 512, dtype=dtype)
+    timer = Timer("layer(rows)", globals={"layer": layer, "rows": rows})  # on one thread
+    return timer.blocked_autorange(min_run_time=0.05).median
 
 
 def _places() -> Iterator[Finding]:
@@ -153,20 +144,11 @@ def _models() -> Iterator[Finding]:
 
 def _optional() -> Iterator[Finding]:
     for name, consequence in OPTIONAL.items():
-        version = _version(name)
-        detail = version or f"not installed: {consequence}"
-        yield _finding(name, detail, "" if version else f"pip install {name}")
-    if _version("ipywidgets") and _version("jupyterlab"):
+        version = version_of(name)
+        yield _finding(name, version or f"not installed: {consequence}", "" if version else f"pip install {name}")
+    if version_of("ipywidgets") and version_of("jupyterlab"):
         from jupyter_core.paths import jupyter_path
 
-        extension = "@jupyter-widgets/jupyterlab-manager"  # the half of ipywidgets that runs in the browser
-        there = any(Path(folder, extension, "package.json").is_file() for folder in jupyter_path("labextensions"))
+        there = any(Path(folder, EXTENSION, "package.json").is_file() for folder in jupyter_path("labextensions"))
         cure = "without it widgets stay blank: pip install --force-reinstall jupyterlab_widgets"
-        yield _finding("browser extension", extension, "" if there else cure)
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
+        yield _finding("browser extension", EXTENSION, "" if there else cure)

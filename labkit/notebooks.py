@@ -9,7 +9,6 @@ from __future__ import annotations
 import filecmp
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Iterable
@@ -54,7 +53,7 @@ FIRST_CELL = first_cell()
 
 def is_setup_cell(source: str) -> bool:
     """Whether this is the setup cell of a notebook, wherever it installs labkit from."""
-    return re.search(r"^import labkit\.colab\n+labkit\.colab\.setup\(.*\)\Z", source.strip(), re.M) is not None
+    return "import labkit.colab\n" in source and source.strip().split("\n")[-1].startswith("labkit.colab.setup(")
 
 
 @dataclass(frozen=True)
@@ -113,16 +112,15 @@ def run(
     outputs = [None if output_dir is None else Path(output_dir).expanduser() / path.name for path in notebooks]
     for output in filter(None, outputs):
         files.require_writable(output)
-    finished = []
+    runs = []
     for number, (path, output) in enumerate(zip(notebooks, outputs, strict=True), 1):
         print(f"[{number}/{len(notebooks)}] {path.name}", file=sys.stderr, flush=True)
         began = time.perf_counter()
         text, cells = _execute(path, timeout, environment)
-        seconds = time.perf_counter() - began
+        runs.append(NotebookRun(path, cells, time.perf_counter() - began, output))
         if output is not None:
             files.write_whole(output, text)
-        finished.append(NotebookRun(path, cells, seconds, output))
-    return finished
+    return runs
 
 
 def _find(path: Path) -> list[Path]:
@@ -132,8 +130,8 @@ def _find(path: Path) -> list[Path]:
     tour = list_notebooks()
     matching = sorted(path.glob("*.ipynb")) if path.is_dir() else [n for n in tour if str(path) in (n.name, n.stem)]
     if not matching:
-        known = ", ".join(notebook.stem for notebook in tour)
-        raise DataError(f"{path} is neither a notebook, nor a folder with notebooks, nor one of labkit's ({known}).")
+        names = ", ".join(notebook.stem for notebook in tour)
+        raise DataError(f"{path} is neither a notebook, nor a folder with notebooks, nor one of labkit's ({names}).")
     return matching
 
 

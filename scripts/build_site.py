@@ -171,7 +171,7 @@ def write_playground(page: Path) -> None:
     if PLACE not in text:
         raise SiteError(f"docs/site/{page.name} has no line {PLACE}, the place of the playground")
     widget = playground(mask=masks.prefix(3))
-    page.write_text(text.replace(PLACE, embedded(widget, "")), encoding="utf-8")
+    page.write_text(text.replace(PLACE, embedded(widget)), encoding="utf-8")
     widget.close()
 
 

@@ -1,4 +1,4 @@
-"""A simulated Colab: a stand-in for google.colab, a pip that only notes what it is asked for, no network."""
+"""A simulated Colab: stand-ins for google.colab and the GPU, a pip that only notes what it is asked for, no network."""
 
 import importlib.util
 import json
@@ -6,23 +6,23 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 import tomllib
-import types
+from importlib import metadata
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
+import plotly.io
 import pytest
+import torch
+from IPython.core.interactiveshell import InteractiveShell
 
 import labkit
 from labkit import colab, notebooks
 from labkit.errors import LabkitError
 from labkit.notebooks import DISTRIBUTION, FIRST_CELL, first_cell
 
-pytestmark = pytest.mark.end_to_end  # processes with a stubbed Colab
-
 ROOT = Path(__file__).resolve().parent.parent
-PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-EXTRAS = PYPROJECT["project"]["optional-dependencies"]
+INDEX = f"{DISTRIBUTION}[colab]"
 WHEEL = f"labkit_bidirectional-{labkit.__version__}-py3-none-any.whl"
 WITH_GPU = f"labkit {labkit.__version__}, profile colab, Tesla T4 with 16 GB"
 WITHOUT = f"labkit {labkit.__version__}, profile laptop, {colab.NO_GPU}"
@@ -30,154 +30,102 @@ WITHOUT = f"labkit {labkit.__version__}, profile laptop, {colab.NO_GPU}"
 
 # ---- the setup cell, in a session that takes itself for Colab ------------------------------------------------------
 
-STAND_INS = {  # torch: no stand-in for the lab, but setup() asks it for nothing else than the GPU
-    "google/colab/__init__.py": "",
-    "google/colab/output.py": "def enable_custom_widget_manager():\n    print('widgets on')\n",
-    "google/colab/drive.py": """
-        from pathlib import Path
-        def mount(place):
-            (Path(place) / "MyDrive").mkdir(parents=True)
-            print("Mounted at", place)
-        """,
-    "torch/__init__.py": """
-        import os, types
-        cuda = types.SimpleNamespace(
-            is_available=lambda: os.environ["GPU"] == "1",
-            get_device_properties=lambda i: types.SimpleNamespace(name="Tesla T4", total_memory=15_828_320_256),
-        )
-        """,
-}
-
-SESSION = """
-import json, os, sys
-import google.colab  # Colab's kernel has imported it before any cell
-from importlib import metadata, util
-from IPython.core.interactiveshell import InteractiveShell
-
-sys.path[:] = [p for p in sys.path if not os.path.exists(os.path.join(p or ".", "labkit", "__init__.py"))]
-assert util.find_spec("labkit") is None, "a fresh Colab has no labkit"
-installed = {"torch": "2.11.0+cu128", "numpy": "2.0.2"}
-version = metadata.version
-metadata.version = lambda name: installed.get(name) or version(name)
-installs = []
-
-def pip(line):
-    installs.append(line)
-    sys.path.append(os.environ["CHECKOUT"])
-
-shell = InteractiveShell.instance()
-shell.register_magic_function(pip, "line", "pip")
-for cell in json.load(sys.stdin):
-    shell.run_cell(cell).raise_error()
-print("installs", json.dumps(installs))
-"""
-
 
 @pytest.fixture
-def session(tmp_path):
-    """session(*cells, gpu=...) runs cells in a Python on a Colab of its own: (printed lines, requests to pip)."""
-    for name, source in STAND_INS.items():
-        file = tmp_path / "stand_ins" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(textwrap.dedent(source), encoding="utf-8")
-    content = tmp_path / "content"
-    content.mkdir()
-    (content / WHEEL).touch()
+def session(tmp_path, monkeypatch, capsys):
+    """session(*cells, gpu=...) runs cells in a shell that takes itself for Colab: (printed lines, requests to pip)."""
 
-    def run(*cells, gpu=True, **more):
-        left_out = ("LABKIT_PROFILE", "PLOTLY_RENDERER", "PYTHONPATH")
-        environment = {name: value for name, value in os.environ.items() if name not in left_out}
-        environment |= {"PYTHONPATH": str(tmp_path / "stand_ins"), "CHECKOUT": str(ROOT), "GPU": str(int(gpu))}
-        environment |= {"COLAB_RELEASE_TAG": "release-colab", "IPYTHONDIR": str(tmp_path / "ipython"), **more}
-        done = subprocess.run(
-            [sys.executable, "-c", SESSION],
-            input=json.dumps(cells),
-            cwd=content,
-            env=environment,
-            capture_output=True,
-            text=True,
+    def mount(place):
+        (Path(place) / "MyDrive").mkdir(parents=True)
+        print("Mounted at", place)
+
+    output = SimpleNamespace(enable_custom_widget_manager=lambda: print("widgets on"))
+    google = ModuleType("google.colab")
+    google.output, google.drive = output, SimpleNamespace(mount=mount)
+    monkeypatch.setitem(sys.modules, "google", ModuleType("google"))
+    monkeypatch.setitem(sys.modules, "google.colab", google)
+    monkeypatch.setattr(plotly.io.renderers, "default", "browser")
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "release-colab")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    for name in ("LABKIT_PROFILE", "PLOTLY_RENDERER"):
+        monkeypatch.setenv(name, "")  # so that it is as it was at the end of the test
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / WHEEL).touch()
+    version, find_spec = metadata.version, importlib.util.find_spec
+    installed = {"torch": "2.11.0+cu128", "numpy": "2.0.2"}
+    monkeypatch.setattr(metadata, "version", lambda name: installed.get(name) or version(name))
+    card = SimpleNamespace(name="Tesla T4", total_memory=15_828_320_256)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
+
+    def run(*cells, gpu=True):
+        requests = []
+        for name in ("LABKIT_PROFILE", "PLOTLY_RENDERER"):
+            os.environ.pop(name, None)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name: find_spec(name) if name != "labkit" or requests else None
         )
-        if done.returncode:
-            raise RuntimeError(done.stdout + done.stderr)
-        *printed, installs = done.stdout.splitlines()
-        return printed, json.loads(installs.removeprefix("installs "))
+        shell = InteractiveShell()
+        shell.register_magic_function(requests.append, "line", "pip")
+        capsys.readouterr()
+        for cell in cells:
+            shell.run_cell(cell).raise_error()
+        return capsys.readouterr().out.splitlines(), requests
 
-    run.content = content
     return run
 
 
-INDEX = f"{DISTRIBUTION}[colab]"
-
-
 @pytest.mark.parametrize(
-    ("cell", "requirement", "gpu"),
-    [(FIRST_CELL, f"{WHEEL}[colab]", True), (FIRST_CELL, f"{WHEEL}[colab]", False), (first_cell(INDEX), INDEX, True)],
+    ("cell", "requirement", "gpu"), [(FIRST_CELL, f"{WHEEL}[colab]", False), (first_cell(INDEX), INDEX, True)]
 )
 def test_the_setup_cell_run_twice_installs_once_and_prints_twice_what_it_runs_on(session, cell, requirement, gpu):
     show = "import os; print(os.environ.get('LABKIT_PROFILE'), os.environ['PLOTLY_RENDERER'])"
-    printed, installed = session(cell, cell, show, gpu=gpu)
+    printed, requests = session(cell, cell, show, gpu=gpu)
     line = WITH_GPU if gpu else WITHOUT
     assert printed == ["widgets on", line, "widgets on", line, f"{None if gpu else 'laptop'} colab"]
-    assert installed == [f'install -q "{requirement}" torch==2.11.0+cu128 numpy==2.0.2']
+    assert requests == [f'install -q "{requirement}" torch==2.11.0+cu128 numpy==2.0.2']
 
 
 def test_without_the_wheel_the_cell_says_what_to_upload(session):
-    (session.content / WHEEL).unlink()
-    with pytest.raises(RuntimeError, match="Upload labkit's wheel"):
+    Path(WHEEL).unlink()
+    with pytest.raises(AssertionError, match="Upload labkit's wheel"):
         session(FIRST_CELL)
 
 
-def test_files_on_drive_are_there_after_the_machine_was_lost(session, tmp_path):
+def test_files_on_drive_are_there_after_the_machine_was_lost(session, tmp_path, monkeypatch):
     drive = tmp_path / "drive"
-    point = f"import labkit.colab\nfrom pathlib import Path\nlabkit.colab.DRIVE = Path({str(drive)!r})"
-    cells = [FIRST_CELL, point, "labkit.colab.setup(drive=True)"]
+    monkeypatch.setattr(colab, "DRIVE", drive)
+    mount = "import labkit.colab; labkit.colab.setup(drive=True)"
     kept = f"{WITH_GPU}, files are kept in {drive / 'MyDrive' / 'labkit'}"
-    printed, _ = session(*cells, "Path('runs').mkdir()", "labkit.colab.setup(drive=True)")
-    assert printed[2:] == ["widgets on", f"Mounted at {drive}", kept, "widgets on", kept]
-    printed, _ = session(*cells, "print(Path('runs').is_dir())")  # another machine, the same Drive
+    printed, _ = session(mount, "import os; os.mkdir('runs')", mount)
+    assert printed == ["widgets on", f"Mounted at {drive}", kept, "widgets on", kept]
+    os.chdir(tmp_path)  # another machine, the same Drive
+    printed, _ = session(mount, "import os; print(os.path.isdir('runs'))")
     assert printed[-1] == "True"
 
 
 # ---- setup(), and what it does not do outside Colab ----------------------------------------------------------------
 
 
-@pytest.fixture
-def laptop(monkeypatch):
-    monkeypatch.setenv("LABKIT_PROFILE", "laptop")
-    monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
-    monkeypatch.delitem(sys.modules, "google.colab", raising=False)
-    monkeypatch.setenv("PLOTLY_RENDERER", "json")
-    return monkeypatch
-
-
 @pytest.mark.parametrize("own", [None, "json"])
-def test_outside_colab_setup_prints_one_line_and_makes_plotly_send_data(laptop, capsys, own):
-    import plotly.io
-
-    laptop.setattr(plotly.io.renderers, "default", "browser")
-    laptop.setenv("PLOTLY_RENDERER", own) if own else laptop.delenv("PLOTLY_RENDERER")
+def test_outside_colab_setup_prints_one_line_and_makes_plotly_send_data(monkeypatch, capsys, own):
+    monkeypatch.setenv("LABKIT_PROFILE", "laptop")
+    monkeypatch.setattr(plotly.io.renderers, "default", "browser")
+    monkeypatch.setenv("PLOTLY_RENDERER", own or "")
+    if own is None:
+        monkeypatch.delenv("PLOTLY_RENDERER")
     for _ in range(2):
         colab.setup()
         assert capsys.readouterr().out == f"labkit {labkit.__version__}, profile laptop\n"
     assert plotly.io.renderers.default == os.environ["PLOTLY_RENDERER"] == (own or "plotly_mimetype")
 
 
-def test_setup_refuses_a_package_older_than_labkit_needs_with_the_cure(laptop):
+def test_setup_refuses_a_package_older_than_labkit_needs_with_the_cure(monkeypatch):
     needs = ["transformers>=5.2", "nbval>=0.11; extra == 'dev'"]
-    laptop.setattr(colab.metadata, "requires", lambda name: needs)
-    laptop.setattr(colab.metadata, "version", lambda name: "4.57.1")
+    monkeypatch.setattr(colab.metadata, "requires", lambda name: needs)
+    monkeypatch.setattr(colab.metadata, "version", lambda name: "4.57.1")
     words = r"transformers: found 4.57.1, needed >=5.2.*%pip install 'transformers>=5.2'"
     with pytest.raises(LabkitError, match=words):
-        colab.setup()
-
-
-def test_what_was_loaded_before_pip_replaced_it_asks_for_a_restart(laptop):
-    old = types.SimpleNamespace(__version__="5.24.1")
-    laptop.setitem(sys.modules, "plotly", old)
-    laptop.setattr(colab.metadata, "requires", lambda name: [])
-    laptop.setattr(colab.metadata, "version", lambda name: "6.5.0")
-    laptop.setattr(colab, "_IMPORTED_EARLY", ("plotly",))
-    with pytest.raises(LabkitError, match="plotly 6.5.0.*loaded 5.24.1.*Restart session"):
         colab.setup()
 
 
@@ -219,7 +167,8 @@ def test_a_head_is_written_once_and_taken_back_without_a_trace(heads):
 def test_binder_and_the_dev_container_install_what_exists():
     script = ROOT / "binder" / "postBuild"
     (extras,) = re.findall(r'-e "\.\[([\w,]+)\]"', script.read_text(encoding="utf-8"))
-    assert set(extras.split(",")) <= set(EXTRAS)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
     container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8"))
     target = container["postCreateCommand"].removeprefix("make ")
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import tomllib
-from pathlib import Path
+from importlib import metadata
 from types import SimpleNamespace
 
 import pytest
@@ -23,10 +22,15 @@ def find(name: str) -> Finding:
 @pytest.fixture
 def installed(monkeypatch):
     """installed(torch="2.1") pretends that version, installed(torch=None) that it is missing."""
-    real = doctor._version
+    real = metadata.version
 
     def pretend(**versions):
-        monkeypatch.setattr(doctor, "_version", lambda name: versions[name] if name in versions else real(name))
+        def version(name):
+            if versions.get(name, "installed") is None:
+                raise metadata.PackageNotFoundError(name)
+            return versions.get(name) or real(name)
+
+        monkeypatch.setattr(metadata, "version", version)
 
     return pretend
 
@@ -47,7 +51,7 @@ def test_this_machine_is_healthy_and_every_problem_of_another_comes_with_a_cure(
     [
         ("torch", "2.10.1", "fail", "pip install 'torch>=2.11'"),
         ("torch", None, "fail", "pip install 'torch>=2.11'"),
-        ("transformers", "5.1.9", "fail", "pip install 'transformers>=5.3'"),
+        ("scipy", "1.0", "fail", "pip install 'scipy>=1.13'"),
         ("nbval", None, "warn", "pip install nbval"),
     ],
 )
@@ -56,13 +60,6 @@ def test_a_missing_or_old_package_comes_with_the_pip_command(installed, package,
     finding = find(package)
     assert (finding.status, finding.cure) == (status, cure)
     assert healthy(diagnose()) == (status == "warn")
-
-
-def test_the_oldest_versions_are_those_of_the_package():
-    project = tomllib.loads((Path(labkit.__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    for name, oldest in doctor.OLDEST.items():
-        assert any(line.startswith(f"{name}>={oldest}") for line in project["dependencies"]), name
-    assert project["requires-python"].startswith(f">={doctor.PYTHONS[0]}")
 
 
 @pytest.mark.parametrize(("version", "status"), [((3, 10, 9), "fail"), ((3, 11, 0), "ok"), ((3, 14, 0), "warn")])
@@ -89,9 +86,8 @@ def test_too_little_memory_and_too_little_disk_are_warnings(own_cache, monkeypat
     assert (find("memory").status, find("cache").status) == ("warn", "warn")
 
 
-def test_a_missing_browser_extension_is_found(tmp_path, monkeypatch, installed):
+def test_a_missing_browser_extension_is_found(tmp_path, monkeypatch):
     paths = pytest.importorskip("jupyter_core.paths")
-    installed(ipywidgets="8.1", jupyterlab="4.4")
     monkeypatch.setattr(paths, "jupyter_path", lambda *sub: [str(tmp_path.joinpath(*sub))])
     assert find("browser extension").status == "warn"
     manager = tmp_path / "labextensions" / "@jupyter-widgets" / "jupyterlab-manager"

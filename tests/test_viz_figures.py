@@ -194,7 +194,7 @@ def test_answers_in_a_gap_mark_the_truth_and_windows_those_with_the_answer():
 def read(figure):
     """The styles over each letter of a text figure, and how many letters precede the label at the end of each span."""
     letters, ends, styles = "", [], []
-    found, body = [], re.search("pre-wrap[^>]*>(.*?)</p>", figure, re.DOTALL)[1]
+    over, body = [], re.search("pre-wrap[^>]*>(.*?)</p>", figure, re.DOTALL)[1]
     for tag, text in re.findall("(<[^>]*>)|([^<]+)", body):
         if tag:
             styles = styles[:-1] if tag == "</span>" else [*styles, tag]
@@ -202,9 +202,9 @@ def read(figure):
             ends.append(len(letters))
         else:
             letters += unescape(text)
-            found += [" ".join(styles)] * len(unescape(text))
+            over += [" ".join(styles)] * len(unescape(text))
     assert letters == TEXT
-    return found, ends
+    return over, ends
 
 
 SPAN = st.tuples(st.integers(0, len(TEXT) - 1), st.integers(1, 12)).map(lambda s: (s[0], min(len(TEXT), sum(s))))
@@ -212,7 +212,7 @@ ENTITIES = st.lists(st.tuples(SPAN, st.sampled_from("AB")).map(lambda e: (*e[0],
 
 
 def lie_over(mark, styles, spans):
-    return [each.count(mark) for each in styles] == [sum(a <= i < b for a, b, *_ in spans) for i in range(len(TEXT))]
+    return [style.count(mark) for style in styles] == [sum(a <= i < b for a, b, *_ in spans) for i in range(len(TEXT))]
 
 
 @given(st.lists(SPAN, max_size=8), st.lists(SPAN, max_size=2))
@@ -220,8 +220,8 @@ def test_each_letter_of_an_answer_is_underlined_however_answers_overlap(spans, g
     styles, ends = read(viz.answer_figure(TEXT, [(*span, 0.9 - i / 10) for i, span in enumerate(spans)], gold))
     assert lie_over("padding-bottom", styles, spans) and lie_over("border-top", styles, gold)
     assert ends == sorted(end for _, end in spans)
-    depths = [re.findall(r"padding-bottom:\d+", each) for each in styles]
-    assert all(len(each) == len(set(each)) for each in depths)  # lines that overlap are drawn at different depths
+    depths = [re.findall(r"padding-bottom:\d+", style) for style in styles]
+    assert all(len(lines) == len(set(lines)) for lines in depths)  # lines that overlap are drawn at different depths
 
 
 @given(ENTITIES, ENTITIES)

@@ -1,6 +1,7 @@
 """The mask playground without a browser: its state, its sentence, its page, and the model behind it."""
 
 import json
+import random
 import threading
 import time
 from base64 import b64decode
@@ -10,8 +11,6 @@ import numpy as np
 import plotly.io
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import labkit
 from labkit import masks, viz
@@ -20,37 +19,41 @@ from labkit.errors import MaskError
 from labkit.tasks.lm import ensure_mask_token, fill_in
 from labkit.viz import live_model
 from labkit.viz.live_model import LiveModel
-from labkit.viz.mask_state import dense_of, fitted, mask_of, packed, painted_cells, painted_state, tree_of
+from labkit.viz.mask_state import dense_of, fitted, mask_of, packed, painted_cells, tree_of
 
 N = 6
 SENTENCE = "The cat sat on the mat"
-NUMBER = st.integers(0, N)
-IDS = st.lists(st.integers(0, 3), min_size=N, max_size=N)
-LEAVES = st.one_of(
-    st.just(masks.causal()),
-    st.just(masks.bidirectional()),
-    st.builds(masks.sliding_window, st.integers(1, N), causal=st.booleans()),
-    st.builds(masks.prefix, NUMBER | NUMBER.map(lambda n: [n])),
-    st.builds(masks.hybrid, NUMBER | NUMBER.map(lambda n: [n])),
-    st.builds(masks.segments, IDS, st.sampled_from(["causal", "bidirectional"]), st.none() | NUMBER),
-    st.builds(masks.padding, NUMBER.map(lambda n: [n]), side=st.sampled_from(["left", "right"])),
-    st.lists(st.booleans(), min_size=N * N, max_size=N * N).map(lambda c: masks.from_dense(np.reshape(c, (N, N)))),
-)
-MASKS = st.recursive(
-    LEAVES,
-    lambda inner: st.one_of(
-        inner.map(lambda m: ~m),
-        st.builds(lambda a, b: a & b, inner, inner),
-        st.builds(lambda a, b: a | b, inner, inner),
-    ),
-    max_leaves=5,
-)
+
+
+def random_mask(rng: random.Random, n: int, depth: int = 3) -> masks.Mask:
+    """An expression of up to `depth` levels that is defined for one sentence of `n` tokens."""
+    if depth and rng.random() < 0.6:
+        first, second = random_mask(rng, n, depth - 1), random_mask(rng, n, depth - 1)
+        return rng.choice([~first, first & second, first | second])
+    ids, number = rng.choices(range(4), k=n), rng.randint(0, n)
+    number_or_row = rng.choice([number, [number]])
+    return rng.choice([
+        masks.causal(),
+        masks.bidirectional(),
+        masks.sliding_window(rng.randint(1, n), causal=rng.random() < 0.5),
+        masks.prefix(number_or_row),
+        masks.hybrid(number_or_row),
+        masks.segments(ids, rng.choice(["causal", "bidirectional"]), rng.choice([None, number])),
+        masks.padding([number], side=rng.choice(["left", "right"])),
+        masks.from_dense(np.reshape(rng.choices([False, True], k=n * n), (n, n))),
+    ])  # fmt: skip
+
+
+def painted_state(*cells):
+    """What the page keeps of painted cells: the grid of those that were painted, and the grid of their values."""
+    return {"n": len(cells[0]), "cells": packed(np.stack(cells))}
 
 
 # ----------------------------------------------------------------------------------------------------- the state
-@given(MASKS, st.integers(1, 9))
-@settings(max_examples=80, deadline=None)
-def test_a_mask_comes_back_from_its_tree_and_follows_its_sentence(mask, n):
+@pytest.mark.parametrize("seed", range(60))
+def test_a_mask_comes_back_from_its_tree_and_follows_its_sentence(seed):
+    rng = random.Random(seed)
+    mask, n = random_mask(rng, N), rng.randint(1, 9)
     tree = json.loads(json.dumps(tree_of(mask)))
     assert mask_of(tree) == mask and repr(mask_of(tree)) == repr(mask)
     assert fitted(tree, N, N) == tree
@@ -64,14 +67,13 @@ def test_padding_keeps_its_pads_and_the_last_segment_grows_with_the_sentence():
     assert grown.tolist() == [[True, True, False], [True, True, False], [False, False, False]]
 
 
-@given(st.integers(1, 16), st.integers(0, 2**32 - 1))
-@settings(max_examples=30, deadline=None)
-def test_painted_cells_survive_packing_and_stay_in_their_row_and_column(n, seed):
-    which, value = np.random.default_rng(seed).random((2, n, n)) < 0.5
-    state = json.loads(json.dumps(painted_state(which, value)))
-    assert np.array_equal(painted_cells(state, n), [which, value & which])
-    assert np.array_equal(painted_cells(state, n + 3)[:, :n, :n], [which, value & which])
-    assert np.array_equal(painted_cells(state, 1), [which[:1, :1], (value & which)[:1, :1]])
+@pytest.mark.parametrize("n", range(1, 13))
+def test_painted_cells_survive_packing_and_stay_in_their_row_and_column(n):
+    cells = np.random.default_rng(n).random((2, n, n)) < 0.5
+    state = json.loads(json.dumps(painted_state(*cells)))
+    assert np.array_equal(painted_cells(state, n), cells)
+    assert np.array_equal(painted_cells(state, n + 3), np.pad(cells, [(0, 0), (0, 3), (0, 3)]))
+    assert np.array_equal(painted_cells(state, 1), cells[:, :1, :1]) and not painted_cells({}, n).any()
     assert packed(np.array([1, 0, 0, 0, 0, 0, 0, 0, 1])) == "gIA="  # the format that the page reads
 
 
@@ -94,10 +96,10 @@ def test_the_mask_is_the_expression_until_painted_cells_change_it():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("mask", masks.prefix([1, 2]), "batch of 2 rows"),
+        ("mask", masks.prefix([1, 2]), "for one sentence"),
         ("mask", masks.segments([0, 1]), "defined for 2 positions"),
         ("mask", masks.padding([4]), "4 or more tokens"),
-        ("mask", "causal", "expected a labkit Mask"),
+        ("mask", "causal", "a labkit Mask"),
         ("sentence", "   ", "no token"),
         ("sentence", "x " * 513, "513 tokens are too many"),
     ],
@@ -134,18 +136,10 @@ def test_a_notebook_stores_a_figure_and_little_else(monkeypatch):
     assert figure["data"] == json.loads(viz.mask_figure(p.cells, p.tokens).to_json())["data"]
 
 
-def test_the_page_holds_everything_and_requests_nothing(tmp_path):
-    p = viz.playground(["</script>", "<!--", "&amp;"], masks.prefix(1))
-    page = p.to_html(tmp_path / "page.html", title="A <mask>")
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
-    assert page.count("</script>") == 2 and "A &lt;mask&gt;" in page
-    assert "http://" not in page.replace("http://www.w3.org", "") and "https://" not in page
-
-
 # ------------------------------------------------------------------------------------------------------ the model
 @pytest.fixture
-def lm():
-    return labkit.load("tiny-gpt2", device="cpu")
+def lm(tiny):
+    return tiny("tiny-gpt2")
 
 
 def ids_of(lm, sentence: str = SENTENCE) -> tuple[int, ...]:
@@ -210,18 +204,12 @@ def test_the_verdict_measures_the_mask_that_arrives(lm, monkeypatch):
     assert not verdict["agrees"] and "not what the mask says in layers 0-1" in verdict["text"]
 
 
-@given(MASKS)
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_mask_that_can_be_composed_is_really_in_force(shared_lm, mask):
-    for composed in (mask, ~masks.bidirectional()):  # in the second, no query has a key
-        results = answers(shared_lm, composed, tuple(range(20, 20 + N)), place=N - 1)
+def test_every_mask_that_can_be_composed_is_really_in_force(tiny):
+    composed = [~masks.bidirectional(), *(random_mask(random.Random(seed), N) for seed in range(8))]
+    for mask in composed:  # under the first one, no query has a key
+        results = answers(tiny("tiny-gemma3"), mask, tuple(range(20, 20 + N)), place=N - 1)
         assert "error" not in results["answer"] and results["verdict"]["agrees"], results
         assert all(np.isfinite(p) for _, p in results["answer"]["after"]["top"])
-
-
-@pytest.fixture(scope="module")
-def shared_lm():
-    return labkit.load("tiny-gemma3", device="cpu")
 
 
 def test_a_hidden_token_is_replaced_and_needs_a_mask_token(lm):
@@ -242,7 +230,7 @@ def test_attached_the_widget_follows_its_mask_and_sentence_and_the_model_is_left
     before = lm.model(torch.tensor([[5, 6, 7]])).logits
     p = viz.playground("The cat", masks.causal()).attach(lm)
     assert "".join(p.tokens) == "The cat" and p.asked == 1 and p.model_name == lm.name
-    assert p.answer["number"] == p.asked == p.heard == p.verdict["number"]
+    assert p.answer["number"] == p.asked == p.received == p.verdict["number"]
     assert p.answer["before"] == p.answer["after"]  # its own mask is causal
     labkit.to_bidirectional(lm.model)  # the playground keeps the model as it was when it was attached
     p.mask = masks.bidirectional()
@@ -327,11 +315,9 @@ def test_whatever_goes_wrong_is_one_sentence_and_the_worker_lives_on(lm, questio
     assert live.wait(60) and "error" not in results["answer"] and results["verdict"]["number"] == 2
 
 
-def test_attach_refuses_what_it_cannot_show(lm):
+@pytest.mark.parametrize(("tokenizer", "reads"), [(True, "after"), (False, "before")])
+def test_attach_refuses_what_it_cannot_show(lm, tokenizer, reads):
     p = viz.playground("The cat sat")
-    with pytest.raises(MaskError, match="'same'"):
-        p.attach(lm, reads="after")
-    lm.tokenizer = None
-    with pytest.raises(MaskError, match="needs a tokenizer"):
-        p.attach(lm)
+    with pytest.raises(MaskError, match="'same'|needs a tokenizer"):
+        p.attach(SimpleNamespace(model=lm.model, tokenizer=lm.tokenizer if tokenizer else None, name="m"), reads=reads)
     assert p.model_name == "" and p.tokens == ["The", "cat", "sat"]

@@ -1,7 +1,7 @@
 """Figures, text with marks, and interactive views of masks, attention and predictions.
 
 * Plotly figures, from plain arrays: `labkit.viz.heat` (masks, attention, numbers per layer, verdicts),
-  `labkit.viz.curves`, `labkit.viz.forest`, `labkit.viz.predictions`; `slider` puts several behind one slider.
+  `labkit.viz.charts`, `labkit.viz.predictions`; `slider` puts several behind one slider.
 * `labkit.viz.text`: answers, entities and generations, as HTML.
 * `labkit.viz.mask_playground`: a mask composed and painted in the browser, and what an attached model makes of it.
 * `labkit.viz.explorer`: every layer and head of a text, causal and bidirectional (`labkit.explore_attention`).
@@ -13,32 +13,17 @@ Colours mean the same everywhere: see `labkit.viz.style`. The upper triangle, a 
 from importlib import import_module
 from typing import Any
 
-_HOME = {  # public name -> the module that defines it
-    "attention_figure": "heat",
-    "category_figure": "heat",
-    "head_grid": "heat",
-    "mask_figure": "heat",
-    "values_figure": "heat",
-    "curves_figure": "curves",
-    "curves_slider": "curves",
-    "forest_figure": "forest",
-    "fill_ins_figure": "predictions",
-    "objectives_figure": "predictions",
-    "walk_figure": "predictions",
-    "windows_figure": "predictions",
-    "slider": "sliders",
-    "answer_figure": "text",
-    "entities_figure": "text",
-    "generation_figure": "text",
-    "stacked": "text",
-    "words_figure": "text",
-    "playground": "mask_playground",
-    "attention_explorer": "explorer",
-    "bertviz_compare": "bertviz",
-    "bertviz_head_view": "bertviz",
-    "bertviz_model_view": "bertviz",
-    "bertviz_neuron_view": "bertviz",
+_PUBLIC = {  # module -> the public names that it defines
+    "heat": ("attention_figure", "category_figure", "head_grid", "mask_figure", "values_figure"),
+    "charts": ("curves_figure", "curves_slider", "forest_figure"),
+    "predictions": ("fill_ins_figure", "objectives_figure", "walk_figure", "windows_figure"),
+    "sliders": ("slider",),
+    "text": ("answer_figure", "entities_figure", "generation_figure", "stacked", "words_figure"),
+    "mask_playground": ("playground",),
+    "explorer": ("attention_explorer",),
+    "bertviz": ("bertviz_compare", "bertviz_head_view", "bertviz_model_view", "bertviz_neuron_view"),
 }
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 
 __all__ = list(_HOME)
 

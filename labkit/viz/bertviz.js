@@ -1,6 +1,21 @@
-// Puts one view in its place and lets bertviz draw it. `fill`: pixels that a drawing needs in width. `panels`: one drawing
-// each, {heading, note, alt, html, layers, heads, draw(root, d3, jquery)}. `shared` holds d3 and jQuery.
-function labkitView(id, panels, fill) {
+// d3 and jQuery for all views of a page. Neither becomes a global of the page: other scripts that use a `d3`, a `$` or a
+// module loader keep their own.
+const shared = (window.labkitBrowser = window.labkitBrowser || { count: 0 });
+if (!shared.d3) {
+  const d3 = {}, jquery = { exports: {} };
+  (function (exports, module, define) {
+/*D3*/
+  }).call(window, d3, {}, undefined);
+  (function (exports, module, define) {
+/*JQUERY*/
+  }).call(window, jquery.exports, jquery, undefined);
+  shared.jquery = jquery.exports;
+  shared.d3 = d3;
+}
+
+// Puts one view in its place and lets bertviz draw it. `width`: pixels that a drawing needs. `panels`: one drawing each,
+// {heading, note, html, layers, heads, draw(root, d3, jquery)}.
+function labkitView(id, panels, width) {
   const here = document.querySelector(`[data-labkit-view="${id}"]:not([data-labkit-drawn])`);
   if (!here) return; // its output has been cleared
   here.dataset.labkitDrawn = "";
@@ -8,7 +23,8 @@ function labkitView(id, panels, fill) {
   row.style.cssText = "display:flex;flex-wrap:wrap;gap:8px 32px";
   here.prepend(row);
   try {
-    link(panels.map(add));
+    const choosers = panels.map(add).filter(Boolean);
+    for (const chooser of choosers) chooser.addEventListener("change", () => follow(chooser, choosers));
     here.querySelector("[data-labkit-still]").style.display = "none";
   } catch (error) {
     row.remove();
@@ -16,21 +32,23 @@ function labkitView(id, panels, fill) {
     console.error(error);
   }
 
+  // Draws a panel; gives its chooser of layers.
   function add(panel) {
     const box = document.createElement("div");
-    box.style.cssText = `flex:1 1 ${fill}px;min-width:0;overflow-x:auto`;
+    box.style.cssText = `flex:1 1 ${width}px;min-width:0;overflow-x:auto`;
     box.innerHTML = panel.html;
     box.prepend(line(panel.heading, "font-weight:bold"), line(panel.note, "color:#5B6670"));
     row.append(box);
     const root = box.querySelector('[id^="bertviz"]');
     root.id = `bertviz-${(shared.count += 1)}`; // the same output may stand in a page twice
-    panel.draw(root, within(root), shared.jquery);
+    // bertviz's neuron view looks for "#vis" in the whole page and would find another view's.
+    const d3 = Object.create(shared.d3);
+    d3.select = (what) => shared.d3.select(what === "#vis" ? root.querySelector("#vis") : what);
+    panel.draw(root, d3, shared.jquery);
     name(root, "#layer", panel.layers, "layer");
     name(root, "#att_head", panel.heads, "head");
-    root.querySelector("#vis").style.minWidth = `${fill}px`; // in a narrow notebook it is scrolled, not cut
-    root.setAttribute("role", "group");
-    root.setAttribute("aria-label", panel.alt);
-    return root;
+    root.querySelector("#vis").style.minWidth = `${width}px`; // in a narrow notebook it is scrolled, not cut
+    return root.querySelector("#layer");
   }
 
   function line(text, style) {
@@ -38,13 +56,6 @@ function labkitView(id, panels, fill) {
     made.textContent = text;
     made.style.cssText = `${style};display:${text ? "block" : "none"}`;
     return made;
-  }
-
-  // d3 for one view. bertviz's neuron view looks for "#vis" in the whole page and would find another view's.
-  function within(root) {
-    const own = Object.create(shared.d3);
-    own.select = (what) => shared.d3.select(what === "#vis" ? root.querySelector("#vis") : what);
-    return own;
   }
 
   // A chooser for screen readers; its choices under the numbers that they have in the model.
@@ -56,16 +67,10 @@ function labkitView(id, panels, fill) {
   }
 
   // Views beside each other show the same layer.
-  function link(roots) {
-    const choosers = roots.map((root) => root.querySelector("#layer")).filter(Boolean);
-    choosers.forEach((one) =>
-      one.addEventListener("change", () => {
-        const others = choosers.filter((other) => other.value !== one.value);
-        others.forEach((other) => {
-          other.value = one.value;
-          other.dispatchEvent(new Event("change"));
-        });
-      })
-    );
+  function follow(chooser, choosers) {
+    for (const other of choosers.filter((one) => one.value !== chooser.value)) {
+      other.value = chooser.value;
+      other.dispatchEvent(new Event("change"));
+    }
   }
 }

@@ -2,27 +2,33 @@
 
     bertviz_compare(lm, "the cat sat")                         # causal and bidirectional head views beside each other
 
-They capture the maps and hand them to `head_view`, `model_view` and `neuron_view`, which draw. A view of more than
-400,000 numbers is refused: it would take seconds to draw, and megabytes in the notebook.
+A view carries d3 and jQuery with it. A view of more than 400,000 numbers is refused: it would take seconds to draw, and
+megabytes in the notebook.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
+from html import escape
 from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import torch
 
 from labkit.attention.maps import AttentionMaps, attention_maps
-from labkit.attention.neurons import NeuronMaps, neuron_maps
-from labkit.attention.plain import visible
+from labkit.attention.neurons import neuron_maps
+from labkit.attention.plain import clean, visible
 from labkit.errors import LabkitError, MaskError, ModelError
 from labkit.masks import bidirectional, causal
-from labkit.viz.bertviz_page import BertvizView, Panel, literal
+from labkit.viz.page import joined
 
 MOST = 400_000  # numbers in one view: 3 MB in the notebook; headless Chromium draws some 80,000 lines in a second
 DIGITS = 4  # of a weight
@@ -32,40 +38,38 @@ NEURON_HTML = """<div id="bertviz-root" style="padding:8px">
 <div id="vis"></div></div>
 """
 
+FOLDER = Path(str(files("labkit"))) / "_browser"  # filled by scripts/fetch_browser_libraries.py, packed into the wheel
+NAMES = ("d3.min.js", "jquery.min.js")
+CURE = (
+    "d3 and jQuery were not fetched when labkit was set up (is npm, of Node.js, installed?). Run `python "
+    "scripts/fetch_browser_libraries.py` in the checkout, or install labkit again with npm at hand. Until then a "
+    "bertviz view needs a network"
+)
+# bertviz draws black on nothing: in a dark notebook, too, it needs a light ground.
+CARD = (
+    "background:#FFFFFF;color:#222222;color-scheme:light;padding:8px;overflow-x:auto;"
+    "font-family:sans-serif;font-size:13px"
+)
+NOT_DRAWN = "The interactive view needs a notebook that was run here or is trusted: run this cell again."
+ONLINE = "This view fetches d3 and jQuery from cdnjs.cloudflare.com, because labkit was set up without them."
+REQUIRE = '<script src="https://cdnjs.cloudflare.com/ajax/libs/require.js/2.3.6/require.min.js"></script>'
 
-def bertviz_head_view(lm, text, mask=None, *, layers=None, heads=None, layer=None) -> BertvizView:
-    """One layer's attention as lines between the tokens, a colour for each head; the layer can be chosen in the view.
+
+def bertviz_head_view(lm, text, mask=None, *, layers=None, heads=None) -> BertvizView:
+    """One layer's attention as lines between the tokens, a colour for each head; the layer is chosen in the view.
 
     Args:
         lm, text, mask, layers: as `labkit.attention.maps.attention_maps` takes them; None for all layers.
         heads: indices of the heads to show, None for all.
-        layer: the layer shown first, by default the first of `layers`.
 
     Raises:
         LabkitError: the view is too large. ModelError: bertviz is not installed. MaskError: as `attention_maps`, or a
             head that the model does not have.
     """
-    return head_view(attention_maps(lm, text, mask, layers=layers), heads, layer)
+    return bertviz_compare(lm, text, {"": mask}, layers=layers, heads=heads)
 
 
-def bertviz_model_view(lm, text, mask=None, *, layers=None, heads=None) -> BertvizView:
-    """Every layer and head as a small drawing; a click opens one. Arguments and errors as `bertviz_head_view`."""
-    return model_view(attention_maps(lm, text, mask, layers=layers), heads)
-
-
-def bertviz_neuron_view(lm, text, mask=None, *, layers=None, heads=None, layer=None, head=None) -> BertvizView:
-    """The queries and keys behind one head: rest the mouse on a token, press its plus sign, and see the products.
-
-    The vectors are those that the model multiplies: after rotary embedding and norms, scaled so that the products the
-    view sums up are the scores. The future is shown wherever the mask opens it, whatever the architecture.
-
-    Arguments and errors as `bertviz_head_view`; `head` is the head shown first. ModelError: a model whose
-    weights are not the softmax of these products alone (a softcap, attention sinks).
-    """
-    return neuron_view(neuron_maps(lm, text, mask, layers=layers), heads, layer, head)
-
-
-def bertviz_compare(lm, text, masks=None, *, layers=None, heads=None, layer=None) -> BertvizView:
+def bertviz_compare(lm, text, masks=None, *, layers=None, heads=None) -> BertvizView:
     """Head views of one text under several masks beside each other, `{heading: mask}`; they show the same layer.
 
     By default causal and bidirectional. The model is left as it was. Other arguments and errors as `bertviz_head_view`.
@@ -73,66 +77,107 @@ def bertviz_compare(lm, text, masks=None, *, layers=None, heads=None, layer=None
     masks = {"causal": causal(), "bidirectional": bidirectional()} if masks is None else masks
     if not isinstance(masks, Mapping) or not masks:
         raise MaskError("bertviz_compare takes a dictionary {heading: mask} with at least one mask")
-    maps = {str(heading): attention_maps(lm, text, mask, layers=layers) for heading, mask in masks.items()}
-    return head_view(maps, heads, layer)
-
-
-def head_view(maps: AttentionMaps | Mapping[str, AttentionMaps], heads=None, layer: int | None = None) -> BertvizView:
-    """bertviz's head view of one text's maps, or of several beside each other, `{heading: maps}`."""
-    sets = maps if isinstance(maps, Mapping) else {"": maps}
+    sets = {str(heading): attention_maps(lm, text, mask, layers=layers) for heading, mask in masks.items()}
     first = next(iter(sets.values()))
-    heads, at = _chosen_heads("head", first, heads, len(sets) * len(first.tokens)), _index("layer", first.layers, layer)
-    squares = f"coloured squares: heads {', '.join(map(str, heads))}; a double click shows one head alone"
+    heads = _chosen_heads("head", first, heads, len(sets) * len(first.tokens))
+    use = f"coloured squares: heads {', '.join(map(str, heads))}; a double click shows one head alone"
     panels = [
-        _panel("head_view", shown, heads, heads, heading, squares, layer=first.layers[at])
-        for heading, shown in sets.items()
+        _panel("head_view", maps, heads, heads, heading, use, layer=first.layers[0]) for heading, maps in sets.items()
     ]
     names = f", {' and '.join(sets)}" if len(sets) > 1 else ""
-    return BertvizView(panels, f"attention of {len(first.tokens)} tokens, layer {first.layers[at]}{names}", fill=350)
+    return BertvizView(panels, f"attention of {len(first.tokens)} tokens, layer {first.layers[0]}{names}", width=350)
 
 
-def model_view(maps: AttentionMaps, heads=None) -> BertvizView:
-    """bertviz's model view of one text's maps."""
+def bertviz_model_view(lm, text, mask=None, *, layers=None, heads=None) -> BertvizView:
+    """Every layer and head as a small drawing; a click opens one. Arguments and errors as `bertviz_head_view`."""
+    maps = attention_maps(lm, text, mask, layers=layers)
     heads = _chosen_heads("model", maps, heads, len(maps.tokens))
-    options = {"display_mode": "light", "include_heads": list(heads)}
     every = range(maps.weights.shape[1])  # bertviz leaves out those that are not included, and numbers the others
+    options = {"display_mode": "light", "include_heads": list(heads)}
     panel = _panel("model_view", maps, every, heads, "", "a click on a drawing opens it", **options)
     alt = f"attention of {len(maps.tokens)} tokens in {len(maps.layers)} layers of {len(heads)} heads"
-    return BertvizView([panel], alt, fill=1000)
+    return BertvizView([panel], alt, width=1000)
 
 
-def neuron_view(maps: NeuronMaps, heads=None, layer: int | None = None, head: int | None = None) -> BertvizView:
-    """bertviz's neuron view of one text's maps.
+def bertviz_neuron_view(lm, text, mask=None, *, layers=None, heads=None) -> BertvizView:
+    """The queries and keys behind one head: rest the mouse on a token, press its plus sign, and see the products.
 
-    bertviz prepares this view only from models of its own; here its JavaScript is given the arrays directly. A query's
-    products with keys of the future are hidden only if no weight is on the future at all.
+    The vectors are those that the model multiplies: after rotary embedding and norms, scaled so that the products the
+    view sums up are the scores. The future is shown wherever the mask opens it, whatever the architecture.
+
+    Arguments and errors as `bertviz_head_view`. ModelError: a model whose weights are not the softmax of these products
+    alone (a softcap, attention sinks).
     """
     _bertviz("neuron_view")
-    shown = maps.attention
-    n, dim = maps.queries.shape[2:]
-    heads, tokens = _chosen_heads("neuron", shown, heads, n + 2 * dim), [visible(token) for token in shown.tokens]
-    arrays = {"attn": shown.weights, "queries": maps.queries, "keys": maps.keys}
-    lists = {name: array[:, list(heads)].astype(float).round(DIGITS).tolist() for name, array in arrays.items()}
-    future = np.triu(shown.weights[:, list(heads)].astype(float).round(DIGITS), k=1)
+    neurons = neuron_maps(lm, text, mask, layers=layers)
+    maps = neurons.attention
+    n, dim = neurons.queries.shape[2:]
+    heads, tokens = _chosen_heads("neuron", maps, heads, n + 2 * dim), [visible(token) for token in maps.tokens]
+    arrays = {"attn": maps.weights, "queries": neurons.queries, "keys": neurons.keys}
+    arrays = {name: array[:, list(heads)].astype(float).round(DIGITS) for name, array in arrays.items()}
+    lists = {name: array.tolist() for name, array in arrays.items()}
+    # bertviz prepares this view only from models of its own; here its JavaScript is given the arrays directly. It hides
+    # the products with keys of the future if "bidirectional" is false.
     params = {
         "attention": {"all": {"left_text": tokens, "right_text": tokens, **lists}},
         "default_filter": "all",
         "root_div_id": "bertviz-root",
-        "bidirectional": bool(future.any()),
+        "bidirectional": bool(np.triu(arrays["attn"], k=1).any()),
         "display_mode": "light",
-        "layer": _index("layer", shown.layers, layer),
-        "head": _index("head", heads, head),
+        "layer": 0,
+        "head": 0,
     }
     script = files("bertviz").joinpath("neuron_view.js").read_text(encoding="utf-8")
-    script = f"window.bertviz_params = {literal(params)};\n{script}"
-    note = f"{shown.name}, mask: {shown.mask}; rest the mouse on a token on the left, and press its plus sign"
-    first = f"layer {shown.layers[params['layer']]}, head {heads[params['head']]}"
-    panel = Panel(NEURON_HTML, script, "", note, shown.layers, heads)
-    return BertvizView([panel], f"queries and keys of {n} tokens, {first}", fill=1020)
+    panel = {
+        "heading": "",
+        "note": f"{maps.name}, mask: {maps.mask}; rest the mouse on a token on the left, and press its plus sign",
+        "html": NEURON_HTML,
+        "javascript": f"window.bertviz_params = {literal(params)};\n{script}",
+        "layers": maps.layers,
+        "heads": heads,
+    }
+    alt = f"queries and keys of {n} tokens, layer {maps.layers[0]}, head {heads[0]}"
+    return BertvizView([panel], alt, width=1020)
 
 
-def _panel(view: str, maps: AttentionMaps, drawn, heads: tuple[int, ...], heading: str, use: str, **options) -> Panel:
-    """bertviz's own drawing of the heads `drawn`; a list item for each layer, (1, heads, queries, keys)."""
+class BertvizView:
+    """A bertviz view. A notebook draws it; `html()` gives its HTML; `alt` is its text equivalent.
+
+    Args:
+        panels: its drawings, beside each other: dictionaries with bertviz's own "html" and "javascript", the "heading"
+            and the "note" above it, and the "layers" and "heads" that it shows, as the model numbers them.
+        alt: what the view shows, for readers who do not see it.
+        width: pixels that a drawing needs.
+    """
+
+    def __init__(self, panels: Sequence[dict[str, Any]], alt: str, width: int) -> None:
+        self.panels, self.alt, self._width = panels, clean(alt), width
+
+    def html(self) -> str:
+        """The view as HTML that brings d3 and jQuery along."""
+        if not all((FOLDER / name).is_file() for name in NAMES):  # bertviz's ordinary page, which fetches them
+            warnings.warn(CURE, stacklevel=2)
+            views = [
+                f"<b>{escape(panel['heading'])}</b> {escape(panel['note'])}\n{REQUIRE}{panel['html']}"
+                f"{element(panel['javascript'])}"
+                for panel in self.panels
+            ]
+            return f'<div style="{CARD}"><p>{ONLINE}</p>{"".join(views)}</div>'
+        name, alt = uuid4().hex, escape(self.alt)
+        script = joined("bertviz.js")
+        for mark, library in zip(("/*D3*/", "/*JQUERY*/"), NAMES, strict=True):
+            script = script.replace(mark, (FOLDER / library).read_text(encoding="utf-8"))
+        panels = ",\n".join(map(_drawing, self.panels))
+        script = element(f"(() => {{\n{script}\nlabkitView({literal(name)}, [{panels}], {self._width});\n}})();")
+        still = f"<div data-labkit-still><p data-labkit-why>{NOT_DRAWN}</p><p>{alt}</p></div>"
+        return f'<div data-labkit-view="{name}" role="group" aria-label="{alt}" style="{CARD}">{still}</div>\n{script}'
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, Any]:
+        return {"text/html": self.html(), "text/plain": f"bertviz view: {self.alt}"}
+
+
+def _panel(view: str, maps: AttentionMaps, drawn, heads: tuple[int, ...], heading: str, use: str, **options) -> dict:
+    """The panel of bertviz's own drawing of the heads `drawn`, under the numbers `heads`."""
     weights = torch.from_numpy(maps.weights[:, None, list(drawn)].astype(float).round(DIGITS))
     at = {layer: i for i, layer in enumerate(maps.layers)}
     per_layer = [weights[at.get(layer, 0)] for layer in range(max(maps.layers) + 1)]  # it skips layers left out
@@ -140,8 +185,25 @@ def _panel(view: str, maps: AttentionMaps, drawn, heads: tuple[int, ...], headin
     page = getattr(_bertviz(view), view)(per_layer, [visible(token) for token in maps.tokens], **options).data
     # Tokens are in the script, so its end is searched from behind.
     html, _, rest = page.partition('<script type="text/javascript">\n')
-    html, script = re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL), rest.rsplit("</script>", 1)[0]
-    return Panel(html, script, heading, f"{maps.name}, mask: {maps.mask}; {use}", maps.layers, heads)
+    return {
+        "heading": heading,
+        "note": f"{maps.name}, mask: {maps.mask}; {use}",
+        "html": re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL),
+        "javascript": rest.rsplit("</script>", 1)[0],
+        "layers": maps.layers,
+        "heads": heads,
+    }
+
+
+def _drawing(panel: dict[str, Any]) -> str:
+    """A panel as bertviz.js takes it. bertviz's script asks a module loader for d3 and jQuery: here, this one."""
+    fields = dict(panel)
+    script = re.sub(r'"root_div_id":\s*"[^"]+"', '"root_div_id": root.id', fields.pop("javascript"), count=1)
+    return (
+        f"{{...{literal(fields)}, draw(root, d3, jquery) {{\n"
+        "const require = { config() {} }, requirejs = (names, use) => use(jquery, d3);\n"
+        f"{script}\n}}}}"
+    )
 
 
 def _bertviz(view: str):
@@ -165,7 +227,12 @@ def _chosen_heads(view: str, maps: AttentionMaps, heads, numbers: int) -> tuple[
     return chosen
 
 
-def _index(what: str, numbers: tuple[int, ...], chosen: int | None) -> int:
-    if chosen is not None and chosen not in numbers:
-        raise MaskError(f"{what}={chosen!r} is not among those of this view: {', '.join(map(str, numbers))}")
-    return 0 if chosen is None else numbers.index(chosen)
+def element(javascript: str) -> str:
+    """A script element with this JavaScript; nothing in its strings can end the element early."""
+    safe = re.sub(r"<(?=!--|/script)", lambda _: "\\x3c", javascript, flags=re.IGNORECASE)
+    return f"<script>\n{safe}\n</script>"
+
+
+def literal(value: Any) -> str:
+    """`value` as JavaScript."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,9 +1,8 @@
 // The attention explorer: which head, which mask, which query. Weights that the page does not hold are asked of Python;
-// until they come, or where there is no Python, a coarse picture stands in and is called one.
+// until they come, or where there is no Python, a coarse picture is shown, with a note.
 
 const MEASURES = { entropy: "entropy", future: "future mass", distance: "mean distance" };
-const MOST_KEPT = 48e6; // bytes of weights that the page keeps
-const PATIENCE = 500; // milliseconds until weights that were asked for are missed
+const PATIENCE = 500; // milliseconds until a note explains a coarse picture
 
 function render({ model, el }) {
   const get = (name) => model.get(name);
@@ -16,37 +15,36 @@ function render({ model, el }) {
     for (const [name, value] of Object.entries(values)) model.set(name, value);
     model.save_changes();
   };
-  const exact = new Map(); // "layer.head" -> an exact head, oldest first
-  const library = new Map(get("library").map((each) => [`${each.layer}.${each.head}`, each]));
-  let coarse = null; // the head on show as the notebook keeps it
-  let pictures = null;
+  let held = null; // the head that is shown: { of: "layer.head", size, exact, maps }
+  let pictures = null; // the same of all heads, coarse
   let left = false;
   let waiting = 0;
-  const name = () => `${get("layer")}.${get("head")}`;
+  const key = () => `${get("layer")}.${get("head")}`;
   const at = () => layers.indexOf(get("layer")) * heads + get("head");
+  const current = () => (held?.of === key() ? held : pictures?.[at()]);
 
   // --------------------------------------------------------------------------------------------------- the parts
   const sliders = { layer: slider("layer", layers.length), head: slider("head", heads) };
   const group = `labkit-view-${Math.random()}`;
-  const choice = part("div", "ex-switch", { role: "radiogroup", "aria-label": "attention mask" });
-  const strip = part("div", "ex-strip", { role: "group", "aria-label": "tokens: choose the query to follow" });
+  const choice = element("div", "ex-switch", { role: "radiogroup", "aria-label": "attention mask" });
+  const strip = element("div", "ex-strip", { role: "group", "aria-label": "tokens: choose the query to follow" });
   const words = tokens.map((token, i) => {
-    const word = part("button", "ex-token", { type: "button", tabindex: i ? "-1" : "0" }, token);
+    const word = element("button", "ex-token", { type: "button", tabindex: i ? "-1" : "0" }, token);
     word.addEventListener("click", () => follow(i));
     word.addEventListener("keydown", (event) => roam(event, words, i, 0));
     return word;
   });
-  const map = makeMap(tokens, lines, follow);
-  const note = part("p", "ex-note");
-  const sentence = part("p", "ex-line", { "aria-live": "polite" });
-  const spoken = part("p", "ex-hidden", { "aria-live": "polite" });
-  const legend = part("canvas", "ex-scale", { width: 96, height: 10, "aria-hidden": "true" });
-  const [low, high] = [part("span", ""), part("span", "")];
-  const lift = part("input", "", { type: "checkbox" });
-  const order = part("select", "", { "aria-label": "order of the small pictures" });
-  for (const [value, text] of Object.entries({ layer: "layer and head", ...MEASURES })) order.append(part("option", "", { value }, text));
-  const rising = part("button", "ex-rising", { type: "button" });
-  const all = part("div", "ex-all", { role: "listbox", "aria-label": "all heads" });
+  const map = makeMap(tokens, describe, follow);
+  const note = element("p", "ex-note");
+  const sentence = element("p", "ex-line", { "aria-live": "polite" });
+  const spoken = element("p", "lk-hidden", { "aria-live": "polite" });
+  const legend = element("canvas", "ex-scale", { width: 96, height: 10, "aria-hidden": "true" });
+  const [low, high] = [element("span"), element("span")];
+  const lift = element("input", "", { type: "checkbox" });
+  const order = element("select", "", { "aria-label": "order of the small pictures" });
+  for (const [value, text] of Object.entries({ layer: "layer and head", ...MEASURES })) order.append(element("option", "", { value }, text));
+  const rising = element("button", "ex-rising", { type: "button" });
+  const all = element("div", "ex-all", { role: "listbox", "aria-label": "all heads" });
   const small = Array.from({ length: count }, (_, i) => picture(i));
   strip.append(...words);
   for (const [value, text] of Object.entries(views)) choice.append(radio(value, text));
@@ -54,39 +52,38 @@ function render({ model, el }) {
   lift.addEventListener("change", () => set({ lifted: lift.checked }));
   order.addEventListener("change", () => set({ sort: order.value }));
   rising.addEventListener("click", () => set({ rising: !get("rising") }));
-  const card = part("div", "labkit-explorer", { "data-lm-suppress-shortcuts": "true" },
-    part("div", "ex-controls", {}, sliders.layer.el, sliders.head.el, ...(sets > 1 ? [choice] : [])),
+  const card = element("div", "labkit-widget labkit-explorer", { "data-lm-suppress-shortcuts": "true" },
+    element("div", "ex-controls", {}, sliders.layer.el, sliders.head.el, ...(sets > 1 ? [choice] : [])),
     strip, sentence, spoken,
-    part("div", "ex-body", {},
-      part("div", "ex-large", {}, map.el, note,
-        part("div", "ex-legend", {}, low, legend, high, part("label", "ex-lift", {}, lift, "lift small weights"))),
-      part("div", "ex-small", {},
-        part("div", "ex-order", {}, part("label", "", {}, part("span", "ex-name", {}, "all heads by "), order), rising), all)));
+    element("div", "ex-body", {},
+      element("div", "ex-large", {}, map.el, note,
+        element("div", "ex-legend", {}, low, legend, high, element("label", "ex-lift", {}, lift, "lift small weights"))),
+      element("div", "ex-small", {},
+        element("div", "ex-order", {}, element("label", "", {}, element("span", "lk-name", {}, "all heads by "), order), rising), all)));
   el.append(card);
 
   function slider(what, length) {
-    const input = part("input", "", { type: "range", min: 0, max: length - 1, step: 1, "aria-label": what });
-    const now = part("output", "ex-now");
+    const input = element("input", "", { type: "range", min: 0, max: length - 1, step: 1, "aria-label": what });
+    const now = element("output", "ex-now");
     input.disabled = length === 1;
     input.addEventListener("input", () => set({ [what]: what === "layer" ? layers[input.value] : Number(input.value) }));
     const show = (index, number) => {
       input.value = index;
-      input.style.setProperty("--done", length > 1 ? index / (length - 1) : 1);
       input.setAttribute("aria-valuetext", `${what} ${number}`);
       now.textContent = number;
     };
-    return { el: part("label", "ex-slider", {}, part("span", "ex-name", {}, what), input, now), show };
+    return { el: element("label", "ex-slider", {}, element("span", "lk-name", {}, what), input, now), show };
   }
 
   function radio(value, text) {
-    const input = part("input", "", { type: "radio", name: group, value });
+    const input = element("input", "", { type: "radio", name: group, value });
     input.addEventListener("change", () => set({ view: value }));
-    return part("label", "ex-choice", {}, input, part("span", "", {}, text));
+    return element("label", "ex-choice", {}, input, element("span", "", {}, text));
   }
 
   function picture(i) {
-    const canvas = part("canvas", "", { "aria-hidden": "true" });
-    const option = part("div", "ex-picture", { role: "option", tabindex: "-1" }, canvas, part("span", "ex-where"), part("span", "ex-value"));
+    const canvas = element("canvas", "", { "aria-hidden": "true" });
+    const option = element("div", "ex-picture", { role: "option", tabindex: "-1" }, canvas, element("span", "ex-where"), element("span", "ex-value"));
     const choose = () => set({ layer: layers[Math.floor(i / heads)], head: i % heads });
     option.addEventListener("click", choose);
     option.addEventListener("keydown", (event) => {
@@ -102,15 +99,15 @@ function render({ model, el }) {
     return { option, canvas };
   }
 
-  // The arrow keys move among `all` elements; of rows of `columns`, also up and down.
-  function roam(event, among, i, columns) {
-    const steps = { ArrowLeft: -1, ArrowRight: 1, Home: -i, End: among.length - 1 - i };
+  // The arrow keys move among `options`; of rows of `columns`, also up and down.
+  function roam(event, options, i, columns) {
+    const steps = { ArrowLeft: -1, ArrowRight: 1, Home: -i, End: options.length - 1 - i };
     if (columns) Object.assign(steps, { ArrowUp: -columns, ArrowDown: columns });
-    const next = event.key in steps ? among[i + steps[event.key]] : null;
-    if (event.key in steps) event.preventDefault();
+    if (!(event.key in steps)) return;
+    event.preventDefault();
+    const next = options[i + steps[event.key]];
     if (!next) return;
-    among.forEach((other) => other.setAttribute("tabindex", "-1"));
-    next.setAttribute("tabindex", "0");
+    for (const option of options) option.setAttribute("tabindex", option === next ? "0" : "-1");
     next.focus();
   }
 
@@ -119,45 +116,24 @@ function render({ model, el }) {
   }
 
   // ---------------------------------------------------------------------------------------------------- the weights
-  function current() {
-    return exact.get(name()) ?? (coarse?.of === name() ? coarse : null) ?? pictures?.[at()] ?? null;
-  }
-
-  async function keep(key, bytes, size) {
-    const head = await unpackedHead(bytes, size, n, sets);
-    if (left) return;
-    if (head.exact) {
-      exact.set(key, head);
-      for (const oldest of exact.keys()) {
-        if (exact.size * sets * n * n * 4 <= MOST_KEPT || exact.size <= 2) break;
-        if (oldest !== name()) exact.delete(oldest);
-      }
-    } else {
-      coarse = { ...head, of: key };
-    }
-    if (key === name()) showHead();
-  }
-
-  // What the notebook keeps of the head on show; if that is coarse, the exact weights are asked for.
-  async function receive() {
-    const shown = get("shown");
-    if (shown?.bytes === undefined) return;
-    const key = `${shown.layer}.${shown.head}`;
-    if (shown.size < n && !exact.has(key)) model.send?.({ ask: [shown.layer, shown.head] });
-    await keep(key, shown.bytes, shown.size);
-  }
-
-  function answer(content, buffers) {
-    if (buffers?.length) keep(`${content.layer}.${content.head}`, buffers[0], n);
-  }
-
+  // Another layer or head, or its weights have come.
   async function arrive() {
     const [layer, head] = [get("layer"), get("head")];
     sliders.layer.show(layers.indexOf(layer), layer);
     sliders.head.show(head, head);
-    const saved = library.get(name());
-    if (saved && !exact.has(name())) await keep(name(), saved.bytes, n);
-    else showHead();
+    showHead();
+    const kept = get("held").find((entry) => entry.layer === layer && entry.head === head);
+    if (!kept) return;
+    if (kept.size < n) model.send?.({ ask: [layer, head] });
+    await receive(kept, kept.bytes);
+  }
+
+  async function receive({ layer, head, size }, bytes) {
+    const weights = await unpackedHead(bytes, size, n, sets);
+    const of = `${layer}.${head}`;
+    if (left || of !== key() || (held?.of === of && held.exact)) return;
+    held = { ...weights, of };
+    showHead();
   }
 
   // ---------------------------------------------------------------------------------------------------- the drawing
@@ -191,9 +167,9 @@ function render({ model, el }) {
     clearTimeout(waiting);
     note.hidden = true;
     if (head.exact) return;
-    const each = Math.round(n / head.size);
+    const block = Math.round(n / head.size);
     waiting = setTimeout(() => {
-      note.textContent = `A coarse picture: each cell is the share of attention on about ${each} tokens, averaged over about ${each} ` +
+      note.textContent = `A coarse picture: each cell is the share of attention on about ${block} tokens, averaged over about ${block} ` +
         `queries. This page does not hold the weights of this head; they come from Python, if it is still running.`;
       note.hidden = false;
     }, PATIENCE);
@@ -209,62 +185,63 @@ function render({ model, el }) {
       if (shaded) word.title = (view === "difference" ? signed : exactly)(shaded.values[query * n + i]);
       else word.removeAttribute("title");
     });
-    sentence.textContent = said(head, view, query);
-    map.say(sentence.textContent);
+    sentence.textContent = summary(head, view, query);
+    map.describe(sentence.textContent);
   }
 
-  const quoted = (i) => (tokens.indexOf(tokens[i]) === tokens.lastIndexOf(tokens[i]) ? `"${tokens[i]}"` : `"${tokens[i]}" (${i})`);
-  const future = (weights, q) => weights.subarray(q * n + q + 1, (q + 1) * n).reduce((sum, weight) => sum + weight, 0);
+  const future = (row, q) => row.subarray(q + 1).reduce((sum, weight) => sum + weight, 0);
 
   // The head, or the query that is followed, in one line.
-  function said(head, view, query) {
+  function summary(head, view, query) {
     const where = `layer ${get("layer")} head ${get("head")}, ${views[view]}`;
+    const one = view === "after" ? 1 : 0; // the set of a view that is not the difference
     if (query === null || !head.exact) {
-      const number = (key, digits, unit) => {
-        const values = get("measures")[key].map((each) => each[at()]);
-        const told = view === "difference" ? values : [values[view === "after" ? 1 : 0]];
-        return `${MEASURES[key]} ${told.map((value) => value.toFixed(digits)).join(" → ")}${unit}`;
+      const number = (measure, digits, unit) => {
+        const values = get("measures")[measure].map((ofSet) => ofSet[at()].toFixed(digits));
+        return `${MEASURES[measure]} ${view === "difference" ? values.join(" → ") : values[one]}${unit}`;
       };
-      const rest = query === null ? " Click a token to follow it." : "";
-      return `${where}: ${number("entropy", 2, " nats")}, ${number("future", 2, "")}, ${number("distance", 1, " tokens")}.${rest}`;
+      const hint = query === null ? " Click a token to follow it." : "";
+      return `${where}: ${number("entropy", 2, " nats")}, ${number("future", 2, "")}, ${number("distance", 1, " tokens")}.${hint}`;
     }
     const rows = head.maps.map((weights) => weights.subarray(query * n, (query + 1) * n));
-    const from = `${where}, query ${quoted(query)}: `;
+    const futures = rows.map((row) => near(future(row, query)));
+    const token = (k) => named(tokens, k);
+    const from = `${where}, query ${token(query)}: `;
     if (view === "difference") {
       const change = rows[0].map((weight, i) => rows[1][i] - weight);
       const [most, least] = [change.indexOf(Math.max(...change)), change.indexOf(Math.min(...change))];
-      const [then, now] = head.maps.map((weights) => future(weights, query));
       if (change[most] <= 0 && change[least] >= 0) return `${from}no change.`;
-      return `${from}most gained ${quoted(most)} (${nearSigned(change[most])}), most lost ${quoted(least)} ` +
-        `(${nearSigned(change[least])}); future mass ${near(then)} → ${near(now)}.`;
+      return `${from}most gained ${token(most)} (${nearSigned(change[most])}), most lost ${token(least)} ` +
+        `(${nearSigned(change[least])}); future mass ${futures.join(" → ")}.`;
     }
-    const weights = rows[view === "after" ? 1 : 0];
-    const best = [...weights.keys()].sort((a, b) => weights[b] - weights[a]).slice(0, 3).filter((k, i) => i === 0 || weights[k] >= 0.05);
-    const looks = best.map((k) => `${quoted(k)} (${near(weights[k])})`).join(", ");
-    return `${from}looks most at ${looks}; future mass ${near(future(head.maps[view === "after" ? 1 : 0], query))}.`;
+    const row = rows[one];
+    const best = [...row.keys()].sort((a, b) => row[b] - row[a]).slice(0, 3).filter((k, i) => i === 0 || row[k] >= 0.05);
+    const targets = best.map((k) => `${token(k)} (${near(row[k])})`).join(", ");
+    return `${from}looks most at ${targets}; future mass ${futures[one]}.`;
   }
 
-  // What the tooltip says of a cell.
-  function lines(q, k) {
+  // The tooltip of a cell.
+  function describe(q, k) {
     const head = current();
+    if (!head) return [];
     if (!head.exact) {
       const [i, j] = [q, k].map((position) => Math.floor(((position + 1) * head.size - 1) / n));
       const span = (cell) => [Math.floor((cell * n) / head.size), Math.floor(((cell + 1) * n) / head.size) - 1];
-      const told = head.maps.map((map, set) => `${names[set]} about ${near(map[i * head.size + j])}`);
+      const weights = head.maps.map((map, set) => `${names[set]} about ${near(map[i * head.size + j])}`);
       const name = ([a, b]) => (a === b ? `token ${a}` : `tokens ${a} to ${b}`);
-      return [`${name(span(i))} on ${name(span(j))}, together:`, ...told];
+      return [`${name(span(i))} on ${name(span(j))}, together:`, ...weights];
     }
     const weights = head.maps.map((map) => map[q * n + k]);
-    const told = weights.map((weight, set) => `${names[set]} ${exactly(weight)}`);
-    if (sets > 1) told.push(`change ${signed(weights[1] - weights[0])}`);
-    return [`"${tokens[q]}" (${q}) looks at "${tokens[k]}" (${k})${k > q ? ", its future" : ""}`, ...told];
+    const lines = weights.map((weight, set) => `${names[set]} ${exactly(weight)}`);
+    if (sets > 1) lines.push(`change ${signed(weights[1] - weights[0])}`);
+    return [`"${tokens[q]}" (${q}) looks at "${tokens[k]}" (${k})${k > q ? ", its future" : ""}`, ...lines];
   }
 
   function showPictures() {
     if (!pictures) return;
     const [view, lifted, sort] = [get("view"), get("lifted"), get("sort")];
     const value = (i) => {
-      const numbers = get("measures")[sort].map((each) => each[i]);
+      const numbers = get("measures")[sort].map((ofSet) => ofSet[i]);
       return view === "difference" ? numbers[1] - numbers[0] : numbers[view === "after" ? 1 : 0];
     };
     const direction = get("rising") ? 1 : -1;
@@ -290,24 +267,24 @@ function render({ model, el }) {
   }
 
   async function begin() {
-    for (const i of exact.keys()) exact.delete(i);
     pictures = await unpackedPictures(get("pictures"), n, sets, count);
     if (left) return;
     showPictures();
-    await Promise.all([arrive(), receive()]);
+    await arrive();
     card.dataset.ready = "true";
   }
 
-  const listened = {
-    "change:layer": arrive, "change:head": arrive, "change:shown": receive, "change:view": showAll, "change:lifted": showAll,
-    "change:query": showHead, "change:sort": showPictures, "change:rising": showPictures, "msg:custom": answer,
+  const handlers = {
+    "change:layer": arrive, "change:head": arrive, "change:held": arrive, "change:view": showAll, "change:lifted": showAll,
+    "change:query": showHead, "change:sort": showPictures, "change:rising": showPictures,
+    "msg:custom": (head, buffers) => { if (buffers?.length) receive(head, buffers[0]); },
   };
-  for (const [event, call] of Object.entries(listened)) model.on(event, call);
+  for (const [event, call] of Object.entries(handlers)) model.on(event, call);
   begin();
   return () => {
     left = true;
     clearTimeout(waiting);
-    for (const [event, call] of Object.entries(listened)) model.off(event, call);
+    for (const [event, call] of Object.entries(handlers)) model.off(event, call);
   };
 }
 

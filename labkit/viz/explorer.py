@@ -56,25 +56,22 @@ def explore_attention(lm, text, *, layers=None) -> Explorer:
 
 
 def attention_explorer(
-    before: AttentionMaps, after: AttentionMaps | None = None, names: Sequence[str] | None = None
+    before: AttentionMaps, after: AttentionMaps | None = None, names: Sequence[str] = ("before", "after")
 ) -> Explorer:
     """A widget to look through the attention of every layer and head, and to compare it under two masks.
 
     Args:
         before, after: maps of one text under two masks; without `after` there is nothing to compare.
-        names: what they are called; None: their masks, or "before" and "after" if these are equal.
+        names: what they are called.
 
     Raises:
         MaskError: two sets of maps that are not of the same text and layers.
     """
-    given = [before] if after is None else [before, after]
-    if any((maps.tokens, list(maps.layers)) != (before.tokens, list(before.layers)) for maps in given):
+    sets = [before] if after is None else [before, after]
+    if any((maps.tokens, maps.layers) != (before.tokens, before.layers) for maps in sets):
         raise MaskError("the tokens or layers before and after differ: the explorer compares two masks on one text")
-    if names is None:
-        names = [maps.mask.removesuffix("()") for maps in given]
-        names = names if len(set(names)) == len(given) else VIEWS[: len(given)]
-    weights = np.stack([maps.weights for maps in given])
-    return Explorer(weights, list(before.tokens), list(map(str, names)), list(before.layers))
+    weights = np.stack([maps.weights for maps in sets])
+    return Explorer(weights, before.tokens, list(names[: len(sets)]), list(before.layers))
 
 
 class Explorer(anywidget.AnyWidget):
@@ -90,8 +87,8 @@ class Explorer(anywidget.AnyWidget):
         weights: float16 (sets, layers, heads, n, n), the sets being before and after.
     """
 
-    _esm = joined("explorer_data.js", "explorer_map.js", "explorer.js")
-    _css = joined("explorer.css")
+    _esm = joined("widget.js", "explorer_data.js", "explorer_map.js", "explorer.js")
+    _css = joined("widget.css", "explorer.css")
 
     layer = traitlets.Int(0).tag(sync=True)
     head = traitlets.Int(0).tag(sync=True)
@@ -108,9 +105,9 @@ class Explorer(anywidget.AnyWidget):
     measures = traitlets.Dict().tag(sync=True)  # {sort: [[one number per map], one list per set]}
     # pictures: size, peaks [per set [per map]], bytes: packed uint8 (sets, maps, size, size)
     pictures = traitlets.Dict().tag(sync=True)
-    # shown: layer, head, size, bytes: packed float16 (sets, size, size); exact where size is the number of tokens
-    shown = traitlets.Dict().tag(sync=True)
-    library = traitlets.List().tag(sync=True)  # the same of other heads, in a page on its own
+    # The heads that the page holds, in a notebook the one that is shown: layer, head, size, bytes: packed float32
+    # (sets, size, size); exact where size is the number of tokens.
+    held = traitlets.List().tag(sync=True)
 
     def __init__(self, weights: np.ndarray, tokens: list[str], names: list[str], layers: list[int]) -> None:
         self.weights = weights
@@ -136,7 +133,7 @@ class Explorer(anywidget.AnyWidget):
     @property
     def figure(self) -> go.Figure:
         """The head that is shown, under each mask; of a long text, neighbouring tokens share a cell."""
-        maps = pooled(self._maps(self.layer, self.head), PICTURE_SIDE)  # (sets, s, s)
+        maps = self._maps(self.layer, self.head, PICTURE_SIDE)
         n, size = len(self.tokens), maps.shape[-1]
         tokens = [visible(token) if size == n else str(i * n // size) for i, token in enumerate(self.tokens[:size])]
         title = f"Layer {self.layer}, head {self.head}"
@@ -150,32 +147,38 @@ class Explorer(anywidget.AnyWidget):
         other heads, layer by layer, until the limit is reached; a note says of how many.
         """
         heads = [(layer, head) for layer in self.layers for head in range(self.heads)]
-        exact: list[dict[str, Any]] = []
-        left = limit - len(page(self, "", shown={}))
+        held: list[dict[str, Any]] = []
+        left = limit - len(page(self, "", held=[]))
         for layer, head in sorted(heads, key=lambda place: place != (self.layer, self.head)):
-            packed = _packed(self._maps(layer, head))
-            left -= len(packed) * 4 // 3 + 160  # base64, and its place in the state
-            if exact and left < 0:
+            held.append(self._head(layer, head, len(self.tokens)))
+            left -= len(held[-1]["bytes"]) * 4 // 3 + 160  # base64, and its place in the state
+            if left < 0 and len(held) > 1:
+                held.pop()
                 break
-            exact.append({"layer": layer, "head": head, "bytes": packed})
-        note = f"{len(self.tokens)} tokens. This page contains the weights of {len(exact)} of {len(heads)} heads"
-        note += "." if len(exact) == len(heads) else "; the others are shown as coarse pictures, to limit its size."
-        return page(self, f"Attention: {' and '.join(self.names)}", note, path, library=exact, shown={})
+        note = f"{len(self.tokens)} tokens. This page contains the weights of {len(held)} of {len(heads)} heads"
+        note += "." if len(held) == len(heads) else "; the others are shown as coarse pictures, to limit its size."
+        return page(self, f"Attention: {' and '.join(self.names)}", note, path, held=held)
 
     def _show_head(self, _change=None) -> None:
         """Give the page the head that is shown: exact, or of a long text as fine as a notebook may keep."""
-        maps = pooled(self._maps(self.layer, self.head), HEAD_SIDE)
-        self.shown = {"layer": self.layer, "head": self.head, "size": maps.shape[-1], "bytes": _packed(maps)}
+        self.held = [self._head(self.layer, self.head, HEAD_SIDE)]
 
     def _answer(self, _widget, content: Any, _buffers) -> None:
         """The page asks for the exact weights of a head: {"ask": [layer, head]}."""
         if "ask" in content:
-            layer, head = content["ask"]
-            self.send({"layer": layer, "head": head}, [_packed(self._maps(layer, head))])
+            head = self._head(*content["ask"], len(self.tokens))
+            packed = head.pop("bytes")
+            self.send(head, [packed])
 
-    def _maps(self, layer: int, head: int) -> np.ndarray:
-        """(sets, n, n)"""
-        return self.weights[:, self.layers.index(layer), head]
+    def _maps(self, layer: int, head: int, size: int) -> np.ndarray:
+        """(sets, s, s), where s is the number of tokens, but at most `size`."""
+        return pooled(self.weights[:, self.layers.index(layer), head], size)
+
+    def _head(self, layer: int, head: int, size: int) -> dict[str, Any]:
+        """An entry of `held`, with at most `size` cells on a side."""
+        maps = self._maps(layer, head, size).astype(np.float16)  # with its zeros, float32 packs nearly as well
+        packed = zlib.compress(maps.astype("<f4").tobytes())
+        return {"layer": layer, "head": head, "size": maps.shape[-1], "bytes": packed}
 
     @traitlets.validate("layer", "head", "query", "view")
     def _exists(self, proposal) -> Any:
@@ -188,9 +191,3 @@ class Explorer(anywidget.AnyWidget):
 
     def _repr_mimebundle_(self, **options) -> tuple[dict[str, object], dict[str, object]]:
         return with_figure(super()._repr_mimebundle_(**options), self.figure)
-
-
-def _packed(maps: np.ndarray) -> bytes:
-    """Float16 as deflated bytes: all lower bytes, then all upper ones, which resemble each other and so pack better."""
-    planes = np.ascontiguousarray(maps.astype("<f2")).view(np.uint8).reshape(-1, 2).T
-    return zlib.compress(np.ascontiguousarray(planes))

@@ -11,22 +11,9 @@ async function inflated(view) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// Float16 numbers of at least 0; their lower bytes come first, then their upper ones.
-function halves(bytes) {
-  const count = bytes.length / 2;
-  const numbers = new Float32Array(count);
-  for (let i = 0; i < count; i += 1) {
-    const upper = bytes[count + i];
-    const fraction = ((upper & 3) << 8) | bytes[i];
-    const exponent = upper >> 2;
-    numbers[i] = exponent === 0 ? fraction * 2 ** -24 : (1024 + fraction) * 2 ** (exponent - 25);
-  }
-  return numbers;
-}
-
 // A head: {size, exact, maps: one Float32Array (size x size) for each set}.
 async function unpackedHead(bytes, size, n, sets) {
-  const numbers = halves(await inflated(bytes));
+  const numbers = new Float32Array((await inflated(bytes)).buffer);
   const maps = Array.from({ length: sets }, (_, i) => numbers.subarray(i * size * size, (i + 1) * size * size));
   return { size, exact: size === n, maps };
 }
@@ -92,4 +79,3 @@ const exactly = (weight) => String(Number(weight.toPrecision(4)));
 const signed = (change) => (change > 0 ? "+" : change < 0 ? "−" : "") + exactly(Math.abs(change));
 const near = (weight) => (weight > 0 && weight < 0.005 ? "<0.01" : weight.toFixed(2));
 const nearSigned = (change) => (change < 0 ? "−" : "+") + near(Math.abs(change));
-const short = (token) => (token.length > 12 ? `${token.slice(0, 11)}…` : token);

@@ -13,19 +13,9 @@ import plotly.graph_objects as go
 
 from labkit.attention.plain import clean, plain_array, short, weight_array
 from labkit.errors import MaskError
+from labkit.viz import style
 from labkit.viz.panels import LETTER, WIDEST, Panel, drawn, steps
-from labkit.viz.style import (
-    BIDIRECTIONAL,
-    CAUSAL,
-    INK,
-    MASKED,
-    OPEN,
-    WEIGHTS,
-    WRONG,
-    bool_grid,
-    future_of,
-    token_labels,
-)
+from labkit.viz.style import WEIGHTS, WRONG, bool_grid, future_of, token_labels
 
 
 def mask_figure(masks, tokens: Sequence[str] | None = None, title: str | None = None, expected=None) -> go.Figure:
@@ -40,33 +30,28 @@ def mask_figure(masks, tokens: Sequence[str] | None = None, title: str | None = 
     Raises:
         MaskError: anything that is not a grid of True and False, or tokens that do not fit it.
     """
-    given = masks if isinstance(masks, Mapping) else {"": masks}
-    if not given:
+    grids = masks if isinstance(masks, Mapping) else {"": masks}
+    if not grids:
         raise MaskError("mask_figure takes a mask, or a dictionary {heading: mask} with at least one")
-    expected = None if expected is None else bool_grid(expected, "the expected mask")
+    colours = steps(style.MASKED, style.OPEN, WRONG)
     panels = []
-    for heading, cells in given.items():
+    for heading, cells in grids.items():
         grid = bool_grid(cells, f"the mask {heading!r}" if heading else "the mask")
-        words = (
-            f"{grid.sum()} of {grid.size} cells open, {(grid & future_of(*grid.shape)).sum() or 'none'} in the future"
-        )
+        ahead = (grid & future_of(*grid.shape)).sum() or "none"
+        words = f"{grid.sum()} of {grid.size} cells open, {ahead} in the future"
         wrong = np.zeros_like(grid)
         if expected is not None:
-            if expected.shape != grid.shape:
-                raise MaskError(f"the expected mask has shape {expected.shape}, and the mask {grid.shape}")
-            wrong = grid ^ expected
+            wrong = bool_grid(expected, "the expected mask")
+            if wrong.shape != grid.shape:
+                raise MaskError(f"the expected mask has shape {wrong.shape}, and the mask {grid.shape}")
+            wrong = grid ^ wrong
             words += f"; {wrong.sum() or 'none'} not as expected"
         codes = np.where(wrong, 2, grid)
-        panel = Panel(
-            f"{heading}\n{words}", codes, *token_labels(tokens, *grid.shape), steps(MASKED, OPEN, WRONG), high=2
-        )
+        panel = Panel(f"{heading}\n{words}", codes, *token_labels(tokens, *grid.shape), colours, high=2)
         panel.texts = np.select([wrong & grid, wrong], ["×", "○"], "") if wrong.any() else None
         panel.hover = np.array(["closed", "open", "not as expected"])[codes]
         panels.append(panel)
-    if len(panels) > 1:
-        return drawn(panels, title)
-    panels[0].heading = ""
-    return drawn(panels, title or next(iter(given)) or "Attention mask", f"{words}.")
+    return _one_or_several(panels, title, "Attention mask")
 
 
 def attention_figure(
@@ -94,10 +79,7 @@ def attention_figure(
         labels = token_labels(tokens, *grid.shape)
         panels.append(Panel(f"{heading}\n{share}", grid.astype(float), *labels, WEIGHTS, 0, top, numbers))
     panels[0].scale = name
-    if len(panels) > 1:
-        return drawn(panels, title)
-    panels[0].heading = ""
-    return drawn(panels, title or next(iter(maps)) or "Attention", f"{share}.")
+    return _one_or_several(panels, title, "Attention")
 
 
 def head_grid(weights, tokens: Sequence[str] | None = None, title: str | None = None) -> go.Figure:
@@ -141,12 +123,12 @@ def values_figure(
     texts = _numbers(grid) if grid.shape[1] <= 16 else None
     low, high = min(0.0, float(grid.min())), max(float(grid.max()), 1e-9)
     panel = Panel("", grid, rows, columns, WEIGHTS, low, high, texts, tokens=False, scale=name)
-    i, j = np.unravel_index(grid.argmax(), grid.shape)
     longest = max(len(text.strip()) for text in [*columns, *(texts.flat if texts is not None else [])])
     wide = max(36, 6 + LETTER * longest)
     wide = wide if wide * len(columns) < WIDEST - 200 else None
-    text = f"Largest {name}: {grid.max():.2f}, {rows[i]}, {clean(columns[j]).strip()}."
-    return drawn([panel], title, text, wide=wide, high=20)
+    i, j = np.unravel_index(grid.argmax(), grid.shape)
+    words = f"Largest {name}: {grid.max():.2f}, {rows[i]}, {clean(columns[j]).strip()}."
+    return drawn([panel], title, words, wide=wide, high=20)
 
 
 def category_figure(
@@ -160,7 +142,7 @@ def category_figure(
     "causal" and "bidirectional" have their own colours, `colours` names others, all other words are red. So that no
     one depends on colours, the words are in the cells where there is room, and on hovering.
     """
-    palette = {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL} | dict(colours or {})
+    palette = {"causal": style.CAUSAL, "bidirectional": style.BIDIRECTIONAL} | dict(colours or {})
     table = [list(map(str, words)) for words in rows.values()]
     if not table or any(len(words) != len(columns) for words in table):
         raise MaskError(f"category_figure needs one word for each of the {len(columns)} columns in every row")
@@ -189,7 +171,7 @@ def fusion_figure(
     generated: Sequence[str],
     names: Mapping,
     title: str,
-    whole: str = "the attention",
+    whole: str,
 ) -> go.Figure:
     """Attention of generated tokens on a prompt of paraphrases, and below it the share of each segment.
 
@@ -211,7 +193,7 @@ def fusion_figure(
     figure = drawn([context_panel, panel], title, text, wide=max(5, min(14, 600 // grid.shape[1])), high=22)
     for edge in (j + 0.5 for j in range(len(segments) - 1) if segments[j] != segments[j + 1]):
         ends = {"x0": edge, "x1": edge, "y0": -0.5, "y1": len(grid) - 0.5}
-        figure.add_shape(type="line", line={"color": INK, "width": 2}, xref="x", yref="y", **ends)
+        figure.add_shape(type="line", line={"color": style.INK, "width": 2}, xref="x", yref="y", **ends)
     return figure
 
 
@@ -224,6 +206,15 @@ def pooled(maps: np.ndarray, size: int) -> np.ndarray:
     counts = np.diff(np.append(starts, n))
     summed = np.add.reduceat(np.add.reduceat(maps.astype(np.float32), starts, axis=-1), starts, axis=-2)
     return summed / counts[:, None]
+
+
+def _one_or_several(panels: Sequence[Panel], title: str | None, name: str) -> go.Figure:
+    """Panels beside each other; a single one has its heading, or else `name`, above the whole figure."""
+    if len(panels) > 1:
+        return drawn(panels, title)
+    heading, words = panels[0].heading.rsplit("\n", 1)
+    panels[0].heading = ""
+    return drawn(panels, title or heading or name, f"{words}.")
 
 
 def _numbers(grid: np.ndarray) -> np.ndarray:

@@ -28,7 +28,6 @@ from labkit.viz.mask_state import checked_tokens, dense_of, fitted, mask_of, pai
 from labkit.viz.page import joined, page, with_figure
 
 SENTENCE = "the cat sat on the mat"
-PARTS = ("rules", "grid", "controls", "panel")
 
 
 def playground(tokens: str | Sequence[str] = SENTENCE, mask: masks.Mask | None = None) -> Playground:
@@ -52,8 +51,9 @@ class Playground(anywidget.AnyWidget):
         question ("next" or "fill-in"), place, layer, head: what an attached model is asked, and which head is drawn.
     """
 
-    _esm = joined(*(f"playground_{part}.js" for part in PARTS), "playground.js")
-    _css = joined("playground.css")
+    _parts = (f"playground_{part}.js" for part in ("rules", "grid", "controls", "panel"))
+    _esm = joined("widget.js", *_parts, "playground.js")
+    _css = joined("widget.css", "playground.css")
 
     sentence = traitlets.Unicode().tag(sync=True)
     tokens = traitlets.List(traitlets.Unicode()).tag(sync=True)
@@ -71,7 +71,7 @@ class Playground(anywidget.AnyWidget):
     layer = traitlets.Int(0).tag(sync=True)
     head = traitlets.Int(0).tag(sync=True)
     asked = traitlets.Int(0).tag(sync=True)  # number of the latest question, counted up by whoever asks
-    heard = traitlets.Int(0).tag(sync=True)  # the latest one that has reached Python
+    received = traitlets.Int(0).tag(sync=True)  # the latest one that has reached Python
     cancelled = traitlets.Int(-1).tag(sync=True)
     answer = traitlets.Dict().tag(sync=True)
     attention = traitlets.Dict().tag(sync=True)
@@ -201,8 +201,8 @@ class Playground(anywidget.AnyWidget):
 
     def _ask(self) -> None:
         """Hand the latest question on, unless that was done before, or it was cancelled."""
-        if self._live is not None and self.asked not in (self.heard, self.cancelled):
-            self.heard = self.asked
+        if self._live is not None and self.asked not in (self.received, self.cancelled):
+            self.received = self.asked
             self._live.ask(self.asked, self._ids, self.mask, self.question, self.place, self.layer, self.head)
 
     def _repr_mimebundle_(self, **options) -> tuple[dict[str, object], dict[str, object]]:

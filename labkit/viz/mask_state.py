@@ -30,10 +30,8 @@ SIGNS = {"&": operator.and_, "|": operator.or_, "~": operator.invert}
 
 def tree_of(mask: Mask) -> list:
     """The tree of a mask. MaskError: not a mask, or one for a batch of several rows."""
-    if not isinstance(mask, Mask):
-        raise MaskError(f"expected a labkit Mask, such as masks.causal(), not {type(mask).__name__}")
-    if mask.batch_size not in (None, 1):
-        raise MaskError(f"{mask} is for a batch of {mask.batch_size} rows, and the playground shows one sentence")
+    if not isinstance(mask, Mask) or mask.batch_size not in (None, 1):
+        raise MaskError(f"the playground shows a labkit Mask for one sentence, such as masks.causal(), not {mask!r}")
 
     def tree(kind: str, *arguments) -> list:
         if kind in SIGNS:
@@ -47,7 +45,7 @@ def tree_of(mask: Mask) -> list:
 
 
 def mask_of(tree: Sequence) -> Mask:
-    """The mask that a tree describes, the same expression as the one it was made of."""
+    """The mask that a tree describes."""
     match tree:
         case ["&" | "|" | "~" as sign, *parts]:
             return SIGNS[sign](*map(mask_of, parts))
@@ -89,18 +87,13 @@ def painted_cells(painted: dict[str, Any], n: int) -> np.ndarray:
     return np.pad(cells, [(0, 0), *[(0, n - cells.shape[-1])] * 2])
 
 
-def painted_state(which: np.ndarray, value: np.ndarray) -> dict[str, Any]:
-    """The way back: {} where nothing is painted."""
-    return {"n": len(which), "cells": packed(np.stack([which, value & which]))} if which.any() else {}
-
-
 def packed(cells: np.ndarray) -> str:
     """Bits as base64, eight to a byte, the first one the highest."""
     return base64.b64encode(np.packbits(cells.astype(bool))).decode("ascii")
 
 
 def bits(text: str, count: int) -> np.ndarray:
-    """The way back: bool (count,)."""
+    """What `packed` has packed: bool (count,)."""
     return np.unpackbits(np.frombuffer(base64.b64decode(text), dtype=np.uint8), count=count).astype(bool)
 
 
@@ -115,4 +108,4 @@ def checked_tokens(tokens: Sequence[str]) -> list[str]:
         raise MaskError("there is no token to show: give a sentence of at least one word")
     if len(tokens) > MOST_TOKENS:
         raise MaskError(f"{len(tokens)} tokens are too many: the playground shows at most {MOST_TOKENS}")
-    return [str(token) for token in tokens]
+    return list(map(str, tokens))

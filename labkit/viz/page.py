@@ -49,15 +49,15 @@ def page(widget: AnyWidget, title: str, note: str = "", path: str | Path | None 
 
     `values` replace values of the widget's state.
     """
-    place = embedded(widget, "<noscript>This page needs JavaScript.</noscript>", **values)
-    text = PAGE.format(title=escape(title), note=escape(note), widget=place, script=joined("page.js"))
+    place, script = embedded(widget, **values), joined("page.js")
+    text = PAGE.format(title=escape(title), note=escape(note), widget=place, script=script)
     if path is not None:
         write_whole(path, text)
     return text
 
 
-def embedded(widget: AnyWidget, fallback: str, **values: Any) -> str:
-    """`widget` as HTML: an element that shows `fallback` until page.js draws the widget, and the widget's state."""
+def embedded(widget: AnyWidget, **values: Any) -> str:
+    """`widget` as HTML: the element in which page.js draws the widget, and the widget's state."""
     state, paths, buffers = _remove_buffers(own_state(widget) | values)
     encoded = [
         {"path": path, "encoding": "base64", "data": b64encode(data).decode()}
@@ -67,6 +67,7 @@ def embedded(widget: AnyWidget, fallback: str, **values: Any) -> str:
     # In HTML, "<" could end the script element early.
     text = json.dumps(states, ensure_ascii=False).replace("<", "\\u003c")
     kind = "application/vnd.jupyter.widget-state+json"
+    fallback = "<noscript>This page needs JavaScript.</noscript>"
     return f'<div data-widget="widget">{fallback}</div>\n<script type="{kind}">{text}</script>'
 
 

@@ -22,34 +22,21 @@ GAP = 14  # pixels between panels
 
 @dataclass
 class Panel:
-    """One heat map of a figure.
+    """One heat map of a figure."""
 
-    Attributes:
-        heading: above the map; its first line is bold.
-        values: (rows, columns); NaN is left empty.
-        rows, columns: the labels.
-        colours: plotly's colour scale from `low` to `high`.
-        texts: (rows, columns) str, written into the cells where there is room; None: nothing.
-        hover: (rows, columns) str, shown on hovering; None: the value.
-        tokens: whether rows and columns are tokens: long ones are cut, and a stepped line marks the diagonal.
-        on_top: whether the labels of the columns are above the cells.
-        scale: the title of the colour bar; None: no bar.
-        cell: pixels, the width of its cells where it differs from the other panels.
-    """
-
-    heading: str
-    values: np.ndarray
-    rows: Sequence[str]
+    heading: str  # above the map; its first line is bold
+    values: np.ndarray  # (rows, columns); NaN is left empty
+    rows: Sequence[str]  # labels
     columns: Sequence[str]
-    colours: list
+    colours: list  # plotly's colour scale from `low` to `high`
     low: float = 0.0
     high: float = 1.0
-    texts: np.ndarray | None = None
-    hover: np.ndarray | None = None
-    tokens: bool = True
-    on_top: bool = False
-    scale: str | None = None
-    cell: int | None = None
+    texts: np.ndarray | None = None  # (rows, columns) str, written into the cells where there is room
+    hover: np.ndarray | None = None  # (rows, columns) str, shown on hovering; None: the value
+    tokens: bool = True  # rows and columns are tokens: long ones are cut, and a stepped line marks the diagonal
+    on_top: bool = False  # the labels of the columns are above the cells
+    scale: str | None = None  # the title of the colour bar; None: no bar
+    cell: int | None = None  # pixels, the width of its cells where it differs from the other panels
 
     def shown(self, labels: Sequence[str]) -> list[str]:
         """Labels as they are written at an axis."""

@@ -1,5 +1,5 @@
 // The mask playground: a sentence, a mask composed of two slots and painted by hand, and the model that is attached. All
-// cells are computed here; Python is told what was composed and painted, and is asked only for what a model answers.
+// cells are computed here; Python receives what was composed and painted, and computes only the answers of a model.
 
 const PAINTED_OPEN = "#56b4e9"; // painted cells too small for a dot
 const PAINTED_CLOSED = "#cdb37f";
@@ -32,8 +32,8 @@ function render({ model, el }) {
     selected: allowed,
   });
   const panel = makePanel(model, (values) => change(values, "panel", { undoable: false }), hover);
-  const card = element("div", "labkit-playground", { "data-lm-suppress-shortcuts": "true" },
-    element("label", "pg-sentence", {}, element("span", "pg-name", {}, "sentence"), sentence), notice, splitter,
+  const card = element("div", "labkit-widget labkit-playground", { "data-lm-suppress-shortcuts": "true" },
+    element("label", "pg-sentence", {}, element("span", "lk-name", {}, "sentence"), sentence), notice, splitter,
     element("div", "pg-mask", {}, slots.a.el, sign, slots.b.el),
     element("div", "pg-said", {}, code, meaning),
     strip, words, grid.el, legend,
@@ -184,9 +184,9 @@ function render({ model, el }) {
     schedule(false);
   }
 
-  // Redraws once before the page is next painted; `anew`: the cells too.
-  function schedule(anew = true) {
-    view.anew = view.anew || anew;
+  // Redraws once before the page is next painted; `recompute`: the cells too.
+  function schedule(recompute = true) {
+    view.stale = view.stale || recompute;
     if (!view.frame) view.frame = requestAnimationFrame(show);
   }
 
@@ -195,8 +195,8 @@ function render({ model, el }) {
     view.frame = 0;
     const tokens = model.get("tokens");
     const n = tokens.length;
-    if (view.anew && view.brush === null) { // a stroke under way is not overwritten
-      view.anew = false;
+    if (view.stale && view.brush === null) { // a stroke under way is not overwritten
+      view.stale = false;
       view.base = cellsOf(model.get("expression"), n);
       view.painted = paintedOf(model.get("painted"), n);
       view.cells = withPainted(view.base, view.painted);
@@ -332,10 +332,10 @@ function render({ model, el }) {
     view.row = model.get("focus");
     schedule(false);
   };
-  const heard = { focus: refocus };
+  const handlers = { focus: refocus };
   for (const name of ["expression", "painted", "tokens", "sentence", "notice", "model_name", "question", "place", "layer", "head", "layers",
-    "heads", "answer", "attention", "verdict", "asked", "cancelled", "heard"]) heard[name] = redraw;
-  for (const [name, call] of Object.entries(heard)) model.on(`change:${name}`, call);
+    "heads", "answer", "attention", "verdict", "asked", "cancelled", "received"]) handlers[name] = redraw;
+  for (const [name, call] of Object.entries(handlers)) model.on(`change:${name}`, call);
   const watcher = new ResizeObserver(() => {
     const width = Math.max(NARROW, card.clientWidth - 30);
     if (width === view.width) return;
@@ -351,7 +351,7 @@ function render({ model, el }) {
     panel.stop();
     clearTimeout(typing);
     if (view.frame) cancelAnimationFrame(view.frame);
-    for (const [name, call] of Object.entries(heard)) model.off(`change:${name}`, call);
+    for (const [name, call] of Object.entries(handlers)) model.off(`change:${name}`, call);
   };
 }
 

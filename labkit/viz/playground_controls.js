@@ -75,7 +75,7 @@ function makeSlot(letter, change) {
     if (preset.value !== "custom") set({ ...slot, tree: fresh(preset.value, n) }, null);
   });
 
-  // Kept here at once: a second change may come before the page has been drawn anew.
+  // Kept here at once: a second change may come before the page has been drawn again.
   function set(next, key) {
     slot = next;
     change(slot, key);
@@ -87,7 +87,7 @@ function makeSlot(letter, change) {
 
   function makeNumber(control) {
     const label = `${control.name} of ${letter}`;
-    const name = element("span", "pg-name", {}, control.name);
+    const name = element("span", "lk-name", {}, control.name);
     if (control.choices) {
       const select = element("select", "", { "aria-label": label });
       control.choices.forEach((choice, i) => select.append(element("option", "", { value: i }, choice)));

@@ -10,22 +10,6 @@ const LETTERS = "12px ui-monospace, Menlo, Consolas, monospace";
 const LARGEST = 40; // pixels, the side of a cell
 const LINES_FROM = 6; // pixels: smaller cells have no lines between them
 
-// JupyterLab has commands of its own for Enter and the arrow keys; on these controls they belong to the control itself,
-// and JupyterLab looks at what has the focus first: marking the card around it is not enough.
-function element(tag, className = "", attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  if (made.matches("input, select, button, textarea, [tabindex]")) made.setAttribute("data-lm-suppress-shortcuts", "true");
-  made.append(...children);
-  return made;
-}
-
-// New words where they differ: a screen reader reads a live region again each time it is written to.
-function say(place, text) {
-  if (place.textContent !== text) place.textContent = text;
-}
-
 // A colour "#rrggbb" as one pixel of an ImageData seen as 32-bit words.
 function pixel(colour) {
   const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
@@ -67,21 +51,17 @@ function makeGrid(name, act) {
     const room = (width - left - 4) / n;
     const cell = Math.min(LARGEST, room >= 3 ? Math.floor(room) : Math.max(2, Math.floor(room * ratio) / ratio));
     const upright = widest > cell - 4;
-    return { n, cell, left, top: upright ? Math.ceil(widest) + 10 : 22, upright, ratio };
+    return { n, cell, left, top: upright ? Math.ceil(widest) + 10 : 22, upright };
   }
 
   function draw() {
-    const { n, cell, left, top, ratio } = place;
+    const { n, cell, left, top } = place;
     const [wide, high] = [left + n * cell + 4, top + n * cell + 4];
-    canvas.width = Math.round(wide * ratio);
-    canvas.height = Math.round(high * ratio);
-    Object.assign(canvas.style, { width: `${wide}px`, height: `${high}px` });
     Object.assign(stage.style, { width: `${wide}px`, height: `${high}px` });
     Object.assign(cells.style, { left: `${left}px`, top: `${top}px`, width: `${n * cell}px`, height: `${n * cell}px` });
     cells.setAttribute("aria-rowcount", n);
     cells.setAttribute("aria-colcount", n);
-    const pen = canvas.getContext("2d");
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    const pen = sized(canvas, wide, high);
     drawLabels(pen);
     small.width = n;
     small.height = n;
@@ -90,7 +70,9 @@ function makeGrid(name, act) {
     pen.drawImage(small, left, top, n * cell, n * cell);
     if (cell >= LINES_FROM) drawLines(pen);
     drawMarks(pen);
-    drawStairs(pen);
+    pen.strokeStyle = INK;
+    pen.lineWidth = cell >= LINES_FROM ? 1.5 : 1;
+    drawStairs(pen, place);
     if (shown.row >= 0) drawRow(pen, shown.row);
   }
 
@@ -98,27 +80,17 @@ function makeGrid(name, act) {
     const { n, cell, left, top, upright } = place;
     const step = Math.ceil(13 / cell);
     pen.textBaseline = "middle";
-    const write = (text, x, y, chosen, turned) => {
-      pen.font = `${chosen ? "bold " : ""}${LETTERS}`;
-      pen.fillStyle = chosen ? INK : shown.row >= 0 ? QUIET : INK;
-      if (turned) {
-        pen.save();
-        pen.translate(x, y);
-        pen.rotate(-Math.PI / 2);
-        pen.textAlign = "left";
-        pen.fillText(text, 0, 0);
-        pen.restore();
-      } else pen.fillText(text, x, y);
-    };
     for (let i = 0; i < n; i += step) {
       const chosen = shown.row >= i && shown.row < i + step;
       const text = visible(shown.tokens[chosen ? shown.row : i]);
       const middle = (i + 0.5) * cell;
+      pen.font = `${chosen ? "bold " : ""}${LETTERS}`;
+      pen.fillStyle = chosen || shown.row < 0 ? INK : QUIET;
       pen.textAlign = "right";
-      write(text, left - 7, top + middle, chosen, false);
+      pen.fillText(text, left - 7, top + middle);
       pen.textAlign = "center";
-      if (upright) write(text, left + middle, top - 6, chosen, true);
-      else write(text, left + middle, top - 10, chosen, false);
+      if (upright) writeUpright(pen, text, left + middle, top - 6);
+      else pen.fillText(text, left + middle, top - 10);
     }
   }
 
@@ -151,21 +123,6 @@ function makeGrid(name, act) {
         pen.fill();
       }
     }
-  }
-
-  // The border between a token's past and its future.
-  function drawStairs(pen) {
-    const { n, cell, left, top } = place;
-    pen.strokeStyle = INK;
-    pen.lineWidth = cell >= LINES_FROM ? 1.5 : 1;
-    pen.beginPath();
-    pen.moveTo(left + cell, top);
-    for (let i = 1; i < n; i += 1) {
-      pen.lineTo(left + i * cell, top + i * cell);
-      pen.lineTo(left + (i + 1) * cell, top + i * cell);
-    }
-    pen.lineTo(left + n * cell, top + n * cell);
-    pen.stroke();
   }
 
   // A row (whom this token sees) and its column (who sees it), framed in the colours of the sentence.
@@ -269,8 +226,6 @@ function makeGrid(name, act) {
 
   return { el: box, update };
 }
-
-const clamp = (i, n) => Math.max(0, Math.min(n - 1, i));
 
 // Every cell on the straight line between two: a fast drag leaves none out.
 function between([q0, k0], [q1, k1]) {

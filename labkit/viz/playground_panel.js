@@ -19,10 +19,10 @@ function makePanel(model, ask, hover) {
   const kind = element("select", "", { "aria-label": "what the model is asked" });
   kind.append(element("option", "", { value: "next" }, "the next token"), element("option", "", { value: "fill-in" }, "a hidden token"));
   const place = element("select", "pg-preset", { "aria-label": "which token" });
-  const placeName = element("span", "pg-name");
+  const placeName = element("span", "lk-name");
   const layer = element("select", "", { "aria-label": "layer" });
   const head = element("select", "", { "aria-label": "head" });
-  const labelled = (text, control) => element("label", "pg-number", {}, element("span", "pg-name", {}, text), control);
+  const labelled = (text, control) => element("label", "pg-number", {}, element("span", "lk-name", {}, text), control);
   const how = element("p", "pg-hint");
   const error = element("p", "pg-error", { role: "alert" });
   const columns = { before: makeColumn("Before", "under its own mask", hover), after: makeColumn("After", "under the mask above", hover) };
@@ -81,7 +81,7 @@ function makePanel(model, ask, hover) {
       clock = null;
     }
     const seconds = (performance.now() - began) / 1000;
-    const late = waiting && model.get("heard") !== asked && 1000 * seconds > LATE;
+    const late = waiting && model.get("received") !== asked && 1000 * seconds > LATE;
     el.classList.toggle("pg-stale", waiting || cancelled);
     spinner.hidden = !waiting;
     cancel.hidden = !waiting;
@@ -161,7 +161,7 @@ function makeColumn(title, under, hover) {
       const row = element("li", "pg-answer", {}, element("span", "pg-token", {}, visible(token)), bar, element("span", "pg-percent", {}, percent(p)));
       if (right !== null && token === right) {
         row.classList.add("pg-right");
-        row.append(element("span", "pg-hidden", {}, " (what stands there)"));
+        row.append(element("span", "lk-hidden", {}, " (what stands there)"));
       }
       return row;
     }));

@@ -150,31 +150,22 @@ function splitWords(sentence) {
   return sentence.match(new RegExp(`${letter}+(?:['’]${letter}+)*|[^\\p{L}\\p{N}_\\s]`, "gu")) ?? [];
 }
 
-// A token as it is drawn: without the space before a word, white space visible, at most 12 letters (all: uncut).
-function visible(token, all = false) {
-  const clean = token.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/[\u0000-\u001f\u007f]/g, "�");
-  const text = [...(clean.trim() || clean.replace(/\s/g, "␣") || "∅")];
-  return all || text.length <= 12 ? text.join("") : `${text.slice(0, 11).join("")}…`;
-}
-
-const quoted = (token) => `"${visible(token, true)}"`;
-
 // The tokens at these positions in words. Up to six are all named, of more than three in a row only the first and the last.
 function listed(tokens, positions) {
   if (!positions.length) return "nothing";
-  const named = (i) => quoted(tokens[i]) + (tokens.indexOf(tokens[i]) === tokens.lastIndexOf(tokens[i]) ? "" : ` (${i})`);
+  const name = (i) => named(tokens, i);
   const runs = [];
   for (const i of positions) {
     if (runs.length && i === runs[runs.length - 1].at(-1) + 1) runs[runs.length - 1].push(i);
     else runs.push([i]);
   }
   const short = positions.length <= 6;
-  const parts = runs.flatMap((run) => (short || run.length < 4 ? run.map(named) : [`${named(run[0])} to ${named(run.at(-1))}`]));
+  const parts = runs.flatMap((run) => (short || run.length < 4 ? run.map(name) : [`${name(run[0])} to ${name(run.at(-1))}`]));
   const more = parts.length > 8 ? `, and ${parts.length - 8} more` : "";
   return parts.slice(0, 8).join(", ") + more;
 }
 
-// The simplest named mask with exactly these cells, or null: what somebody has painted may have a name.
+// The simplest named mask with exactly these cells, or null: what was painted may have a name.
 function recognised(cells, n) {
   const trees = [["bidirectional"], ["causal"]];
   for (let w = 1; w < n; w += 1) trees.push(["sliding_window", w, true], ["sliding_window", w, false]);

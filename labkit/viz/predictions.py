@@ -29,22 +29,21 @@ def objectives_figure(tokens: Sequence[str], examples: Sequence[Mapping], title:
     Args:
         examples: `{"name": ..., "inputs": one token per position, "targets": the token to predict, or None}` each.
     """
-    panels, arrows = [], []
+    panels, arrows, n = [], [], len(tokens)
     for number, example in enumerate(examples):
         inputs, targets = list(map(str, example["inputs"])), list(example["targets"])
         _require_same_length(tokens, inputs, targets)
         counted = [i for i, target in enumerate(targets) if target is not None]
-        later = bool(counted) and all(i + 1 < len(tokens) and targets[i] == tokens[i + 1] for i in counted)
-        arrows += [(number, i, i + later) for i in counted]
-        codes = np.full((3, len(tokens)), np.nan)
+        later = bool(counted) and all(i + 1 < n and targets[i] == tokens[i + 1] for i in counted)
+        arrows += [("" if number == 0 else str(number + 1), i, i + later) for i in counted]
+        codes = np.full((3, n), np.nan)
         codes[0] = [PLAIN if read == token else HIDDEN for read, token in zip(inputs, tokens, strict=True)]
         codes[2, counted] = RIGHT
-        texts = [inputs, [""] * len(tokens), [target or "" for target in targets]]
-        heading = f"{example['name']}: {len(counted)} of {len(tokens)} positions must predict"
+        texts = [inputs, [""] * n, [target or "" for target in targets]]
+        heading = f"{example['name']}: {len(counted)} of {n} positions must predict"
         panels.append(_boxes(heading, codes, texts, ["reads", "", "must predict"]))
     figure = _drawn(panels, title, "", high=24)
-    for number, i, meant in arrows:
-        axis = "" if number == 0 else str(number + 1)
+    for axis, i, meant in arrows:
         place = {"x": meant, "y": 0, "ax": i, "ay": 2, "xref": f"x{axis}", "axref": f"x{axis}", "yref": f"y{axis}"}
         look = {"arrowhead": 2, "arrowcolor": style.OPEN, "standoff": 12, "startstandoff": 12, "showarrow": True}
         figure.add_annotation(text="", ayref=f"y{axis}", **place, **look)
@@ -95,9 +94,10 @@ def fill_ins_figure(
     """
     if not 0 <= position < len(tokens):
         raise MaskError(f"there is no position {position} in a sentence of {len(tokens)} tokens")
+    answers = {model: [(token, float(share)) for token, share in best] for model, best in answers.items()}
     figure = make_subplots(1, len(answers), subplot_titles=list(map(escape, answers)), horizontal_spacing=0.06)
     for column, best in enumerate(answers.values(), 1):
-        best = [(token, float(share)) for token, share in best[:top]]
+        best = best[:top]
         texts = [f"<b>{escape(visible(token))}</b> {percent(share)}" for token, share in best] or ["no prediction"]
         figure.add_bar(
             x=[share for _, share in best] or [0.0],
@@ -111,7 +111,7 @@ def fill_ins_figure(
             row=1,
             col=column,
         )
-    most = max((float(share) for best in answers.values() for _, share in best), default=1.0)
+    most = max((share for best in answers.values() for _, share in best), default=1.0)
     figure.update_xaxes(range=[0, 1.7 * most], tickvals=[0, most], tickformat=".0%", zeroline=False)
     figure.update_yaxes(range=[top + 0.6, 0.4], showticklabels=False, showgrid=False, ticks="", zeroline=False)
     figure.update_annotations(font_size=13)
@@ -127,36 +127,30 @@ def windows_figure(windows: Sequence[tuple[int, int]], answer: tuple[int, int], 
 
     `windows` and `answer` are (first, last) tokens.
     """
-    whole = [first <= answer[0] and answer[1] <= last for first, last in windows]
-    names = [f"window {i}" for i in range(len(windows))]
+    whole = {f"window {i}": first <= answer[0] and answer[1] <= last for i, (first, last) in enumerate(windows)}
     figure = go.Figure(
         go.Bar(
             base=[first for first, _ in windows],
             x=[last - first + 1 for first, last in windows],
-            y=names,
+            y=list(whole),
             orientation="h",
-            marker_color=[style.OPEN if is_whole else style.MASKED for is_whole in whole],
+            marker_color=[style.OPEN if is_whole else style.MASKED for is_whole in whole.values()],
             customdata=[f"tokens {first} to {last}" for first, last in windows],
             hovertemplate="%{y}: %{customdata}<extra></extra>",
         )
     )
-    figure.add_vrect(
-        answer[0], answer[1] + 1, fillcolor=style.OTHERS[0], opacity=0.5, line_width=0, annotation_text="answer"
-    )
+    look = {"fillcolor": style.OTHERS[0], "opacity": 0.5, "line_width": 0}
+    figure.add_vrect(answer[0], answer[1] + 1, annotation_text="answer", **look)
     figure.update_layout(yaxis={"autorange": "reversed", "ticks": ""}, xaxis={"title": "token", "range": [0, n]})
-    words = ", ".join(name for name, is_whole in zip(names, whole, strict=True) if is_whole) or "none"
+    words = ", ".join(name for name, is_whole in whole.items() if is_whole) or "none"
     title = f"{len(windows)} windows over {n} tokens"
-    return titled(figure, title, f"Whole answer in: {words}.", 800, 26 * len(names) + 80, l=80, t=16)
+    return titled(figure, title, f"Whole answer in: {words}.", 800, 26 * len(windows) + 80, l=80, t=16)
 
 
 def _boxes(heading: str, codes: np.ndarray, texts: list[list[str]], rows: list[str]) -> Panel:
     """A panel of tokens in boxes, with the positions as labels."""
-    shown = np.array(
-        [
-            ["<br>".join(escape(visible(line)) for line in text.split("\n")) if text else "" for text in row]
-            for row in texts
-        ]
-    )
+    lines = [[text.split("\n") if text else [] for text in row] for row in texts]
+    shown = np.array([["<br>".join(escape(visible(line)) for line in cell) for cell in row] for row in lines])
     columns = [str(i) for i in range(codes.shape[1])]
     return Panel(heading, codes, rows, columns, steps(*BOXES), -0.5, len(BOXES) - 0.5, shown, shown, tokens=False)
 

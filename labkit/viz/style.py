@@ -109,21 +109,14 @@ def token_labels(tokens: Sequence[str] | None, q_len: int, kv_len: int) -> tuple
 
 
 def bool_grid(cells, what: str) -> np.ndarray:
-    """`cells` as a bool array (q_len, kv_len), True = may attend. Takes tensors, arrays and lists; bool, or 0 and 1.
-
-    Raises:
-        MaskError: anything else; the message says what was given.
-    """
+    """`cells` as a bool array (q_len, kv_len), True = may attend. Takes tensors, arrays and lists; bool, or 0 and 1."""
     if hasattr(cells, "dense"):
         raise MaskError(f"{what} must be a grid of True and False: pass `mask.dense(n)` rather than the mask {cells!r}")
     array = plain_array(cells, what)
     if array.dtype.kind not in "bui" or not np.isin(array, (0, 1)).all():
         raise MaskError(f"{what} must be True or False (or 1 and 0) in every cell: for weights use attention_figure")
     if array.ndim != 2 or array.size == 0 or array.shape[0] > array.shape[1]:
-        raise MaskError(
-            f"{what} must have shape (queries, keys), a key for each query, not {array.shape}: of a batched mask pick "
-            "one row"
-        )
+        raise MaskError(f"{what} must be of one text, (queries, keys) with a key for each query, not {array.shape}")
     return array.astype(bool)
 
 

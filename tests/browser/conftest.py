@@ -65,7 +65,7 @@ def open_page(browser):
         page.route(re.compile("^https?://"), only_this_machine)
         page.on("pageerror", lambda error: page.failures.append(error.stack or str(error)))
         page.on("console", remember)
-        page.shoot, page.theme = shoot, theme
+        page.shoot = shoot
         pages.append(page)
         return page
 

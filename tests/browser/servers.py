@@ -1,4 +1,4 @@
-"""Servers that the browser tests start on this machine, and stop: JupyterLab and Jupyter Notebook."""
+"""What the browser tests start on this machine, and stop: JupyterLab and Jupyter Notebook."""
 
 from __future__ import annotations
 
@@ -21,39 +21,6 @@ PATIENCE = 60_000  # milliseconds, for anything that a loaded machine may take i
 # What is run before the kernel is connected is lost, so ask the application itself.
 KERNEL_READY = """() => { const s = window.jupyterapp?.shell?.currentWidget?.sessionContext;
   return s?.isReady && s.session?.kernel?.connectionStatus === 'connected' && s.session.kernel.status === 'idle' }"""
-IN_DARKNESS = '{"@jupyterlab/apputils-extension:themes": {"theme": "JupyterLab Dark"}}'
-
-
-@contextmanager
-def server(*command: str, says: str, log: Path, env: dict[str, str] | None = None) -> Iterator[None]:
-    """Run `python -m COMMAND` until the block is left; it is entered once the server has written `says`."""
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    with open(log, "w") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command],
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONPATH": paths, "LABKIT_PROFILE": "ci"} | (env or {}),
-        )
-        try:
-            end = time.monotonic() + PATIENCE / 1000
-            while says not in log.read_text():
-                if time.monotonic() > end or process.poll() is not None:
-                    pytest.fail(f"{command[0]} did not start:\n{log.read_text()}")
-                time.sleep(0.2)
-            yield
-        finally:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
 
 
 @dataclass(frozen=True)
@@ -73,35 +40,47 @@ class Jupyter:
 
 
 @contextmanager
-def jupyter(app: str, folder: Path, dark: bool = False) -> Iterator[Jupyter]:
+def jupyter(app: str, folder: Path) -> Iterator[Jupyter]:
     """JupyterLab ("lab") or Jupyter Notebook ("notebook") on `folder / "notebooks"`, with settings of its own.
 
     The notebooks there are trusted, as those of a checkout are by `make lab`.
     """
-    (folder / "notebooks").mkdir(exist_ok=True)
     (folder / "labconfig").mkdir()
     off = '{"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": true}}'
     (folder / "labconfig" / "page_config.json").write_text(off)
-    if dark:
-        (folder / "labconfig" / "default_setting_overrides.json").write_text(IN_DARKNESS)
-    port, token = free_port(), secrets.token_hex(16)
-    settings = {"JUPYTER_CONFIG_DIR": str(folder), "IPYTHONDIR": str(folder / "ipython"), "JUPYTER_TOKEN": token}
-    settings |= {"JUPYTER_DATA_DIR": str(folder / "data")}  # where the signatures of trusted notebooks are kept
-    settings |= {f"JUPYTERLAB_{name}_DIR": str(folder / name.lower()) for name in ("SETTINGS", "WORKSPACES")}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    token, address = secrets.token_hex(16), f"http://127.0.0.1:{port}/"
+    env = os.environ | {"PYTHONPATH": paths, "LABKIT_PROFILE": "ci", "JUPYTER_TOKEN": token}
+    env |= {"JUPYTER_CONFIG_DIR": str(folder), "IPYTHONDIR": str(folder / "ipython")}
+    env |= {"JUPYTER_DATA_DIR": str(folder / "data")}  # where the signatures of trusted notebooks are kept
+    env |= {f"JUPYTERLAB_{name}_DIR": str(folder / name.lower()) for name in ("SETTINGS", "WORKSPACES")}
     trait = {"lab": "LabApp", "notebook": "JupyterNotebookApp"}[app]
     options = ["--no-browser", "--allow-root", f"--{trait}.expose_app_in_browser=True", f"--port={port}"]
-    options += [
-        "--ServerApp.ip=127.0.0.1",
-        "--ServerApp.port_retries=0",
-        f"--ServerApp.root_dir={folder / 'notebooks'}",
-    ]
+    options += ["--ServerApp.ip=127.0.0.1", "--ServerApp.port_retries=0"]
+    options += [f"--ServerApp.root_dir={folder / 'notebooks'}"]
     if app == "lab":
         options += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
-    trusted = [str(path) for path in (folder / "notebooks").glob("*.ipynb")]
-    subprocess.run([sys.executable, "-m", "jupyter", "trust", *trusted], env=os.environ | settings, check=True)
-    says = f"http://127.0.0.1:{port}/"
-    with server("jupyter", app, *options, says=says, log=folder / "server.log", env=settings):
-        yield Jupyter(app, folder / "notebooks", says, token)
+    command, trusted = [sys.executable, "-m", "jupyter"], list((folder / "notebooks").glob("*.ipynb"))
+    subprocess.run([*command, "trust", *trusted], env=env, check=True)
+    log = folder / "server.log"
+    with open(log, "w") as file:
+        process = subprocess.Popen([*command, app, *options], stdout=file, stderr=subprocess.STDOUT, env=env)
+    try:
+        end = time.monotonic() + PATIENCE / 1000
+        while address not in log.read_text():
+            if time.monotonic() > end or process.poll() is not None:
+                pytest.fail(f"{app} did not start:\n{log.read_text()}")
+            time.sleep(0.2)
+        yield Jupyter(app, folder / "notebooks", address, token)
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def write_notebook(path: Path, *cells: str) -> None:
@@ -113,7 +92,7 @@ def write_notebook(path: Path, *cells: str) -> None:
 
 
 class Notebook:
-    """A notebook that is open in a page of Jupyter, run cell by cell as somebody would who presses Shift+Enter."""
+    """A notebook that is open in a page of Jupyter, run cell by cell as a user would who presses Ctrl+Enter."""
 
     def __init__(self, page, server: Jupyter, name: str):
         self.page, self.address = page, server.page_of(name)
@@ -155,6 +134,7 @@ class Notebook:
 
     def save(self) -> None:
         self.page.evaluate("window.jupyterapp.commands.execute('docmanager:save')")
+        self.page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
 
     def complaints(self) -> list[str]:
         """What the cells on show have written to standard error."""

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 
 from labkit.viz.page import own_state
 
@@ -30,14 +31,14 @@ window.model = {
     changed = {};
     window.saved += 1;
     window.pending += 1;
-    const shown = await window.python?.(values, null);
-    if (shown) receive("shown", shown);
+    const held = await window.python?.(values, null);
+    if (held) receive("held", held);
     window.pending -= 1;
   },
   send: async (content) => {
     window.pending += 1;
-    const packed = await window.python(null, content);
-    tell("msg:custom", { layer: content.ask[0], head: content.ask[1] }, [revived(packed)]);
+    const [answer, buffer] = revived(await window.python(null, content));
+    tell("msg:custom", answer, [buffer]);
     window.pending -= 1;
   },
   on: (event, call) => { (calls[event] ??= []).push(call); },
@@ -66,3 +67,21 @@ def show_widget(page, widget, background="white", width=760, exposed=""):
 def drawn(page):
     """Wait until what has changed is on show."""
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def press(page, keys: str) -> None:
+    """Press these keys, one after the other."""
+    for key in keys.split():
+        page.keyboard.press(key)
+
+
+def paint(page, start: tuple[int, int], end: tuple[int, int], steps: int = 4) -> None:
+    """Drag over the cells of the playground's mask from one (query, key) to another, in `steps` jumps of the mouse."""
+    grid = page.get_by_role("grid", name=re.compile("^attention mask"))
+    grid.scroll_into_view_if_needed()
+    box, n = grid.bounding_box(), page.locator(".pg-chip").count()
+    at = [(box["x"] + (k + 0.5) * box["width"] / n, box["y"] + (q + 0.5) * box["height"] / n) for q, k in (start, end)]
+    page.mouse.move(*at[0])
+    page.mouse.down()
+    page.mouse.move(*at[1], steps=steps)
+    page.mouse.up()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from labkit import viz
-from labkit.attention.maps import AttentionMaps
-from tests.browser.stand_in import plain, show_widget
+from tests.browser.stand_in import plain, press, show_widget
+from tests.test_viz_explorer import random_maps
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -21,17 +21,10 @@ def page(open_page):
     return open_page(width=1010, height=900)
 
 
-def random_maps(layers, heads, n, causal=False, tokens=None):
-    scores = np.random.default_rng(int(causal)).normal(size=(layers, heads, n, n), scale=1.5)
-    scores = np.where(np.tri(n, dtype=bool), scores, -np.inf) if causal else scores
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights = (weights / weights.sum(-1, keepdims=True)).astype(np.float16)
-    tokens = tokens or [WORDS[i % len(WORDS)] for i in range(n)]
-    return AttentionMaps(weights, tokens, tuple(range(layers)), "causal()" if causal else "bidirectional()", "m")
-
-
 def explorer(layers=3, heads=4, n=8):
-    return viz.attention_explorer(random_maps(layers, heads, n, True), random_maps(layers, heads, n))
+    tokens = [WORDS[i % len(WORDS)] for i in range(n)]
+    maps = [random_maps(layers, heads, n, causal, tokens) for causal in (True, False)]
+    return viz.attention_explorer(*maps, names=["causal", "bidirectional"])
 
 
 def test_sliders_show_the_head_and_the_tooltip_its_exact_weights(page):
@@ -41,7 +34,7 @@ def test_sliders_show_the_head_and_the_tooltip_its_exact_weights(page):
     head = page.get_by_role("slider", name="head")
     box = head.bounding_box()
     page.mouse.click(box["x"] + box["width"] - 4, box["y"] + box["height"] / 2)
-    page.wait_for_function("state.shown.layer === 2 && state.shown.head === 3")
+    page.wait_for_function("state.held[0].layer === 2 && state.held[0].head === 3")
     assert (widget.layer, widget.head) == (2, 3)
     assert head.get_attribute("aria-valuetext") == "head 3"
     wait_until_exact(page)
@@ -89,11 +82,9 @@ def test_a_click_on_a_token_follows_it_and_another_click_lets_go(page):
     settled(page)
     assert widget.query == 5 and token.get_attribute("aria-pressed") == "true"
     row = widget.weights[1, 0, 0, 5].astype(float)
-    said = line.inner_text()
-    assert said.startswith(
-        f'layer 0 head 0, bidirectional, query "river": looks most at "{WORDS[row.argmax()]}" ({row.max():.2f})'
-    )
-    assert said.endswith(f"future mass {row[6:].sum():.2f}.")
+    most = f'looks most at "{WORDS[row.argmax()]}" ({row.max():.2f})'
+    assert line.inner_text().startswith(f'layer 0 head 0, bidirectional, query "river": {most}')
+    assert line.inner_text().endswith(f"future mass {row[6:].sum():.2f}.")
     shades = [page.locator(".ex-token").nth(i).evaluate("e => getComputedStyle(e).backgroundColor") for i in range(8)]
     blue = [int(shade.split("(")[1].split(",")[0]) for shade in shades]
     assert np.argsort(blue).tolist() == np.argsort(-row, kind="stable").tolist()  # the more, the darker
@@ -129,7 +120,7 @@ def test_small_pictures_are_sorted_by_the_measure_of_the_view(page):
         settled(page)
         assert widget.sort == measure and not widget.rising
     page.get_by_role("option", name="layer 2 head 1").click()
-    page.wait_for_function("state.shown.layer === 2 && state.shown.head === 1")
+    page.wait_for_function("state.held[0].layer === 2 && state.held[0].head === 1")
     assert page.locator("[aria-selected=true]").get_attribute("aria-label").startswith("layer 2 head 1, ")
     assert page.get_by_role("slider", name="layer").input_value() == "2"
 
@@ -137,36 +128,25 @@ def test_small_pictures_are_sorted_by_the_measure_of_the_view(page):
 def test_everything_can_be_done_with_the_keyboard(page):
     widget = show(page, explorer())
     page.get_by_role("slider", name="layer").focus()
-    page.keyboard.press("End")
-    page.keyboard.press("Tab")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Tab")
-    page.keyboard.press("ArrowRight")
-    page.wait_for_function("state.view === 'after' && state.shown.layer === 2 && state.shown.head === 1")
-    page.keyboard.press("Tab")  # the tokens: one stop, the arrows move within
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Enter")
+    press(page, "End Tab ArrowRight Tab ArrowRight")
+    page.wait_for_function("state.view === 'after' && state.held[0].layer === 2 && state.held[0].head === 1")
+    press(page, "Tab ArrowRight Enter")  # the tokens: one stop, the arrows move within
     settled(page)
     assert widget.query == 1
     page.locator(".ex-line", has_text=", query ").wait_for()  # only the exact weights name a query
-    page.keyboard.press("Tab")  # the map
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowDown")
+    press(page, "Tab ArrowRight ArrowRight ArrowDown")  # the map
     weight = widget.weights[1, 2, 1, 2, 2]
-    spoken = page.locator(".ex-hidden").text_content()
+    spoken = page.locator(".lk-hidden").text_content()
     assert spoken.startswith('"by" (2) looks at "by" (2); causal ') and f"bidirectional {weight:.4g};" in spoken
-    page.keyboard.press("Enter")
+    press(page, "Enter")
     settled(page)
     assert widget.query == 2
-    page.keyboard.press("Escape")
+    press(page, "Escape")
     assert page.locator(".ex-tip").is_hidden()
-    for _ in range(3):
-        page.keyboard.press("Tab")  # to the small pictures
+    press(page, "Tab Tab Tab")  # to the small pictures
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "layer 2 head 1"
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Enter")
-    page.wait_for_function("state.shown.layer === 2 && state.shown.head === 2")
+    press(page, "ArrowRight Enter")
+    page.wait_for_function("state.held[0].layer === 2 && state.held[0].head === 2")
     assert page.locator(".labkit-explorer").get_attribute("data-lm-suppress-shortcuts") == "true"
 
 
@@ -176,18 +156,18 @@ def test_a_large_model_opens_at_once_and_is_coarse_until_python_has_sent_the_wei
     assert page.locator(".ex-picture").count() == 144 and page.locator(".ex-note").is_hidden()
     assert tip_shows(page, widget, 0, 0, 0, 100, 17)
     page.get_by_role("option", name="layer 7 head 5").click()
-    page.wait_for_function("state.shown.layer === 7 && state.shown.head === 5")
+    page.wait_for_function("state.held[0].layer === 7 && state.held[0].head === 5")
     wait_until_exact(page)
     assert tip_shows(page, widget, 1, 7, 5, 30, 90)
     page.shoot("explorer_128")
 
     page = open_page(width=1010, height=900)
     widget = show(page, explorer(2, 2, 512))
-    assert widget.shown["size"] < 512  # what a notebook keeps
+    assert widget.held[0]["size"] < 512  # what a notebook keeps
     wait_until_exact(page)
     assert all(tip_shows(page, widget, 1, 0, 0, q, k) for q, k in ((511, 0), (300, 299), (4, 500)))
     page.get_by_role("slider", name="head").press("End")
-    page.wait_for_function("state.shown.head === 1")
+    page.wait_for_function("state.held[0].head === 1")
     wait_until_exact(page)
     assert tip_shows(page, widget, 0, 0, 1, 9, 9)
 
@@ -218,7 +198,7 @@ def test_a_page_without_python_is_exact_where_it_can_be_and_says_where_it_is_coa
 
 def test_the_page_follows_python_and_a_closed_view_listens_no_more(page):
     show(page, explorer())
-    page.evaluate("receive('view', 'difference'); receive('query', 3); receive('sort', 'entropy'); receive('layer', 1)")
+    page.evaluate("receive('view', 'difference'); receive('query', 3); receive('layer', 1)")
     assert page.get_by_role("radio", name="difference").is_checked()
     assert page.get_by_role("slider", name="layer").input_value() == "1"
     assert page.locator(".ex-token").nth(3).get_attribute("aria-pressed") == "true"
@@ -232,13 +212,13 @@ def show(page, widget, background="white"):
 
     def python(values, content):
         sent = []
-        widget.send = lambda content, buffers: sent.append(buffers[0])
+        widget.send = lambda content, buffers: sent.append([content, buffers[0]])
         if content:
             widget._handle_custom_msg(content, [])
             return plain(sent[0])
-        shown = widget.shown
+        held = widget.held
         widget.set_state(values)
-        return plain(widget.shown) if widget.shown is not shown else None
+        return plain(widget.held) if widget.held is not held else None
 
     page.expose_function("python", python)
     show_widget(page, widget, background, width=980)
@@ -265,23 +245,17 @@ def wait_until_exact(page):
     page.locator(".ex-surface").press("Escape")
 
 
-def geometry(n):
-    """Side of a cell in pixels, as the map promises."""
-    return max(1, min(40, 448 // n))
-
-
-def corner(page, n):
-    """Where the cells begin, in the page."""
-    box = page.locator(".ex-base").bounding_box()
-    side = geometry(n) * n
-    return box["x"] + box["width"] - side - 2, box["y"] + box["height"] - side - 2
+def middle(page, n, q, k):
+    """The middle of a cell in pixels, from the corner of the canvas."""
+    size, side = page.locator(".ex-base").bounding_box(), max(1, min(40, 448 // n))
+    return size["width"] - 2 - side * (n - k - 0.5), size["height"] - 2 - side * (n - q - 0.5)
 
 
 def hover(page, n, q, k):
     """The lines of the tooltip of a cell."""
     page.locator(".ex-surface").scroll_into_view_if_needed()
-    x, y = corner(page, n)
-    page.mouse.move(x + (k + 0.5) * geometry(n), y + (q + 0.5) * geometry(n))
+    (x, y), corner = middle(page, n, q, k), page.locator(".ex-base").bounding_box()
+    page.mouse.move(corner["x"] + x, corner["y"] + y)
     return page.locator(".ex-tip div").all_inner_texts()
 
 
@@ -293,17 +267,8 @@ def tip_shows(page, widget, of, layer, head, q, k):
 
 def pixel(page, n, q, k):
     """The colour in the middle of a cell of the map."""
-    cell = geometry(n)
-    return page.evaluate(
-        """([n, cell, q, k]) => {
-          const canvas = document.querySelector(".ex-base");
-          const scale = devicePixelRatio;
-          const [left, top] = [canvas.clientWidth - n * cell - 2, canvas.clientHeight - n * cell - 2];
-          const at = [left + (k + 0.5) * cell, top + (q + 0.5) * cell].map((x) => Math.floor(x * scale));
-          return [...canvas.getContext("2d").getImageData(...at, 1, 1).data.slice(0, 3)];
-        }""",
-        [n, cell, q, k],
-    )
+    read = "(canvas, at) => [...canvas.getContext('2d').getImageData(...at, 1, 1).data.slice(0, 3)]"
+    return page.locator(".ex-base").evaluate(read, [int(place) for place in middle(page, n, q, k)])
 
 
 def number_in(line, name):

@@ -1,9 +1,10 @@
-"""Saved figures, opened from disk in a real browser with the network blocked: all are drawn, and sliders work."""
+"""Saved figures, texts and boxes in a real browser with the network blocked: all are drawn, and sliders work."""
 
 import numpy as np
 import pytest
 
 from labkit import masks, viz
+from labkit.learner import predict
 from labkit.viz.heat import fusion_figure
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -30,7 +31,7 @@ FIGURES = {
     "heads": lambda: viz.head_grid(softmax(12, 12, 64, 64)),
     "values": lambda: viz.values_figure(softmax(6, 4), TOKENS, name="share"),
     "categories": lambda: viz.category_figure({"layer": WORDS}, TOKENS),
-    "fusion": lambda: fusion_figure(softmax(3, 4), TOKENS, [None, 0, 1, 1], ["a", "b", "c"], {None: "prefix"}, "title"),
+    "fusion": lambda: fusion_figure(softmax(3, 4), TOKENS, [None, 0, 1, 1], list("abc"), {None: "prefix"}, "", "all"),
     "curves": lambda: viz.curves_figure(range(1, 6), {"a": softmax(3, 5)}, floor=0.3, log_x=True),
     "curves_slider": lambda: viz.curves_slider(range(4), {"a": softmax(3, 4)}, {"a": TOKENS}),
     "forest": lambda: viz.forest_figure(INTERVALS, marks={"claim": 5}),
@@ -41,8 +42,7 @@ FIGURES = {
 }
 
 
-SHOWS = """cells => {
-    const plot = document.querySelector(".js-plotly-plot");
+SHOWS = """([plot, cells]) => {
     const drawn = plot.calcdata.find(([trace]) => trace.z)[0].z.map((row) => Array.from(row));
     return JSON.stringify(drawn) === JSON.stringify(cells);
 }"""
@@ -83,7 +83,8 @@ def test_moving_a_slider_changes_the_drawn_cells_and_leaves_the_plot_where_it_is
     for step, w in enumerate(grids):
         rail.click(position={"x": max(1, rail.bounding_box()["width"] * step / 2 - 1), "y": 2})
         page.get_by_text(f"window: {w}", exact=True).wait_for()
-        page.wait_for_function(SHOWS, arg=grids[w].int().tolist(), timeout=10_000)  # the cells follow the label
+        cells = [plot.element_handle(), grids[w].int().tolist()]
+        page.wait_for_function(SHOWS, arg=cells, timeout=10_000)  # the cells follow the label
         page.wait_for_function(
             "([image, before]) => !before.includes(image.getAttribute('href'))", arg=[image.element_handle(), images]
         )
@@ -119,3 +120,16 @@ def test_texts_with_spans_wrap_and_have_the_colour_of_the_page(open_page, theme)
         ink = paragraph.evaluate("p => getComputedStyle(p).color")
         assert ink == {"light": "rgb(0, 0, 0)", "dark": "rgb(255, 255, 255)"}[theme]
     page.shoot(f"figure_text_{theme}")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_page_without_a_kernel_has_boxes_that_answer(open_page, theme):
+    boxes = (predict("Is 1 < 2?", choices=["yes", "no"], answer="yes"), predict("How many?", answer="Three."))
+    colours = "background: #111; color: #ddd" if theme == "dark" else "background: #fff; color: #222"
+    page = open_page(390, 600, theme)
+    page.set_content(f'<body style="{colours}">{"".join(box._repr_html_() for box in boxes)}')
+    page.get_by_role("button", name="no").click()
+    page.get_by_label("How many?").fill("Two.")
+    page.get_by_role("button", name="Show the answer").click()
+    page.get_by_text("Three.").wait_for()
+    page.shoot(f"learner_page_{theme}")
