@@ -34,7 +34,8 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from labkit.auditing.leak_probe import PADS, STRESS, Condition, LeakProbe, relative, scores_times
+from labkit.auditing.leak_probe import PADS, STRESS, Condition, LeakProbe, scores_times
+from labkit.auditing.probe import relative_change
 from labkit.auditing.report import Leak, LeakReport, layer_list
 from labkit.decoder.anatomy import CACHE
 from labkit.decoder.running import BODY_MEASURED, in_float32, without_mlps
@@ -100,7 +101,7 @@ def _all_others(probe: LeakProbe, influence: Tensor) -> list[Leak]:
 
 def _from_earlier_calls(probe: LeakProbe) -> list[Leak]:
     first, _, again = (probe.run(ids) for ids in (probe.ids, probe.ids.flip(1), probe.ids))
-    if (change := float(relative(again, first).max())) <= REPEATED:
+    if (change := float(relative_change(again, first).max())) <= REPEATED:
         return []
     text = (
         f"the same tokens gave other outputs in a later call, by {change:.2g} of their size: the model keeps something "
@@ -121,20 +122,20 @@ def _between_rows(probe: LeakProbe) -> list[Leak]:
             exchanged = torch.arange(8) % 2 == turn % 2
             ids = torch.where(exchanged[:, None], ids.flip(0, 1).roll(turn, 1), ids)
             after = probe.run(ids)
-            changes.append(relative(after, before).masked_fill(exchanged[:, None], 0.0))
+            changes.append(relative_change(after, before).cpu()[~exchanged])
             before = after
         return torch.stack(changes)
 
     try:
-        change = float(probe.confirmed(exchange_rows(), exchange_rows).max())
+        largest = float(probe.confirmed(exchange_rows(), exchange_rows).max())
     except AuditError as error:
         probe.note(f"only one text at a time was run: {error}")
         probe.batch = 1
         return []
-    if change == 0:
+    if largest == 0:
         return []
     probe.batch = 1
-    return [Leak("batch", f"rows of a batch influence each other: a row changes by {change:.2g} when others do")]
+    return [Leak("batch", f"rows of a batch influence each other: a row changes by {largest:.2g} when others do")]
 
 
 def _in_rare_cases(probe: LeakProbe) -> list[Leak]:
@@ -239,8 +240,8 @@ def _with_cache(probe: LeakProbe) -> list[Leak]:
                 raise AuditError("the model returned no cache")
             if probe.decoder and given and caches[-1] is not given[CACHE]:
                 raise AuditError("the model puts another cache in place of the one it is given, as prefix tuning does")
-        gap = relative(torch.cat(outputs, 1), whole)
-        return gap * (gap > CACHED)
+        gap = relative_change(torch.cat(outputs, 1), whole).cpu()
+        return gap.masked_fill(gap <= CACHED, 0.0)
 
     ways = {
         "in chunks": [part for part in ids.tensor_split(3, 1) if part.size(1)],
@@ -289,16 +290,15 @@ def _with_labels(probe: LeakProbe) -> list[Leak]:
     """
     model, ids, j = probe.model, probe.ids.to(probe.runner.device), probe.ids.size(1) // 2
 
-    def in_output(change: Tensor) -> list[Leak]:
-        if (largest := float(change[0, : j + 1].max())) <= REPEATED:
+    def in_output(with_other: Tensor, with_one: Tensor) -> list[Leak]:
+        if (largest := float(relative_change(with_other, with_one)[0, : j + 1].max())) <= REPEATED:
             return []
         text = f"the outputs depend on the labels of the same or a later position, by {largest:.2g} of their size"
         return [Leak("labels-in-output", text)]
 
     if "targets" in probe.runner.parameters:  # a model written by hand; whether its caller shifts them is not known
-        later = torch.arange(ids.size(1), device=ids.device) >= j
-        targets = [ids, torch.where(later, ids.flip(1), ids)]
-        return in_output(relative(*(probe.run(probe.ids, targets=labels) for labels in targets)))
+        other = torch.cat([ids[:, :j], ids.flip(1)[:, j:]], dim=1)
+        return in_output(probe.run(probe.ids, targets=other), probe.run(probe.ids, targets=ids))
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if head is None or "labels" not in probe.runner.parameters:
         return []
@@ -316,7 +316,7 @@ def _with_labels(probe: LeakProbe) -> list[Leak]:
     contrast = logits[j - 1] - logits[j]  # the two labels that tell these positions apart best
     one, other = int(contrast.argmax()), int(contrast.argmin())
     with_one, with_other = answer(one), answer(other)
-    if leaks := in_output(relative(with_other.logits.float(), with_one.logits.float())):
+    if leaks := in_output(with_other.logits, with_one.logits):
         return leaks
     difference = float(with_other.loss) - float(with_one.loss)
     errors = (logits[:, one] - logits[:, other] - difference).abs()  # (positions,)
