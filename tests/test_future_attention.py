@@ -19,7 +19,6 @@ from labkit.future_attention import (
     Seen,
     cosine,
     infonce,
-    mse,
     predicted,
     predicted_contribution,
     true_contribution,

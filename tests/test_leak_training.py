@@ -234,7 +234,7 @@ def test_the_model_that_is_given_is_not_trained_itself(as_factory):
         ({"data": TEXT + 30}, "GPT cannot be called on 8 token ids of up to 45"),
         ({"model": lambda seed: nn.Embedding(V, 8)}, r"expected \(1, 8, 16 or more\)"),
         ({"model": lambda seed: nn.Linear(3, 3)}, "Linear cannot be called"),
-        ({"length": 33}, "context of GPT, 32"),
+        ({"length": 33}, "33 tokens, and this model has positions for 32"),
         ({"length": 1}, "length from 2"),
         ({"steps": 0}, "steps=0"),
         ({"loss": lambda logits, ids: logits.sum() * torch.nan}, "training diverged, from 2.7.* to .*: lower the"),
