@@ -166,13 +166,7 @@ def shared(attentions, x, mask):
     ("through", "attentions", "verdict", "layers", "kinds"),
     [
         (mask_as_state, (SelfAttention, SelfAttention), "causal", [], set()),
-        (
-            kept_from_the_output,
-            (SelfAttention, SelfAttention),
-            "other",
-            ["bidirectional", "causal"],
-            {"influence-missing"},
-        ),
+        (kept_from_the_output, (SelfAttention,) * 2, "other", ["bidirectional", "causal"], {"influence-missing"}),
         (
             time_major_but_for_the_first,
             (SelfAttention, *[TimeMajorAttention] * 5),
@@ -187,18 +181,8 @@ def shared(attentions, x, mask):
 def test_each_call_of_attention_that_can_be_measured_counts(through, attentions, verdict, layers, kinds):
     report = labkit.audit(HomeMade(through, *(attention() for attention in attentions)))
     assert (report.verdict, [layer.verdict for layer in report.layers]) == (verdict, layers)
-    assert kinds <= report.problem_kinds() and ("attention-unmeasured" in report.problem_kinds()) == (
-        "attention-unmeasured" in kinds
-    )
-
-
-@pytest.mark.parametrize("vocabulary", [7, 14, 50])
-def test_a_token_is_never_exchanged_for_itself(vocabulary):
-    def ahead(attentions, x, mask):
-        return x + attentions[0](x, mask.tril()) + x.roll(-1, 1)
-
-    with pytest.raises(AuditError, match="past every attention mask"):
-        labkit.assert_causal(HomeMade(ahead, SelfAttention(), vocabulary=vocabulary), quick=True)
+    assert kinds <= report.problem_kinds()
+    assert "attention-unmeasured" in kinds or "attention-unmeasured" not in report.problem_kinds()
 
 
 def test_a_mask_argument_that_is_swallowed_is_not_measured():

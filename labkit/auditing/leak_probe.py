@@ -52,11 +52,11 @@ class LeakProbe:
         batch: how many texts are run at once.
         levers: how the scores of each layer can be raised. finite: what the mask of a layer adds to a score, if that
             is a number.
-        tries, longest, notes, not_tried: what the report states about the measurement.
+        tries, longest, notes: what the report states about the measurement.
     """
 
     def __init__(self, model: nn.Module, tokens: int, vocab_size: int | None, seed: int):
-        self.model, self.seed, self.notes, self.not_tried = model, seed, [], []
+        self.model, self.seed, self.notes = model, seed, []
         self.decoder = decoder_or_none(model)
         self.runner = Runner(model, self.decoder, vocab_size)
         self.context = context_of(model)
@@ -124,31 +124,22 @@ class LeakProbe:
 
     @torch.no_grad()
     def tails(self, n: int, cuts: Sequence[int]) -> Tensor:
-        """(tries, n): how much each position before cuts[t] changes when all tokens from there on do, in try t.
-
-        One pass makes `self.batch` tries. Its texts are those of the pass before, changed from the cut on.
-        """
+        """(tries, n): how much each position before cuts[t] changes when all tokens from there on do, in try t."""
         rng = torch.Generator().manual_seed(self.seed)
         low = min(8, max(0, self.runner.vocab_size - 2 * n))  # the lowest ids are left out, being special
-        span = min(self.runner.vocab_size - low, 50_000)
-        rows = min(self.batch, max(1, len(cuts) // 2))
-        ids, real = torch.randint(span, (rows, n), generator=rng), self.real(rows, n)
-        before, changes = self.run(ids + low, real), []
-        for turn, start in enumerate(range(0, len(cuts), rows), 1):
-            cut = torch.full((rows, 1), n)  # in the last pass some rows may stay as they are
-            cut[: len(cuts) - start, 0] = torch.tensor(cuts[start : start + rows])
-            moved = torch.randint(1, span, (rows, n), generator=rng)
-            ids = torch.where(torch.arange(n) < cut, ids, (ids + moved) % span)
-            still_real = self.real(rows, n, turn)
-            after = self.run(ids + low, still_real)
+        span, changes = min(self.runner.vocab_size - low, 50_000), []
+        for turn, cut in enumerate(torch.tensor(cuts)[:, None].split(self.batch)):  # (rows, 1)
+            ids, moved = (torch.randint(least, span, (len(cut), n), generator=rng) for least in (0, 1))
+            changed = torch.where(torch.arange(n) < cut, ids, (ids + moved) % span)
+            real, still_real = (self.real(len(cut), n, turn + more) for more in (0, 1))
+            before, after = self.run(ids + low, real), self.run(changed + low, still_real)
             earlier = (torch.arange(n) < cut) & real & still_real
             self.require_finite(before[earlier])
             gap = probe.relative_change(after, before).cpu().masked_fill(~earlier, 0.0)
             if bool(gap.any()):
-                noise = probe.relative_change(self.run(ids + low, still_real), after).cpu()
+                noise = probe.relative_change(self.run(changed + low, still_real), after).cpu()
                 gap = gap.masked_fill(gap <= probe.NOISE_FACTOR * noise, 0.0)
-            changes.append(gap[: len(cuts) - start])
-            before, real = after, still_real
+            changes.append(gap)
         return torch.cat(changes)
 
     def confirmed(self, changes: Tensor, measure: Callable[[], Tensor], limit: float | None = None) -> Tensor:

@@ -73,8 +73,6 @@ def find_leaks(model: nn.Module, *, tokens: int = TOKENS, vocab_size: int | None
         leaks = _from_earlier_calls(probe)
         influence = probe.influence()
         leaks = leaks or _all_others(probe, influence)  # what else leaks cannot be measured if runs differ by chance
-    if probe.not_tried:
-        probe.note(f"not tried, because the model does not take it: {', '.join(probe.not_tried)}")
     if probe.runner.pooled:
         probe.note(BODY_MEASURED)
     if not probe.attentions:
@@ -153,7 +151,7 @@ def _in_long_texts(probe: LeakProbe) -> list[Leak]:
     weights = sum(w.numel() for w in model.parameters() if w not in embeddings)
     longest = min(probe.context or LENGTHS[-1], LENGTHS[-1])
     for n in sorted(n for n in {*LENGTHS, longest} if probe.ids.size(1) < n <= longest):
-        spent += 6 * n * weights  # four changes take three passes of two texts
+        spent += 8 * n * weights  # two passes of four texts
         if spent > BUDGET.get(device, BUDGET["cuda"]):
             break
         border = 1 << (n - 1).bit_length() - 1  # of blocks whose size is any power of two
@@ -176,13 +174,13 @@ def conditions(probe: LeakProbe) -> list[Condition]:
         masks |= {"ones": "with an attention mask of ones", "right": "with right padding of changing length"}
         masks["left"] = "with left padding"
     else:
-        probe.not_tried.append("attention_mask")
+        probe.note("not tried, because the model does not take it: attention_mask")
     parameters = inspect.signature(probe.model.forward).parameters
     options = {name: p.default is not True for name, p in parameters.items() if OPTION.fullmatch(name)}
     if probe.runner.takes_anything and probe.decoder:
         options |= {"output_attentions": True, "use_cache": True}
     if not options:
-        probe.not_tried.append("output_attentions")
+        probe.note("not tried, because the model does not take it: output_attentions")
     ways = [Condition("attention-mask", words, mask) for mask, words in masks.items()]
     ways += [Condition("option", f"with {name}={value}", options={name: value}) for name, value in options.items()]
     ways.append(Condition("train-mode", "in train mode", train=True))
@@ -228,7 +226,7 @@ def _with_cache(probe: LeakProbe) -> list[Leak]:
     runner, ids, leaks = probe.runner, probe.ids, []
     n, caches = ids.size(1), []
     if not ({CACHE, "use_cache"} <= runner.parameters or (runner.takes_anything and probe.decoder)):
-        probe.not_tried.append("past_key_values")  # as most readers know it; `cache` in transformers 5.24 and later
+        probe.note("not tried, because the model does not take it: a key-value cache")
         return []
 
     def change(parts: Sequence[Tensor]) -> Tensor:
