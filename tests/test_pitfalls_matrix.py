@@ -234,7 +234,7 @@ def test_oracle_measures_the_untouched_models_as_causal_layer_by_layer(family, b
 def faults(family, backend, name):
     """Everything that the oracle has against an exhibit, named as the audit's kinds. Empty: a clean conversion."""
     model = exhibited(pitfalls.get(name), family, backend)
-    found = {
+    present = {
         "packing-leak": packed_texts_leak(model),
         "positions shift": left_padding_shifts(model),
         "neighbours matter": neighbours_matter(model),
@@ -244,13 +244,13 @@ def faults(family, backend, name):
     for padding in PADDINGS:
         for entry in ("top", "stack"):
             code, _ = measured(model, padding, entry)
-            found[f"{code[0]} when {padding}"] = code[0] != "b"
-            found["pad-leak"] = found.get("pad-leak") or "+" in code
-            found["nan-rows"] = found.get("nan-rows") or "!" in code
+            present[f"{code[0]} when {padding}"] = code[0] != "b"
+            present["pad-leak"] = present.get("pad-leak") or "+" in code
+            present["nan-rows"] = present.get("nan-rows") or "!" in code
     if name != "forgets-scaling":  # its softmax is so sharp that some allowed keys get no measurable weight
         reaches = zip(layer_cells(stack_of(model), S)[:, 0], intended_reach(model), strict=True)
-        found["a layer's reach"] = not all(torch.equal(reach, intended) for reach, intended in reaches)
-    return frozenset(fault for fault, present in found.items() if present)
+        present["a layer's reach"] = not all(torch.equal(reach, intended) for reach, intended in reaches)
+    return frozenset(fault for fault, is_present in present.items() if is_present)
 
 
 REACHES = {  # of Gemma 3's local layer, to the left and to the right
@@ -345,19 +345,19 @@ def audited(family, backend, name):
 
 @pytest.mark.parametrize(("exhibit", "family", "backend"), MATRIX)
 def test_exhibit_takes_effect_under_the_stated_conditions_and_the_audit_agrees(exhibit, family, backend):
-    report, found = audited(family, backend, exhibit.name), faults(family, backend, exhibit.name)
+    report, oracle = audited(family, backend, exhibit.name), faults(family, backend, exhibit.name)
     assert codes(exhibited(exhibit, family, backend)) == claim(exhibit.name, family, backend)
     letters = [code[0] for code in claim(exhibit.name, family, backend).split()]
     assert [report.whole[padding].verdict[0] for padding in PADDINGS] == letters
     if len(set(letters)) > 1:
         assert report.verdict in ("mixed", "other")
-    assert bool(exhibit.caught_by(report)) == bool(found), sorted(found)
-    expected = found & {"pad-leak", "nan-rows", "packing-leak", "train-eval-mismatch"}
+    assert bool(exhibit.caught_by(report)) == bool(oracle), sorted(oracle)
+    expected = oracle & {"pad-leak", "nan-rows", "packing-leak", "train-eval-mismatch"}
     if exhibit in rewrites.EXHIBITS:
-        expected |= found & {"computation-changed"}
+        expected |= oracle & {"computation-changed"}
     assert expected <= report.problem_kinds()
     if exhibit.symptom == "computation-changed":  # bidirectional, and only its computation is wrong
-        assert "computation-changed" in found and not any("when" in fault or fault == "pad-leak" for fault in found)
+        assert "computation-changed" in oracle and not any("when" in fault or fault == "pad-leak" for fault in oracle)
 
 
 @pytest.mark.parametrize(

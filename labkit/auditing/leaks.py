@@ -76,7 +76,7 @@ def find_leaks(model: nn.Module, *, tokens: int = TOKENS, vocab_size: int | None
     if probe.runner.pooled:
         probe.note(BODY_MEASURED)
     if not probe.attentions:
-        probe.note("no attention modules were found: layers were not told apart, and scores not raised")
+        probe.note("no attention modules were found: leaks were not located in layers, and scores were not raised")
     return LeakReport(type(model).__name__, leaks, influence, probe.tries, probe.longest, probe.notes)
 
 

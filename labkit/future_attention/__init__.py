@@ -274,10 +274,8 @@ class FutureGPT(GPT):
         """Begin with the weights of a `labkit.gpt.GPT` or of transformers' GPT-2; only the columns are new.
 
         Raises:
-            ModelError: a `Future` that does not fit, or a model that is not a GPT-2 or has columns already.
+            ModelError: a `Future` that does not fit, or a model that is not a GPT-2.
         """
-        if isinstance(model, FutureGPT):
-            raise ModelError("this model has columns already")
         plain = model if isinstance(model, GPT) else GPT.from_transformers(model)
         made = cls(plain.config, future)
         made.load_state_dict(plain.state_dict(), strict=False)  # all but the columns
