@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.auditing.leak_probe import PADS, STRESS, Condition, LeakProbe, scores_times
-from labkit.auditing.probe import relative_change
+from labkit.auditing.probe import measured_influence, relative_change
 from labkit.auditing.report import Leak, LeakReport, layer_list
 from labkit.decoder.anatomy import CACHE
 from labkit.decoder.running import BODY_MEASURED, in_float32, without_mlps
@@ -111,18 +111,17 @@ def _from_earlier_calls(probe: LeakProbe) -> list[Leak]:
 def _between_rows(probe: LeakProbe) -> list[Leak]:
     """Exchange every second row of a batch: do the others change? Then later runs have one row."""
 
-    @torch.no_grad()
+    rows, turns, rng = torch.arange(8), torch.arange(4), torch.Generator().manual_seed(probe.seed)
+    ids = probe.ids[0, torch.rand(8, probe.ids.size(1), generator=rng).argsort(1)]  # (8, n)
+    exchanged = rows[:, None] % 2 == turns % 2  # (8, 4)
+
+    def changed(turn: int, draw: int) -> Tensor:
+        return torch.where(exchanged[:, [turn]], ids.flip(0, 1).roll(turn, 1), ids)
+
     def exchange_rows() -> Tensor:
-        rng = torch.Generator().manual_seed(probe.seed)
-        ids = probe.ids[0, torch.rand(8, probe.ids.size(1), generator=rng).argsort(1)]  # (8, n)
-        before, changes = probe.run(ids), []
-        for turn in range(4):
-            exchanged = torch.arange(8) % 2 == turn % 2
-            ids = torch.where(exchanged[:, None], ids.flip(0, 1).roll(turn, 1), ids)
-            after = probe.run(ids)
-            changes.append(relative_change(after, before).cpu()[~exchanged])
-            before = after
-        return torch.stack(changes)
+        return measured_influence(probe.run, ids, changed, turns.tolist()).masked_fill(
+            exchanged[:, None], 0.0
+        )  # (8, n, 4)
 
     try:
         largest = float(probe.confirmed(exchange_rows(), exchange_rows).max())

@@ -3,8 +3,8 @@
 **The rule for influence.** A module is run twice on the same batch, in the same shape, with only position j changed. If
 the output at position i differs, j influences i. Two identical runs give the noise of the machine (0 with deterministic
 kernels); a difference counts if it exceeds 8 times that noise. Since a blocked key contributes exactly nothing, no
-tolerance for the dtype is needed: in bfloat16, too, a single changed bit is an influence. `influence` is this rule; the
-tokens of a model, the states of an attention module and small changes of either are measured with it.
+tolerance for the dtype is needed: in bfloat16, too, a single changed bit is an influence. `measured_influence` is this
+rule; the tokens of a model, the states of an attention module and small changes of either are measured with it.
 
 One cell cannot be measured from outside: a token's own state also forms its query, so it influences its own output
 whether or not its own key is open. The diagonal of a measured mask is therefore (nearly) always True.
@@ -68,7 +68,7 @@ def relative_change(after: Tensor, before: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def influence(outcome: Callable, given, changed: Callable, columns: Sequence, draws: int = 1) -> Tensor:
+def measured_influence(outcome: Callable, given, changed: Callable, columns: Sequence, draws: int = 1) -> Tensor:
     """How much each output changes with the position j, for every j in `columns`; 0 if not beyond the noise.
 
     Args:
@@ -107,17 +107,17 @@ def exchanged(ids: Tensor, which: Tensor, vocab_size: int, step: int = 1) -> Ten
 
 
 def token_influence(run: Callable, ids: Tensor, columns: Sequence[int], vocab_size: int, draws: int = 2) -> Tensor:
-    """`influence` of the tokens at `columns` on the outputs of `run`: (batch, seq, len(columns))."""
+    """`measured_influence` of the tokens at `columns` on the outputs of `run`: (batch, seq, len(columns))."""
 
     def changed(j: int, draw: int) -> Tensor:
         return exchanged(ids, torch.arange(ids.shape[1]) == j, vocab_size, draw + 1)
 
-    return influence(run, ids, changed, columns, draws)
+    return measured_influence(run, ids, changed, columns, draws)
 
 
 def changed_outputs(run: Callable, ids: Tensor, which: Tensor, vocab_size: int) -> Tensor:
     """The other outputs, bool (batch, seq), that change when the tokens `which`, bool (batch, seq), are exchanged."""
-    changes = influence(run, ids, lambda which, draw: exchanged(ids, which, vocab_size), [which])
+    changes = measured_influence(run, ids, lambda which, draw: exchanged(ids, which, vocab_size), [which])
     return (changes[..., 0] > 0) & ~which
 
 
@@ -342,7 +342,7 @@ def attention_influence(
         hidden[:, j] = -vectors[draw // 2] if draw % 2 else vectors[draw // 2]
         return hidden
 
-    cells = influence(call.replay, states, changed, columns, draws) > 0
+    cells = measured_influence(call.replay, states, changed, columns, draws) > 0
     if refine and (doubtful := doubtful_columns(cells, columns, real)):
         call.refined = _add_small_changes(cells, columns, doubtful, call.module, call.replay, call.hidden)
     return cells
@@ -404,7 +404,7 @@ def _add_small_changes(cells, columns, doubtful, model: nn.Module, outcome, give
             hidden[:, j] += spread * states[:, j].roll(1, -1)
             return hidden
 
-        return influence(outcome, states, changed, [columns[c] for c in doubtful]) > 0
+        return measured_influence(outcome, states, changed, [columns[c] for c in doubtful]) > 0
 
     with _flat_scores(model):
         try:
