@@ -18,8 +18,10 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
+from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -28,7 +30,6 @@ from labkit import masks
 from labkit.auditing.report import table
 from labkit.convert import to_bidirectional
 from labkit.decoder.anatomy import decoder_or_none
-from labkit.decoder.limits import context_of
 from labkit.decoder.running import evaluating, first_tensor
 from labkit.errors import ConversionError, DataError, ModelError, TrainingError
 from labkit.gpt import GPT
@@ -58,13 +59,13 @@ class Arm:
 
     name: str
     steps: list[int]
-    curves: list[list[float]] = field(default_factory=list)
-    truncated: list[float] = field(default_factory=list)
-    in_sight: list[float] = field(default_factory=list)
-    copy_rate: list[float] = field(default_factory=list)
-    copy_rate_training: list[float] = field(default_factory=list)
-    reported: list[float] = field(default_factory=list)
-    next_token: list[float] = field(default_factory=list)
+    curves: list[list[float]]
+    truncated: list[float]
+    in_sight: list[float]
+    copy_rate: list[float]
+    copy_rate_training: list[float]
+    reported: list[float]
+    next_token: list[float]
     free_running: list[float] = field(default_factory=list)
 
     @property
@@ -109,7 +110,6 @@ def leak_meter(
     batch_size: int = 16,
     length: int = 32,
     learning_rate: float = 3e-3,
-    measure_every: int = 0,
 ) -> LeakMeter:
     """Train `model` as it is and its unmasked twin, from the same weights, in the same order, once per seed.
 
@@ -121,36 +121,34 @@ def leak_meter(
         loss: `loss(logits, ids)` that is trained on, in nats per token; by default the cross entropy of the next token.
             Give your own to find out whether its labels are right.
         seeds: of the factory, the order of the rows and dropout; two or more, all different.
-        measure_every: steps between two points of the curves; 0 = a twentieth of the run.
 
     Raises:
         DataError: with these arguments nothing can be measured; the message says why. TrainingError: it diverged.
     """
-    seeds, every = tuple(seeds), measure_every or max(1, steps // 20)
+    seeds = tuple(seeds)
     if len(seeds) < 2 or len(set(seeds)) < len(seeds):
         raise DataError(f"an interval needs at least two seeds, all different, and {list(seeds)} were given")
-    if min(steps, batch_size, length - 1, every) < 1:
-        numbers = f"steps={steps}, batch_size={batch_size}, length={length}, measure_every={every}"
+    if min(steps, batch_size, length - 1) < 1:
+        numbers = f"steps={steps}, batch_size={batch_size}, length={length}"
         raise DataError(f"{numbers}: give whole numbers from 1, and a length from 2")
-    training = _Training(_Rows(data, length), loss or next_token_loss, steps, batch_size, learning_rate, every)
-    arms: dict[str, Arm] = {}
+    study = _Study(data, length, loss or next_token_loss, steps, batch_size, learning_rate)
     trained: dict[str, list[nn.Module]] = {}
-    with tqdm(total=len(seeds), unit="run", disable=None, leave=False) as bar:  # disable=None: on a terminal only
-        for seed in seeds:
-            twins = _twins(model, seed, training.rows)
-            bar.total = len(seeds) * len(twins)
-            for name, twin in twins.items():
-                bar.set_description(f"{name}, seed {seed}")
-                training.run(twin, seed, arms.setdefault(name, Arm(name, training.measured_at)))
-                trained.setdefault(name, []).append(twin)
-                bar.update()
+    measured: dict[str, list[dict]] = {}
+    for seed in tqdm(seeds, unit="seed", disable=None, leave=False):  # disable=None: on a terminal only
+        for name, twin in _twins(model, seed, study).items():
+            measured.setdefault(name, []).append(study.train(twin, seed) | study.measure(twin, seed))
+            trained.setdefault(name, []).append(twin)
+    arms = {
+        name: Arm(name, study.measured_at, **{key: [of_seed[key] for of_seed in of_arm] for key in of_arm[0]})
+        for name, of_arm in measured.items()
+    }
     floor = math.log(data) if isinstance(data, int) else None
-    leaks = {name: why for name, arm in arms.items() if (why := _verdict(arm, floor, training))}
+    leaks = {name: why for name, arm in arms.items() if (why := _verdict(arm, floor, study))}
     if floor is None and AS_BUILT not in leaks:
         honest = trained[AS_BUILT]
         judges = honest[1:] + honest[:1]  # the judge is the honest model of another seed
         for name, models in trained.items():
-            arms[name].free_running += map(training.free_running, models, judges, seeds)
+            arms[name].free_running += map(study.free_running, models, judges, seeds)
     return LeakMeter(arms, floor, leaks, seeds)
 
 
@@ -165,15 +163,20 @@ def logits_of(model: nn.Module, ids: Tensor) -> Tensor:
     return first_tensor(model(input_ids=ids, use_cache=False) if known else model(ids))
 
 
-class _Rows:
-    """Rows of `length` tokens: uniformly random ones, never the same twice, or places in a text drawn at random.
+class _Study:
+    """The text, as rows of `length` tokens, and how every twin is trained and measured.
 
-    A text is trained on in its first nine tenths and measured in its last. alphabet: the token ids that occur.
+    The rows are uniformly random, never the same twice, or lie at random places in a text, which is trained on in its
+    first nine tenths and measured in its last. alphabet: the token ids that occur. last_steps: the steps at the end
+    over which `Arm.reported` is averaged.
     """
 
-    def __init__(self, data: Tensor | int, length: int):
-        self.length, self.text = length, None
-        if isinstance(data, int):
+    def __init__(self, data: Tensor | int, length: int, loss, steps: int, batch_size: int, rate: float):
+        self.length, self.loss, self.steps, self.batch_size, self.rate = length, loss, steps, batch_size, rate
+        self.measured_at = sorted({*range(0, steps + 1, max(1, steps // 20)), steps})
+        self.last_steps = max(1, steps // 10)
+        self.text = None if isinstance(data, int) else data.long().cpu()
+        if self.text is None:
             if data < 2:
                 raise DataError(f"random tokens need a vocabulary of at least 2, not {data}")
             self.alphabet = torch.arange(data)
@@ -185,7 +188,7 @@ class _Rows:
             )
         if len(data) <= 10 * length:
             raise DataError(f"a text of {len(data)} tokens is too short: to hold out a row, take {10 * length + 1}")
-        self.text, self.alphabet = data.long().cpu(), data.long().cpu().unique()
+        self.alphabet = self.text.unique()
 
     def draw(self, count: int, seed: int, number: int, model: nn.Module) -> Tensor:
         """(count, length), where the model is; `number` counts the batches, from MEASURING on those to measure on."""
@@ -195,34 +198,14 @@ class _Rows:
         cut = len(self.text) * 9 // 10
         ids = self.text[cut:] if number >= MEASURING else self.text[:cut]
         starts = torch.randint(len(ids) - self.length, (count,), generator=rng)
-        return torch.stack([ids[start : start + self.length] for start in starts.tolist()]).to(device)
+        return ids.unfold(0, self.length, 1)[starts].to(device)
 
-
-@dataclass(frozen=True)
-class _Training:
-    rows: _Rows
-    loss: Callable[[Tensor, Tensor], Tensor]
-    steps: int
-    batch_size: int
-    learning_rate: float
-    every: int
-
-    @property
-    def measured_at(self) -> list[int]:
-        return sorted({*range(0, self.steps + 1, self.every), self.steps})
-
-    @property
-    def last_steps(self) -> int:
-        """The steps at the end over which `reported` is averaged."""
-        return max(1, self.steps // 10)
-
-    def run(self, model: nn.Module, seed: int, arm: Arm) -> None:
-        """Train with the same batches for every twin of a seed; what was measured is added to the arm."""
-        held_out = self.rows.draw(MEASURED_ROWS, seed, MEASURING, model)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=self.learning_rate, weight_decay=0.0)
+    def train(self, model: nn.Module, seed: int) -> dict[str, Any]:
+        """Train with the same batches for every twin of a seed; returns what `Arm` calls so of this seed."""
+        held_out = self.draw(MEASURED_ROWS, seed, MEASURING, model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=self.rate, weight_decay=0.0)
         warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=self.last_steps)
-        curve, losses = [], []
-        model.train()
+        curve, reported, next_token = [], [], []
         with torch.random.fork_rng():
             torch.manual_seed(seed)  # dropout
             for step in range(self.steps + 1):
@@ -231,35 +214,38 @@ class _Training:
                         curve.append(float(next_token_loss(logits_of(model, held_out), held_out)))
                 if step == self.steps:
                     break
-                ids = self.rows.draw(self.batch_size, seed, step, model)
-                logits = logits_of(model, ids)
+                ids = self.draw(self.batch_size, seed, step, model)
+                logits = logits_of(model.train(), ids)
                 loss = self.loss(logits, ids)
                 loss.backward()
-                losses.append((float(loss.detach()), float(next_token_loss(logits.detach(), ids))))
+                reported.append(float(loss.detach()))
+                next_token.append(float(next_token_loss(logits.detach(), ids)))
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
                 warmup.step()
-        if not math.isfinite(sum(curve) + sum(loss for loss, _ in losses)):
+        if not math.isfinite(sum(curve) + sum(reported)):
             raise TrainingError(f"training diverged, from {curve[0]:.3f} to {curve[-1]:.3f}: lower the learning rate")
-        reported, next_token = map(statistics.mean, zip(*losses[-self.last_steps :], strict=True))
-        model.eval()
-        arm.curves.append(curve)
-        arm.reported.append(reported)
-        arm.next_token.append(next_token)
-        ids = self.rows.draw(FEW_ROWS, seed, MEASURING, model)
-        with torch.no_grad():
-            prefixes = [logits_of(model, ids[:, :i])[:, -1:] for i in range(1, ids.size(1) + 1)]
-            arm.truncated.append(float(next_token_loss(torch.cat(prefixes, dim=1), ids)))
-            arm.in_sight.append(float(next_token_loss(logits_of(model, ids), ids)))
-        arm.copy_rate.append(self.copy_rate(model, ids, seed))
-        arm.copy_rate_training.append(self.copy_rate(model.train(), ids, seed))
-        model.eval()
+        ends = {"reported": reported, "next_token": next_token}
+        return {"curves": curve} | {key: statistics.mean(losses[-self.last_steps :]) for key, losses in ends.items()}
 
     @torch.no_grad()
+    def measure(self, model: nn.Module, seed: int) -> dict[str, float]:
+        """The same of the trained model, which is left in evaluation mode."""
+        ids = self.draw(FEW_ROWS, seed, MEASURING, model)
+        copying = self.copy_rate(model.train(), ids, seed)
+        model.eval()
+        prefixes = [logits_of(model, ids[:, :i])[:, -1:] for i in range(1, ids.size(1) + 1)]
+        return {
+            "truncated": float(next_token_loss(torch.cat(prefixes, dim=1), ids)),
+            "in_sight": float(next_token_loss(logits_of(model, ids), ids)),
+            "copy_rate": self.copy_rate(model, ids, seed),
+            "copy_rate_training": copying,
+        }
+
     def copy_rate(self, model: nn.Module, ids: Tensor, seed: int) -> float:
         """Share of positions that predict the token put after them, drawn evenly from all: 1 in V if honest."""
-        alphabet, rng, hits = self.rows.alphabet, generator(seed, MEASURING + 1), []
+        alphabet, rng, hits = self.alphabet, generator(seed, MEASURING + 1), []
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             for i in range(1, ids.size(1)):
@@ -271,7 +257,7 @@ class _Training:
     @torch.no_grad()
     def free_running(self, model: nn.Module, judge: nn.Module, seed: int) -> float:
         """The judge's mean nats on what this model generates, drawn token by token after a held-out quarter row."""
-        ids = self.rows.draw(FEW_ROWS, seed, MEASURING, model)
+        ids = self.draw(FEW_ROWS, seed, MEASURING, model)
         text = ids[:, : (prompt := max(1, ids.size(1) // 4))]
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -282,7 +268,7 @@ class _Training:
         return float(F.cross_entropy(logits.flatten(0, 1).float(), text[:, prompt:].flatten()))
 
 
-def _twins(model: nn.Module | Callable[[int], nn.Module], seed: int, rows: _Rows) -> dict[str, nn.Module]:
+def _twins(model: nn.Module | Callable[[int], nn.Module], seed: int, study: _Study) -> dict[str, nn.Module]:
     """The model, or what the factory makes of this seed, and an unmasked copy where labkit can make one; in float32.
 
     One row is tried, so that a model that does not fit the data is an error before training.
@@ -290,10 +276,8 @@ def _twins(model: nn.Module | Callable[[int], nn.Module], seed: int, rows: _Rows
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         as_built = copy.deepcopy(model if isinstance(model, nn.Module) else model(seed)).float()
-    name, length, top, context = type(as_built).__name__, rows.length, int(rows.alphabet.max()), context_of(as_built)
-    if context is not None and context < length:
-        raise DataError(f"a row of {length} tokens is longer than the context of {name}, {context}")
-    ids = rows.draw(1, 0, MEASURING, as_built)
+    name, length, top = type(as_built).__name__, study.length, int(study.alphabet.max())
+    ids = study.draw(1, 0, MEASURING, as_built)
     ids[0, 0] = top
     try:
         with evaluating(as_built):
@@ -313,38 +297,31 @@ def _twins(model: nn.Module | Callable[[int], nn.Module], seed: int, rows: _Rows
     return {AS_BUILT: as_built, UNMASKED: twin}
 
 
-def _verdict(arm: Arm, floor: float | None, training: _Training) -> str:
+def _verdict(arm: Arm, floor: float | None, study: _Study) -> str:
     """Why this arm leaks, or "". Chance is allowed for as the module's text says."""
-    mean, row, limit = statistics.mean, training.rows.length - 1, -math.inf if floor is None else floor
+    mean, row, limit = statistics.mean, study.length - 1, -math.inf if floor is None else floor
     if low := [loss for loss in arm.teacher_forced if loss < limit - CERTAINTY / (MEASURED_ROWS * row)]:
         return f"its loss on random tokens is {mean(low):.3f}; no honest model gets below the floor of {floor:.3f}"
     if any(abs(b - s) > 1e-3 * max(1.0, b) for s, b in zip(arm.in_sight, arm.truncated, strict=True)):
         full, short = mean(arm.in_sight), mean(arm.truncated)
         return f"its loss is {full:.3f} with the later tokens in sight, and {short:.3f} on the same text without them"
-    chance, trials = 1 / len(training.rows.alphabet), FEW_ROWS * row
-    if copied := [rate for rate in arm.copy_rate_training if trials * _surprise(rate, chance) > CERTAINTY]:
-        usual = f"in evaluation {mean(arm.copy_rate):.0%}, by chance {chance:.0%}"
-        return f"in train mode it copies {mean(copied):.0%} of random tokens ahead, {usual}: train mode drops the mask"
+    chance, trials = 1 / len(study.alphabet), FEW_ROWS * row
+    likelihoods = stats.binom.logsf([rate * trials - 0.5 for rate in arm.copy_rate_training], trials, chance)
+    if bool((likelihoods < -CERTAINTY).any()):
+        rates = f"{mean(arm.copy_rate_training):.0%} of random tokens ahead, in evaluation {mean(arm.copy_rate):.0%}"
+        return f"in train mode it copies {rates}, by chance {chance:.0%}: train mode drops the mask"
     if mean(arm.reported) < 0.5 * mean(arm.next_token):
         due = f"on the same logits the loss of the next token is {mean(arm.next_token):.3f}"
         return f"its training reports {mean(arm.reported):.3f}, and {due}: the labels are misplaced (not shifted?)"
-    tokens = training.last_steps * training.batch_size * row
+    tokens = study.last_steps * study.batch_size * row
     if low := [loss for loss in arm.reported if loss < limit - CERTAINTY / tokens]:
         cause = "train mode drops the mask, or the labels are misplaced"
         return f"its training reports {mean(low):.3f} on random tokens, below the floor of {floor:.3f}: {cause}"
     return ""
 
 
-def _surprise(rate: float, chance: float) -> float:
-    """Nats per trial: by chance a share is as high as `rate` with probability e^-(trials x this) at most (Chernoff)."""
-    parts = [(rate, chance), (1 - rate, 1 - chance)] if rate > chance else []
-    return math.fsum(p * math.log(p / q) for p, q in parts if p)
-
-
 def _mean_and_interval(values: list[float]) -> str:
     """Mean and half of its 95 % interval, by Student's t."""
-    from scipy import stats  # takes a second to import, and `labkit leakage` imports this module
-
     if not values:
         return "-"
     return f"{statistics.mean(values):.3f} ± {stats.t.ppf(0.975, len(values) - 1) * stats.sem(values):.3f}"

@@ -103,58 +103,56 @@ def names() -> list[str]:
     return sorted(path.stem for path in folder("results").glob("*.json"))
 
 
-def _mask_effect(condition: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    about = _about(condition) | {key: condition[key] for key in ("task", "metric", "method", "n_train")}
-    about["baseline"] = max(condition["baselines"].values())
-    whole = {arm["name"]: arm for arm in condition["arms"]}
-    for name, arm in whole.items():
-        yield about | {"part": "all"} | _arm(name, arm)
-    for part in condition.get("parts", ()):
+def _by_arm(condition: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The arms on the whole test set, on its parts, and after training on fewer examples."""
+    whole = {arm["name"]: arm | {"n_seeds": len(arm["seeds"])} for arm in condition["arms"]}
+    for part in [{"name": "all", "arms": whole}, *condition.get("parts", ())]:
         for name, arm in part["arms"].items():
-            yield about | {"part": part["name"]} | _arm(name, whole[name] | _OF_THE_WHOLE | arm, part["n"])
-    for size in condition["sizes"]:
+            # a part of the test set has no interval of its own, and perhaps no difference
+            of_part = whole[name] | {"low": None, "high": None, "difference": None, "n": part.get("n")} | arm
+            yield _about(condition) | {"part": part["name"]} | _arm(name, of_part, condition)
+    for size in condition.get("sizes", ()):
         if size["size"] < condition["n_train"]:
             smaller = {"n_train": size["size"], "part": f"{size['size']} training examples"}
             for name, arm in size["arms"].items():
-                yield about | _about(condition, size["steps"]) | smaller | _arm(name, arm)
+                yield _about(condition, size["steps"]) | smaller | _arm(name, arm, condition)
 
 
-def _fusion_quality(condition: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    about = _about(condition) | {"templates": condition["templates"], "part": "all"}
+def _by_method(condition: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for row in condition["rows"]:
         settings = {key: row[key] for key in ("method", "paraphrases", "n")}
+        settings |= {"part": "all", "arm": f"{row['method']}, N = {row['paraphrases']}"}
         measured = _interval(row["accuracy"], "mean", "") | _interval(row.get("to_single"), "difference")
-        about["arm"] = f"{row['method']}, N = {row['paraphrases']}"
-        yield about | settings | measured | _interval(row.get("to_average"), "to_average")
+        yield _about(condition) | settings | measured | _interval(row.get("to_average"), "to_average")
 
 
-def _future_attention(condition: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    n = condition["tokens"]["rows"]
-    whole = {arm["name"]: arm | {"n_seeds": len(arm["seeds"])} for arm in condition["arms"]}
-    for part in [{"name": "all", "arms": whole}, *condition["parts"]]:
-        for name, arm in part["arms"].items():
-            size = {key: whole[name][key] for key in ("parameters", "flops_per_token")}
-            about = _about(condition) | {"part": part["name"]}
-            yield about | size | _arm(name, whole[name] | _OF_THE_WHOLE | arm, n)
-
-
-_TABLES = {"mask_effect": _mask_effect, "fusion_quality": _fusion_quality, "future_attention": _future_attention}
-_OF_THE_WHOLE = {"low": None, "high": None, "difference": None}  # a part of the test set does not take these over
+_TABLES = {"mask_effect": _by_arm, "future_attention": _by_arm, "fusion_quality": _by_method}
+_OF_CONDITION = ("model", "task", "metric", "method", "n_train", "templates")
+_OF_ARM = ("n_seeds", "learned", "measured_mask", "parameters", "flops_per_token")
 
 
 def _about(condition: dict[str, Any], steps: int | None = None) -> dict[str, Any]:
     steps = steps or condition.get("arms", [{}])[0].get("steps")
     facts = [condition["name"], condition.get("model"), f"{steps} steps" if steps else None]
-    n = condition.get("n_test") or condition.get("tokens", {}).get("rows") or max(r["n"] for r in condition["rows"])
+    n = condition.get("n_test") or _rows(condition) or max(row["n"] for row in condition["rows"])
     about = {"label": f"{', '.join(filter(None, facts))} (n = {n:,})", "condition": condition["name"]}
-    return about | {key: value for key, value in (("model", condition.get("model")), ("steps", steps)) if value}
+    about |= {key: condition[key] for key in _OF_CONDITION if condition.get(key) is not None}
+    if steps:
+        about["steps"] = steps
+    if "baselines" in condition:
+        about["baseline"] = max(condition["baselines"].values())
+    return about
 
 
-def _arm(name: str, arm: dict[str, Any], n: int | None = None) -> dict[str, Any]:
-    row = {"arm": name, "n": n or arm["n"], "n_seeds": arm["n_seeds"], **_interval(arm, "mean", "")}
+def _rows(condition: dict[str, Any]) -> int | None:
+    return condition.get("tokens", {}).get("rows")
+
+
+def _arm(name: str, arm: dict[str, Any], condition: dict[str, Any]) -> dict[str, Any]:
     difference = arm.get("difference") or {}
-    row |= _interval(difference, "difference") | {key: difference.get(key) for key in ("of_texts", "of_seeds")}
-    return row | {key: arm[key] for key in ("learned", "measured_mask") if key in arm}
+    row = {"arm": name, "n": arm.get("n") or _rows(condition)} | {key: arm[key] for key in _OF_ARM if key in arm}
+    row |= _interval(arm, "mean", "") | _interval(difference, "difference")
+    return row | {key: difference.get(key) for key in ("of_texts", "of_seeds")}
 
 
 def _interval(measured: dict[str, Any] | None, name: str, prefix: str | None = None) -> dict[str, Any]:

@@ -29,11 +29,18 @@ def small_config(**changes) -> GPTConfig:
     return GPTConfig(**usual | changes)
 
 
-class OwnMask(GPT):
+class Small(GPT):
+    """A GPT of two layers, which the planted models change."""
+
+    def __init__(self, **changes):
+        super().__init__(small_config(**changes))
+
+
+class OwnMask(Small):
     """A mistake in the mask: this GPT puts `wrong` in force, whatever mask its caller asks for."""
 
-    def __init__(self, config: GPTConfig, wrong: masks.Mask):
-        super().__init__(config)
+    def __init__(self, wrong: masks.Mask, **changes):
+        super().__init__(**changes)
         self.wrong = wrong
 
     def forward(self, ids, mask=None, cache=None):
@@ -42,26 +49,26 @@ class OwnMask(GPT):
 
 def no_mask(**changes) -> GPT:
     """Somebody forgot the mask."""
-    return OwnMask(small_config(**changes), masks.bidirectional())
+    return OwnMask(masks.bidirectional(), **changes)
 
 
 def one_to_the_right(**changes) -> GPT:
     """`k < q + 2` for `k < q + 1`: a window of two back that reaches one token ahead."""
-    return OwnMask(small_config(**changes), masks.sliding_window(2, causal=False))
+    return OwnMask(masks.sliding_window(2, causal=False), **changes)
 
 
 def one_cell(**changes) -> GPT:
     """One wrong entry in a mask that was written by hand: position 3 sees token 5."""
     cells = torch.ones(CONTEXT, CONTEXT, dtype=torch.bool).tril()
     cells[3, 5] = True
-    return OwnMask(small_config(**changes), masks.from_dense(cells))
+    return OwnMask(masks.from_dense(cells), **changes)
 
 
-class OneLayer(GPT):
+class OneLayer(Small):
     """A layer that was copied from an encoder: causal but for one of its layers, which looks at everything."""
 
-    def __init__(self, config: GPTConfig, layer: int):
-        super().__init__(config)
+    def __init__(self, layer: int, **changes):
+        super().__init__(**changes)
         attention = self.h[layer].attn
         attention.forward = MethodType(_without_mask, attention)
 
@@ -70,11 +77,11 @@ def _without_mask(attention, x, may_attend, *rest):
     return type(attention).forward(attention, x, None, *rest)
 
 
-class FiniteMask(GPT):
+class FiniteMask(Small):
     """The future's scores are lowered by a number, in attention written out by hand: `scores + value` for -inf."""
 
-    def __init__(self, config: GPTConfig, value: float):
-        super().__init__(config)
+    def __init__(self, value: float):
+        super().__init__()
         self.value = value
 
     def _may_attend(self, mask, ids, past, as_cells=False):
@@ -82,7 +89,7 @@ class FiniteMask(GPT):
         return torch.zeros(n, n, dtype=self.wte.weight.dtype).masked_fill(torch.ones(n, n).bool().triu(1), self.value)
 
 
-class ForgetfulInTraining(GPT):
+class ForgetfulInTraining(Small):
     """Two code paths: the one with dropout, which only training takes, was written without the mask."""
 
     def forward(self, ids, mask=gpt.CAUSAL, cache=None):
@@ -90,7 +97,7 @@ class ForgetfulInTraining(GPT):
         return super().forward(ids, masks.bidirectional() if dropping else mask, cache)
 
 
-class MeanOfTheText(GPT):
+class MeanOfTheText(Small):
     """A "summary" of the whole text is added to every embedding; no attention is at fault."""
 
     def _embed(self, ids, past):
@@ -98,7 +105,7 @@ class MeanOfTheText(GPT):
         return x + x.mean(1, keepdim=True)
 
 
-class HintOfTheNext(GPT):
+class HintOfTheNext(Small):
     """A feature computed from the labels by mistake: each position is told its next token's id modulo 7."""
 
     def _embed(self, ids, past):
@@ -106,7 +113,7 @@ class HintOfTheNext(GPT):
         return super()._embed(ids, past) + F.one_hot(hint, self.config.width)
 
 
-class NormOverTime(GPT):
+class NormOverTime(Small):
     """A norm over the wrong axis: each feature is standardised over the positions, future ones included."""
 
     def _embed(self, ids, past):
@@ -114,55 +121,46 @@ class NormOverTime(GPT):
         return F.layer_norm(x.transpose(1, 2), (x.size(1),)).transpose(1, 2)
 
 
-class BatchNormOverTime(GPT):
+class BatchNormOverTime(Small):
     """Batch norm over the positions: in evaluation it uses running averages, in training the text's own."""
 
-    def __init__(self, config: GPTConfig):
-        super().__init__(config)
-        self.norm = nn.BatchNorm1d(config.width)
+    def __init__(self, **changes):
+        super().__init__(**changes)
+        self.norm = nn.BatchNorm1d(self.config.width)
 
     def _embed(self, ids, past):
         return self.norm(super()._embed(ids, past).transpose(1, 2)).transpose(1, 2)
 
 
-class UnshiftedLabels(GPT2LMHeadModel):
-    """Its loss compares position i with token i: the shift, which transformers does inside the loss, is missing."""
+class ShiftedLabels(GPT2LMHeadModel):
+    """Its loss compares position i with token i + `shift`, which is 1 in transformers' own loss."""
 
-    shift = 0
+    shift = 1
 
     def forward(self, input_ids=None, labels=None, **kwargs):
         out = super().forward(input_ids, **kwargs)
         if labels is not None:
-            named = out.logits[:, : labels.size(1) - self.shift]
-            out.loss = F.cross_entropy(named.flatten(0, 1).float(), labels[:, self.shift :].flatten())
+            n, ahead, back = labels.size(1), max(0, self.shift), max(0, -self.shift)
+            out.loss = F.cross_entropy(
+                out.logits[:, back : n - ahead].flatten(0, 1), labels[:, ahead : n - back].flatten()
+            )
         return out
 
 
-class TwiceShiftedLabels(UnshiftedLabels):
-    """The data loader shifts the labels, and the loss shifts them again."""
-
-    shift = 2
-
-
-class LaterLabels(UnshiftedLabels):
-    """Shifted the wrong way: position i must name token i - 1, which it has already seen."""
-
-    def forward(self, input_ids=None, labels=None, **kwargs):
-        out = GPT2LMHeadModel.forward(self, input_ids, **kwargs)
-        if labels is not None:
-            out.loss = F.cross_entropy(out.logits[:, 1:].flatten(0, 1).float(), labels[:, :-1].flatten())
-        return out
+def shifted_labels(by: int) -> type:
+    """0: the shift is missing. 2: the data loader shifts, and the loss again. -1: shifted the wrong way."""
+    return type("ShiftedLabels", (ShiftedLabels,), {"shift": by})
 
 
-class LabelsInTheInput(UnshiftedLabels):
+class LabelsInTheInput(GPT2LMHeadModel):
     """The labels are embedded and added to the input, as if they were known when the model is used."""
 
     def forward(self, input_ids=None, labels=None, **kwargs):
         if labels is None:
-            return GPT2LMHeadModel.forward(self, input_ids, **kwargs)
+            return super().forward(input_ids, **kwargs)
         table = self.transformer.wte
         embeds = table(input_ids) + table(labels.clamp(min=0)) * (labels >= 0)[..., None]
-        return GPT2LMHeadModel.forward(self, inputs_embeds=embeds, labels=labels, **kwargs)
+        return super().forward(inputs_embeds=embeds, labels=labels, **kwargs)
 
 
 def unshifted_loss(logits, ids):
@@ -170,25 +168,26 @@ def unshifted_loss(logits, ids):
     return F.cross_entropy(logits.flatten(0, 1), ids.flatten())
 
 
-def clamp_masks(model: nn.Module, value: float, layers: tuple[int, ...] | None = None) -> nn.Module:
-    """A "numerically safe" mask in a transformers model on eager attention: no entry below `value`."""
+def change_masks(model: nn.Module, change, layers: tuple[int, ...] | None = None) -> nn.Module:
+    """Eager attention of a transformers model gets `change(mask)` for its mask, in these layers or in all."""
+
+    def hook(module, args, kwargs):
+        mask = kwargs["attention_mask"]
+        return args, kwargs | {"attention_mask": None if mask is None else change(mask)}
+
     for i, attention in enumerate(attentions_of(model)):
         if layers is None or i in layers:
-            attention.register_forward_pre_hook(_Clamp(value), with_kwargs=True)
+            attention.register_forward_pre_hook(hook, with_kwargs=True)
     return model
 
 
-class _Clamp:
-    def __init__(self, value: float):
-        self.value = value
-
-    def __call__(self, module, args, kwargs):
-        mask = kwargs["attention_mask"]
-        return args, kwargs | {"attention_mask": None if mask is None else mask.clamp(min=self.value)}
+def clamp_masks(model: nn.Module, value: float, layers: tuple[int, ...] | None = None) -> nn.Module:
+    """A "numerically safe" mask: no entry below `value`."""
+    return change_masks(model, lambda mask: mask.clamp(min=value), layers)
 
 
 def unmask_layer(model: nn.Module, layer: int) -> nn.Module:
-    """One layer of a transformers model on eager attention drops the mask that it is handed."""
+    """One layer drops the mask that it is handed."""
     return clamp_masks(model, 0.0, (layer,))
 
 
@@ -196,11 +195,11 @@ def attentions_of(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__.endswith("Attention")]
 
 
-class WithFeature(GPT):
+class WithFeature(Small):
     """A feature computed from all embeddings, (batch, seq, width), is added to them."""
 
     def __init__(self, feature, **changes):
-        super().__init__(small_config(**changes))
+        super().__init__(**changes)
         self.feature = feature
 
     def _embed(self, ids, past):
@@ -230,21 +229,17 @@ def mean_of_the_rest(x: torch.Tensor, size: int) -> torch.Tensor:
 
 BLOCK_LEAKS = {
     "own block, if it is full": block_means,
-    "next block, if it is full": lambda x, size: F.pad(block_means(x, size)[:, size:], (0, 0, 0, min(size, x.size(1)))),
     "first token of the next block": first_of_the_next_block,
     "last block, if it is not full": mean_of_the_rest,
     "texts of whole blocks": lambda x, size: x.mean(1, keepdim=True) * (x.size(1) % size == 0),
-    "positions after the first block": lambda x, size: (
-        x[:, size:].sum(1, keepdim=True) * (torch.arange(x.size(1)) >= size)[:, None]
-    ),
 }
 
 
-class MaskArgument(GPT):
+class MaskArgument(Small):
     """Causal only if `is_causal(attention_mask)`: one of the ways through the code has lost the mask."""
 
     def __init__(self, is_causal, **changes):
-        super().__init__(small_config(**changes))
+        super().__init__(**changes)
         self.is_causal = is_causal
 
     def forward(self, ids, attention_mask=None):
@@ -252,7 +247,7 @@ class MaskArgument(GPT):
         return super().forward(ids, masks.causal() if causal else masks.bidirectional())
 
 
-class PositionsFromTheEnd(GPT):
+class PositionsFromTheEnd(Small):
     """Positions are counted from the last real token, so that the first position depends on how many follow."""
 
     def forward(self, ids, attention_mask=None):
@@ -263,7 +258,7 @@ class PositionsFromTheEnd(GPT):
         return self.wte(ids) + self.wpe((self.real.sum(1, keepdim=True) - torch.arange(ids.size(1))).clamp(min=0))
 
 
-class ReturnsWeights(GPT):
+class ReturnsWeights(Small):
     """The way through the code that also returns the weights was written without the mask."""
 
     def forward(self, ids, return_weights: bool = False):
@@ -272,7 +267,7 @@ class ReturnsWeights(GPT):
         return super().forward(ids, masks.bidirectional()), self.attentions(ids)
 
 
-class Remembers(GPT):
+class Remembers(Small):
     """What was computed in the last call is added to the embeddings of this one."""
 
     last = 0.0
@@ -283,11 +278,11 @@ class Remembers(GPT):
         return x + last
 
 
-class Routed(GPT):
+class Routed(Small):
     """A GPT whose MLPs are routers, each with four linear experts."""
 
     def __init__(self, router, **changes):
-        super().__init__(small_config(**changes))
+        super().__init__(**changes)
         for block in self.h:
             block.mlp = router(self.config.width)
 
@@ -379,17 +374,8 @@ class BatchFirstForgotten(nn.Module):
 
 
 def misalign_after_a_cache(model: nn.Module, change) -> nn.Module:
-    """Eager attention of a transformers model whose mask is `change(mask)` where there are more keys than queries."""
-
-    def hook(module, args, kwargs):
-        mask = kwargs["attention_mask"]
-        if mask is not None and mask.size(-1) > mask.size(-2):
-            kwargs = kwargs | {"attention_mask": change(mask)}
-        return args, kwargs
-
-    for attention in attentions_of(model):
-        attention.register_forward_pre_hook(hook, with_kwargs=True)
-    return model
+    """The mask is `change(mask)` where there are more keys than queries."""
+    return change_masks(model, lambda mask: change(mask) if mask.size(-1) > mask.size(-2) else mask)
 
 
 def projections_of_zeros() -> GPT:
@@ -426,9 +412,10 @@ def honest_model(seed: int) -> nn.Module:
     attention_dropout, dropout = rng.choice((0.0, 0.1)), rng.choice((0.0, 0.1, 0.5))
     torch.manual_seed(seed)
     if family == "GPT":
-        config = small_config(layers=layers, heads=heads, dropout=dropout, attention_dropout=attention_dropout)
+        shape = {"layers": layers, "heads": heads, "dropout": dropout, "attention_dropout": attention_dropout}
         honest_mask = rng.choice((masks.causal(), masks.prefix(0), masks.sliding_window(rng.randint(2, 8))))
-        return rng.choice((OwnMask(config, honest_mask), GPT(config), GPT(config, naive=True))).eval()
+        models = (OwnMask(honest_mask, **shape), GPT(small_config(**shape)), GPT(small_config(**shape), naive=True))
+        return rng.choice(models).eval()
     spread, special = rng.choice((0.02, 0.2)), {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
     if family == "gpt2":
         config = GPT2Config(

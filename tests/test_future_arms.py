@@ -29,15 +29,10 @@ def test_arms_are_named_as_they_are_trained():
     "name",
     ["", "base", "baseline:1", "dropout", "dropout:1.5", "dropout:x", "memory:0", "memory:2.5", "future:50",
      "future:l2:50", "future:cosine:0", "future:kl-difference:5", "shuffled:none:5", "multi-token:0",
-     "tokens:cosine:5:5", "future:cosine:nan", "memory:inf", "future:mse@x:5", "future:mse@-1:5", "future:none@2:5"],
+     "tokens:cosine:5:5", "future:cosine:nan", "memory:inf", "future:mse@x:5", "future:mse@-1:5", "future:none@2:5",
+     "future:cosine:16", "multi-token:16"],
 )  # fmt: skip
 def test_an_unknown_arm_is_refused(name):
-    with pytest.raises(ModelError):
-        arm(name)
-
-
-@pytest.mark.parametrize("name", ["future:cosine:16", "multi-token:16"])
-def test_an_arm_that_looks_beyond_the_context_is_refused(name):
     with pytest.raises(ModelError):
         arm(name).build(CONFIG, 0)
 
@@ -79,21 +74,13 @@ def test_the_tokens_after_the_next_by_hand():
 
 def test_token_losses_by_hand():
     model, rows = GPT(CONFIG), torch.randint(300, (3, 17))
-    found, logits = token_losses(model, rows, batch_size=2), model(rows[1:2, :-1])
-    assert found.shape == (3, 16)
-    assert found[1, 4].item() == pytest.approx(-logits[0, 4].log_softmax(-1)[rows[1, 5]].item(), rel=1e-5)
+    losses, logits = token_losses(model, rows, batch_size=2), model(rows[1:2, :-1])
+    assert losses.shape == (3, 16)
+    assert losses[1, 4].item() == pytest.approx(-logits[0, 4].log_softmax(-1)[rows[1, 5]].item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ARMS)
 def test_every_arm_is_causal(name):
     config = GPTConfig(vocab_size=30, context=60, width=16, layers=2, heads=2)
-    model = arm(name).build(config, 0)
-    ids = torch.randint(30, (2, 60), generator=torch.Generator().manual_seed(0))
-    for training in (False, True):
-        model.train(training)
-        outs = []
-        for shift in (0, 7):
-            torch.manual_seed(0)  # the same dropout
-            outs.append(model(torch.cat([ids[:, :40], (ids[:, 40:] + shift) % 30], dim=1)))
-        assert torch.equal(outs[0][:, :40], outs[1][:, :40]) and not torch.equal(*outs)
-    assert find_leaks(model.eval()).clean
+    report = find_leaks(arm(name).build(config, 0).eval())  # also in train mode
+    assert report.clean, str(report)

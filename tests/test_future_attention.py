@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from labkit import masks
-from labkit.auditing.leaks import find_leaks
 from labkit.errors import LabkitError
 from labkit.future_attention import (
     LOSSES,
@@ -19,7 +18,6 @@ from labkit.future_attention import (
     Seen,
     cosine,
     infonce,
-    mse,
     predicted,
     predicted_contribution,
     true_contribution,
@@ -161,12 +159,6 @@ def test_the_future_changes_no_earlier_logit_by_a_bit(name, training):
 
 
 @pytest.mark.parametrize("name", FUTURES)
-def test_the_leak_detector_finds_nothing(name):
-    report = find_leaks(made(name, context=16).float())
-    assert report.clean, str(report)
-
-
-@pytest.mark.parametrize("name", FUTURES)
 def test_generation_with_the_cache_is_generation_without(name):
     model, ids = made(name), some_ids(length=4)
     assert torch.equal(model.generate(ids, 8), model.generate(ids, 8, use_cache=False))
@@ -177,16 +169,11 @@ def test_generation_with_the_cache_is_generation_without(name):
 
 
 @pytest.mark.end_to_end
-@pytest.mark.parametrize("source", ["position", "tokens"])
-def test_trained_on_random_tokens_it_stays_above_what_can_be_known(source):
+def test_trained_on_random_tokens_it_stays_above_what_can_be_known():
     """Also while the target, which is made of the future, is trained on."""
-
-    def factory(seed):
-        return FutureGPT(GPTConfig(vocab_size=8, context=16, width=16, layers=1, heads=1), Future(8, source, rank=4))
-
     torch.manual_seed(0)
-    model, objective, floor = factory(0), FutureLoss("cosine"), math.log(8)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    model = FutureGPT(GPTConfig(vocab_size=8, context=16, width=16, layers=1, heads=1), Future(8, "tokens", rank=4))
+    optimizer, objective = torch.optim.AdamW(model.parameters(), lr=3e-3), FutureLoss("cosine")
     for _ in range(40):
         ids = torch.randint(8, (16, 16))
         with model.watched() as seen:
@@ -195,33 +182,18 @@ def test_trained_on_random_tokens_it_stays_above_what_can_be_known(source):
         optimizer.step()
         optimizer.zero_grad()
     ids = torch.randint(8, (256, 16))
-    assert model.eval().loss(ids[:, :-1], ids[:, 1:]).item() > floor - 14 / (256 * 15)
+    assert model.eval().loss(ids[:, :-1], ids[:, 1:]).item() > math.log(8) - 14 / (256 * 15)
 
 
 # -- weights: counted, started, saved ----------------------------------------------------------------------------------
 
 
 def test_parameters_are_counted():
-    assert made("position").column_parameters == 2 * 2 * 12 * 16
-    assert made("memory").column_parameters == 2 * 2 * 5 * 16
-    assert made("tokens").column_parameters == 2 * (3 * 16 * 3 + 2 * 4 * 3)
-    assert made("one layer").column_parameters == 2 * 12 * 16
+    counts = {"position": 2 * 2 * 12 * 16, "memory": 2 * 2 * 5 * 16, "tokens": 2 * (3 * 16 * 3 + 2 * 4 * 3)}
     plain = sum(p.numel() for p in GPT(CONFIG).parameters())
-    for name in FUTURES:
+    for name, count in (counts | {"one layer": 2 * 12 * 16}).items():
         model = made(name)
-        assert sum(p.numel() for p in model.parameters()) == plain + model.column_parameters
-
-
-@pytest.mark.parametrize("name", FUTURES)
-def test_all_but_the_columns_begins_as_the_plain_model_of_that_seed(name):
-    torch.manual_seed(5)
-    plain = GPT(CONFIG).state_dict()
-    torch.manual_seed(5)
-    model = FutureGPT(CONFIG, FUTURES[name])
-    for key, weight in model.state_dict().items():
-        assert ".columns." in key or torch.equal(weight, plain[key]), key
-    columns = [p for key, p in model.named_parameters() if ".columns." in key]
-    assert columns and all(bool((p != 0).all()) for p in columns)
+        assert model.column_parameters == count == sum(p.numel() for p in model.parameters()) - plain
 
 
 def test_the_weights_of_transformers_gpt2_are_a_start():
@@ -276,25 +248,24 @@ def test_no_gradient_flows_into_the_target(source, kind, target, shuffled):
 
 
 @pytest.mark.end_to_end
-@pytest.mark.parametrize("kind", ["mse", "cosine", "infonce"])
+@pytest.mark.parametrize("kind", ["cosine", "infonce"])
 def test_training_on_the_loss_alone_makes_the_prediction_better(kind):
     """And more than the same training on the future of another text does."""
-    ends = {}
+    losses = {}
     for shuffled in (False, True):
         model = made("tokens")
         objective, fair = FutureLoss(kind, shuffled=shuffled), FutureLoss(kind)
         columns = [p for name, p in model.named_parameters() if ".columns." in name]
-        optimizer, losses = torch.optim.Adam(columns, lr=0.02), []
+        optimizer, losses[shuffled] = torch.optim.Adam(columns, lr=0.02), []
         for _ in range(60):
             with model.watched() as seen:
                 model(some_ids(3))
-            losses.append(float(fair(seen).detach()))
+            losses[shuffled].append(float(fair(seen).detach()))
             optimizer.zero_grad()
             objective(seen).backward()
             optimizer.step()
-        ends[shuffled] = (losses[0], losses[-1])
-    assert ends[False][1] < 0.9 * ends[False][0]
-    assert ends[False][1] < ends[True][1]
+    assert losses[False][-1] < 0.9 * losses[False][0]
+    assert losses[False][-1] < losses[True][-1]
 
 
 # -- ranges ------------------------------------------------------------------------------------------------------------
@@ -302,7 +273,6 @@ def test_training_on_the_loss_alone_makes_the_prediction_better(kind):
 
 def test_the_ranges_at_their_ends():
     guess = torch.randn(2, 2, 9, 8, generator=torch.Generator().manual_seed(0))
-    assert float(mse(guess, guess)) == 0 and float(mse(guess, guess + 2)) == pytest.approx(4)
     assert float(cosine(guess, 3 * guess)) == pytest.approx(0, abs=1e-6)
     assert float(cosine(guess, -guess)) == pytest.approx(1, abs=1e-6)
     across = torch.stack([-guess[..., 1::2], guess[..., ::2]], dim=-1).flatten(-2)
@@ -315,13 +285,10 @@ def test_the_ranges_at_their_ends():
 
 def test_kl_by_hand():
     """Two positions of one head; the first gives 3/4 to itself and 1/4 ahead, and predicts a half layer."""
-    one = torch.ones(1, 1, 2, 1, dtype=torch.float64)
-    query, key = (
-        torch.tensor(numbers, dtype=torch.float64).view(1, 1, 2, 1) for numbers in ([1.0, 0.0], [math.log(3), 0.0])
-    )
-    halves = torch.tensor([[0.5, 0.0], [0.5, 0.5]]).double().view(1, 1, 2, 2)
-    ahead = torch.tensor([[0.0, 0.5], [0.0, 0.0]]).double().view(1, 1, 2, 2)
-    layer = Seen(query, key, one, one, one, halves, ahead, 1, "position")
+    states = [[1.0, 0.0], [math.log(3), 0.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]  # query, key, value, past and future
+    weights = [[[0.5, 0.0], [0.5, 0.5]], [[0.0, 0.5], [0.0, 0.0]]]  # of the past and ahead
+    numbers = [torch.tensor(rows, dtype=torch.float64).view(1, 1, 2, -1) for rows in states + weights]
+    layer = Seen(*numbers, 1, "position")
     expected = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
     assert float(FutureLoss("kl")([layer])) == pytest.approx(expected, abs=1e-7)
 
@@ -377,14 +344,14 @@ def with_cache():
     "refused",
     [
         *(lambda change=change: FutureGPT(CONFIG, Future(**{"dim": 3} | change)) for change in (
-            {"dim": 0}, {"dim": -3}, {"dim": 12}, {"dim": 99, "source": "tokens"}, {"source": "memories"},
-            {"source": "tokens", "rank": 0}, {"layers": (2,)}, {"layers": ()}, {"layers": (1, 1)}, {"layers": (-1,)},
+            {"dim": 0}, {"dim": 12}, {"source": "memories"}, {"rank": 0}, {"layers": (2,)}, {"layers": ()},
+            {"layers": (1, 1)},
         )),
         *(lambda change=change: FutureLoss(**change) for change in (
             {"kind": "l1"}, {"target": "whole"}, {"kind": "kl", "target": "difference"}, {"weight": -1.0},
-            {"weight": float("nan")}, {"weight": float("inf")}, {"layers": ()}, {"layers": (0, 0)},
+            {"weight": float("nan")},
         )),
-        *(lambda kind=kind: FutureLoss(kind)(with_cache()) for kind in LOSSES),
+        lambda: FutureLoss()(with_cache()),
         lambda: FutureLoss()([]),
         lambda: FutureLoss(layers=(2,))(seen_in()),
         lambda: FutureLoss("kl")(seen_in("memory")),
@@ -392,8 +359,6 @@ def with_cache():
         lambda: FutureLoss()(seen_in(length=1)),
         lambda: made("position")(some_ids(), masks.bidirectional()),
         lambda: made("position").attentions(some_ids()),
-        lambda: made("position").to_transformers(),
-        lambda: FutureGPT.from_gpt(made("position")),
         lambda: FutureGPT.from_gpt(build_tiny_model("tiny-llama", attn="sdpa")),
     ],
 )  # fmt: skip

@@ -24,6 +24,7 @@ from tests.model_fixtures import load_or_skip
 N = 16
 FUTURE = {(i, j) for i in range(N) for j in range(i + 1, N)}
 NAMES = ("tiny-gpt2", "tiny-gemma", "tiny-gemma2", "tiny-gemma3", "tiny-llama")
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 
 @pytest.fixture(autouse=True)
@@ -54,24 +55,21 @@ def small_gpt2(maker=GPT2LMHeadModel, **changes):
 @pytest.mark.parametrize(
     ("make", "cells", "layers"),
     [
-        (lambda: planted.no_mask(layers=1), FUTURE, (0,)),
         (lambda: planted.no_mask(layers=3), FUTURE, (0, 1, 2)),
         # a window that reaches one too far reaches one further with each layer
         (lambda: planted.one_to_the_right(layers=1), within(1), (0,)),
         (lambda: planted.one_to_the_right(layers=3), within(3), (0, 1, 2)),
-        *(
-            (lambda layer=layer: planted.OneLayer(planted.small_config(layers=3), layer), None, (layer,))
-            for layer in range(3)
-        ),
+        (lambda: planted.OneLayer(0, layers=3), None, (0,)),
+        (lambda: planted.OneLayer(2, layers=3), None, (2,)),
         (lambda: planted.one_cell(layers=1), {(3, 5)}, (0,)),
         # 4 attends to what 3 has from 5; 3 has from 5 what 5 has from 4
         (lambda: planted.one_cell(layers=2), {(3, 5), (4, 5), (3, 4)}, (0, 1)),
         (lambda: planted.one_to_the_right().bfloat16(), within(2), (0, 1)),
         (lambda: planted.one_to_the_right().half(), within(2), (0, 1)),
-        (lambda: planted.MeanOfTheText(planted.small_config()), FUTURE, ()),
-        (lambda: planted.NormOverTime(planted.small_config()), FUTURE, ()),
+        (planted.MeanOfTheText, FUTURE, ()),
+        (planted.NormOverTime, FUTURE, ()),
         # a leak that one exchange of a token would not show
-        (lambda: planted.HintOfTheNext(planted.small_config(vocab_size=63)), within(1), ()),
+        (lambda: planted.HintOfTheNext(vocab_size=63), within(1), ()),
     ],
 )
 def test_the_cells_and_the_layers_that_leak_are_named(make, cells, layers):
@@ -95,7 +93,7 @@ def test_a_leak_put_into_a_transformers_model_is_named_there(tiny, name):
 @pytest.mark.parametrize("vocabulary", [2, 7, 8, 14])
 def test_a_small_vocabulary_hides_nothing(vocabulary):
     assert not find_leaks(planted.no_mask(vocab_size=vocabulary)).clean
-    assert find_leaks(GPT(planted.small_config(vocab_size=vocabulary))).clean
+    assert find_leaks(planted.Small(vocab_size=vocabulary)).clean
 
 
 def test_two_leaks_at_once_are_reported_separately():
@@ -104,16 +102,14 @@ def test_two_leaks_at_once_are_reported_separately():
             x = super()._embed(ids, past)
             return x + torch.cat([torch.zeros_like(x[:, :-2]), x[:, -1:], torch.zeros_like(x[:, -1:])], dim=1)
 
-    cells = torch.ones(N, N).tril().bool()
-    cells[3, 5] = True
-    report = find_leaks(Both(planted.small_config(layers=1), masks.from_dense(cells)))
+    report = find_leaks(Both(planted.one_cell().wrong, layers=1))
     assert [(leak.cells, leak.layers) for leak in report.leaks] == [(((3, 5),), (0,)), (((N - 2, N - 1),), ())]
 
 
 # -- long texts, rare leaks, other rows and other calls ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [32, 64, 128, 256])
+@pytest.mark.parametrize("size", [32, 64, 256])
 @pytest.mark.parametrize("kind", planted.BLOCK_LEAKS)
 def test_a_leak_between_blocks_is_found_in_long_texts(kind, size):
     feature = planted.BLOCK_LEAKS[kind]
@@ -121,7 +117,7 @@ def test_a_leak_between_blocks_is_found_in_long_texts(kind, size):
     assert leak.layers == () and all(i < j for i, j in leak.cells)
 
 
-@pytest.mark.parametrize("size", [17, 24, 30, 48, 60])
+@pytest.mark.parametrize("size", [17, 24, 60])
 def test_leaks_at_the_borders_of_blocks_of_any_size_are_found_in_small_models(size):
     model = planted.WithFeature(lambda x: planted.first_of_the_next_block(x, size), context=64, layers=1)
     only_leak(model, "future-token")
@@ -130,35 +126,33 @@ def test_leaks_at_the_borders_of_blocks_of_any_size_are_found_in_small_models(si
 def test_the_layer_that_leaks_in_long_texts_only_is_named():
     cells = torch.ones(128, 128, dtype=torch.bool).tril()
     cells[32:64, 32:64] = True
-    leak = only_leak(planted.OwnMask(planted.small_config(context=128), masks.from_dense(cells)), "future-token")
-    assert leak.layers == (0, 1)
+    assert only_leak(planted.OwnMask(masks.from_dense(cells), context=128), "future-token").layers == (0, 1)
 
 
 @pytest.mark.parametrize(("weights", "context", "longest"), [(1e6, 600, 600), (1e9, 600, 16), (1e8, 100, 100)])
 def test_the_longest_text_is_within_the_context_and_the_budget(monkeypatch, weights, context, longest):
-    model = GPT(planted.small_config(context=context))
+    model = planted.Small(context=context)
     own = sum(w.numel() for name, w in model.named_parameters() if "wte" not in name and "wpe" not in name)
     monkeypatch.setitem(leakage.BUDGET, "cpu", leakage.BUDGET["cpu"] * own / weights)
     report = find_leaks(model)
     assert report.longest == longest and f"texts of up to {longest} tokens" in str(report)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("router", [planted.SequenceRouter, planted.ExpertChoice, planted.CapacityByScore])
 def test_routers_that_depend_on_the_whole_text_are_found(router, seed):
     torch.manual_seed(seed)
     assert "future-token" in {leak.kind for leak in find_leaks(planted.Routed(router)).leaks}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_leak_that_shows_in_three_of_a_hundred_changes_is_found(seed):
-    class OneTokenGivesItAway(planted.OwnMask):  # the last token: one of 61 is changed to 20, and one from it
+    class OneTokenGivesItAway(planted.Small):  # the last token: one of 61 is changed to 20, and one from it
         def _embed(self, ids, past):
             return super()._embed(ids, past) + (ids[:, -1:] == 20)[..., None] * self.wte.weight[20]
 
     torch.manual_seed(seed)
-    model = OneTokenGivesItAway(planted.small_config(), masks.causal())
-    assert [leak.kind for leak in find_leaks(model, seed=seed).leaks] == ["future-token"]
+    assert [leak.kind for leak in find_leaks(OneTokenGivesItAway(), seed=seed).leaks] == ["future-token"]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +163,7 @@ def test_a_leak_that_shows_in_three_of_a_hundred_changes_is_found(seed):
         (lambda: planted.Routed(planted.CapacityOfTheBatch), ["batch"]),
         (lambda: nn.Embedding(50, 8), ["no-influence"]),
         (planted.projections_of_zeros, ["no-influence"]),
-        (lambda: planted.Remembers(planted.small_config()), ["not-repeatable"]),
+        (planted.Remembers, ["not-repeatable"]),
     ],
 )
 def test_what_an_output_depends_on_beside_its_text_is_reported(make, kinds):
@@ -183,7 +177,7 @@ def test_a_model_that_takes_one_text_at_a_time_is_measured_all_the_same(mask):
             assert len(ids) == 1, "one row, please"
             return super().forward(ids)
 
-    report = find_leaks(OneRow(planted.small_config(), mask))
+    report = find_leaks(OneRow(mask))
     assert report.clean == (mask == masks.causal())
     assert any("one row, please" in note for note in report.notes)
 
@@ -191,60 +185,43 @@ def test_a_model_that_takes_one_text_at_a_time_is_measured_all_the_same(mask):
 # -- other ways of calling the model -----------------------------------------------------------------------------------
 
 
-class MaskFromTheTokens(GPT):
+class MaskFromTheTokens(planted.Small):
     def forward(self, ids):
         return super().forward(ids, masks.bidirectional() if bool((ids == 0).any()) else masks.causal())
 
 
-class HintAndTrainMode(planted.HintOfTheNext, planted.MaskArgument):
-    pass
-
-
 @pytest.mark.parametrize(
-    ("make", "kind", "words"),
+    ("make", "kind", "words", "layers"),
     [
-        (lambda: planted.MaskArgument(lambda model, mask: mask is None), "attention-mask", "mask of ones"),
-        (
-            lambda: planted.MaskArgument(lambda model, mask: mask is None or bool(mask.all())),
-            "attention-mask",
-            "right padding",
+        *(
+            (lambda is_causal=is_causal: planted.MaskArgument(is_causal), kind, words, (0, 1))
+            for is_causal, kind, words in (
+                (lambda model, mask: mask is None, "attention-mask", "mask of ones"),
+                (lambda model, mask: mask is None or bool(mask.all()), "attention-mask", "right padding"),
+                (lambda model, mask: mask is None or bool(mask[:, 0].all()), "attention-mask", "left padding"),
+                (lambda model, mask: mask is None or not model.training, "train-mode", "mask of ones"),
+                (lambda model, mask: not model.training, "train-mode", "in train mode:"),
+            )
         ),
-        (
-            lambda: planted.MaskArgument(lambda model, mask: mask is None or bool(mask[:, 0].all())),
-            "attention-mask",
-            "left padding",
-        ),
-        (
-            lambda: planted.MaskArgument(lambda model, mask: mask is None or not model.training),
-            "train-mode",
-            "mask of ones",
-        ),
-        (lambda: planted.MaskArgument(lambda model, mask: not model.training), "train-mode", "in train mode:"),
-        (lambda: planted.PositionsFromTheEnd(planted.small_config()), "attention-mask", ""),
-        (lambda: MaskFromTheTokens(planted.small_config(vocab_size=99)), "attention-mask", "with pad tokens"),
-        (lambda: planted.ReturnsWeights(planted.small_config()), "option", "return_weights=True"),
-        (lambda: planted.BatchNormOverTime(planted.small_config()), "train-mode", "not in the attention"),
-        (
-            lambda: planted.ForgetfulInTraining(planted.small_config(dropout=0.1)),
-            "train-mode",
-            "in train mode:",
-        ),
+        (planted.PositionsFromTheEnd, "attention-mask", "", None),  # which layers show it depends on the text
+        (lambda: MaskFromTheTokens(vocab_size=99), "attention-mask", "with pad tokens", (0, 1)),
+        (planted.ReturnsWeights, "option", "return_weights=True", (0, 1)),
+        (planted.BatchNormOverTime, "train-mode", "not in the attention", ()),
+        (lambda: planted.ForgetfulInTraining(dropout=0.1), "train-mode", "in train mode:", (0, 1)),
     ],
 )
-def test_a_mask_that_is_lost_on_one_way_through_the_code_is_found(make, kind, words):
+def test_a_mask_that_is_lost_on_one_way_through_the_code_is_found(make, kind, words, layers):
     leak = only_leak(make(), kind)
-    assert words in leak.text
-    if words:  # positions from the end are not a matter of attention, and it depends on the text which layers show it
-        assert leak.layers == (() if words == "not in the attention" else (0, 1))
+    assert words in leak.text and layers in (None, leak.layers)
 
 
-def test_a_dropout_path_that_is_never_taken_is_not_a_leak():
-    assert find_leaks(planted.ForgetfulInTraining(planted.small_config(dropout=0.0))).clean
+def test_train_mode_is_tried_beside_another_leak_and_a_path_that_is_never_taken_is_none():
+    class HintAndTrainMode(planted.HintOfTheNext, planted.MaskArgument):
+        pass
 
-
-def test_train_mode_is_tried_beside_another_leak():
     model = HintAndTrainMode(lambda model, mask: not model.training)
     assert [leak.kind for leak in find_leaks(model).leaks] == ["future-token", "train-mode"]
+    assert find_leaks(planted.ForgetfulInTraining(dropout=0.0)).clean
 
 
 def top_left(mask):
@@ -252,17 +229,13 @@ def top_left(mask):
     return torch.zeros_like(mask).masked_fill(torch.ones(mask.shape[-2:]).triu(1).bool(), torch.finfo(mask.dtype).min)
 
 
-def top_left_for_one_token(mask):
-    return top_left(mask) if mask.size(-2) == 1 else mask
-
-
-@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama", "tiny-gemma3"])
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3"])
 @pytest.mark.parametrize(
     ("change", "ways"),
     [
         (top_left, ["in chunks", "token by token"]),
         (torch.zeros_like, ["in chunks"]),
-        (top_left_for_one_token, ["token by token"]),
+        (lambda mask: top_left(mask) if mask.size(-2) == 1 else mask, ["token by token"]),
     ],
 )
 def test_a_mask_that_is_wrong_after_a_cache_is_found(tiny, name, change, ways):
@@ -274,7 +247,6 @@ def test_a_mask_that_is_wrong_after_a_cache_is_found(tiny, name, change, ways):
 CALLS = {
     "positional": lambda attention, x: attention(x),
     "three keywords": lambda attention, x: attention(value=x, key=x, query=x),
-    "three positional": lambda attention, x: attention(x, x, x),
     "mixed": lambda attention, x: attention(x, value=x, key=x),
     "another tensor first": lambda attention, x: attention(bias=torch.zeros(1, x.size(1), 3), query=x),
 }
@@ -296,10 +268,7 @@ def test_how_attention_is_called_does_not_matter(call, mask, kind):
 @pytest.mark.parametrize("name", [None, *NAMES])
 @pytest.mark.parametrize("value", [-10.0, -30.0, -1e4])
 def test_a_finite_mask_gives_way(tiny, name, value):
-    if name is None:
-        model = planted.FiniteMask(planted.small_config(), value)
-    else:
-        model = planted.clamp_masks(tiny(name, "eager").model, value)
+    model = planted.FiniteMask(value) if name is None else planted.clamp_masks(tiny(name, "eager").model, value)
     if name == "tiny-gemma2" and value == -1e4:  # its scores are capped at 50: no training takes them to 10,000
         assert find_leaks(model).clean
         return
@@ -363,10 +332,10 @@ def test_a_mask_that_could_not_be_put_under_stress_is_reported_as_such(options, 
 @pytest.mark.parametrize(
     ("leaky", "kind", "words"),
     [
-        (planted.UnshiftedLabels, "labels-not-shifted", "with the token it was given, not with the next one"),
-        (planted.LaterLabels, "labels-not-shifted", "with the token 1 place(s) before it"),
+        (planted.shifted_labels(0), "labels-not-shifted", "with the token it was given, not with the next one"),
+        (planted.shifted_labels(-1), "labels-not-shifted", "with the token 1 place(s) before it"),
+        (planted.shifted_labels(2), "labels-misplaced", "with the token 2 place(s) after it"),
         (planted.LabelsInTheInput, "labels-in-output", "the outputs depend on the labels"),
-        (planted.TwiceShiftedLabels, "labels-misplaced", "with the token 2 place(s) after it"),
     ],
 )
 def test_labels_in_the_wrong_place_are_found_by_the_loss_they_make(leaky, kind, words):
@@ -376,12 +345,12 @@ def test_labels_in_the_wrong_place_are_found_by_the_loss_they_make(leaky, kind, 
 
 @pytest.mark.parametrize("leaks", [True, False])
 def test_targets_that_are_added_to_the_input_are_found(leaks):
-    class WithTargets(GPT):
+    class WithTargets(planted.Small):
         def forward(self, ids, targets=None):
             x = super().forward(ids)
             return x if targets is None or not leaks else x + self.wte(targets) @ self.wte.weight.T
 
-    assert [leak.kind for leak in find_leaks(WithTargets(planted.small_config())).leaks] == ["labels-in-output"] * leaks
+    assert [leak.kind for leak in find_leaks(WithTargets()).leaks] == ["labels-in-output"] * leaks
 
 
 @pytest.mark.parametrize(("change", "checked"), [(lambda loss: loss + 3.0, True), (lambda loss: 0.37 * loss, False)])
@@ -408,8 +377,8 @@ def test_equal_logits_everywhere_and_labels_of_a_token_classifier_are_not_mispla
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("seed", range(24))
+@DTYPES
+@pytest.mark.parametrize("seed", range(18))
 def test_an_honest_model_of_any_shape_is_clean(seed, dtype):
     report = find_leaks(planted.honest_model(seed).to(dtype), seed=seed)
     assert report.clean, str(report)
@@ -417,13 +386,13 @@ def test_an_honest_model_of_any_shape_is_clean(seed, dtype):
     assert report.influence.diagonal().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@DTYPES
 @pytest.mark.parametrize("router", [planted.CapacityByPosition, planted.GatheredExperts])
-@pytest.mark.parametrize("seed", range(3))
-def test_causal_routers_are_clean_although_their_rounding_depends_on_later_tokens(router, dtype, seed):
-    torch.manual_seed(seed)
-    report = find_leaks(planted.Routed(router).to(dtype), seed=seed)
-    assert report.clean, str(report)
+def test_causal_routers_are_clean_although_their_rounding_depends_on_later_tokens(router, dtype):
+    for seed in range(2):
+        torch.manual_seed(seed)
+        report = find_leaks(planted.Routed(router).to(dtype), seed=seed)
+        assert report.clean, str(report)
 
 
 @pytest.mark.parametrize("family", ["Mixtral", "Qwen3Moe"])
@@ -437,12 +406,11 @@ def test_mixtures_of_experts_of_transformers_are_clean(family, monkeypatch):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("name", [*NAMES, "scores of up to 65,504"])
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma2", "tiny-gemma3", "scores of up to 65,504"])
 def test_float16_whose_own_smallest_number_is_a_finite_mask_is_clean(tiny, name):
     model = tiny(name, "eager").model if name.startswith("tiny") else planted.honest_model(50)
     report = find_leaks(model.half())
     assert report.clean, str(report)
-    assert {p.dtype for p in model.parameters()} == {torch.float16}
 
 
 @pytest.mark.parametrize("both_ways", [False, True])
@@ -454,13 +422,9 @@ def test_a_model_without_attention_is_measured_as_a_whole(both_ways):
 
 
 @pytest.mark.gemma
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "dtype"),  # in bfloat16 minutes on a processor that emulates it
-    [
-        ("gemma3-270m", "float32"),
-        pytest.param("gemma3-270m", "bfloat16", marks=pytest.mark.slow),
-        pytest.param("smollm2-135m", "bfloat16", marks=pytest.mark.slow),
-    ],
+    ("name", "dtype"), [("gemma3-270m", "float32"), ("gemma3-270m", "bfloat16"), ("smollm2-135m", "bfloat16")]
 )
 def test_a_real_model_leaks_where_its_mask_is_opened_and_nowhere_else(name, dtype):
     model = load_or_skip(name, dtype=dtype).model
@@ -475,7 +439,7 @@ def test_a_real_model_leaks_where_its_mask_is_opened_and_nowhere_else(name, dtyp
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: planted.BatchNormOverTime(planted.small_config(dropout=0.1)).half().float(),
+        lambda: planted.BatchNormOverTime(dropout=0.1).half().float(),
         lambda: small_gpt2().half(),
         lambda: planted.honest_model(4),
     ],
@@ -488,10 +452,8 @@ def test_the_model_is_left_as_it_was(make):
     random_state = torch.get_rng_state()
     attributes = [(m.training, getattr(m, "scaling", None)) for m in model.modules()]
     find_leaks(model)
-    after = model.state_dict()
-    assert all(
-        after[name].dtype == tensor.dtype and torch.equal(after[name], tensor) for name, tensor in before.items()
-    )
+    for name, tensor in model.state_dict().items():
+        assert tensor.dtype == before[name].dtype and torch.equal(tensor, before[name])
     assert [(m.training, getattr(m, "scaling", None)) for m in model.modules()] == attributes
     assert torch.equal(torch.get_rng_state(), random_state)
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
@@ -507,7 +469,7 @@ def test_the_report_prints_and_serialises_and_keeps_to_the_context():
 
 
 def gpt_of_nan():
-    model = GPT(planted.small_config())
+    model = planted.Small()
     nn.init.constant_(model.ln_f.bias, torch.nan)
     return model
 
@@ -515,8 +477,8 @@ def gpt_of_nan():
 @pytest.mark.parametrize(
     ("make", "tokens", "message"),
     [
-        (lambda: GPT(planted.small_config()), 1, r"1 token\(s\) of a vocabulary of 61"),
-        (lambda: GPT(planted.small_config(vocab_size=1)), 16, r"16 token\(s\) of a vocabulary of 1"),
+        (planted.Small, 1, r"1 token\(s\) of a vocabulary of 61"),
+        (lambda: planted.Small(vocab_size=1), 16, r"16 token\(s\) of a vocabulary of 1"),
         (gpt_of_nan, 16, "gave NaN or infinite outputs"),
     ],
 )

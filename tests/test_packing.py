@@ -301,7 +301,7 @@ def test_why_not_names_what_is_in_the_way(tiny):
     opened = tiny("tiny-llama").model
     opened.config.is_causal = False  # without labkit: which mask its layers are meant to have is not known
     subject = subject_of(opened, "bidirectional")
-    assert not packed_batch(subject) and "other means than labkit.to_bidirectional" in subject.notes[0]
+    assert not list(packed_batch(subject)) and "other means than labkit.to_bidirectional" in subject.notes[0]
 
 
 def test_a_text_mask_lets_nothing_but_the_kernel_use_it():

@@ -1,6 +1,6 @@
 """What the full audit measures beyond the mask: windows, positions, packing, cache, backends, train mode, computation.
 
-Each check is a function of the `Subject`: it returns the problems that it measured, and adds what it could not measure
+Each check is a function of the `Subject`: it yields the problems that it measured, and adds what it could not measure
 to the notes.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from labkit.auditing.probe import attention_influence, by_head, changed_outputs, in_precision, recorded_calls
+from labkit.auditing.probe import attention_influence, changed_outputs, in_precision, recorded_calls
 from labkit.auditing.report import LayerReport, Problem
 from labkit.decoder import limits
 from labkit.decoder.anatomy import SLIDING, Decoder, attention_modules, find_decoder
@@ -28,6 +28,7 @@ from labkit.masks import causal
 
 MARK = "labkit_attention"  # where a conversion is recorded in the config (labkit.convert)
 TOKENS, PADS = 12, 3
+FEW_TOKENS = 8  # for the cells of all layers, which are measured again and again
 LONG = 66  # tokens, for a mask that changes with the length, such as one in blocks of 64
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")  # what modules call the number of theirs
 SHORT = (torch.float16, torch.bfloat16)
@@ -59,6 +60,11 @@ class Subject:
     def ids(self, batch: int = 1, n: int = TOKENS) -> Tensor:
         return self.runner.tokens(batch, n, self.seed)
 
+    def compared(self, kind: str, states: Tensor, expected: Tensor, text: str, times: float = 1.0) -> Iterator[Problem]:
+        """A problem if the states differ by more than rounding, `times` as much as usual; `text` has a {gap}."""
+        if (gap := difference(states, expected)) > times * self.tolerance:
+            yield Problem(kind, text.format(gap=gap))
+
 
 def run_all(subject: Subject, known: set[str]) -> list[Problem]:
     """Run every check that the model allows, after problems of the kinds `known`; fills in the reach of the layers."""
@@ -73,30 +79,28 @@ def run_all(subject: Subject, known: set[str]) -> list[Problem]:
         word_order: subject.verdict == "bidirectional",
         heads: True,
         elsewhere: subject.verdict in ("causal", "bidirectional"),
-        entry: decoder,
-        cache: decoder and takes("use_cache"),
-        backends: decoder,
-        train_mode: decoder,
+        entry_and_cache: decoder,
+        backends_and_train_mode: decoder,
     }
-    compare_outputs = (batch_and_positions, packed_batch, entry, cache)
+    compare_outputs = (batch_and_positions, packed_batch, entry_and_cache)
     problems = []
     for check in (check for check, applies in checks.items() if applies):
         problems += _confirmed(subject, check) if check in compare_outputs else check(subject)
     return problems
 
 
-def _confirmed(subject: Subject, check: Callable[[Subject], list[Problem]]) -> list[Problem]:
+def _confirmed(subject: Subject, check: Callable[[Subject], Iterator[Problem]]) -> list[Problem]:
     """The problems of a check; with 16-bit weights those that are also there in float32, if they can be run there.
 
     Some models blow the rounding of 16 bits up to a fifth of their states, which says nothing of their mask.
     """
-    problems = check(subject)
+    problems = list(check(subject))
     if not problems or not any(weight.dtype in SHORT for weight in subject.model.parameters()):
         return problems
     kinds = {problem.kind for problem in problems}
     try:
         with in_precision(torch.float32, subject.model):
-            problems = check(subject)
+            problems = list(check(subject))
     except (AuditError, RuntimeError, ValueError) as error:  # too little memory, or flash attention
         subject.notes.append(f"{', '.join(sorted(kinds))}: not confirmed in float32: {error}")
         return problems
@@ -144,9 +148,9 @@ def _measured_reach(subject: Subject, decoder: Decoder, runner: Runner, refine: 
     early, late = MARGIN // 2, n - 1 - MARGIN // 2
     reach = {}
     for i, call in zip(local, calls, strict=True):
-        influence = attention_influence(call, [early, late], 2, subject.seed, refine=refine)[0]  # (n, 2)
-        left = max([int(q) - early for q in influence[:, 0].nonzero()], default=0)  # last query that attends to `early`
-        right = max([late - int(q) for q in influence[:, 1].nonzero()], default=0)
+        cells = attention_influence(call, [early, late], refine=refine)[0]  # (n, 2)
+        left = max([int(q) - early for q in cells[:, 0].nonzero()], default=0)  # last query that attends to `early`
+        right = max([late - int(q) for q in cells[:, 1].nonzero()], default=0)
         reach[i] = tuple(None if r >= n - 1 - early else r + (shrink if r else 0) for r in (left, right))
     return reach, shrink
 
@@ -154,8 +158,7 @@ def _measured_reach(subject: Subject, decoder: Decoder, runner: Runner, refine: 
 def _declared_reach(subject: Subject) -> int | None:
     """Tokens a local layer should reach to a side: as the conversion declared it, else as the config's window says."""
     config = subject.decoder.config
-    mark = getattr(config, MARK, None)
-    if mark is not None:
+    if mark := getattr(config, MARK, None):
         window = mark["sliding_window"]
         return {"keep": window - 1, "halve": window // 2, "global": None}[mark["window"]]
     both_sides = None if subject.verdict == "causal" else getattr(config, "local_attention", None)  # ModernBERT's
@@ -167,15 +170,17 @@ def _window_problems(subject: Subject, reach: Reach) -> list[Problem]:
     declared, layers_of = _declared_reach(subject), {}
     for i, (left, right) in reach.items():
         bidirectional = subject.layers[i].verdict == "bidirectional"
-        if right != 0 and left != right:
+        if right not in (0, left):
             layers_of.setdefault("one-sided-window", []).append(i)
-        wrong = [side for side in ((left, right) if bidirectional else (left,)) if side != declared]
-        if wrong:
-            if wrong[0] is None or declared is None:
-                kind = "window-lost"
-            else:
-                kind = "window-off-by-one" if bidirectional and abs(wrong[0] - declared) == 1 else "window-differs"
-            layers_of.setdefault(kind, []).append(i)
+        sides = (left, right) if bidirectional else (left,)
+        if (wrong := next((side for side in sides if side != declared), declared)) == declared:
+            continue
+        kind = "window-differs"
+        if None in (wrong, declared):
+            kind = "window-lost"
+        elif bidirectional and abs(wrong - declared) == 1:
+            kind = "window-off-by-one"
+        layers_of.setdefault(kind, []).append(i)
     problems = []
     for kind, layers in layers_of.items():
         left, right = map(_tokens, reach[layers[0]])
@@ -191,7 +196,7 @@ def _tokens(reach: int | None) -> str:
 # -- batches, positions and packing ------------------------------------------------------------------------------------
 
 
-def batch_and_positions(subject: Subject) -> list[Problem]:
+def batch_and_positions(subject: Subject) -> Iterator[Problem]:
     """The same text alone, in a batch, beside padded rows, and padded left or right, must give the same states."""
     run, ids, short = subject.runner.run, subject.ids(3), TOKENS - PADS
     real = torch.ones(3, TOKENS, dtype=torch.bool)
@@ -200,20 +205,21 @@ def batch_and_positions(subject: Subject) -> list[Problem]:
     real[1, short:], real[2, :PADS] = False, False
     ids[2] = ids[2].roll(PADS)  # the text of row 2 stands behind its pads
     padded = run(ids, real)
-    problems = []
-    for where, states, expected in (
-        ("in a batch of equal rows", many[:1], alone),
-        ("beside padded rows", padded[:1], alone),
-        ("with padding on the right", padded[1:2, :short], alone_short),
-    ):
-        text = f"the states of a text differ by {{gap:.1%}} {where} from those it has alone"
-        problems = problems or _compared(subject, "depends-on-batch", states, expected, text)
+    text = "the states of a text differ by {{gap:.1%}} {} from those it has alone"
+    problems = [
+        *subject.compared("depends-on-batch", many[:1], alone, text.format("in a batch of equal rows")),
+        *subject.compared("depends-on-batch", padded[:1], alone, text.format("beside padded rows")),
+        *subject.compared(
+            "depends-on-batch", padded[1:2, :short], alone_short, text.format("with padding on the right")
+        ),
+    ]
+    yield from problems[:1]
     # four times the tolerance, because in 16 bits a rotary angle is rounded differently at another position
     text = "padded on the left, the states of a text differ by {gap:.1%}: pads count as positions"
-    return problems + _compared(subject, "left-padding-position-shift", padded[2:, PADS:], alone_short, text, times=4)
+    yield from subject.compared("left-padding-position-shift", padded[2:, PADS:], alone_short, text, times=4)
 
 
-def packing(subject: Subject) -> list[Problem]:
+def packing(subject: Subject) -> Iterator[Problem]:
     """Two documents in one row, positions restarting, with and without a 2-D mask: neither may influence the other.
 
     A leak is a problem where the documents are meant to be apart: in a model that labkit has converted, and in a causal
@@ -222,7 +228,7 @@ def packing(subject: Subject) -> list[Problem]:
     runner, notes = subject.runner, subject.notes
     if not runner.takes("position_ids"):
         notes.append("the model takes no position_ids, so packed documents were not measured")
-        return []
+        return
     positions, second = torch.arange(TOKENS)[None] % (TOKENS // 2), torch.arange(TOKENS) >= TOKENS // 2
     masks = {"no attention_mask": None}
     if runner.takes("attention_mask"):
@@ -241,57 +247,48 @@ def packing(subject: Subject) -> list[Problem]:
         if forward or backward:
             leaks[title] = "both ways" if forward and backward else "forwards" if forward else "backwards"
     if not leaks:
-        return []
+        return
     where = ", ".join(f"{title} ({direction})" for title, direction in leaks.items())
     text = f"documents packed into one row (restarting position_ids) leak into each other with {where}"
     decoder = subject.decoder
     isolating = decoder is not None and type(decoder.config) in MODEL_FOR_CAUSAL_LM_MAPPING
     if decoder is not None and hasattr(decoder.stack, LAYER_MASKS) or (isolating and "no attention_mask" in leaks):
-        return [Problem("packing-leak", text)]
-    if isolating:
-        text = "packed documents leak into each other beside an attention_mask: transformers isolates them only without"
+        yield Problem("packing-leak", text)
+    elif isolating:
+        why = "transformers isolates them only without"
+        notes.append(f"packed documents leak into each other beside an attention_mask: {why}")
     else:
-        text += ": the model does not keep them apart, so give each document its own row"
-    notes.append(text)
-    return []
+        notes.append(f"{text}: the model does not keep them apart, so give each document its own row")
 
 
-def packed_batch(subject: Subject) -> list[Problem]:
-    """A padded batch, packed: no text may influence another, and each has the states that it has alone.
+def packed_batch(subject: Subject) -> Iterator[Problem]:
+    """A padded batch, packed: each text must have the states that it has alone.
 
     Once in rows of two or three texts, and once as it is packed by default.
     """
     runner, lengths, name = subject.runner, (TOKENS, 5, 7, 3), "labkit.decoder.packing.packed"
     if reason := why_not(subject.model) if runner.takes("attention_mask") else "it takes no attention_mask":
         subject.notes.append(f"{name} was not measured: {reason}")
-        return []
+        return
     ids, real = subject.ids(len(lengths)), torch.arange(TOKENS) < torch.tensor(lengths)[:, None]
-    alone = [runner.run(ids[:1, :length])[0] for length in lengths]
-    problems = []
+    alone = torch.cat([runner.run(ids[:1, :length])[0] for length in lengths])
     for row_length in (2 * TOKENS, None):
-        with packed(subject.model, row_length):
-            run = functools.partial(runner.run, real=real)
-            try:
-                states = run(ids)
-            except ConversionError as error:  # prefix tuning brings a cache
-                subject.notes.append(f"{name} was not measured: {error}")
-                return []
-            for text, length in enumerate(lengths):
-                which = torch.zeros_like(real)
-                which[text] = torch.arange(TOKENS) == length // 2
-                changed = changed_outputs(run, ids, which, runner.vocab_size)
-                changed[text] = False
-                if bool(changed.any()):
-                    return [Problem("packing-leak", f"under {name} texts influence each other")]
-                what = f"under {name} the states of a text differ by {{gap:.1%}} from those it has alone"
-                problems = problems or _compared(subject, "packing-leak", states[text, :length], alone[text], what)
-    return problems
+        try:
+            with packed(subject.model, row_length):
+                states = runner.run(ids, real)[real]
+        except ConversionError as error:  # prefix tuning brings a cache
+            subject.notes.append(f"{name} was not measured: {error}")
+            return
+        text = f"under {name} the states of texts differ by {{gap:.1%}} from those that they have alone"
+        if problems := list(subject.compared("packing-leak", states, alone, text)):
+            yield from problems
+            return
 
 
 # -- words, heads, lengths ---------------------------------------------------------------------------------------------
 
 
-def word_order(subject: Subject) -> list[Problem]:
+def word_order(subject: Subject) -> Iterator[Problem]:
     """If two tokens change places, the states of the others must change, or word order is ignored (a lost RoPE)."""
     ids, places = subject.ids(), [2, TOKENS - 2]
     swapped = ids.clone()
@@ -300,17 +297,16 @@ def word_order(subject: Subject) -> list[Problem]:
     gap = difference(subject.runner.run(swapped)[:, others], subject.runner.run(ids)[:, others])
     if gap < subject.tolerance / 10:
         text = f"two tokens changed places, and the states of the others moved by {gap:.2g}: word order is ignored"
-        return [Problem("blind-to-word-order", text)]
-    return []
+        yield Problem("blind-to-word-order", text)
 
 
-def heads(subject: Subject) -> list[Problem]:
+def heads(subject: Subject) -> Iterator[Problem]:
     """In a bidirectional layer every head must attend to later tokens: the others hide a head with its own mask."""
     decoder = subject.decoder
     with recorded_calls(decoder.attentions if decoder else attention_modules(subject.model)) as calls:
         subject.runner.run(subject.ids())
     if len(calls) != len(subject.layers):
-        return []
+        return
     columns, causal_heads, unknown = [TOKENS // 2, TOKENS - 1], {}, 0
     ahead = (torch.arange(TOKENS)[:, None] < torch.tensor(columns))[:, None]  # (seq, 1, columns)
     for layer, call in zip(subject.layers, calls, strict=True):
@@ -318,101 +314,92 @@ def heads(subject: Subject) -> list[Problem]:
             continue
         counts = [count for name in HEADS if isinstance(count := getattr(call.module, name, None), int)]
         count = next(iter(counts), decoder.config.num_attention_heads if decoder else None)
-        outcome = None if count is None else by_head(call, count)
-        if outcome is None:
+        if count is None or (by_head := call.by_head(count)) is None:
             unknown += 1
             continue
-        influence = attention_influence(call, columns, 2, subject.seed, outcome)[0]  # (seq, heads, columns)
-        if blind := int((~(influence & ahead).any(0).any(-1)).sum()):
+        cells = attention_influence(by_head, columns)[0]  # (seq, heads, columns)
+        if blind := int((~(cells & ahead).any(0).any(-1)).sum()):
             causal_heads[layer.index] = f"{blind} of {count} heads of layer {layer.index}"
     if unknown:
         why = "their number or their output projection is not known"
         subject.notes.append(f"heads were not measured one by one in {unknown} layers: {why}")
     if causal_heads:
         text = f"{', '.join(causal_heads.values())} attend to no later token, while the others do"
-        return [Problem("heads-differ", text, tuple(causal_heads))]
-    return []
+        yield Problem("heads-differ", text, tuple(causal_heads))
 
 
-def elsewhere(subject: Subject) -> list[Problem]:
+def elsewhere(subject: Subject) -> Iterator[Problem]:
     """Tokens must influence earlier ones if and only if the model is bidirectional, in a longer text, too.
 
-    And in train mode; of a decoder that we know, each layer is measured there (`train_mode`).
+    And in train mode; of a decoder that we know, each layer is measured there (`backends_and_train_mode`).
     """
-    runner, bidirectional, problems = subject.runner, subject.verdict == "bidirectional", []
+    runner, bidirectional = subject.runner, subject.verdict == "bidirectional"
     tables = [m.num_embeddings for m in subject.model.modules() if isinstance(m, nn.Embedding)]  # some of positions
     longest = min(LONG, subject.max_tokens, *(size for size in tables if TOKENS < size != runner.vocab_size))
     modes = [("depends-on-length", longest, f"with {longest} tokens", nullcontext())]
     if subject.decoder is None:
         modes.append(("train-eval-mismatch", TOKENS, "in train mode", _training_without_dropout(subject.model)))
     for kind, n, where, mode in modes:
-        late = torch.arange(n) >= n // 2
+        late = (torch.arange(n) >= n // 2)[None]
         try:
             with mode:
-                changed = changed_outputs(runner.run, subject.ids(1, n), late, runner.vocab_size)[0]
+                changed = changed_outputs(runner.run, subject.ids(1, n), late, runner.vocab_size)
         except AuditError as error:
             subject.notes.append(f"the model was not measured {where}: {error}")
             continue
-        if bool(changed[~late].any()) != bidirectional:
+        if bool(changed.any()) != bidirectional:
             influence = "do not influence" if bidirectional else "influence"
-            problems.append(Problem(kind, f"{where}, tokens {influence} earlier ones"))
-    return problems
+            yield Problem(kind, f"{where}, tokens {influence} earlier ones")
 
 
 # -- ways of running a decoder -----------------------------------------------------------------------------------------
 
 
-def entry(subject: Subject) -> list[Problem]:
-    """Called through its head or as the bare layer stack, the model must compute the same states."""
+def entry_and_cache(subject: Subject) -> Iterator[Problem]:
+    """Through its head, as the bare layer stack and with the KV cache on, the model must compute the same states."""
     stack, ids = subject.decoder.stack, subject.ids()
+    states = subject.runner.run(ids)
     with torch.no_grad():
         bare = first_tensor(stack(input_ids=ids.to(subject.runner.device), use_cache=False))
     text = f"called directly, the layer stack {type(stack).__name__} gives states that differ by {{gap:.1%}}"
-    return _compared(subject, "depends-on-entry", bare, subject.runner.run(ids), text)
+    yield from subject.compared("depends-on-entry", bare, states, text)
+    if subject.runner.takes("use_cache"):
+        text = "with use_cache=True the states differ by {gap:.1%}"
+        yield from subject.compared("depends-on-cache", subject.runner.run(ids, use_cache=True), states, text)
 
 
-def cache(subject: Subject) -> list[Problem]:
-    """With the KV cache on, one pass over a text must give what it gives with the cache off."""
-    run, ids = subject.runner.run, subject.ids()
-    text = "with use_cache=True the states differ by {gap:.1%}"
-    return _compared(subject, "depends-on-cache", run(ids, use_cache=True), run(ids), text)
+def backends_and_train_mode(subject: Subject) -> Iterator[Problem]:
+    """The layers must attend to the same under eager, under sdpa and in train mode, without and with padding."""
+    stack, here = subject.decoder.stack, subject.decoder.backend
+    own, finite = _all_cells(subject)
 
+    def differing(cells: list[Tensor]) -> list[int]:
+        return [i for i, (a, b) in enumerate(zip(own, cells, strict=True)) if not torch.equal(a, b)]
 
-def backends(subject: Subject) -> list[Problem]:
-    """The layers must attend to the same under eager and under sdpa, without and with padding."""
-    config, here = subject.decoder.config, subject.decoder.backend
-    (own, finite), problems = _all_cells(subject), []
     for other in [name for name in ("eager", "sdpa") if name != here]:
         try:
-            if other == "sdpa" and not getattr(subject.decoder.stack, "_supports_sdpa", True):
-                raise ValueError(f"{type(subject.decoder.stack).__name__} has none")
-            with replaced(config, _attn_implementation=other):
+            if other == "sdpa" and not getattr(stack, "_supports_sdpa", True):
+                raise ValueError(f"{type(stack).__name__} has none")
+            with replaced(stack.config, _attn_implementation=other):
                 theirs, finite_there = _all_cells(subject)
         except (ValueError, NotImplementedError, ConversionError, AuditError) as error:
             cause = str(error).splitlines()[0]
             subject.notes.append(f"the attention backend {other!r} does not run this model ({cause})")
             continue
-        if differing := _differing(own, theirs):
-            text = f"what {len(differing)} layers see depends on the attention backend: {here!r} and {other!r} disagree"
-            problems.append(Problem("depends-on-backend", text, differing))
+        if layers := differing(theirs):
+            text = f"what {len(layers)} layers see depends on the attention backend: {here!r} and {other!r} disagree"
+            yield Problem("depends-on-backend", text, layers)
         elif finite and not finite_there:
             text = f"under the attention backend {other!r} a padded batch gives NaN or infinite numbers"
-            problems.append(Problem("depends-on-backend", text))
-    return problems
-
-
-def train_mode(subject: Subject) -> list[Problem]:
-    """In train mode, dropout set to 0, every layer must attend to what it attends to in evaluation mode."""
-    own, _ = _all_cells(subject)
+            yield Problem("depends-on-backend", text)
     with _training_without_dropout(subject.model):
-        differing = _differing(own, _all_cells(subject)[0])
-    if differing:
-        text = f"{len(differing)} layers attend to something else in train mode than in evaluation mode"
-        return [Problem("train-eval-mismatch", text, differing)]
-    return []
+        in_training, _ = _all_cells(subject)
+    if layers := differing(in_training):
+        text = f"{len(layers)} layers attend to something else in train mode than in evaluation mode"
+        yield Problem("train-eval-mismatch", text, layers)
 
 
-def computation(subject: Subject) -> list[Problem]:
+def computation(subject: Subject) -> Iterator[Problem]:
     """With the causal mask put into both, the model must compute what the reference computes."""
     reference = subject.reference
     try:
@@ -421,9 +408,9 @@ def computation(subject: Subject) -> list[Problem]:
             states, expected = subject.runner.run(ids), theirs.run(ids)
     except (ModelError, ConversionError) as error:
         subject.notes.append(f"the computation was not compared with the reference: {error}")
-        return []
+        return
     text = "with the causal mask put back, the states differ from the reference's by {gap:.1%}: more has changed"
-    return _compared(subject, "computation-changed", states, expected, text)
+    yield from subject.compared("computation-changed", states, expected, text)
 
 
 def difference(a: Tensor, b: Tensor) -> float:
@@ -435,33 +422,21 @@ def difference(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm().clamp(min=1e-12))
 
 
-def _compared(
-    subject: Subject, kind: str, states: Tensor, expected: Tensor, text: str, times: float = 1.0
-) -> list[Problem]:
-    """A problem if the states differ by more than rounding, `times` as much as usual. `text` has a place for `gap`."""
-    gap = difference(states, expected)
-    return [] if gap <= times * subject.tolerance else [Problem(kind, text.format(gap=gap))]
-
-
 def _all_cells(subject: Subject) -> tuple[list[Tensor], bool]:
     """Measured cells of each layer, (4, n, n): a full, a right-padded and a left-padded row, and an unpadded one.
 
     And whether the outputs were finite.
     """
-    n, finite, cells = 8, True, []
-    padded = torch.ones(3, n, dtype=torch.bool)
+    finite, cells = True, []
+    padded = torch.ones(3, FEW_TOKENS, dtype=torch.bool)
     padded[1, -2:], padded[2, :2] = False, False
-    for real in (padded, torch.ones(1, n, dtype=torch.bool)):
+    for real in (padded, torch.ones(1, FEW_TOKENS, dtype=torch.bool)):
         with recorded_calls(subject.decoder.attentions) as calls:
-            out = subject.runner.run(subject.ids(len(real), n), None if bool(real.all()) else real)
+            out = subject.runner.run(subject.ids(len(real), FEW_TOKENS), None if bool(real.all()) else real)
         finite = finite and bool(out[real.to(out.device)].isfinite().all())
         inside = real[:, :, None]  # what padded queries attend to is of no consequence
-        cells.append([attention_influence(call, range(n), 2, subject.seed, real=real) & inside for call in calls])
+        cells.append([attention_influence(call, range(FEW_TOKENS), real=real) & inside for call in calls])
     return [torch.cat(pair) for pair in zip(*cells, strict=True)], finite
-
-
-def _differing(a: list[Tensor], b: list[Tensor]) -> list[int]:
-    return [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if not torch.equal(x, y)]
 
 
 @contextmanager

@@ -52,11 +52,11 @@ class LeakProbe:
         batch: how many texts are run at once.
         levers: how the scores of each layer can be raised. finite: what the mask of a layer adds to a score, if that
             is a number.
-        tries, longest, notes, not_tried: what the report states about the measurement.
+        tries, longest, notes: what the report states about the measurement.
     """
 
     def __init__(self, model: nn.Module, tokens: int, vocab_size: int | None, seed: int):
-        self.model, self.seed, self.notes, self.not_tried = model, seed, [], []
+        self.model, self.seed, self.notes = model, seed, []
         self.decoder = decoder_or_none(model)
         self.runner = Runner(model, self.decoder, vocab_size)
         self.context = context_of(model)
@@ -67,9 +67,8 @@ class LeakProbe:
                 "several tokens is exchanged for another, so give 2 tokens or more of a vocabulary of 2 or more"
             )
         self.ids = self.runner.tokens(1, length, seed)
-        pads = [getattr(self.decoder.config if self.decoder else None, "pad_token_id", None)]
-        pads += [module.padding_idx for module in model.modules() if isinstance(module, nn.Embedding)]
-        self.pad = next((i for i in pads if i is not None and 0 <= i < self.runner.vocab_size), 0)
+        pads = (module.padding_idx for module in model.modules() if isinstance(module, nn.Embedding))
+        self.pad = next((pad for pad in pads if pad is not None), 0)
         self.attentions = list(self.decoder.attentions) if self.decoder else attention_modules(model)
         weight = next((w for w in model.parameters() if w.is_floating_point()), torch.zeros(()))
         self.rounding = ROUNDING * torch.finfo(weight.dtype).eps
@@ -104,56 +103,43 @@ class LeakProbe:
         out = self.runner.run(ids, real, **self.condition.options, **more)
         return out if out.dtype == torch.float64 else out.float()
 
+    def require_finite(self, outputs: Tensor) -> None:
+        if not bool(outputs.isfinite().all()):
+            raise AuditError(f"{type(self.model).__name__} gave NaN or infinite outputs, in which no change shows")
+
     def influence(self, columns: Sequence[int] | None = None) -> Tensor:
         """(positions, positions) relative change of the output at i when token j does; 0 in columns not asked for."""
-        measure = functools.partial(self._influence, range(self.ids.size(1)) if columns is None else columns)
+        n = self.ids.size(1)
+        columns, real = list(range(n) if columns is None else columns), self.real(1, n)
+        run = functools.partial(self.run, real=real)
+
+        def measure() -> Tensor:
+            self.require_finite(run(self.ids)[real])
+            changes = torch.zeros(n, n)
+            changes[:, columns] = probe.token_influence(run, self.ids, columns, self.runner.vocab_size)[0].float()
+            return changes.masked_fill(~real[0][:, None], 0.0)
+
         changes = measure()
         return changes.tril() + self.confirmed(changes.triu(1), measure)
 
     @torch.no_grad()
-    def _influence(self, columns: Sequence[int]) -> Tensor:
-        n = self.ids.size(1)
-        real = self.real(1, n)
-        base = self.run(self.ids, real)[0]
-        if not bool(base[real[0]].isfinite().all()):
-            raise AuditError(f"{type(self.model).__name__} gave NaN or infinite outputs, in which no change shows")
-        noise = (self.run(self.ids, real)[0] - base).abs().amax(-1)  # 0 with deterministic kernels
-        changes = torch.zeros(n, n)
-        for j in columns:
-            for step in (1, 2):  # two other tokens, because one could agree by chance
-                changed = probe.exchanged(self.ids, torch.arange(n) == j, self.runner.vocab_size, step)
-                gap = relative(self.run(changed, real)[0], base, noise).masked_fill(~real[0], 0.0)
-                changes[:, j] = changes[:, j].maximum(gap)
-        return changes
-
-    @torch.no_grad()
     def tails(self, n: int, cuts: Sequence[int]) -> Tensor:
-        """(tries, n): how much each position before cuts[t] changes when all tokens from there on do, in try t.
-
-        One pass makes `self.batch` tries. Its texts are those of the pass before, changed from the cut on.
-        """
+        """(tries, n): how much each position before cuts[t] changes when all tokens from there on do, in try t."""
         rng = torch.Generator().manual_seed(self.seed)
         low = min(8, max(0, self.runner.vocab_size - 2 * n))  # the lowest ids are left out, being special
-        span = min(self.runner.vocab_size - low, 50_000)
-        rows = min(self.batch, max(1, len(cuts) // 2))
-        ids, real = torch.randint(span, (rows, n), generator=rng), self.real(rows, n)
-        before, changes = self.run(ids + low, real), []
-        for turn, start in enumerate(range(0, len(cuts), rows), 1):
-            cut = torch.full((rows, 1), n)  # in the last pass some rows may stay as they are
-            cut[: len(cuts) - start, 0] = torch.tensor(cuts[start : start + rows])
-            moved = torch.randint(1, span, (rows, n), generator=rng)
-            ids = torch.where(torch.arange(n) < cut, ids, (ids + moved) % span)
-            still_real = self.real(rows, n, turn)
-            after = self.run(ids + low, still_real)
+        span, changes = min(self.runner.vocab_size - low, 50_000), []
+        for turn, cut in enumerate(torch.tensor(cuts)[:, None].split(self.batch)):  # (rows, 1)
+            ids, moved = (torch.randint(least, span, (len(cut), n), generator=rng) for least in (0, 1))
+            changed = torch.where(torch.arange(n) < cut, ids, (ids + moved) % span)
+            real, still_real = (self.real(len(cut), n, turn + more) for more in (0, 1))
+            before, after = self.run(ids + low, real), self.run(changed + low, still_real)
             earlier = (torch.arange(n) < cut) & real & still_real
-            if not bool(before[earlier].isfinite().all()):
-                raise AuditError("outputs are NaN or infinite")
-            gap = relative(after, before).masked_fill(~earlier, 0.0)
+            self.require_finite(before[earlier])
+            gap = probe.relative_change(after, before).cpu().masked_fill(~earlier, 0.0)
             if bool(gap.any()):
-                noise = (self.run(ids + low, still_real) - after).abs().amax(-1)
-                gap = relative(after, before, noise).masked_fill(~earlier, 0.0)
-            changes.append(gap[: len(cuts) - start])
-            before, real = after, still_real
+                noise = probe.relative_change(self.run(changed + low, still_real), after).cpu()
+                gap = gap.masked_fill(gap <= probe.NOISE_FACTOR * noise, 0.0)
+            changes.append(gap)
         return torch.cat(changes)
 
     def confirmed(self, changes: Tensor, measure: Callable[[], Tensor], limit: float | None = None) -> Tensor:
@@ -237,7 +223,7 @@ class LeakProbe:
 
         for i, call in self.calls(ids).items():
             handle = call.module.register_forward_pre_hook(same_dropout)
-            cells[i] = probe.attention_influence(call, columns, 2, self.seed)[0] & real
+            cells[i] = probe.attention_influence(call, columns)[0] & real
             handle.remove()
         return cells
 
@@ -249,13 +235,6 @@ class LeakProbe:
                     self.levers[i] = lever
                     if -torch.inf < (addend := _mask_addend(call, lever)) < A_MASK:
                         self.finite[i] = addend
-
-
-def relative(after: Tensor, before: Tensor, noise: Tensor | float = 0.0) -> Tensor:
-    """(..., positions) on the CPU: largest change of an output relative to its size; 0 if it does not exceed noise."""
-    gap = (after - before).abs().amax(-1).nan_to_num(torch.inf)
-    size = before.abs().amax(-1).clamp(min=1e-12)
-    return torch.where(gap > probe.NOISE_FACTOR * noise, gap / size, 0.0).cpu().float()
 
 
 def _open_layers(layer_cells: dict[int, Tensor], columns: Sequence[int]) -> tuple[int, ...]:

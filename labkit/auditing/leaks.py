@@ -34,7 +34,8 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from labkit.auditing.leak_probe import PADS, STRESS, Condition, LeakProbe, relative, scores_times
+from labkit.auditing.leak_probe import PADS, STRESS, Condition, LeakProbe, scores_times
+from labkit.auditing.probe import measured_influence, relative_change
 from labkit.auditing.report import Leak, LeakReport, layer_list
 from labkit.decoder.anatomy import CACHE
 from labkit.decoder.running import BODY_MEASURED, in_float32, without_mlps
@@ -72,12 +73,10 @@ def find_leaks(model: nn.Module, *, tokens: int = TOKENS, vocab_size: int | None
         leaks = _from_earlier_calls(probe)
         influence = probe.influence()
         leaks = leaks or _all_others(probe, influence)  # what else leaks cannot be measured if runs differ by chance
-    if probe.not_tried:
-        probe.note(f"not tried, because the model does not take it: {', '.join(probe.not_tried)}")
     if probe.runner.pooled:
         probe.note(BODY_MEASURED)
     if not probe.attentions:
-        probe.note("no attention modules were found: layers were not told apart, and scores not raised")
+        probe.note("no attention modules were found: leaks were not located in layers, and scores were not raised")
     return LeakReport(type(model).__name__, leaks, influence, probe.tries, probe.longest, probe.notes)
 
 
@@ -100,7 +99,7 @@ def _all_others(probe: LeakProbe, influence: Tensor) -> list[Leak]:
 
 def _from_earlier_calls(probe: LeakProbe) -> list[Leak]:
     first, _, again = (probe.run(ids) for ids in (probe.ids, probe.ids.flip(1), probe.ids))
-    if (change := float(relative(again, first).max())) <= REPEATED:
+    if (change := float(relative_change(again, first).max())) <= REPEATED:
         return []
     text = (
         f"the same tokens gave other outputs in a later call, by {change:.2g} of their size: the model keeps something "
@@ -112,29 +111,28 @@ def _from_earlier_calls(probe: LeakProbe) -> list[Leak]:
 def _between_rows(probe: LeakProbe) -> list[Leak]:
     """Exchange every second row of a batch: do the others change? Then later runs have one row."""
 
-    @torch.no_grad()
+    rows, turns, rng = torch.arange(8), torch.arange(4), torch.Generator().manual_seed(probe.seed)
+    ids = probe.ids[0, torch.rand(8, probe.ids.size(1), generator=rng).argsort(1)]  # (8, n)
+    exchanged = rows[:, None] % 2 == turns % 2  # (8, 4)
+
+    def changed(turn: int, draw: int) -> Tensor:
+        return torch.where(exchanged[:, [turn]], ids.flip(0, 1).roll(turn, 1), ids)
+
     def exchange_rows() -> Tensor:
-        rng = torch.Generator().manual_seed(probe.seed)
-        ids = probe.ids[0, torch.rand(8, probe.ids.size(1), generator=rng).argsort(1)]  # (8, n)
-        before, changes = probe.run(ids), []
-        for turn in range(4):
-            exchanged = torch.arange(8) % 2 == turn % 2
-            ids = torch.where(exchanged[:, None], ids.flip(0, 1).roll(turn, 1), ids)
-            after = probe.run(ids)
-            changes.append(relative(after, before).masked_fill(exchanged[:, None], 0.0))
-            before = after
-        return torch.stack(changes)
+        return measured_influence(probe.run, ids, changed, turns.tolist()).masked_fill(
+            exchanged[:, None], 0.0
+        )  # (8, n, 4)
 
     try:
-        change = float(probe.confirmed(exchange_rows(), exchange_rows).max())
+        largest = float(probe.confirmed(exchange_rows(), exchange_rows).max())
     except AuditError as error:
         probe.note(f"only one text at a time was run: {error}")
         probe.batch = 1
         return []
-    if change == 0:
+    if largest == 0:
         return []
     probe.batch = 1
-    return [Leak("batch", f"rows of a batch influence each other: a row changes by {change:.2g} when others do")]
+    return [Leak("batch", f"rows of a batch influence each other: a row changes by {largest:.2g} when others do")]
 
 
 def _in_rare_cases(probe: LeakProbe) -> list[Leak]:
@@ -152,7 +150,7 @@ def _in_long_texts(probe: LeakProbe) -> list[Leak]:
     weights = sum(w.numel() for w in model.parameters() if w not in embeddings)
     longest = min(probe.context or LENGTHS[-1], LENGTHS[-1])
     for n in sorted(n for n in {*LENGTHS, longest} if probe.ids.size(1) < n <= longest):
-        spent += 6 * n * weights  # four changes take three passes of two texts
+        spent += 8 * n * weights  # two passes of four texts
         if spent > BUDGET.get(device, BUDGET["cuda"]):
             break
         border = 1 << (n - 1).bit_length() - 1  # of blocks whose size is any power of two
@@ -175,13 +173,13 @@ def conditions(probe: LeakProbe) -> list[Condition]:
         masks |= {"ones": "with an attention mask of ones", "right": "with right padding of changing length"}
         masks["left"] = "with left padding"
     else:
-        probe.not_tried.append("attention_mask")
+        probe.note("not tried, because the model does not take it: attention_mask")
     parameters = inspect.signature(probe.model.forward).parameters
     options = {name: p.default is not True for name, p in parameters.items() if OPTION.fullmatch(name)}
     if probe.runner.takes_anything and probe.decoder:
         options |= {"output_attentions": True, "use_cache": True}
     if not options:
-        probe.not_tried.append("output_attentions")
+        probe.note("not tried, because the model does not take it: output_attentions")
     ways = [Condition("attention-mask", words, mask) for mask, words in masks.items()]
     ways += [Condition("option", f"with {name}={value}", options={name: value}) for name, value in options.items()]
     ways.append(Condition("train-mode", "in train mode", train=True))
@@ -227,7 +225,7 @@ def _with_cache(probe: LeakProbe) -> list[Leak]:
     runner, ids, leaks = probe.runner, probe.ids, []
     n, caches = ids.size(1), []
     if not ({CACHE, "use_cache"} <= runner.parameters or (runner.takes_anything and probe.decoder)):
-        probe.not_tried.append("past_key_values")  # as most readers know it; `cache` in transformers 5.24 and later
+        probe.note("not tried, because the model does not take it: a key-value cache")
         return []
 
     def change(parts: Sequence[Tensor]) -> Tensor:
@@ -239,8 +237,8 @@ def _with_cache(probe: LeakProbe) -> list[Leak]:
                 raise AuditError("the model returned no cache")
             if probe.decoder and given and caches[-1] is not given[CACHE]:
                 raise AuditError("the model puts another cache in place of the one it is given, as prefix tuning does")
-        gap = relative(torch.cat(outputs, 1), whole)
-        return gap * (gap > CACHED)
+        gap = relative_change(torch.cat(outputs, 1), whole).cpu()
+        return gap.masked_fill(gap <= CACHED, 0.0)
 
     ways = {
         "in chunks": [part for part in ids.tensor_split(3, 1) if part.size(1)],
@@ -289,16 +287,15 @@ def _with_labels(probe: LeakProbe) -> list[Leak]:
     """
     model, ids, j = probe.model, probe.ids.to(probe.runner.device), probe.ids.size(1) // 2
 
-    def in_output(change: Tensor) -> list[Leak]:
-        if (largest := float(change[0, : j + 1].max())) <= REPEATED:
+    def in_output(with_other: Tensor, with_one: Tensor) -> list[Leak]:
+        if (largest := float(relative_change(with_other, with_one)[0, : j + 1].max())) <= REPEATED:
             return []
         text = f"the outputs depend on the labels of the same or a later position, by {largest:.2g} of their size"
         return [Leak("labels-in-output", text)]
 
     if "targets" in probe.runner.parameters:  # a model written by hand; whether its caller shifts them is not known
-        later = torch.arange(ids.size(1), device=ids.device) >= j
-        targets = [ids, torch.where(later, ids.flip(1), ids)]
-        return in_output(relative(*(probe.run(probe.ids, targets=labels) for labels in targets)))
+        other = torch.cat([ids[:, :j], ids.flip(1)[:, j:]], dim=1)
+        return in_output(probe.run(probe.ids, targets=other), probe.run(probe.ids, targets=ids))
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if head is None or "labels" not in probe.runner.parameters:
         return []
@@ -316,7 +313,7 @@ def _with_labels(probe: LeakProbe) -> list[Leak]:
     contrast = logits[j - 1] - logits[j]  # the two labels that tell these positions apart best
     one, other = int(contrast.argmax()), int(contrast.argmin())
     with_one, with_other = answer(one), answer(other)
-    if leaks := in_output(relative(with_other.logits.float(), with_one.logits.float())):
+    if leaks := in_output(with_other.logits, with_one.logits):
         return leaks
     difference = float(with_other.loss) - float(with_one.loss)
     errors = (logits[:, one] - logits[:, other] - difference).abs()  # (positions,)

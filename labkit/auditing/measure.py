@@ -119,28 +119,21 @@ def _assert_verdict(model: nn.Module, expected: str, allow: Sequence[str] | None
 
 @dataclass
 class _View:
-    """What one kind of batch showed for one of its rows.
+    """What one kind of batch showed for one of its rows, and for its real tokens only.
 
-    calls: those of the attention modules that can be measured by themselves. cells: of each call, (queries, keys), pads
-    included. unmeasured: attention modules that ran, and could not be measured by themselves. refined: whether small
-    changes added to `scenario`.
+    calls: those of the attention modules that can be measured by themselves. unmeasured: the other modules that ran.
+    cells: what each call attends to, (tokens, tokens). with_pads: the calls in which a token attends to padding.
+    allowed: what the cells allow through depth, (tokens, columns of the scenario). refined: whether small changes added
+    to `scenario`.
     """
 
-    real: Tensor  # (seq,) bool
     calls: list[AttentionCall]
-    cells: list[Tensor]
-    scenario: Scenario
     unmeasured: list[int]
+    cells: list[Tensor]
+    with_pads: list[int]
+    allowed: Tensor
+    scenario: Scenario
     refined: bool
-
-    @property
-    def real_cells(self) -> list[Tensor]:
-        return [cells[self.real][:, self.real] for cells in self.cells]
-
-    @property
-    def layers_with_pads(self) -> list[int]:
-        """Those in which a real token attends to padding."""
-        return [i for i, cells in enumerate(self.cells) if bool(cells[self.real][:, ~self.real].any())]
 
 
 def _measured_views(runner: Runner, modules: Sequence[nn.Module], quick: bool, seed: int) -> dict[str, _View]:
@@ -166,23 +159,25 @@ def _view_batch(runner, modules, real: Tensor, kinds: list[str], quick: bool, se
     unmeasured = sorted({call.index for call in recorded} - {call.index for call in calls})
     edges = sorted({0, int(real.sum(1).min()) - 1, n - 1})  # first, last real one of the shortest row, last
     columns, draws = (edges, 1) if quick else (list(range(n)), 2)
-    influence = probe.token_influence(run, ids, columns, runner.vocab_size, draws, base)  # (batch, n, columns)
-    doubtful = probe.doubtful_columns(influence, columns, real)
-    refined = bool(doubtful) and probe.refine_by_embeddings(influence, run, runner.model, ids, columns, doubtful)
-    cells = [probe.attention_influence(call, range(n), draws, seed, real=real) for call in calls]  # each (batch, n, n)
+    influence = probe.token_influence(run, ids, columns, runner.vocab_size, draws) > 0  # (batch, n, columns)
+    refined = probe.refine_by_embeddings(influence, run, runner.model, ids, columns, real)
+    cells = [probe.attention_influence(call, range(n), draws, real=real) for call in calls]  # each (batch, n, n)
     views = {}
     for row, kind in enumerate(kinds):
         here, kept = real[row], real[row, columns]
         asked = (torch.cumsum(here, 0) - 1)[columns][kept].tolist()  # the columns within the text of this row
-        of_row, row_cells = influence[row][here], [c[row] for c in cells]
+        of_row, of_tokens = influence[row][here], [call_cells[row][here] for call_cells in cells]
+        inside = [call_cells[:, here] for call_cells in of_tokens]
+        allowed = composed(inside, int(here.sum()))[:, asked] if inside else torch.ones_like(of_row[:, kept])
         scenario = Scenario(
-            verdict=_whole_verdict(of_row[:, kept], asked, [c[here][:, here] for c in row_cells]),
+            verdict=_whole_verdict(of_row[:, kept], asked, inside, allowed),
             influence=of_row[:, kept],
             columns=tuple(asked),
             pad_leak=bool(of_row[:, ~kept].any()),
             nan=not bool(base[row].isfinite().all()),
         )
-        views[kind] = _View(here, calls, row_cells, scenario, unmeasured, refined)
+        with_pads = [i for i, call_cells in enumerate(of_tokens) if bool(call_cells[:, ~here].any())]
+        views[kind] = _View(calls, unmeasured, inside, with_pads, allowed, scenario, refined)
     return views
 
 
@@ -209,7 +204,7 @@ def _layer_reports(names: Sequence[str], views: dict[str, _View]) -> list[LayerR
     plain = views["unpadded"]
     reports = []
     for i, (call, cells) in enumerate(zip(plain.calls, plain.cells, strict=True)):
-        verdicts = {kind: mask_verdict(view.real_cells[i]) for kind, view in views.items() if i < len(view.cells)}
+        verdicts = {kind: mask_verdict(view.cells[i]) for kind, view in views.items() if i < len(view.cells)}
         mask = recognise(cells)
         mask = from_dense(cells) if mask is None else mask
         reports.append(LayerReport(i, names[call.index], mask, verdicts["unpadded"], verdicts))
@@ -228,15 +223,13 @@ def mask_verdict(cells: Tensor) -> str:
     return kind if kind in ("causal", "bidirectional") else "other"
 
 
-def _whole_verdict(influence: Tensor, columns: list[int], layer_cells: list[Tensor]) -> str:
-    """Verdict on the whole model from bool (real tokens, columns), and from the cells of its layers where known.
+def _whole_verdict(influence: Tensor, columns: list[int], layer_cells: list[Tensor], expected: Tensor) -> str:
+    """Verdict on the whole model from its influence and from what its layers let us expect, (tokens, columns) each.
 
-    Only the cells that the layers can bridge through depth are expected: small windows leave the rest empty.
+    Small windows leave cells empty that the layers do not bridge through depth.
     """
-    n = influence.shape[0]
-    ahead, behind = later(n, columns), ~later(n, columns, or_same=True)
-    expected = composed(layer_cells, n)[:, columns] if layer_cells else torch.ones_like(influence)
-    missing = expected & ~influence
+    n, ahead, missing = len(influence), later(len(influence), columns), expected & ~influence
+    behind = torch.arange(n)[:, None] > torch.tensor(columns)
     if not bool((influence & ahead).any()):  # tokens that do not interact at all are not causal
         reads_past = bool((influence & behind).any())
         return "causal" if reads_past and not bool((missing & ~ahead).any()) else "other"
@@ -262,19 +255,17 @@ def _mask_problems(layers: list[LayerReport], views: dict[str, _View]) -> Iterat
     if flipped or len(set(verdicts.values())) > 1:
         verdicts = layers[flipped[0]].scenarios if flipped else verdicts
         kinds = {v: ", ".join(kind for kind in verdicts if verdicts[kind] == v) for v in verdicts.values()}
-        where = layer_list(flipped) if flipped else "the model as a whole"
         text = ", but ".join(f"{verdict} ({where})" for verdict, where in kinds.items())
-        yield Problem("padding-flips-mask", f"{where}: {text}", flipped)
-    leaking = sorted({i for view in views.values() for i in view.layers_with_pads})
+        yield Problem("padding-flips-mask", f"{_where(flipped)}: {text}", flipped)
+    leaking = sorted({i for view in views.values() for i in view.with_pads})
     if leaking or any(view.scenario.pad_leak for view in views.values()):
-        where = layer_list(leaking) if leaking else "the model as a whole"
-        yield Problem("pad-leak", f"{where}: real tokens attend to padded positions", leaking)
+        yield Problem("pad-leak", f"{_where(leaking)}: real tokens attend to padded positions", leaking)
     if broken := [kind for kind, view in views.items() if view.scenario.nan]:
         yield Problem("nan-rows", f"the output holds NaN or infinite numbers ({', '.join(broken)})")
     yield from list(_layers_contradicted(views))[:1]
     plain = views["unpadded"]
-    n, columns = len(plain.scenario.influence), torch.tensor(plain.scenario.columns)
-    of_others = plain.scenario.influence & (torch.arange(n)[:, None] != columns)
+    influence, columns = plain.scenario.influence, torch.tensor(plain.scenario.columns)
+    of_others = influence & (torch.arange(len(influence))[:, None] != columns)
     if not plain.scenario.nan and not bool(of_others.any()):
         text = "no token influences any other: the model reads each token alone, or its influence could not be measured"
         yield Problem("no-influence", text)
@@ -287,24 +278,26 @@ def _mask_problems(layers: list[LayerReport], views: dict[str, _View]) -> Iterat
 def _layers_contradicted(views: dict[str, _View]) -> Iterator[Problem]:
     """The model as a whole lets through more, or much less, than its layers by themselves."""
     for kind, view in views.items():
-        influence, columns = view.scenario.influence, list(view.scenario.columns)
+        influence, ahead = view.scenario.influence, later(len(view.allowed), view.scenario.columns)
         if not view.cells or view.scenario.nan:
             continue
-        allowed, ahead = composed(view.real_cells, len(influence))[:, columns], later(len(influence), columns)
-        if extra := int((influence & ~allowed).sum()):
+        if extra := int((influence & ~view.allowed).sum()):
             text = f"{extra} pairs of tokens influence each other ({kind}) past every attention mask"
             yield Problem("influence-outside-attention", text)
-        elif bool((allowed & ahead).any()) and not bool((influence & ahead).any()):
+        elif bool((view.allowed & ahead).any()) and not bool((influence & ahead).any()):
             text = f"no token influences an earlier one ({kind}), though the attention layers by themselves allow it"
             yield Problem("influence-missing", text)
+
+
+def _where(layers: list[int]) -> str:
+    return layer_list(layers) if layers else "the model as a whole"
 
 
 def _between_rows(runner: Runner, seed: int, notes: list[str]) -> list[Problem]:
     """Other tokens in the middle one of three rows must not change the outputs of the other rows."""
     real = torch.ones(3, QUICK_TOKENS, dtype=torch.bool) if runner.takes("attention_mask") else None
     run, ids = functools.partial(runner.run, real=real), runner.tokens(3, QUICK_TOKENS, seed)
-    middle = torch.zeros(3, QUICK_TOKENS, dtype=torch.bool)
-    middle[1] = True
+    middle = (torch.arange(3) == 1)[:, None].expand(3, QUICK_TOKENS)
     try:
         if bool(probe.changed_outputs(run, ids, middle, runner.vocab_size).any()):
             text = "other tokens in one row of a batch change the outputs of the other rows"

@@ -115,18 +115,17 @@ def leakage(
     Example: labkit leakage gpt2-mini --train
     """
     from labkit.auditing.leaks import find_leaks
-    from labkit.leak_meter import leak_meter
     from labkit.models import load
 
     model = load(name, attn=attn, dtype=dtype).model
     with waiting(f"looking for leaks in {name}"):
-        report = find_leaks(model, tokens=tokens)
-    reports = {
-        "perturbation": report,
-        "training": leak_meter(model, LEAKAGE_VOCABULARY, steps=steps) if train else None,
-    }
+        reports = {"perturbation": find_leaks(model, tokens=tokens)}
+    if train:
+        from labkit.leak_meter import leak_meter
+
+        reports["training"] = leak_meter(model, LEAKAGE_VOCABULARY, steps=steps)
     if as_json:
-        print_json({kind: None if part is None else json.loads(part.to_json()) for kind, part in reports.items()})
+        print_json({"training": None} | {kind: json.loads(report.to_json()) for kind, report in reports.items()})
     else:
-        print("\n".join(str(report) for report in reports.values() if report is not None))
-    raise typer.Exit(0 if all(report is None or report.clean for report in reports.values()) else 1)
+        print(*reports.values(), sep="\n")
+    raise typer.Exit(0 if all(report.clean for report in reports.values()) else 1)

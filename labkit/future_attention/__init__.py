@@ -72,7 +72,6 @@ class Future:
             raise ModelError(f"future_dim is {self.dim} and rank {self.rank}: give whole numbers from 1")
         if self.source not in SOURCES:
             raise ModelError(f"there are no columns from {self.source!r}; there are {', '.join(SOURCES)}")
-        _require_distinct(self.layers)
 
 
 @dataclass(frozen=True)
@@ -203,11 +202,11 @@ class FutureAttention(Attention):
         if cache is not None:
             key, value = cache.extend(layer, key, value)  # (batch, heads, past + seq, head width)
         total = key.size(2)
-        hidden = torch.ones(seq, total, dtype=torch.bool, device=x.device).triu(total - seq + 1)
-        none = ~self.columns.visible(total - seq, seq, x.device)
+        past_cells = torch.ones(seq, total, dtype=torch.bool, device=x.device).tril(total - seq)
+        cells = torch.cat([past_cells, self.columns.visible(total - seq, seq, x.device)], dim=-1)
         query = query / math.sqrt(query.size(-1))
         scores = torch.cat([query @ key.transpose(-2, -1), self.columns.scores(query, x)], dim=-1)
-        scores.masked_fill_(torch.cat([hidden, none], dim=-1), -torch.inf)  # (batch, heads, seq, total + columns)
+        scores.masked_fill_(~cells, -torch.inf)  # (batch, heads, seq, total + columns)
         weights = scores.softmax(-1)  # over both at once
         used = F.dropout(weights, self.attention_dropout) if self.attention_dropout and self.training else weights
         past, future = used[..., :total] @ value, self.columns.mix(used[..., total:], x)
@@ -229,22 +228,21 @@ class FutureGPT(GPT):
         if future.source != "memory" and future.dim >= config.context:
             most = config.context - 1
             raise ModelError(f"future_dim is {future.dim}: in this context a position has at most {most} others ahead")
-        if wrong := [layer for layer in future.layers or () if layer not in range(config.layers)]:
-            raise ModelError(f"no layers {wrong} can have columns: give some of 0 to {config.layers - 1}")
+        layers = _checked_layers(future.layers, config.layers)
         super().__init__(config)
-        self.future, self._watching = future, None
-        for block in self._future_blocks():
+        self.future, self.future_layers, self.watching = future, layers, None
+        for layer in layers:
             attention = FutureAttention(config, future)
-            attention.load_state_dict(block.attn.state_dict(), strict=False)  # as a GPT of this seed begins
-            block.attn = attention
+            attention.load_state_dict(self.h[layer].attn.state_dict(), strict=False)  # as a GPT of this seed begins
+            self.h[layer].attn = attention
 
-    def _future_blocks(self) -> list[nn.Module]:
-        """The layers that have columns."""
-        return [block for i, block in enumerate(self.h) if self.future.layers is None or i in self.future.layers]
+    @property
+    def _future_attentions(self) -> list[FutureAttention]:
+        return [self.h[layer].attn for layer in self.future_layers]
 
     def hidden(self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL, cache: Cache | None = None) -> Tensor:
-        if self._watching is not None:
-            self._watching.clear()
+        if self.watching is not None:
+            self.watching.clear()
         if mask != CAUSAL:
             raise MaskError(f"Future Attention is causal by definition; it cannot be run under {mask}")
         return super().hidden(ids, mask, cache)
@@ -256,31 +254,28 @@ class FutureGPT(GPT):
     @contextmanager
     def watched(self) -> Iterator[list[Seen]]:
         """A list that holds, after a forward pass, a `Seen` of each layer with columns, from the lowest up."""
-        attentions = [block.attn for block in self._future_blocks()]
-        self._watching = []
-        for attention in attentions:
-            attention.watching = self._watching
+        holders = [self, *self._future_attentions]
+        layers: list[Seen] = []
         try:
-            yield self._watching
+            for holder in holders:
+                holder.watching = layers
+            yield layers
         finally:
-            self._watching = None
-            for attention in attentions:
-                attention.watching = None
+            for holder in holders:
+                holder.watching = None
 
     @property
     def column_parameters(self) -> int:
         """How many of the parameters belong to the columns."""
-        return sum(p.numel() for block in self._future_blocks() for p in block.attn.columns.parameters())
+        return sum(p.numel() for attention in self._future_attentions for p in attention.columns.parameters())
 
     @classmethod
     def from_gpt(cls, model: nn.Module, future: Future | None = None) -> FutureGPT:
         """Begin with the weights of a `labkit.gpt.GPT` or of transformers' GPT-2; only the columns are new.
 
         Raises:
-            ModelError: a `Future` that does not fit, or a model that is not a GPT-2 or has columns already.
+            ModelError: a `Future` that does not fit, or a model that is not a GPT-2.
         """
-        if isinstance(model, FutureGPT):
-            raise ModelError("this model has columns already")
         plain = model if isinstance(model, GPT) else GPT.from_transformers(model)
         made = cls(plain.config, future)
         made.load_state_dict(plain.state_dict(), strict=False)  # all but the columns
@@ -288,14 +283,14 @@ class FutureGPT(GPT):
 
     from_transformers = from_gpt
 
-    def to_transformers(self) -> nn.Module:
-        """Raises ModelError: GPT-2 has no columns."""
-        raise ModelError("transformers' GPT-2 has no future columns")
 
-
-def _require_distinct(layers: tuple[int, ...] | None) -> None:
-    if layers is not None and not 0 < len(set(layers)) == len(layers):
-        raise ModelError(f"the layers are {layers!r}: give at least one, and none twice")
+def _checked_layers(layers: tuple[int, ...] | None, count: int) -> tuple[int, ...]:
+    """The layers themselves, or all of `count` for None."""
+    if layers is None:
+        return tuple(range(count))
+    if not 0 < len(set(layers)) == len(layers) or not set(layers) <= set(range(count)):
+        raise ModelError(f"the layers are {layers!r}: give some of 0 to {count - 1}, and none twice")
+    return layers
 
 
 # -- the auxiliary losses ----------------------------------------------------------------------------------------------
@@ -326,13 +321,13 @@ class FutureLoss:
     shuffled: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind not in LOSSES:
-            raise ModelError(f"there is no future loss {self.kind!r}; there are {', '.join(LOSSES)}")
-        if self.target not in TARGETS:
-            raise ModelError(f"there is no target {self.target!r}; there are {', '.join(TARGETS)}")
+        if self.kind not in LOSSES or self.target not in TARGETS:
+            choices = f"{', '.join(LOSSES)} for {', '.join(TARGETS)}"
+            raise ModelError(
+                f"there is no future loss {self.kind!r} for the target {self.target!r}; there are {choices}"
+            )
         if self.kind == "kl" and self.target != "joint":
             raise ModelError('"kl" compares weights of one softmax: it has no target "difference"')
-        _require_distinct(self.layers)
         if not 0 <= self.weight < math.inf:
             raise ModelError(f"the weight of the future loss is {self.weight!r}: give a number from 0")
 
@@ -342,21 +337,14 @@ class FutureLoss:
         Raises:
             ModelError: nothing was watched, no such layer, texts of one token, or nothing to shuffle.
         """
-        if not seen:
-            raise ModelError("no layer was watched: run the model inside `with model.watched() as seen:`")
-        if wrong := [layer for layer in self.layers or () if layer not in range(len(seen))]:
-            raise ModelError(f"the loss has no layers {wrong}; there are 0 to {len(seen) - 1} with columns")
-        batch, _, seq, _ = seen[0].query.shape
-        if seen[0].key.size(-2) != seq:
-            raise ModelError("what was seen with a cache has no loss: run the model on the whole text")
-        if seq < 2:
-            raise ModelError("a text of one token has no future to compare with")
-        if self.shuffled and batch < 2:
+        if not seen or seen[0].query.size(-2) != seen[0].key.size(-2) or seen[0].query.size(-2) < 2:
+            how = "inside `with model.watched() as seen:`, without a cache, on whole texts of 2 or more tokens"
+            raise ModelError(f"no layer was watched that has a future: run the model {how}")
+        if self.shuffled and len(seen[0].query) < 2:
             raise ModelError("one text alone cannot be given the future of another: take 2 or more in a batch")
         if self.kind == "kl" and seen[0].source == "memory":
             raise ModelError("slots of a memory stand for no position: their weights have no true counterpart")
-        chosen = seen if self.layers is None else [seen[layer] for layer in self.layers]
-        return torch.stack([self._of(layer) for layer in chosen]).mean()
+        return torch.stack([self._of(seen[layer]) for layer in _checked_layers(self.layers, len(seen))]).mean()
 
     def _of(self, seen: Seen) -> Float[Tensor, ""]:
         if self.kind == "kl":
@@ -364,28 +352,22 @@ class FutureLoss:
         else:
             guess, truth = predicted_contribution(seen, self.target), true_contribution(seen, self.target)
         truth = truth.roll(1, dims=0) if self.shuffled else truth
-        loss = {"mse": mse, "cosine": cosine, "infonce": infonce, "kl": kl}[self.kind]
+        loss = {"mse": F.mse_loss, "cosine": cosine, "infonce": infonce, "kl": kl}[self.kind]
         return loss(guess[:, :, :-1], truth[:, :, :-1])  # the last position has no future
 
 
 def true_contribution(seen: Seen, target: str = "joint") -> Contribution:
     """What the next `dim` positions really contribute, per head, detached; 0 at the last position."""
     with torch.no_grad():
-        weights, seq = true_weights(seen.scores, seen.dim), seen.query.size(-2)
+        weights = true_weights(seen.scores, seen.dim)
         if target == "difference":
             return weights @ seen.value - seen.causal
-        ahead = predicted(seen.dim).dense(seq, device=weights.device)
-        return weights.masked_fill(~ahead, 0) @ seen.value
+        return weights.triu(1) @ seen.value
 
 
 def predicted_contribution(seen: Seen, target: str = "joint") -> Contribution:
     """What the columns contribute instead, with its gradient."""
     return seen.future if target == "joint" else seen.past + seen.future - seen.causal
-
-
-def mse(guess: Contribution, truth: Contribution) -> Float[Tensor, ""]:
-    """Mean squared error, over all numbers."""
-    return F.mse_loss(guess, truth)
 
 
 def cosine(guess: Contribution, truth: Contribution) -> Float[Tensor, ""]:
@@ -405,17 +387,14 @@ def infonce(guess: Contribution, truth: Contribution) -> Float[Tensor, ""]:
 
 def kl(guess: Contribution, truth: Contribution) -> Float[Tensor, ""]:
     """KL(truth || guess) of weights that sum to 1 over the last dimension, in nats."""
-    tiny = torch.finfo(guess.dtype).tiny
-    return (truth * (truth.clamp_min(tiny).log() - guess.clamp_min(tiny).log())).sum(-1).mean()
+    log_guess = guess.clamp_min(torch.finfo(guess.dtype).tiny).log()
+    return F.kl_div(log_guess, truth, reduction="none").sum(-1).mean()
 
 
 def _weights_by_distance(seen: Seen) -> tuple[Tensor, Tensor]:
     """Predicted and true weights of [the past as a whole, 1 ahead, 2 ahead, ...]: 2 x (batch, heads, seq, 1 + dim)."""
-    true, past = (
-        true_weights(seen.scores, seen.dim),
-        masks.causal().dense(seen.query.size(-2), device=seen.query.device),
-    )
-    truth = torch.cat([true.masked_fill(~past, 0).sum(-1, keepdim=True), _ahead(true, seen.dim)], dim=-1)
+    true = true_weights(seen.scores, seen.dim)
+    truth = torch.cat([true.tril().sum(-1, keepdim=True), _ahead(true, seen.dim)], dim=-1)
     future = _ahead(seen.future_weights, seen.dim) if seen.source == "position" else seen.future_weights
     return torch.cat([seen.past_weights.sum(-1, keepdim=True), future], dim=-1), truth
 
