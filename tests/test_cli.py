@@ -17,7 +17,7 @@ from transformers import AutoModel
 import labkit
 from labkit import __version__, models
 from labkit.cli import app
-from labkit.models.export import choose_layers
+from labkit.convert import choose_layers
 from labkit.models.registry import REGISTRY
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
