@@ -76,18 +76,16 @@ def convert(
 
     Example: labkit convert gemma3-270m --output-dir gemma-encoder --window keep
     """
-    from labkit.models import export, load
+    from labkit.convert import choose_layers, to_bidirectional
+    from labkit.models import cards, load
+    from labkit.models.export import export, require_free
 
-    export.require_free(output_dir)
-    if window not in export.WINDOWS:
-        raise LabkitError(f"--window is {window!r}; give {', '.join(export.WINDOWS)}")
+    require_free(output_dir)
     lm = load(name, attn=attn, dtype=dtype)
-    from labkit.convert import to_bidirectional
-
-    chosen = export.choose_layers(layers, lm.model.config.get_text_config().num_hidden_layers)
+    chosen = choose_layers(layers, lm.model.config.get_text_config().num_hidden_layers)
     to_bidirectional(lm.model, window=window, layers=chosen)
-    folder = export.export(lm, output_dir, window=window, layers=chosen)
-    plain = export.loads_in_transformers(lm.model, chosen)
+    folder = export(lm, output_dir, window=window, layers=chosen)
+    plain = cards.loads_in_transformers(lm.model, chosen)
     if as_json:
         done = {"folder": str(folder), "name": name, "window": window, "layers": chosen or "all"}
         print_json(done | {"plain_transformers": plain, "licence": lm.licence})
@@ -120,13 +118,12 @@ def leakage(
 
     model = load(name, attn=attn, dtype=dtype).model
     with waiting(f"looking for leaks in {name}"):
-        report = find_leaks(model, tokens=tokens)
-    reports = {
-        "perturbation": report,
-        "training": leak_meter(model, LEAKAGE_VOCABULARY, steps=steps) if train else None,
-    }
+        reports = [find_leaks(model, tokens=tokens)]
+    if train:
+        reports.append(leak_meter(model, LEAKAGE_VOCABULARY, steps=steps))
     if as_json:
-        print_json({kind: None if part is None else json.loads(part.to_json()) for kind, part in reports.items()})
+        values = [json.loads(report.to_json()) for report in reports]
+        print_json({"perturbation": values[0], "training": values[1] if train else None})
     else:
-        print("\n".join(str(report) for report in reports.values() if report is not None))
-    raise typer.Exit(0 if all(report is None or report.clean for report in reports.values()) else 1)
+        print(*reports, sep="\n")
+    raise typer.Exit(0 if all(report.clean for report in reports) else 1)
