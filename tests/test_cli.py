@@ -106,16 +106,12 @@ def test_models_lists_all_of_them_as_a_table_and_as_json(labkit_command):
     assert json.loads(labkit_command("models", "--json")[1]) == models.available()
 
 
-def test_the_doctors_json_holds_status_and_cure_and_the_exit_code_follows_failures(
-    labkit_command, own_cache, monkeypatch
-):
+def test_the_exit_code_of_the_doctor_follows_failures(labkit_command, own_cache, monkeypatch):
     code, out, _ = labkit_command("doctor", "--json")
-    assert code == 0
-    assert all(set(finding) == {"name", "status", "detail", "cure"} for finding in json.loads(out))
+    assert code == 0 and "fail" not in {finding["status"] for finding in json.loads(out)}
     monkeypatch.setenv("LABKIT_PROFILE", "supercomputer")
     code, out, _ = labkit_command("doctor", "--json")
-    assert code == 1
-    assert any(finding["status"] == "fail" and "supercomputer" in finding["detail"] for finding in json.loads(out))
+    assert code == 1 and "fail" in {finding["status"] for finding in json.loads(out)}
 
 
 def test_the_cache_is_listed_repaired_and_cleared(labkit_command, small_card, own_cache, tmp_path):
@@ -133,18 +129,12 @@ def test_the_cache_is_listed_repaired_and_cleared(labkit_command, small_card, ow
     assert json.loads(labkit_command("cache", "list", "--json")[1])["entries"] == []
 
 
-def test_audit_exits_1_when_the_expectation_fails_or_there_is_a_problem(labkit_command, tiny, tmp_path):
+def test_audit_exits_1_when_the_expectation_fails(labkit_command):
     assert labkit_command("audit", "tiny-gemma3", "--quick", "--expect", "causal")[0] == 0
     code, out, err = labkit_command("audit", "tiny-gemma3", "--quick", "--expect", "bidirectional", "--json")
     assert code == 1
     assert json.loads(out)["verdict"] == "causal"
     assert err == "labkit: tiny-gemma3 was expected to be bidirectional and is causal\n"
-    lm = tiny("tiny-llama")
-    lm.model.config.is_causal = False  # documents in a packed row leak into each other
-    lm.model.save_pretrained(tmp_path)
-    lm.tokenizer.save_pretrained(tmp_path)
-    code, out, err = labkit_command("audit", tmp_path, "--expect", "bidirectional", "--json")
-    assert code == 1 and json.loads(out)["verdict"] == "bidirectional" and "leak into each other" in err
 
 
 # ---- convert ---------------------------------------------------------------------------------------------------------

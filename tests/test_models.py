@@ -143,14 +143,6 @@ def test_a_model_in_the_hub_cache_loads_without_a_network_and_is_checked_first(
         labkit.load("nobody/tiny")
 
 
-def test_without_a_network_a_hub_model_points_to_models_that_work_offline(tmp_path, monkeypatch, no_network):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "empty hub cache"))
-    with pytest.raises(ModelError, match="gemma-3-4b-it.*local-dir.*gemma3-270m"):
-        labkit.load("google/gemma-3-4b-it")
-    assert no_network, "no connection was tried"
-
-
 def _response(status: int) -> httpx.Response:
     return httpx.Response(status, request=httpx.Request("GET", "https://huggingface.co/api/models/google/gemma-2-2b"))
 
@@ -161,7 +153,7 @@ def _response(status: int) -> httpx.Response:
         (errors.GatedRepoError("gated", response=_response(403)), "accept its licence at .*gemma-2-2b"),
         (errors.RepositoryNotFoundError("?", response=_response(404)), "check the spelling"),
         (errors.HfHubHTTPError("oops", response=_response(503)), "HTTP 503"),
-        (httpx.ReadTimeout("slow"), "cannot be reached"),
+        (httpx.ReadTimeout("slow"), "cannot be reached.*local-dir.*gemma3-270m"),
     ],
 )
 def test_each_refusal_of_the_hub_is_explained(monkeypatch, raised, words):

@@ -120,25 +120,22 @@ def _read_config(folder: Path, name: str, *, encoders: bool) -> PreTrainedConfig
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     # BERT and similar encoders are also registered as causal models, for the decoder half of a translation model
     is_encoder = _concrete_class(AutoModelForMaskedLM, config) is not None and not getattr(config, "is_decoder", False)
-    if (encoders or head_in(config) is not None) and not config.is_encoder_decoder:
-        supported, cure = _concrete_class(AutoModel, config) is not None, ""
+    if encoders or head_in(config) is not None:
+        supported = _concrete_class(AutoModel, config) is not None
     else:
-        causal = _concrete_class(AutoModelForCausalLM, config) is not None
-        supported = causal and not is_encoder and not config.is_encoder_decoder
+        supported = _concrete_class(AutoModelForCausalLM, config) is not None and not is_encoder
+    if config.is_encoder_decoder or not supported:
+        is_encoder = is_encoder and not config.is_encoder_decoder
         cure = "; an encoder loads with a head, or its body alone (task='base')" if is_encoder else ""
-    if not supported:
         raise ModelError(
             f"{name} is a {config.model_type} model; labkit takes decoders such as GPT-2, Gemma or Llama{cure}",
-            kind="encoder" if cure else "",
+            kind="encoder" if is_encoder else "",
         )
     return config
 
 
 def _concrete_class(auto_class: Any, config: PreTrainedConfig) -> type | None:
-    try:
-        concrete = auto_class._model_mapping[type(config)]
-    except KeyError:
-        return None
+    concrete = auto_class._model_mapping.get(type(config), None)
     return concrete[0] if isinstance(concrete, list | tuple) else concrete
 
 

@@ -110,12 +110,10 @@ def build_tokenizer(fields: dict[str, Any], max_length: int) -> PreTrainedTokeni
     tokenizer = builders[kind](fields)
 
     # control tokens (<bos>, <start_of_turn>) and those added by hand (<table>) are never cut into pieces
-    whole: dict[int, list[AddedToken]] = {_CONTROL: [], _USER_DEFINED: []}
-    for token, token_type in zip(tokens, fields["tokenizer.ggml.token_type"], strict=True):
-        if token_type in whole:
-            whole[token_type].append(AddedToken(_spelled(token), normalized=False, special=token_type == _CONTROL))
-    tokenizer.add_special_tokens(whole[_CONTROL])
-    tokenizer.add_tokens(whole[_USER_DEFINED])
+    types = fields["tokenizer.ggml.token_type"]
+    for kind, add in ((_CONTROL, tokenizer.add_special_tokens), (_USER_DEFINED, tokenizer.add_tokens)):
+        whole = [_spelled(token) for token, token_type in zip(tokens, types, strict=True) if token_type == kind]
+        add([AddedToken(token, normalized=False, special=kind == _CONTROL) for token in whole])
 
     names = (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
     ids = {f"{ours}_token": fields.get(f"tokenizer.ggml.{theirs}_token_id") for ours, theirs in names}
