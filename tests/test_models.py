@@ -182,8 +182,8 @@ def test_what_is_promised_offline_tries_no_connection(name, small_card, folder, 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("tiny-gpt2", {"attn": "fast"}, "attn is 'fast'.*eager, sdpa"),
-        ("tiny-gpt2", {"attn": "flex_attention"}, "flex_attention.*take eager or sdpa"),
+        ("tiny-gpt2", {"attn": "fast"}, "attn='fast'.*choose one of eager, sdpa"),
+        ("tiny-gpt2", {"attn": "flex_attention"}, "flex_attention.*choose one of eager, sdpa"),
         ("tiny-gemma2", {"attn": "sdpa"}, "tiny-gemma2.*sdpa.*eager"),
         ("tiny-gpt2", {"dtype": "int8"}, "dtype is 'int8'.*float32, bfloat16"),
         ("tiny-gpt2", {"task": "poetry"}, "task is 'poetry'.*token-classification"),

@@ -15,14 +15,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from labkit import files
-from labkit.errors import ModelError
+from labkit.errors import ModelError, reading
 from labkit.models import cache
 from labkit.models.registry import REGISTRY, ModelCard, Package, closest_names
 
 if TYPE_CHECKING:
     from labkit.models.heads import Head
 
-ATTENTION_BACKENDS = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
 _SMALL_FILES = ["config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json"]
 _SMALL_FILES += ["vocab.json", "merges.txt", "chat_template.jinja"]
 _WEIGHTS = ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"]
@@ -75,8 +74,6 @@ def load(
     from labkit.models import adapters, folders, tiny
 
     name = str(name_or_path)
-    if attn not in (None, *ATTENTION_BACKENDS):
-        raise ModelError(f"attn is {attn!r}; choose one of {', '.join(ATTENTION_BACKENDS)}")
     torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype is not None and not (isinstance(torch_dtype, torch.dtype) and torch_dtype.is_floating_point):
         raise ModelError(f"dtype is {dtype!r}; choose float32, bfloat16 or float16")
@@ -106,7 +103,8 @@ def load(
         source = f"random weights, drawn in code from seed {tiny.SEED}: {name} is untrained and shows mechanism only"
         kind, config = folders.class_for(tiny.tiny_config(name), task, name)
         attn, remarks = folders.choose_attention(kind, config, attn, name)
-        model = tiny.build_tiny_model(name, attn=attn, dtype=torch_dtype, kind=kind, config=config).to(device)
+        with reading(f"{name} with attn={attn!r}"):
+            model = tiny.build_tiny_model(name, attn=attn, dtype=torch_dtype, kind=kind, config=config).to(device)
         return Loaded(model, tiny.build_tiny_tokenizer(), name, "; ".join([source, *remarks]) + ".", card.licence)
     model, tokenizer, remarks = folders.read_folder(folder, name, **options)
     return Loaded(model, tokenizer, name, "; ".join([source, *remarks]) + ".", licence)

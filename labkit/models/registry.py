@@ -64,9 +64,7 @@ class ModelCard:
 
 def closest_names(name: str) -> list[str]:
     """Registered names that are similar to `name`, best first; at most three."""
-    by_lower = {known.lower().rpartition("/")[2]: known for known in REGISTRY}  # without the owner
-    by_lower |= {known.lower(): known for known in REGISTRY}
-    return list(dict.fromkeys(by_lower[match] for match in get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)))
+    return get_close_matches(name, REGISTRY, n=3, cutoff=0.5)
 
 
 def _path_in_package(package: str, file: str) -> Path | None:
