@@ -72,8 +72,7 @@ def measure(row: dict[str, Any], seconds: float = 5.0) -> dict[str, Any]:
 
 def _measured(row: dict[str, Any], seconds: float) -> dict[str, Any]:
     from labkit import convert
-    from labkit.models import precision
-    from labkit.tasks import adapters
+    from labkit.models import adapters, precision
     from labkit.training import peak_memory
 
     torch.manual_seed(0)
@@ -144,7 +143,7 @@ def shape(name: str) -> Any:
 
 def flops_per_token(kind: type, config: Any, method: str, length: int) -> float:
     """Floating-point operations of a forward and a backward pass over one row, per token, counted without computing."""
-    from labkit.tasks import adapters
+    from labkit.models import adapters
 
     with torch.device("meta"):
         model = adapters.trained_part(kind._from_config(config, attn_implementation="eager"), method, rank=RANK)

@@ -50,7 +50,7 @@ class Mix:
 
         import labkit
         from labkit.datasets import embedded, readers
-        from labkit.tasks import adapters
+        from labkit.models import adapters
         from labkit.tasks.base import get, pad_id
         from labkit.training import draw, preset
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 import weakref
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -29,7 +30,7 @@ from labkit.errors import ConversionError
 from labkit.masks import causal
 from labkit.masks import sliding_window as sliding
 
-__all__ = ["ConversionError", "conversion_of", "masked", "restore", "to_bidirectional", "to_causal"]
+__all__ = ["ConversionError", "choose_layers", "conversion_of", "masked", "restore", "to_bidirectional", "to_causal"]
 
 MARK = "labkit_attention"  # the record of a conversion, in the text config
 WINDOWS = ("keep", "halve", "global")
@@ -118,6 +119,27 @@ def restore(model: nn.Module) -> nn.Module:
 def conversion_of(model: nn.Module) -> dict | None:
     """What labkit did to this model: {"window", "layers", "sliding_window", "original"}, or None if nothing."""
     return getattr(find_decoder(model).config, MARK, None)
+
+
+def choose_layers(choice: str, count: int) -> list[int] | None:
+    """The layers of a model of `count` that `choice` names, None for all: the `layers` of `to_bidirectional`.
+
+    "all", "0,1,2", or a share rounded to whole layers: "below-1/3" (next to the embeddings), "above-2/3" (next to the
+    output), "middle-1/3" or "middle-third". Raises ConversionError for anything else.
+    """
+    if choice == "all":
+        return None
+    if share := re.fullmatch(r"(below|middle|above)-(\d+)/([1-9]\d*)", choice.replace("third", "1/3")):
+        size = round(count * int(share[2]) / int(share[3]))
+        first = {"below": 0, "middle": (count - size) // 2, "above": count - size}[share[1]]
+        layers = list(range(first, first + size))
+    elif re.fullmatch(r"\s*-?\d+\s*(,\s*-?\d+\s*)*", choice):
+        layers = sorted({int(part) for part in choice.split(",")})
+    else:
+        raise ConversionError(
+            f"layers are {choice!r}; give all, middle-third, a share such as below-1/3 or numbers such as 0,1,2"
+        )
+    return _checked_layers(layers, count)
 
 
 def _own_configs(model: nn.Module, decoder: Decoder) -> None:

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from labkit.datasets.text import read_documents
-from labkit.decoder.running import evaluating
+from labkit.decoder.running import evaluating, random_state_kept
 from labkit.errors import DataError, TrainingError
 from labkit.objectives import Collator, generator, loss
 from labkit.run_folder import RunFolder, is_first_process, process_count
-from labkit.training import Rows, preset, random_state_kept, save_model, settled, steps, train
+from labkit.training import Rows, preset, save_model, settled, steps, train
 
 END, PAD, MASK = "<|endoftext|>", "<pad>", "<mask>"  # ids 0, 1, 2; <mask> is for a later training
 

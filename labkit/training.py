@@ -7,18 +7,15 @@ of them. With more than one GPU, start the same command with `torchrun` or `acce
 from __future__ import annotations
 
 import math
-import random
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -27,7 +24,7 @@ from transformers.integrations import get_available_reporting_integrations
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from labkit.decoder.running import evaluating
+from labkit.decoder.running import evaluating, random_state_kept
 from labkit.errors import TrainingError, require_one_of
 from labkit.files import quiet_libraries
 from labkit.models import precision
@@ -368,20 +365,6 @@ def peak_memory() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     status = Path("/proc/self/status").read_text()  # getrusage's figure begins with what the parent process held
     return int(re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)[1]) * 1024
-
-
-@contextmanager
-def random_state_kept(seed: int | None = None) -> Iterator[None]:
-    """Restore the random state of torch, numpy and Python after the block; with `seed` torch starts from it."""
-    python, arrays = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        if seed is not None:
-            torch.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(arrays)
 
 
 def save_model(model: Any, tokenizer: Any, run: RunFolder, files: Iterable[tuple[str, bytes]] = ()) -> Path:

@@ -78,23 +78,17 @@ def small_gguf(tmp_path_factory) -> tuple[Path, object]:
 @pytest.fixture
 def small_card(small_gguf, own_cache, monkeypatch) -> ModelCard:
     """The small GGUF model, registered as "small", with an empty cache: the whole embedded route in a second."""
-    from labkit.models.registry import REGISTRY
+    from labkit.models.registry import REGISTRY, Package
 
     folder, _ = small_gguf
     monkeypatch.syspath_prepend(str(folder.parent))
-    card = card_of_small_gguf(folder)
+    package = Package(
+        distribution="small-gguf", pip_command="pip install small-gguf", original="nobody/small", quantisation="F32",
+        files=(("small_gguf", "small.gguf"),), sha256=hashlib.sha256((folder / "small.gguf").read_bytes()).hexdigest(),
+    )  # fmt: skip
+    card = replace(REGISTRY["smollm2-135m"], name="small", parameters=100_000, layers=2, origin=package)
     monkeypatch.setitem(REGISTRY, "small", card)
     return card
-
-
-@pytest.fixture
-def dead_network(tmp_path, monkeypatch, no_network) -> list[str]:
-    """A machine that is not told that it has no network: every connection fails, and is listed."""
-    import huggingface_hub.constants  # a name of huggingface_hub only once it has been imported
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "empty hub cache"))
-    return no_network
 
 
 def load_or_skip(name: str, **options: str) -> Loaded:
@@ -107,19 +101,3 @@ def load_or_skip(name: str, **options: str) -> Loaded:
         if error.kind != "not installed":
             raise
         pytest.skip(str(error))
-
-
-def card_of_small_gguf(folder: Path) -> ModelCard:
-    """The registry entry of the package in `folder`."""
-    from labkit.models.registry import REGISTRY, Package
-
-    digest = hashlib.sha256((folder / "small.gguf").read_bytes()).hexdigest()
-    package = Package(
-        distribution="small-gguf",
-        pip_command="pip install small-gguf",
-        files=(("small_gguf", "small.gguf"),),
-        sha256=digest,
-        quantisation="F32",
-        original="nobody/small",
-    )
-    return replace(REGISTRY["smollm2-135m"], name="small", parameters=100_000, layers=2, origin=package)

@@ -71,9 +71,18 @@ def test_the_rows_of_every_task_have_the_ends_that_the_tokenizer_gives_them(word
     assert row.targets[1] == 1, "the label of the first word stands on it, and not on [CLS]"
     framed = classify.frame(wordpiece, [CONTEXT], ["it"], 5)
     assert framed == [(wordpiece(CONTEXT, truncation=True, max_length=5)["input_ids"], 2)]
-    for order, pair in (("question-first", (ASKED, CONTEXT)), ("question-last", (CONTEXT, ASKED))):
-        (window,) = qa.windows(wordpiece, [question()], order=order)
-        assert list(window.ids) == wordpiece(*pair)["input_ids"]
+
+
+@pytest.mark.parametrize(("order", "pair"), [("question-first", (ASKED, CONTEXT)), ("question-last", (CONTEXT, ASKED))])
+@pytest.mark.parametrize("answer", ["gurk", CONTEXT])
+def test_a_window_is_the_tokenizers_pair_and_an_answer_comes_back_from_perfect_logits(wordpiece, order, pair, answer):
+    asked = [question((answer,))]
+    (window,) = rows = qa.windows(wordpiece, asked, order=order)
+    assert list(window.ids) == wordpiece(*pair)["input_ids"]
+    start, end = np.full((2, 1, len(window.ids)), -5.0, dtype=np.float32)
+    start[0, window.start], end[0, window.end] = 5.0, 5.0
+    (prediction,) = qa.decode(rows, start, end, asked)
+    assert prediction.text == answer
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["bos and eos, too", "cls and sep alone"])
@@ -89,17 +98,6 @@ def test_also_of_a_tokenizer_that_knows_line_breaks(between, ends):
         tokenizer.bos_token = tokenizer.eos_token = None
     (window,) = qa.windows(tokenizer, [question()])
     assert list(window.ids) == tokenizer(ASKED, CONTEXT)["input_ids"]
-
-
-@pytest.mark.parametrize("order", ["question-first", "question-last"])
-@pytest.mark.parametrize("answer", ["gurk", "paris", CONTEXT])
-def test_an_answer_comes_back_from_perfect_logits(wordpiece, order, answer):
-    asked = [question((answer,))]
-    rows = qa.windows(wordpiece, asked, order=order)
-    start, end = np.full((2, 1, len(rows[0].ids)), -5.0, dtype=np.float32)
-    start[0, rows[0].start], end[0, rows[0].end] = 5.0, 5.0
-    (prediction,) = qa.decode(rows, start, end, asked)
-    assert prediction.text == answer
 
 
 # -- measured and trained ----------------------------------------------------------------------------------------------
@@ -163,7 +161,7 @@ def test_a_packaged_encoder_loads_with_a_head_and_measures_bidirectional(package
         assert torch.equal(lm.model.backbone(ids).last_hidden_state, again(ids).last_hidden_state)
 
 
-def test_refusals(packaged, monkeypatch, tmp_path):
+def test_a_body_alone_loads_and_damaged_or_missing_weights_are_refused(packaged, monkeypatch, tmp_path):
     with pytest.raises(ModelError, match="bert.*takes decoders.*an encoder loads with a head, or its body alone"):
         labkit.load("small-bert")
     assert type(labkit.load("small-bert", task="base", device="cpu").model) is BertModel
@@ -176,10 +174,6 @@ def test_refusals(packaged, monkeypatch, tmp_path):
         with pytest.raises(ModelError, match=r"lacks 1 weights of its model.*layer.1.output.dense.weight"):
             labkit.load(tmp_path / "lacking", task=task, device="cpu")
 
-    with pytest.raises(TrainingError, match="BertForTokens is not a decoder.*mask encoder"):
-        finetune("ner", "small-bert", examples_of("ner", 0), tmp_path / "run", dev=examples_of("ner", 1))
-    assert not (tmp_path / "run").exists()
-
     content = bytearray((packaged / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (packaged / "model.safetensors").write_bytes(content)
@@ -190,6 +184,12 @@ def test_refusals(packaged, monkeypatch, tmp_path):
         labkit.load("small-bert", task="embedding")
     (row,) = [row for row in labkit.models.available() if row["name"] == "small-bert"]
     assert row["ready"] is False and row["note"] == "run: pip install small-bert"
+
+
+def test_a_mask_cannot_be_removed_from_an_encoder(packaged, tmp_path):
+    with pytest.raises(TrainingError, match="BertForTokens is not a decoder.*mask encoder"):
+        finetune("ner", "small-bert", examples_of("ner", 0), tmp_path / "run", dev=examples_of("ner", 1))
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_shell_audits_an_encoder_and_says_so(packaged, labkit_command):

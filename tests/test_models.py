@@ -143,12 +143,6 @@ def test_a_model_in_the_hub_cache_loads_without_a_network_and_is_checked_first(
         labkit.load("nobody/tiny")
 
 
-def test_without_a_network_a_hub_model_points_to_models_that_work_offline(dead_network):
-    with pytest.raises(ModelError, match="gemma-3-4b-it.*local-dir.*gemma3-270m"):
-        labkit.load("google/gemma-3-4b-it")
-    assert dead_network, "no connection was tried"
-
-
 def _response(status: int) -> httpx.Response:
     return httpx.Response(status, request=httpx.Request("GET", "https://huggingface.co/api/models/google/gemma-2-2b"))
 
@@ -159,10 +153,8 @@ def _response(status: int) -> httpx.Response:
         (errors.GatedRepoError("gated", response=_response(403)), "accept its licence at .*gemma-2-2b"),
         (errors.RepositoryNotFoundError("?", response=_response(404)), "check the spelling"),
         (errors.HfHubHTTPError("oops", response=_response(503)), "HTTP 503"),
-        (errors.LocalEntryNotFoundError("offline"), "cannot be reached"),
-        (httpx.ReadTimeout("slow"), "cannot be reached"),
+        (httpx.ReadTimeout("slow"), "cannot be reached.*local-dir.*gemma3-270m"),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 def test_each_refusal_of_the_hub_is_explained(monkeypatch, raised, words):
     def refuse(*_, **__):
@@ -190,8 +182,8 @@ def test_what_is_promised_offline_tries_no_connection(name, small_card, folder, 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("tiny-gpt2", {"attn": "fast"}, "attn is 'fast'.*eager, sdpa"),
-        ("tiny-gpt2", {"attn": "flex_attention"}, "flex_attention.*take eager or sdpa"),
+        ("tiny-gpt2", {"attn": "fast"}, "attn='fast'.*choose one of eager, sdpa"),
+        ("tiny-gpt2", {"attn": "flex_attention"}, "flex_attention.*choose one of eager, sdpa"),
         ("tiny-gemma2", {"attn": "sdpa"}, "tiny-gemma2.*sdpa.*eager"),
         ("tiny-gpt2", {"dtype": "int8"}, "dtype is 'int8'.*float32, bfloat16"),
         ("tiny-gpt2", {"task": "poetry"}, "task is 'poetry'.*token-classification"),
@@ -232,10 +224,7 @@ def _lose_a_weight(folder):
         (_change("config.json", model_type="never-heard-of"), "never-heard-of"),
         (_change("config.json", model_type="evil", auto_map={"AutoConfig": "evil.EvilConfig"}), "code of its own"),
         (_change("config.json", labkit_attention={"window": "keep"}), "cannot be read"),
-        (_change("config.json", labkit_head={"task": "embedding", "dropout": "x"}), "cannot be read"),
         (_change("tokenizer.json", model=None), "the tokenizer of .* cannot be read"),
-        (_change("tokenizer_config.json", added_tokens_decoder={"x": 7}), "the tokenizer of .* cannot be read"),
-        (lambda folder: (folder / "config.json").write_text("{"), "cannot be read"),
         (lambda folder: BertConfig().save_pretrained(folder), "bert.*takes decoders"),
         (lambda folder: T5Config().save_pretrained(folder), "t5.*takes decoders"),
     ],

@@ -173,7 +173,7 @@ def test_loss_and_gradients_are_those_of_the_padded_batch(name, task, checkpoint
 
 def test_lora_learns_the_same(row_length):
     pytest.importorskip("peft")
-    from labkit.tasks.adapters import trained_part
+    from labkit.models.adapters import trained_part
 
     trained = trained_part(with_head("tiny-gemma3", "question-answering"), "lora", rank=2).train()
     assert_same_gradients(trained, "question-answering", row_length)

@@ -15,12 +15,11 @@ from labkit.datasets.examples import Pair, Sentence
 from labkit.datasets.splits import require_apart
 from labkit.decoder import limits
 from labkit.errors import DataError, LabkitError, ModelError, TrainingError
-from labkit.models.adapters import TASK
+from labkit.models.adapters import TASK, trained_part
 from labkit.models.heads import head_in
 from labkit.run_folder import RunFolder, read_json
 from labkit.tasks import finetune as finetune_module
 from labkit.tasks import in_force
-from labkit.tasks.adapters import trained_part
 from labkit.tasks.base import NAMES, get
 from labkit.tasks.finetune import beats_baselines, crossvalidate, finetune, numbers
 from labkit.tasks.in_force import put_mask_in_force

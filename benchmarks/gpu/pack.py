@@ -176,7 +176,7 @@ def unpack(folders: list[Path], output: Path) -> None:
         at += facts["bytes"]
     with device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(output))
-    weights = gguf._dequantised(tensors, model, output.name)
+    weights = gguf.dequantised(tensors, model, output.name)
     save_file(weights, output / "model.safetensors", metadata={"format": "pt"})
     (output / "kept_ids.json").write_text(json.dumps(manifest["ids"]), encoding="utf-8")
 

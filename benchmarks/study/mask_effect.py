@@ -34,9 +34,8 @@ from benchmarks.study import report, runner  # noqa: E402
 from benchmarks.study.arms import DEFAULT, REFERENCE, Arm, arm, arms, named  # noqa: E402
 from benchmarks.study.conditions import ORDERS, Condition, conditions  # noqa: E402
 from labkit.errors import DataError, TrainingError  # noqa: E402
-from labkit.models import load  # noqa: E402
+from labkit.models import adapters, load  # noqa: E402
 from labkit.run_folder import read_json  # noqa: E402
-from labkit.tasks import adapters  # noqa: E402
 from labkit.tasks.base import Task, get  # noqa: E402
 from labkit.tasks.finetune import default_preset, digest, finetune  # noqa: E402
 from labkit.tasks.lm import train_lm  # noqa: E402

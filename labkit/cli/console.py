@@ -62,8 +62,16 @@ def waiting(what: str) -> Any:
     return Console(stderr=True).status(what) if sys.stderr.isatty() else nullcontext()
 
 
-def print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    """On a terminal fitted to its width; elsewhere each row stays on one line."""
+def show(as_json: bool, value: Any, header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    """Print `value` as JSON, or the rows as a table."""
+    if as_json:
+        print_json(value)
+    else:
+        print_table(header, rows)
+
+
+def print_table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    """Print a table: on a terminal fitted to its width; elsewhere each row stays on one line."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -72,7 +80,7 @@ def print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     for column in table.columns:
         column.overflow = "fold"
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(str(cell)) for cell in row))
     console = Console(width=None if sys.stdout.isatty() else 1000)
     with console.capture() as rendered:
         console.print(table)
@@ -80,12 +88,12 @@ def print_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
 
 
 def parts(text: str) -> list[str]:
-    """a,b as ["a", "b"]"""
+    """The parts of `text` between commas: "a,b" gives ["a", "b"]."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def whole_numbers(option: str, text: str) -> list[int]:
-    """0,2 as [0, 2]. Raises LabkitError, which names the option, for anything else."""
+    """The numbers in `text`: "0,2" gives [0, 2]. Raises LabkitError, which names the option, for anything else."""
     if not re.fullmatch(r"[\s\d,-]*", text, re.ASCII):
         raise LabkitError(f"{option} is {text!r}; give whole numbers such as 0,2,4")
     return [int(part) for part in parts(text)]

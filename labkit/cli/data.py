@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from labkit.cli.console import Json, print_json, print_table
+from labkit.cli.console import Json, print_json, show
 
 app = typer.Typer(help="List and check data sets.")
 
@@ -31,11 +31,8 @@ def data_list(as_json: Json = False) -> None:
 
     fields = ("name", "what", "count", "licence", "path")
     rows = [{field: getattr(data, field) for field in fields} for data in SHIPPED]
-    if as_json:
-        print_json(rows)
-    else:
-        cells = [["-" if cell is None else str(cell) for cell in row.values()] for row in rows]
-        print_table(("name", "what", "records", "licence", "path"), cells)
+    cells = [tuple("-" if cell is None else cell for cell in row.values()) for row in rows]
+    show(as_json, rows, ("name", "what", "records", "licence", "path"), cells)
 
 
 @app.command("check")
@@ -76,7 +73,8 @@ def data_check(
             print(f"{report['name']}: {'in order' if report['ok'] else 'damaged'}")
         for kind in ("fault", "warning"):
             findings = report.get(f"{kind}s", [])
-            print(*(f"{kind}: {finding}\n" for finding in findings[:SHOWN]), sep="", end="")
+            for finding in findings[:SHOWN]:
+                print(f"{kind}: {finding}")
             if len(findings) > SHOWN:
                 print(f"{kind}: and {len(findings) - SHOWN:,} more, which --json prints")
     raise typer.Exit(0 if all(report["ok"] for report in reports) else 1)

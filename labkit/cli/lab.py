@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from labkit.cli.console import Json, print_json, print_table
+from labkit.cli.console import Json, print_json, show
 from labkit.errors import LabkitError
 
 cache_app = typer.Typer(help="List or delete the converted models.")
@@ -23,10 +23,8 @@ def doctor(as_json: Json = False) -> None:
     from labkit.doctor import diagnose, healthy
 
     findings = diagnose()
-    if as_json:
-        print_json([vars(finding) for finding in findings])
-    else:
-        print_table(("", "what", "found", "cure"), [(f.status, f.name, f.detail, f.cure) for f in findings])
+    cells = [(finding.status, finding.name, finding.detail, finding.cure) for finding in findings]
+    show(as_json, [vars(finding) for finding in findings], ("", "what", "found", "cure"), cells)
     raise typer.Exit(0 if healthy(findings) else 1)
 
 
@@ -40,16 +38,17 @@ def models(as_json: Json = False) -> None:
     from labkit.models import available
 
     rows = available()
-    if as_json:
-        print_json(rows)
-        return
-    for row in rows:
-        row["parameters"] = f"{row['parameters'] / 1e6:,.1f} M"
-        row["window"] = row["window"] or "-"
-        row["licence"] = row["licence"].partition(" (")[0]
-        row["ready"] = f"{'yes' if row['ready'] else 'no'}, {row.pop('note')}"
-    header = ("name", "family", "parameters", "layers", "window", "licence", "from", "ready offline")
-    print_table(header, [tuple(map(str, row.values())) for row in rows])
+    shortened = [
+        row | {
+            "parameters": f"{row['parameters'] / 1e6:,.1f} M",
+            "window": row["window"] or "-",
+            "licence": row["licence"].partition(" (")[0],
+            "ready": "yes" if row["ready"] else "no",
+        }
+        for row in rows
+    ]  # fmt: skip
+    header = ("name", "family", "parameters", "layers", "window", "licence", "from", "offline", "")
+    show(as_json, rows, header, [tuple(row.values()) for row in shortened])
 
 
 @cache_app.command("list")
@@ -63,12 +62,9 @@ def cache_list(as_json: Json = False) -> None:
     from labkit.models.cache import cache_dir, entries
 
     models = entries()
-    if as_json:
-        print_json({"folder": cache_dir(), "entries": [vars(entry) for entry in models]})
-    else:
-        print(cache_dir() if models else f"no converted models in {cache_dir()}")
-        cells = [(entry.name, f"{entry.bytes / 1e6:,.0f} MB", entry.problem or "ready") for entry in models]
-        print_table(("name", "size", ""), cells)
+    cells = [(entry.name, f"{entry.bytes / 1e6:,.0f} MB", entry.problem or "ready") for entry in models]
+    folder = {"folder": cache_dir(), "entries": [vars(entry) for entry in models]}
+    show(as_json, folder, (f"in {cache_dir()}", "size", ""), cells)
 
 
 @cache_app.command("clear")
@@ -110,10 +106,8 @@ def notebooks_run(
     from labkit import notebooks
 
     runs = notebooks.run(paths or None, output_dir=output_dir, timeout=timeout, profile=profile)
-    if as_json:
-        print_json([vars(run) for run in runs])
-    else:
-        print_table(("notebook", "cells", "seconds"), [(r.path.name, str(r.cells), f"{r.seconds:.1f}") for r in runs])
+    cells = [(run.path.name, run.cells, f"{run.seconds:.1f}") for run in runs]
+    show(as_json, [vars(run) for run in runs], ("notebook", "cells", "seconds"), cells)
 
 
 @notebooks_app.command("copy")

@@ -76,18 +76,17 @@ def convert(
 
     Example: labkit convert gemma3-270m --output-dir gemma-encoder --window keep
     """
-    from labkit.models import export, load
+    from labkit.convert import WINDOWS, choose_layers, to_bidirectional
+    from labkit.models import cards, load
+    from labkit.models.export import export, require_free
 
-    export.require_free(output_dir)
-    if window not in export.WINDOWS:
-        raise LabkitError(f"--window is {window!r}; give {', '.join(export.WINDOWS)}")
+    require_free(output_dir)
+    require_one_of("the window", window, WINDOWS, LabkitError)
     lm = load(name, attn=attn, dtype=dtype)
-    from labkit.convert import to_bidirectional
-
-    chosen = export.choose_layers(layers, lm.model.config.get_text_config().num_hidden_layers)
+    chosen = choose_layers(layers, lm.model.config.get_text_config().num_hidden_layers)
     to_bidirectional(lm.model, window=window, layers=chosen)
-    folder = export.export(lm, output_dir, window=window, layers=chosen)
-    plain = export.loads_in_transformers(lm.model, chosen)
+    folder = export(lm, output_dir, window=window, layers=chosen)
+    plain = cards.loads_in_transformers(lm.model, chosen)
     if as_json:
         done = {"folder": str(folder), "name": name, "window": window, "layers": chosen or "all"}
         print_json(done | {"plain_transformers": plain, "licence": lm.licence})

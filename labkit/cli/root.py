@@ -65,11 +65,10 @@ add_command(app, "fuse", fuse.HELP, fuse.OPTIONS, fuse.fuse)
 
 FAULT, INTERRUPTED, READER_GONE = 70, 130, 141  # exit codes: of sysexits.h, and of a shell for SIGINT and SIGPIPE
 TRACEBACK = "LABKIT_TRACEBACK"  # the variable that asks for the traceback of an error
-BAD_INPUT = {  # what Python and torch say about input that no command checks, and what it means
-    "Could not determine home directory": "a path begins with ~ and a user whom this machine does not have",
-    "surrogates not allowed|not valid UTF-8|embedded null byte": "a name or a text is not UTF-8, or holds a NUL",
-    "cannot convert float|too large|[Oo]verflow": "a number is too large, or not a number",
-}
+BAD_INPUT = (  # in the messages of Python and torch about input that no command checks
+    "Could not determine home directory|surrogates not allowed|not valid UTF-8|embedded null byte"
+    "|cannot convert float|too large|[Oo]verflow"
+)
 _UsageError: Any = typer.BadParameter.__base__  # click's, or the one in typer's own copy of click
 
 
@@ -102,7 +101,6 @@ def _explain(error: BaseException, arguments: list[str]) -> int:
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
     code, cause = 2, os_error_in(error)
-    meanings = [meaning for pattern, meaning in BAD_INPUT.items() if re.search(pattern, str(error))]
     if isinstance(error, _UsageError):
         where = f" (see {error.ctx.command_path} --help)" if getattr(error, "ctx", None) else ""
         message = error.format_message().rstrip(".") + where
@@ -112,8 +110,8 @@ def _explain(error: BaseException, arguments: list[str]) -> int:
         message = f"{cause.filename or 'a file, or standard output,'} could not be read or written: {cause.strerror}"
     elif is_out_of_memory(error):
         message = "the memory is full: choose a smaller model, fewer rows at once or shorter ones"
-    elif meanings:
-        message = f"{meanings[0]} ({error})"
+    elif re.search(BAD_INPUT, str(error)):
+        message = f"an argument or an input file cannot be used: {error}"
     else:
         code, command = FAULT, " ".join(itertools.takewhile(str.isalpha, arguments))
         message = (

@@ -7,10 +7,12 @@ connections.
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -206,6 +208,20 @@ def evaluating(model: nn.Module) -> Iterator[nn.Module]:
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def random_state_kept(seed: int | None = None) -> Iterator[None]:
+    """Restore the random state of torch, numpy and Python after the block; with `seed` torch starts from it."""
+    python, arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        if seed is not None:
+            torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(arrays)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A fine-tuned adapter as a small folder: low-rank matrices, a head, and the name of the model that they are put on.
+"""Which weights of a model are trained (all, low-rank adapters, or the head alone), and adapters as a small folder.
 
     adapter_model.safetensors, adapter_config.json    as peft saves them
     labkit_adapter.json                               the base model by name, the head, the conversion, the task
@@ -14,27 +14,82 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from labkit.errors import ModelError, reading
-from labkit.models.heads import Head, head_in
+import torch
+from transformers.pytorch_utils import Conv1D
 
+from labkit.convert import conversion_of, to_bidirectional
+from labkit.decoder.anatomy import decoder_or_none
+from labkit.decoder.running import random_state_kept
+from labkit.errors import ModelError, TrainingError, reading
+from labkit.models.heads import Head, head_in
+from labkit.models.special_tokens import add_tokens
+
+METHODS = ("full", "lora", "frozen")
 RECORD = "labkit_adapter.json"
 TASK = "labkit_task"  # in the config: what `labkit.pipeline` needs to know
 
 
-@contextmanager
-def peft_for(what: str) -> Iterator[ModuleType]:
-    """The package `peft`, for `what` ("LoRA needs", "an adapter needs"). Raises ModelError if it is not installed."""
-    try:
-        import peft
-    except ImportError:
-        raise ModelError(f'{what} peft: pip install "labkit-bidirectional[train]"') from None
-    with warnings.catch_warnings():  # peft asks transformers for gradient checkpointing by a deprecated name
-        warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
-        yield peft
+def trained_part(model: Any, method: str, *, rank: int = 16, dtype: str = "float32", seed: int = 0) -> Any:
+    """The model to train, whose other weights are frozen.
+
+    "full": every weight. "lora": adapters of `rank` on every matrix of the layers (Hu et al. 2021), and the whole head
+    and pooling. "frozen": the head and the pooling. Trained weights are float32, because small updates are lost in 16
+    bits; a backbone that is not trained is kept in `dtype`. New adapters depend on `seed` alone.
+
+    Raises:
+        TrainingError: nothing would be left to train. ModelError: peft is not installed.
+    """
+    if method == "full":
+        return model
+    own = [name for name, child in model.named_children() if child is not model.backbone and list(child.parameters())]
+    weights_to(model.backbone, getattr(torch, dtype))
+    for name in own:
+        getattr(model, name).to(torch.float32)
+    if method == "frozen":
+        if not own:
+            raise TrainingError("frozen: this head has no weights of its own, so there is nothing to train; take lora")
+        model.backbone.requires_grad_(False)
+        return model
+    decoder = decoder_or_none(model)
+    layers = [model.backbone] if decoder is None else decoder.layers
+    inside = {module for layer in layers for module in layer.modules()}
+    matrices = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, (torch.nn.Linear, Conv1D)) and module in inside
+    ]
+    adapted = with_lora(model, seed, rank=rank, target_modules=matrices, modules_to_save=own)
+    # or peft saves the embeddings whole where marks were added, whose rows are not trained and can be made again
+    adapted.save_pretrained = partial(adapted.save_pretrained, save_embedding_layers=False)
+    return adapted
+
+
+def with_lora(model: Any, seed: int, *, rank: int = 16, target_modules: Any = "all-linear", **choices: Any) -> Any:
+    """Low-rank adapters on matrices of the layers (Hu et al. 2021), which start from `seed`; the rest is frozen.
+
+    `choices`: other fields of peft.LoraConfig.
+    """
+    transposed = any(isinstance(module, Conv1D) for module in model.modules())  # as GPT-2 stores its matrices
+    with peft_for("LoRA needs") as peft, random_state_kept(seed):
+        choices |= {"r": rank, "lora_alpha": 2 * rank, "target_modules": target_modules, "fan_in_fan_out": transposed}
+        return peft.get_peft_model(model, peft.LoraConfig(lora_dropout=0.0, **choices))
+
+
+def weights_to(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """The weights in `dtype`; `model.to(dtype)` would round the buffers, too, such as the frequencies of RoPE."""
+    for weight in model.parameters():
+        if weight.is_floating_point():
+            weight.data = weight.data.to(dtype)
+
+
+def trainable(model: Any) -> tuple[int, int]:
+    """(trained, all) parameters."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad), sum(p.numel() for p in model.parameters())
 
 
 def save(adapted: Any, folder: Path, *, base: str, task: dict[str, Any], marks: tuple[str, ...] = ()) -> None:
@@ -43,13 +98,9 @@ def save(adapted: Any, folder: Path, *, base: str, task: dict[str, Any], marks: 
     `base` is the name that `labkit.load` has for the base model, `task` goes into the config under `TASK`, and `marks`
     are the tokens that were added to the tokenizer.
     """
-    from labkit.convert import conversion_of
-
     adapted.save_pretrained(folder)
     config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     config["base_model_name_or_path"] = base  # not its path on this machine
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    (folder / "README.md").unlink(missing_ok=True)  # peft's, an empty form
     conversion = conversion_of(adapted)
     record = {
         "base": base,
@@ -58,7 +109,9 @@ def save(adapted: Any, folder: Path, *, base: str, task: dict[str, Any], marks: 
         "task": task,
         "marks": list(marks),
     }
-    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    for name, content in {"adapter_config.json": config, RECORD: record}.items():
+        (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    (folder / "README.md").unlink(missing_ok=True)  # peft's, an empty form
 
 
 def read(folder: Path, name: str, load: Callable[..., Any], *, task: str | Head | None, **options: Any) -> Any:
@@ -67,9 +120,6 @@ def read(folder: Path, name: str, load: Callable[..., Any], *, task: str | Head 
     `load` is `labkit.load`, and `options` are its options for the base. Raises ModelError if the folder is damaged, or
     another task or other labels are asked for than the adapter has, or peft is not installed.
     """
-    from labkit.convert import to_bidirectional
-    from labkit.models.special_tokens import add_tokens
-
     with reading(f"the adapter in {folder}"), peft_for("an adapter needs") as peft:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         head = Head(**record["head"])
@@ -89,3 +139,15 @@ def read(folder: Path, name: str, load: Callable[..., Any], *, task: str | Head 
     lm.name = name
     lm.source = f"{lm.source.split('; its head is new')[0].rstrip('.')}; with the adapter {folder.name}."
     return lm
+
+
+@contextmanager
+def peft_for(what: str) -> Iterator[ModuleType]:
+    """The package `peft`, for `what` ("LoRA needs", "an adapter needs"). Raises ModelError if it is not installed."""
+    try:
+        import peft
+    except ImportError:
+        raise ModelError(f'{what} peft: pip install "labkit-bidirectional[train]"') from None
+    with warnings.catch_warnings():  # peft asks transformers for gradient checkpointing by a deprecated name
+        warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
+        yield peft

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from labkit.errors import ModelError
 from labkit.files import WRITING, os_error_in, sha256, write_folder
@@ -41,41 +40,50 @@ def cache_dir() -> Path:
     return Path(chosen).expanduser().resolve() if chosen else user_cache_path("labkit", appauthor=False)
 
 
-def obtain(name: str, origin: dict[str, str], build: Callable[[Path], dict[str, Any]]) -> tuple[Path, dict[str, Any]]:
-    """The folder of the cached model `name`, which is sound, and the facts that `build` returned.
+def obtain(name: str, origin: dict[str, str], build: Callable[[Path], None]) -> Path:
+    """The folder of the cached model `name`, which is sound.
 
     `origin` identifies the weights: an entry that was made from others is made again. `build` fills an empty folder.
     Raises ModelError if the cache cannot be written.
     """
     from filelock import FileLock
 
+    def write(new: Path) -> None:
+        build(new)
+        written = {file.name: {"sha256": sha256(file)} for file in sorted(new.iterdir())}
+        manifest = {"format": FORMAT, "origin": origin, "files": written}
+        (new / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+
     folder = cache_dir() / "models"
     path = folder / name
     try:
-        if _problem(path, origin) is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(folder / ".lock"):
-                for leftover in folder.glob(f"{WRITING}*"):  # of a process that was killed
-                    shutil.rmtree(leftover, ignore_errors=True)
-                problem = _problem(path, origin)  # another process may have written it in the meantime
-                if problem is not None and path.exists():
-                    text = f"the cached copy of {name} cannot be used: {problem}; it is built again"
-                    warnings.warn(text, stacklevel=2)
-                if problem is not None:
-                    write_folder(path, lambda new: _write(new, origin, build))
+        if _problem(path, origin) is None:
+            return path
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):
+            for leftover in folder.glob(f"{WRITING}*"):  # of a process that was killed
+                shutil.rmtree(leftover, ignore_errors=True)
+            if (problem := _problem(path, origin)) is None:  # another process has written it in the meantime
+                return path
+            if path.exists():
+                text = f"the cached copy of {name} cannot be used: {problem}; it is built again"
+                warnings.warn(text, stacklevel=2)
+            write_folder(path, write)
+            return path
     except Exception as error:
         if (cause := os_error_in(error)) is None:
             raise
         text = f"the cache {folder} cannot be written ({cause.strerror}): free some space, or set LABKIT_CACHE"
         raise ModelError(f"{text} to another folder") from error
-    return path, json.loads((path / MANIFEST).read_text(encoding="utf-8"))["facts"]
 
 
 def entries() -> list[CacheEntry]:
     """All cached models, each checked against its sha256 (about half a second per GB)."""
-    folders = [path for path in sorted((cache_dir() / "models").glob("[!.]*")) if path.is_dir()]
-    sizes = [sum(file.stat().st_size for file in path.iterdir()) for path in folders]
-    return [CacheEntry(path.name, path, size, _problem(path)) for path, size in zip(folders, sizes, strict=True)]
+    return [
+        CacheEntry(path.name, path, sum(file.stat().st_size for file in path.iterdir()), _problem(path))
+        for path in sorted((cache_dir() / "models").glob("[!.]*"))
+        if path.is_dir()
+    ]
 
 
 def clear(name: str | None = None) -> list[CacheEntry]:
@@ -98,10 +106,3 @@ def _problem(path: Path, origin: dict[str, str] | None = None) -> str | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{Path(getattr(error, 'filename', None) or MANIFEST).name} cannot be read ({type(error).__name__})"
     return None
-
-
-def _write(folder: Path, origin: dict[str, str], build: Callable[[Path], dict[str, Any]]) -> None:
-    facts = build(folder)
-    files = {file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)} for file in sorted(folder.iterdir())}
-    manifest = {"format": FORMAT, "origin": origin, "facts": facts, "files": files}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")

@@ -92,22 +92,22 @@ def class_for(config: PreTrainedConfig, task: str | Head | None, name: str) -> t
 
 
 def choose_attention(model_class: type, config: Any, attn: str | None, name: str) -> tuple[str, list[str]]:
-    """The attention backend, and a remark if it is not the default.
+    """The attention backend, and a remark if it is not the default. Raises ModelError if the model has no such backend.
 
     torch's sdpa has no softcap: older releases of transformers ignore it without a warning, newer ones refuse.
     """
     softcap = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
-    supported = {
-        "eager": True,
-        "sdpa": getattr(model_class, "_supports_sdpa", False) and not softcap,
-        "flex_attention": getattr(model_class, "_supports_flex_attn", False),
-    }
+    sdpa, flex, flash = (
+        getattr(model_class, f"_supports_{kind}", False) for kind in ("sdpa", "flex_attn", "flash_attn")
+    )
+    supported = {"eager": True, "sdpa": sdpa and not softcap, "flex_attention": flex}
+    supported |= {"flash_attention_2": flash, "flash_attention_3": flash}
     if attn is None and not supported["sdpa"]:
         return "eager", ["eager attention, as " + ("its softcap is lost in sdpa" if softcap else "it has no sdpa")]
-    if not supported.get(attn, True):
-        others = " or ".join(backend for backend, works in supported.items() if works)
+    if attn is not None and not supported.get(attn, False):
+        backends = ", ".join(backend for backend, works in supported.items() if works)
         cause = ", which would lose its softcap" if softcap and attn == "sdpa" else ""
-        raise ModelError(f"{name} ({model_class.__name__}) cannot use attn={attn!r}{cause}; take {others}")
+        raise ModelError(f"{name} ({model_class.__name__}) cannot use attn={attn!r}{cause}; choose one of {backends}")
     return attn or "sdpa", []
 
 
@@ -120,25 +120,22 @@ def _read_config(folder: Path, name: str, *, encoders: bool) -> PreTrainedConfig
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     # BERT and similar encoders are also registered as causal models, for the decoder half of a translation model
     is_encoder = _concrete_class(AutoModelForMaskedLM, config) is not None and not getattr(config, "is_decoder", False)
-    if (encoders or head_in(config) is not None) and not config.is_encoder_decoder:
-        supported, cure = _concrete_class(AutoModel, config) is not None, ""
+    if encoders or head_in(config) is not None:
+        supported = _concrete_class(AutoModel, config) is not None
     else:
-        causal = _concrete_class(AutoModelForCausalLM, config) is not None
-        supported = causal and not is_encoder and not config.is_encoder_decoder
+        supported = _concrete_class(AutoModelForCausalLM, config) is not None and not is_encoder
+    if config.is_encoder_decoder or not supported:
+        is_encoder = is_encoder and not config.is_encoder_decoder
         cure = "; an encoder loads with a head, or its body alone (task='base')" if is_encoder else ""
-    if not supported:
         raise ModelError(
             f"{name} is a {config.model_type} model; labkit takes decoders such as GPT-2, Gemma or Llama{cure}",
-            kind="encoder" if cure else "",
+            kind="encoder" if is_encoder else "",
         )
     return config
 
 
 def _concrete_class(auto_class: Any, config: PreTrainedConfig) -> type | None:
-    try:
-        concrete = auto_class._model_mapping[type(config)]
-    except KeyError:
-        return None
+    concrete = auto_class._model_mapping.get(type(config), None)
     return concrete[0] if isinstance(concrete, list | tuple) else concrete
 
 

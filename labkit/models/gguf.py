@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +26,10 @@ _CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6  # llama.cpp's token types
 _ROWS_AT_ONCE = 16_384  # rows dequantised in one go, so that no float32 copy of a whole embedding is made
 
 
-def convert_gguf(gguf_file: Path, folder: Path) -> dict[str, int]:
+def convert_gguf(gguf_file: Path, folder: Path) -> None:
     """Write the model in `gguf_file` into `folder` (which exists) as `save_pretrained` would, in bfloat16.
 
-    Returns how many parameters the file stores in each quantisation type. Raises ModelError if the file does not hold
-    exactly the weights of its model, or has a vocabulary of another kind.
+    Raises ModelError if the file does not hold exactly the weights of its model, or has a vocabulary of another kind.
     """
     import torch
     from gguf import GGUFReader
@@ -49,7 +47,7 @@ def convert_gguf(gguf_file: Path, folder: Path) -> dict[str, int]:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     config.architectures = [type(model).__name__]
-    weights = _dequantised(tensors, model, gguf_file.name)
+    weights = dequantised(tensors, model, gguf_file.name)
 
     fields = {name: field.contents() for name, field in reader.fields.items()}
     build_tokenizer(fields, max_length=config.max_position_embeddings).save_pretrained(folder)
@@ -59,13 +57,8 @@ def convert_gguf(gguf_file: Path, folder: Path) -> dict[str, int]:
     config.save_pretrained(folder)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
-    stored_as: Counter[str] = Counter()
-    for tensor in reader.tensors:
-        stored_as[tensor.tensor_type.name] += int(tensor.n_elements)
-    return dict(stored_as)
 
-
-def _dequantised(tensors: dict[str, Any], model: Any, file_name: str) -> dict[str, torch.Tensor]:
+def dequantised(tensors: dict[str, Any], model: Any, file_name: str) -> dict[str, torch.Tensor]:
     """All weights of `model` in bfloat16, by name. Raises ModelError unless they correspond to `tensors`."""
     import torch
     from gguf import MODEL_ARCH, dequantize, get_tensor_name_map
@@ -117,12 +110,10 @@ def build_tokenizer(fields: dict[str, Any], max_length: int) -> PreTrainedTokeni
     tokenizer = builders[kind](fields)
 
     # control tokens (<bos>, <start_of_turn>) and those added by hand (<table>) are never cut into pieces
-    whole: dict[int, list[AddedToken]] = {_CONTROL: [], _USER_DEFINED: []}
-    for token, token_type in zip(tokens, fields["tokenizer.ggml.token_type"], strict=True):
-        if token_type in whole:
-            whole[token_type].append(AddedToken(_spelled(token), normalized=False, special=token_type == _CONTROL))
-    tokenizer.add_special_tokens(whole[_CONTROL])
-    tokenizer.add_tokens(whole[_USER_DEFINED])
+    types = fields["tokenizer.ggml.token_type"]
+    for kind, add in ((_CONTROL, tokenizer.add_special_tokens), (_USER_DEFINED, tokenizer.add_tokens)):
+        whole = [_spelled(token) for token, token_type in zip(tokens, types, strict=True) if token_type == kind]
+        add([AddedToken(token, normalized=False, special=kind == _CONTROL) for token in whole])
 
     names = (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
     ids = {f"{ours}_token": fields.get(f"tokenizer.ggml.{theirs}_token_id") for ours, theirs in names}

@@ -42,7 +42,7 @@ POOLINGS = (  # how the states of a sequence become one vector; padding is never
     "last",
     "mean",
     "weighted_mean",  # by position, 1, 2, 3, ...: later tokens of a causal model have more context (SGPT, 2202.08904)
-    "attention_query",  # one learned query per head attends to the states (arXiv 1810.00825, 2503.02656)
+    "attention_query",  # one learned query attends to the states (arXiv 1810.00825, 2503.02656)
     "attention_kv",  # the states attend to learned keys and values, then the mean (NV-Embed, arXiv 2405.17428)
 )
 PROBES = 64  # learned keys and values of attention_kv
@@ -58,12 +58,10 @@ class Head:
             without names. The other tasks have no labels.
         pooling: one of `POOLINGS`, for sequence classification and embedding. "last" by default, because only the last
             token of a causal model has the whole text as its context.
-        pooling_heads: number of heads of the attention poolings.
         dropout: on the input of the linear head.
         backbone_dropout: on the output of every attention and feed-forward block; None leaves the model as it is: 0.1
             in GPT-2, none in Gemma and Llama.
         init: of the linear head: "normal" (the model's own standard deviation), "zeros" or "xavier".
-        normalize: embeddings of length 1.
 
     Raises ModelError for a value that is not one of these, one label, a label twice, or labels of a task without.
     """
@@ -71,11 +69,9 @@ class Head:
     task: str
     labels: Sequence[str] = ()
     pooling: str = "last"
-    pooling_heads: int = 1
     dropout: float = 0.1
     backbone_dropout: float | None = None
     init: str = "normal"
-    normalize: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", list(self.labels))
@@ -125,7 +121,7 @@ class _WithHead:
         setattr(self, self.base_model_prefix, self._backbone(config))
         width = config.get_text_config().hidden_size
         if head.task in ("sequence-classification", "embedding"):
-            self.pooling = Pooling(head.pooling, width, head.pooling_heads)
+            self.pooling = Pooling(head.pooling, width)
         self.head_dropout = nn.Dropout(head.dropout)
         if head.task != "embedding":
             self.head = nn.Linear(width, len(head.labels) or 2)  # two: of classes, or a start and an end
@@ -142,7 +138,7 @@ class _WithHead:
         question-answering: start and end logits (batch, seq), where padding cannot be chosen; `start_positions` and
             `end_positions` (batch,) index the row, and the loss is the mean of both cross-entropies.
         sequence-classification: logits (batch, labels); labels (batch,).
-        embedding: `pooler_output` (batch, width), of length 1 if the head says so.
+        embedding: `pooler_output` (batch, width), of length 1.
         """
         from transformers import modeling_outputs as outputs
 
@@ -155,9 +151,8 @@ class _WithHead:
             features = self.pooling(states, real)
         features = self.head_dropout(features)
         if self.head_settings.task == "embedding":
-            if self.head_settings.normalize:
-                features = F.normalize(features.float(), dim=-1)
-            return outputs.BaseModelOutputWithPooling(last_hidden_state=states, pooler_output=features)
+            vectors = F.normalize(features.float(), dim=-1)
+            return outputs.BaseModelOutputWithPooling(last_hidden_state=states, pooler_output=vectors)
         logits = self.head(_in_dtype_of(self.head, features))
         loss = None if labels is None else _cross_entropy(logits, labels)
         if self.head_settings.task != "question-answering":
@@ -211,14 +206,12 @@ class _WithHead:
 
 
 class Pooling(nn.Module):
-    """The pooling `name`, one of `POOLINGS`; the attention poolings are multi-head attention with learned probes."""
+    """The pooling `name`, one of `POOLINGS`; the attention poolings have learned probes, and one attention head."""
 
-    def __init__(self, name: str, width: int, heads: int = 1):
+    def __init__(self, name: str, width: int):
         super().__init__()
-        self.name, self.heads, self.learns = name, heads, name.startswith("attention")
+        self.name, self.learns = name, name.startswith("attention")
         if self.learns:
-            if width % heads:
-                raise ModelError(f"{heads} pooling heads do not divide the width {width}")
             self.probe = nn.Parameter(torch.randn(1 if name == "attention_query" else PROBES, width))
             self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
 
@@ -230,8 +223,7 @@ class Pooling(nn.Module):
             states = _in_dtype_of(self, states)
             probes = self.probe.expand(len(states), -1, -1)  # (batch, probes, width)
             if name == "attention_query":
-                mask = attention_mask[:, None, None, :] > 0  # (batch, head, query, key)
-                return self._attend(probes, states, mask)[:, 0]
+                return self._attend(probes, states, attention_mask[:, None, :] > 0)[:, 0]
             states, name = self._attend(states, probes, None), "mean"
         real = attention_mask.to(torch.long)
         order = real.cumsum(-1) * real  # 1 for the first real token, 2 for the next; 0 for padding; either side
@@ -245,10 +237,9 @@ class Pooling(nn.Module):
         return torch.einsum("bs,bsw->bw", weights, states.float()).to(states.dtype)
 
     def _attend(self, queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
-        """Queries (batch, queries, width) and keys (batch, keys, width) to (batch, queries, width)."""
-        inputs = (self.query(queries), self.key(keys), self.value(keys))
-        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in inputs)  # (batch, head, ..., part)
-        return self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2))
+        """Queries (batch, queries, width), keys (batch, keys, width) and mask (batch, 1, keys) to queries' shape."""
+        attended = F.scaled_dot_product_attention(self.query(queries), self.key(keys), self.value(keys), attn_mask=mask)
+        return self.out(attended)
 
 
 def set_backbone_dropout(model: nn.Module, share: float) -> None:
@@ -259,18 +250,14 @@ def set_backbone_dropout(model: nn.Module, share: float) -> None:
     """
     decoder = find_decoder(model)
     for layer, attention in zip(decoder.layers, decoder.attentions, strict=True):
-        dropouts = [m for name, m in layer.named_modules() if type(m) is nn.Dropout and "attn_dropout" not in name]
+        modules = layer.named_modules()
+        dropouts = [m for name, m in modules if isinstance(m, nn.Dropout) and "attn_dropout" not in name]
         for block in () if dropouts else (attention, layer.mlp):
-            if not hasattr(block, "labkit_dropout"):
-                block.labkit_dropout = _BlockDropout().train(block.training)
-                block.register_forward_hook(_drop)
-            block.labkit_dropout.p = share
+            block.labkit_dropout = nn.Dropout().train(block.training)
+            block.register_forward_hook(_drop)
+            dropouts.append(block.labkit_dropout)
         for dropout in dropouts:
             dropout.p = share
-
-
-class _BlockDropout(nn.Dropout):
-    """Dropout that labkit added to a block."""
 
 
 def _drop(block: nn.Module, inputs: Any, output: Any) -> Any:

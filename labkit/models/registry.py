@@ -41,13 +41,16 @@ class Package:
     def terms_path(self) -> Path | None:
         return _path_in_package(*self.terms) if self.terms else None
 
+    def __str__(self) -> str:
+        return f"package {self.distribution}"
+
 
 @dataclass(frozen=True)
 class ModelCard:
     """One registered model: what `labkit models` shows of it, and its origin.
 
     `window` is the reach of local layers in tokens; None: every layer attends to the whole text. `origin` is a package,
-    or "hub", "checkpoint" (a folder in data/checkpoints) or "code" (a tiny model that labkit makes).
+    or "hub OWNER/NAME", "checkpoint data/checkpoints/NAME" or "made in code" (the tiny models).
     """
 
     name: str
@@ -57,20 +60,11 @@ class ModelCard:
     window: int | None
     licence: str
     origin: Package | str
-    hub_id: str = ""
-
-    def origin_text(self) -> str:
-        if isinstance(self.origin, Package):
-            return f"package {self.origin.distribution}"
-        texts = {"hub": f"hub {self.hub_id}", "checkpoint": f"checkpoint data/checkpoints/{self.name}"}
-        return texts.get(self.origin, "made in code")
 
 
 def closest_names(name: str) -> list[str]:
     """Registered names that are similar to `name`, best first; at most three."""
-    by_lower = {known.lower().rpartition("/")[2]: known for known in REGISTRY}  # without the owner
-    by_lower |= {known.lower(): known for known in REGISTRY}
-    return list(dict.fromkeys(by_lower[match] for match in get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)))
+    return get_close_matches(name, REGISTRY, n=3, cutoff=0.5)
 
 
 def _path_in_package(package: str, file: str) -> Path | None:
@@ -114,19 +108,19 @@ _CARDS = (
             sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
         ),
     ),
-    ModelCard("gpt2-mini", "gpt2", 5_918_720, 6, None, _OWN, "checkpoint"),
-    ModelCard("tiny-gpt2", "gpt2", 194_624, 2, None, _OWN, "code"),
-    ModelCard("tiny-gemma", "gemma", 103_040, 2, None, _OWN, "code"),
-    ModelCard("tiny-gemma2", "gemma2", 103_296, 2, 8, _OWN, "code"),
-    ModelCard("tiny-gemma3", "gemma3", 103_360, 2, 8, _OWN, "code"),
-    ModelCard("tiny-llama", "llama", 103_040, 2, None, _OWN, "code"),
-    ModelCard("gpt2", "gpt2", 124_439_808, 12, None, "MIT", "hub", "openai-community/gpt2"),
-    ModelCard("google/gemma-2b", "gemma", 2_506_172_416, 18, None, GEMMA_TERMS, "hub", "google/gemma-2b"),
-    ModelCard("google/gemma-2-2b", "gemma2", 2_614_341_888, 26, 4096, GEMMA_TERMS, "hub", "google/gemma-2-2b"),
-    ModelCard("google/gemma-3-270m", "gemma3", 268_098_176, 18, 512, GEMMA_TERMS, "hub", "google/gemma-3-270m"),
-    ModelCard("google/gemma-3-1b-pt", "gemma3", 999_885_952, 26, 512, GEMMA_TERMS, "hub", "google/gemma-3-1b-pt"),
+    ModelCard("gpt2-mini", "gpt2", 5_918_720, 6, None, _OWN, "checkpoint data/checkpoints/gpt2-mini"),
+    ModelCard("tiny-gpt2", "gpt2", 194_624, 2, None, _OWN, "made in code"),
+    ModelCard("tiny-gemma", "gemma", 103_040, 2, None, _OWN, "made in code"),
+    ModelCard("tiny-gemma2", "gemma2", 103_296, 2, 8, _OWN, "made in code"),
+    ModelCard("tiny-gemma3", "gemma3", 103_360, 2, 8, _OWN, "made in code"),
+    ModelCard("tiny-llama", "llama", 103_040, 2, None, _OWN, "made in code"),
+    ModelCard("gpt2", "gpt2", 124_439_808, 12, None, "MIT", "hub openai-community/gpt2"),
+    ModelCard("google/gemma-2b", "gemma", 2_506_172_416, 18, None, GEMMA_TERMS, "hub google/gemma-2b"),
+    ModelCard("google/gemma-2-2b", "gemma2", 2_614_341_888, 26, 4096, GEMMA_TERMS, "hub google/gemma-2-2b"),
+    ModelCard("google/gemma-3-270m", "gemma3", 268_098_176, 18, 512, GEMMA_TERMS, "hub google/gemma-3-270m"),
+    ModelCard("google/gemma-3-1b-pt", "gemma3", 999_885_952, 26, 512, GEMMA_TERMS, "hub google/gemma-3-1b-pt"),
     ModelCard(
-        "HuggingFaceTB/SmolLM2-135M", "llama", 134_515_008, 30, None, "Apache-2.0", "hub", "HuggingFaceTB/SmolLM2-135M"
+        "HuggingFaceTB/SmolLM2-135M", "llama", 134_515_008, 30, None, "Apache-2.0", "hub HuggingFaceTB/SmolLM2-135M"
     ),
 )  # fmt: skip
 

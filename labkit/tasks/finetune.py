@@ -25,20 +25,18 @@ from labkit.datasets import splits
 from labkit.datasets.evidence import MARKS
 from labkit.decoder.limits import require_positions
 from labkit.decoder.packing import why_not
-from labkit.decoder.running import evaluating
+from labkit.decoder.running import evaluating, random_state_kept
 from labkit.errors import DataError, TrainingError, require_one_of
-from labkit.models import load, precision
+from labkit.models import adapters, cards, load, precision
 from labkit.models.adapters import TASK
-from labkit.models.adapters import save as save_adapter
 from labkit.models.heads import sha256_of
 from labkit.models.registry import REGISTRY
 from labkit.models.special_tokens import add_tokens
 from labkit.run_folder import RunFolder, is_first_process, process_count
-from labkit.tasks import adapters, card
 from labkit.tasks.base import Task, get, pad_id
 from labkit.tasks.in_force import in_force, require_mask
 from labkit.tasks.needs import require_memory
-from labkit.training import Rows, draw, preset, random_state_kept, save_model, settled, steps, train
+from labkit.training import Rows, draw, preset, save_model, settled, steps, train
 
 HELD_OUT = 0.1  # of the training examples, if there is no dev set
 EVALUATE_EVERY = 500  # steps, or one epoch if that is shorter
@@ -78,7 +76,7 @@ def finetune(
         test: scored once, at the end.
         settings: hyperparameters of `labkit.training.preset`; by default those of `default_preset(model)`.
         mask, window, layers, readings: what the model attends to, see `labkit.tasks.in_force`.
-        method, rank: see `labkit.tasks.adapters`. head: changes to the fields of its `Head`: {"dropout": 0.2}.
+        method, rank: see `labkit.models.adapters`. head: changes to the fields of its `Head`: {"dropout": 0.2}.
         packing: several texts share a row and no padding is computed, unless the model or its attention cannot.
         keep_model: False saves no model; only scores and predictions remain.
         model_name: what config.json calls the model, in place of a path that may change.
@@ -282,9 +280,9 @@ def _save(lm: Any, trained: Any, task: Task, run: RunFolder, metrics: dict[str, 
     if metrics["method"] == "lora":
         marks = MARKS if getattr(task, "prompt", None) == "evidence" else ()
         facts = {"base": config["model"], "task": record, "marks": marks}
-        run.write_folder("adapter", lambda folder: save_adapter(trained, folder, **facts))
+        run.write_folder("adapter", lambda folder: adapters.save(trained, folder, **facts))
         lm.model = trained.merge_and_unload().requires_grad_(True)
-    save_model(lm.model, lm.tokenizer, run, card.files(lm, metrics, config))
+    save_model(lm.model, lm.tokenizer, run, cards.of_fine_tuned(lm, metrics, config).items())
 
 
 def beats_baselines(metrics: dict[str, Any], say: Callable[[str], None]) -> bool | None:

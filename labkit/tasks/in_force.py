@@ -16,14 +16,13 @@ from typing import Any
 import torch
 
 from labkit.auditing.measure import audit
-from labkit.convert import WINDOWS, to_bidirectional
+from labkit.convert import WINDOWS, choose_layers, to_bidirectional
 from labkit.decoder.anatomy import SLIDING, backend_of, decoder_or_none, find_decoder
 from labkit.decoder.hooks import masked
 from labkit.decoder.packing import packed
 from labkit.decoder.repetition import repeated
 from labkit.errors import TrainingError, require_one_of
 from labkit.masks import causal, sliding_window
-from labkit.models.export import choose_layers
 
 MASKS = ("bidirectional", "causal", "right-to-left", "encoder")
 MEASURED = 12  # tokens on which the right-to-left mask is compared, cell by cell

@@ -20,15 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from labkit.convert import to_bidirectional
+from labkit.convert import choose_layers, to_bidirectional
 from labkit.decoder.running import evaluating
 from labkit.errors import DataError
 from labkit.models import load
-from labkit.models.export import choose_layers
+from labkit.models.adapters import weights_to, with_lora
 from labkit.models.special_tokens import fit_embeddings
 from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
 from labkit.run_folder import RunFolder, is_first_process, process_count
-from labkit.tasks.adapters import weights_to, with_lora
 from labkit.tasks.base import IGNORED, pad_id, padded, silent
 from labkit.training import Rows, draw, save_model, settled, train
 

@@ -1,0 +1,153 @@
+"""Model cards (README.md) of converted and of fine-tuned models, and the licence files that a copy includes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData
+
+from labkit import __version__
+from labkit.decoder.anatomy import SLIDING, find_decoder
+from labkit.models.registry import NOTICES, REGISTRY, Package
+
+WINDOWS = {
+    "keep": "as far to the right as the causal model has to the left, W - 1 tokens each way",
+    "halve": "the causal window split over both sides, as EmbeddingGemma does",
+    "global": "none, every layer attends to the whole text",
+}
+SCORES = (
+    "f1", "best_f1", "exact_match", "precision", "recall", "token_accuracy", "accuracy", "spearman",
+    "mean_reciprocal_rank",
+)  # fmt: skip
+
+
+def of_converted(lm: Any, window: str, layers: list[int] | None) -> dict[str, bytes]:
+    """The files, by name, that belong to the converted model `lm` beside its weights: its card and licence files.
+
+    `window` and `layers` (None: all) are those of the conversion.
+    """
+    decoder = find_decoder(lm.model)
+    count, local = len(decoder.layers), decoder.layer_types.count(SLIDING)
+    return _files(
+        lm,
+        _CONVERTED,
+        source=lm.source,
+        window=window,
+        which=f"all {count} layers" if layers is None else f"layers {layers} of {count}; the others stay causal",
+        windows=WINDOWS["global"] if window == "global" or not local else f"{WINDOWS[window]}, in {local} layers",
+        plain=loads_in_transformers(lm.model, layers),
+    )
+
+
+def of_fine_tuned(lm: Any, metrics: dict[str, Any], config: dict[str, Any]) -> dict[str, bytes]:
+    """The same for a fine-tuned model, from the metrics and the config of its run: mask, training and scores."""
+    sides = [side for side in ("dev", "test") if side in metrics]
+    scores = {name: [metrics[side].get(name) for side in sides] for name in SCORES if name in metrics["dev"]}
+    for name in metrics["baselines"]["dev"]:
+        scores[f"baseline: {name}"] = [metrics["baselines"][side][name] for side in sides]
+    rows = [["", *(f"{side} (n = {metrics[f'n_{side}']:,})" for side in sides)], ["---", *["---:"] * len(sides)]]
+    for name, values in scores.items():
+        rows.append([name.replace("_", " "), *("" if value is None else f"{value:.3f}" for value in values)])
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return _files(lm, _FINE_TUNED, table=table, rate=config["settings"]["learning_rate"], **metrics)
+
+
+def loads_in_transformers(model: Any, layers: list[int] | None) -> bool:
+    """Whether plain transformers applies the mask of a converted model: in all layers, by `is_causal` alone."""
+    return layers is None and not find_decoder(model).layers_ignoring_is_causal()
+
+
+def _files(lm: Any, template: str, **fields: Any) -> dict[str, bytes]:
+    """The card and the licence files. The card contains no path of this machine."""
+    name, licence, files, folder = lm.name, lm.licence, {}, Path(lm.name).expanduser()
+    if registered := REGISTRY.get(lm.name):
+        licence = registered.licence
+        if isinstance(registered.origin, Package) and (terms := registered.origin.terms_path()):
+            files[terms.name] = terms.read_bytes()
+    elif folder.is_dir():
+        name = folder.resolve().name
+        for file in sorted(folder.iterdir()):
+            if re.match("LICEN[SC]E|NOTICE|.*TERMS", file.name) and file.is_file():
+                files[file.name] = file.read_bytes()
+    if notice := NOTICES.get(licence):
+        files.setdefault("NOTICE.txt", f"{notice}\n".encode())
+    if "source" in fields:
+        fields["source"] = fields["source"].replace(lm.name, name)
+    card = ModelCard.from_template(
+        ModelCardData(license="other", license_name=licence, library_name="transformers"),
+        template_str=template,
+        name=name,
+        version=__version__,
+        terms=f"{licence} ({', '.join(files)} in this folder)" if files else licence,
+        **fields,
+    )
+    return files | {"README.md": str(card).encode()}
+
+
+_CONVERTED = """\
+---
+{{ card_data }}
+---
+# {{ name }}, made bidirectional
+
+Made with labkit {{ version }} (`labkit convert`). The weights are unchanged; only which token may attend to which is.
+
+- **Bidirectional:** {{ which }}
+- **Window of local layers:** {{ windows }} (`--window {{ window }}`)
+- **From:** {{ source }}
+- **Licence:** {{ terms }}. It applies to this folder as it does to the original.
+
+The model was not trained with this mask. Its next-token predictions are worse than before, and it is not a better
+encoder until it is trained with the new mask.
+
+## Loading
+
+{% if plain -%}
+Plain transformers (5.3 or newer) loads it, and it is then bidirectional, because `config.is_causal` is false:
+
+    AutoModel.from_pretrained("THIS_FOLDER")
+
+`labkit.load` also handles two cases that plain transformers does not:
+- under flash attention a window reaches one token less far than under the other backends;
+- several documents packed into one row (restarted `position_ids`, no mask) attend to each other.
+{%- else -%}
+Plain transformers loads the folder, but cannot express its masks: **without labkit this model may be causal**.
+Load it with
+
+    labkit.load("THIS_FOLDER")
+
+which applies the conversion that is recorded in `config.json` (`labkit_attention`) again.
+{%- endif %}
+
+Check what you loaded, in either case: `labkit audit THIS_FOLDER`.
+"""
+
+_FINE_TUNED = """\
+---
+{{ card_data }}
+---
+# {{ name }}, fine-tuned: {{ task }}
+
+Made with labkit {{ version }} (`labkit train {{ task }}`).
+
+- **Mask, as measured before training:** {{ mask.measured }}
+- **Trained:** {{ method }}, {{ "{:,}".format(steps) }} steps on {{ "{:,}".format(n_train) }} examples, learning rate \
+{{ "{:g}".format(rate) }}, seed {{ seed }}; the weights are those of step {{ best_step }} (best {{ metric }} on dev)
+- **Labels:** {{ labels | join(", ") or "none" }}
+- **Licence:** {{ terms }}. It applies to this folder as it does to the original.
+
+## Scores
+
+{{ table }}
+
+The dev set chose the checkpoint, so its scores are optimistic. One seed; see the spread over seeds before you conclude.
+
+## Loading
+
+    pipe = labkit.pipeline("THIS_FOLDER")        # or: labkit predict {{ task }} --model THIS_FOLDER --input texts.jsonl
+    lm = labkit.load("THIS_FOLDER")              # the model with its head, and its mask put in force
+
+Plain transformers finds the backbone in this folder (`AutoModel.from_pretrained`), and not the head.
+"""
