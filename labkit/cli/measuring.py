@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from labkit.cli.console import Attn, Dtype, Json, Name, print_json, waiting
-from labkit.errors import LabkitError, ModelError
+from labkit.errors import LabkitError, ModelError, require_one_of
 
 LEAKAGE_VOCABULARY = 64  # with few tokens a short training shows what chance can achieve
 
