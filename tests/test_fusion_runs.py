@@ -182,7 +182,7 @@ def test_a_run_of_other_settings_data_or_weights_is_not_continued(settings, tmp_
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"engine": "slow"}, "the fusion engine is 'slow'; choose one of fast"),
+        ({"engine": "slow"}, "the engine is 'slow'; choose one of fast"),
         ({"weights": (1.0, 2.0)}, "takes no weights"),
         ({"repeat": 2}, "not both"),
         ({"num_paraphrases": None, "indexes": ()}, "give different places from 0"),

@@ -26,7 +26,7 @@ from torch import Tensor
 from labkit.course.answers import Answer
 from labkit.course.mistakes import Mistake, NotBegun, clean
 from labkit.course.variant import Variant
-from labkit.errors import CourseError
+from labkit.errors import CourseError, require_one_of
 
 NAMES = ("a1", "a2", "a3", "a4", "a5")
 ROUNDS = 3  # of draws that graders ask; a self-check asks one
@@ -186,8 +186,7 @@ def randn(variant: Variant, name: str, *shape: int, dtype: torch.dtype = torch.f
 
 def assignment(name: str) -> Assignment:
     """The assignment called `name`, a1 to a5. Raises CourseError for another name."""
-    if name not in NAMES:
-        raise CourseError(f"there is no assignment {name!r}; there is {', '.join(NAMES)}")
+    require_one_of("the assignment", name, NAMES, CourseError)
     return import_module(f"labkit.course.{name}").ASSIGNMENT
 
 

@@ -25,7 +25,7 @@ import pandas as pd
 from labkit.course.exercises import SIGNS, Assignment, Outcome, assignment
 from labkit.course.mistakes import clean
 from labkit.datasets.files import csv_rows
-from labkit.errors import CourseError
+from labkit.errors import CourseError, require_one_of
 from labkit.files import write_whole
 
 MOST_BYTES = 2**20  # of a grade's JSON file
@@ -129,8 +129,7 @@ def gradebook_csv(grades: Sequence[Grade], kind: str, roster: str | Path | None 
     names are taken for SIS Login IDs (Canvas) or email addresses (Moodle).
     Raises CourseError for another kind, grades of no or several assignments, or a roster that identifies nobody.
     """
-    if kind not in IDENTITIES:
-        raise CourseError(f"there is no gradebook {kind!r}; there is {', '.join(IDENTITIES)}")
+    require_one_of("the gradebook", kind, IDENTITIES, CourseError)
     names = sorted({grade.assignment for grade in grades if grade.assignment})
     if len(names) != 1:
         raise CourseError(f"a gradebook takes the grades of one assignment; these are of {', '.join(names) or 'none'}")

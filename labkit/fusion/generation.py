@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from labkit.decoder.running import evaluating
-from labkit.errors import DataError
+from labkit.errors import DataError, require_one_of
 from labkit.fusion.decoding import Answer, Decoding, combine, decode
 from labkit.fusion.engine import Engine, FastEngine, ReferenceEngine, fusable_decoder, require_positions_for
 from labkit.fusion.layout import Prompts, Weights, prompts, token_ids
-from labkit.fusion.methods import ENGINES, METHODS, VOTE, require_known
+from labkit.fusion.methods import ENGINES, METHODS, VOTE
 from labkit.fusion.scores import comparable, first_line
 from labkit.models import Loaded
 
@@ -79,8 +79,8 @@ def generate(
     """
     if not isinstance(lm, Loaded):
         raise DataError(f"give the result of labkit.load, model and tokenizer together, not a {type(lm).__name__}")
-    require_known("method", method, METHODS)
-    require_known("engine", engine, ENGINES)
+    require_one_of("the method", method, METHODS)
+    require_one_of("the engine", engine, ENGINES)
     chosen, layers = METHODS[method], len(fusable_decoder(lm.model).layers)
     if batch_size < 1:
         raise DataError(f"batch_size is {batch_size} questions; it must be at least 1")

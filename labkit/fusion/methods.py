@@ -6,7 +6,6 @@ weights of the paraphrases. The other methods give each paraphrase its own row a
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from labkit.errors import DataError
@@ -80,9 +79,3 @@ METHODS = {
         ),
     )
 }
-
-
-def require_known(kind: str, name: str, known: Collection[str]) -> None:
-    """Raise DataError with all names if no method or engine has this one."""
-    if name not in known:
-        raise DataError(f"the fusion {kind} is {name!r}; choose one of {', '.join(known)}")

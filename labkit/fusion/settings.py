@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import DataError
-from labkit.fusion.methods import ENGINES, METHODS, require_known
+from labkit.errors import DataError, require_one_of
+from labkit.fusion.methods import ENGINES, METHODS
 
 
 def _setting(default: Any, text: str, **limits: int) -> Any:
@@ -56,8 +56,8 @@ class Settings:
     order_seed: int | None = None  # shuffles the paraphrases of each question; None: keep their order
 
     def __post_init__(self) -> None:
-        require_known("method", self.method, METHODS)
-        require_known("engine", self.engine, ENGINES)
+        require_one_of("the method", self.method, METHODS)
+        require_one_of("the engine", self.engine, ENGINES)
         METHODS[self.method].require_weights(self.weights is not None)
         if self.num_paraphrases is not None and (self.indexes is not None or self.repeat is not None):
             raise DataError("give num_paraphrases, or indexes and repeat, not both")

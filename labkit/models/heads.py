@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from labkit.decoder.anatomy import find_decoder
-from labkit.errors import ModelError
+from labkit.errors import ModelError, require_one_of
 
 TASKS = {  # and how the classes of models with such a head are called: GPT2ForTokens
     "token-classification": "ForTokens",
@@ -76,8 +76,7 @@ class Head:
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", list(self.labels))
         for name, choices in {"task": TASKS, "pooling": POOLINGS, "init": INITIALISATIONS}.items():
-            if (value := getattr(self, name)) not in choices:
-                raise ModelError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
+            require_one_of(name, getattr(self, name), choices, ModelError)
         if self.labels and not self.task.endswith("classification"):
             raise ModelError(f"{self.task} has no labels, but {len(self.labels)} are given")
         if len(self.labels) == 1 or len(set(self.labels)) < len(self.labels):
