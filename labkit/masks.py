@@ -127,8 +127,7 @@ class Mask:
         """
         if not dtype.is_floating_point:
             raise MaskError(f"an additive mask is added to attention scores, so it needs a float dtype, not {dtype}")
-        cells = self_for_empty_rows(self.dense(q_len, kv_len, device=device))
-        return torch.zeros(cells.shape, dtype=dtype, device=device).masked_fill(~cells, torch.finfo(dtype).min)
+        return additive_of(self_for_empty_rows(self.dense(q_len, kv_len, device=device)), dtype)
 
     def block_mask(self, q_len: int, kv_len: int | None = None, device="cpu") -> BlockMask:
         """The mask for `torch.nn.attention.flex_attention`, broadcast over heads."""
@@ -163,6 +162,11 @@ def self_for_empty_rows(cells: Bool[Tensor, "*batch query key"]) -> Bool[Tensor,
     q_len, kv_len = cells.shape[-2:]
     itself = torch.eye(kv_len, dtype=torch.bool, device=cells.device)[kv_len - q_len :]  # (q_len, kv_len)
     return cells | (itself & ~cells.any(-1, keepdim=True))
+
+
+def additive_of(cells: Bool[Tensor, "*batch query key"], dtype: torch.dtype) -> Float[Tensor, "*batch query key"]:
+    """These cells as numbers to add to attention scores: 0 = may attend, the dtype's most negative number = may not."""
+    return torch.zeros(cells.shape, dtype=dtype, device=cells.device).masked_fill(~cells, torch.finfo(dtype).min)
 
 
 def block_mask_of(cells: Bool[Tensor, "rows query key"]) -> BlockMask:

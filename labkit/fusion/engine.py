@@ -28,7 +28,6 @@ from transformers import AttentionInterface, DynamicCache
 
 from labkit.decoder.anatomy import CACHE, FULL, SLIDING, Decoder, decoder_or_none
 from labkit.decoder.limits import require_positions
-from labkit.decoder.packing import MARK
 from labkit.errors import DataError, ModelError
 from labkit.fusion.layout import CUE, PADDING, PREFIX, Prompts, Tokens, mask_of
 from labkit.masks import block_mask_of
@@ -338,7 +337,7 @@ def fusable_decoder(model: nn.Module) -> Decoder:
         reason = f"it has layers of the type {foreign[0]!r}, which keep no keys that could be joined"
     elif getattr(config, "alibi", False) or "position_ids" not in inspect.signature(decoder.stack.forward).parameters:
         reason = "its positions are counted along the row, so segments cannot share positions"
-    elif getattr(config, MARK, None) is not None:
+    elif decoder.conversion is not None:
         reason = "it is bidirectional and cannot generate: call labkit.to_causal first"
     elif getattr(config, "is_causal", None) is False or getattr(config, "use_bidirectional_attention", None) is True:
         reason = "its configuration declares it bidirectional, so it cannot generate"
