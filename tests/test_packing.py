@@ -8,9 +8,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import labkit
 from labkit import masks
 from labkit.auditing.checks import Subject, packed_batch
-from labkit.decoder import packing
+from labkit.decoder import hooks
 from labkit.decoder.anatomy import CACHE, find_decoder
-from labkit.decoder.hooks import LayerMasks
 from labkit.decoder.packing import arrange, packed, why_not
 from labkit.decoder.running import Runner
 from labkit.errors import ConversionError
@@ -23,13 +22,6 @@ MODELS = [
 ]  # fmt: skip
 CONVERSIONS = {"causal": None, "bidirectional": {}, "halve": {"window": "halve"}, "mixed": {"layers": [1]}}
 FLASH = "flash_attention_2"
-
-
-@pytest.fixture(params=["rows", "one row"])
-def row_length(request, monkeypatch):
-    """A row length: texts share rows under one mask; none: sdpa goes text by text."""
-    monkeypatch.setattr(packing, "CALL_IN_TOKENS", 0)  # so that even these short texts are worth a call each
-    return 24 if request.param == "rows" else None
 
 
 def converted(model, mode="bidirectional"):
@@ -74,17 +66,15 @@ def computed_slots(model):
 @pytest.mark.matrix
 @pytest.mark.parametrize("mode", list(CONVERSIONS))
 @pytest.mark.parametrize(("name", "attn"), MODELS)
-def test_each_text_has_the_states_it_has_alone_and_padding_has_zeros(tiny, name, attn, mode, row_length):
+def test_each_text_has_the_states_it_has_alone_and_padding_has_zeros(tiny, name, attn, mode):
     model = converted(tiny(name, attn).model, mode)
     ids, mask = batch_of(left=True)
     alone, slots = states_alone(model, ids, mask), computed_slots(model)
     for training in (False, True):
-        with torch.no_grad(), packed(model.train(training), row_length):
+        with torch.no_grad(), packed(model.train(training), 24):
             got = states(model, ids, mask)
         assert_close(got[mask.bool()], alone)
         assert not got[~mask.bool()].any()
-    if row_length is None and attn == "sdpa":
-        assert slots[0] == (1, sum(LENGTHS))
     assert slots[0][0] * slots[0][1] < ids.numel()  # it was packed
 
 
@@ -103,12 +93,12 @@ def test_under_flex_attention_each_text_has_the_states_it_has_alone(tiny, mode):
 @pytest.mark.parametrize(
     "rule", [masks.prefix(3), masks.sliding_window(4), ~masks.causal() & masks.sliding_window(6, False)], ids=repr
 )
-def test_a_mask_put_in_force_holds_within_each_text(tiny, rule, outside, row_length):
+def test_a_mask_put_in_force_holds_within_each_text(tiny, rule, outside):
     model = converted(tiny("tiny-gemma3").model)
     ids, mask = batch_of(left=True)
     with labkit.masked(model, rule):
         alone = states_alone(model, ids, mask)
-    first, second = labkit.masked(model, rule), packed(model, row_length)
+    first, second = labkit.masked(model, rule), packed(model)
     with torch.no_grad(), first if outside else second, second if outside else first:
         assert_close(states(model, ids, mask)[mask.bool()], alone)
 
@@ -120,10 +110,9 @@ def subject_of(model, verdict):
 
 
 @pytest.mark.parametrize("mode", ["causal", "bidirectional"])
-def test_a_leaking_packing_is_caught_by_the_audit(tiny, mode, row_length, monkeypatch):
+def test_a_leaking_packing_is_caught_by_the_audit(tiny, mode, monkeypatch):
     model = converted(tiny("tiny-llama", "eager").model, mode)
-    monkeypatch.setattr(LayerMasks, "mask_for", lambda self, *_: None)  # as if no layer were given a mask
-    monkeypatch.setattr(packing.TextMask, "of", lambda *_: torch.zeros(1, 1, 1, 1))  # and transformers' one were open
+    monkeypatch.setattr(hooks, "_cells", lambda mask, call, q_len, *_: torch.ones(1, q_len, q_len).bool())
     assert [problem.kind for problem in packed_batch(subject_of(model, mode))] == ["packing-leak"]
 
 
@@ -143,7 +132,7 @@ def with_head(name, task):
     return converted(labkit.load(name, task=head, device="cpu").model, "bidirectional" if task else "causal").train()
 
 
-def assert_same_gradients(model, task, row_length):
+def assert_same_gradients(model, task):
     def loss_and_gradients():
         model.zero_grad()
         out = model(input_ids=ids, attention_mask=mask, **HEADS[task](ids, mask))
@@ -154,7 +143,7 @@ def assert_same_gradients(model, task, row_length):
     ids, mask = batch_of()
     loss, gradients = loss_and_gradients()
     slots = computed_slots(model)
-    with packed(model, row_length):
+    with packed(model):
         loss_packed, gradients_packed = loss_and_gradients()
     assert slots[0][0] < len(ids)
     torch.testing.assert_close(loss_packed, loss, rtol=1e-5, atol=0)
@@ -164,27 +153,27 @@ def assert_same_gradients(model, task, row_length):
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
 @pytest.mark.parametrize("task", list(HEADS))
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3"])
-def test_loss_and_gradients_are_those_of_the_padded_batch(name, task, checkpointing, row_length):
+def test_loss_and_gradients_are_those_of_the_padded_batch(name, task, checkpointing):
     model = with_head(name, task)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    assert_same_gradients(model, task, row_length)
+    assert_same_gradients(model, task)
 
 
-def test_lora_learns_the_same(row_length):
+def test_lora_learns_the_same():
     pytest.importorskip("peft")
     from labkit.tasks.adapters import trained_part
 
     trained = trained_part(with_head("tiny-gemma3", "question-answering"), "lora", rank=2).train()
-    assert_same_gradients(trained, "question-answering", row_length)
+    assert_same_gradients(trained, "question-answering")
 
 
-def test_all_hidden_states_come_back_padded(tiny, row_length):
+def test_all_hidden_states_come_back_padded(tiny):
     model, (ids, mask) = converted(tiny("tiny-gemma3").model), batch_of()
     given = {"input_ids": ids, "attention_mask": mask, "output_hidden_states": True}
     with torch.no_grad():
         padded = model.base_model(**given).hidden_states
-        with packed(model, row_length):
+        with packed(model):
             got = model.base_model(**given).hidden_states
             by_tuple = model.base_model(**given, return_dict=False)[0]
     for one, other in zip(got, padded, strict=True):
@@ -214,10 +203,10 @@ def test_full_batches_go_through_and_the_model_is_as_it_was_also_after_an_error(
     assert slots[0][1] <= 30 and slots[1] == ids.shape
 
 
-def test_a_row_of_padding_alone_has_zeros_and_a_batch_of_it_is_an_error(tiny, row_length):
+def test_a_row_of_padding_alone_has_zeros_and_a_batch_of_it_is_an_error(tiny):
     model, (ids, mask) = converted(tiny("tiny-gemma3").model), batch_of()
     mask[2] = 0
-    with torch.no_grad(), packed(model, row_length):
+    with torch.no_grad(), packed(model):
         assert states(model, ids, mask)[:, 0].any(-1).tolist() == [True, True, False, True, True, True]
         with pytest.raises(ConversionError, match="no real token"):
             states(model, ids, torch.zeros_like(mask))
@@ -253,12 +242,12 @@ def test_texts_are_arranged_first_fit_decreasing_and_each_once():
     generator = torch.Generator().manual_seed(1)
     for _ in range(20):
         lengths = torch.randint(0, 60, (30,), generator=generator).tolist()
-        for options in ({}, {"row_length": 40}, {"dear_keys": 100.0}, {"one_by_one": True, "dear_keys": 100.0}):
+        for options in ({}, {"row_length": 40}, {"keys_per_token": 100.0}):
             rows = arrange(lengths, **options)
             assert sorted(t for row in rows for t in row) == [t for t, length in enumerate(lengths) if length]
             slots = len(rows) * max(sum(lengths[t] for t in row) for row in rows)
             assert slots <= max(lengths) * sum(length > 0 for length in lengths)
-    assert arrange([9, 9, 9], dear_keys=1.0) == [[0], [1], [2]]  # nothing is gained: a row for each
+    assert arrange([9, 9, 9], keys_per_token=1.0) == [[0], [1], [2]]  # nothing is gained: a row for each
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -302,11 +291,3 @@ def test_why_not_names_what_is_in_the_way(tiny):
     opened.config.is_causal = False  # without labkit: which mask its layers are meant to have is not known
     subject = subject_of(opened, "bidirectional")
     assert not packed_batch(subject) and "other means than labkit.to_bidirectional" in subject.notes[0]
-
-
-def test_a_text_mask_lets_nothing_but_the_kernel_use_it():
-    mask = packing.TextMask.of(masks.causal(), [2, 3], torch.device("cpu"))
-    assert mask.shape == (1, 1, 5, 5) and mask[:, :, :, :5] is mask
-    for use in (lambda: mask.sum(), lambda: mask[:, :, :, :3], lambda: mask + 1, lambda: mask.to(torch.float32)):
-        with pytest.raises(ConversionError, match="attn='eager'"):
-            use()

@@ -373,16 +373,13 @@ def _cells(mask: Mask, call: _Call, q_len: int, past: int, kv_len: int, device) 
     """Bool (batch or 1, q_len, kv_len): the mask, with the padding and the packed documents of this call."""
     total = past + q_len
     real = None if call.real is None else call.real[:, :total].to(device)  # (batch, total)
-    if call.documents is not None:  # positions restart with each document, and no document attends to another
-        documents = call.documents.to(device)  # (batch or 1, total): packed documents come without a cache
-        positions = _positions_within(documents, real)
-        cells = _at_positions(mask, positions, positions) & (documents[:, :, None] == documents[:, None, :])
-    elif real is not None:
-        positions = (real.long().cumsum(-1) - 1).clamp(min=0)  # (batch, total)
-        cells = _at_positions(mask, positions[:, past:], positions)
-    else:
-        cells = mask.dense(q_len, total, device=device)
-        cells = cells if cells.ndim == 3 else cells[None]
+    documents = None if call.documents is None else call.documents.to(device)  # (batch or 1, total), without a cache
+    positions = _text_positions(documents, real, total, device)  # (batch or 1, total)
+    if mask.batch_size not in (None, len(positions)) and (real is not None or documents is not None):
+        raise MaskError(f"{mask} is for a batch of {mask.batch_size} rows, and this batch has {len(positions)}")
+    cells = _cells_at(mask, positions[:, past:], positions)
+    if documents is not None:  # no document attends to another
+        cells = cells & (documents[:, :, None] == documents[:, None, :])
     cells = masks.self_for_empty_rows(cells if real is None else cells & real[:, None, :])
     if kv_len > total:  # a static cache: slots that are not filled yet
         return nn.functional.pad(cells, (0, kv_len - total))
@@ -395,14 +392,25 @@ def _cells(mask: Mask, call: _Call, q_len: int, past: int, kv_len: int, device) 
     return cells[..., dropped:]
 
 
-def _at_positions(mask: Mask, queries: Tensor, keys: Tensor) -> Tensor:
-    """The cells at these text positions: queries (batch, q_len), keys (batch, kv_len) -> (batch, q_len, kv_len)."""
+def _text_positions(documents: Tensor | None, real: Tensor | None, total: int, device) -> Tensor:
+    """The position of each token within its document, (batch or 1, total), pads not counted."""
+    if real is None:
+        counted = torch.arange(total, device=device)[None]
+    else:
+        counted = real.long().cumsum(-1) - 1
+    if documents is not None:  # positions restart with each document
+        first = torch.diff(documents, prepend=documents[:, :1], dim=-1) != 0
+        counted = counted - torch.where(first, counted, 0).cummax(-1).values
+    return counted.clamp(min=0)
+
+
+def _cells_at(mask: Mask, queries: Tensor, keys: Tensor) -> Tensor:
+    """The cells (batch or rows, q_len, kv_len) at these text positions, queries (rows, q_len) and keys (rows, kv_len)."""
     n = max(int(keys.max()) + 1, mask.needs)
     mask.dense(1, n)  # raises if the mask is not defined for so many tokens
-    if mask.batch_size not in (None, len(keys)):
-        raise MaskError(f"{mask} is for a batch of {mask.batch_size} rows, and this batch has {len(keys)}")
-    rows = torch.arange(len(keys), device=keys.device)[:, None, None]
-    return mask.predicate(rows, queries[:, :, None], keys[:, None, :], n)
+    rows = torch.arange(mask.batch_size or len(keys), device=keys.device)[:, None, None]
+    cells = mask.predicate(rows, queries[:, :, None], keys[:, None, :], n)
+    return cells.expand(len(cells), queries.shape[1], keys.shape[1])
 
 
 def _documents(positions: Tensor | None, real: Tensor | None) -> Tensor | None:
@@ -429,13 +437,6 @@ def _documents(positions: Tensor | None, real: Tensor | None) -> Tensor | None:
         restarts = torch.where(text_only, restarts, (axes == 0).all(dim=0))
     starts = real & (before >= 0) & restarts
     return None if not torch.compiler.is_compiling() and not bool(starts.any()) else starts.long().cumsum(-1)
-
-
-def _positions_within(documents: Tensor, real: Tensor | None) -> Tensor:
-    """The position of each token within its document, (batch, q_len), pads not counted."""
-    counted = (torch.ones_like(documents) if real is None else real.long()).cumsum(-1) - 1
-    first = torch.diff(documents, prepend=documents[:, :1], dim=-1) != 0
-    return (counted - torch.where(first, counted, 0).cummax(-1).values).clamp(min=0)
 
 
 def _is_padding(mask) -> bool:
