@@ -116,27 +116,21 @@ def test_a_leaking_packing_is_caught_by_the_audit(tiny, mode, monkeypatch):
     assert [problem.kind for problem in packed_batch(subject_of(model, mode))] == ["packing-leak"]
 
 
-HEADS = {
-    "token-classification": lambda ids, mask: {"labels": (ids % 3).masked_fill(mask == 0, -100)},
+TARGETS = {  # of a loss, by task; None is the language model
     "question-answering": lambda ids, mask: {"start_positions": mask.sum(-1) // 2, "end_positions": mask.sum(-1) - 1},
-    "sequence-classification": lambda ids, mask: {"labels": ids[:, 0] % 2},
-    "embedding": lambda ids, mask: {},
     None: lambda ids, mask: {"labels": ids.masked_fill(mask == 0, -100)},
 }
 
 
 def with_head(name, task):
-    labels = ("O", "A", "B") if task == "token-classification" else ()
-    pooling = {"pooling": "mean"} if task in ("sequence-classification", "embedding") else {}
-    head = Head(task, labels=labels, dropout=0.0, **pooling) if task else None
+    head = Head(task, dropout=0.0) if task else None
     return converted(labkit.load(name, task=head, device="cpu").model, "bidirectional" if task else "causal").train()
 
 
 def assert_same_gradients(model, task):
     def loss_and_gradients():
         model.zero_grad()
-        out = model(input_ids=ids, attention_mask=mask, **HEADS[task](ids, mask))
-        loss = out.pooler_output[:, 0].sum() if "pooler_output" in out else out.loss
+        loss = model(input_ids=ids, attention_mask=mask, **TARGETS[task](ids, mask)).loss
         loss.backward()
         return loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
@@ -151,7 +145,7 @@ def assert_same_gradients(model, task):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
-@pytest.mark.parametrize("task", list(HEADS))
+@pytest.mark.parametrize("task", list(TARGETS))
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3"])
 def test_loss_and_gradients_are_those_of_the_padded_batch(name, task, checkpointing):
     model = with_head(name, task)
@@ -271,22 +265,33 @@ def test_what_has_no_place_in_a_packed_row_is_refused(tiny):
         pass
 
 
-def test_why_not_names_what_is_in_the_way(tiny):
-    assert why_not(tiny("tiny-gpt2").model) is None
-    without = tiny("tiny-llama").model
-    without.base_model.forward = lambda input_ids, attention_mask=None: None
-    assert "takes no position_ids" in why_not(without)
-    with pytest.raises(ConversionError, match="cannot be packed"), packed(without):
-        pass
-    assert "no decoder" in why_not(torch.nn.Linear(2, 2))
-    llama = tiny("tiny-llama").model
-    llama.config._attn_implementation = "paged|something"
-    assert "'paged|something'" in why_not(llama)
+def on_backend(model, backend):
+    model.config._attn_implementation = backend
+    return model
+
+
+def without_positions(model):
+    model.base_model.forward = lambda input_ids, attention_mask=None: None
+    return model
+
+
+def bigcode():
     sizes = {"vocab_size": 64, "n_positions": 64, "n_embd": 32, "n_layer": 1, "n_head": 2}
-    bigcode = GPTBigCodeForCausalLM(GPTBigCodeConfig(**sizes, attn_implementation="eager")).eval()
-    assert why_not(bigcode) is None
-    bigcode.config._attn_implementation = FLASH
-    assert "no positions on to the flash kernel" in why_not(bigcode)
+    return GPTBigCodeForCausalLM(GPTBigCodeConfig(**sizes, attn_implementation="eager")).eval()
+
+
+def test_why_not_names_what_is_in_the_way(tiny):
+    assert why_not(tiny("tiny-gpt2").model) is None and why_not(bigcode()) is None
+    reasons = {
+        "takes no position_ids": without_positions(tiny("tiny-llama").model),
+        "no decoder": torch.nn.Linear(2, 2),
+        "'paged|something'": on_backend(tiny("tiny-llama").model, "paged|something"),
+        "no positions on to the flash kernel": on_backend(bigcode(), FLASH),
+    }
+    for reason, model in reasons.items():
+        assert reason in why_not(model)
+        with pytest.raises(ConversionError, match="cannot be packed"), packed(model):
+            pass
     opened = tiny("tiny-llama").model
     opened.config.is_causal = False  # without labkit: which mask its layers are meant to have is not known
     subject = subject_of(opened, "bidirectional")

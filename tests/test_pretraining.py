@@ -8,10 +8,8 @@ import random
 import shutil
 from types import SimpleNamespace
 
-import hypothesis
 import pytest
 import torch
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -264,17 +262,14 @@ def test_fewer_rows_repeat_as_the_run_goes_on_until_a_tenth_of_their_fraction_re
 @pytest.mark.parametrize(
     ("context", "first", "stages"),
     [
-        (512, 64, [(0, 64), (499, 64), (500, 128), (649, 128), (650, 256), (799, 256), (800, 512), (999, 512)]),
-        (100, 30, [(0, 30), (499, 30), (500, 60), (799, 60), (800, 100), (999, 100)]),  # 30, 60, and then all
-        (64, 32, [(0, 32), (799, 32), (800, 64)]),  # one doubling: there is nothing between
-        (64, None, [(0, 64), (999, 64)]),
+        (512, 64, {0: 64, 499: 64, 500: 128, 649: 128, 650: 256, 799: 256, 800: 512, 999: 512}),
+        (64, 32, {0: 32, 799: 32, 800: 64}),  # one doubling: there is nothing between
+        (64, None, {0: 64, 999: 64}),
     ],
 )
 def test_pieces_grow_from_the_first_length_to_the_whole_row(context, first, stages):
     curriculum = Curriculum(1000, context, first)
-    assert [(row, curriculum.length(row)) for row, _ in stages] == stages
-    lengths = [curriculum.length(row) for row in range(1000)]
-    assert lengths == sorted(lengths)
+    assert {row: curriculum.length(row) for row in stages} == stages
 
 
 def test_a_batch_contains_the_pieces_of_its_rows_in_order_the_shorter_ones_where_two_stages_meet():
@@ -296,13 +291,6 @@ def test_a_batch_contains_the_pieces_of_its_rows_in_order_the_shorter_ones_where
 @pytest.fixture(scope="module")
 def tokenizer(text):
     return train_tokenizer([text.read_text(encoding="utf-8")], SHAPE.vocab_size, SHAPE.context)
-
-
-@hypothesis.settings(max_examples=50, deadline=None)
-@hypothesis.given(text=st.text(max_size=40))
-@hypothesis.example(text="The cat \t sat\n <pad>\r\n  <|endoftext|> .")
-def test_any_text_is_encoded_and_decoded_unchanged(tokenizer, text):
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
 def test_the_same_text_trains_the_same_tokenizer_and_texts_are_joined_with_an_end_after_each(tokenizer, text, capfd):
@@ -341,12 +329,12 @@ def token_by_token(model, tokenizer, text: str) -> float:
     return nats / math.log(2) / len(text.encode())
 
 
-@pytest.mark.parametrize("context", [2, 3, 9, 16])
+@pytest.mark.parametrize("context", [3, 16])
 def test_bits_per_byte_are_those_of_one_token_after_the_other(tokenizer, context):
     model = new_model(Shape(300, context, 64, 1), seed=0).eval()
     model.lm_head.weight.data *= 20  # so that positions and contexts matter
     text = "é" + sentences(4, seed=5)  # a letter of two bytes
-    for length in (1, 2, 3, 9, 10, 17, 18, len(text)):
+    for length in (1, 3, 17, len(text)):
         bits = bits_per_byte(model, tokenizer, text[:length], batch_size=2)
         assert bits == pytest.approx(token_by_token(model, tokenizer, text[:length]), rel=1e-5, abs=1e-9)
 

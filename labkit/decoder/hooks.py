@@ -405,7 +405,7 @@ def _text_positions(documents: Tensor | None, real: Tensor | None, total: int, d
 
 
 def _cells_at(mask: Mask, queries: Tensor, keys: Tensor) -> Tensor:
-    """The cells (batch or rows, q_len, kv_len) at these text positions, queries (rows, q_len) and keys (rows, kv_len)."""
+    """The cells (batch, q_len, kv_len) at these text positions: queries (rows, q_len) and keys (rows, kv_len)."""
     n = max(int(keys.max()) + 1, mask.needs)
     mask.dense(1, n)  # raises if the mask is not defined for so many tokens
     rows = torch.arange(mask.batch_size or len(keys), device=keys.device)[:, None, None]
