@@ -14,7 +14,7 @@ from labkit.attention.maps import attention_maps
 from labkit.attention.neurons import neuron_maps
 from labkit.errors import MaskError, ModelError
 from labkit.gpt import GPT
-from labkit.models.tiny import TINY_NAMES, WINDOW
+from labkit.models.tiny import TINY_NAMES
 
 CASES = [(name, attn) for name in TINY_NAMES for attn in ("eager", "sdpa") if (name, attn) != ("tiny-gemma2", "sdpa")]
 N = 20
@@ -85,18 +85,6 @@ def test_a_conversion_opens_the_future_and_the_model_is_left_as_it_was(tiny, nam
     assert state_of(lm) == before
     opened = (maps.weights[..., FUTURE].astype(np.float32).sum(-1) / N > 0.05).all(1)
     assert opened.tolist() == [state == "converted", "converted" in state] and maps.mask == "the model's own"
-
-
-@pytest.mark.parametrize("converted", [False, True])
-def test_a_local_layer_shows_its_window(tiny, converted):
-    lm = tiny("tiny-gemma3")
-    if converted:
-        labkit.to_bidirectional(lm.model)
-    local, wide = attention_maps(lm, IDS).weights
-    distance = np.arange(N)[:, None] - np.arange(N)[None]  # query - key
-    reached = (distance < WINDOW) & (distance > (-WINDOW if converted else -1))
-    assert (local[:, ~reached] == 0).all() and (local.max(0)[reached] > 0).all()
-    assert (wide.max(0)[distance >= 0] > 0).all()
 
 
 def test_dropout_is_off_and_the_model_is_left_as_it_was_when_the_capture_fails(tiny):
