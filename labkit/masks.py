@@ -424,5 +424,5 @@ def _whole_number(value, what: str, least: int | None = None) -> int:
 def _whole_numbers(values, what: str, least: int | None = None) -> tuple[int, ...]:
     values = values.tolist() if hasattr(values, "tolist") else values
     if isinstance(values, (str, bytes)) or not hasattr(values, "__len__") or not len(values):
-        raise MaskError(f"expected a list with the {what} of each, and got {values!r}")
+        raise MaskError(f"expected a list of whole numbers ({what}s), not {values!r}")
     return tuple(_whole_number(value, what, least) for value in values)
