@@ -72,12 +72,11 @@ def layer_mask(layer_type: str, window: int | None, *, causal: bool) -> Mask:
 
 def declared_masks(decoder: Decoder, sliding_window: int | None) -> list[Mask]:
     """The mask that each layer is meant to have by the recorded conversion, for a causal window of this many tokens."""
-    converted = decoder.converted_layers
-    windows = {False: sliding_window, True: decoder.converted_window(sliding_window)}
-    return [
-        layer_mask(layer_type, windows[i in converted], causal=i not in converted)
-        for i, layer_type in enumerate(decoder.layer_types)
-    ]
+    declared = [layer_mask(layer_type, sliding_window, causal=True) for layer_type in decoder.layer_types]
+    for i in decoder.converted_layers:
+        window = decoder.converted_window(sliding_window)
+        declared[i] = layer_mask(decoder.layer_types[i], window, causal=False)
+    return declared
 
 
 def set_windows(decoder: Decoder, sliding_window: int | None) -> None:
