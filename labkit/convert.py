@@ -24,17 +24,15 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from labkit.auditing import proof
-from labkit.decoder.anatomy import SLIDING, Decoder, backend_of, decoder_or_none, find_decoder
-from labkit.decoder.hooks import ATTRIBUTE, LayerMasks, layer_mask, masked
+from labkit.decoder.anatomy import CONVERSION, Decoder, decoder_or_none, find_decoder
+from labkit.decoder.hooks import ATTRIBUTE, LayerMasks, declared_masks, masked, set_windows
+from labkit.decoder.running import replaced
 from labkit.errors import ConversionError
-from labkit.masks import causal
-from labkit.masks import sliding_window as sliding
 
 __all__ = ["ConversionError", "choose_layers", "conversion_of", "masked", "restore", "to_bidirectional", "to_causal"]
 
-MARK = "labkit_attention"  # the record of a conversion, in the text config
 WINDOWS = ("keep", "halve", "global")
-NO_WINDOW = 2**30  # a window no sequence reaches; the mask builder of a local layer needs a number
+SWITCHES = ("is_causal", "sliding_window", "use_bidirectional_attention")  # what a conversion changes in the config
 _ABSENT = "absent"
 _BUILT: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()  # the models that were built in this process
 
@@ -63,18 +61,17 @@ def to_bidirectional(model: nn.Module, *, window: str = "keep", layers=None) -> 
     chosen = _checked_layers(layers, len(decoder.layers))
     if window not in WINDOWS:
         raise ConversionError(f"window must be one of {', '.join(map(repr, WINDOWS))}, not {window!r}")
-    earlier = conversion_of(model)
+    earlier = decoder.conversion
     try:
-        if earlier is not None and (earlier["window"], earlier["layers"]) != (window, chosen):
+        if earlier is None or (earlier["window"], earlier["layers"]) != (window, chosen):
             _own_configs(model, decoder)
-            _undo(model, decoder)
-        if conversion_of(model) is None:
-            _own_configs(model, decoder)
+            if earlier is not None:
+                _undo(model, decoder)
             _record(decoder, window, chosen)
         _put_in_force(model, decoder)
         _prove(decoder, "bidirectional")
     except BaseException as error:
-        if conversion_of(model) is not None:
+        if decoder.conversion is not None:
             _undo(model, decoder)
         if earlier is not None:
             _record(decoder, earlier["window"], earlier["layers"])
@@ -95,14 +92,14 @@ def to_causal(model: nn.Module) -> nn.Module:
             switch in its config). The conversion is then undone all the same.
     """
     decoder = find_decoder(model)
-    mark = conversion_of(model)
-    if mark is not None:
+    converted = decoder.conversion is not None
+    if converted:
         _own_configs(model, decoder)
         _undo(model, decoder)
     try:
         _prove(decoder, "causal")
     except ConversionError as error:
-        what = "labkit has not converted it." if mark is None else "The conversion was undone: this was so before it."
+        what = "The conversion was undone: this was so before it." if converted else "labkit has not converted it."
         raise ConversionError(f"{error} {what}") from error
     return model
 
@@ -110,7 +107,7 @@ def to_causal(model: nn.Module) -> nn.Module:
 def restore(model: nn.Module) -> nn.Module:
     """Prove that the conversion which `model.config` records is in force, after `from_pretrained`; `load` does so."""
     decoder = find_decoder(model)
-    if conversion_of(model) is not None:
+    if decoder.conversion is not None:
         _put_in_force(model, decoder)
         _prove(decoder, "bidirectional")
     return model
@@ -118,7 +115,7 @@ def restore(model: nn.Module) -> nn.Module:
 
 def conversion_of(model: nn.Module) -> dict | None:
     """What labkit did to this model: {"window", "layers", "sliding_window", "original"}, or None if nothing."""
-    return getattr(find_decoder(model).config, MARK, None)
+    return find_decoder(model).conversion
 
 
 def choose_layers(choice: str, count: int) -> list[int] | None:
@@ -162,129 +159,63 @@ def _generators(model: nn.Module, decoder: Decoder) -> list[nn.Module]:
     return [m for m in modules if callable(getattr(type(m), "generate", None)) and hasattr(m, "generation_config")]
 
 
-def _record(decoder: Decoder, window: str, chosen: list[int] | None) -> None:
+def _record(decoder: Decoder, window: str, layers: list[int] | None) -> None:
     config = decoder.config
-    names = ("is_causal", "sliding_window", "use_bidirectional_attention")
-    original = {name: copy.copy(getattr(config, name, _ABSENT)) for name in names}
-    sliding_window = getattr(config, "sliding_window", None)
-    setattr(config, MARK, {"window": window, "layers": chosen, "sliding_window": sliding_window, "original": original})
+    conversion = {
+        "window": window,
+        "layers": layers,
+        "sliding_window": getattr(config, "sliding_window", None),
+        "original": {name: copy.copy(getattr(config, name, _ABSENT)) for name in SWITCHES},
+    }
+    setattr(config, CONVERSION, conversion)
 
 
 def _put_in_force(model: nn.Module, decoder: Decoder) -> None:
-    """Config, hooks, windows and the guard on generate(), from the record in the config."""
-    config, mark = decoder.config, getattr(decoder.config, MARK)
+    """Set the switch, the hooks, the windows and the guard on generate() as the config records the conversion."""
+    config, conversion = decoder.config, decoder.conversion
     layer_masks = LayerMasks.on(decoder)
-    layer_masks.positions_from_mask = decoder.has_position_table and decoder.takes_positions
-    if mark["layers"] is None:
+    layer_masks.converted, layer_masks.by_switch = decoder.converted_layers, conversion["layers"] is None
+    if layer_masks.by_switch:
         config.is_causal = False
-        layer_masks.where_none = layer_masks.without_flag
         if switch := getattr(config, "use_bidirectional_attention", None):  # one switch in force, not two that add up
             config.use_bidirectional_attention = False if switch is True else None  # in Gemma 4 it is a word, or None
-    else:
-        layer_masks.always = frozenset(mark["layers"])
-    _set_windows(decoder, mark["sliding_window"])
+    set_windows(decoder, conversion["sliding_window"])
     for module in _generators(model, decoder):
         module.generate = functools.partial(_generate_if_allowed, module)
 
 
 def _undo(model: nn.Module, decoder: Decoder) -> None:
-    config, mark = decoder.config, getattr(decoder.config, MARK)
-    for name, value in mark["original"].items():
+    config, conversion = decoder.config, decoder.conversion
+    for name, value in conversion["original"].items():
         if value == _ABSENT:
             vars(config).pop(name, None)
         else:
             setattr(config, name, value)
-    delattr(config, MARK)
-    _set_windows(decoder, mark["sliding_window"])
-    layer_masks = getattr(decoder.stack, ATTRIBUTE, None)
-    if layer_masks is not None:
-        layer_masks.converted, layer_masks.always, layer_masks.where_none = {}, frozenset(), frozenset()
-        layer_masks.positions_from_mask, layer_masks.window_of_backend = False, None
+    delattr(config, CONVERSION)
+    if (layer_masks := getattr(decoder.stack, ATTRIBUTE, None)) is not None:
+        layer_masks.converted, layer_masks.by_switch = frozenset(), False
         layer_masks.remove_if_idle()
+    set_windows(decoder, conversion["sliding_window"])
     for module in _generators(model, decoder):
         vars(module).pop("generate", None)
 
 
-def _set_windows(decoder: Decoder, sliding_window: int | None) -> None:
-    """Give every layer its window, for a causal window of this many tokens: converted layers as their record says."""
-    config, mark, types = decoder.config, conversion_of(decoder.stack), decoder.layer_types
-    reach, converted = _reach(sliding_window, mark), _converted_layers(decoder)
-    for i, attention in enumerate(decoder.attentions):
-        if types[i] == SLIDING and hasattr(attention, "sliding_window"):  # read by flash attention
-            after = None if reach is None else reach + 1
-            attention.sliding_window = after if i in converted else sliding_window
-    if mark:
-        LayerMasks.on(decoder).converted = {i: layer_mask(reach, types[i]) for i in converted}
-    if SLIDING not in types:
-        return
-    if mark and mark["layers"] is None:
-        LayerMasks.on(decoder).window_of_backend = _WindowOfBackend(decoder.stack, reach)
-        LayerMasks.on(decoder).window_of_backend.apply()
-    else:
-        config.sliding_window = sliding_window
-
-
-def _prove(decoder: Decoder, what: str) -> None:
+def _prove(decoder: Decoder, target: str) -> None:
     """Measure every layer's mask, with windows shrunk for the moment, and compare; raises ConversionError."""
-    mark, converted = conversion_of(decoder.stack), _converted_layers(decoder)
-    sliding_window = mark["sliding_window"] if mark else getattr(decoder.config, "sliding_window", None)
+    if decoder.conversion is None:
+        sliding_window = getattr(decoder.config, "sliding_window", None)
+    else:
+        sliding_window = decoder.conversion["sliding_window"]
     shrunk = None if sliding_window is None else min(sliding_window, proof.WINDOW)
-    intended = []
-    for i, layer_type in enumerate(decoder.layer_types):
-        if i in converted:
-            intended.append(layer_mask(_reach(shrunk, mark), layer_type))
-        else:
-            intended.append(causal() if layer_type != SLIDING or shrunk is None else causal() & sliding(shrunk))
     layer_masks = getattr(decoder.stack, ATTRIBUTE, None)
+    intended = declared_masks(decoder, shrunk)
     try:
-        _set_windows(decoder, shrunk)
-        with layer_masks.contexts_set_aside() if layer_masks else nullcontext():
-            proof.prove(decoder, intended, what)
+        set_windows(decoder, shrunk)
+        # `masked` and `packed` contexts are set aside: what is measured is the conversion alone
+        with replaced(layer_masks, overrides=[], packings=[]) if layer_masks else nullcontext():
+            proof.prove(decoder, intended, target)
     finally:
-        _set_windows(decoder, sliding_window)
-
-
-def _converted_layers(decoder: Decoder) -> frozenset[int]:
-    mark = conversion_of(decoder.stack)
-    if mark is None:
-        return frozenset()
-    return frozenset(range(len(decoder.layers)) if mark["layers"] is None else mark["layers"])
-
-
-def _reach(sliding_window: int | None, mark: dict | None) -> int | None:
-    """Tokens on either side that a converted local layer attends to; None = no window."""
-    if mark is None or sliding_window is None or mark["window"] == "global":
-        return None
-    return sliding_window - 1 if mark["window"] == "keep" else sliding_window // 2
-
-
-class _WindowOfBackend:
-    """Keeps `config.sliding_window` at the number with which the backend in use gives exactly `reach` on either side.
-
-    transformers counts a bidirectional window inclusively when it builds a mask (|q - k| <= window), exclusively when
-    it hands the window to flash attention. Called before each forward pass, because the backend can be switched.
-    """
-
-    def __init__(self, stack: nn.Module, reach: int | None):
-        self.stack, self.reach, self.excluded = stack, reach, _excluded_by_builder()
-
-    def apply(self) -> None:
-        config, number = self.stack.config, NO_WINDOW
-        if self.reach is not None:
-            number = self.reach + (1 if backend_of(config) == "flash" else self.excluded)
-        if config.sliding_window != number:  # torch.compile would trace an assignment
-            config.sliding_window = number
-
-
-@functools.cache
-def _excluded_by_builder() -> int:
-    """0 if a built bidirectional window of w reaches w tokens to a side, 1 if w - 1. Measured, not assumed."""
-    import torch
-    from transformers.masking_utils import sliding_window_bidirectional_mask_function
-
-    allowed = sliding_window_bidirectional_mask_function(3)
-    query, *keys = (torch.tensor(place, device="cpu") for place in (0, *range(6)))  # models may be built on "meta"
-    return 3 - max(distance for distance, key in enumerate(keys) if bool(allowed(0, 0, query, key)))
+        set_windows(decoder, sliding_window)
 
 
 def _checked_layers(layers, n: int) -> list[int] | None:
@@ -322,7 +253,7 @@ def _convert_when_built(post_init):
     def wrapped(model: PreTrainedModel) -> None:
         post_init(model)
         _BUILT.add(model)
-        if getattr(model.config.get_text_config(decoder=True), MARK, None) is None:
+        if getattr(model.config.get_text_config(decoder=True), CONVERSION, None) is None:
             return
         if (decoder := decoder_or_none(model)) is not None:
             _put_in_force(model, decoder)

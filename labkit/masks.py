@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 # (batch, query, key) index tensors, broadcastable, and the number of keys -> bool tensor. `no_type_check` keeps the
 # type checker of the tests away from predicates: their index tensors may have any shape.
 Predicate = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+OPERATORS = {"&": ("and", operator.and_), "|": ("or", operator.or_)}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -77,10 +78,10 @@ class Mask:
         return _from_identity, (self.identity,)
 
     def __and__(self, other: Mask) -> Mask:
-        return _combine("&", "and", self, other, lambda a, b: a & b)
+        return _combine("&", self, other)
 
     def __or__(self, other: Mask) -> Mask:
-        return _combine("|", "or", self, other, lambda a, b: a | b)
+        return _combine("|", self, other)
 
     def __invert__(self) -> Mask:
         return replace(
@@ -127,8 +128,7 @@ class Mask:
         """
         if not dtype.is_floating_point:
             raise MaskError(f"an additive mask is added to attention scores, so it needs a float dtype, not {dtype}")
-        cells = self_for_empty_rows(self.dense(q_len, kv_len, device=device))
-        return torch.zeros(cells.shape, dtype=dtype, device=device).masked_fill(~cells, torch.finfo(dtype).min)
+        return additive_of(self_for_empty_rows(self.dense(q_len, kv_len, device=device)), dtype)
 
     def block_mask(self, q_len: int, kv_len: int | None = None, device="cpu") -> BlockMask:
         """The mask for `torch.nn.attention.flex_attention`, broadcast over heads."""
@@ -163,6 +163,11 @@ def self_for_empty_rows(cells: Bool[Tensor, "*batch query key"]) -> Bool[Tensor,
     q_len, kv_len = cells.shape[-2:]
     itself = torch.eye(kv_len, dtype=torch.bool, device=cells.device)[kv_len - q_len :]  # (q_len, kv_len)
     return cells | (itself & ~cells.any(-1, keepdim=True))
+
+
+def additive_of(cells: Bool[Tensor, "*batch query key"], dtype: torch.dtype) -> Float[Tensor, "*batch query key"]:
+    """These cells as numbers to add to attention scores: 0 = may attend, the dtype's most negative number = may not."""
+    return torch.zeros(cells.shape, dtype=dtype, device=cells.device).masked_fill(~cells, torch.finfo(dtype).min)
 
 
 def block_mask_of(cells: Bool[Tensor, "rows query key"]) -> BlockMask:
@@ -200,16 +205,13 @@ def sliding_window(w: int, causal: bool = True) -> Mask:
     w = _whole_number(w, "window", least=1)
     where = "before it" if causal else "on either side"
     meaning = f"itself and the {_tokens(w - 1)} {where}" if w > 1 else "itself alone"
-    if causal:
-        return Mask(
-            f"sliding_window({w})", meaning, lambda b, q, k, n: (k <= q) & (q - k < w), ("sliding_window", w, True)
-        )
-    return Mask(
-        f"sliding_window({w}, causal=False)",
-        meaning,
-        lambda b, q, k, n: (q - k < w) & (k - q < w),
-        ("sliding_window", w, False),
-    )
+
+    @no_type_check
+    def allowed(b: Tensor, q: Tensor, k: Tensor, n: int) -> Tensor:
+        return (q - k < w) & ((k <= q) if causal else (k - q < w))
+
+    name = f"sliding_window({w})" if causal else f"sliding_window({w}, causal=False)"
+    return Mask(name, meaning, allowed, ("sliding_window", w, bool(causal)))
 
 
 def prefix(n: int | Sequence[int]) -> Mask:
@@ -368,9 +370,10 @@ def _by_length(
     return Mask(f"{kind}({list(lengths)})", meanings[1], predicate, (kind, lengths), batch_size=len(lengths))
 
 
-def _combine(sign: str, word: str, a: Mask, b: Mask, both: Callable[[Tensor, Tensor], Tensor]) -> Mask:
+def _combine(sign: str, a: Mask, b: Mask) -> Mask:
     if not isinstance(b, Mask):
         raise MaskError(f"{sign} combines two masks, and got {type(b).__name__}: make it one with masks.from_dense")
+    word, both = OPERATORS[sign]
     sizes = {m.batch_size for m in (a, b) if m.batch_size is not None}
     if len(sizes) > 1:
         raise MaskError(f"{a} and {b} are for batches of different size: {a.batch_size} and {b.batch_size}")
@@ -388,10 +391,8 @@ def _combine(sign: str, word: str, a: Mask, b: Mask, both: Callable[[Tensor, Ten
 
 def _from_identity(identity: tuple) -> Mask:
     kind, *rest = identity
-    if kind == "&":
-        return _from_identity(rest[0]) & _from_identity(rest[1])
-    if kind == "|":
-        return _from_identity(rest[0]) | _from_identity(rest[1])
+    if kind in OPERATORS:
+        return _combine(kind, *map(_from_identity, rest))
     if kind == "~":
         return ~_from_identity(rest[0])
     if kind == "from_dense":
@@ -423,5 +424,5 @@ def _whole_number(value, what: str, least: int | None = None) -> int:
 def _whole_numbers(values, what: str, least: int | None = None) -> tuple[int, ...]:
     values = values.tolist() if hasattr(values, "tolist") else values
     if isinstance(values, (str, bytes)) or not hasattr(values, "__len__") or not len(values):
-        raise MaskError(f"expected a list with the {what} of each, and got {values!r}")
+        raise MaskError(f"expected a list of whole numbers ({what}s), not {values!r}")
     return tuple(_whole_number(value, what, least) for value in values)

@@ -27,6 +27,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from labkit import masks
 from labkit.errors import DataError
@@ -45,11 +46,6 @@ class Example:
     inputs: Int[Tensor, " seq"]
     targets: Int[Tensor, " seq"]
     mask: Mask
-
-    @property
-    def counted(self) -> Bool[Tensor, " seq"]:
-        """The positions whose logits enter the loss."""
-        return self.targets != IGNORE
 
 
 @dataclass(frozen=True)
@@ -187,22 +183,19 @@ class Collator:
 
     def __call__(self, rows: Sequence[dict]) -> dict[str, Tensor]:
         examples, lengths = zip(*(self._example(row) for row in rows), strict=True)
-        columns = {
-            "input_ids": ([example.inputs for example in examples], self.pad_id),
-            "labels": ([example.targets for example in examples], IGNORE),
-            "attention_mask": ([torch.ones_like(example.inputs) for example in examples], 0),
-        }
+        inputs = [example.inputs for example in examples]
         batch = {
-            name: nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=fill)
-            for name, (tensors, fill) in columns.items()
+            "input_ids": pad_sequence(inputs, batch_first=True, padding_value=self.pad_id),
+            "labels": pad_sequence([example.targets for example in examples], batch_first=True, padding_value=IGNORE),
+            "attention_mask": pad_sequence([torch.ones_like(ids) for ids in inputs], batch_first=True),
         }
         return batch | ({"lengths": torch.tensor(lengths)} if by_name(self.objective).attention == "per row" else {})
 
     def _example(self, row: dict) -> tuple[Example, int]:
-        ids = torch.as_tensor(row["ids"])
+        """The example of a row, and the length of its prefix or causal part."""
+        ids, rng = torch.as_tensor(row["ids"]), generator(self.seed, row["row"])
         if len(ids) < 2:
             raise DataError(f"row {row['row']} has {len(ids)} token(s): there is nothing to predict in it")
-        rng = generator(self.seed, row["row"])
         if self.objective == "next":
             return next_token(ids), 0
         if self.objective in ("mlm", "mntp"):
@@ -229,11 +222,11 @@ def loss(model: nn.Module, batch: dict[str, Tensor], objective: str) -> Float[Te
     """
     from labkit.decoder.hooks import masked
 
-    in_force = masked(model, mask_of(batch, objective)) if by_name(objective).attention == "per row" else nullcontext()
     counted = batch["labels"] != IGNORE
     if not bool(counted.any()):
         raise DataError(f"under {objective} no position of this batch is counted: there is nothing to predict")
-    with in_force:
+    of_batch = by_name(objective).attention == "per row"
+    with masked(model, mask_of(batch, objective)) if of_batch else nullcontext():
         logits = logits_at(model, batch["input_ids"], batch.get("attention_mask"), counted)
     return F.cross_entropy(logits.float(), batch["labels"][counted])
 
@@ -286,17 +279,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
             torch.empty_like(hidden),
             torch.zeros_like(head, dtype=exact),
         )
-        parts = zip(*(tensor.split(rows) for tensor in (hidden, targets, share, grad_hidden)), strict=True)
         with torch.autocast(device, enabled=False):
-            for states, target, part, grad_states in parts:
-                states, target = states.to(dtype), target[:, None].clamp(min=0)
+            for first in range(0, len(hidden), rows):
+                some = slice(first, first + rows)
+                states, target = hidden[some].to(dtype), targets[some, None].clamp(min=0)
                 scores = (states @ weight.T).to(exact).log_softmax(1)  # (some rows, vocab)
-                loss -= part @ scores.gather(1, target)[:, 0]
+                loss -= share[some] @ scores.gather(1, target)[:, 0]
                 if any(ctx.needs_input_grad):
                     grad = scores.exp_()  # the gradient is the softmax, minus one at the target
                     grad.scatter_add_(1, target, grad.new_full((1, 1), -1.0).expand_as(target))
-                    grad = grad.mul_(part[:, None]).to(dtype)
-                    grad_states.copy_(grad @ weight)
+                    grad = grad.mul_(share[some, None]).to(dtype)
+                    grad_hidden[some] = grad @ weight
                     grad_head += grad.T @ states
         ctx.save_for_backward(grad_hidden, grad_head)
         ctx.dtype = head.dtype

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -93,9 +94,12 @@ def pretrain(
     say(f"{len(documents)} text(s): {len(ids):,} tokens to train on, {n_eval:,} bytes held out")
     say(f"GPT-2 of {model.num_parameters() / 1e6:.1f} M parameters, {n_steps:,} steps")
 
+    def scores(model: nn.Module) -> dict[str, float]:
+        return {name: bits_per_byte(model, tokenizer, text) for name, text in held.items()}
+
     def evaluate(model: nn.Module) -> dict[str, float]:
         say("  " + sample(model, tokenizer, seed=settings["seed"]))
-        return {"val_loss": validation_loss(model, tokenizer, held.values(), rows=32)} if held else {}
+        return {"bits_per_byte": statistics.fmean(scores(model).values())} if held else {}
 
     rows = n_steps * settings["gradient_accumulation_steps"] * process_count() * settings["per_device_train_batch_size"]
     curriculum = Curriculum(rows, shape.context, first_length, repeats)
@@ -115,9 +119,8 @@ def pretrain(
         save_model(model, tokenizer, run)
         run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
         with evaluating(model):
-            scores = {name: bits_per_byte(model, tokenizer, text) for name, text in held.items()}
-        sizes = {"n_train": len(ids), "n_eval": n_eval, "parameters": model.num_parameters()}
-        metrics = outcome | {"bits_per_byte": scores} | sizes
+            metrics = outcome | {"bits_per_byte": scores(model)}
+        metrics |= {"n_train": len(ids), "n_eval": n_eval, "parameters": model.num_parameters()}
         run.write_json("metrics.json", metrics)
         return metrics
 
@@ -267,16 +270,6 @@ def bits_per_byte(model: nn.Module, tokenizer: Any, text: str, batch_size: int =
         if count := int((targets[:, 1:] != -100).sum()):
             nats += count * float(model(inputs.to(model.device), labels=targets.to(model.device), use_cache=False).loss)
     return nats / math.log(2) / len(text.encode())
-
-
-@torch.no_grad()
-def validation_loss(model: nn.Module, tokenizer: Any, texts: Any, rows: int) -> float:
-    """Mean nats per token over `rows` full contexts spread evenly over the texts."""
-    ids = encode_all(tokenizer, list(texts))
-    context = min(model.config.n_positions, len(ids))
-    starts = torch.linspace(0, len(ids) - context, rows).long()
-    batch = ids[starts[:, None] + torch.arange(context)].to(model.device)  # (rows, context)
-    return float(torch.stack([model(part, labels=part, use_cache=False).loss for part in batch.split(8)]).mean())
 
 
 def sample(model: Any, tokenizer: Any, prompt: str = "\n", tokens: int = 40, seed: int = 0) -> str:

@@ -53,7 +53,7 @@ nothing.
 |---|---|---|
 {scores}
 
-Validation loss at the end: {val_loss:.3f} nats per token. For comparison: nanoGPT quotes 1.4697 nats per character for its
+For comparison: nanoGPT quotes 1.4697 nats per character for its
 character-level model on tiny Shakespeare's validation split (trained on a GPU), and 1.88 for its CPU preset; a character
 is a byte there. Those models read tiny Shakespeare alone, so the figures are a mark to reach and no contest. Windows of
 {context} tokens advance by half of that, so each token has half a context before it.
@@ -75,8 +75,6 @@ def main(run: Path, target: Path, machine: str) -> None:
     metrics, config = read_json(run / "metrics.json"), read_json(run / "config.json")
     if metrics is None or config is None:
         sys.exit(f"{run} is no finished run of labkit pretrain")
-    history = (read_json(run / "trainer_state.json") or {})["log_history"]
-    val_loss = [entry["val_loss"] for entry in history if "val_loss" in entry][-1]
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as beside:
         new = Path(beside) / target.name
@@ -85,16 +83,14 @@ def main(run: Path, target: Path, machine: str) -> None:
         for file in new.iterdir():
             file.chmod(0o644)
         digests = {file.name: sha256(file) for file in sorted(new.iterdir())}
-        (new / "README.md").write_text(
-            _card(target.name, config, metrics, val_loss, digests, machine), encoding="utf-8"
-        )
+        (new / "README.md").write_text(_card(target.name, config, metrics, digests, machine), encoding="utf-8")
         if target.exists():
             shutil.rmtree(target)
         new.rename(target)
     print(f"{target}: {sum(f.stat().st_size for f in target.iterdir()) / 1e6:.1f} MB")
 
 
-def _card(name: str, config: dict, metrics: dict, val_loss: float, digests: dict, machine: str) -> str:
+def _card(name: str, config: dict, metrics: dict, digests: dict, machine: str) -> str:
     shape, settings = config["shape"], config["settings"]
     rows = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
     tokens = metrics["steps"] * rows * shape["context"]
@@ -105,7 +101,7 @@ def _card(name: str, config: dict, metrics: dict, val_loss: float, digests: dict
         steps=metrics["steps"], rows=rows, tokens=tokens / 1e6, passes=tokens / metrics["n_train"],
         n_train=metrics["n_train"], learning_rate=settings["learning_rate"], dtype=settings["dtype"],
         seed=settings["seed"], minutes=metrics["seconds"] / 60, machine=machine, repeats=config["repeats"],
-        first_length=config["first_length"] or shape["context"], command=_command(config), scores="\n".join(scores), val_loss=val_loss,
+        first_length=config["first_length"] or shape["context"], command=_command(config), scores="\n".join(scores),
         files="\n".join(f"{digest}  {file}" for file, digest in digests.items()),
         **{key: shape[key] for key in ("layers", "width", "context", "vocab_size", "dropout")},
     )  # fmt: skip

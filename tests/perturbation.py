@@ -108,15 +108,21 @@ def _cells(rule, texts):
     return cells
 
 
-def window_cells(n, left, right):
-    """Bool (n, n): a query attends to `left` tokens back and `right` ahead, as nested Python loops; None = all."""
-    return torch.tensor(
+def window(left, right):
+    """A query attends to `left` tokens back and `right` ahead, None = all: the rule of a layer, in plain loops."""
+    return lambda n: torch.tensor(
         [[(left is None or q - k <= left) and (right is None or k - q <= right) for k in range(n)] for q in range(n)]
     )
 
 
-def window(left, right):
-    return lambda n: window_cells(n, left, right)
+def rule_of(mask):
+    """The mask's cells by text length, a row without a key attending to itself: plain Python."""
+
+    def cells(n):
+        rows = mask.dense(n).tolist()
+        return torch.tensor([[rows[q][k] or (q == k and not any(rows[q])) for k in range(n)] for q in range(n)])
+
+    return cells
 
 
 def causal_rules(model):

@@ -14,9 +14,9 @@ from labkit.attention.maps import attention_maps
 from labkit.attention.neurons import neuron_maps
 from labkit.errors import MaskError, ModelError
 from labkit.gpt import GPT
-from labkit.models.tiny import TINY_NAMES, WINDOW
+from labkit.models.tiny import TINY_NAMES
+from tests.perturbation import CASES, rule_of
 
-CASES = [(name, attn) for name in TINY_NAMES for attn in ("eager", "sdpa") if (name, attn) != ("tiny-gemma2", "sdpa")]
 N = 20
 IDS = list(range(40, 40 + N))
 FUTURE = np.triu(np.ones((N, N), dtype=bool), 1)
@@ -28,12 +28,6 @@ MASKS = [
     masks.segments([0] * 8 + [1] * 12, inside="bidirectional"),
     ~masks.bidirectional(),  # no query may attend to anything
 ]
-
-
-def cells_with_rule(mask, n=N):
-    """The mask's cells, a row without a key attending to itself: plain Python."""
-    cells = mask.dense(n).tolist()
-    return np.array([[cells[q][k] or (q == k and not any(cells[q])) for k in range(n)] for q in range(n)])
 
 
 def state_of(lm):
@@ -54,7 +48,7 @@ def test_weights_are_a_distribution_over_exactly_the_allowed_keys(tiny, name, at
         assert (maps.mask, maps.name, maps.layers) == (repr(mask), name, (0, 1))
         assert maps.weights.dtype == np.float16 and maps.weights.shape == (2, 4, N, N)
         assert np.abs(maps.weights.astype(np.float64).sum(-1) - 1).max() < 2e-3
-        allowed = cells_with_rule(mask)
+        allowed = rule_of(mask)(N).numpy()
         assert (maps.weights[..., ~allowed] == 0).all(), f"{mask}: weight where it forbids"
         assert (maps.weights.max(axis=(0, 1))[allowed] > 0).all(), f"{mask}: no weight where it allows"
 
@@ -85,18 +79,6 @@ def test_a_conversion_opens_the_future_and_the_model_is_left_as_it_was(tiny, nam
     assert state_of(lm) == before
     opened = (maps.weights[..., FUTURE].astype(np.float32).sum(-1) / N > 0.05).all(1)
     assert opened.tolist() == [state == "converted", "converted" in state] and maps.mask == "the model's own"
-
-
-@pytest.mark.parametrize("converted", [False, True])
-def test_a_local_layer_shows_its_window(tiny, converted):
-    lm = tiny("tiny-gemma3")
-    if converted:
-        labkit.to_bidirectional(lm.model)
-    local, wide = attention_maps(lm, IDS).weights
-    distance = np.arange(N)[:, None] - np.arange(N)[None]  # query - key
-    reached = (distance < WINDOW) & (distance > (-WINDOW if converted else -1))
-    assert (local[:, ~reached] == 0).all() and (local.max(0)[reached] > 0).all()
-    assert (wide.max(0)[distance >= 0] > 0).all()
 
 
 def test_dropout_is_off_and_the_model_is_left_as_it_was_when_the_capture_fails(tiny):
@@ -137,7 +119,7 @@ def test_layers_texts_and_tokens_are_those_that_were_given(tiny):
 def test_the_products_of_queries_and_keys_give_the_weights(tiny, name, mask):
     maps = neuron_maps(tiny(name), IDS, mask)
     scores = np.einsum("lhqd,lhkd->lhqk", maps.queries, maps.keys) / maps.queries.shape[-1] ** 0.5
-    scores = np.where(cells_with_rule(mask), scores, -np.inf)
+    scores = np.where(rule_of(mask)(N).numpy(), scores, -np.inf)
     expected = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     assert np.abs(expected - maps.attention.weights).max() < 2e-3
 

@@ -19,6 +19,7 @@ from tests.perturbation import (
     layer_cells,
     logits,
     positions_of,
+    rule_of,
     window,
 )
 
@@ -32,16 +33,6 @@ MASKS = [
     masks.causal() & ~masks.sliding_window(2) | masks.prefix(1),
     ~masks.bidirectional(),
 ]
-
-
-def rule_of(mask):
-    """The mask's cells by text length, a row without a key attending to itself: plain Python."""
-
-    def cells(n):
-        rows = mask.dense(n).tolist()
-        return torch.tensor([[rows[q][k] or (q == k and not any(rows[q])) for k in range(n)] for q in range(n)])
-
-    return cells
 
 
 @pytest.mark.matrix

@@ -142,19 +142,6 @@ def test_block_mask_attends_as_sdpa_does_and_skips_only_empty_blocks(mask, q_len
 
 
 @quick
-@given(any_masks, lengths, st.sampled_from([torch.float32, torch.bfloat16, torch.float16]), st.integers(0, 2**31))
-def test_softmax_is_never_nan_and_masked_cells_get_exactly_no_weight(mask, q_len, dtype, seed):
-    additive = mask.additive(q_len, N, dtype=dtype)
-    assert additive.dtype == dtype
-    scores = torch.randn(additive.shape, generator=torch.Generator().manual_seed(seed)).to(dtype) * 20
-    weights = (scores + additive).softmax(-1)
-
-    assert not weights.isnan().any()
-    assert (weights[~with_itself_where_empty(mask.dense(q_len, N))] == 0).all()
-    torch.testing.assert_close(weights.float().sum(-1), torch.ones(weights.shape[:-1]), atol=2e-2, rtol=0)
-
-
-@quick
 @given(any_masks, lengths)
 def test_fewer_queries_than_keys_are_the_last_rows_of_the_square(mask, q_len):
     assert torch.equal(mask.dense(q_len, N), mask.dense(N)[..., -q_len:, :])
@@ -253,15 +240,6 @@ def test_a_painted_mask_keeps_its_cells_whatever_happens_to_the_array_later():
     assert mask.batch_size == 3
     assert torch.equal(mask.dense(5), before)
     assert torch.equal(mask.dense(3), before[:, :3, :3])  # a shorter sequence takes the upper left corner
-
-
-def test_a_query_without_a_key_attends_to_itself_alone():
-    nothing = ~masks.bidirectional()
-    assert not nothing.dense(3).any()  # dense shows what was said
-    assert torch.equal(nothing.additive(3) == 0, torch.eye(3).bool())
-    assert torch.equal(nothing.additive(2, 4) == 0, torch.tensor([[0, 0, 1, 0], [0, 0, 0, 1]]).bool())
-    padded = masks.causal() & masks.padding([2], side="left")  # its first two queries see padding only
-    assert (padded.additive(4)[0] == 0).int().tolist() == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
 
 
 # --------------------------------------------------------------------------------------------- ways back, text

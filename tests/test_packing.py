@@ -8,9 +8,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import labkit
 from labkit import masks
 from labkit.auditing.checks import Subject, packed_batch
-from labkit.decoder import packing
+from labkit.decoder import hooks
 from labkit.decoder.anatomy import CACHE, find_decoder
-from labkit.decoder.hooks import LayerMasks
 from labkit.decoder.packing import arrange, packed, why_not
 from labkit.decoder.running import Runner
 from labkit.errors import ConversionError
@@ -23,13 +22,6 @@ MODELS = [
 ]  # fmt: skip
 CONVERSIONS = {"causal": None, "bidirectional": {}, "halve": {"window": "halve"}, "mixed": {"layers": [1]}}
 FLASH = "flash_attention_2"
-
-
-@pytest.fixture(params=["rows", "one row"])
-def row_length(request, monkeypatch):
-    """A row length: texts share rows under one mask; none: sdpa goes text by text."""
-    monkeypatch.setattr(packing, "CALL_IN_TOKENS", 0)  # so that even these short texts are worth a call each
-    return 24 if request.param == "rows" else None
 
 
 def converted(model, mode="bidirectional"):
@@ -74,17 +66,15 @@ def computed_slots(model):
 @pytest.mark.matrix
 @pytest.mark.parametrize("mode", list(CONVERSIONS))
 @pytest.mark.parametrize(("name", "attn"), MODELS)
-def test_each_text_has_the_states_it_has_alone_and_padding_has_zeros(tiny, name, attn, mode, row_length):
+def test_each_text_has_the_states_it_has_alone_and_padding_has_zeros(tiny, name, attn, mode):
     model = converted(tiny(name, attn).model, mode)
     ids, mask = batch_of(left=True)
     alone, slots = states_alone(model, ids, mask), computed_slots(model)
     for training in (False, True):
-        with torch.no_grad(), packed(model.train(training), row_length):
+        with torch.no_grad(), packed(model.train(training), 24):
             got = states(model, ids, mask)
         assert_close(got[mask.bool()], alone)
         assert not got[~mask.bool()].any()
-    if row_length is None and attn == "sdpa":
-        assert slots[0] == (1, sum(LENGTHS))
     assert slots[0][0] * slots[0][1] < ids.numel()  # it was packed
 
 
@@ -103,12 +93,12 @@ def test_under_flex_attention_each_text_has_the_states_it_has_alone(tiny, mode):
 @pytest.mark.parametrize(
     "rule", [masks.prefix(3), masks.sliding_window(4), ~masks.causal() & masks.sliding_window(6, False)], ids=repr
 )
-def test_a_mask_put_in_force_holds_within_each_text(tiny, rule, outside, row_length):
+def test_a_mask_put_in_force_holds_within_each_text(tiny, rule, outside):
     model = converted(tiny("tiny-gemma3").model)
     ids, mask = batch_of(left=True)
     with labkit.masked(model, rule):
         alone = states_alone(model, ids, mask)
-    first, second = labkit.masked(model, rule), packed(model, row_length)
+    first, second = labkit.masked(model, rule), packed(model)
     with torch.no_grad(), first if outside else second, second if outside else first:
         assert_close(states(model, ids, mask)[mask.bool()], alone)
 
@@ -120,41 +110,34 @@ def subject_of(model, verdict):
 
 
 @pytest.mark.parametrize("mode", ["causal", "bidirectional"])
-def test_a_leaking_packing_is_caught_by_the_audit(tiny, mode, row_length, monkeypatch):
+def test_a_leaking_packing_is_caught_by_the_audit(tiny, mode, monkeypatch):
     model = converted(tiny("tiny-llama", "eager").model, mode)
-    monkeypatch.setattr(LayerMasks, "mask_for", lambda self, *_: None)  # as if no layer were given a mask
-    monkeypatch.setattr(packing.TextMask, "of", lambda *_: torch.zeros(1, 1, 1, 1))  # and transformers' one were open
+    monkeypatch.setattr(hooks, "_cells", lambda mask, call, q_len, *_: torch.ones(1, q_len, q_len).bool())
     assert [problem.kind for problem in packed_batch(subject_of(model, mode))] == ["packing-leak"]
 
 
-HEADS = {
-    "token-classification": lambda ids, mask: {"labels": (ids % 3).masked_fill(mask == 0, -100)},
+TARGETS = {  # of a loss, by task; None is the language model
     "question-answering": lambda ids, mask: {"start_positions": mask.sum(-1) // 2, "end_positions": mask.sum(-1) - 1},
-    "sequence-classification": lambda ids, mask: {"labels": ids[:, 0] % 2},
-    "embedding": lambda ids, mask: {},
     None: lambda ids, mask: {"labels": ids.masked_fill(mask == 0, -100)},
 }
 
 
 def with_head(name, task):
-    labels = ("O", "A", "B") if task == "token-classification" else ()
-    pooling = {"pooling": "mean"} if task in ("sequence-classification", "embedding") else {}
-    head = Head(task, labels=labels, dropout=0.0, **pooling) if task else None
+    head = Head(task, dropout=0.0) if task else None
     return converted(labkit.load(name, task=head, device="cpu").model, "bidirectional" if task else "causal").train()
 
 
-def assert_same_gradients(model, task, row_length):
+def assert_same_gradients(model, task):
     def loss_and_gradients():
         model.zero_grad()
-        out = model(input_ids=ids, attention_mask=mask, **HEADS[task](ids, mask))
-        loss = out.pooler_output[:, 0].sum() if "pooler_output" in out else out.loss
+        loss = model(input_ids=ids, attention_mask=mask, **TARGETS[task](ids, mask)).loss
         loss.backward()
         return loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
     ids, mask = batch_of()
     loss, gradients = loss_and_gradients()
     slots = computed_slots(model)
-    with packed(model, row_length):
+    with packed(model):
         loss_packed, gradients_packed = loss_and_gradients()
     assert slots[0][0] < len(ids)
     torch.testing.assert_close(loss_packed, loss, rtol=1e-5, atol=0)
@@ -162,29 +145,29 @@ def assert_same_gradients(model, task, row_length):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
-@pytest.mark.parametrize("task", list(HEADS))
+@pytest.mark.parametrize("task", list(TARGETS))
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3"])
-def test_loss_and_gradients_are_those_of_the_padded_batch(name, task, checkpointing, row_length):
+def test_loss_and_gradients_are_those_of_the_padded_batch(name, task, checkpointing):
     model = with_head(name, task)
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    assert_same_gradients(model, task, row_length)
+    assert_same_gradients(model, task)
 
 
-def test_lora_learns_the_same(row_length):
+def test_lora_learns_the_same():
     pytest.importorskip("peft")
     from labkit.models.adapters import trained_part
 
     trained = trained_part(with_head("tiny-gemma3", "question-answering"), "lora", rank=2).train()
-    assert_same_gradients(trained, "question-answering", row_length)
+    assert_same_gradients(trained, "question-answering")
 
 
-def test_all_hidden_states_come_back_padded(tiny, row_length):
+def test_all_hidden_states_come_back_padded(tiny):
     model, (ids, mask) = converted(tiny("tiny-gemma3").model), batch_of()
     given = {"input_ids": ids, "attention_mask": mask, "output_hidden_states": True}
     with torch.no_grad():
         padded = model.base_model(**given).hidden_states
-        with packed(model, row_length):
+        with packed(model):
             got = model.base_model(**given).hidden_states
             by_tuple = model.base_model(**given, return_dict=False)[0]
     for one, other in zip(got, padded, strict=True):
@@ -214,10 +197,10 @@ def test_full_batches_go_through_and_the_model_is_as_it_was_also_after_an_error(
     assert slots[0][1] <= 30 and slots[1] == ids.shape
 
 
-def test_a_row_of_padding_alone_has_zeros_and_a_batch_of_it_is_an_error(tiny, row_length):
+def test_a_row_of_padding_alone_has_zeros_and_a_batch_of_it_is_an_error(tiny):
     model, (ids, mask) = converted(tiny("tiny-gemma3").model), batch_of()
     mask[2] = 0
-    with torch.no_grad(), packed(model, row_length):
+    with torch.no_grad(), packed(model):
         assert states(model, ids, mask)[:, 0].any(-1).tolist() == [True, True, False, True, True, True]
         with pytest.raises(ConversionError, match="no real token"):
             states(model, ids, torch.zeros_like(mask))
@@ -253,12 +236,12 @@ def test_texts_are_arranged_first_fit_decreasing_and_each_once():
     generator = torch.Generator().manual_seed(1)
     for _ in range(20):
         lengths = torch.randint(0, 60, (30,), generator=generator).tolist()
-        for options in ({}, {"row_length": 40}, {"dear_keys": 100.0}, {"one_by_one": True, "dear_keys": 100.0}):
+        for options in ({}, {"row_length": 40}, {"keys_per_token": 100.0}):
             rows = arrange(lengths, **options)
             assert sorted(t for row in rows for t in row) == [t for t, length in enumerate(lengths) if length]
             slots = len(rows) * max(sum(lengths[t] for t in row) for row in rows)
             assert slots <= max(lengths) * sum(length > 0 for length in lengths)
-    assert arrange([9, 9, 9], dear_keys=1.0) == [[0], [1], [2]]  # nothing is gained: a row for each
+    assert arrange([9, 9, 9], keys_per_token=1.0) == [[0], [1], [2]]  # nothing is gained: a row for each
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -282,31 +265,34 @@ def test_what_has_no_place_in_a_packed_row_is_refused(tiny):
         pass
 
 
-def test_why_not_names_what_is_in_the_way(tiny):
-    assert why_not(tiny("tiny-gpt2").model) is None
-    without = tiny("tiny-llama").model
-    without.base_model.forward = lambda input_ids, attention_mask=None: None
-    assert "takes no position_ids" in why_not(without)
-    with pytest.raises(ConversionError, match="cannot be packed"), packed(without):
-        pass
-    assert "no decoder" in why_not(torch.nn.Linear(2, 2))
-    llama = tiny("tiny-llama").model
-    llama.config._attn_implementation = "paged|something"
-    assert "'paged|something'" in why_not(llama)
+def on_backend(model, backend):
+    model.config._attn_implementation = backend
+    return model
+
+
+def without_positions(model):
+    model.base_model.forward = lambda input_ids, attention_mask=None: None
+    return model
+
+
+def bigcode():
     sizes = {"vocab_size": 64, "n_positions": 64, "n_embd": 32, "n_layer": 1, "n_head": 2}
-    bigcode = GPTBigCodeForCausalLM(GPTBigCodeConfig(**sizes, attn_implementation="eager")).eval()
-    assert why_not(bigcode) is None
-    bigcode.config._attn_implementation = FLASH
-    assert "no positions on to the flash kernel" in why_not(bigcode)
+    return GPTBigCodeForCausalLM(GPTBigCodeConfig(**sizes, attn_implementation="eager")).eval()
+
+
+def test_why_not_names_what_is_in_the_way(tiny):
+    assert why_not(tiny("tiny-gpt2").model) is None and why_not(bigcode()) is None
+    reasons = {
+        "takes no position_ids": without_positions(tiny("tiny-llama").model),
+        "no decoder": torch.nn.Linear(2, 2),
+        "'paged|something'": on_backend(tiny("tiny-llama").model, "paged|something"),
+        "no positions on to the flash kernel": on_backend(bigcode(), FLASH),
+    }
+    for reason, model in reasons.items():
+        assert reason in why_not(model)
+        with pytest.raises(ConversionError, match="cannot be packed"), packed(model):
+            pass
     opened = tiny("tiny-llama").model
     opened.config.is_causal = False  # without labkit: which mask its layers are meant to have is not known
     subject = subject_of(opened, "bidirectional")
     assert not list(packed_batch(subject)) and "other means than labkit.to_bidirectional" in subject.notes[0]
-
-
-def test_a_text_mask_lets_nothing_but_the_kernel_use_it():
-    mask = packing.TextMask.of(masks.causal(), [2, 3], torch.device("cpu"))
-    assert mask.shape == (1, 1, 5, 5) and mask[:, :, :, :5] is mask
-    for use in (lambda: mask.sum(), lambda: mask[:, :, :, :3], lambda: mask + 1, lambda: mask.to(torch.float32)):
-        with pytest.raises(ConversionError, match="attn='eager'"):
-            use()

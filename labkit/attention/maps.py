@@ -24,7 +24,7 @@ from labkit.attention.plain import visible
 from labkit.decoder.anatomy import Decoder, find_decoder
 from labkit.decoder.hooks import masked
 from labkit.decoder.limits import require_positions
-from labkit.decoder.running import Runner, evaluating
+from labkit.decoder.running import Runner, evaluating, replaced
 from labkit.errors import MaskError, ModelError
 
 __all__ = ["AttentionMaps", "attention_maps"]
@@ -139,14 +139,9 @@ def _eager(decoder: Decoder) -> Iterator[None]:
     The configs are set directly, because `set_attn_implementation` may load kernels and changes all parts of a
     multimodal model. Their window is restored too: a converted model adapts it to the backend in use.
     """
-    configs = [decoder.config, *(getattr(attention, "config", decoder.config) for attention in decoder.attentions)]
-    settings = [vars(config) for config in {id(config): config for config in configs}.values()]
-    before = [dict(values) for values in settings]
-    try:
-        for values in settings:
-            values["_attn_implementation_internal"] = "eager"
+    configs = (decoder.config, *(getattr(attention, "config", decoder.config) for attention in decoder.attentions))
+    with ExitStack() as stack:
+        for config in {id(config): config for config in configs}.values():
+            window = {"sliding_window": config.sliding_window} if hasattr(config, "sliding_window") else {}
+            stack.enter_context(replaced(config, _attn_implementation_internal="eager", **window))
         yield
-    finally:
-        for values, old in zip(settings, before, strict=True):
-            values.clear()
-            values.update(old)

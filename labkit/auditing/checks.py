@@ -26,7 +26,6 @@ from labkit.decoder.running import Runner, first_tensor, replaced
 from labkit.errors import AuditError, ConversionError, ModelError
 from labkit.masks import causal
 
-MARK = "labkit_attention"  # where a conversion is recorded in the config (labkit.convert)
 TOKENS, PADS = 12, 3
 FEW_TOKENS = 8  # for the cells of all layers, which are measured again and again
 LONG = 66  # tokens, for a mask that changes with the length, such as one in blocks of 64
@@ -124,7 +123,7 @@ def windows(subject: Subject) -> list[Problem]:
             break
     if shrink:
         subject.notes.append(f"windows were measured shrunk by {shrink} tokens, not to run a sequence longer than them")
-    if reference is not None and getattr(decoder.config, MARK, None) is None and not problems:
+    if reference is not None and decoder.conversion is None and not problems:
         theirs = find_decoder(reference)
         if SLIDING in theirs.layer_types:
             original, _ = _measured_reach(subject, theirs, Runner(reference, theirs), refine=True)
@@ -157,10 +156,10 @@ def _measured_reach(subject: Subject, decoder: Decoder, runner: Runner, refine: 
 
 def _declared_reach(subject: Subject) -> int | None:
     """Tokens a local layer should reach to a side: as the conversion declared it, else as the config's window says."""
-    config = subject.decoder.config
-    if mark := getattr(config, MARK, None):
-        window = mark["sliding_window"]
-        return {"keep": window - 1, "halve": window // 2, "global": None}[mark["window"]]
+    decoder, config = subject.decoder, subject.decoder.config
+    if decoder.conversion is not None:
+        window = decoder.converted_window(decoder.conversion["sliding_window"])
+        return None if window is None else window - 1
     both_sides = None if subject.verdict == "causal" else getattr(config, "local_attention", None)  # ModernBERT's
     return config.sliding_window - 1 if both_sides is None else both_sides // 2
 

@@ -18,6 +18,7 @@ from labkit.errors import ModelError
 FULL, SLIDING = "full_attention", "sliding_attention"
 CACHE_NAMES = ("cache", "past_key_values")  # the key-value cache; a call may use either name in newer transformers
 CACHE = CACHE_NAMES[Version(transformers.__version__) < Version("5.24.0")]  # as models call it in this transformers
+CONVERSION = "labkit_attention"  # the attribute of the text config in which a conversion is recorded
 POSITION_TABLES = ("wpe", "embed_positions", "pos_encoding")  # what transformers calls them in GPT-2, OPT, CTRL
 
 
@@ -53,6 +54,29 @@ class Decoder:
         return (SLIDING if getattr(self.config, "sliding_window", None) else FULL,) * len(self.layers)
 
     @property
+    def conversion(self) -> dict | None:
+        """What `to_bidirectional` recorded: {"window", "layers", "sliding_window", "original"}; None: not converted."""
+        return getattr(self.config, CONVERSION, None)
+
+    @property
+    def converted_layers(self) -> frozenset[int]:
+        """The layers that the recorded conversion made bidirectional."""
+        if self.conversion is None:
+            return frozenset()
+        layers = self.conversion["layers"]
+        return frozenset(range(len(self.layers)) if layers is None else layers)
+
+    def converted_window(self, causal_window: int | None) -> int | None:
+        """What this causal window becomes in a converted layer; None = no window.
+
+        Both windows count the token itself and the tokens on one side.
+        """
+        how = self.conversion["window"] if self.conversion else "global"
+        if causal_window is None or how == "global":
+            return None
+        return causal_window if how == "keep" else causal_window // 2 + 1
+
+    @property
     def backend(self) -> str:
         """The attention backend in use, as `backend_of` names it."""
         return backend_of(self.config)
@@ -60,12 +84,14 @@ class Decoder:
     def layers_ignoring_is_causal(self) -> frozenset[int]:
         """Layers that do not pass `is_causal` on to their attention (StableLM, Nemotron): tried, once per class."""
         arrives: dict[tuple[type, type], bool] = {}
-        for layer, attention in zip(self.layers, self.attentions, strict=True):
+        ignoring = set()
+        for i, (layer, attention) in enumerate(zip(self.layers, self.attentions, strict=True)):
             kind = type(layer), type(attention)
             if kind not in arrives:
                 arrives[kind] = _passes_is_causal(layer, attention)
-        kinds = zip(map(type, self.layers), map(type, self.attentions), strict=True)
-        return frozenset(i for i, kind in enumerate(kinds) if not arrives[kind])
+            if not arrives[kind]:
+                ignoring.add(i)
+        return frozenset(ignoring)
 
     @property
     def has_position_table(self) -> bool:

@@ -13,23 +13,24 @@ Packed documents are recognised by their `position_ids`, which restart, with or 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from labkit.decoder.anatomy import CACHE_NAMES, FULL, SLIDING, Decoder, argument_position, backend_of, find_decoder
+from labkit import masks
+from labkit.decoder.anatomy import CACHE_NAMES, FULL, SLIDING, Decoder, argument_position, find_decoder
 from labkit.decoder.running import replaced
-from labkit.decoder.text_by_text import TextMask
 from labkit.errors import ConversionError, MaskError
-from labkit.masks import Mask, bidirectional, block_mask_of, causal, self_for_empty_rows, sliding_window
+from labkit.masks import Mask
 
 ATTRIBUTE = "_labkit_layer_masks"  # where a layer stack keeps its LayerMasks
+NO_WINDOW = 2**30  # a window no sequence reaches; the mask builder of a local layer needs a number
 
 
 @contextmanager
@@ -62,6 +63,48 @@ def masked(model: nn.Module, mask) -> Iterator[nn.Module]:
         layer_masks.remove_if_idle()
 
 
+def layer_mask(layer_type: str, window: int | None, *, causal: bool) -> Mask:
+    """The mask of a layer of this type; a window counts the token itself and the tokens on one side."""
+    if layer_type == SLIDING and window is not None:
+        return masks.sliding_window(window, causal=causal)
+    return masks.causal() if causal else masks.bidirectional()
+
+
+def declared_masks(decoder: Decoder, sliding_window: int | None) -> list[Mask]:
+    """The mask that each layer is meant to have by the recorded conversion, for a causal window of this many tokens."""
+    declared = [layer_mask(layer_type, sliding_window, causal=True) for layer_type in decoder.layer_types]
+    for i in decoder.converted_layers:
+        window = decoder.converted_window(sliding_window)
+        declared[i] = layer_mask(decoder.layer_types[i], window, causal=False)
+    return declared
+
+
+def set_windows(decoder: Decoder, sliding_window: int | None) -> None:
+    """Give every local layer its window by the recorded conversion, for a causal window of this many tokens."""
+    layer_types, converted = decoder.layer_types, decoder.converted_layers
+    converted_window = decoder.converted_window(sliding_window)
+    for i, attention in enumerate(decoder.attentions):
+        if layer_types[i] == SLIDING and hasattr(attention, "sliding_window"):  # read by flash attention
+            attention.sliding_window = converted_window if i in converted else sliding_window
+    if SLIDING in layer_types:
+        decoder.config.sliding_window = sliding_window
+    if layer_masks := getattr(decoder.stack, ATTRIBUTE, None):
+        layer_masks.window = converted_window
+        layer_masks.set_config_window()
+
+
+@contextmanager
+def shrunken_windows(decoder: Decoder, by: int) -> Iterator[None]:
+    """Every local window shorter by `by` tokens for the block: a way to see past a window without a long sequence."""
+    windows = [(holder, "sliding_window") for holder in (decoder.config, *decoder.attentions)]
+    windows.append((getattr(decoder.stack, ATTRIBUTE, None), "window"))
+    with ExitStack() as stack:
+        for holder, name in windows:
+            if size := getattr(holder, name, None):
+                stack.enter_context(replaced(holder, **{name: size - by}))
+        yield
+
+
 @dataclass
 class _Call:
     """What one forward pass says about its batch. Shapes: real (batch, kv_len), documents (batch, q_len)."""
@@ -69,28 +112,24 @@ class _Call:
     real: Tensor | None = None  # True = a real token; None = no padding
     documents: Tensor | None = None  # number of the packed document of each token; None = one document per row
     cache: object | None = None
-    one_by_one: bool = False  # the documents of one row are attended to one after the other
     masks: dict[int, Mask] = field(default_factory=dict)  # what each layer was to get when the pass began
-    built: dict = field(default_factory=dict)  # masks made in this pass, shared by the layers that want the same
+    built: dict = field(default_factory=dict)  # rendered masks, shared by the layers with the same mask
 
 
 class LayerMasks:
-    """The masks of one decoder: `converted` (lasting, set by convert) and `overrides` (a stack, set by `masked`)."""
+    """The hooks and masks of one decoder: of a conversion (lasting), and of `masked` and `packed` contexts (stacks)."""
 
     def __init__(self, decoder: Decoder):
         self.decoder, self.stack, self.layers = decoder, decoder.stack, decoder.layers
-        self.overrides: list[dict[int, Mask]] = []
-        self.converted: dict[int, Mask] = {}  # the mask that each converted layer is meant to have
-        self.always: frozenset[int] = frozenset()  # converted layers that transformers itself cannot give their mask
-        self.without_flag = (
-            decoder.layers_ignoring_is_causal()
-        )  # is_causal does not reach their attention: their mask is written out
-        self.where_none: frozenset[int] = frozenset()  # converted layers that get theirs where they come with none
-        self.window_of_backend = None  # has .apply(): sets the window as the backend in use counts it
-        self.isolating = False  # layers that are not converted are given their mask of packed texts, too
-        self.positions_from_mask = False  # a table's positions, converted, are counted from the first real token
-        self.contexts_apply = True  # False for the moment in which a conversion proves itself
+        self.overrides: list[dict[int, Mask]] = []  # of `masked`; for each layer the last one counts
+        self.packings: list = []  # of `labkit.decoder.packing.packed`; the last one counts
+        self.converted: frozenset[int] = frozenset()  # the layers that a conversion made bidirectional
+        self.by_switch = False  # transformers opens them by config.is_causal; otherwise their masks are written out
+        self.window: int | None = None  # of a converted local layer: the token itself and the tokens on one side
+        self.without_flag = decoder.layers_ignoring_is_causal()  # the switch does not reach their attention
+        self.has_position_table = decoder.has_position_table and decoder.takes_positions
         self.call: _Call | None = None
+        self._counted_by_builder = _counted_by_builder()
         self._callers: list[nn.Module] = []  # models around the stack that are watched
         self._call_from_outside: tuple[nn.Module, Any] | None = None  # the outermost of them, and the mask it was given
         self._stack_names = list(inspect.signature(self.stack.forward).parameters)
@@ -98,7 +137,7 @@ class LayerMasks:
         self._handles = [self.stack.register_forward_pre_hook(self._before_stack, with_kwargs=True)]
         self._handles.append(self.stack.register_forward_hook(self._after_stack, always_call=True))
         for index, layer in enumerate(self.layers):
-            hook = partial(self._before_layer, index)  # no closure, so that a hooked model can be copied and pickled
+            hook = functools.partial(self._before_layer, index)  # no closure: a hooked model can be copied and pickled
             self._handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
 
     @classmethod
@@ -114,19 +153,25 @@ class LayerMasks:
 
     def remove_if_idle(self) -> None:
         """Take the hooks away when neither a conversion nor a context (`masked`, `packed`) needs them."""
-        if not self.overrides and not self.converted and not self.isolating:
+        if not self.overrides and not self.packings and not self.converted:
             for handle in self._handles:
                 handle.remove()
             delattr(self.stack, ATTRIBUTE)
 
-    @contextmanager
-    def contexts_set_aside(self) -> Iterator[None]:
-        """For the block, `masked` and `packed` have no effect: what remains in force is the conversion."""
-        overrides, self.overrides, self.contexts_apply = self.overrides, [], False
-        try:
-            yield
-        finally:
-            self.overrides, self.contexts_apply = overrides, True
+    def set_config_window(self) -> None:
+        """Set `config.sliding_window` to the number with which the backend in use gives exactly the converted window.
+
+        transformers counts a bidirectional window inclusively when it builds a mask (|q - k| <= window), exclusively
+        when it hands the window to flash attention. Called before each forward pass, because the backend can be
+        switched.
+        """
+        if not self.by_switch or SLIDING not in self.decoder.layer_types:
+            return
+        number = NO_WINDOW
+        if self.window is not None:
+            number = self.window if self.decoder.backend == "flash" else self.window - self._counted_by_builder
+        if self.decoder.config.sliding_window != number:  # torch.compile would trace an assignment
+            self.decoder.config.sliding_window = number
 
     def mask_for(self, index: int, packed: bool, from_outside: bool) -> Mask | None:
         """The mask that has to be delivered to this layer in the current call; None = leave it alone.
@@ -138,25 +183,25 @@ class LayerMasks:
         for override in reversed(self.overrides):
             if index in override:
                 return override[index]
+        kind, config = self.decoder.layer_types[index], self.decoder.config
         if index in self.converted:
-            own = index in self.always or index in self.where_none
-            cut = from_outside and self.decoder.layer_types[index] == SLIDING
-            return self.converted[index] if own or packed or cut else None
-        if not packed or backend_of(self.stack.config) == "flash":  # whose kernel isolates texts by their position_ids
+            cut = from_outside and kind == SLIDING
+            if self.by_switch and not (packed or cut or index in self.without_flag):
+                return None
+            return layer_mask(kind, self.window, causal=False)
+        if not packed or self.decoder.backend == "flash":  # whose kernel isolates texts by their position_ids
             return None
-        kind, window = self.decoder.layer_types[index], getattr(self.stack.config, "sliding_window", None)
-        if kind not in (FULL, SLIDING) or opened_otherwise(self.stack.config):
+        if kind not in (FULL, SLIDING) or opened_otherwise(config):
             raise ConversionError(
                 f"packed documents (restarting position_ids) cannot be kept apart in layer {index} ({kind}): labkit "
                 "does not know its mask. Give each document its own row, or convert the model with to_bidirectional"
             )
-        return sliding_window(window) if kind == SLIDING and window is not None else causal()
+        return layer_mask(kind, getattr(config, "sliding_window", None), causal=True)
 
     # -- the hooks ----------------------------------------------------------------------------------------------------
 
     def _before_stack(self, stack: nn.Module, args: tuple, kwargs: dict):
-        if self.window_of_backend is not None:
-            self.window_of_backend.apply()
+        self.set_config_window()
         given = dict(zip(self._stack_names, args, strict=False)) | kwargs
         attention_mask, positions = given.get("attention_mask"), given.get("position_ids")
         cache = next((given[name] for name in CACHE_NAMES if given.get(name) is not None), None)
@@ -164,7 +209,7 @@ class LayerMasks:
         if from_outside:
             attention_mask = self._call_from_outside[1]  # from which a multimodal model built the masks of this call
         if not _is_padding(attention_mask):
-            if self.overrides or self.always:
+            if self.overrides or (self.converted and not self.by_switch):
                 raise ConversionError(
                     "labkit sets the mask of this model's layers, and the call brings masks of its own: pass the 2-D "
                     "padding mask of shape (batch, sequence), or none"
@@ -172,23 +217,23 @@ class LayerMasks:
             self.call = _Call(cache=cache)  # the caller's own masks say everything
             return args, kwargs
         real = None if attention_mask is None else attention_mask.bool()
-        if real is not None and self.positions_from_mask and positions is None:
+        if real is not None and positions is None and self.converted and self.has_position_table:
+            # the positions of a table, converted, are counted from the first real token
             past = 0 if cache is None else cache.get_seq_length()
             kwargs = {**kwargs, "position_ids": (real.long().cumsum(-1) - 1).clamp(min=0)[:, past:]}
         real = None if real is None or (not torch.compiler.is_compiling() and bool(real.all())) else real
         documents = _documents(positions, real)
-        if documents is not None and (
-            cache is not None or not all(kind.endswith("attention") for kind in self.decoder.layer_types)
-        ):
+        mixes_otherwise = not all(kind.endswith("attention") for kind in self.decoder.layer_types)
+        if documents is not None and (cache is not None or mixes_otherwise):
             raise ConversionError(
                 "position_ids restart within a row (packed documents), and a key-value cache is given, or some layers "
                 "mix tokens by other means than attention: masks cannot keep the documents apart. Give each document "
                 "its own row, or leave out the cache"
             )
-        alone = self.isolating and documents is not None and real is None and one_by_one(stack.config, documents)
-        self.call = _Call(real=real, documents=documents, cache=cache, one_by_one=alone)
-        delivered = {i: self.mask_for(i, documents is not None, from_outside) for i in range(len(self.layers))}
-        self.call.masks = {i: mask for i, mask in delivered.items() if mask is not None}
+        self.call = _Call(real=real, documents=documents, cache=cache)
+        for i in range(len(self.layers)):
+            if (mask := self.mask_for(i, documents is not None, from_outside)) is not None:
+                self.call.masks[i] = mask
         return args, kwargs
 
     def _after_stack(self, *_) -> None:
@@ -201,7 +246,8 @@ class LayerMasks:
         if at is None or not multimodal or any(caller is known for known in self._callers):
             return
         self._callers.append(caller)
-        self._handles.append(caller.register_forward_pre_hook(partial(self._before_caller, at), with_kwargs=True))
+        before = functools.partial(self._before_caller, at)
+        self._handles.append(caller.register_forward_pre_hook(before, with_kwargs=True))
         self._handles.append(caller.register_forward_hook(self._after_caller, always_call=True))
 
     def _before_caller(self, at: int, caller: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -217,13 +263,13 @@ class LayerMasks:
         call = self._call_of(layer, hidden)
         if call is None or index not in call.masks:
             return None
-        mask = call.masks[index]
-        backend = backend_of(self.stack.config)
+        mask, backend = call.masks[index], self.decoder.backend
+        family = self.decoder.config.model_type
         if backend == "flash":
             if self.overrides or index in self.without_flag:
                 raise ConversionError(
-                    f"flash attention takes no mask, and {self.decoder.config.model_type} needs one here ({mask}): "
-                    "load the model with attn='sdpa' or attn='eager'"
+                    f"flash attention takes no mask, and {family} needs one here ({mask}): load the model with "
+                    "attn='sdpa' or attn='eager'"
                 )
             if call.documents is not None and (call.real is not None or hidden.shape[-3] > 1):
                 raise ConversionError(
@@ -234,12 +280,13 @@ class LayerMasks:
         at = self._mask_at
         given = args[at] if at is not None and at < len(args) else kwargs.get("attention_mask")
         overridden = any(index in override for override in self.overrides)
-        if given is not None and index in self.where_none and call.documents is None and not overridden:
-            return None  # the mask that transformers built is this layer's: it may hold a bias, too (ALiBi in Falcon)
+        if given is not None and self.by_switch and index in self.without_flag:
+            if call.documents is None and not overridden:
+                return None  # the mask that transformers built is this layer's, maybe with a bias (ALiBi in Falcon)
         if isinstance(given, Tensor) and getattr(self.stack.config, "alibi", False):
             raise ConversionError(
-                f"{self.decoder.config.model_type} with ALiBi has the distances of its tokens in the mask that "
-                f"transformers builds: {mask} in its place would take them away"
+                f"{family} with ALiBi has the distances of its tokens in the mask that transformers builds: {mask} in "
+                "its place would take them away"
             )
         # DeepSeek V3.2 needs a mask where it came with one, and not for its window.
         needs_mask = given is not None and backend == "sdpa" and self.decoder.layer_types[index] != SLIDING
@@ -266,53 +313,20 @@ class LayerMasks:
         return call
 
 
-def _render(mask: Mask, call: _Call, index: int, hidden: Tensor, backend: str, by_flag: bool):
-    """The mask as this backend takes it: bool (sdpa), float (eager), BlockMask (flex); None if a flag opens all."""
-    q_len = hidden.shape[-2]  # (batch, q_len, dim); in Gemma 3n (copies, batch, q_len, dim)
-    past, kv_len = _cache_lengths(call.cache, index, q_len)
-    open_to_all = mask == bidirectional() and call.real is None and call.documents is None and past == 0
-    if by_flag and open_to_all and kv_len == q_len and backend != "eager":
-        return None
-    key = (mask, q_len, past, kv_len, hidden.dtype, backend)
-    if key not in call.built and call.one_by_one:
-        lengths = call.documents[0].unique_consecutive(return_counts=True)[1].tolist()
-        call.built[key] = TextMask.of(mask, lengths, hidden.device)
-    elif key not in call.built:
-        cells = _cells(mask, call, q_len, past, kv_len, hidden.device)  # (batch or 1, q_len, kv_len)
-        call.built[key] = _as_backend_mask(cells, backend, hidden.dtype)
-    return call.built[key]
+@functools.cache
+def _counted_by_builder() -> int:
+    """1 if a built bidirectional window of w reaches w tokens to a side, 0 if w - 1. Measured, not assumed."""
+    from transformers.masking_utils import sliding_window_bidirectional_mask_function
 
-
-def one_by_one(config, rows: Tensor) -> bool:
-    """Whether the documents of `rows` (rows, q_len) are attended to one after the other: a single row on a CPU."""
-    return len(rows) == 1 and rows.device.type == "cpu" and backend_of(config) == "sdpa"
+    allowed = sliding_window_bidirectional_mask_function(3)
+    query, *keys = (torch.tensor(place, device="cpu") for place in (0, *range(6)))  # models may be built on "meta"
+    return max(distance for distance, key in enumerate(keys) if bool(allowed(0, 0, query, key))) - 2
 
 
 def opened_otherwise(config) -> bool:
     """Whether the causal mask was removed by a switch of the config; for models that labkit has not converted."""
     switch = getattr(config, "use_bidirectional_attention", None)  # in Gemma 4 a word: "vision" concerns images alone
     return getattr(config, "is_causal", True) is False or switch in (True, "all")
-
-
-@contextmanager
-def shrunken_windows(decoder: Decoder, by: int) -> Iterator[None]:
-    """Every local window shorter by `by` tokens for the block: a way to see past a window without a long sequence."""
-    with ExitStack() as stack:
-
-        def shrink(holder: object, name: str) -> None:
-            if getattr(holder, name, None):
-                stack.enter_context(replaced(holder, **{name: getattr(holder, name) - by}))
-
-        for holder in (decoder.config, *decoder.attentions):
-            shrink(holder, "sliding_window")
-        if layer_masks := getattr(decoder.stack, ATTRIBUTE, None):
-            shrink(layer_masks.window_of_backend, "reach")
-            converted = dict(layer_masks.converted)
-            for i, mask in converted.items():
-                if mask.identity[0] == "sliding_window":
-                    converted[i] = sliding_window(mask.identity[1] - by, causal=False)
-            stack.enter_context(replaced(layer_masks, converted=converted))
-        yield
 
 
 def _per_layer(mask, n: int) -> dict[int, Mask]:
@@ -333,27 +347,41 @@ def _per_layer(mask, n: int) -> dict[int, Mask]:
     return chosen
 
 
-def layer_mask(reach: int | None, layer_type: str) -> Mask:
-    """The mask of a bidirectional layer of this type; `reach` = tokens on either side, None = no window."""
-    return sliding_window(reach + 1, causal=False) if layer_type == SLIDING and reach is not None else bidirectional()
+def _render(mask: Mask, call: _Call, index: int, hidden: Tensor, backend: str, by_flag: bool):
+    """The mask as this backend takes it: bool (sdpa), float (eager), BlockMask (flex); None if a flag opens all."""
+    q_len = hidden.shape[-2]  # (batch, q_len, dim); in Gemma 3n (copies, batch, q_len, dim)
+    past, kv_len = _cache_lengths(call.cache, index, q_len)
+    open_to_all = mask == masks.bidirectional() and call.real is None and call.documents is None and past == 0
+    if by_flag and open_to_all and kv_len == q_len and backend != "eager":
+        return None
+    key = (mask, q_len, past, kv_len, hidden.dtype, backend)
+    if key not in call.built:
+        cells = _cells(mask, call, q_len, past, kv_len, hidden.device)  # (batch or 1, q_len, kv_len)
+        if backend == "eager":
+            call.built[key] = masks.additive_of(cells, hidden.dtype)[:, None]
+        elif backend == "sdpa":
+            call.built[key] = cells[:, None]
+        elif backend == "flex_attention":
+            call.built[key] = masks.block_mask_of(cells)
+        else:
+            raise ConversionError(f"labkit cannot give a mask to the attention backend {backend!r}: use eager or sdpa")
+    return call.built[key]
 
 
 def _cells(mask: Mask, call: _Call, q_len: int, past: int, kv_len: int, device) -> Tensor:
+    """Bool (batch or 1, q_len, kv_len): the mask, with the padding and the packed documents of this call."""
     total = past + q_len
     real = None if call.real is None else call.real[:, :total].to(device)  # (batch, total)
-    if call.documents is not None:  # positions restart with each document, and no document sees another
-        documents = call.documents.to(device)  # (batch or 1, total): packed documents come without a cache
-        positions = _positions_within(documents, real)
-        cells = _at_positions(mask, positions, positions) & (documents[:, :, None] == documents[:, None, :])
-    elif real is not None:
-        positions = (real.long().cumsum(-1) - 1).clamp(min=0)  # (batch, total)
-        cells = _at_positions(mask, positions[:, past:], positions)
-    else:
-        cells = mask.dense(q_len, total, device=device)
-        cells = cells if cells.ndim == 3 else cells[None]
-    cells = self_for_empty_rows(cells if real is None else cells & real[:, None, :])
+    documents = None if call.documents is None else call.documents.to(device)  # (batch or 1, total), without a cache
+    positions = _text_positions(documents, real, total, device)  # (batch or 1, total)
+    if mask.batch_size not in (None, len(positions)) and (real is not None or documents is not None):
+        raise MaskError(f"{mask} is for a batch of {mask.batch_size} rows, and this batch has {len(positions)}")
+    cells = _cells_at(mask, positions[:, past:], positions)
+    if documents is not None:  # no document attends to another
+        cells = cells & (documents[:, :, None] == documents[:, None, :])
+    cells = masks.self_for_empty_rows(cells if real is None else cells & real[:, None, :])
     if kv_len > total:  # a static cache: slots that are not filled yet
-        return torch.nn.functional.pad(cells, (0, kv_len - total))
+        return nn.functional.pad(cells, (0, kv_len - total))
     dropped = total - kv_len  # the cache of a local layer lets go of the oldest keys
     if dropped and bool(cells[..., :dropped].any()):
         raise ConversionError(
@@ -363,25 +391,25 @@ def _cells(mask: Mask, call: _Call, q_len: int, past: int, kv_len: int, device) 
     return cells[..., dropped:]
 
 
-def _at_positions(mask: Mask, queries: Tensor, keys: Tensor) -> Tensor:
-    """The cells at these text positions: queries (batch, q_len), keys (batch, kv_len) -> (batch, q_len, kv_len)."""
+def _text_positions(documents: Tensor | None, real: Tensor | None, total: int, device) -> Tensor:
+    """The position of each token within its document, (batch or 1, total), pads not counted."""
+    if real is None:
+        counted = torch.arange(total, device=device)[None]
+    else:
+        counted = real.long().cumsum(-1) - 1
+    if documents is not None:  # positions restart with each document
+        first = torch.diff(documents, prepend=documents[:, :1], dim=-1) != 0
+        counted = counted - torch.where(first, counted, 0).cummax(-1).values
+    return counted.clamp(min=0)
+
+
+def _cells_at(mask: Mask, queries: Tensor, keys: Tensor) -> Tensor:
+    """The cells (batch, q_len, kv_len) at these text positions: queries (rows, q_len) and keys (rows, kv_len)."""
     n = max(int(keys.max()) + 1, mask.needs)
     mask.dense(1, n)  # raises if the mask is not defined for so many tokens
-    if mask.batch_size not in (None, len(keys)):
-        raise MaskError(f"{mask} is for a batch of {mask.batch_size} rows, and this batch has {len(keys)}")
-    rows = torch.arange(len(keys), device=keys.device)[:, None, None]
-    return mask.predicate(rows, queries[:, :, None], keys[:, None, :], n)
-
-
-def _as_backend_mask(cells: Tensor, backend: str, dtype: torch.dtype):
-    if backend == "eager":
-        blocked = torch.finfo(dtype).min
-        return torch.zeros(cells.shape, dtype=dtype, device=cells.device).masked_fill(~cells, blocked)[:, None]
-    if backend == "sdpa":
-        return cells[:, None]
-    if backend == "flex_attention":
-        return block_mask_of(cells)
-    raise ConversionError(f"labkit does not know how the attention backend {backend!r} takes a mask: use eager or sdpa")
+    rows = torch.arange(mask.batch_size or len(keys), device=keys.device)[:, None, None]
+    cells = mask.predicate(rows, queries[:, :, None], keys[:, None, :], n)
+    return cells.expand(len(cells), queries.shape[1], keys.shape[1])
 
 
 def _documents(positions: Tensor | None, real: Tensor | None) -> Tensor | None:
@@ -400,7 +428,7 @@ def _documents(positions: Tensor | None, real: Tensor | None) -> Tensor | None:
     positions, real = torch.broadcast_tensors(positions, real)
     places = torch.arange(q_len, device=positions.device)
     latest = torch.where(real, places, -1).cummax(-1).values  # place of the latest real token
-    before = torch.nn.functional.pad(latest[:, :-1], (1, 0), value=-1)  # of the one before this token; -1 = none
+    before = nn.functional.pad(latest[:, :-1], (1, 0), value=-1)  # of the one before this token; -1 = none
     step = positions - positions.gather(-1, before.clamp(min=0))
     restarts = (step != 1) & (step != places - before)
     if axes is not None:
@@ -408,13 +436,6 @@ def _documents(positions: Tensor | None, real: Tensor | None) -> Tensor | None:
         restarts = torch.where(text_only, restarts, (axes == 0).all(dim=0))
     starts = real & (before >= 0) & restarts
     return None if not torch.compiler.is_compiling() and not bool(starts.any()) else starts.long().cumsum(-1)
-
-
-def _positions_within(documents: Tensor, real: Tensor | None) -> Tensor:
-    """The position of each token within its document, (batch, q_len), pads not counted."""
-    counted = (torch.ones_like(documents) if real is None else real.long()).cumsum(-1) - 1
-    first = torch.diff(documents, prepend=documents[:, :1], dim=-1) != 0
-    return (counted - torch.where(first, counted, 0).cummax(-1).values).clamp(min=0)
 
 
 def _is_padding(mask) -> bool:

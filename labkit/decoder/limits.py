@@ -73,19 +73,14 @@ def configured_parameters(config: PreTrainedConfig, kind: type) -> int:
         return sum(p.numel() for p in kind(config).parameters())
 
 
-def require_memory(
-    what: str, needed: float, device: str = "cpu", *, cure: str, refusal: type[LabkitError] = ModelError
-) -> None:
-    """Raise `refusal` if `what` needs more bytes than `device` can still give."""
-    if needed > (free := available_bytes(device)):
-        place = "the GPU" if device.startswith("cuda") else "this machine"
-        raise refusal(f"{what} needs about {needed / GB:.1f} GB, and {place} has {free / GB:.1f} GB free: {cure}")
-
-
 def require_memory_for_model(name: str, parameters: int, dtype: torch.dtype, device: str = "cpu") -> None:
     """Raise ModelError if a model of `parameters` weights in `dtype` cannot be loaded and run on `device`."""
+    needed = parameters * dtype.itemsize * LOADING
+    if needed <= (free := available_bytes(device)):
+        return
     cure = "close other programs or take a smaller model (labkit models lists them)"
     if dtype.itemsize > 2:
         cure = f"ask for half of it with dtype='bfloat16', {cure}"
     what = f"{name} in {str(dtype).removeprefix('torch.')} ({parameters / 1e6:,.0f} M parameters)"
-    require_memory(what, parameters * dtype.itemsize * LOADING, device, cure=cure)
+    place = "the GPU" if device.startswith("cuda") else "this machine"
+    raise ModelError(f"{what} needs about {needed / GB:.1f} GB, and {place} has {free / GB:.1f} GB free: {cure}")

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from labkit.decoder.anatomy import CACHE_NAMES, Decoder, find_decoder
 from labkit.decoder.limits import require_positions
@@ -55,7 +56,7 @@ class _Reading:
     def __init__(self, decoder: Decoder, times: int):
         self.times, self.config = times, decoder.config
         self.names = list(inspect.signature(decoder.stack.forward).parameters)
-        self.places: Tensor | None = None  # (batch, seq): where each token stands in its last reading
+        self.places: Tensor | None = None  # (batch, seq): the place of each token in its last reading
 
     def before(self, stack: nn.Module, args: tuple, kwargs: dict):
         given = dict(zip(self.names, args, strict=False)) | kwargs
@@ -82,28 +83,23 @@ class _Reading:
 
         A padded token gets the place of the row's first token, because its state is never used.
         """
-        batch, seq = ids.shape
-        lengths = real.sum(1)  # (batch,)
-        rows = torch.arange(batch, device=ids.device)
-        head = (ids[:, 0] == _id(self.config, "bos")).long() * (lengths > 1)
-        last = ids[rows, (lengths - 1).clamp(min=0)]
-        tail = (last == _id(self.config, "eos")).long() * (lengths > 1 + head)
-        body = lengths - head - tail  # (batch,)
-        total = head + self.times * body + tail
-        slots = torch.arange(int(total.max()), device=ids.device)[None]  # (1, longest)
-        within = (slots - head[:, None]).clamp(min=0) % body.clamp(min=1)[:, None] + head[:, None]
-        source = torch.where(slots < head[:, None], 0, within)
-        source = torch.where(slots == (total - 1)[:, None], (lengths - 1)[:, None], source)
-        counted = slots < total[:, None]
-        repeated_ids = ids.gather(1, source.clamp(0, seq - 1)).masked_fill(~counted, int(_id(self.config, "pad", 0)))
-        tokens = torch.arange(seq, device=ids.device)[None]
-        skipped = ((self.times - 1) * body)[:, None]
-        places = torch.where(tokens < head[:, None], tokens, tokens + skipped)
-        return repeated_ids, counted.long(), torch.where(real.bool(), places, 0)
+        bos, eos, pad = (_id(self.config, name) for name in ("bos", "eos", "pad"))
+        rows, places = [], torch.zeros_like(ids)
+        for place, row, length in zip(places, ids, real.sum(1).tolist(), strict=True):
+            head = int(length > 1 and row[0] == bos)
+            tail = int(length > 1 + head and row[length - 1] == eos)
+            text = row[head : length - tail]
+            rows.append(torch.cat([row[:head], text.repeat(self.times), row[length - tail : length]]))
+            place[:length] = torch.arange(length)
+            place[head:length] += (self.times - 1) * len(text)
+        lengths = torch.tensor([len(row) for row in rows], device=ids.device)
+        repeated_ids = pad_sequence(rows, batch_first=True, padding_value=max(pad, 0))  # (batch, longest)
+        counted = torch.arange(repeated_ids.shape[1], device=ids.device) < lengths[:, None]
+        return repeated_ids, counted.long(), places
 
 
-def _id(config: Any, name: str, otherwise: int = -1) -> int:
-    """The id of a special token; of several (Gemma's list of eos) the first."""
+def _id(config: Any, name: str) -> int:
+    """The id of a special token, of several (Gemma's list of eos) the first; -1 if the model has none."""
     value = getattr(config, f"{name}_token_id", None)
     value = value[0] if isinstance(value, list) else value
-    return otherwise if value is None else value
+    return -1 if value is None else value

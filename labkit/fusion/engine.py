@@ -29,7 +29,6 @@ from transformers import AttentionInterface, DynamicCache
 
 from labkit.decoder.anatomy import CACHE, FULL, SLIDING, Decoder, find_decoder
 from labkit.decoder.limits import require_positions
-from labkit.decoder.packing import MARK
 from labkit.decoder.running import replaced
 from labkit.errors import DataError, ModelError
 from labkit.fusion.layout import CUE, PADDING, PREFIX, Prompts, Tokens, mask_of
@@ -268,7 +267,7 @@ def fusable_decoder(model: nn.Module) -> Decoder:
     decoder = find_decoder(model)
     config = decoder.config
     foreign = set(decoder.layer_types) - {FULL, SLIDING}
-    is_bidirectional = getattr(config, MARK, None) is not None or getattr(config, "is_causal", None) is False
+    is_bidirectional = decoder.conversion is not None or getattr(config, "is_causal", None) is False
     output = getattr(model, "get_output_embeddings", None)
     reasons = {
         f"its layers of the type {min(foreign, default='')!r} keep no keys that could be joined": foreign,

@@ -34,7 +34,9 @@ def read_folder(
     with reading(f"{name} with attn={attn!r}"):
         model, new = _read_weights(folder, name, kind, config, attn=attn, dtype=dtype or "auto")
         model.to(device)
-        if getattr(config.get_text_config(), "labkit_attention", None) is not None:  # a recorded conversion
+        from labkit.decoder.anatomy import CONVERSION
+
+        if getattr(config.get_text_config(), CONVERSION, None) is not None:
             from labkit.convert import restore
 
             restore(model)
