@@ -261,7 +261,7 @@ def packing(subject: Subject) -> Iterator[Problem]:
 
 
 def packed_batch(subject: Subject) -> Iterator[Problem]:
-    """A padded batch, packed: each text must have the states that it has alone.
+    """A padded batch, packed: no text may influence another, and each must have the states that it has alone.
 
     Once in rows of two or three texts, and once as it is packed by default.
     """
@@ -271,12 +271,21 @@ def packed_batch(subject: Subject) -> Iterator[Problem]:
         return
     ids, real = subject.ids(len(lengths)), torch.arange(TOKENS) < torch.tensor(lengths)[:, None]
     alone = torch.cat([runner.run(ids[:1, :length])[0] for length in lengths])
+    run = functools.partial(runner.run, real=real)
     for row_length in (2 * TOKENS, None):
         try:
             with packed(subject.model, row_length):
-                states = runner.run(ids, real)[real]
+                states, influenced = run(ids)[real], torch.zeros_like(real)
+                for text, length in enumerate(lengths):  # an influence may be smaller than the tolerance of the states
+                    which = torch.zeros_like(real)
+                    which[text, length // 2] = True
+                    others = torch.arange(len(lengths))[:, None] != text
+                    influenced |= changed_outputs(run, ids, which, runner.vocab_size) & others
         except ConversionError as error:  # prefix tuning brings a cache
             subject.notes.append(f"{name} was not measured: {error}")
+            return
+        if bool(influenced.any()):
+            yield Problem("packing-leak", f"under {name} texts influence each other")
             return
         text = f"under {name} the states of texts differ by {{gap:.1%}} from those that they have alone"
         if problems := list(subject.compared("packing-leak", states, alone, text)):
