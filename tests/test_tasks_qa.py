@@ -14,8 +14,7 @@ from transformers import PreTrainedConfig
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 import labkit
-from labkit.datasets import embedded
-from labkit.datasets.evidence import CRITERIA, INSTRUCTION, MARKS
+from labkit.datasets.evidence import INSTRUCTION, MARKS
 from labkit.datasets.examples import Answer, Question
 from labkit.errors import DataError, ModelError
 from labkit.models.gguf import build_tokenizer
@@ -89,10 +88,9 @@ def test_windows_by_hand():
     assert bare.decode(row.ids) == f"Who?\n{MAT}\n" and row.start == row.end == row.null == len(row.ids) - 1
 
 
-@pytest.mark.parametrize(("room", "stride", "starts"), [
-    (7, 1, [0]), (8, 3, [0]), (6, 6, [0, 6]), (6, 1, [0, 1]), (3, 2, [0, 2, 4]), (3, 100, [0, 3, 6]),
-    (1, 1, [0, 1, 2, 3, 4, 5, 6]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("room", "stride", "starts"), [(7, 1, [0]), (6, 6, [0, 6]), (3, 2, [0, 2, 4]), (3, 9, [0, 3, 6])]
+)
 def test_windows_start_a_stride_apart_and_reach_the_end(room, stride, starts):
     rows = qa.windows(TINY, [asked(MAT, question="?")], max_length=4 + room, doc_stride=stride)
     expected = [list(itertools.pairwise(EDGES[start : start + room + 1])) for start in starts]
@@ -208,7 +206,6 @@ def test_the_n_best_are_those_of_all_pairs(context, seed, longest, room, order):
 
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: qa.windows(TINY, [asked(MAT)], order="context-first"), "choose one of question-first, question-last"),
-    (lambda: qa.windows(TINY, [asked(MAT)], prompt="chat"), "prompt is 'chat'; choose one of plain, evidence"),
     (lambda: qa.windows(TINY, [asked(MAT)], prompt="evidence"), r"does not know \[INST\], .*add_tokens"),
     (lambda: qa.windows(TINY, [asked(MAT)], max_length=6), "6: the row of question 'q' has 6 tokens"),
     (lambda: qa.windows(TINY, [asked(" \n")]), "context of question 'q' has no word"),
@@ -224,39 +221,36 @@ def test_bad_input_is_one_clear_error(call, message):
         call()
 
 
-@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
-@pytest.mark.parametrize("order", qa.ORDERS)
-@pytest.mark.parametrize("prompt", qa.PROMPTS)
-def test_with_the_question_last_a_causal_models_spans_do_not_depend_on_it(lm, attention, order, prompt):
-    add_tokens(lm.model, lm.tokenizer, MARKS)
+@pytest.mark.parametrize(("attention", "differs"), [("causal", False), ("bidirectional", True)])
+def test_with_the_question_last_a_causal_models_spans_do_not_depend_on_it(lm, attention, differs):
     if attention == "bidirectional":
         labkit.to_bidirectional(lm.model)
-    post, logits = embedded.posts("dev")[0].text, []
-    for text in [*CRITERIA.values(), "having no energy?", "having no energy!"]:
-        (row,) = qa.windows(lm.tokenizer, [asked(post, question=text)], order=order, prompt=prompt, max_length=1024)
-        inside = [position for position, offset in enumerate(row.offsets) if offset is not None]
+    logits = []
+    for text in ("Who?", "Why did it sit?"):
+        (row,) = qa.windows(lm.tokenizer, [asked(MAT, question=text)], order="question-last")
         with torch.no_grad():
             output = lm.model(torch.tensor([row.ids]))
-        logits.append(torch.stack([output.start_logits[0, inside], output.end_logits[0, inside]]))
-    differences = [(one - other).abs().max() for one, other in itertools.combinations(logits, 2)]
-    if attention == "causal" and order == "question-last":
-        assert max(differences) < 1e-4
-    else:
-        assert min(differences) > 1e-3
+        logits.append(torch.stack([output.start_logits[0, 1:8], output.end_logits[0, 1:8]]))  # those of the context
+    assert ((logits[0] - logits[1]).abs().max() > 1e-3) == differs
 
 
-@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3"])
-def test_predictions_are_those_of_one_window_at_a_time(name):
+def test_the_loss_and_the_predictions_are_those_of_one_window_at_a_time():
     torch.manual_seed(0)
-    lm = labkit.load(name, task="question-answering", device="cpu")
+    lm = labkit.load("tiny-gemma3", task="question-answering", device="cpu")
     labkit.to_bidirectional(lm.model.eval())
-    questions = [asked(MAT * n, "mat", question="Who" + "?" * min(n, 9), id=str(n)) for n in (3, 1, 9, 2, 30)]
+    questions = [asked(MAT * n, "mat", question="Who" + "?" * min(n, 9), id=str(n)) for n in (3, 1, 9, 2)]
     task = qa.QuestionAnswering(max_length=60, doc_stride=30, order="question-last", null_threshold=-1.0)
     rows = task.rows(lm.tokenizer, questions, ())
+    assert len(rows) > len(questions)
     with torch.no_grad():
         outputs = [lm.model(torch.tensor([row.ids])) for row in rows]
-    logits = [[output[f"{side}_logits"][0].numpy() for output in outputs] for side in ("start", "end")]
-    expected = qa.decode(rows, *logits, questions, null_threshold=-1.0)
+    starts, ends = ([output[f"{side}_logits"][0] for output in outputs] for side in ("start", "end"))
+    by_hand = [
+        -(start.log_softmax(0)[row.start] + end.log_softmax(0)[row.end]) / 2
+        for row, start, end in zip(rows, starts, ends, strict=True)
+    ]
+    assert_close(task.loss(lm.model, task.collate(rows, 0)), torch.stack(by_hand).mean())
+    expected = qa.decode(rows, [x.numpy() for x in starts], [x.numpy() for x in ends], questions, null_threshold=-1.0)
     lm.model.train()
     for arguments in ({"batch_size": 4}, {"batch_size": 1, "rows": rows}):
         predictions = task.predict(lm.model, lm.tokenizer, questions, (), **arguments)
@@ -265,31 +259,6 @@ def test_predictions_are_those_of_one_window_at_a_time(name):
             assert prediction.probability == pytest.approx(alone.probability, rel=1e-4)
             assert prediction.null_score_diff == pytest.approx(alone.null_score_diff, abs=1e-4)
     assert lm.model.training
-
-
-def test_a_model_learns_a_few_answers_by_heart(lm):
-    context = "The cat sat on the mat. The river had more money than the bank."
-    gold = {"cat?": ["cat"], "bank?": ["the bank"], "king?": []}
-    questions = [asked(context, *answers, question=text, id=text) for text, answers in gold.items()]
-    task = base.get("qa", max_length=64)
-    rows = task.rows(lm.tokenizer, questions, ())
-    batch = task.collate(rows, 0)
-    assert [int(real.sum()) for real in batch["attention_mask"]] == [len(row.ids) for row in rows]
-    outputs = [lm.model(torch.tensor([row.ids])) for row in rows]
-    by_hand = [
-        -(output.start_logits[0].log_softmax(0)[row.start] + output.end_logits[0].log_softmax(0)[row.end]) / 2
-        for row, output in zip(rows, outputs, strict=True)
-    ]
-    assert_close(task.loss(lm.model, batch), torch.stack(by_hand).mean())
-    optimizer = torch.optim.AdamW(lm.model.train().parameters(), lr=3e-3)
-    for _ in range(60):
-        optimizer.zero_grad()
-        task.loss(lm.model, batch).backward()
-        optimizer.step()
-    predictions = task.predict(lm.model, lm.tokenizer, questions, ())
-    assert [task.record(prediction)["text"] for prediction in predictions] == ["cat", "the bank", ""]
-    scores = task.score(questions, predictions)
-    assert scores["f1"] == scores[task.metric(questions)] == scores["NoAns_f1"] == 100
 
 
 class NeverAnswers(torch.nn.Linear):
@@ -398,11 +367,9 @@ def test_the_best_threshold_gives_its_f1_and_none_gives_more(rows):
 
 
 def test_the_baselines():
-    context = (
-        "\n It rained. The cat sat on the mat! The ferry left at noon, and the cat was on it. \n\n Nobody saw it\n"
-    )
+    context = "\n It rained. The cat sat on the mat! The ferry left, and the cat was on it. \n\n Nobody saw it\n"
     for question, sentence in {
-        "When did the ferry leave?": "The ferry left at noon, and the cat was on it.",
+        "When did the ferry leave?": "The ferry left, and the cat was on it.",
         "Who saw?": "Nobody saw it",
         "cat cat cat": "The cat sat on the mat!",  # a word counts once, and the first of equals is taken
         "Zebra?": "It rained.",
