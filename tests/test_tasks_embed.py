@@ -49,9 +49,6 @@ def cos(degrees):
     return math.cos(math.radians(degrees))
 
 
-# -- encoding and rows -------------------------------------------------------------------------------------------------
-
-
 def test_predictions_are_the_vectors_of_both_texts_alone_and_their_cosine():
     lm, task = embedder("tiny-gemma3", pooling="attention_kv", dropout=0.5), get("embed", max_length=6)
     labkit.to_bidirectional(lm.model)
@@ -74,9 +71,6 @@ def test_a_row_holds_both_texts_between_bos_and_eos():
     [row] = get("embed", max_length=5).rows(TINY, [Pair("p", "The cat", "The cat sat on the mat", 0.25)], ())
     assert row == Row([BOS, THE, CAT, EOS], [BOS, THE, CAT, SAT, EOS], example=0, score=0.25)
     assert len(row.ids) == 9 and TASK.length(row) == 5
-
-
-# -- losses ------------------------------------------------------------------------------------------------------------
 
 
 def info_nce(rows):
@@ -102,9 +96,6 @@ def test_the_loss_of_a_batch_is_that_of_its_vectors():
     assert TASK.loss(lm.model, batch_of(scored(0.1, 0.5, 0.9))).item() == pytest.approx(expected, rel=1e-4)
     twice = batch_of([*PAIRS, PAIRS[0]])  # neither copy is a negative of the other
     assert torch.isfinite(TASK.loss(lm.model, twice))
-
-
-# -- scores ------------------------------------------------------------------------------------------------------------
 
 
 def score_of(first, second, scores):

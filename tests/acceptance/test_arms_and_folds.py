@@ -18,7 +18,9 @@ BOATS = "ferry sloop barge tug schooner dinghy yacht trawler canoe".split()
 WEIGHTS = Path("model", "model.safetensors")
 
 
-def test_arms_with_the_same_seed_train_on_the_same_rows_in_the_same_order_from_the_same_start(tmp_path):
+def test_arms_with_the_same_seed_train_on_the_same_rows_in_the_same_order_from_the_same_start(
+    without_dropout, tmp_path
+):
     """A learning rate of 1e-30 changes no weight, so the saved weights are those that the run began with.
 
     Each step trains on one row. Its loss is -log of the probability that the saved model predicts for the row's label,
@@ -26,8 +28,8 @@ def test_arms_with_the_same_seed_train_on_the_same_rows_in_the_same_order_from_t
     """
     rows = [{"text": f"The {boat} left at noon", "label": "ABC"[k % 3]} for k, boat in enumerate(BOATS)]
     dev = [row | {"text": row["text"] + " or later"} for row in rows[:4]]
-    train = "train classify --model gpt2-mini --dropout 0 --backbone-dropout 0 --batch-size 1 --epochs 2".split()
-    train += ["--learning-rate", 1e-30, "--train-file", write_lines(tmp_path / "train.jsonl", rows)]
+    train = ["train", "classify", "--model", without_dropout, "--preset", "mini", "--dropout", 0, "--batch-size", 1]
+    train += ["--epochs", 2, "--learning-rate", 1e-30, "--train-file", write_lines(tmp_path / "train.jsonl", rows)]
     train += ["--dev-file", write_lines(tmp_path / "dev.jsonl", dev)]
     curves, orders, starts = {}, {}, {}
     for mask in ("causal", "bidirectional"):
