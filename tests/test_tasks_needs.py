@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 from types import SimpleNamespace
 
 import psutil
@@ -22,43 +21,28 @@ from labkit.training import peak_memory, preset
 pytestmark = pytest.mark.end_to_end
 
 _STEPS = """
-    import json, sys, torch
-    from labkit.models import load
-    from labkit.tasks.needs import PROCESS, SLACK, training_bytes
-    from labkit.training import peak_memory, preset
+import json, torch
+from labkit.models import load
+from labkit.tasks.needs import PROCESS, SLACK, training_bytes
+from labkit.training import peak_memory, preset
 
-    batch_size, length, checkpointing, dtype = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True", sys.argv[4]
-    model = load("gpt2-mini", task="question-answering", device="cpu").model.train()
-    changes = {"per_device_train_batch_size": batch_size, "dtype": dtype, "gradient_checkpointing": checkpointing}
-    estimate = PROCESS + SLACK * sum(training_bytes(model, preset("mini", **changes), length).values())
-    if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    optimizer = torch.optim.AdamW(model.parameters())
-    answer = torch.zeros(batch_size, dtype=torch.long)
-    for _ in range(2):
-        ids = torch.randint(3, 4096, (batch_size, length))
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
-            loss = model(ids, torch.ones_like(ids), start_positions=answer, end_positions=answer).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    print(json.dumps([estimate, peak_memory()]))
+model = load("gpt2-mini", task="question-answering", device="cpu").model.train()
+settings = preset("mini", per_device_train_batch_size=12, dtype="float32")
+optimizer = torch.optim.AdamW(model.parameters())
+answer = torch.zeros(12, dtype=torch.long)
+for _ in range(2):
+    ids = torch.randint(3, 4096, (12, 256))
+    model(ids, torch.ones_like(ids), start_positions=answer, end_positions=answer).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(json.dumps([PROCESS + SLACK * sum(training_bytes(model, settings, 256).values()), peak_memory()]))
 """
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "length", "checkpointing", "dtype"),
-    [
-        (12, 256, False, "float32"),
-        pytest.param(24, 384, True, "float32", marks=pytest.mark.slow),
-        pytest.param(24, 384, False, "bfloat16", marks=pytest.mark.slow),  # minutes on a CPU without bfloat16
-    ],
-)
-def test_the_estimate_is_near_what_the_training_takes(batch_size, length, checkpointing, dtype):
+def test_the_estimate_is_near_what_the_training_takes():
     held = torch.ones(500_000_000)  # 2 GB of this process, which the other one must not count
-    arguments = [str(value) for value in (batch_size, length, checkpointing, dtype)]
-    command = [sys.executable, "-c", textwrap.dedent(_STEPS), *arguments]
     paths = {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+    command = [sys.executable, "-c", _STEPS]
     done = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     estimate, taken = json.loads(done.stdout)

@@ -95,7 +95,6 @@ def plain(tmp_path_factory):
         ("large", {}, "large.*gemma, mini, quick, lm"),
         ("mini", {"batch_size": 3}, "batch_size.*TrainingArguments"),
         ("mini", {"learning_rate": math.nan}, "learning_rate is nan"),
-        ("mini", {"eval_steps": -1}, "eval_steps is -1"),
         ("lm", {"max_steps": 0}, "max_steps is 0"),
         ("mini", {"lr_scheduler_type": "zigzag"}, "zigzag.*cosine"),
         ("mini", {"dtype": "fp8"}, "fp8.*bfloat16"),

@@ -23,7 +23,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import labkit
-from labkit import masks
 from labkit.decoder.anatomy import find_decoder
 from labkit.decoder.packing import packed
 
@@ -38,9 +37,7 @@ def outputs():
     plain = model(input_ids=ids, attention_mask=real.long()).logits[real]
     with packed(model):
         together = model(input_ids=ids, attention_mask=real.long()).logits[real]
-    with labkit.masked(model, masks.sliding_window(3)):
-        window = model(input_ids=ids, attention_mask=real.long()).logits[real]
-    return plain, together, window
+    return plain, together
 
 
 def gradient():
