@@ -9,6 +9,7 @@ import torch
 import labkit
 from labkit.datasets.examples import Pair
 from labkit.errors import DataError, ModelError, TrainingError
+from labkit.models.heads import head_in
 from labkit.models.tiny import build_tiny_tokenizer
 from labkit.tasks import embed
 from labkit.tasks.base import get
@@ -25,9 +26,9 @@ PAIRS = [
 ]
 
 
-def embedder(name="tiny-gpt2", **head):
+def embedder(name="tiny-gpt2", pooling="mean", dropout=0.0):
     torch.manual_seed(0)
-    return labkit.load(name, task=TASK.head((), **{"dropout": 0.0} | head), device="cpu")
+    return labkit.load(name, task=get("embed", pooling=pooling).head((), dropout=dropout), device="cpu")
 
 
 def scored(*numbers):
@@ -51,6 +52,7 @@ def cos(degrees):
 
 def test_predictions_are_the_vectors_of_both_texts_alone_and_their_cosine():
     lm, task = embedder("tiny-gemma3", pooling="attention_kv", dropout=0.5), get("embed", max_length=6)
+    assert head_in(lm.model.config).pooling == "attention_kv"
     labkit.to_bidirectional(lm.model)
     lm.model.train()  # dropout is off in predictions
     rows = task.rows(lm.tokenizer, PAIRS, ())

@@ -134,6 +134,11 @@ def test_each_objective_trains_and_leaves_a_model_with_the_attention_it_needs(ob
     bidirectional = OBJECTIVES[objective].attention == "bidirectional"
     assert labkit.audit(saved.model, quick=True).verdict == ("bidirectional" if bidirectional else "causal")
     assert ("unmasked" in scores) == ("fill_in_accuracy" in scores["after"]) == bidirectional
+    if bidirectional:
+        rows = task.cut_into_rows(saved.tokenizer, TEXTS[6:], 32)
+        reads = "same" if objective == "mlm" else "before"
+        expected = task.fill_in_scores(saved.model, saved.tokenizer, rows, reads=reads).pseudo_perplexity
+        assert scores["after"]["pseudo_perplexity"] == pytest.approx(expected, rel=1e-4)
     assert (saved.tokenizer.mask_token is not None) == OBJECTIVES[objective].hides_tokens
     assert run(tmp_path / "run", settings=SETTINGS | {"max_steps": 12}, resume=True, **given) == metrics  # finished
     with pytest.raises(TrainingError, match="resume"):
