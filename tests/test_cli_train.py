@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 from transformers import EarlyStoppingCallback, Trainer
@@ -11,32 +12,26 @@ from labkit.cli.train import HYPERPARAMETERS
 from labkit.datasets import splits
 from labkit.errors import LabkitError
 from labkit.run_folder import read_json
+from labkit.tasks import finetune
 
 pytestmark = pytest.mark.end_to_end
 
 MODEL = ["--model", "tiny-gpt2"]
-SMALL = [*MODEL, "--max-steps", "4", "--batch-size", "4", "--max-train", "16", "--max-eval", "6"]
+SMALL = [*MODEL, "--max-steps", "2", "--batch-size", "4", "--max-train", "16", "--max-eval", "6"]
 INPUTS = {
     "qa": ["--question", "Who?", "--context", "The smith of Tohmi mended it."],
-    "ner": ["--text", "The smith of Tohmi mended it."],
     "classify": ["--text", "Tohmi went bankrupt."],
     "embed": ["--first", "Tohmi went bankrupt.", "--second", "The firm had failed."],
 }
-OUTPUTS = {"qa": "text", "ner": "entities", "classify": "label", "embed": "similarity"}
-
-
-def write_rows(file, rows: list[dict]):
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
+OUTPUTS = {"qa": "text", "classify": "label", "embed": "similarity"}
 
 
 @pytest.mark.parametrize("task", INPUTS)
 def test_with_the_embedded_data_a_task_needs_only_a_folder(labkit_command, tmp_path, task):
-    length = [] if task in ("classify", "embed") else ["--max-length", "96", "--doc-stride", "32"]
-    train = ["train", task, "--output-dir", tmp_path / "run", *SMALL, *length]
+    train = ["train", task, "--output-dir", tmp_path / "run", *SMALL]
     code, out, err = labkit_command(*train)
     assert code == 0, err
-    assert "test  (n = 6)" in out and "baseline" in out and "bidirectional, 4 steps" in out
+    assert "test  (n = 6)" in out and "baseline" in out and "bidirectional, 2 steps" in out
     assert "Warning" not in err
     code, out, _ = labkit_command(*train, "--resume", "--json")
     assert code == 0 and json.loads(out) == read_json(tmp_path / "run" / "metrics.json")
@@ -52,6 +47,12 @@ VALUES = {
 ALONE = {"epochs": 2, "batch_tokens": 200, "save_every": 3, "report_to": "no_such_tracker"}
 
 
+def typed(options):
+    """The options as they are typed; True is a flag."""
+    names = {name: f"--{name.replace('_', '-')}" for name in options}
+    return [part for name, value in options.items() for part in (names[name], *([] if value is True else [value]))]
+
+
 @pytest.fixture
 def trainer_of(labkit_command, tmp_path, monkeypatch):
     """The Trainer that a command with these options builds; it does not train."""
@@ -64,10 +65,7 @@ def trainer_of(labkit_command, tmp_path, monkeypatch):
             raise LabkitError("the arguments have been recorded")
 
         monkeypatch.setattr(Trainer, "train", recorded)
-        typed = [
-            (f"--{name.replace('_', '-')}", *([] if value is True else [value])) for name, value in options.items()
-        ]
-        code, _, err = labkit_command(*command, *sum(typed, ()), "--output-dir", tmp_path / next(iter(options)))
+        code, _, err = labkit_command(*command, *typed(options), "--output-dir", tmp_path / next(iter(options)))
         assert code == 2 and (not trainers or "have been recorded" in err)
         return trainers[0] if trainers else err
 
@@ -96,43 +94,71 @@ def test_options_that_exclude_others_set_their_fields_too(trainer_of, tmp_path):
     assert "the tracker 'no_such_tracker' is not installed" in trainer_of(CLASSIFY, {"report_to": "no_such_tracker"})
 
 
+CHOICES = {"mask": "causal", "window": "halve", "layers": "0", "method": "lora", "rank": 4, "packing": True}
+HEAD = {"dropout": 0.2, "backbone_dropout": 0.3, "head_init": "zeros"}
+OWN = {
+    "qa": {
+        "max_length": 64, "doc_stride": 9, "order": "question-last", "prompt": "evidence", "max_answer_tokens": 7,
+        "null_threshold": 0.5,
+    },
+    "ner": {"max_length": 64, "doc_stride": 9, "label_on": "first"},
+    "classify": {"max_length": 64, "pooling": "mean"},
+    "embed": {"max_length": 64, "pooling": "last"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("task", OWN)
+def test_each_option_of_a_task_reaches_its_training(labkit_command, tmp_path, monkeypatch, task):
+    calls = []
+
+    def recorded(described, *_, **choices):
+        calls.append((asdict(described), choices))
+        raise LabkitError("the call has been recorded")
+
+    monkeypatch.setattr(finetune, "finetune", recorded)
+    options = CHOICES | HEAD | OWN[task] | {"attn_implementation": "eager", "preset": "quick", "resume": True}
+    labkit_command("train", task, *SMALL, *typed(options), "--output-dir", tmp_path / "run")
+    ((described, choices),) = calls
+    assert described == OWN[task]
+    assert {name: choices[name] for name in CHOICES} == CHOICES
+    assert choices["head"] == {"dropout": 0.2, "backbone_dropout": 0.3, "init": "zeros"}
+    assert choices["attn"] == "eager" and choices["resume"] and choices["settings"]["learning_rate"] == 3e-4
+    assert len(choices["dev"]) == len(choices["test"]) == 6
+
+
 def test_rows_that_cannot_be_read_stop_a_run_unless_they_are_skipped(labkit_command, tmp_path):
     for side, sentences in (("train", 8), ("dev", 4)):
         content = "".join(f"1 {side}{k} B-PER O\n2 sleeps O O\n\n" for k in range(sentences))
         (tmp_path / f"{side}.conll").write_text(content + "1 Bo PER O\n\n1 Cy\n")
-    typed = ["train", "ner", *MODEL, "--max-steps", "1", "--max-length", "64", "--doc-stride", "16"]
-    typed += ["--train-file", tmp_path / "train.conll", "--dev-file", tmp_path / "dev.conll", "--output-dir"]
-    code, _, err = labkit_command(*typed, tmp_path / "run")
+    train = ["train", "ner", *MODEL, "--max-steps", "1", "--max-length", "64", "--output-dir", tmp_path / "run"]
+    train += ["--train-file", tmp_path / "train.conll", "--dev-file", tmp_path / "dev.conll"]
+    code, _, err = labkit_command(*train)
     assert code == 2 and "--tag-column" in err
-    code, _, err = labkit_command(*typed, tmp_path / "run", "--tag-column", "3")
+    code, _, err = labkit_command(*train, "--tag-column", "3")
     assert code == 2 and "train.conll, line 25: " in err and "2 of 10 rows" in err and "--skip-bad-rows" in err
     assert not (tmp_path / "run").exists()
-    for name, more in (("run", []), ("folds", ["--folds", "2"])):
-        code, out, err = labkit_command(
-            *typed, tmp_path / name, "--tag-column", "3", "--skip-bad-rows", "--json", *more
-        )
-        assert code == 0 and json.loads(out)["n_skipped"] == {"train": 2, "dev": 2}, err
-    assert read_json(tmp_path / "run" / "metrics.json")["n_train"] == 8
+    code, out, err = labkit_command(*train, "--tag-column", "3", "--skip-bad-rows", "--json")
+    assert code == 0, err
+    assert json.loads(out)["n_skipped"] == {"train": 2, "dev": 2} and json.loads(out)["n_train"] == 8
 
 
 def test_own_files_through_training_folds_and_prediction(labkit_command, tmp_path):
-    rows = [
-        {"text": f"it {'pours' if k % 2 else 'shines'} on day {k}", "label": "wet" if k % 2 else "dry"}
-        for k in range(24)
-    ]
-    source = write_rows(tmp_path / "weather.jsonl", rows)
-    train = ["train", "classify", *MODEL, "--train-file", source, "--max-steps", "2", "--max-length", "32"]
-    code, _, err = labkit_command(*train, "--output-dir", tmp_path / "run")
-    assert code == 0 and "2 examples are held out, 22 are trained on" in err
+    rows = [f"it {'pours' if k % 2 else 'shines'} on day {k},{'wet' if k % 2 else 'dry'}\n" for k in range(24)]
+    source, test = tmp_path / "weather.csv", tmp_path / "test.csv"
+    source.write_text("text,label\n" + "".join(rows))
     # rows without ids are numbered in each file anew, and the folds must tell them apart
-    test = write_rows(tmp_path / "test.jsonl", [row | {"text": f"then {row['text']}"} for row in rows[:6]])
-    code, out, err = labkit_command(*train, "--test-file", test, "--output-dir", tmp_path / "folds", "--folds", "3")
+    test.write_text("text,label\n" + "".join(f"then {row}" for row in rows[:6]))
+    train = ["train", "classify", *MODEL, "--train-file", source, "--max-steps", "2", "--max-length", "32"]
+    code, out, err = labkit_command(*train, "--output-dir", tmp_path / "run", "--json")
+    assert code == 0 and (json.loads(out)["n_dev"], json.loads(out)["n_train"]) == (2, 22), err  # a tenth is held out
+    folds = ["--folds", "3", "--skip-bad-rows", "--output-dir", tmp_path / "folds"]
+    code, out, err = labkit_command(*train, "--test-file", test, *folds)
     assert code == 0 and "3 folds, n = 30" in out and "accuracy" in out and "±" in out, err
-    target = tmp_path / "predictions.jsonl"
-    predict = ["predict", "classify", "--model", tmp_path / "run", "--input", source, "--output", target]
-    code, out, _ = labkit_command(*predict, "--json")
-    assert (code, json.loads(out)) == (0, {"output": str(target), "lines": 24})
-    assert {json.loads(line)["label"] for line in target.read_text().splitlines()} <= {"wet", "dry"}
+    assert read_json(tmp_path / "folds" / "metrics.json")["n_skipped"] == {"train": 0, "test": 0}
+    source.with_suffix(".jsonl").write_text('{"text": "it pours"}\n{"text": "it shines"}\n')
+    predict = ["predict", "classify", "--model", tmp_path / "run", "--input", source.with_suffix(".jsonl")]
+    code, out, _ = labkit_command(*predict, "--output", tmp_path / "predictions.jsonl", "--json")
+    assert (code, json.loads(out)) == (0, {"output": str(tmp_path / "predictions.jsonl"), "lines": 2})
 
 
 @pytest.mark.parametrize(
@@ -145,8 +171,6 @@ def test_own_files_through_training_folds_and_prediction(labkit_command, tmp_pat
         (["train", "ner", "--mask", "prefix"], "mask is 'prefix'"),
         (["train", "ner", "--order", "question-last"], "No such option"),
         (["train", "classify", "--epochs", "inf"], "epochs"),
-        (["train", "classify", "--seed", "-1"], "seed"),
-        (["train", "classify", "--schedule", "sinus"], "schedule is 'sinus'"),
         (["predict", "ner", *MODEL], "give --input with a file, or --text"),
         (["predict", "qa", *MODEL, "--input", "a", "--question", "b"], "or --question and --context"),
         (["predict", "ner", *MODEL, "--text", "x"], "was not fine-tuned for a task"),
@@ -158,15 +182,6 @@ def test_what_cannot_be_done_is_one_line_and_writes_nothing(labkit_command, tmp_
     messages = [line for line in err.splitlines() if line.startswith("labkit: ")]
     assert code == 2 and out == "" and len(messages) == 1 and complaint in messages[0], err
     assert not (tmp_path / "run").exists()
-
-
-def test_a_task_has_the_options_that_are_its_own(labkit_command):
-    helps = {task: labkit_command("train", task, "--help")[1] for task in INPUTS}
-    for option, tasks in {
-        "--order": {"qa"}, "--null-threshold": {"qa"}, "--label-on": {"ner"}, "--pooling": {"classify", "embed"},
-        "--mask": set(helps), "--folds": set(helps), "--resume": set(helps),
-    }.items():  # fmt: skip
-        assert {task for task, text in helps.items() if f"{option} " in text} == tasks, option
 
 
 def test_the_sides_of_a_folder_laid_out_as_on_the_hub(tmp_path):

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -38,7 +35,6 @@ def run(tmp_path) -> RunFolder:
 def checkpoint(run: RunFolder, step: int, state: str):
     folder = run.checkpoints / f"checkpoint-{step}"
     folder.mkdir(parents=True)
-    (folder / "model.safetensors").write_bytes(f"weights of step {step}".encode())
     (folder / "trainer_state.json").write_text(state)
 
 
@@ -55,12 +51,10 @@ def test_a_new_run_has_its_configuration_and_nothing_else(tmp_path, resume):
 
 def test_a_resumed_run_keeps_its_files_except_half_written_ones(run):
     run.write_json("metrics.json", {"seconds": 3.5})
-    for step in (5, 100):
-        checkpoint(run, step, json.dumps({"global_step": step}))
+    checkpoint(run, 5, '{"global_step": 5}')
     before = contents(run.path)
-    checkpoint(run, 110, '{"global_step": 110, "log_hist')
+    checkpoint(run, 10, '{"global_step": 10, "log_hist')
     (run.path / ".writing-x1" / "new").mkdir(parents=True)
-    (run.path / ".writing-x2").write_text('{"sec')
     assert begin(run.path, resume=True).metrics == {"seconds": 3.5}
     assert contents(run.path) == before
 
@@ -71,8 +65,6 @@ def test_a_configuration_is_compared_as_json_except_for_what_changes_no_result(t
     cheaper = config | {"settings": {"gradient_checkpointing": True}}
     begin(tmp_path / "run", cheaper, resume=True)
     assert read_json(tmp_path / "run" / "config.json")["settings"] == cheaper["settings"]
-    with pytest.raises(TrainingError, match="sizes was .1, 2., now .1, 3."):
-        begin(tmp_path / "run", config | {"sizes": (1, 3)}, resume=True)
 
 
 def foreign(folder):
@@ -86,9 +78,8 @@ def foreign(folder):
         (None, {}, False, "contains a run already: .*--resume"),
         (foreign, {}, True, "contains no run"),
         (lambda folder: os.truncate(folder / "config.json", 7), {}, True, "config.json is damaged"),
-        (None, {"settings": {"max_steps": 30}}, True, "settings: settings.max_steps was 20, now 30;"),
+        (None, {"settings": {"max_steps": 30}}, True, "settings.max_steps was 20, now 30;"),
         (None, {"texts": {"b.txt": "12ab"}}, True, "a.txt was '12ab', now None; texts.b.txt was None, now '12ab'"),
-        (None, {"repeats": 0.5}, True, "repeats was None, now 0.5"),
     ],
 )
 def test_a_folder_that_is_not_this_run_is_refused_and_not_touched(run, prepare, change, resume, complaint):
@@ -103,30 +94,15 @@ def test_a_folder_that_is_not_this_run_is_refused_and_not_touched(run, prepare, 
         assert contents(run.path) == before
 
 
-def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
-    (tmp_path / "run").write_text("a file")
-    with pytest.raises(NotADirectoryError, match="run"):
-        RunFolder.check(tmp_path / "run", CONFIG, resume=False)
-
-
-def test_a_second_command_is_refused_and_touches_nothing_until_the_first_is_killed(run):
-    program = (
-        "import json, sys, time\nfrom labkit.run_folder import RunFolder\n"
-        "with RunFolder.alone(sys.argv[1], json.loads(sys.argv[2]), resume=True):\n"
-        "    print('in', flush=True)\n    time.sleep(60)"
-    )
-    command = [sys.executable, "-c", program, str(run.path), json.dumps(CONFIG)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
-        try:
-            assert other.stdout.readline() == "in\n"
-            checkpoint(run, 10, state="")  # being written
-            before = contents(run.path)
-            with pytest.raises(TrainingError, match="another process works in .*run; wait"):
-                begin(run.path, resume=True)
-            assert contents(run.path) == before
-        finally:
-            other.kill()
-    begin(run.path, resume=True)
+def test_a_second_command_is_refused_and_touches_nothing_while_the_first_one_works(run):
+    """The lock belongs to the open file, so a second command in this process is refused like one in another."""
+    with RunFolder.alone(run.path, CONFIG, resume=True):
+        checkpoint(run, 10, state="")  # being written
+        before = contents(run.path)
+        with pytest.raises(TrainingError, match="another process works in .*run; wait"):
+            begin(run.path, resume=True)
+        assert contents(run.path) == before
+    assert "checkpoints/checkpoint-10" not in contents(begin(run.path, resume=True).path)
 
 
 def test_json_is_written_whole_or_not_at_all(run, full_disk):

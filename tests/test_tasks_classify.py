@@ -1,4 +1,4 @@
-"""Classification: rows counted by hand, predictions in their order, scores against counts by hand, baselines."""
+"""Classification: rows by hand, predictions in their order, the loss and the scores by hand, and the baselines."""
 
 import math
 
@@ -19,7 +19,7 @@ from labkit.tasks.classify import Classified, Row
 TASK = get("classify")
 TINY = build_tiny_tokenizer()
 PAD, EOS, BOS = 0, 1, 2
-THE, CAT, SAT, ON, THE_, MAT = TEXT = [260, 423, 422, 282, 263, 424]  # "The cat sat on the mat": six tokens
+TEXT = [260, 423, 422, 282, 263, 424]  # "The cat sat on the mat": six tokens
 LABELS = ("animal", "money")
 EXAMPLES = [
     Labelled("a", "The cat sat on the mat", "animal"),
@@ -29,27 +29,20 @@ EXAMPLES = [
 ]
 
 
-def classifier(name="tiny-gpt2", **head):
-    torch.manual_seed(0)
-    return labkit.load(name, task=TASK.head(LABELS, **{"dropout": 0.0, "init": "xavier"} | head), device="cpu")
-
-
 def labelled(*labels):
     return [Labelled(str(i), "text", name) for i, name in enumerate(labels)]
 
 
-@pytest.mark.parametrize("absent", [set(), {"bos_token"}, {"eos_token"}, {"bos_token", "eos_token"}])
-def test_a_row_is_the_text_between_bos_and_eos_if_the_tokenizer_has_them(absent):
-    tokenizer = build_tiny_tokenizer()
-    for name in absent:
-        setattr(tokenizer, name, None)
-    first, last = [BOS] * ("bos_token" not in absent), [EOS] * ("eos_token" not in absent)
-    rows = TASK.rows(tokenizer, [*EXAMPLES[:2], Labelled("p", "a cat", "plant")], LABELS)
-    assert rows[0] == Row([*first, *TEXT, *last], target=0, example=0, cut=0)
+def test_a_row_is_the_text_between_bos_and_eos_if_the_tokenizer_has_them():
+    rows = TASK.rows(TINY, [*EXAMPLES[:2], Labelled("p", "a cat", "plant")], LABELS)
+    assert rows[0] == Row([BOS, *TEXT, EOS], target=0, example=0, cut=0)
     assert [row.target for row in rows] == [0, 1, -100] and rows[2].example == 2
+    bare = build_tiny_tokenizer()
+    bare.bos_token = bare.eos_token = None
+    assert TASK.rows(bare, EXAMPLES[:1], LABELS)[0].ids == TEXT
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.text(max_size=80).filter(str.strip), st.integers(min_value=3, max_value=40))
 def test_a_row_is_as_long_as_allowed_and_counts_the_tokens_that_it_cuts(text, max_length):
     messages = []
@@ -60,42 +53,27 @@ def test_a_row_is_as_long_as_allowed_and_counts_the_tokens_that_it_cuts(text, ma
     assert len(messages) == bool(cut)
 
 
-@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
-@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3"])
-def test_predictions_keep_the_order_and_equal_those_of_each_text_alone(name, attention):
-    lm = classifier(name, dropout=0.5)  # dropout is off in predictions
-    if attention == "bidirectional":
-        labkit.to_bidirectional(lm.model)
+def test_predictions_are_those_of_each_text_alone_and_the_loss_is_the_cross_entropy_of_the_right_class():
+    torch.manual_seed(0)
+    lm = labkit.load("tiny-gemma3", task=TASK.head(LABELS, dropout=0.5), device="cpu")  # off in predictions
+    labkit.to_bidirectional(lm.model)
     lm.model.train()
     unlabelled = [Labelled(example.id, example.text, "") for example in EXAMPLES]  # labels are not used
     together = TASK.predict(lm.model, lm.tokenizer, unlabelled, LABELS, batch_size=3)
-    rows = TASK.rows(lm.tokenizer, EXAMPLES, LABELS)
-    assert TASK.predict(lm.model, lm.tokenizer, unlabelled, LABELS, rows=rows, batch_size=3) == together
     assert lm.model.training and [prediction.id for prediction in together] == list("abcd")
+    rows = TASK.rows(lm.tokenizer, EXAMPLES, LABELS)
+    lm.model.eval()
     for row, prediction in zip(rows, together, strict=True):
         with torch.no_grad():
-            alone = lm.model.eval()(torch.tensor([row.ids])).logits[0].softmax(-1)
+            alone = lm.model(torch.tensor([row.ids])).logits[0].softmax(-1)
         assert_close(torch.tensor(list(prediction.probabilities.values())), alone, atol=1e-5, rtol=0)
         record = TASK.record(prediction)
         assert list(record["probabilities"]) == list(LABELS) and record["label"] == LABELS[int(alone.argmax())]
         assert record["probability"] == max(record["probabilities"].values())
+    by_hand = -sum(math.log(p.probabilities[e.label]) for p, e in zip(together, EXAMPLES, strict=True)) / 4
+    assert TASK.loss(lm.model, TASK.collate(rows, PAD)).item() == pytest.approx(by_hand, abs=1e-5)
     [short] = get("classify", max_length=5).predict(lm.model, lm.tokenizer, EXAMPLES[:1], LABELS)
     assert short.cut == 3 and short.probabilities != together[0].probabilities
-
-
-def test_a_tiny_model_learns_four_texts_by_the_cross_entropy_of_the_right_class():
-    lm = classifier()
-    batch = TASK.collate(TASK.rows(lm.tokenizer, EXAMPLES, LABELS), PAD)
-    before = TASK.predict(lm.model, lm.tokenizer, EXAMPLES, LABELS)
-    by_hand = -sum(math.log(p.probabilities[e.label]) for p, e in zip(before, EXAMPLES, strict=True)) / 4
-    assert TASK.loss(lm.model, batch).item() == pytest.approx(by_hand, abs=1e-5)
-    assert TASK.score(EXAMPLES, before)["accuracy"] < 1
-    optimizer = torch.optim.AdamW(lm.model.parameters(), lr=3e-3)
-    for _ in range(12):
-        TASK.loss(lm.model, batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert TASK.score(EXAMPLES, TASK.predict(lm.model, lm.tokenizer, EXAMPLES, LABELS))["accuracy"] == 1
 
 
 def test_scores_against_counts_by_hand():
@@ -127,7 +105,10 @@ def test_the_majority_is_that_of_the_training_texts():
     [
         (lambda: TASK.rows(TINY, [*EXAMPLES, Labelled("q", " \n ", "money")], LABELS), r"example q is empty: ' \\n '"),
         (lambda: classify.frame(TINY, ["The cat"], ["x"], 2), "max_length is 2; a row needs at least 3 tokens"),
-        (lambda: TASK.predict(classifier().model, TINY, EXAMPLES, LABELS[::-1]), "the model has animal, money"),
+        (
+            lambda: TASK.predict(labkit.load("tiny-gpt2", task=TASK.head(LABELS)).model, TINY, EXAMPLES, LABELS[::-1]),
+            "the model has animal, money",
+        ),
     ],
 )
 def test_invalid_input_is_refused(act, message):

@@ -28,9 +28,7 @@ from labkit.training import draw, preset
 
 pytestmark = pytest.mark.end_to_end
 
-SETTINGS = preset("gemma", max_steps=6, eval_steps=2, per_device_train_batch_size=4, learning_rate=1e-3) | {
-    "gradient_accumulation_steps": 1
-}
+SETTINGS = preset("gemma", max_steps=6, eval_steps=2, learning_rate=1e-3, gradient_accumulation_steps=1)
 SHORT = SETTINGS | {"max_steps": 2}
 TASKS = {
     "qa": get("qa", max_length=128, doc_stride=64),
@@ -38,8 +36,6 @@ TASKS = {
     "classify": get("classify", max_length=96),
     "embed": get("embed", max_length=96),
 }
-FIELDS = {"qa": ("question", "context"), "ner": ("text",), "classify": ("text",), "embed": ("first", "second")}
-TIMES = ("seconds", "tokens_per_second", "peak_memory_bytes")
 
 
 def quiet(text: str) -> None:
@@ -47,12 +43,16 @@ def quiet(text: str) -> None:
 
 
 def examples(task: str, split: str = "train", count: int = 12) -> list:
+    """Embedded examples; half of the questions have no answer."""
+    if task == "qa":
+        questions = embedded.read("qa", "field-notes", split)
+        kinds = [[q for q in questions if bool(q.answers) == answerable] for answerable in (True, False)]
+        return [question for kind in kinds for question in kind[: count // 2]]
     if task == "embed":
         texts = embedded.read("classify", "which-way-round", split)[: 2 * count]
         pairs = zip(texts[::2], texts[1::2], strict=True)
         return [Pair(f"{a.id}+{b.id}", a.text, b.text, None, f"{split}{k}") for k, (a, b) in enumerate(pairs)]
-    name = {"qa": "field-notes", "ner": "field-notes", "classify": "which-way-round"}[task]
-    return embedded.read(task, name, split)[:count]
+    return embedded.read(task, {"ner": "field-notes", "classify": "which-way-round"}[task], split)[:count]
 
 
 def run(task: str, folder, *, model="tiny-gpt2", train=None, **choices):
@@ -62,20 +62,12 @@ def run(task: str, folder, *, model="tiny-gpt2", train=None, **choices):
     return finetune(described, model, examples(task) if train is None else train, folder, **choices)
 
 
-def weights(folder) -> dict[str, torch.Tensor]:
-    return dict(labkit.load(folder, device="cpu").model.named_parameters())
-
-
 def lines(file) -> list[dict]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def losses(folder) -> list[float]:
     return [entry["loss"] for entry in read_json(folder / "trainer_state.json")["log_history"] if "loss" in entry]
-
-
-def untimed(metrics: dict) -> dict:
-    return {name: value for name, value in metrics.items() if name not in TIMES}
 
 
 def interrupted(*_, **__):
@@ -96,9 +88,6 @@ def done(tmp_path_factory):
     return get_run
 
 
-# -- every task --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("task", NAMES)
 def test_a_run_leaves_metrics_predictions_and_a_model_with_its_head_mask_labels_and_options(done, task):
     metrics, folder = done(task)
@@ -110,28 +99,20 @@ def test_a_run_leaves_metrics_predictions_and_a_model_with_its_head_mask_labels_
     for side in ("dev", "test"):
         predicted = [row["id"] for row in lines(folder / f"predictions.{side}.jsonl")]
         assert predicted == [example.id for example in examples(task, side, 6)]
-    lm = labkit.load(folder / "model", device="cpu")
-    assert labkit.audit(lm.model, quick=True).verdict == "bidirectional"
-    assert head_in(lm.model.config).task == TASKS[task].head_task
-    record = getattr(lm.model.config, TASK)
+    pipe = pipeline(folder)
+    model, record = pipe.lm.model, getattr(pipe.lm.model.config, TASK)
+    assert labkit.audit(model, quick=True).verdict == "bidirectional"
+    assert head_in(model.config).task == TASKS[task].head_task
     assert record["task"] == task and record["options"]["max_length"] == TASKS[task].max_length
-    assert [lm.model.config.id2label[k] for k in range(len(metrics["labels"]))] == metrics["labels"]
+    assert [model.config.id2label[k] for k in range(len(metrics["labels"]))] == metrics["labels"]
     card = (folder / "model" / "README.md").read_text(encoding="utf-8")
     assert "bidirectional" in card and "| dev (n = 6) | test (n = 6) |" in card
-    assert not list(folder.glob(".writing-*"))
-    if task == "qa":
-        unanswered = sum(not question.answers for question in examples("qa", "test", 6))
-        assert metrics["baselines"]["test"]["no_answer"] == pytest.approx(100 * unanswered / 6)
-
-
-@pytest.mark.parametrize("task", ["qa", "classify", "embed"])
-def test_the_pipeline_predicts_what_the_run_predicted_at_its_end(done, task):
-    _, folder = done(task)
-    inputs = [
-        {"id": example.id} | {name: getattr(example, name) for name in FIELDS[task]}
-        for example in examples(task, "test", 6)
-    ]
-    for now, then in zip(pipeline(folder)(inputs), lines(folder / "predictions.test.jsonl"), strict=True):
+    if task == "qa":  # the threshold of no answer is chosen on dev, and used on test
+        assert record["options"]["null_threshold"] == metrics["dev"]["best_f1_threshold"] != 0
+        assert metrics["metric"] == "best_f1" and "best_f1" not in metrics["test"]
+        assert metrics["baselines"]["test"]["no_answer"] == 50
+    predictions = pipe.predict(examples(task, "test", 6))  # of the saved model, which is the best one
+    for now, then in zip(predictions, lines(folder / "predictions.test.jsonl"), strict=True):
         assert now.keys() == then.keys()
         for name, value in then.items():
             if isinstance(value, float | str):
@@ -146,44 +127,32 @@ def test_a_model_beats_the_baselines_only_if_it_is_better_than_the_best_on_test(
     assert beats_baselines(metrics | {"baselines": {"test": {}}}, quiet) is None
 
 
-def test_the_threshold_of_no_answer_is_chosen_on_dev_and_used_on_test(tmp_path):
-    dev = embedded.read("qa", "field-notes", "dev")
-    dev = [example for example in dev if not example.answers][:3] + [example for example in dev if example.answers][:3]
-    metrics = run("qa", tmp_path / "run", dev=dev)
-    options = getattr(labkit.load(tmp_path / "run" / "model").model.config, TASK)["options"]
-    assert options["null_threshold"] == metrics["dev"]["best_f1_threshold"] != 0
-    assert metrics["metric"] == "best_f1" and "best_f1" not in metrics["test"]
-
-
 @pytest.mark.parametrize(
-    ("model", "task"), [("tiny-gemma", "qa"), ("tiny-gemma2", "ner"), ("tiny-gemma3", "qa"), ("tiny-llama", "ner")]
+    ("model", "task", "layers", "opened"),
+    [("tiny-gemma2", "ner", "all", [0, 1]), ("tiny-gemma3", "qa", "1", [1]), ("tiny-llama", "ner", "0", [0])],
 )
-def test_every_family_is_trained_saved_and_used(tmp_path, model, task):
+def test_other_families_are_trained_saved_and_used_with_the_chosen_layers_unmasked(
+    tmp_path, model, task, layers, opened
+):
     head = {"backbone_dropout": 0.1, "init": "xavier"}
     settings = SHORT | {"gradient_checkpointing": model == "tiny-gemma3"}
-    metrics = run(task, tmp_path / "run", model=model, head=head, settings=settings, test=())
-    assert metrics["mask"]["measured"] == "bidirectional"
+    metrics = run(task, tmp_path / "run", model=model, layers=layers, head=head, settings=settings, test=())
+    assert metrics["mask"]["opened"] == opened
     pipe = pipeline(tmp_path / "run")
-    assert type(pipe.lm.model).__name__.startswith({"tiny-llama": "Llama"}.get(model, "Gemma"))
+    measured = labkit.audit(pipe.lm.model, quick=True).layers
+    assert [layer.index for layer in measured if layer.verdict == "bidirectional"] == opened
     prediction = pipe(question="Who left?", context="The ferry left.") if task == "qa" else pipe("The ferry left.")
     assert {"qa": "n_best", "ner": "entities"}[task] in prediction
 
 
-# -- masks, and runs that differ only in their mask --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["full", "lora"])
-def test_runs_of_one_seed_start_alike_and_read_the_same_rows_whatever_their_mask(tmp_path, method):
-    bidirectional = run("ner", tmp_path / "bidirectional", method=method, keep_model=False)
+def test_runs_of_one_seed_start_alike_and_read_the_same_rows_whatever_their_mask(tmp_path):
+    given = {"method": "lora", "settings": SHORT}
+    bidirectional = run("ner", tmp_path / "bidirectional", keep_model=False, **given)
     torch.rand(7)
-    causal = run("ner", tmp_path / "causal", method=method, mask="causal")
-    again = run("ner", tmp_path / "again", method=method, keep_model=False)
-    other = run("ner", tmp_path / "other", method=method, keep_model=False, settings=SETTINGS | {"seed": 1})
-    starts = ("data_order", "head_start", "adapters_start")
-    assert [causal[name] for name in starts] == [bidirectional[name] for name in starts]
-    assert untimed(again) == untimed(bidirectional)
-    assert all(other[name] != bidirectional[name] for name in starts if bidirectional[name])
-    assert (bidirectional["adapters_start"] is None) is (method == "full")
+    causal = run("ner", tmp_path / "causal", mask="causal", **given)
+    other = run("ner", tmp_path / "other", keep_model=False, method="lora", settings=SHORT | {"seed": 1})
+    for name in ("data_order", "head_start", "adapters_start"):
+        assert causal[name] == bidirectional[name] != other[name]
     assert losses(tmp_path / "causal") != losses(tmp_path / "bidirectional")
     assert causal["mask"]["measured"] == "causal"
     assert labkit.audit(labkit.load(tmp_path / "causal" / "model").model, quick=True).verdict == "causal"
@@ -191,12 +160,12 @@ def test_runs_of_one_seed_start_alike_and_read_the_same_rows_whatever_their_mask
 
 def test_a_new_head_starts_alike_wherever_the_model_comes_from_and_a_trained_one_stays(done, tmp_path):
     built, folder = done("ner")
+    given = {"keep_model": False, "settings": SHORT}
     labkit.load("tiny-gpt2").model.save_pretrained(tmp_path / "files")
     labkit.load("tiny-gpt2").tokenizer.save_pretrained(tmp_path / "files")
-    from_files = run("ner", tmp_path / "run", model=tmp_path / "files", keep_model=False)
-    assert from_files["head_start"] == built["head_start"]
+    assert run("ner", tmp_path / "run", model=tmp_path / "files", **given)["head_start"] == built["head_start"]
     trained = labkit.load(folder / "model").model
-    again = run("ner", tmp_path / "again", model=folder / "model", keep_model=False)
+    again = run("ner", tmp_path / "again", model=folder / "model", **given)
     assert again["head_start"] == trained.head_sha256() != built["head_start"]
 
 
@@ -211,23 +180,14 @@ def test_a_measured_mask_that_is_not_the_one_asked_for_stops_the_run(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("choices", "measured"),
-    [
-        ({"mask": "right-to-left"}, {"asked": "right-to-left", "measured": "right-to-left", "readings": 1}),
-        ({"mask": "causal", "readings": 2}, {"asked": "causal", "measured": "causal", "readings": 2, "opened": []}),
-    ],
+    ("model", "mask", "readings"), [("tiny-gemma3", "right-to-left", 1), ("tiny-gpt2", "causal", 2)]
 )
-@pytest.mark.parametrize("model", ["tiny-gpt2", "tiny-gemma3"])
-def test_controls_are_trained_and_leave_scores_and_no_model(choices, measured, model, tmp_path):
-    metrics = run("ner", tmp_path / "run", model=model, keep_model=False, packing=True, **choices)
-    assert metrics["mask"] == {"window": "keep", "layers": "all"} | measured
-    assert (tmp_path / "run" / "judged.test.jsonl").exists() and not (tmp_path / "run" / "model").exists()
-
-
-def test_chosen_layers_are_unmasked_and_no_others():
-    lm = labkit.load("tiny-gpt2", task="token-classification")
-    assert put_mask_in_force(lm.model, "bidirectional", layers="0")["opened"] == [0]
-    assert [layer.verdict for layer in labkit.audit(lm.model, quick=True).layers] == ["bidirectional", "causal"]
+def test_controls_are_trained_and_leave_scores_and_no_model(model, mask, readings, tmp_path):
+    given = {"keep_model": False, "packing": True, "settings": SHORT, "test": ()}
+    metrics = run("ner", tmp_path / "run", model=model, mask=mask, readings=readings, **given)
+    measured = {name: metrics["mask"][name] for name in ("asked", "measured", "readings")}
+    assert measured == {"asked": mask, "measured": mask, "readings": readings}
+    assert (tmp_path / "run" / "judged.dev.jsonl").exists() and not (tmp_path / "run" / "model").exists()
 
 
 def test_a_mask_is_measured_in_16_bits_where_the_kernel_knows_no_others(monkeypatch):
@@ -238,8 +198,8 @@ def test_a_mask_is_measured_in_16_bits_where_the_kernel_knows_no_others(monkeypa
         if query.dtype == torch.float32 and target_dtype in (None, torch.float32):
             raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
         heads = [states.transpose(1, 2) for states in (query, key, value)]
-        allowed = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool)
-        allowed = (allowed.tril() if is_causal else allowed)[None, None]
+        allowed = torch.ones(1, 1, query.shape[1], key.shape[1], dtype=torch.bool)
+        allowed = allowed.tril() if is_causal else allowed
         allowed = allowed if mask is None else allowed & mask[:, None, None, :].bool()  # flash: 1 at real tokens
         output = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=allowed, enable_gqa=True)
         return output.transpose(1, 2)
@@ -249,9 +209,6 @@ def test_a_mask_is_measured_in_16_bits_where_the_kernel_knows_no_others(monkeypa
     model.config._attn_implementation = "flash_attention_2"
     assert put_mask_in_force(model, "causal")["measured"] == "causal"
     assert put_mask_in_force(model, "bidirectional")["measured"] == "bidirectional"
-
-
-# -- methods -----------------------------------------------------------------------------------------------------------
 
 
 def test_weights_in_sixteen_bits_leave_the_frequencies_of_rope_as_they_are():
@@ -266,9 +223,10 @@ def test_weights_in_sixteen_bits_leave_the_frequencies_of_rope_as_they_are():
 
 @pytest.mark.parametrize("method", ["full", "lora", "frozen"])
 def test_what_is_trained_changes_and_what_is_not_stays(tmp_path, method):
-    metrics = run("classify", tmp_path / "run", method=method, head={"pooling": "attention_query"})
+    head = {"pooling": "attention_query"}
+    metrics = run("classify", tmp_path / "run", method=method, head=head, settings=SHORT, test=())
     before = dict(labkit.load("tiny-gpt2", device="cpu").model.transformer.named_parameters())
-    after = weights(tmp_path / "run" / "model")
+    after = dict(labkit.load(tmp_path / "run" / "model", device="cpu").model.named_parameters())
     body = {name.removeprefix("transformer."): p for name, p in after.items() if name.startswith("transformer.")}
     changed = {name for name in before if not torch.equal(before[name], body[name])}
     matrices = {name for name in before if name.startswith("h.") and name.endswith(("c_attn.weight", "c_fc.weight"))}
@@ -282,7 +240,7 @@ def test_what_is_trained_changes_and_what_is_not_stays(tmp_path, method):
 def test_an_adapter_alone_is_the_whole_model_again(tmp_path):
     options = get("qa", prompt="evidence", order="question-last", max_length=256, doc_stride=128)
     given = {"train": embedded.read("qa", "evidence", "train")[:12], "dev": embedded.read("qa", "evidence", "dev")[:6]}
-    given |= {"test": (), "options": options}
+    given |= {"test": (), "options": options, "settings": SHORT}
     run("qa", tmp_path / "run", method="lora", rank=4, **given)
     folder = tmp_path / "run" / "adapter"
     adapted, whole = pipeline(folder), pipeline(tmp_path / "run")
@@ -297,20 +255,17 @@ def test_an_adapter_alone_is_the_whole_model_again(tmp_path):
     with pytest.raises(ModelError, match="question-answering"):
         labkit.load(folder, task="token-classification")
     record = json.loads((folder / "labkit_adapter.json").read_text())
-    for change in ({"head": 7}, {"conversion": {"layers": "x"}}, {"marks": 7}, {"base": 7}):
-        (folder / "labkit_adapter.json").write_text(json.dumps(record | change))
-        with pytest.raises(LabkitError):
-            pipeline(folder)
+    (folder / "labkit_adapter.json").write_text(json.dumps(record | {"head": 7}))
+    with pytest.raises(LabkitError):
+        pipeline(folder)
 
 
-# -- packing -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("task", NAMES)
+@pytest.mark.parametrize("task", ["ner", "embed"])
 def test_packed_batches_have_the_losses_and_scores_of_the_same_batches_padded(task, tmp_path, monkeypatch):
-    packed = run(task, tmp_path / "packed", packing=True, head={"dropout": 0.0})
+    given = {"head": {"dropout": 0.0}, "keep_model": False}
+    packed = run(task, tmp_path / "packed", packing=True, **given)
     monkeypatch.setattr(finetune_module, "draw", lambda lengths, settings, packed: draw(lengths, settings, packed=True))
-    padded = run(task, tmp_path / "padded", head={"dropout": 0.0})
+    padded = run(task, tmp_path / "padded", **given)
     assert (packed["packing"], padded["packing"]) == (True, False)
     assert packed["data_order"] == padded["data_order"]
     assert losses(tmp_path / "packed") == pytest.approx(losses(tmp_path / "padded"), abs=1e-4)
@@ -318,55 +273,37 @@ def test_packed_batches_have_the_losses_and_scores_of_the_same_batches_padded(ta
 
 
 def test_a_model_that_cannot_be_packed_is_trained_on_padded_rows(tmp_path, monkeypatch):
-    said = []
+    messages = []
     monkeypatch.setattr(finetune_module, "why_not", lambda model: "its positions are odd")
-    assert run("ner", tmp_path / "run", packing=True, say=said.append, settings=SHORT)["packing"] is False
-    assert any("its positions are odd" in text for text in said)
-
-
-# -- kills and resumes -------------------------------------------------------------------------------------------------
+    metrics = run("ner", tmp_path / "run", packing=True, keep_model=False, say=messages.append, settings=SHORT)
+    assert metrics["packing"] is False and any("its positions are odd" in text for text in messages)
 
 
 def test_a_run_killed_while_it_is_scored_is_scored_in_the_same_precision(tmp_path, monkeypatch):
-    given = {"method": "lora", "settings": SETTINGS | {"dtype": "bfloat16"}}
+    given = {"method": "lora", "settings": SHORT | {"dtype": "bfloat16"}, "keep_model": False}
     expected = run("ner", tmp_path / "whole", **given)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(RunFolder, "write_text", interrupted)
         run("ner", tmp_path / "run", **given)
     ended = run("ner", tmp_path / "run", resume=True, **given)
-    assert untimed(ended) == untimed(expected)
+    measured = ("seconds", "tokens_per_second", "peak_memory_bytes")
+    assert ended.keys() == expected.keys()
+    assert all(ended[name] == expected[name] for name in expected.keys() - set(measured))
     for side in ("dev", "test"):
         file = f"predictions.{side}.jsonl"
         assert lines(tmp_path / "run" / file) == lines(tmp_path / "whole" / file)
 
 
-def test_a_finished_run_is_not_trained_again(done, monkeypatch):
-    metrics, folder = done("ner")
-    monkeypatch.setattr(finetune_module, "train", lambda *_, **__: pytest.fail("it was trained"))
-    assert run("ner", folder, resume=True) == json.loads(json.dumps(metrics))
-    with pytest.raises(TrainingError, match="--resume"):
-        run("ner", folder)
-    with pytest.raises(TrainingError, match=r"settings.seed was 0, now 1"):
-        run("ner", folder, resume=True, settings=SETTINGS | {"seed": 1})
-
-
-# -- folds -------------------------------------------------------------------------------------------------------------
-
-
-def test_folds_score_every_example_once_share_no_group_and_resume(tmp_path, monkeypatch):
-    given = embedded.read("classify", "which-way-round", "train")[:36]
-    given = [replace(example, group=f"passage {k // 2}") for k, example in enumerate(given)]
-    groups = {example.id: example.group for example in given}
-    choices = {"k": 3, "settings": SHORT, "say": quiet, "keep_model": False}
+def test_folds_are_summarised_and_interrupted_folds_resume(tmp_path, monkeypatch):
+    given = [replace(example, group="") for example in examples("classify", count=24)]
+    choices = {"k": 2, "settings": SHORT, "say": quiet, "keep_model": False}
     metrics = crossvalidate(TASKS["classify"], "tiny-gpt2", given, tmp_path / "whole", **choices)
-    tested = [
-        [row["id"] for row in lines(tmp_path / "whole" / f"fold-{n}" / "predictions.test.jsonl")] for n in (1, 2, 3)
-    ]
-    assert sorted(id for fold in tested for id in fold) == sorted(groups)
-    assert sum(len({groups[id] for id in fold}) for fold in tested) == len(set(groups.values()))
-    accuracy = metrics["scores"]["accuracy"]
-    assert accuracy["mean"] == pytest.approx(sum(accuracy["folds"]) / 3) and accuracy["half_width_95"] >= 0
-    assert metrics["n_per_fold"] == [len(fold) for fold in tested]
+    tested = [lines(tmp_path / "whole" / f"fold-{number}" / "predictions.test.jsonl") for number in (1, 2)]
+    assert metrics["n_per_fold"] == [len(fold) for fold in tested] == [12, 12]
+    first, second = metrics["scores"]["accuracy"]["folds"]
+    assert metrics["scores"]["accuracy"]["mean"] == pytest.approx((first + second) / 2)
+    half_width = 12.706 * abs(first - second) / 2  # t(0.975, 1 degree of freedom) times the standard error
+    assert metrics["scores"]["accuracy"]["half_width_95"] == pytest.approx(half_width, rel=1e-4)
 
     train, folders = finetune_module.finetune, []
 
@@ -382,9 +319,8 @@ def test_folds_score_every_example_once_share_no_group_and_resume(tmp_path, monk
         assert resumed["scores"] == metrics["scores"]
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
-
 SCORED = [Pair(str(k), f"the tide {k}", f"a boat {k}", k / 12) for k in range(12)]
+UNSCORED = [replace(pair, id=f"u{pair.id}", score=None) for pair in SCORED]
 LONG = Sentence.of_words("long", ["tide"] * 3000, ["O"] * 3000)
 TOKENS = SETTINGS | {"batch_tokens": 96}
 
@@ -393,62 +329,33 @@ TOKENS = SETTINGS | {"batch_tokens": 96}
     ("task", "changes", "complaint"),
     [
         ("ner", {"train": []}, "no training examples"),
-        ("ner", {"mask": "prefix"}, "mask is 'prefix'; choose one of bidirectional, causal"),
         ("ner", {"method": "half"}, "method is 'half'; choose one of full, lora, frozen"),
         ("ner", {"dev": examples("ner", "train", 3)}, "groups are in train and in dev too"),
-        ("ner", {"test": examples("ner", "dev", 3)}, "groups are in dev and in test too"),
+        ("ner", {"test": examples("ner", "dev", 6)}, "dev and test are the same 6 examples"),
         ("ner", {"settings": TOKENS}, "batch_tokens 96"),
         ("embed", {"settings": TOKENS, "packing": True}, "one pair"),
         ("embed", {"method": "frozen"}, "nothing to train"),
-        ("ner", {"mask": "right-to-left"}, "right-to-left masks .* are controls"),
         ("ner", {"mask": "causal", "readings": 2}, "repeated inputs are controls"),
         ("ner", {"mask": "causal", "layers": "0"}, "layers are chosen for the bidirectional mask"),
-        (
-            "embed",
-            {"train": SCORED[:8], "dev": SCORED[8:], "test": [replace(p, id=f"u{p.id}", score=None) for p in SCORED]},
-            "one has pairs with scores",
-        ),
-        (
-            "ner",
-            {"test": [LONG], "options": replace(TASKS["ner"], max_length=2000)},
-            r"2,000 tokens, and the model has",
-        ),
+        ("embed", {"train": SCORED[:8], "dev": SCORED[8:], "test": UNSCORED}, "one has pairs with scores"),
+        ("ner", {"test": [LONG], "options": get("ner", max_length=2000)}, "2,000 tokens, and the model has"),
+        ("ner", {}, "--gradient-checkpointing, or --method lora"),  # no memory is free
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_anything_is_written(tmp_path, monkeypatch, task, changes, complaint):
     monkeypatch.setattr(finetune_module, "train", lambda *_, **__: pytest.fail("it was trained"))
+    monkeypatch.setattr(limits, "available_bytes", lambda device: 0)
     with pytest.raises(LabkitError, match=complaint):
         run(task, tmp_path / "run", **changes)
     assert not (tmp_path / "run").exists()
 
 
-def test_too_little_memory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(limits, "available_bytes", lambda device: 0)
-    with pytest.raises(TrainingError, match="--gradient-checkpointing, or --method lora"):
-        run("ner", tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_without_a_dev_set_a_tenth_of_the_training_examples_is_held_out(tmp_path):
-    metrics = run("classify", tmp_path / "run", dev=(), train=examples("classify", "train", 30), settings=SHORT)
-    assert (metrics["n_dev"], metrics["n_train"]) == (3, 27)
-    predicted = {row["id"] for row in lines(tmp_path / "run" / "predictions.dev.jsonl")}
-    assert predicted < {example.id for example in examples("classify", "train", 30)}
-
-
-def test_sides_that_share_a_passage_are_refused_and_numbered_documents_are_none():
-    train, dev, test = (
+def test_numbered_documents_of_two_files_are_not_one_group():
+    sides = [
         [Sentence.of_words(f"{side}{k}", ["Ann", "sleeps"], ["B-PER", "O"], group=f"document {k}") for k in range(3)]
         for side in ("train", "dev", "test")
-    )
-    require_apart(train, dev, test)
-    with pytest.raises(DataError, match="1 groups are in train and in dev too"):
-        require_apart(*[[replace(sentence, group="the Dispatch") for sentence in side] for side in (train, dev, test)])
-    with pytest.raises(DataError, match="dev and test are the same 3 examples"):
-        require_apart(train, dev, list(dev))
-
-
-# -- the pipeline ------------------------------------------------------------------------------------------------------
+    ]
+    require_apart(*sides)
 
 
 def test_one_text_gives_one_prediction_and_a_list_a_list(done):
@@ -459,15 +366,10 @@ def test_one_text_gives_one_prediction_and_a_list_a_list(done):
     assert all(text[entity["start"] : entity["end"]] == entity["text"] for entity in prediction["entities"])
 
 
-def test_files_in_and_out(done, tmp_path):
+def test_lines_without_an_id_are_numbered_and_a_bad_line_leaves_the_output_as_it_was(done, tmp_path):
     pipe = pipeline(done("classify")[1])
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    rows = [
-        {"text": "It rained."},
-        {"id": "b", "text": "The bank has failed.", "other": 1},
-        {"id": 0, "text": "An id."},
-    ]
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source.write_text('{"text": "It rained."}\n{"id": "b", "text": "It poured."}\n{"id": 0, "text": "An id."}\n')
     assert predict_file(pipe, source, target) == 3
     assert [row["id"] for row in lines(target)] == ["1", "b", "0"]
     before = target.read_text()
@@ -487,16 +389,15 @@ def test_an_input_that_lacks_a_field_is_refused(done, given):
 
 def test_only_a_finished_fine_tuned_model_of_the_task_makes_a_pipeline(done, tmp_path):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    for model, task, complaint in [
-        ("tiny-gpt2", None, "was not fine-tuned"),
-        (done("ner")[1], "qa", "was fine-tuned for ner, not for qa"),
-        (tmp_path / "run", None, "is not finished"),
-    ]:
+    for model, complaint in (
+        (done("ner")[1], "was fine-tuned for ner, not for qa"),
+        (tmp_path / "run", "not finished"),
+    ):
         with pytest.raises(ModelError, match=complaint):
-            pipeline(model, task=task)
+            pipeline(model, task="qa")
     shutil.copytree(done("ner")[1] / "model", tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
-    for record in (7, {"task": "ner"}, {"task": "ner", "options": {"x": 1}}, {"task": []}):
+    for record in (7, {"task": "ner", "options": {"x": 1}}):
         (tmp_path / "model" / "config.json").write_text(json.dumps(config | {TASK: record}))
         with pytest.raises(LabkitError):
             pipeline(tmp_path / "model")

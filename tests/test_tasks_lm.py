@@ -1,8 +1,5 @@
 """Adapting a language model: mask tokens, filling gaps, and training runs of every objective."""
 
-import copy
-import json
-
 import pytest
 import torch
 from transformers import DynamicCache
@@ -43,9 +40,6 @@ def run(folder, model="tiny-gpt2", texts=TEXTS, **options):
     return task.train_lm(model, texts, folder, **options)
 
 
-# -- the mask token ----------------------------------------------------------------------------------------------------
-
-
 def test_a_mask_token_is_added_where_there_is_none_and_starts_as_the_mean_embedding(bare):
     before = bare.model.get_input_embeddings().weight.detach().clone()
     new = task.ensure_mask_token(bare.model, bare.tokenizer)
@@ -58,13 +52,10 @@ def test_a_mask_token_is_added_where_there_is_none_and_starts_as_the_mean_embedd
     assert torch.equal(bare.model.get_input_embeddings().weight.detach(), table)
 
 
-@pytest.mark.parametrize("name", ["tiny-gpt2", "gpt2-mini"])
-def test_the_space_before_a_mask_token_belongs_to_it_as_to_a_word(name):
-    lm = labkit.load(name, device="cpu")
+def test_the_space_before_a_mask_token_belongs_to_it_as_to_a_word():
+    lm = labkit.load("gpt2-mini", device="cpu")
     task.ensure_mask_token(lm.model, lm.tokenizer)
-    spaced, joined = (
-        lm.tokenizer(text)["input_ids"] for text in ("The ferry <mask> at noon.", "The ferry<mask> at noon.")
-    )
+    spaced, joined = lm.tokenizer(["The ferry <mask> at noon.", "The ferry<mask> at noon."])["input_ids"]
     assert spaced == joined
 
 
@@ -74,9 +65,6 @@ def test_a_reserved_token_is_taken_before_one_is_added(bare):
     rows = bare.model.get_input_embeddings().num_embeddings
     assert task.ensure_mask_token(bare.model, bare.tokenizer) == bare.tokenizer.convert_tokens_to_ids("<unused0>")
     assert bare.model.get_input_embeddings().num_embeddings == rows
-
-
-# -- filling gaps ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reads", task.READS)
@@ -110,18 +98,8 @@ def test_fill_in_scores_agree_with_one_forward_per_hidden_token(gpt2, reads):
     assert scores.pseudo_perplexity == pytest.approx(float(torch.tensor(nats).mean().exp()), rel=1e-4)
     low, high = scores.accuracy_interval()
     assert 0 <= low <= scores.accuracy <= scores.top_5 <= 1 and scores.accuracy <= high
-
-
-def test_two_models_predict_the_same_hidden_tokens(gpt2):
-    rows = task.cut_into_rows(gpt2.tokenizer, TEXTS, 40)
-    inputs = {"causal": [], "bidirectional": []}
-    models = {"causal": gpt2.model, "bidirectional": labkit.to_bidirectional(copy.deepcopy(gpt2.model))}
-    for name, model in models.items():
-        model.register_forward_pre_hook(
-            lambda _, args, kwargs, seen=inputs[name]: seen.append(kwargs["input_ids"]), with_kwargs=True
-        )
-        task.fill_in_scores(model, gpt2.tokenizer, rows, reads="before", positions=20)
-    assert all(map(torch.equal, *inputs.values()))
+    few = [task.fill_in_scores(gpt2.model, gpt2.tokenizer, rows, reads=reads, positions=9) for _ in range(2)]
+    assert few[0] == few[1] and len(few[0].ranks) == 9  # which tokens are hidden does not depend on chance
 
 
 def test_rows_hold_every_token_of_every_text_in_order(bare):
@@ -145,31 +123,26 @@ def test_bad_input_is_refused(act, message, gpt2):
         act(gpt2)
 
 
-# -- runs --------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_each_objective_trains_and_leaves_a_model_with_the_attention_it_needs(objective, tmp_path):
-    settings = SETTINGS | {"max_steps": 12}
-    metrics = run(tmp_path / "run", texts=TEXTS[:6], objective=objective, settings=settings, eval_texts=TEXTS[6:])
+    given = {"texts": TEXTS[:6], "eval_texts": TEXTS[6:], "objective": objective}
+    metrics = run(tmp_path / "run", settings=SETTINGS | {"max_steps": 12}, **given)
     scores = metrics["scores"]
     assert scores["after"]["loss"] < scores["before"]["loss"]
     assert {"seconds", "tokens_per_second", "peak_memory_bytes", "seed", "n_train", "n_eval"} <= set(metrics)
-    assert json.loads((tmp_path / "run" / "metrics.json").read_text()) == metrics
     saved = labkit.load(tmp_path / "run" / "model", device="cpu")
     bidirectional = OBJECTIVES[objective].attention == "bidirectional"
     assert labkit.audit(saved.model, quick=True).verdict == ("bidirectional" if bidirectional else "causal")
     assert ("unmasked" in scores) == ("fill_in_accuracy" in scores["after"]) == bidirectional
+    if bidirectional:
+        rows = task.cut_into_rows(saved.tokenizer, TEXTS[6:], 32)
+        reads = "same" if objective == "mlm" else "before"
+        expected = task.fill_in_scores(saved.model, saved.tokenizer, rows, reads=reads).pseudo_perplexity
+        assert scores["after"]["pseudo_perplexity"] == pytest.approx(expected, rel=1e-4)
     assert (saved.tokenizer.mask_token is not None) == OBJECTIVES[objective].hides_tokens
-
-
-def test_a_finished_run_gives_its_metrics_again_without_training(tmp_path):
-    first = run(tmp_path / "run")
-    assert run(tmp_path / "run", resume=True) == first
+    assert run(tmp_path / "run", settings=SETTINGS | {"max_steps": 12}, resume=True, **given) == metrics  # finished
     with pytest.raises(TrainingError, match="resume"):
-        run(tmp_path / "run")
-    with pytest.raises(TrainingError, match="objective was 'mlm', now 'mntp'"):
-        run(tmp_path / "run", resume=True, objective="mntp")
+        run(tmp_path / "run", **given)
 
 
 def test_lora_trains_adapters_only_and_saves_a_merged_float32_model(tmp_path):
@@ -199,11 +172,8 @@ def test_dropout_is_set_in_modules_and_in_attention():
         ({"objective": "clm"}, "no objective is called 'clm'"),
         ({"mask_rate": 0.0}, "mask rate"),
         ({"layers": "all but one"}, "layers"),
-        ({"window": "double"}, "window"),
-        ({"model": "no-such-model"}, "no-such-model"),
         ({"texts": []}, "nothing to train on"),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_bad_input_is_one_error_and_leaves_no_folder(changes, message, tmp_path):
     with pytest.raises(LabkitError, match=message):
@@ -211,19 +181,16 @@ def test_bad_input_is_one_error_and_leaves_no_folder(changes, message, tmp_path)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3", "tiny-llama"])
-def test_a_prompt_read_in_both_directions_is_continued_with_the_cache_as_without(name):
-    lm = labkit.load(name, device="cpu")
+def test_a_prompt_that_is_attended_to_in_both_directions_is_continued_with_the_cache_as_without():
+    lm = labkit.load("tiny-gemma3", device="cpu")
     ids = torch.tensor([lm.tokenizer("The ferry left at noon because")["input_ids"]])
-    common = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    if name == "tiny-gemma3":  # its default cache lets go of keys beyond the window, which this prefix keeps open
-        common[CACHE] = DynamicCache()
+    # its default cache drops keys beyond the window, which this prefix keeps visible
+    given = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, CACHE: DynamicCache()}
     with labkit.masked(lm.model, masks.prefix(ids.size(1))):
-        cached = lm.model.generate(ids, attention_mask=torch.ones_like(ids), **common)
+        cached = lm.model.generate(ids, attention_mask=torch.ones_like(ids), **given)
         uncached = ids
         for _ in range(6):
             logits = lm.model(uncached, use_cache=False).logits
             uncached = torch.cat([uncached, logits[:, -1:].argmax(-1)], dim=1)
-    plain = lm.model(uncached[:, :-1], use_cache=False).logits
-    assert torch.equal(cached, uncached)
-    assert not torch.allclose(logits[:, 0], plain[:, 0], atol=1e-4)  # the prompt was really read both ways
+    causal = lm.model(uncached[:, :-1], use_cache=False).logits
+    assert torch.equal(cached, uncached) and not torch.allclose(logits[:, 0], causal[:, 0], atol=1e-4)

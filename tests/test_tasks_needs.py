@@ -6,9 +6,9 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -16,57 +16,38 @@ from labkit.errors import TrainingError
 from labkit.models import load
 from labkit.tasks import needs
 from labkit.tasks.needs import require_memory, training_bytes
-from labkit.training import preset
+from labkit.training import peak_memory, preset
 
 pytestmark = pytest.mark.end_to_end
 
 _STEPS = """
-    import json, sys, torch
-    from labkit.models import load
-    from labkit.tasks.needs import PROCESS, SLACK, training_bytes
-    from labkit.training import peak_memory, preset
+import json, torch
+from labkit.models import load
+from labkit.tasks.needs import PROCESS, SLACK, training_bytes
+from labkit.training import peak_memory, preset
 
-    batch_size, length, checkpointing, dtype = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True", sys.argv[4]
-    model = load("gpt2-mini", task="question-answering", device="cpu").model.train()
-    changes = {"per_device_train_batch_size": batch_size, "dtype": dtype, "gradient_checkpointing": checkpointing}
-    estimate = PROCESS + SLACK * sum(training_bytes(model, preset("mini", **changes), length).values())
-    if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    optimizer = torch.optim.AdamW(model.parameters())
-    answer = torch.zeros(batch_size, dtype=torch.long)
-    for _ in range(2):
-        ids = torch.randint(3, 4096, (batch_size, length))
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
-            loss = model(ids, torch.ones_like(ids), start_positions=answer, end_positions=answer).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    print(json.dumps([estimate, peak_memory()]))
+model = load("gpt2-mini", task="question-answering", device="cpu").model.train()
+settings = preset("mini", per_device_train_batch_size=12, dtype="float32")
+optimizer = torch.optim.AdamW(model.parameters())
+answer = torch.zeros(12, dtype=torch.long)
+for _ in range(2):
+    ids = torch.randint(3, 4096, (12, 256))
+    model(ids, torch.ones_like(ids), start_positions=answer, end_positions=answer).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(json.dumps([PROCESS + SLACK * sum(training_bytes(model, settings, 256).values()), peak_memory()]))
 """
 
 
-@pytest.mark.parametrize(
-    ("batch_size", "length", "checkpointing", "dtype"),
-    [
-        (12, 256, False, "float32"),
-        (4, 64, False, "float32"),
-        pytest.param(24, 384, False, "float32", marks=pytest.mark.slow),
-        pytest.param(24, 384, True, "float32", marks=pytest.mark.slow),
-        # minutes on a processor without bfloat16
-        pytest.param(24, 384, False, "bfloat16", marks=pytest.mark.slow),
-    ],
-)
-def test_the_estimate_is_near_what_the_training_takes(batch_size, length, checkpointing, dtype):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_STEPS), str(batch_size), str(length), str(checkpointing), dtype],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def test_the_estimate_is_near_what_the_training_takes():
+    held = torch.ones(500_000_000)  # 2 GB of this process, which the other one must not count
+    paths = {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+    command = [sys.executable, "-c", _STEPS]
+    done = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     estimate, taken = json.loads(done.stdout)
     assert 0.85 * taken < estimate < 1.3 * taken + 0.3e9  # what the libraries take differs between machines
+    assert torch.cuda.is_available() or held.nbytes <= peak_memory() < psutil.virtual_memory().total
 
 
 @pytest.fixture(scope="module")
@@ -92,22 +73,20 @@ def test_weights_gradients_and_moments_are_those_of_what_is_trained_and_activati
 
 
 @pytest.mark.parametrize(
-    ("device", "free", "changes", "advice"),
+    ("changes", "advice"),
     [
-        ("cpu", 4e9, {}, None),
-        ("cpu", 1e6, {}, "a smaller --batch-size, --gradient-checkpointing, or --method lora"),
-        ("cpu", 1e6, {"batch_tokens": 2**21}, "a smaller --batch-tokens"),
-        ("cuda:0", 1e6, {}, None),  # a GPU that is full raises an error, so it is tried
+        ({}, "a smaller --batch-size, --gradient-checkpointing, or --method lora"),
+        ({"batch_tokens": 2**21}, "a smaller --batch-tokens"),
     ],
 )
-def test_what_does_not_fit_is_refused_on_a_cpu_and_tried_on_a_gpu(monkeypatch, model, device, free, changes, advice):
-    if device != "cpu":
-        weight = {"device": torch.device(device), "requires_grad": True, "numel": lambda: 6, "element_size": lambda: 4}
-        monkeypatch.setattr(model, "parameters", lambda: iter([SimpleNamespace(**weight)]))
-    monkeypatch.setattr(needs.limits, "available_bytes", lambda place: free if place == device else None)
+def test_what_does_not_fit_is_refused_on_a_cpu_and_tried_on_a_gpu(monkeypatch, model, changes, advice):
     settings = preset("gemma", dtype="float32", **changes)
-    if advice is None:
-        assert "are free" in require_memory(model, settings, 2048)
-    else:
-        with pytest.raises(TrainingError, match=advice):
-            require_memory(model, settings, 2048)
+    monkeypatch.setattr(needs.limits, "available_bytes", lambda device: 1e12)
+    assert "are free" in require_memory(model, settings, 2048)
+    monkeypatch.setattr(needs.limits, "available_bytes", lambda device: 1e6)
+    with pytest.raises(TrainingError, match=advice):
+        require_memory(model, settings, 2048)
+    gpu = torch.device("cuda:0")
+    weight = SimpleNamespace(device=gpu, requires_grad=True, numel=lambda: 6, element_size=lambda: 4)
+    monkeypatch.setattr(model, "parameters", lambda: iter([weight]))
+    assert "are free" in require_memory(model, settings, 2048)  # a GPU that is full raises an error

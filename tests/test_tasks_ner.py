@@ -1,18 +1,15 @@
 """Named entities: words over tokens, windows, batches, decoding, prediction with a model, entity scores, baselines."""
 
 import itertools
-import warnings
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch.testing import assert_close
-from transformers import PreTrainedTokenizerFast
 
 import labkit
-from labkit.datasets.examples import Entity, Sentence, entities_of, to_bio, words_of
+from labkit.datasets.examples import Entity, Sentence, to_bio, words_of
 from labkit.errors import DataError
 from labkit.models.tiny import build_tiny_tokenizer
 from labkit.tasks import ner
@@ -50,26 +47,15 @@ def gpt2():
 # place:   0     1   2   3  4     5 67 8 9 10 11 12
 # token: <bos> The cat in Paris , _ G u r k  .  <eos>
 GURK = sentence("The cat in Paris, Gurk.", ["O", "O", "O", "B-LOC", "O", "B-LOC", "O"])
-FOUR = [
-    sentence("The cat in Paris, Gurk.", ["O", "O", "O", "B-LOC", "O", "B-PER", "O"]),
-    sentence("Ann Lee sat by the river.", ["B-PER", "I-PER", "O", "O", "B-LOC", "I-LOC", "O"]),
-    sentence("Money of the bank 👩\u200d🚀", ["O", "O", "O", "B-LOC", "B-PER"]),
-    sentence("no one there", ["O", "O", "O"]),
-]
 
 
-# -- words over tokens, and windows ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("label_on", "place_of_gurk"), [("first", 7), ("last", 10), (None, 10)])
+@pytest.mark.parametrize(("label_on", "place_of_gurk"), [("first", 7), ("last", 10)])
 def test_a_word_is_labelled_on_its_first_or_last_token_and_nowhere_else(label_on, place_of_gurk):
     (row,) = get("ner", label_on=label_on).rows(TINY, [GURK], LABELS)
     assert (row.ids[0], TINY.decode(row.ids[1:-1]), row.ids[-1]) == (BOS, GURK.text, EOS)
     assert row.words == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4), (place_of_gurk, 5), (11, 6)]
-    expected = [-100] * 13
-    for place, tag in ((1, 0), (2, 0), (3, 0), (4, 1), (5, 0), (place_of_gurk, 1), (11, 0)):
-        expected[place] = tag
-    assert row.targets == expected and row.example == 0
+    tags = {1: 0, 2: 0, 3: 0, 4: 1, 5: 0, place_of_gurk: 1, 11: 0}
+    assert row.targets == [tags.get(place, -100) for place in range(13)] and row.example == 0
 
 
 def test_a_tag_that_the_model_does_not_have_is_not_trained_on():
@@ -77,34 +63,22 @@ def test_a_tag_that_the_model_does_not_have_is_not_trained_on():
     assert len(row.words) == 2 and set(row.targets) == {-100, 0}
 
 
-@pytest.mark.parametrize("label_on", ner.LABEL_ON)
-def test_of_two_words_in_one_token_one_is_lost_unless_the_other_has_another(label_on):
+def test_of_two_words_in_one_token_one_is_lost_unless_the_other_has_another():
     quoted = sentence('in "Paris."', ["O", "O", "B-LOC", "O", "B-PER"])
     assert MINI.tokenize(quoted.text)[-1] == '."'
     messages = []
-    rows = get("ner", label_on=label_on).rows(MINI, [quoted], LABELS, messages.append)
-    (lost,) = lost_words(rows, quoted)
-    assert lost in (3, 4) and len(messages) == 1 and messages[0].startswith("1 words")
-    (tagged,) = decoded([quoted], rows)
-    assert tagged.tags[:3] == ["O", "O", "B-LOC"] and tagged.tags[lost] == "O"
-    assert [word for word, p in enumerate(tagged.probabilities) if p is None] == [lost]
+    rows = TASK.rows(MINI, [quoted], LABELS, messages.append)
+    assert len(lost_words(rows, quoted)) == 1 and len(messages) == 1 and messages[0].startswith("1 words")
     moved = sentence('Paris."', spans=[(0, 6), (6, 7)])  # "Paris." and the quotation mark
     assert lost_words(TASK.rows(MINI, [moved], LABELS), moved) == []
 
 
-def test_a_word_without_a_token_is_in_no_row_and_predicted_as_o(gpt2):
-    pieces = Tokenizer(models.WordLevel({"[UNK]": 0, "Paris": 1}, unk_token="[UNK]"))
-    pieces.normalizer, pieces.pre_tokenizer = normalizers.Replace("\u200b", ""), pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, unk_token="[UNK]")  # no bos, no eos, no pad
-    some = sentence("\u200b Paris x", spans=[(0, 1), (2, 7), (8, 9)])
-    (row,) = TASK.rows(tokenizer, [some], LABELS)
-    assert row.ids == [1, 0] and row.words == [(0, 1), (1, 2)]
-    none, empty = sentence("\u200b", spans=[(0, 1)]), sentence("The cat", spans=[])
-    assert TASK.rows(tokenizer, [none, empty], LABELS) == []
-    tagged = TASK.predict(gpt2.model, tokenizer, [none, some, empty], LABELS, batch_size=1)
-    assert tagged[0] == ner.Tagged("s-1", [], ["O"], [None], ["O"])
-    assert [p is None for p in tagged[1].probabilities] == [True, False, False]
-    assert tagged[2] == ner.Tagged("s-1", [], [], [], [])
+def test_a_sentence_without_a_labelled_word_is_in_no_row_and_has_no_entities(gpt2):
+    empty = sentence("The cat", spans=[])
+    assert [row.example for row in TASK.rows(TINY, [empty, GURK, empty], LABELS)] == [1]
+    tagged = TASK.predict(gpt2.model, TINY, [empty, GURK, empty], LABELS)
+    assert tagged[0] == tagged[2] == ner.Tagged("s-1", [], [], [], [])
+    assert len(tagged[1].tags) == 7 and TASK.predict(gpt2.model, TINY, [empty], LABELS) == [tagged[0]]
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=40), st.integers(3, 14), st.data())
@@ -124,12 +98,6 @@ def test_each_word_is_labelled_once_with_half_of_the_overlap_on_either_side(leng
             assert place > shared // 2 or first == 0
             assert len(row.ids) - 1 - place >= shared - shared // 2 or first + len(row.ids) - 2 == len(text)
 
-
-def test_the_default_stride_fits_into_a_short_row():
-    assert get("ner", max_length=64).rows(TINY, [GURK], LABELS) == TASK.rows(TINY, [GURK], LABELS)
-
-
-# -- decoding ----------------------------------------------------------------------------------------------------------
 
 EMOJI = ["👩\u200d🚀", "🇫🇮", "❤\ufe0f", "e\u0301", "\u200b", "\u200d", "\ufeff"]
 SIGNS = st.sampled_from([*"aB3.,'’\"-_ \n\t", "the", " Paris", *EMOJI]) | st.characters(exclude_categories=["Cs"])
@@ -152,28 +120,25 @@ def tagged_words(text: str, steps: list[str]) -> tuple[Sentence, list[Entity]]:
     return sentence(text, tags, spans), entities
 
 
-@settings(max_examples=150)
+@pytest.mark.parametrize("tokenizer", [TINY, MINI], ids=["bytes", "gpt2-mini"])
+@settings(max_examples=80)
 @given(TEXTS, STEPS, st.sampled_from(ner.LABEL_ON), st.integers(4, 30), st.integers(2, 30))
 @example("Oslo 👩\u200d🚀 sat\u200b", ["LOC", "PER", "on"], "last", 9, 6)
-def test_perfect_logits_give_back_the_tags_and_the_spans_of_any_text(text, steps, label_on, max_length, stride):
+@example('no." (So), he', ["PER", "on", "LOC"], "last", 12, 7)
+def test_perfect_logits_give_back_the_tags_and_the_spans_of_any_text(
+    tokenizer, text, steps, label_on, max_length, stride
+):
     gold, entities = tagged_words(text, steps)
     task = get("ner", max_length=max_length, doc_stride=stride, label_on=label_on)
-    (tagged,) = decoded([gold], task.rows(TINY, [gold], LABELS))  # tokens are bytes, so every word has its own
-    assert tagged.tags == tagged.raw_tags == list(gold.tags)
-    expected = [(e.start, e.end, e.label, text[e.start : e.end]) for e in entities]
-    assert [tuple(entity.values()) for entity in TASK.record(tagged)["entities"]] == expected
-
-
-@settings(max_examples=100)
-@given(text=TEXTS, steps=STEPS, label_on=st.sampled_from(ner.LABEL_ON))
-@example(text='no." (So), he', steps=["PER", "on", "LOC"], label_on="last")
-def test_with_gpt2s_tokens_only_lost_words_are_not_decoded(text, steps, label_on):
-    gold, _ = tagged_words(text, steps)
-    rows = get("ner", max_length=12, doc_stride=7, label_on=label_on).rows(MINI, [gold], LABELS)
-    lost = lost_words(rows, gold)
+    rows = task.rows(tokenizer, [gold], LABELS)
     (tagged,) = decoded([gold], rows)
+    lost = lost_words(rows, gold)
     assert tagged.raw_tags == ["O" if word in lost else tag for word, tag in enumerate(gold.tags)]
     assert [word for word, p in enumerate(tagged.probabilities) if p is None] == lost
+    assert tokenizer is MINI or not lost  # where tokens are bytes, every word has its own
+    if not lost:
+        expected = [(e.start, e.end, e.label, text[e.start : e.end]) for e in entities]
+        assert [tuple(entity.values()) for entity in TASK.record(tagged)["entities"]] == expected
 
 
 def test_illegal_tags_are_repaired_and_the_raw_ones_kept():
@@ -190,42 +155,24 @@ def test_illegal_tags_are_repaired_and_the_raw_ones_kept():
     assert tagged.probabilities == pytest.approx([float(e2 / (e2 + 4))] * 4)
 
 
-# -- batches, training, prediction -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
-def test_a_model_learns_four_sentences_and_then_tags_them(gpt2, attention):
-    if attention == "bidirectional":
-        labkit.to_bidirectional(gpt2.model)
-    rows = TASK.rows(gpt2.tokenizer, FOUR, LABELS)
-    batch = TASK.collate(rows, PAD)
+def test_the_loss_and_the_predictions_are_those_of_one_row_at_a_time(gpt2):
+    labkit.to_bidirectional(gpt2.model)
+    sentences = [GURK, sentence("Ann Lee sat by the river.", ["B-PER", "I-PER", "O", "O", "B-LOC", "I-LOC", "O"])]
+    task = get("ner", max_length=10, doc_stride=4)
+    rows = task.rows(gpt2.tokenizer, sentences, LABELS)
+    assert len(rows) > 2  # some sentences have several windows
+    with torch.no_grad():
+        logits = [gpt2.model(torch.tensor([row.ids])).logits[0] for row in rows]
     by_hand = [
-        -gpt2.model(torch.tensor([row.ids])).logits[0, place].log_softmax(-1)[LABELS.index(gold.tags[word])]
-        for row, gold in zip(rows, FOUR, strict=True)
+        -logits[k][place].log_softmax(-1)[LABELS.index(sentences[row.example].tags[word])]
+        for k, row in enumerate(rows)
         for place, word in row.words
     ]
-    assert_close(TASK.loss(gpt2.model, batch), sum(by_hand) / 22, atol=1e-4, rtol=0)
-    optimizer = torch.optim.AdamW(gpt2.model.parameters(), lr=1e-2)
-    for _ in range(40):
-        TASK.loss(gpt2.model, batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    tagged = TASK.predict(gpt2.model, gpt2.tokenizer, FOUR, LABELS)
-    assert [prediction.tags for prediction in tagged] == [list(gold.tags) for gold in FOUR]
-    assert [entity["text"] for entity in tagged[1].entities] == ["Ann Lee", "the river"]
-    assert TASK.score(FOUR, tagged)["f1"] == TASK.score(FOUR, tagged)["f1_raw"] == 1.0
-
-
-def test_a_causal_model_attends_to_the_whole_word_only_from_its_last_token(gpt2):
-    p = {
-        label_on: [
-            get("ner", label_on=label_on).predict(gpt2.model, gpt2.tokenizer, [s], LABELS)[0].probabilities[1]
-            for s in (sentence("in Gurk"), sentence("in Gurm"))
-        ]
-        for label_on in ner.LABEL_ON
-    }
-    assert p["first"][0] == pytest.approx(p["first"][1], abs=1e-6)
-    assert p["last"][0] != pytest.approx(p["last"][1], abs=1e-3)
+    assert_close(task.loss(gpt2.model, task.collate(rows, PAD)), sum(by_hand) / 14, atol=1e-4, rtol=0)
+    expected = task.decode(sentences, rows, logits, LABELS)
+    for one, other in zip(task.predict(gpt2.model, gpt2.tokenizer, sentences, LABELS), expected, strict=True):
+        assert one.raw_tags == other.raw_tags and one.entities == other.entities
+        assert one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
 
 
 def test_labels_hold_both_letters_of_every_kind_in_one_order():
@@ -239,16 +186,13 @@ def test_labels_hold_both_letters_of_every_kind_in_one_order():
     [
         (lambda lm: get("ner", label_on="middle").rows(TINY, [GURK], LABELS), "choose one of last, first"),
         (lambda lm: get("ner", max_length=2).rows(TINY, [GURK], LABELS), "a row needs at least 3 tokens"),
-        (lambda lm: TASK.predict(lm.model, TINY, FOUR, LABELS[::-1]), "the model has O, B-LOC"),
+        (lambda lm: TASK.predict(lm.model, TINY, [GURK], LABELS[::-1]), "the model has O, B-LOC"),
         (lambda lm: TASK.labels([sentence("The cat", ["O", "O"])]), "nothing to learn"),
     ],
 )
 def test_invalid_input_is_refused(act, message, gpt2):
     with pytest.raises(DataError, match=message):
         act(gpt2)
-
-
-# -- scores ------------------------------------------------------------------------------------------------------------
 
 
 def gold_of(*tags: str) -> list[Sentence]:
@@ -277,38 +221,19 @@ def test_scores_counted_by_hand():
         "PER": {"precision": 1.0, "recall": 1.0, "f1": 1.0, "support": 2},
     }
     assert (scores["n_sentences"], scores["n_words"], scores["n_entities"]) == (3, 9, 4)
-    line = TASK.judge(gold, predicted_as(gold, predicted))[0]
+    lines = TASK.judge(gold, predicted_as(gold, predicted))
     counts = {"correct": {"PER": 1}, "predicted": {"LOC": 1, "PER": 1}, "gold": {"LOC": 1, "PER": 1}}
-    assert line == {"id": "s-0", "group": ""} | counts
+    assert lines[0] == {"id": "s-0", "group": ""} | counts
+    totals = {name: sum(sum(line[name].values()) for line in lines) for name in counts}
+    assert totals == {"correct": 2, "predicted": 4, "gold": 4}
 
 
 def test_strict_and_lenient_differ_where_an_entity_begins_with_i():
     gold, predicted = gold_of("B-PER I-PER O B-LOC"), [["I-PER", "I-PER", "O", "B-LOC"]]
     scores = ner.scores(gold, predicted)
-    assert (scores["precision"], scores["recall"], scores["f1"]) == (1.0, 0.5, pytest.approx(2 / 3))
-    assert scores["f1_lenient"] == 1.0
+    assert (scores["precision"], scores["recall"], scores["f1_lenient"]) == (1.0, 0.5, 1.0)
     both = TASK.score(gold, predicted_as(gold, predicted))
     assert (both["f1"], both["f1_raw"]) == (1.0, pytest.approx(2 / 3))
-
-
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=5).filter(any), st.data())
-def test_scores_are_those_of_an_independent_count(lengths, data):
-    lines = [st.lists(st.sampled_from(LABELS), min_size=n, max_size=n) for n in lengths]
-    gold, predicted = [to_bio(data.draw(line), "BIO") for line in lines], [data.draw(line) for line in lines]
-    sentences = gold_of(*map(" ".join, gold))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        scores = ner.scores(sentences, predicted)
-    entities = [{(i, *e) for i, line in enumerate(tags) for e in entities_of(line)} for tags in (gold, predicted)]
-    n_correct, n_all = len(entities[0] & entities[1]), len(entities[0]) + len(entities[1])
-    by_count = pytest.approx(2 * n_correct / n_all if n_all else 0.0)
-    assert scores["f1_lenient"] == by_count
-    assert scores["n_entities"] == len(entities[0]) == sum(kind["support"] for kind in scores["by_kind"].values())
-    tagged = predicted_as(sentences, predicted)
-    assert TASK.score(sentences, tagged)["f1"] == by_count
-    judged = TASK.judge(sentences, tagged)
-    totals = {key: sum(sum(line[key].values()) for line in judged) for key in ("correct", "predicted", "gold")}
-    assert totals == {"correct": n_correct, "predicted": len(entities[1]), "gold": len(entities[0])}
 
 
 def test_the_baselines_are_the_usual_tag_of_a_word_and_o():

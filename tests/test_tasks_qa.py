@@ -1,7 +1,6 @@
 """Extractive question answering: windows, decoding, the task, and the official scores."""
 
 import itertools
-import re
 import string
 
 import numpy as np
@@ -14,8 +13,7 @@ from transformers import PreTrainedConfig
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 import labkit
-from labkit.datasets import embedded
-from labkit.datasets.evidence import CRITERIA, INSTRUCTION, MARKS
+from labkit.datasets.evidence import INSTRUCTION, MARKS
 from labkit.datasets.examples import Answer, Question
 from labkit.errors import DataError, ModelError
 from labkit.models.gguf import build_tokenizer
@@ -24,7 +22,6 @@ from labkit.models.tiny import build_tiny_tokenizer
 from labkit.tasks import base, qa, qa_scores
 
 MAT = "The cat sat on the mat."  # The| cat| sat| on| the| mat|. : 7 tokens
-EDGES = [0, 3, 7, 11, 14, 18, 22, 23]  # of its tokens
 TINY = build_tiny_tokenizer()
 
 
@@ -67,9 +64,6 @@ def lm():
     return labkit.load("tiny-gpt2", task="question-answering", device="cpu")
 
 
-# -- windows -----------------------------------------------------------------------------------------------------------
-
-
 def test_windows_by_hand():
     # bos W h o ? \n [4 tokens of the context] eos; the next window starts 2 tokens later
     rows = qa.windows(TINY, [asked(MAT, "the mat")], max_length=11, doc_stride=2)
@@ -87,16 +81,6 @@ def test_windows_by_hand():
     bare.bos_token = bare.eos_token = None
     (row,) = qa.windows(bare, [asked(MAT)])
     assert bare.decode(row.ids) == f"Who?\n{MAT}\n" and row.start == row.end == row.null == len(row.ids) - 1
-
-
-@pytest.mark.parametrize(("room", "stride", "starts"), [
-    (7, 1, [0]), (8, 3, [0]), (6, 6, [0, 6]), (6, 1, [0, 1]), (3, 2, [0, 2, 4]), (3, 100, [0, 3, 6]),
-    (1, 1, [0, 1, 2, 3, 4, 5, 6]),
-])  # fmt: skip
-def test_windows_start_a_stride_apart_and_reach_the_end(room, stride, starts):
-    rows = qa.windows(TINY, [asked(MAT, question="?")], max_length=4 + room, doc_stride=stride)
-    expected = [list(itertools.pairwise(EDGES[start : start + room + 1])) for start in starts]
-    assert [[offset for offset in row.offsets if offset] for row in rows] == expected
 
 
 def test_long_questions_are_cut_and_they_and_lost_answers_are_counted():
@@ -121,8 +105,6 @@ def test_the_evidence_prompt_by_hand(lm):
         assert lm.tokenizer.decode(row.ids[row.start : row.end + 1]).strip() == "cat"
 
 
-# -- from an answer to a target and back -------------------------------------------------------------------------------
-
 PIECES = st.one_of(
     st.sampled_from(["the", "cat", " the", " cat", "The", "\n", "\n\n", "  ", "   ", " ", "\t", "é", "e\u0301", "😀"]),
     st.sampled_from(["👩\u200d👩\u200d👧", "\u200b", "\ufeff", "\u3000", "don't", "3,5", "<eos>", "<bos>", "日本"]),
@@ -146,24 +128,13 @@ def test_an_answer_comes_back_from_perfect_logits(kind, context, data, order, ro
     for row in rows:  # special tokens in a text are text
         assert not {tokenizer.bos_token_id, tokenizer.eos_token_id} & set(row.ids[1:-1])
     (prediction,) = qa.decode(rows, *perfect(rows), [question], max_answer_tokens=50)
-    # by brute force: the fewest tokens of the context that cover the answer
-    encoded = tokenizer(context, add_special_tokens=False, return_offsets_mapping=True, split_special_tokens=True)
-    offsets = encoded["offset_mapping"]
     a, b = first + len(answer) - len(answer.lstrip()), first + len(answer.rstrip())
-    length, i, j = min(
-        (j - i, i, j)
-        for i in range(len(offsets))
-        for j in range(i, len(offsets))
-        if set(range(a, b)) <= set(range(offsets[i][0], offsets[j][1]))
-        and not any(s < b and e > a for s, e in offsets[:i] + offsets[j + 1 :])
-    )
-    if length < room and any(offsets[i] in row.offsets and row.start != row.null for row in rows):
-        assert prediction.text == context[offsets[i][0] : offsets[j][1]].strip() and answer.strip() in prediction.text
+    if any(row.start != row.null for row in rows):
         assert prediction.start <= a < b <= prediction.end
         if (a == 0 or context[a - 1].isspace()) and (b == len(context) or context[b].isspace()):
             assert (prediction.start, prediction.end) == (a, b)  # whole words are exact
-    else:
-        assert length >= min(room, 2) and prediction.text == "" and (prediction.start, prediction.end) == (0, 0)
+    else:  # no window has all of the answer
+        assert len(rows) > 1 and (prediction.text, prediction.start, prediction.end) == ("", 0, 0)
     for candidate in (prediction, *prediction.n_best):
         assert candidate.text == context[candidate.start : candidate.end] == candidate.text.strip()
 
@@ -203,12 +174,8 @@ def test_the_n_best_are_those_of_all_pairs(context, seed, longest, room, order):
     assert [c.probability for c in prediction.n_best] == pytest.approx(list(weights / weights.sum()))
 
 
-# -- the task and a model ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: qa.windows(TINY, [asked(MAT)], order="context-first"), "choose one of question-first, question-last"),
-    (lambda: qa.windows(TINY, [asked(MAT)], prompt="chat"), "prompt is 'chat'; choose one of plain, evidence"),
     (lambda: qa.windows(TINY, [asked(MAT)], prompt="evidence"), r"does not know \[INST\], .*add_tokens"),
     (lambda: qa.windows(TINY, [asked(MAT)], max_length=6), "6: the row of question 'q' has 6 tokens"),
     (lambda: qa.windows(TINY, [asked(" \n")]), "context of question 'q' has no word"),
@@ -224,39 +191,23 @@ def test_bad_input_is_one_clear_error(call, message):
         call()
 
 
-@pytest.mark.parametrize("attention", ["causal", "bidirectional"])
-@pytest.mark.parametrize("order", qa.ORDERS)
-@pytest.mark.parametrize("prompt", qa.PROMPTS)
-def test_with_the_question_last_a_causal_models_spans_do_not_depend_on_it(lm, attention, order, prompt):
-    add_tokens(lm.model, lm.tokenizer, MARKS)
-    if attention == "bidirectional":
-        labkit.to_bidirectional(lm.model)
-    post, logits = embedded.posts("dev")[0].text, []
-    for text in [*CRITERIA.values(), "having no energy?", "having no energy!"]:
-        (row,) = qa.windows(lm.tokenizer, [asked(post, question=text)], order=order, prompt=prompt, max_length=1024)
-        inside = [position for position, offset in enumerate(row.offsets) if offset is not None]
-        with torch.no_grad():
-            output = lm.model(torch.tensor([row.ids]))
-        logits.append(torch.stack([output.start_logits[0, inside], output.end_logits[0, inside]]))
-    differences = [(one - other).abs().max() for one, other in itertools.combinations(logits, 2)]
-    if attention == "causal" and order == "question-last":
-        assert max(differences) < 1e-4
-    else:
-        assert min(differences) > 1e-3
-
-
-@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3"])
-def test_predictions_are_those_of_one_window_at_a_time(name):
+def test_the_loss_and_the_predictions_are_those_of_one_window_at_a_time():
     torch.manual_seed(0)
-    lm = labkit.load(name, task="question-answering", device="cpu")
+    lm = labkit.load("tiny-gemma3", task="question-answering", device="cpu")
     labkit.to_bidirectional(lm.model.eval())
-    questions = [asked(MAT * n, "mat", question="Who" + "?" * min(n, 9), id=str(n)) for n in (3, 1, 9, 2, 30)]
+    questions = [asked(MAT * n, "mat", question="Who" + "?" * min(n, 9), id=str(n)) for n in (3, 1, 9, 2)]
     task = qa.QuestionAnswering(max_length=60, doc_stride=30, order="question-last", null_threshold=-1.0)
     rows = task.rows(lm.tokenizer, questions, ())
+    assert len(rows) > len(questions)
     with torch.no_grad():
         outputs = [lm.model(torch.tensor([row.ids])) for row in rows]
-    logits = [[output[f"{side}_logits"][0].numpy() for output in outputs] for side in ("start", "end")]
-    expected = qa.decode(rows, *logits, questions, null_threshold=-1.0)
+    starts, ends = ([output[f"{side}_logits"][0] for output in outputs] for side in ("start", "end"))
+    by_hand = [
+        -(start.log_softmax(0)[row.start] + end.log_softmax(0)[row.end]) / 2
+        for row, start, end in zip(rows, starts, ends, strict=True)
+    ]
+    assert_close(task.loss(lm.model, task.collate(rows, 0)), torch.stack(by_hand).mean())
+    expected = qa.decode(rows, [x.numpy() for x in starts], [x.numpy() for x in ends], questions, null_threshold=-1.0)
     lm.model.train()
     for arguments in ({"batch_size": 4}, {"batch_size": 1, "rows": rows}):
         predictions = task.predict(lm.model, lm.tokenizer, questions, (), **arguments)
@@ -265,31 +216,6 @@ def test_predictions_are_those_of_one_window_at_a_time(name):
             assert prediction.probability == pytest.approx(alone.probability, rel=1e-4)
             assert prediction.null_score_diff == pytest.approx(alone.null_score_diff, abs=1e-4)
     assert lm.model.training
-
-
-def test_a_model_learns_a_few_answers_by_heart(lm):
-    context = "The cat sat on the mat. The river had more money than the bank."
-    gold = {"cat?": ["cat"], "bank?": ["the bank"], "king?": []}
-    questions = [asked(context, *answers, question=text, id=text) for text, answers in gold.items()]
-    task = base.get("qa", max_length=64)
-    rows = task.rows(lm.tokenizer, questions, ())
-    batch = task.collate(rows, 0)
-    assert [int(real.sum()) for real in batch["attention_mask"]] == [len(row.ids) for row in rows]
-    outputs = [lm.model(torch.tensor([row.ids])) for row in rows]
-    by_hand = [
-        -(output.start_logits[0].log_softmax(0)[row.start] + output.end_logits[0].log_softmax(0)[row.end]) / 2
-        for row, output in zip(rows, outputs, strict=True)
-    ]
-    assert_close(task.loss(lm.model, batch), torch.stack(by_hand).mean())
-    optimizer = torch.optim.AdamW(lm.model.train().parameters(), lr=3e-3)
-    for _ in range(60):
-        optimizer.zero_grad()
-        task.loss(lm.model, batch).backward()
-        optimizer.step()
-    predictions = task.predict(lm.model, lm.tokenizer, questions, ())
-    assert [task.record(prediction)["text"] for prediction in predictions] == ["cat", "the bank", ""]
-    scores = task.score(questions, predictions)
-    assert scores["f1"] == scores[task.metric(questions)] == scores["NoAns_f1"] == 100
 
 
 class NeverAnswers(torch.nn.Linear):
@@ -320,49 +246,26 @@ def test_the_threshold_is_chosen_on_dev_if_some_questions_have_no_answer():
     assert texts == ["The"] * 3 and run(task.tuned(scores), mixed)[0] == ["The"] * 4
 
 
-# -- scores ------------------------------------------------------------------------------------------------------------
-
-
-def squad_1_1(predictions, golds):
-    """(exact match, F1) in percent, from the description of SQuAD 1.1's script; every question has answers."""
-
-    def words(text):
-        kept = "".join(sign for sign in text.lower() if sign not in string.punctuation)
-        return re.sub(r"\b(a|an|the)\b", " ", kept).split()
-
-    def overlap(one, other):
-        rest, hits = list(other), 0
-        for word in one:
-            if word in rest:
-                rest.remove(word)
-                hits += 1
-        precision, recall = hits / max(len(one), 1), hits / max(len(other), 1)
-        return 2 * precision * recall / (precision + recall) if hits else 0.0
-
-    pairs = list(zip(predictions, golds, strict=True))
-    exact = [max(words(text) == words(gold) for gold in answers) for text, answers in pairs]
-    overlaps = [max(overlap(words(text), words(gold)) for gold in answers) for text, answers in pairs]
-    return 100 * np.mean(exact), 100 * np.mean(overlaps)
-
-
 def prediction(id, text, diff=0.0, best=None):
     span = qa.Candidate(best or text or "x", 0, 1, 0.0, 0.5)
     return qa.Prediction(id, text, 0, len(text), 0.5, (span, qa.Candidate("", 0, 0, diff, 0.5)), diff)
 
 
-FILLERS = ("a", "the", "an", "The,", "-")
-WORDS = st.lists(st.sampled_from([*FILLERS, "cat", "Cat.", "mat", "é", "“The”", "$1,20", "theatre"]), max_size=5)
-GOLDS = st.lists(WORDS.filter(lambda words: not set(words) <= set(FILLERS)), min_size=1, max_size=3)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(WORDS, GOLDS), min_size=1, max_size=6))
-def test_scores_are_those_of_squad_1_1_if_every_question_has_an_answer(rows):
-    rows = [(" ".join(text), [" ".join(gold) for gold in golds]) for text, golds in rows]
-    questions = [Question(str(i), "?", "", tuple(Answer(g, 0) for g in golds)) for i, (_, golds) in enumerate(rows)]
-    scores = qa_scores.scores(questions, [prediction(str(i), text) for i, (text, _) in enumerate(rows)])
-    exact, overlap = squad_1_1(*zip(*rows, strict=True))
-    assert scores == {"exact_match": pytest.approx(exact), "f1": pytest.approx(overlap), "n": len(rows)}
+@pytest.mark.parametrize(
+    ("text", "golds", "exact", "overlap"),
+    [
+        ("The Cat.", ["cat"], 1, 1),  # letters, punctuation and articles do not count
+        ("on the mat", ["mat", "a mat at home"], 0, 2 / 3),  # the answer that fits best: mat
+        ("cat cat mat", ["cat mat mat"], 0, 2 / 3),  # a word counts as often as it is in both
+        ("$1,20 theatre", ["“$120” theatre"], 0, 1 / 2),  # ASCII punctuation only, and "the" only as a word
+        ("", ["cat"], 0, 0),
+        ("the", ["an"], 1, 1),  # both are empty
+    ],
+)
+def test_scores_of_one_answer_are_those_of_squad_1_1(text, golds, exact, overlap):
+    questions = [Question("q", "?", "", tuple(Answer(gold, 0) for gold in golds))]
+    scores = qa_scores.scores(questions, [prediction("q", text)])
+    assert scores == {"exact_match": 100 * exact, "f1": pytest.approx(100 * overlap), "n": 1}
 
 
 def test_scores_with_unanswerable_questions_by_hand():
@@ -398,11 +301,9 @@ def test_the_best_threshold_gives_its_f1_and_none_gives_more(rows):
 
 
 def test_the_baselines():
-    context = (
-        "\n It rained. The cat sat on the mat! The ferry left at noon, and the cat was on it. \n\n Nobody saw it\n"
-    )
+    context = "\n It rained. The cat sat on the mat! The ferry left, and the cat was on it. \n\n Nobody saw it\n"
     for question, sentence in {
-        "When did the ferry leave?": "The ferry left at noon, and the cat was on it.",
+        "When did the ferry leave?": "The ferry left, and the cat was on it.",
         "Who saw?": "Nobody saw it",
         "cat cat cat": "The cat sat on the mat!",  # a word counts once, and the first of equals is taken
         "Zebra?": "It rained.",

@@ -1,4 +1,4 @@
-"""The `labkit` command in a process of its own, for the acceptance tests."""
+"""The `labkit` command for the acceptance tests, in this process or in one of its own."""
 
 from __future__ import annotations
 
@@ -10,19 +10,24 @@ from pathlib import Path
 from typing import Any
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+PATHS = {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]), "OMP_NUM_THREADS": "1"}
+
+
+def call(*arguments: object) -> None:
+    """Run the command in this process; it must succeed."""
+    from labkit import cli
+
+    try:
+        cli.main([str(argument) for argument in arguments])
+    except SystemExit as exit_:
+        assert exit_.code == 0
 
 
 def start(*arguments: object, launcher: tuple[str, ...] = (), log: Path) -> subprocess.Popen:
     """Start `python -m labkit` with these arguments; `log` receives its standard error."""
-    paths = {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *launcher, "-m", "labkit", *map(str, arguments)]
     with log.open("w") as stderr:
-        return subprocess.Popen(command, env=os.environ | paths, stdout=subprocess.DEVNULL, stderr=stderr)
-
-
-def run(*arguments: object, launcher: tuple[str, ...] = (), log: Path) -> None:
-    """The same, and wait until the command has succeeded."""
-    assert start(*arguments, launcher=launcher, log=log).wait(timeout=240) == 0, log.read_text()[-3000:]
+        return subprocess.Popen(command, env=os.environ | PATHS, stdout=subprocess.DEVNULL, stderr=stderr)
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -36,3 +41,14 @@ def losses(folder: Path) -> dict[int, float]:
 def read(path: Path) -> Any:
     """The content of a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_lines(path: Path) -> list[dict]:
+    """The objects of a JSONL file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write_lines(path: Path, rows: list[dict]) -> Path:
+    """Write a JSONL file, and return its path."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path

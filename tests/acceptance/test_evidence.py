@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 import labkit
-from labkit.datasets.readers import read
-from tests.acceptance.command_line import run
+from tests.acceptance.command_line import call, write_lines
 
 pytestmark = pytest.mark.end_to_end
 
@@ -28,65 +26,34 @@ ROWS = [  # (post, criterion, evidence as annotated, the part of the post that i
     (SHIFT, "sleep", "", ""),
 ]
 DEV = [
-    ("The tram was late. I slept for twelve hours and woke up tired.", "sleep", "I slept for twelve hours"),
-    ("I sang all the way home.", "sleep", ""),
+    {"post": "The tram was late. I slept in.", "criterion": "sleep", "evidence": "I slept in."},
+    {"post": "I sang all the way home.", "criterion": "sleep", "evidence": None},
 ]
-TRAIN = "--model gpt2-mini --prompt evidence --order question-last --max-length 160 --batch-size 6 --seed 1".split()
 STEPS = 40
-
-
-def write(path: Path, rows: list[tuple]) -> Path:
-    """One line per post and criterion, as CSV or as JSONL; no evidence is an empty cell, or null."""
-    fields = ("post", "criterion", "evidence")
-    with path.open("w", encoding="utf-8", newline="") as file:
-        if path.suffix == ".csv":
-            csv.writer(file).writerows([fields, *(row[:3] for row in rows)])
-        else:
-            for post, criterion, evidence, *_ in rows:
-                row = dict(zip(fields, (post, criterion, evidence or None), strict=True))
-                file.write(json.dumps(row) + "\n")
-    return path
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("evidence")
-    files = ["--train-file", write(folder / "train.csv", ROWS), "--dev-file", write(folder / "dev.jsonl", DEV)]
-    run(
-        "train", "qa", *TRAIN, *files, "--epochs", STEPS, "--evaluate-every", STEPS, "--learning-rate", 1e-3,
-        "--dropout", 0, "--backbone-dropout", 0, "--null-threshold", 0, "--output-dir", folder / "run",
-        log=folder / "log",
-    )  # fmt: skip
+    with (folder / "train.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("post", "criterion", "evidence"), *(row[:3] for row in ROWS)])
+    train = ["train", "qa", "--prompt", "evidence", "--order", "question-last", "--max-length", 160, "--batch-size", 6]
+    train += ["--train-file", folder / "train.csv", "--dev-file", write_lines(folder / "dev.jsonl", DEV), "--seed", 1]
+    train += ["--epochs", STEPS, "--evaluate-every", STEPS, "--learning-rate", 1e-3, "--null-threshold", 0]
+    call(*train, "--dropout", 0, "--backbone-dropout", 0, "--output-dir", folder / "run")
     return folder / "run"
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
-def test_annotated_evidence_becomes_a_span_of_the_post(tmp_path, suffix):
-    """Exact, with other white space, with spelling mistakes, or none."""
-    questions = read("qa", write(tmp_path / f"posts{suffix}", ROWS))
-    for question, (post, criterion, _, meant) in zip(questions, ROWS, strict=True):
-        assert question.context == post and question.question == criterion
-        assert [post[answer.start : answer.end] for answer in question.answers] == ([meant] if meant else [])
-
-
-def test_evidence_that_is_not_in_the_post_is_refused(tmp_path):
-    file = write(tmp_path / "posts.csv", [*ROWS, (SHIFT, "sleep", "We sold the house in spring.")])
-    with pytest.raises(labkit.LabkitError, match="posts.csv"):
-        read("qa", file)
-
-
-def test_predictions_are_the_annotated_parts_of_the_posts(trained):
+def test_predictions_are_the_annotated_parts_of_the_posts_and_parts_of_an_unknown_one(trained):
     """After enough steps the model answers its own training examples, so a shifted span would be visible here."""
-    predictions = labkit.pipeline(trained)([{"question": row[1], "context": row[0]} for row in ROWS])
-    for prediction, (post, _, _, meant) in zip(predictions, ROWS, strict=True):
+    pipe = labkit.pipeline(trained)
+    for post, criterion, _, meant in ROWS:
+        prediction = pipe(question=criterion, context=post)
         assert prediction["text"] == post[prediction["start"] : prediction["end"]] == meant
-
-
-def test_an_unknown_post_gets_parts_of_its_own_text(trained):
-    post = "Émile 🙂 came by.\tWe ate\nnothing at all — and  I slept\u00a0badly."
-    candidates = labkit.pipeline(trained)(question="sleep", context=post)["n_best"]
+    unknown = "Émile 🙂 came by.\tWe ate\nnothing at all — and  I slept\u00a0badly."
+    candidates = pipe(question="sleep", context=unknown)["n_best"]
     assert len(candidates) == 5
-    assert all(one["text"] == post[one["start"] : one["end"]] for one in candidates)
+    assert all(candidate["text"] == unknown[candidate["start"] : candidate["end"]] for candidate in candidates)
 
 
 def test_the_special_tokens_are_in_the_saved_tokenizer_and_in_the_rows(trained):

@@ -5,7 +5,6 @@ A run whose loss becomes NaN stops, and its last checkpoint is good.
 
 from __future__ import annotations
 
-import random
 import signal
 import subprocess
 import time
@@ -17,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import Trainer
 
 import labkit
-from tests.acceptance.command_line import losses, read, run, start
+from tests.acceptance.command_line import call, losses, read, start
 
 resource = pytest.importorskip("resource", reason="SIGKILL and limits on files are for POSIX systems")
 pytestmark = pytest.mark.end_to_end
@@ -29,21 +28,21 @@ TRAIN = (
 FIRST = Path("checkpoints", "checkpoint-2", "model.safetensors")
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
-    """The folder of a run that nothing interrupted."""
-    folder = tmp_path_factory.mktemp("whole")
-    run(*TRAIN, "--output-dir", folder / "run", log=folder / "log")
-    return folder / "run"
-
-
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_thread():
     """Use one thread, as the started processes do: another order of summation changes the last bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, one_thread) -> Path:
+    """The folder of a run that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    call(*TRAIN, "--output-dir", folder)
+    return folder
 
 
 def wait_for_checkpoints(process: subprocess.Popen, folder: Path, count: int) -> None:
@@ -64,20 +63,19 @@ def assert_ended_alike(folder: Path, whole: Path) -> None:
         assert all(torch.equal(weights[name], expected[name]) for name in weights), file
 
 
-def test_a_run_that_is_killed_twice_resumes_and_ends_with_the_same_metrics_and_weights(whole, labkit_command, tmp_path):
-    folder, log, moments = tmp_path / "run", tmp_path / "log", random.Random(0)
-    count, resume, written = 1, [], None
-    for delay in (0, moments.uniform(0, 0.2)):  # the first kill finds a checkpoint that is half written
-        count += moments.choice((1, 2))
-        process = start(*TRAIN, "--output-dir", folder, *resume, log=log)
-        wait_for_checkpoints(process, folder, count)
-        time.sleep(delay)
-        process.kill()
-        assert process.wait() == -signal.SIGKILL and not (folder / "metrics.json").exists()
-        resume, written = ["--resume"], written or (folder / FIRST).stat().st_mtime_ns
-    code, _, err = labkit_command(*TRAIN, "--output-dir", folder, "--resume")
-    assert code == 0, err
-    assert (folder / FIRST).stat().st_mtime_ns == written  # the run went on; it did not begin again
+def resumed(folder: Path, written: int) -> None:
+    """Resume the run; `written` is the time at which its first checkpoint was written, and it must not be again."""
+    call(*TRAIN, "--output-dir", folder, "--resume")
+    assert (folder / FIRST).stat().st_mtime_ns == written
+
+
+def test_a_run_that_is_killed_resumes_and_ends_with_the_same_metrics_and_weights(whole, tmp_path):
+    folder = tmp_path / "run"
+    process = start(*TRAIN, "--output-dir", folder, log=tmp_path / "log")
+    wait_for_checkpoints(process, folder, 3)  # the third is half written
+    process.kill()
+    assert process.wait() == -signal.SIGKILL and not (folder / "metrics.json").exists()
+    resumed(folder, (folder / FIRST).stat().st_mtime_ns)
     assert_ended_alike(folder, whole)
 
 
@@ -89,17 +87,14 @@ def assert_one_line(code: int, err: str, *words: str) -> None:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limiting another process is for Linux")
-def test_a_full_disk_stops_a_run_with_one_line_and_the_run_resumes_when_there_is_room(whole, labkit_command, tmp_path):
+def test_a_full_disk_stops_a_run_with_one_line_and_the_run_resumes_when_there_is_room(whole, tmp_path):
     folder, log = tmp_path / "run", tmp_path / "log"
     process = start(*TRAIN, "--output-dir", folder, log=log)
     wait_for_checkpoints(process, folder, 3)
     _, most = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1_000_000, most))  # no file grows beyond 1 MB from here on
     assert_one_line(process.wait(timeout=120), log.read_text(), "could not be written", "--resume")
-    written = (folder / FIRST).stat().st_mtime_ns
-    code, _, err = labkit_command(*TRAIN, "--output-dir", folder, "--resume")
-    assert code == 0, err
-    assert (folder / FIRST).stat().st_mtime_ns == written
+    resumed(folder, (folder / FIRST).stat().st_mtime_ns)
     assert_ended_alike(folder, whole)
 
 
@@ -121,6 +116,5 @@ def test_a_loss_that_becomes_nan_stops_a_run_with_one_line_and_the_last_checkpoi
     assert not (folder / "metrics.json").exists() and not (folder / "model").exists()
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["checkpoint-2", "checkpoint-4"]
     assert all(p.isfinite().all() for p in labkit.load(folder / "checkpoints" / "checkpoint-4").model.parameters())
-    code, _, err = labkit_command(*TRAIN, "--output-dir", folder, "--resume")
-    assert code == 0, err
+    resumed(folder, (folder / FIRST).stat().st_mtime_ns)
     assert_ended_alike(folder, whole)

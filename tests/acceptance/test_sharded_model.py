@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.acceptance.command_line import TORCHRUN
+from tests.acceptance.command_line import PATHS, TORCHRUN
 
 pytest.importorskip("resource", reason="torchrun with gloo is for POSIX systems")
 pytestmark = pytest.mark.end_to_end
@@ -23,7 +23,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import labkit
-from labkit import masks
 from labkit.decoder.anatomy import find_decoder
 from labkit.decoder.packing import packed
 
@@ -38,9 +37,7 @@ def outputs():
     plain = model(input_ids=ids, attention_mask=real.long()).logits[real]
     with packed(model):
         together = model(input_ids=ids, attention_mask=real.long()).logits[real]
-    with labkit.masked(model, masks.sliding_window(3)):
-        window = model(input_ids=ids, attention_mask=real.long()).logits[real]
-    return plain, together, window
+    return plain, together
 
 
 def gradient():
@@ -67,6 +64,5 @@ def test_a_converted_model_that_is_sharded_computes_what_the_whole_model_compute
     script = tmp_path / "sharded.py"
     script.write_text(SHARDED)
     command = [sys.executable, *TORCHRUN, str(script)]
-    paths = {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]), "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True, timeout=240)
+    run = subprocess.run(command, env=os.environ | PATHS, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr[-3000:]

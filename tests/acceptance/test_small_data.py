@@ -1,154 +1,103 @@
-"""Every task can overfit eight examples, and `labkit predict` agrees with `labkit.pipeline`.
-
-The tests start `python -m labkit` as a user does. Each task is trained once for the whole file.
-"""
+"""Every task can overfit eight examples, and `labkit predict` agrees with `labkit.pipeline`."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 import labkit
-from tests.acceptance.command_line import run
+from tests.acceptance.command_line import call, read_lines, write_lines
 
 pytestmark = pytest.mark.end_to_end
 
-FERRY = "The ferry left Borvik at noon with nine sheep. Its captain, Ines Aldo, had lost her coat."
-MILL = "Otto Brandt sold the mill in 1921. A baker from Lund bought it and painted the door green."
-# For each task eight examples to train on, and two for dev: labkit refuses to score what it trains on.
-QUESTIONS = [  # two passages, so that only the question tells which span is the answer; two have no answer
-    (FERRY, "When did the ferry leave?", "noon"),
-    (FERRY, "Who was the captain?", "Ines Aldo"),
-    (FERRY, "What had she lost?", "her coat"),
-    (FERRY, "What did the ticket cost?", None),
-    (MILL, "Who sold the mill?", "Otto Brandt"),
-    (MILL, "When was it sold?", "1921"),
-    (MILL, "What was painted green?", "the door"),
-    (MILL, "Who built the mill?", None),
-    (FERRY, "Where did the ferry come from?", "Borvik"),
-    (MILL, "Where did the baker come from?", "Lund"),
-]
-SENTENCES = [  # words and tags; "Lund" and "May" have different tags in different sentences
-    ("Ines Aldo left Borvik", "B-PER I-PER O B-LOC"),
-    ("May Lund sings in Oslo", "B-PER I-PER O O B-LOC"),
-    ("the baker moved to Lund", "O O O O B-LOC"),
-    ("it rained all through May", "O O O O B-DATE"),
-    ("Nordic Freight hired Otto", "B-ORG I-ORG O B-PER"),
-    ("nobody answered the phone", "O O O O"),
-    ("Otto joined Blue Mill Bakery", "B-PER O B-ORG I-ORG I-ORG"),
-    ("in 1921 Borvik had no bridge", "O B-DATE B-LOC O O O"),
-    ("Otto moved to Oslo", "B-PER O O B-LOC"),
-    ("Ines sings all night", "B-PER O O O"),
-]
-TEXTS = [
-    ("the rain would not stop", "wet"),
-    ("the sun burned all day", "dry"),
-    ("not a drop fell in June", "dry"),
-    ("the cellar was under water", "wet"),
-    ("a gale took the roof", "windy"),
-    ("dust lay on every leaf", "dry"),
-    ("the flags stood straight out", "windy"),
-    ("our boots never dried", "wet"),
-    ("the well ran dry", "dry"),
-    ("the river rose", "wet"),
-]
-PAIRS = [
-    ("a boat", "ferry to the island"),
-    ("a bird", "swallow under the eaves"),
-    ("a tool", "hammer with a short handle"),
-    ("a fruit", "ripe plums in a bowl"),
-    ("a letter", "envelope with a red stamp"),
-    ("a storm", "thunder over the hills"),
-    ("a child", "girl on the swing"),
-    ("a coat", "wool with two pockets"),
-    ("a mill", "flour on the stones"),
-    ("a door", "hinges and a lock"),
-]
-ROWS = {
-    "qa": [
-        {"question": q, "context": c, "answers": [] if a is None else [{"text": a, "start": c.index(a)}]}
-        for c, q, a in QUESTIONS
-    ],
-    "ner": [{"text": words, "words": words.split(), "tags": tags.split()} for words, tags in SENTENCES],
-    "classify": [{"text": text, "label": label} for text, label in TEXTS],
-    "embed": [{"first": first, "second": second} for first, second in PAIRS],
-}
+NAMES = "Anna Bert Clara Dirk Emma Fritz Greta Hans Ida Jens".split()
+PLACES = "Oslo Lund Rome Cairo Lima Delhi Perth Kyoto Quito Bonn".split()
+VISITS = list(zip(NAMES, PLACES, strict=True))
+PASSAGES = [" ".join(f"{name} went to {place}." for name, place in VISITS[k : k + 5]) for k in (0, 5)]
 INPUTS = {"qa": ("question", "context"), "ner": ("text",), "classify": ("text",), "embed": ("first", "second")}
 STEPS = 40
 SETTINGS = "--model gpt2-mini --batch-size 8 --max-length 96 --seed 1 --dropout 0".split()
 
 
-def write_rows(path: Path, rows: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+def question(k: int) -> dict:
+    """A question about one of the passages; every fourth has no answer."""
+    name, place = VISITS[k]
+    context = PASSAGES[k // 5]
+    if k % 4 == 3:
+        return {"question": f"What did {name} eat?", "context": context, "answers": []}
+    answer = {"text": place, "start": context.index(place)}
+    return {"question": f"Where did {name} go?", "context": context, "answers": [answer]}
+
+
+# For each task eight examples to train on, and two for dev: labkit refuses to score what it trains on.
+ROWS = {
+    "qa": [question(k) for k in range(10)],
+    "ner": [
+        {"words": [name, "saw", place], "tags": ["B-PER", "O", "B-LOC" if k % 3 else "B-ORG"]}
+        for k, (name, place) in enumerate(VISITS)
+    ],
+    "classify": [{"text": f"{name} saw {place}", "label": "abc"[k % 3]} for k, (name, place) in enumerate(VISITS)],
+    "embed": [{"first": f"{name} sent a letter", "second": f"the post of {place}"} for name, place in VISITS],
+}
+
+
+def inputs_of(task: str) -> list[dict]:
+    """The rows as inputs of a prediction, without what is to be predicted."""
+    rows = [{"text": " ".join(row["words"])} for row in ROWS["ner"]] if task == "ner" else ROWS[task]
+    return [{"id": f"row {k}"} | {name: row[name] for name in INPUTS[task]} for k, row in enumerate(rows)]
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """task -> (run folder, inputs, what `labkit predict` writes for a file with them).
+    """task -> (run folder, the predictions that `labkit predict` writes for a file with its inputs).
 
     The only evaluation is at the last step, so the last weights are kept.
     """
-    made: dict[str, tuple[Path, list[dict], list[dict]]] = {}
+    made = {}
 
-    def get(task: str) -> tuple[Path, list[dict], list[dict]]:
+    def get(task: str):
         if task not in made:
             folder = tmp_path_factory.mktemp(task)
-            log, target = folder / "log", folder / "predictions.jsonl"
-            rows = [{name: row[name] for name in row if task != "ner" or name != "text"} for row in ROWS[task]]
-            run(
-                "train", task, *SETTINGS, "--train-file", write_rows(folder / "train.jsonl", rows[:8]),
-                "--dev-file", write_rows(folder / "dev.jsonl", rows[8:]), "--epochs", STEPS, "--evaluate-every", STEPS,
-                "--learning-rate", 1e-3, "--backbone-dropout", 0, "--output-dir", folder / "run",
-                *(["--null-threshold", 0] if task == "qa" else []), log=log,
-            )  # fmt: skip
-            inputs = [
-                {"id": f"row {k}"} | {name: row[name] for name in INPUTS[task]} for k, row in enumerate(ROWS[task])
-            ]
-            source = write_rows(folder / "inputs.jsonl", inputs)
-            run("predict", task, "--model", folder / "run", "--input", source, "--output", target, log=log)
-            made[task] = folder / "run", inputs, [json.loads(line) for line in target.read_text().splitlines()]
+            train = ["train", task, *SETTINGS, "--train-file", write_lines(folder / "train.jsonl", ROWS[task][:8])]
+            train += ["--dev-file", write_lines(folder / "dev.jsonl", ROWS[task][8:]), "--output-dir", folder / "run"]
+            train += ["--epochs", STEPS, "--evaluate-every", STEPS, "--learning-rate", 1e-3, "--backbone-dropout", 0]
+            call(*train, *(["--null-threshold", 0] if task == "qa" else []))
+            source, target = write_lines(folder / "inputs.jsonl", inputs_of(task)), folder / "predictions.jsonl"
+            call("predict", task, "--model", folder / "run", "--input", source, "--output", target)
+            made[task] = folder / "run", read_lines(target)
         return made[task]
 
     return get
 
 
-@pytest.mark.parametrize(
-    ("task", "field", "expected"),
-    [
-        ("qa", "text", [answer or "" for _, _, answer in QUESTIONS]),
-        ("ner", "tags", [tags.split() for _, tags in SENTENCES]),
-        ("classify", "label", [label for _, label in TEXTS]),
-    ],
-)
-def test_all_eight_examples_are_learned(trained, task, field, expected):
-    _, _, predicted = trained(task)
-    assert [row[field] for row in predicted[:8]] == expected[:8]
+def test_eight_questions_are_learned(trained):
+    texts = [row["text"] for row in trained("qa")[1]]
+    assert texts[:8] == [row["answers"][0]["text"] if row["answers"] else "" for row in ROWS["qa"][:8]]
+
+
+@pytest.mark.parametrize(("task", "field"), [("ner", "tags"), ("classify", "label")])
+def test_eight_sentences_and_eight_texts_are_learned(trained, task, field):
+    assert [row[field] for row in trained(task)[1]][:8] == [row[field] for row in ROWS[task][:8]]
 
 
 def test_embed_retrieves_all_eight_pairs(trained):
     """The similarity of every first text with every second text, so that the ranks do not depend on labkit's scores."""
-    pipe = labkit.pipeline(trained("embed")[0])
-    pairs = [{"first": first, "second": second} for first, _ in PAIRS[:8] for _, second in PAIRS[:8]]
-    similarity = torch.tensor([row["similarity"] for row in pipe(pairs)]).view(8, 8)
-    assert similarity.argmax(dim=1).tolist() == list(range(8))
+    rows = ROWS["embed"][:8]
+    pairs = [{"first": one["first"], "second": other["second"]} for one in rows for other in rows]
+    similarity = [row["similarity"] for row in labkit.pipeline(trained("embed")[0])(pairs)]
+    assert torch.tensor(similarity).view(8, 8).argmax(dim=1).tolist() == list(range(8))
 
 
 def test_lm_learns_eight_sentences(tmp_path):
     """The loss of the saved model, computed with plain torch; the first tokens differ, so it can reach 0."""
-    names, rest = "Anna Bert Clara Dirk Emma Fritz Greta Hans".split(), [second for _, second in PAIRS]
-    stories = [f"{name} wrote to a friend about {text}." for name, text in zip(names, rest, strict=False)]
+    stories = [f"{name} wrote to a friend about the streets of {place}." for name, place in VISITS[:8]]
     for number, story in enumerate(stories):
         (tmp_path / f"{number}.txt").write_text(story, encoding="utf-8")
-    files = [part for number in range(8) for part in ("--train-file", tmp_path / f"{number}.txt")]
-    run(
-        "train", "lm", "--objective", "next", *SETTINGS, *files, "--max-steps", STEPS, "--learning-rate", 2e-3,
-        "--output-dir", tmp_path / "run", log=tmp_path / "log",
-    )  # fmt: skip
+    train = ["train", "lm", "--objective", "next", *SETTINGS, "--train-file", tmp_path, "--max-steps", STEPS]
+    call(*train, "--learning-rate", 2e-3, "--output-dir", tmp_path / "run")
     lm = labkit.load(tmp_path / "run" / "model", device="cpu", dtype="float32")
     losses = []
     for story in stories:
@@ -162,10 +111,9 @@ def test_lm_learns_eight_sentences(tmp_path):
 @pytest.mark.parametrize("task", ROWS)
 def test_predict_on_a_file_equals_the_pipeline(trained, task):
     """The file is predicted in padded batches, the pipeline gets one input at a time, so numbers are rounded apart."""
-    folder, inputs, predicted = trained(task)
+    folder, predicted = trained(task)
     pipe = labkit.pipeline(folder)
-    assert [row["id"] for row in predicted] == [row["id"] for row in inputs]
-    for row, prediction in zip(inputs, predicted, strict=True):
+    for row, prediction in zip(inputs_of(task), predicted, strict=True):
         assert rounded(prediction) == rounded(json.loads(json.dumps(pipe(row))))
 
 
