@@ -1,9 +1,9 @@
 """Questions in several wordings: what each kind of file becomes, and how bad rows are named."""
 
+import csv
 import json
 from collections import Counter
 
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -166,7 +166,10 @@ def test_rows_of_one_fact_become_one_question_with_the_templates_by_people_first
     file = write(tmp_path / f"myriad{suffix}", MYRIAD)
     if suffix == ".csv":
         rows = [row | {name: json.dumps(row[name]) for name in CHILE} for row in MYRIAD]
-        pd.DataFrame(rows).to_csv(file, index=False)
+        with file.open("w", newline="", encoding="utf-8") as table:
+            writer = csv.DictWriter(table, MYRIAD[0])
+            writer.writeheader()
+            writer.writerows(rows)
     wordings = ("The capital of Peru is ____.", "____, Peru's capital.")
     assert read_paraphrases(file) == [
         ParaphrasedQuestion("P36-u1", wordings, ("Lima", "City of Kings"), "P36"),
