@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
@@ -37,16 +38,11 @@ LABELS = tuple("ABCDEFGHI")  # as many as CoNLL-2003 has
 RANK = 16  # of LoRA
 SIDES = {"cpu": 1024, "cuda": 8192}  # of the square matrices whose product measures the machine's rate
 RANDOM = "random:"
-SHAPES: dict[
-    str, tuple[str, dict[str, int]]
-] = {  # model cards, and table 1 of the report on Gemma 2 (arXiv 2408.00118)
+GEMMA_2_9B = {"hidden_size": 3584, "intermediate_size": 14336, "num_hidden_layers": 42, "num_attention_heads": 16}
+SHAPES: dict[str, tuple[str, dict[str, int]]] = {  # table 1 of the report on Gemma 2 (arXiv 2408.00118)
     "gpt2": ("GPT2Config", {}),
     "gemma-2-2b": ("Gemma2Config", {}),  # the defaults of transformers
-    "gemma-2-9b": (
-        "Gemma2Config",
-        {"hidden_size": 3584, "intermediate_size": 14336, "num_hidden_layers": 42}
-        | {"num_attention_heads": 16, "num_key_value_heads": 8},
-    ),
+    "gemma-2-9b": ("Gemma2Config", GEMMA_2_9B | {"num_key_value_heads": 8}),
 }
 NOTES = (
     "seconds_per_step: spread of the timed steps after warm-up; tokens_per_second is that of the median. "
@@ -63,11 +59,10 @@ def measure(row: dict[str, Any], seconds: float = 5.0) -> dict[str, Any]:
 
     try:
         return {"reason": None} | _measured(row, seconds)
-    except LabkitError as error:
-        return {"reason": _one_line(error)}
     except Exception as error:  # an attention backend or a kernel may raise anything, and the other rows must go on
-        what = "out of memory" if is_out_of_memory(error) else type(error).__name__
-        return {"reason": _one_line(f"{what}: {error}")}
+        kind = "out of memory" if is_out_of_memory(error) else type(error).__name__
+        message = str(error) if isinstance(error, LabkitError) else f"{kind}: {error}"
+        return {"reason": shorten(message, 300)}
 
 
 def _measured(row: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -92,16 +87,16 @@ def _measured(row: dict[str, Any], seconds: float) -> dict[str, Any]:
         peak = peak_memory()  # before the matrices of the matmul rate are made
         rate = matmul_rate(row["dtype"], row["device"])
     trained, parameters = adapters.trainable(model)
-    each = machine.spread([round(time, 6) for time in times])
-    tokens = row["batch_size"] * row["length"] / each["median"]
+    steps = machine.spread(times, 6)
+    tokens = row["batch_size"] * row["length"] / steps["median"]
     flops = flops_per_token(kind, config, row["method"], row["length"])
     return {
         "backend": backend,
         "parameters": parameters,
         "trained_parameters": trained,
         "tf32": chosen.tf32,
-        "seconds_per_step": each,
-        "samples_per_second": row["batch_size"] / each["median"],
+        "seconds_per_step": steps,
+        "samples_per_second": row["batch_size"] / steps["median"],
         "tokens_per_second": tokens,
         "peak_memory_bytes": peak,
         "flops_per_token": flops,
@@ -136,8 +131,7 @@ def shape(name: str) -> Any:
     from labkit.errors import ModelError
 
     if name.removeprefix(RANDOM) not in SHAPES:
-        known = ", ".join(RANDOM + known for known in SHAPES)
-        raise ModelError(f"there is no shape {name!r}; choose one of {known}")
+        raise ModelError(f"there is no shape {name!r}; choose one of {', '.join(RANDOM + shape for shape in SHAPES)}")
     kind, sizes = SHAPES[name.removeprefix(RANDOM)]
     return getattr(transformers, kind)(**sizes)
 
@@ -214,10 +208,6 @@ def in_words(row: dict[str, Any]) -> str:
         f"{name}: {row['tokens_per_second']:,.0f} tokens/s, {step['median']:.3f} s per step ({step['min']:.3f} to "
         f"{step['max']:.3f}, n = {step['n']}), peak {row['peak_memory_bytes'] / 1e9:.2f} GB, MFU {row['mfu']:.1%}"
     )
-
-
-def _one_line(message: Any) -> str:
-    return " ".join(str(message).split())[:300]
 
 
 def main() -> int:

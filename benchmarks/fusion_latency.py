@@ -5,9 +5,9 @@
 
 Arms, all on the same token ids, greedy, with no end token, so that each writes as much as it is asked to:
 `fast`, `flex` and `dense` fuse with the engines of those names (`labkit.fusion`); `cacheless` fuses as the public
-experiment does, reading all again for each token; `logit-average` is the batch of N rows whose logits the fast engine
-averages; `apart` is the same average from plain transformers: what N calls of generate() do, each with a cache of its
-own, one after the other, and the average of their logits for each token.
+experiment does, without a cache; `logit-average` is the batch of N rows whose logits the fast engine averages; `apart`
+is the same average from plain transformers: what N calls of generate() do, each with a cache of its own, one after the
+other, and the average of their logits for each token.
 
 Settings: `equal`, segments of 24 tokens; `mixed`, of 8 to 40, as many tokens in all; `long`, segments of 128, prefill
 only, with `fast` and, as the control that must be found quadratic, `concat`: the same tokens as one long text.
@@ -125,7 +125,7 @@ class Bench:
 
         self.names[arm] = "plain transformers, a cache for each sequence"
         model, device = self.lm.model, next(self.lm.model.parameters()).device
-        new = [self.torch.tensor([[*self.prefix, *each, *self.cue]], device=device) for each in segments]
+        new = [self.torch.tensor([[*self.prefix, *segment, *self.cue]], device=device) for segment in segments]
         caches, written = [DynamicCache() for _ in new], []
         for length in range(1, new_tokens + 1):
             logits = [
@@ -210,17 +210,16 @@ def _case(case: Case, seconds: dict[str, dict[int, list[float]]]) -> dict:
         "setting": case[0],
         "paraphrases": case[1],
         "segment_tokens": lengths_of(*case),
-        "seconds": {arm: {str(n): _spread(values) for n, values in each.items()} for arm, each in seconds.items()},
+        "seconds": {
+            arm: {str(n): machine.spread(values, 5) for n, values in by_length.items()}
+            for arm, by_length in seconds.items()
+        },
         "ratios": {
-            f"{arm}/fast": {str(n): machine.paired(values, fast[n]) for n, values in each.items() if n in fast}
-            for arm, each in seconds.items()
+            f"{arm}/fast": {str(n): machine.paired(values, fast[n]) for n, values in by_length.items() if n in fast}
+            for arm, by_length in seconds.items()
             if fast and arm != "fast"
         },
     }
-
-
-def _spread(seconds: Sequence[float]) -> dict:
-    return machine.spread([round(each, 5) for each in seconds])
 
 
 def growths(seconds: dict[int, dict[str, dict[int, list[float]]]]) -> dict:
@@ -229,7 +228,7 @@ def growths(seconds: dict[int, dict[str, dict[int, list[float]]]]) -> dict:
     if len(counts) < 4:
         return {}
     return {
-        arm: {"seconds": {str(count): _spread(seconds[count][arm][1]) for count in counts}}
+        arm: {"seconds": {str(count): machine.spread(seconds[count][arm][1], 5) for count in counts}}
         | growth(counts, np.array([seconds[count][arm][1] for count in counts]).T)
         for arm in seconds[counts[0]]
     }
@@ -249,8 +248,8 @@ def growth(counts: Sequence[int], seconds: np.ndarray) -> dict:
 
     terms, share = fitted(middle[None])
     _, shares = fitted(np.median(seconds[machine.drawn(len(seconds))], axis=1))
-    found = {name: round(float(value), 8) for name, value in zip("abc", terms[:, 0], strict=True)}
-    return {"fit": found, "curved": {"share": round(float(share[0]), 4)} | machine.interval(shares, len(seconds))}
+    fit = {name: round(float(value), 8) for name, value in zip("abc", terms[:, 0], strict=True)}
+    return {"fit": fit, "curved": {"share": round(float(share[0]), 4)} | machine.interval(shares, len(seconds))}
 
 
 def memory_of_all(options: argparse.Namespace) -> list[dict]:
@@ -278,8 +277,8 @@ def summary(results: dict) -> Iterator[str]:
                 interval = "" if ratio["low"] is None else f" [{ratio['low']:.3f}, {ratio['high']:.3f}]"
                 name = f"{case['setting']}, N = {case['paraphrases']}, {tokens} tokens"
                 yield f"{name}: {pair} {ratio['median']:.3f}{interval}"
-    for arm, found in results["growth"].items():
-        curved = found["curved"]
+    for arm, growth_of_arm in results["growth"].items():
+        curved = growth_of_arm["curved"]
         interval = "" if curved["low"] is None else f" [{curved['low']:.2f}, {curved['high']:.2f}]"
         yield f"prefill, quadratic share of {arm}: {curved['share']:.2f}{interval}"
     yield from (f"left out: {name}" for name in results["left_out"])

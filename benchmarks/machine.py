@@ -28,11 +28,11 @@ FEWEST = 5  # rounds; the whole range of fewer holds the median in less than 90 
 
 def parser(description: str) -> argparse.ArgumentParser:
     """A parser with the options that most programs share."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--device", default="cpu")
-    made.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads (default: all cores)")
-    made.add_argument("--quick", action="store_true", help="a tiny model, seconds; writes nothing")
-    return made
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads (default: all cores)")
+    parser.add_argument("--quick", action="store_true", help="a tiny model, seconds; writes nothing")
+    return parser
 
 
 def use(options: argparse.Namespace) -> None:
@@ -86,8 +86,9 @@ def _cpu_name() -> str:
     return platform.processor() or "unknown"
 
 
-def spread(values: list[float]) -> dict[str, Any]:
-    """n, median, smallest, largest, and every value in the order in which it was measured."""
+def spread(values: Sequence[float], digits: int | None = None) -> dict[str, Any]:
+    """n, median, smallest, largest, and every value in the order in which it was measured, rounded to `digits`."""
+    values = list(values) if digits is None else [round(value, digits) for value in values]
     middle = statistics.median(values)
     return {"n": len(values), "median": middle, "min": min(values), "max": max(values), "each": values}
 
@@ -110,6 +111,11 @@ def in_a_process(arguments: Sequence[str], **environment: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def peak_mb(arguments: Sequence[str]) -> dict[str, Any]:
+    """`spread` of the peak memory that three processes of `python ARGUMENTS` print."""
+    return spread([in_a_process(arguments) for _ in range(3)])
+
+
 def in_turn(calls: dict[str, Callable[[int], Any]], rounds: int, warmup: int, device: str) -> dict[str, list[float]]:
     """Seconds of each call in each round. All run once in each round, so a slow moment of the machine hits all."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
@@ -126,7 +132,7 @@ def in_turn(calls: dict[str, Callable[[int], Any]], rounds: int, warmup: int, de
 
 def ratios(one: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
     """`spread` of one / other, round by round."""
-    return spread([round(a / b, 4) for a, b in zip(one, other, strict=True)])
+    return spread([a / b for a, b in zip(one, other, strict=True)], 4)
 
 
 class Trainer:

@@ -66,7 +66,7 @@ def cut(spec: dict[str, Any], texts: list[str]) -> tuple[dict[str, Any], list[in
     token_of = {number: token for token, number in model["vocab"].items()}
     used: set[int] = set()
     for full.encode_special_tokens in (False, True):
-        used.update(number for made in full.encode_batch_fast(texts) for number in made.ids)
+        used.update(number for encoding in full.encode_batch_fast(texts) for number in encoding.ids)
     rank = {tuple(pair): place for place, pair in enumerate(model["merges"])}
     added = [token for token in spec["added_tokens"] if not RESERVED.fullmatch(token["content"])]
     kept = {token_of[number] for number in used if number in token_of}
@@ -87,12 +87,12 @@ def cut(spec: dict[str, Any], texts: list[str]) -> tuple[dict[str, Any], list[in
 
 def _merged_from(token: str, rank: dict[tuple[str, str], int]) -> set[str]:
     """Every token that byte-pair encoding makes on the way from the characters of `token` to the token."""
-    parts, made = list(token), set(token)
+    parts, tokens = list(token), set(token)
     while ranked := [(rank[pair], place) for place, pair in enumerate(pairwise(parts)) if pair in rank]:
         place = min(ranked)[1]
         parts[place : place + 2] = [parts[place] + parts[place + 1]]
-        made.add(parts[place])
-    return made
+        tokens.add(parts[place])
+    return tokens
 
 
 def pack(texts: list[str], folder: Path, piece_bytes: int) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def pack(texts: list[str], folder: Path, piece_bytes: int) -> dict[str, Any]:
 
 
 def _cached() -> Path:
-    """The folder of the converted model, made if it is missing."""
+    """The folder of the converted model; it is converted if it is missing."""
     load(CARD.name)
     return cache.cache_dir() / "models" / CARD.name
 
@@ -155,11 +155,11 @@ def unpack(folders: list[Path], output: Path) -> None:
     from torch import device
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    lying = {file.name: file for folder in folders for file in Path(folder).iterdir()}
-    manifest = json.loads(lying["manifest.json"].read_text(encoding="utf-8"))
+    files = {file.name: file for folder in folders for file in Path(folder).iterdir()}
+    manifest = json.loads(files["manifest.json"].read_text(encoding="utf-8"))
     whole = bytearray()
     for name, digest in manifest["pieces"].items():
-        piece = lying[name].read_bytes() if name in lying else b""
+        piece = files[name].read_bytes() if name in files else b""
         if hashlib.sha256(piece).hexdigest() != digest:
             sys.exit(f"{name} is {'damaged' if piece else 'missing'}; copy it again")
         whole += piece
@@ -194,28 +194,28 @@ def check(folder: Path, texts: list[str]) -> str:
     source = load_file(_cached() / "model.safetensors")
     for name, weight in load_file(folder / "model.safetensors").items():
         assert torch.equal(weight, source[name][old_ids] if "embed_tokens" in name else source[name]), name
-    apart = 0.0
+    gap = 0.0
     for text in texts[:: max(1, len(texts) // 8)]:
         ids = smaller.tokenizer(text[:1000], return_tensors="pt")["input_ids"]
         with torch.no_grad():
             logits, reference = smaller.model(ids).logits, full.model(old_ids[ids]).logits[..., old_ids]
-        apart = max(apart, float((logits - reference).abs().max()))
-    assert apart < 1e-3, f"the logits differ by {apart}"
-    return f"{len(texts):,} texts have the same tokens, the weights are the same, the logits differ by {apart:.1e}"
+        gap = max(gap, float((logits - reference).abs().max()))
+    assert gap < 1e-3, f"the logits differ by {gap}"
+    return f"{len(texts):,} texts have the same tokens, the weights are the same, the logits differ by {gap:.1e}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    made, opened, compared = (commands.add_parser(name) for name in ("pack", "unpack", "check"))
-    for command in (made, compared):
+    packing, unpacking, checking = (commands.add_parser(name) for name in ("pack", "unpack", "check"))
+    for command in (packing, checking):
         command.add_argument("--data", nargs="*", default=[], help="data sets as TASK:FILE, tasks ner and qa")
         command.add_argument("--texts", nargs="*", type=Path, default=[], help="plain text files")
-    made.add_argument("--output-dir", type=Path, required=True)
-    made.add_argument("--piece-mib", type=int, default=12, help="size of a piece (default 12)")
-    opened.add_argument("folders", nargs="+", type=Path, help="folders with the pieces and manifest.json")
-    opened.add_argument("--output", type=Path, required=True, help="the model folder to write")
-    compared.add_argument("folder", type=Path, help="the unpacked model")
+    packing.add_argument("--output-dir", type=Path, required=True)
+    packing.add_argument("--piece-mib", type=int, default=12, help="size of a piece (default 12)")
+    unpacking.add_argument("folders", nargs="+", type=Path, help="folders with the pieces and manifest.json")
+    unpacking.add_argument("--output", type=Path, required=True, help="the model folder to write")
+    checking.add_argument("folder", type=Path, help="the unpacked model")
     options, began = parser.parse_args(), time.perf_counter()
     if options.command == "pack":
         manifest = pack(texts_in(options.data, options.texts), options.output_dir, options.piece_mib << 20)

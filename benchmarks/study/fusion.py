@@ -25,7 +25,7 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
 
 from benchmarks.study import report, runner  # noqa: E402
-from benchmarks.study.mask_effect import slug  # noqa: E402
+from benchmarks.study.runner import slug  # noqa: E402
 from labkit.datasets.paraphrases import KNOWN_FACTS  # noqa: E402
 from labkit.errors import DataError, TrainingError  # noqa: E402
 from labkit.fusion import runs  # noqa: E402
@@ -131,14 +131,10 @@ def run_study(study: Study, folder: str | Path, **log: Any) -> dict[str, str]:
         if cell.data not in plans:
             plans[cell.data] = runs.plan(replace(cell, max_questions=None).settings(study))
         _ = cell.settings(study)  # a method that does not exist is an error before anything is asked
-    facts = {
-        name: {
-            "dataset": study.data[name][0],
-            "sha256": plan.about["data"]["questions_sha256"],
-            "questions": len(plan.questions),
-        }
-        for name, plan in plans.items()
-    }
+    facts = {}
+    for name, plan in plans.items():
+        sha256 = plan.about["data"]["questions_sha256"]
+        facts[name] = {"dataset": study.data[name][0], "sha256": sha256, "questions": len(plan.questions)}
     settings = asdict(study) | {"data": facts}
     del settings["repeat_control"]
     path = runner.begun(folder, settings, GROWING)
@@ -166,17 +162,17 @@ def tables(folder: str | Path, reference: str = SINGLE, lemmatised: bool = False
     """
     path = Path(folder).expanduser()
     runner.read_study(path)
-    found: dict[tuple[str, str], dict[Cell, Answers]] = {}
+    files_of: dict[tuple[str, str], dict[Cell, Answers]] = {}
     templates = {}
     for file in sorted(path.glob("*/*/*/metrics.json")):
         metrics = read_json(file)
         cell = Cell(**metrics["cell"])
-        found.setdefault((cell.model, cell.data), {})[cell] = read_answers(file.parent / ANSWERS)
+        files_of.setdefault((cell.model, cell.data), {})[cell] = read_answers(file.parent / ANSWERS)
         templates[cell.data] = metrics["templates"]
-    if not found:
+    if not files_of:
         raise TrainingError(f"{folder}: no cell is finished yet")
     parts = []
-    for (model, data), files in found.items():
+    for (model, data), files in files_of.items():
         revealed = {row["id"] for answers in files.values() for row in answers.rows if _reveals(row)}
         for name, left_out in ((data, set()), (f"{data}, answer not in the question", revealed)):
             if left_out or name == data:
@@ -201,9 +197,9 @@ def _compared(
     """The tables of one model on one set, one for each number of paraphrases and sample of the questions."""
     singles = {cell.place: answers for cell, answers in files.items() if cell.place is not None}
     numbers = sorted({1, *(cell.first for cell in files if cell.first)})
-    variants = [(n, n, {cell: it for cell, it in files.items() if cell.first == n}, "") for n in numbers]
+    variants = [(n, n, {cell: own for cell, own in files.items() if cell.first == n}, "") for n in numbers]
     for n in sorted({cell.repeat for cell in files if cell.repeat}):
-        variants.append((n, 1, {cell: it for cell, it in files.items() if cell.repeat == n}, ", copies"))
+        variants.append((n, 1, {cell: own for cell, own in files.items() if cell.repeat == n}, ", copies"))
     for n, read_alone, own, suffix in variants:
         arms = {cell.method: scores([answers], lemmatised) for cell, answers in own.items()}
         if all(place in singles for place in range(read_alone)):
@@ -277,7 +273,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> dict[str, str]:
-    own = {each.name: getattr(options, each.name) for each in fields(Study) if hasattr(options, each.name)}
+    own = {field.name: getattr(options, field.name) for field in fields(Study) if hasattr(options, field.name)}
     data = dict(named(text, options.pairs) for text in options.dataset or [KNOWN_FACTS])
     study = Study(**own | {"data": data})
     return run_study(study, options.output_dir)

@@ -32,7 +32,7 @@ from transformers import PreTrainedTokenizerFast
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
 
 from benchmarks.study import report, runner  # noqa: E402
-from benchmarks.study.mask_effect import slug  # noqa: E402
+from benchmarks.study.runner import slug  # noqa: E402
 from labkit import objectives  # noqa: E402
 from labkit.datasets import embedded  # noqa: E402
 from labkit.datasets.text import Document, read_documents  # noqa: E402
@@ -133,8 +133,8 @@ def run_study(study: Study, folder: str | Path, **log: Any) -> dict[str, str]:
         DataError, TrainingError: no text, or too little of it, or the folder contains another study.
     """
     documents = read_documents(study.texts) if study.texts else [_embedded()]
-    digests = {each.name: hashlib.sha256(each.text.encode()).hexdigest() for each in documents}
-    sides = [each.split(study.held_out) for each in documents]
+    digests = {document.name: hashlib.sha256(document.text.encode()).hexdigest() for document in documents}
+    sides = [document.split(study.held_out) for document in documents]
     saved = Path(folder).expanduser() / "tokenizer"
     if saved.exists():
         tokenizer = PreTrainedTokenizerFast.from_pretrained(saved)
@@ -255,15 +255,15 @@ def flops_per_token(arm: Arm, model: GPT, batch: dict[str, Tensor]) -> float:
 
 def _evaluated(model: GPT, texts: Texts) -> dict[str, float]:
     """Nats per token, held out and on the training side; and the cosine loss of the predicted future."""
-    found = {
+    losses = {
         "val_loss": float(token_losses(model, texts.rows).mean()),
         "train_loss": float(token_losses(model, texts.train_rows).mean()),
     }
     if isinstance(model, FutureGPT) and model.future.source != "memory":
         with torch.no_grad(), model.watched() as seen:
             model(texts.rows[:16, :-1].to(model.wte.weight.device))
-            found["future_loss"] = float(FutureLoss("cosine")(seen))
-    return found
+            losses["future_loss"] = float(FutureLoss("cosine")(seen))
+    return losses
 
 
 def _batch(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
@@ -273,7 +273,7 @@ def _batch(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
 
 
 def _embedded() -> Document:
-    return Document("field-notes", "\n\n".join(each.text for each in embedded.passages()))
+    return Document("field-notes", "\n\n".join(passage.text for passage in embedded.passages()))
 
 
 def _texts(tokenizer: Any, sides: Sequence[tuple[str, str]], study: Study) -> Texts:
@@ -314,7 +314,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> dict[str, str]:
-    given = {each.name: getattr(options, each.name, None) for each in fields(Study)}
+    given = {field.name: getattr(options, field.name, None) for field in fields(Study)}
     chosen = PROFILES[options.profile] | {name: value for name, value in given.items() if value is not None}
     return run_study(Study(**chosen | {"texts": tuple(chosen.get("texts", ()))}), options.output_dir)
 
