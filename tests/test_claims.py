@@ -94,12 +94,6 @@ def test_a_claim_has_the_figures_of_what_it_names(claim, shown, measured):
         assert not missing, f"not in the result files: {missing}"
 
 
-def test_a_figure_is_compared_at_its_own_precision():
-    figures = NUMBER.findall("1,287 tokens, -2.7 [-4.8, +0.7], 15.6 % and 3.")
-    assert figures == ["1,287", "-2.7", "-4.8", "+0.7", "15.6 %", "3"]
-    assert is_rounded("-2.7", -2.7499) and not is_rounded("-2.7", -2.76) and is_rounded("15.6 %", 0.1563)
-
-
 # ---- the results of the study on the mask ----------------------------------------------------------------------------
 
 

@@ -126,7 +126,7 @@ def planted(monkeypatch, tmp_path, shares):
     def answers(lm, questions, method, *args, on_batch, **kwargs):
         texts = []
         for wordings in questions:
-            name, places = wordings[0].split()[0], [text.split()[-1] for text in wordings]
+            name, places = wordings[0].split()[1], [text.split()[-1] for text in wordings]
             how = f"single {places[0]}" if method == "single" or len(set(places)) == 1 else method
             luck = 0.5 * random.Random(name).random() + 0.5 * random.Random(f"{name} {how}").random()
             is_right = luck < shares.get(how.split()[0], 0.4)
