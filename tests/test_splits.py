@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.datasets.examples import Labelled
-from labkit.datasets.splits import folds, group_of, held_out, sides
+from labkit.datasets.splits import folds, held_out, sides
 from labkit.errors import DataError
 
 
@@ -28,7 +28,7 @@ def test_no_group_is_on_two_sides_no_example_is_lost_and_their_order_does_not_ma
         parts = divide(everything, size, seed)
         assert all(parts)
         assert sorted((e for part in parts for e in part), key=lambda e: int(e.id[1:])) == everything
-        names = [{group_of(example) for example in part} for part in parts]
+        names = [{example.group or example.id for example in part} for part in parts]
         assert sum(map(len, names)) == len(set().union(*names))
         assert [set(part) for part in parts] == [set(part) for part in divide(mixed, size, seed)]
 
