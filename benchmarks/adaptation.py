@@ -18,7 +18,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
 
+import numpy as np  # noqa: E402
+from scipy.stats import bootstrap  # noqa: E402
+
+import labkit  # noqa: E402
 from benchmarks import machine  # noqa: E402
+from labkit.datasets.embedded import passages  # noqa: E402
+from labkit.objectives import Collator, corruption_for, loss  # noqa: E402
+from labkit.run_folder import RunFolder  # noqa: E402
+from labkit.tasks import lm as task  # noqa: E402
+from labkit.tasks.base import pad_id  # noqa: E402
+from labkit.training import Rows, draw, preset, settled, train  # noqa: E402
 
 MAX_LENGTH, LEARNING_RATE = 128, 5e-4
 DRAWS = 2000
@@ -34,13 +44,6 @@ NOTES = (
 
 def one_run(model: str, objective: str, options: argparse.Namespace, seed: int, texts: tuple) -> dict:
     """Train one arm; the curve of its scores, its last answers, and what it cost."""
-    import labkit
-    from labkit.objectives import Collator, corruption_for, loss
-    from labkit.run_folder import RunFolder
-    from labkit.tasks import lm as task
-    from labkit.tasks.base import pad_id
-    from labkit.training import Rows, draw, preset, settled, train
-
     lm = labkit.load(model, dtype=options.dtype if options.lora else "float32")
     task.ensure_mask_token(lm.model, lm.tokenizer)
     rows, held = (task.cut_into_rows(lm.tokenizer, part, MAX_LENGTH) for part in texts)
@@ -86,9 +89,6 @@ def one_run(model: str, objective: str, options: argparse.Namespace, seed: int, 
 
 def differences(runs: dict[str, list[dict]]) -> dict:
     """Accuracy of each arm minus the control's, with a paired bootstrap over the hidden tokens."""
-    import numpy as np
-    from scipy.stats import bootstrap
-
     control = np.array([run["ranks"] for run in runs["next"]]) == 1  # (seeds, tokens)
     result = {}
     for arm in [arm for arm in runs if arm != "next"]:
@@ -114,8 +114,6 @@ def main() -> None:
     parser.add_argument("--name", default="adaptation", help="of the result file")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    from labkit.datasets.embedded import passages
-
     if options.quick:
         options.model, options.steps, options.seeds, options.positions = "tiny-gpt2", 10, [0, 1], 40
     texts = tuple([passage.text for passage in passages(side)] for side in ("train", "dev"))

@@ -20,6 +20,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
 
+import torch  # noqa: E402
+
+import labkit  # noqa: E402
 from benchmarks import machine  # noqa: E402
 
 ARMS = ("causal", "converted", "recipe")
@@ -41,12 +44,8 @@ class Bench:
     """One model three times over, the weights shared, and the batch to run."""
 
     def __init__(self, name: str, device: str, arms=ARMS):
-        import torch
-
-        import labkit
-
         stack = labkit.load(name, device=device).model.base_model
-        self.torch, self.device, self.stack = torch, device, stack
+        self.device, self.stack = device, stack
         stack.get_input_embeddings().weight.requires_grad_(False)
         self.dtype = next(stack.parameters()).dtype
         self.converted = stack
@@ -56,7 +55,6 @@ class Bench:
 
     def batch(self, length: int, padded: bool):
         """ids (2, length) and the 2-D padding mask, or None."""
-        torch = self.torch
         generator = torch.Generator().manual_seed(length)
         vocabulary = self.stack.get_input_embeddings().num_embeddings
         ids = torch.randint(8, vocabulary, (2, length), generator=generator).to(self.device)
@@ -75,21 +73,21 @@ class Bench:
 
     def full_mask(self, ids, real):
         """The recipe's mask, (2, 1, S, S), float."""
-        torch, (batch, length) = self.torch, ids.shape
+        batch, length = ids.shape
         mask = torch.zeros(batch, 1, length, length, dtype=self.dtype, device=self.device)
         if real is not None:
             mask.masked_fill_(real[:, None, None, :] == 0, torch.finfo(self.dtype).min)
         return mask
 
     def forward(self, arm: str, ids, real) -> None:
-        with self.torch.no_grad():
+        with torch.no_grad():
             self.states(arm, ids, real)
 
     def train(self, arm: str, ids, real) -> None:
         parameters = [p for p in self.stack.parameters() if p.requires_grad]
         loss = self.states(arm, ids, real).float().pow(2).mean()
         loss.backward()
-        with self.torch.no_grad():
+        with torch.no_grad():
             for parameter in parameters:
                 parameter -= 1e-9 * parameter.grad
                 parameter.grad = None
@@ -98,9 +96,9 @@ class Bench:
         """The arms compute what their names say, or there is nothing to compare."""
         for padded in (False, True):
             ids, real = self.batch(length, padded)
-            with self.torch.no_grad():
+            with torch.no_grad():
                 causal, converted, recipe = (self.states(arm, ids, real)[1, 0].float() for arm in ARMS)
-            cosine = self.torch.nn.functional.cosine_similarity
+            cosine = torch.nn.functional.cosine_similarity
             window = getattr(self.stack.config, "sliding_window", None)
             if length <= (window or length) and cosine(converted, recipe, dim=0) < 0.99:
                 sys.exit("the converted model and the recipe differ on a text shorter than the window")

@@ -11,6 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
 
+import torch  # noqa: E402
+
+import labkit  # noqa: E402
 from benchmarks import machine  # noqa: E402
 
 PROBE_TOKENS = 64  # the conversion is meant to cost less than one forward pass of so many tokens
@@ -26,10 +29,6 @@ NOTES = (
 
 def measure(name: str, dtype: str, device: str) -> dict:
     """One row: every kind of run, timed for one model in one dtype."""
-    import torch
-
-    import labkit
-
     model = labkit.load(name, dtype=dtype, device=device).model
     ids = torch.arange(8, 8 + PROBE_TOKENS, device=model.device)[None]
     reports = {}

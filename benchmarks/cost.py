@@ -29,10 +29,18 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
 
 import torch  # noqa: E402
+import transformers  # noqa: E402
 from torch.utils.benchmark import Timer  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from benchmarks import machine  # noqa: E402
+from benchmarks.study.runner import listed  # noqa: E402
+from labkit import convert, models, training  # noqa: E402
+from labkit.decoder import limits  # noqa: E402
+from labkit.errors import LabkitError, ModelError, is_out_of_memory  # noqa: E402
+from labkit.models import folders, precision  # noqa: E402
+from labkit.models.heads import Head  # noqa: E402
+from labkit.tasks import adapters  # noqa: E402
 
 LABELS = tuple("ABCDEFGHI")  # as many as CoNLL-2003 has
 RANK = 16  # of LoRA
@@ -55,8 +63,6 @@ NOTES = (
 
 def measure(row: dict[str, Any], seconds: float = 5.0) -> dict[str, Any]:
     """The numbers of one row, or {"reason": why it could not be measured}."""
-    from labkit.errors import LabkitError, is_out_of_memory
-
     try:
         return {"reason": None} | _measured(row, seconds)
     except Exception as error:  # an attention backend or a kernel may raise anything, and the other rows must go on
@@ -66,11 +72,6 @@ def measure(row: dict[str, Any], seconds: float = 5.0) -> dict[str, Any]:
 
 
 def _measured(row: dict[str, Any], seconds: float) -> dict[str, Any]:
-    from labkit import convert
-    from labkit.models import precision
-    from labkit.tasks import adapters
-    from labkit.training import peak_memory
-
     torch.manual_seed(0)
     backbone_dtype = "float32" if row["method"] == "full" else row["dtype"]
     model, backend = load(row["model"], row["attn"], backbone_dtype, row["device"])
@@ -84,7 +85,7 @@ def _measured(row: dict[str, Any], seconds: float) -> dict[str, Any]:
     chosen = precision.choose(text.model_type, card, row["dtype"])
     with precision.kernels(chosen.tf32):
         times = timed(step, seconds)
-        peak = peak_memory()  # before the matrices of the matmul rate are made
+        peak = training.peak_memory()  # before the matrices of the matmul rate are made
         rate = matmul_rate(row["dtype"], row["device"])
     trained, parameters = adapters.trainable(model)
     steps = machine.spread(times, 6)
@@ -107,11 +108,6 @@ def _measured(row: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 def load(name: str, attn: str | None, dtype: str, device: str) -> tuple[Any, str]:
     """A causal model with a head that classifies tokens, and the attention backend that it uses."""
-    from labkit import models
-    from labkit.decoder import limits
-    from labkit.models import folders
-    from labkit.models.heads import Head
-
     head = Head("token-classification", labels=LABELS)
     if name.startswith(RANDOM):
         kind, config = folders.class_for(shape(name), head, name)
@@ -126,10 +122,6 @@ def load(name: str, attn: str | None, dtype: str, device: str) -> tuple[Any, str
 
 def shape(name: str) -> Any:
     """The configuration of a published shape. Raises ModelError if there is none of this name."""
-    import transformers
-
-    from labkit.errors import ModelError
-
     if name.removeprefix(RANDOM) not in SHAPES:
         raise ModelError(f"there is no shape {name!r}; choose one of {', '.join(RANDOM + shape for shape in SHAPES)}")
     kind, sizes = SHAPES[name.removeprefix(RANDOM)]
@@ -138,8 +130,6 @@ def shape(name: str) -> Any:
 
 def flops_per_token(kind: type, config: Any, method: str, length: int) -> float:
     """Floating-point operations of a forward and a backward pass over one row, per token, counted without computing."""
-    from labkit.tasks import adapters
-
     with torch.device("meta"):
         model = adapters.trained_part(kind._from_config(config, attn_implementation="eager"), method, rank=RANK)
         ids = torch.zeros(1, length, dtype=torch.long)
@@ -211,13 +201,7 @@ def in_words(row: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    def several(text: str) -> list[str]:
-        return [part.strip() for part in text.split(",") if part.strip()]
-
-    def numbers(text: str) -> list[int]:
-        return [int(part) for part in several(text)]
-
-    cuda = torch.cuda.is_available()
+    cuda, several, numbers = torch.cuda.is_available(), listed(), listed(int)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     on_gpu = ["random:gemma-2-2b", "random:gemma-2-9b"]
     parser.add_argument("--models", type=several, default=on_gpu if cuda else ["gpt2-mini"], help="separated by commas")
@@ -229,9 +213,7 @@ def main() -> int:
     parser.add_argument("--mask", choices=["bidirectional", "causal"], default="bidirectional")
     parser.add_argument("--seconds", type=float, default=10.0, help="time for the steps of a row (default 10)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if cuda else "cpu")
-    parser.add_argument(
-        "--output", type=Path, help="JSON file (default: benchmarks/results/cost_cpu.json or _gpu.json)"
-    )
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/cost_cpu.json or cost_gpu.json")
     parser.add_argument("--quick", action="store_true", help="tiny models, seconds; writes nothing")
     parser.add_argument("--row", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()

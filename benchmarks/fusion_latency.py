@@ -30,7 +30,18 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
 
+import torch  # noqa: E402
+from transformers import DynamicCache  # noqa: E402
+
+import labkit  # noqa: E402
 from benchmarks import machine  # noqa: E402
+from labkit.decoder.anatomy import CACHE  # noqa: E402
+from labkit.decoder.limits import position_limit  # noqa: E402
+from labkit.fusion.decoding import Decoding, decode  # noqa: E402
+from labkit.fusion.engine import fusable_decoder  # noqa: E402
+from labkit.fusion.generation import make_engine  # noqa: E402
+from labkit.fusion.layout import prompts  # noqa: E402
+from labkit.fusion.methods import METHODS  # noqa: E402
 
 ARMS = ("fast", "logit-average", "apart", "dense", "flex", "cacheless")
 PADDED = ("fast", "logit-average", "dense", "cacheless")  # on a CPU `mixed` has these only
@@ -65,13 +76,7 @@ class Bench:
     """
 
     def __init__(self, options: argparse.Namespace):
-        import torch
-
-        import labkit
-        from labkit.decoder.limits import position_limit
-        from labkit.fusion.engine import fusable_decoder
-
-        self.torch, self.device = torch, options.device
+        self.device = options.device
         self.lm = labkit.load(options.model, dtype=options.dtype, device=options.device)
         self.positions = position_limit(fusable_decoder(self.lm.model).config)
         self.names: dict[str, str] = {}
@@ -90,7 +95,7 @@ class Bench:
         stamps: list[float] = []
         machine.wait(self.device)
         began = time.perf_counter()
-        with self.torch.no_grad():
+        with torch.no_grad():
             write = self._apart if arm == "apart" else self._engine
             tokens = write(arm, segments, new_tokens, stamps)
         machine.wait(self.device)
@@ -98,15 +103,10 @@ class Bench:
         return [stamp - began for stamp in stamps], tokens
 
     def _engine(self, arm: str, segments: list, new_tokens: int, stamps: list[float]) -> list[int]:
-        from labkit.fusion.decoding import Decoding, decode
-        from labkit.fusion.generation import make_engine
-        from labkit.fusion.layout import prompts
-        from labkit.fusion.methods import METHODS
-
         method = METHODS[arm if arm in ("logit-average", "concat") else "fuse"]
-        made = prompts(method, self.prefix, [segments], self.cue)
+        batch = prompts(method, self.prefix, [segments], self.cue)
         name = "reference" if arm == "flex" else arm if arm in ("dense", "cacheless") else "fast"
-        engine = make_engine(name, self.lm.model, made)
+        engine = make_engine(name, self.lm.model, batch)
         self.names[arm] = engine.name
         read = engine.step
 
@@ -119,20 +119,16 @@ class Bench:
         return list(answers[0].tokens)
 
     def _apart(self, arm: str, segments: list, new_tokens: int, stamps: list[float]) -> list[int]:
-        from transformers import DynamicCache
-
-        from labkit.decoder.anatomy import CACHE
-
         self.names[arm] = "plain transformers, a cache for each sequence"
         model, device = self.lm.model, next(self.lm.model.parameters()).device
-        new = [self.torch.tensor([[*self.prefix, *segment, *self.cue]], device=device) for segment in segments]
+        new = [torch.tensor([[*self.prefix, *segment, *self.cue]], device=device) for segment in segments]
         caches, written = [DynamicCache() for _ in new], []
         for length in range(1, new_tokens + 1):
             logits = [
                 model(ids, **{CACHE: cache}, use_cache=True, logits_to_keep=1).logits[:, -1].float()
                 for ids, cache in zip(new, caches, strict=True)
             ]
-            token = self.torch.stack(logits).mean(0).argmax(-1)
+            token = torch.stack(logits).mean(0).argmax(-1)
             written += token.tolist()
             if length < new_tokens:
                 stamps.append(time.perf_counter())

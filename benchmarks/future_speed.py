@@ -17,6 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
 
 from benchmarks import machine  # noqa: E402
+from labkit.future_attention.arms import arm  # noqa: E402
+from labkit.gpt import GPTConfig  # noqa: E402
 
 SHAPE = {"vocab_size": 4096, "context": 256, "width": 256, "layers": 6, "heads": 4}
 DIM, ROWS, ROUNDS = 50, 8, 10  # future_dim, rows per step
@@ -31,9 +33,6 @@ NOTES = (
 
 
 def trainer(name: str, shape: dict, rows: int, dtype: str, device: str) -> machine.Trainer:
-    from labkit.future_attention.arms import arm
-    from labkit.gpt import GPTConfig
-
     one = arm(name)
 
     def loss(model, ids, targets):

@@ -22,7 +22,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
 
+import torch  # noqa: E402
+
 from benchmarks import machine  # noqa: E402
+from labkit.gpt import GPT, GPTConfig  # noqa: E402
 
 ARMS = ("labkit", "labkit_gelu_new", "nanogpt")
 SHAPES = {  # vocabulary, context, width, layers, heads, rows per step
@@ -60,10 +63,6 @@ def nanogpt_model(path: str, shape: tuple):
 
 def trainer(arm: str, path: str, shape: tuple, dtype: str, device: str) -> machine.Trainer:
     """labkit's GPT, with nanoGPT's exact GELU or GPT-2's own, or nanoGPT's; all start from the same weights."""
-    import torch
-
-    from labkit.gpt import GPT, GPTConfig
-
     vocabulary, context, width, layers, heads, rows = shape
     config = GPTConfig(vocabulary, context, width, layers, heads)
     torch.manual_seed(0)

@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
+import torch
 
+import labkit
 from labkit.files import write_whole
 
 RESULTS = Path(__file__).parent / "results"
@@ -37,8 +40,6 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 def use(options: argparse.Namespace) -> None:
     """Set the number of threads; what torch waits for and counts is on `options.device` from now on."""
-    import torch
-
     if options.device.startswith("cuda:"):
         torch.cuda.set_device(options.device)
     torch.set_num_threads(options.threads)
@@ -56,11 +57,6 @@ def write(name: str, results: Any, notes: str, key: str = "results", target: Pat
 
 def describe() -> dict[str, Any]:
     """Processor, cores, memory, GPU, and the versions that matter."""
-    import psutil
-    import torch
-
-    import labkit
-
     available = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     versions = {name: metadata.version(name) for name in ("torch", "transformers", "tokenizers", "safetensors")}
     return {
@@ -96,8 +92,6 @@ def spread(values: Sequence[float], digits: int | None = None) -> dict[str, Any]
 def wait(device: str) -> None:
     """Wait until the GPU has finished what it was given."""
     if device.startswith("cuda"):
-        import torch
-
         torch.cuda.synchronize()
 
 
@@ -139,18 +133,16 @@ class Trainer:
     """A model, its fused AdamW, and batches of random tokens: `step(number)` trains on batch `number`."""
 
     def __init__(self, model: Any, loss: Callable, vocabulary: int, rows: int, length: int, dtype: str, device: str):
-        import torch
-
-        self.torch, self.loss, self.model = torch, loss, model.to(device).train()
+        self.loss, self.model = loss, model.to(device).train()
         self.highest, self.size, self.device = vocabulary, (rows, length + 1), device
         self.dtype = getattr(torch, dtype)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), fused=True)
 
     def step(self, number: int) -> float:
-        rng = self.torch.Generator().manual_seed(number)
-        ids = self.torch.randint(self.highest, self.size, generator=rng).to(self.device)
-        cast = self.dtype != self.torch.float32
-        with self.torch.autocast(self.device.partition(":")[0], self.dtype, enabled=cast):
+        rng = torch.Generator().manual_seed(number)
+        ids = torch.randint(self.highest, self.size, generator=rng).to(self.device)
+        cast = self.dtype != torch.float32
+        with torch.autocast(self.device.partition(":")[0], self.dtype, enabled=cast):
             loss = self.loss(self.model, ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
         loss.backward()
         self.optimizer.step()
@@ -190,9 +182,6 @@ class Memory:
     """
 
     def __init__(self, device: str):
-        import psutil
-        import torch
-
         self.cuda = torch.cuda if device.startswith("cuda") else None
         process = psutil.Process()
         self.read = self.cuda.memory_allocated if self.cuda else lambda: process.memory_info().rss

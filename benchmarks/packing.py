@@ -26,7 +26,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
 
+import torch  # noqa: E402
+
+import labkit  # noqa: E402
 from benchmarks import machine  # noqa: E402
+from labkit.datasets import embedded, readers  # noqa: E402
+from labkit.decoder.anatomy import find_decoder  # noqa: E402
+from labkit.decoder.packing import packed  # noqa: E402
+from labkit.tasks import adapters  # noqa: E402
+from labkit.tasks.base import get, pad_id  # noqa: E402
+from labkit.training import draw, preset  # noqa: E402
 
 ARMS = ("plain", "grouped", "packed", "full")
 FILES = {"ner": "wnut17/wnut17train.conll", "qa": "xquad_en/xquad.en.json"}
@@ -47,15 +56,7 @@ class Mix:
     """The rows of one task, a model with the task's head, and batches in two orders."""
 
     def __init__(self, task: str, options: argparse.Namespace):
-        import torch
-
-        import labkit
-        from labkit.datasets import embedded, readers
-        from labkit.tasks import adapters
-        from labkit.tasks.base import get, pad_id
-        from labkit.training import draw, preset
-
-        self.torch, self.task, self.options, self.device = torch, get(task), options, options.device
+        self.task, self.options, self.device = get(task), options, options.device
         if options.data:
             examples = readers.read(task, options.data / FILES[task])
         else:
@@ -125,26 +126,22 @@ class Mix:
         return time.perf_counter()
 
     def running(self, arm: str):
-        from labkit.decoder.packing import packed
-
         return packed(self.model) if arm in ("packed", "full") else nullcontext()
 
     def autocast(self):
         """As the training does it (`labkit.training`)."""
         bfloat16 = self.options.dtype == "bfloat16"
-        return self.torch.autocast(self.device.partition(":")[0], self.torch.bfloat16, enabled=bfloat16)
+        return torch.autocast(self.device.partition(":")[0], torch.bfloat16, enabled=bfloat16)
 
     def slots_per_token(self, arm: str) -> float:
         """Of the rows of the first timed round."""
-        from labkit.decoder.anatomy import find_decoder
-
         shapes, real = [], 0
         layer = find_decoder(self.model).layers[0]
         hook = layer.register_forward_pre_hook(lambda _, args, kwargs: shapes.append(args[0].shape), with_kwargs=True)
         for rows in self.batches(arm, 1):
             batch = self.batch(rows)
             real += int(batch["attention_mask"].sum())
-            with self.running(arm), self.autocast(), self.torch.no_grad():
+            with self.running(arm), self.autocast(), torch.no_grad():
                 self.task.loss(self.model, batch)
         hook.remove()
         return round(sum(shape[0] * shape[1] for shape in shapes) / real, 4)

