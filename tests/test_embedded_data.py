@@ -13,7 +13,6 @@ from labkit.datasets.evidence import CRITERIA, MARKS
 from labkit.datasets.examples import entities_of, words_of
 from labkit.errors import DataError
 from labkit.files import folder
-from labkit.fusion.scores import exact_match
 from tests.data_files import rows_of
 
 DATA = folder("data")
@@ -309,18 +308,3 @@ def test_the_numbers_of_the_card_of_known_facts_are_those_of_the_file():
     }
     solved = sum(max(counts.values()) for counts in in_test.values()) / sums(numbers)["facts"]["test"]
     assert f"is right on {solved:.3f} of test".replace("0.", ".") in card("known_facts")
-
-
-@pytest.mark.parametrize(
-    ("fact", "texts"),
-    [
-        ("currency-12", "British pounds; British pound sterling; GBP; £"),
-        ("currency-10", "Polish zlotys; złotych; PLN"),
-        ("how-many-01", "8 legs; Eight legs.; eight feet"),
-        ("young-animal-06", "lion cubs; a lion cub"),
-        ("chemical-symbol-06", "the letter K"),
-    ],
-)
-def test_a_right_answer_counts_in_the_plural_with_its_adjective_or_as_a_code(fact, texts):
-    (accepted,) = (row["answers"] for row in FACTS if row["id"] == fact)
-    assert all(exact_match(text, accepted) for text in texts.split("; "))
