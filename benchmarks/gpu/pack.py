@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import io
 import json
+import lzma
 import re
 import sys
-import tarfile
 import tempfile
 import time
 from itertools import pairwise
@@ -101,8 +100,8 @@ def _merged_from(token: str, rank: dict[tuple[str, str], int]) -> set[str]:
 def pack(texts: list[str], folder: Path, piece_bytes: int) -> dict[str, Any]:
     """Write manifest.json and the pieces into `folder`; returns the manifest."""
     source = _cached()
-    files = {name: (source / name).read_text(encoding="utf-8") for name in
-             ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")}  # fmt: skip
+    names = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
+    files = {name: (source / name).read_text(encoding="utf-8") for name in names}
     tokenizer, old_ids = cut(json.loads(files["tokenizer.json"]), texts)
     new_id = {old: new for new, old in enumerate(old_ids)}
     files["tokenizer.json"] = json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":"))
@@ -111,7 +110,7 @@ def pack(texts: list[str], folder: Path, piece_bytes: int) -> dict[str, Any]:
         settings |= {key: new_id[value] for key, value in settings.items() if key.endswith("_token_id")}
         settings |= {"vocab_size": len(old_ids)} if name == "config.json" else {}
         files[name] = json.dumps(settings, indent=2)
-    stream = [_archive(files)]
+    stream = [lzma.compress(json.dumps(files).encode())]
     tensors = []
     with tempfile.TemporaryDirectory() as work:
         file = Path(work, "whole.gguf")
@@ -119,8 +118,8 @@ def pack(texts: list[str], folder: Path, piece_bytes: int) -> dict[str, Any]:
         for tensor in GGUFReader(file).tensors:
             data = tensor.data[old_ids] if tensor.name == EMBEDDING else tensor.data
             stream.append(np.ascontiguousarray(data).tobytes())
-            tensors.append({"name": tensor.name, "type": tensor.tensor_type.name, "stored": data.shape,
-                            "width": int(tensor.shape[0]), "bytes": len(stream[-1])})  # fmt: skip
+            facts = {"name": tensor.name, "type": tensor.tensor_type.name, "stored": data.shape}
+            tensors.append(facts | {"width": int(tensor.shape[0]), "bytes": len(stream[-1])})
     whole, folder = b"".join(stream), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     pieces = {}
@@ -139,16 +138,6 @@ def _cached() -> Path:
     return cache.cache_dir() / "models" / CARD.name
 
 
-def _archive(files: dict[str, str]) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:xz") as archive:
-        for name, text in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(text.encode())
-            archive.addfile(entry, io.BytesIO(text.encode()))
-    return packed.getvalue()
-
-
 def unpack(folders: list[Path], output: Path) -> None:
     """Write the model folder `output` from the pieces in `folders`. SystemExit if one is missing or damaged."""
     files = {file.name: file for folder in folders for file in Path(folder).iterdir()}
@@ -160,8 +149,9 @@ def unpack(folders: list[Path], output: Path) -> None:
             sys.exit(f"{name} is {'damaged' if piece else 'missing'}; copy it again")
         whole += piece
     at = manifest["files_bytes"]
-    with tarfile.open(fileobj=io.BytesIO(whole[:at])) as archive:
-        archive.extractall(output, filter="data")
+    output.mkdir(parents=True, exist_ok=True)
+    for name, text in json.loads(lzma.decompress(whole[:at])).items():
+        (output / name).write_text(text, encoding="utf-8")
     tensors = {}
     for facts in manifest["tensors"]:
         kind = GGMLQuantizationType[facts["type"]]
