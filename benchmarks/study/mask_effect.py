@@ -33,6 +33,7 @@ from benchmarks.study import report, runner  # noqa: E402
 from benchmarks.study.arms import DEFAULT, REFERENCE, Arm, arm, arms, named  # noqa: E402
 from benchmarks.study.conditions import ORDERS, Condition, conditions  # noqa: E402
 from benchmarks.study.runner import slug  # noqa: E402
+from labkit.datasets.files import read_text  # noqa: E402
 from labkit.errors import DataError, TrainingError  # noqa: E402
 from labkit.models import load  # noqa: E402
 from labkit.run_folder import read_json  # noqa: E402
@@ -76,7 +77,6 @@ class Study:
     method: str = "full"
     rank: int = 16
     attn: str | None = None
-    window: str = "keep"
     max_length: int | None = None
     adaptation_rate: float = 5e-4
     adaptation_batch: int = 8
@@ -246,7 +246,6 @@ def _train(study: Study, path: Path, stored: str, texts: Sequence[str], run: Run
             mask=run.arm.mask,
             layers=run.arm.layers,
             readings=run.arm.readings,
-            window=study.window,
             method=study.method,
             rank=study.rank,
             attn=study.attn,
@@ -287,7 +286,6 @@ def _adapted(study: Study, path: Path, texts: Sequence[str], run: Run) -> Path:
             objective=run.arm.objective,
             settings=settings,
             max_length=study.adaptation_length,
-            window=study.window,
             lora=study.method == "lora",
             attn=study.attn,
             resume=(path / folder).exists(),
@@ -298,11 +296,7 @@ def _adapted(study: Study, path: Path, texts: Sequence[str], run: Run) -> Path:
 
 def _paragraphs(file: Path) -> list[str]:
     """The lines of a text file that are not blank and not headings of WikiText. DataError if it cannot be read."""
-    try:
-        lines = file.expanduser().read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read as text ({error}); give UTF-8 text files") from error
-    return [line.strip() for line in lines if line.strip() and not line.startswith(" = ")]
+    return [line.strip() for line in read_text(file).split("\n") if line.strip() and not line.startswith(" = ")]
 
 
 def _task(study: Study, condition: Condition) -> Task:
