@@ -10,7 +10,7 @@ import pytest
 from labkit.datasets import embedded
 from labkit.datasets.embedded import SHIPPED, SPLITS
 from labkit.datasets.evidence import CRITERIA, MARKS
-from labkit.datasets.examples import entities_of, words_of
+from labkit.datasets.examples import Entity, entities_in, entities_of, words_of
 from labkit.errors import DataError
 from labkit.files import folder
 from tests.data_files import rows_of
@@ -95,6 +95,19 @@ def test_passages_are_read_as_they_are_in_the_file_and_as_pairs_with_their_title
         assert [vars(passage) for passage in embedded.passages(split)] == rows
         pairs = [(pair.group, pair.first, pair.second) for pair in embedded.read("embed", "field-notes", split)]
         assert pairs == [(row["id"], row["title"], row["text"]) for row in rows]
+
+
+def test_evidence_and_which_way_round_are_read_as_examples_of_their_tasks():
+    rows = [(row["post"], label) for row in POSTS if row["split"] == "dev" for label in row["criteria"]]
+    expected = [(post, CRITERIA[label["criterion"]], [label["evidence"] or ""]) for post, label in rows]
+    questions = embedded.read("qa", "evidence", "dev")
+    assert [(q.context, q.question, [a.text for a in q.answers] or [""]) for q in questions] == expected
+    rows = [row for row in ITEMS if row["split"] == "dev"]
+    sentences = embedded.read("ner", "which-way-round", "dev")
+    entities = [(row["text"], [Entity(row["start"], row["end"], row["label"])]) for row in rows]
+    assert [(sentence.text, entities_in(sentence.spans, sentence.tags)) for sentence in sentences] == entities
+    labelled = [(one.text, one.label, one.group) for one in embedded.read("classify", "which-way-round", "dev")]
+    assert labelled == [(row["text"], row["label"], row["group"]) for row in rows]
 
 
 def test_an_unknown_split_or_task_and_a_damaged_file_are_refused(tmp_path, monkeypatch):
