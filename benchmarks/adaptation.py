@@ -18,8 +18,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
 
-from benchmarks import machine  # noqa: E402
+import numpy as np  # noqa: E402
+from scipy.stats import bootstrap  # noqa: E402
 
+import labkit  # noqa: E402
+from benchmarks import machine  # noqa: E402
+from labkit.datasets.embedded import passages  # noqa: E402
+from labkit.objectives import Collator, corruption_for, loss  # noqa: E402
+from labkit.run_folder import RunFolder  # noqa: E402
+from labkit.tasks import lm as task  # noqa: E402
+from labkit.tasks.base import pad_id  # noqa: E402
+from labkit.training import Rows, draw, preset, settled, train  # noqa: E402
+
+MAX_LENGTH, LEARNING_RATE = 128, 5e-4
+DRAWS = 2000
 NOTES = (
     "Field Notes (train to train, dev to measure); rows of at most max_length tokens. "
     "curve: by steps, on the same hidden tokens for every arm and seed (positions of them, each hidden alone): "
@@ -32,24 +44,16 @@ NOTES = (
 
 def one_run(model: str, objective: str, options: argparse.Namespace, seed: int, texts: tuple) -> dict:
     """Train one arm; the curve of its scores, its last answers, and what it cost."""
-    import labkit
-    from labkit.objectives import Collator, corruption_for, loss
-    from labkit.run_folder import RunFolder
-    from labkit.tasks import lm as task
-    from labkit.tasks.base import pad_id
-    from labkit.training import Rows, draw, preset, settled, train
-
     lm = labkit.load(model, dtype=options.dtype if options.lora else "float32")
     task.ensure_mask_token(lm.model, lm.tokenizer)
-    rows, held = (task.cut_into_rows(lm.tokenizer, part, options.max_length) for part in texts)
+    rows, held = (task.cut_into_rows(lm.tokenizer, part, MAX_LENGTH) for part in texts)
     answers = {}
 
     def score(net, state: str) -> dict[str, float]:
         reads = task.reads_of(objective) if state == "after" else "before"
-        found = task.fill_in_scores(net, lm.tokenizer, held, reads=reads, positions=options.positions)
-        answers["ranks"] = found.ranks
-        mean = sum(found.nats) / len(found.nats)
-        return {"nats": mean, "accuracy": found.accuracy, "top_5": found.top_5}
+        scores = task.fill_in_scores(net, lm.tokenizer, held, reads=reads, positions=options.positions)
+        answers["ranks"] = scores.ranks
+        return {"nats": sum(scores.nats) / len(scores.nats), "accuracy": scores.accuracy, "top_5": scores.top_5}
 
     states = {"before": score(lm.model, "before")}
     if objective != "next":
@@ -59,7 +63,7 @@ def one_run(model: str, objective: str, options: argparse.Namespace, seed: int, 
     every = max(1, options.steps // options.evaluations)
     settings = preset(
         "lm", max_steps=options.steps, per_device_train_batch_size=options.batch_size, weight_decay=0.01,
-        learning_rate=options.learning_rate, dtype=options.dtype, seed=seed, eval_steps=every,
+        learning_rate=LEARNING_RATE, dtype=options.dtype, seed=seed, eval_steps=every,
     )  # fmt: skip
     settings = settled(settings, lm.model.config.model_type, lambda text: None)
     order = [row for (row,) in draw([len(row) for row in rows], settings, packed=True)]
@@ -83,20 +87,17 @@ def one_run(model: str, objective: str, options: argparse.Namespace, seed: int, 
     return {"seed": seed, "states": states, "curve": curve, **cost, "ranks": answers["ranks"]}
 
 
-def differences(runs: dict[str, list[dict]], draws: int = 2000) -> dict:
+def differences(runs: dict[str, list[dict]]) -> dict:
     """Accuracy of each arm minus the control's, with a paired bootstrap over the hidden tokens."""
-    import numpy as np
-    from scipy.stats import bootstrap
-
     control = np.array([run["ranks"] for run in runs["next"]]) == 1  # (seeds, tokens)
-    found = {}
+    result = {}
     for arm in [arm for arm in runs if arm != "next"]:
         gaps = (np.array([run["ranks"] for run in runs[arm]]) == 1).astype(float) - control  # (seeds, tokens)
         gap = gaps.mean(0)
-        interval = bootstrap((gap,), np.mean, n_resamples=draws, method="percentile", rng=0).confidence_interval
-        found[arm] = {"mean": float(gap.mean()), "interval": list(map(float, interval)), "n": len(gap)}
-        found[arm]["per_seed"] = gaps.mean(1).tolist()
-    return found
+        interval = bootstrap((gap,), np.mean, n_resamples=DRAWS, method="percentile", rng=0).confidence_interval
+        result[arm] = {"mean": float(gap.mean()), "interval": list(map(float, interval)), "n": len(gap)}
+        result[arm]["per_seed"] = gaps.mean(1).tolist()
+    return result
 
 
 def main() -> None:
@@ -106,8 +107,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--max-length", type=int, default=128)
-    parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--positions", type=int, default=500)
     parser.add_argument("--evaluations", type=int, default=10, help="points of the curve")
     parser.add_argument("--dtype", default="float32")
@@ -115,8 +114,6 @@ def main() -> None:
     parser.add_argument("--name", default="adaptation", help="of the result file")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    from labkit.datasets.embedded import passages
-
     if options.quick:
         options.model, options.steps, options.seeds, options.positions = "tiny-gpt2", 10, [0, 1], 40
     texts = tuple([passage.text for passage in passages(side)] for side in ("train", "dev"))
@@ -125,17 +122,20 @@ def main() -> None:
         for arm in ("next", *options.objectives)
     }
     gaps = differences(runs)
-    for arm, each in runs.items():
-        for state in each[0]["states"]:
-            values = [run["states"][state]["accuracy"] for run in each]
+    for arm, its_runs in runs.items():
+        for state in its_runs[0]["states"]:
+            values = [run["states"][state]["accuracy"] for run in its_runs]
             print(f"{arm:5} {state:9} accuracy {sum(values) / len(values):.3f}  {[round(v, 3) for v in values]}")
     for arm, gap in gaps.items():
         print(f"{arm} - next: {gap['mean']:+.3f} [{gap['interval'][0]:+.3f}, {gap['interval'][1]:+.3f}]")
     if not options.quick:
-        for each in runs.values():
-            for run in each:
-                del run["ranks"]
-        results = {"options": vars(options), "arms": runs, "difference": gaps}
+        for run in [run for its_runs in runs.values() for run in its_runs]:
+            del run["ranks"]
+        results = {
+            "options": vars(options) | {"max_length": MAX_LENGTH, "learning_rate": LEARNING_RATE},
+            "arms": runs,
+            "difference": gaps,
+        }
         print(machine.write(options.name, results, NOTES))
 
 

@@ -1,11 +1,11 @@
 """What bidirectional attention costs: the converted model against the causal one and against the full-mask recipe.
 
-    python benchmarks/attention.py [--lengths 128 512 1024] [--train-lengths 128 512] [--repeats 5] [--threads N]
+    python benchmarks/attention.py [--model gemma3-270m] [--device cuda] [--threads N]
     python benchmarks/attention.py --quick          (a tiny model, seconds, nothing is written)
 
 Three arms run the same weights: `causal`, the model as it was; `converted`, after `labkit.to_bidirectional`; `recipe`,
 the common way to the same end, an explicit float mask (batch, 1, S, S) handed to every layer: 0 everywhere, the most
-negative number at padded keys, built once per call (that is part of its time). The recipe lets local layers see past
+negative number at padded keys, built once per call (that is part of its time). The recipe lets local layers attend past
 their window, so beyond it the two compute different things.
 """
 
@@ -15,13 +15,20 @@ import argparse
 import copy
 import json
 import sys
+from itertools import product
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
 
+import torch  # noqa: E402
+
+import labkit  # noqa: E402
 from benchmarks import machine  # noqa: E402
 
 ARMS = ("causal", "converted", "recipe")
+LENGTHS = {"forward": (128, 512, 1024), "train": (128, 512)}
+QUICK = {"forward": (32, 96), "train": (32,)}
+ROUNDS = 5
 PADDED_SHARE = 0.75  # of the second row of a padded batch is real
 NOTES = (
     "Layer stack without the vocabulary head, batch of 2, the second row one quarter padding where padded. seconds: "
@@ -33,19 +40,12 @@ NOTES = (
 )
 
 
-# ---- the three arms ------------------------------------------------------------------------------------------------
-
-
 class Bench:
     """One model three times over, the weights shared, and the batch to run."""
 
-    def __init__(self, name: str, dtype: str | None, device: str, arms=ARMS):
-        import torch
-
-        import labkit
-
-        stack = labkit.load(name, dtype=dtype, device=device).model.base_model
-        self.torch, self.device, self.stack, self.arms = torch, device, stack, tuple(arms)
+    def __init__(self, name: str, device: str, arms=ARMS):
+        stack = labkit.load(name, device=device).model.base_model
+        self.device, self.stack = device, stack
         stack.get_input_embeddings().weight.requires_grad_(False)
         self.dtype = next(stack.parameters()).dtype
         self.converted = stack
@@ -55,7 +55,6 @@ class Bench:
 
     def batch(self, length: int, padded: bool):
         """ids (2, length) and the 2-D padding mask, or None."""
-        torch = self.torch
         generator = torch.Generator().manual_seed(length)
         vocabulary = self.stack.get_input_embeddings().num_embeddings
         ids = torch.randint(8, vocabulary, (2, length), generator=generator).to(self.device)
@@ -74,21 +73,21 @@ class Bench:
 
     def full_mask(self, ids, real):
         """The recipe's mask, (2, 1, S, S), float."""
-        torch, (batch, length) = self.torch, ids.shape
+        batch, length = ids.shape
         mask = torch.zeros(batch, 1, length, length, dtype=self.dtype, device=self.device)
         if real is not None:
             mask.masked_fill_(real[:, None, None, :] == 0, torch.finfo(self.dtype).min)
         return mask
 
     def forward(self, arm: str, ids, real) -> None:
-        with self.torch.no_grad():
+        with torch.no_grad():
             self.states(arm, ids, real)
 
     def train(self, arm: str, ids, real) -> None:
         parameters = [p for p in self.stack.parameters() if p.requires_grad]
         loss = self.states(arm, ids, real).float().pow(2).mean()
         loss.backward()
-        with self.torch.no_grad():
+        with torch.no_grad():
             for parameter in parameters:
                 parameter -= 1e-9 * parameter.grad
                 parameter.grad = None
@@ -97,75 +96,52 @@ class Bench:
         """The arms compute what their names say, or there is nothing to compare."""
         for padded in (False, True):
             ids, real = self.batch(length, padded)
-            with self.torch.no_grad():
+            with torch.no_grad():
                 causal, converted, recipe = (self.states(arm, ids, real)[1, 0].float() for arm in ARMS)
-            cosine = self.torch.nn.functional.cosine_similarity
+            cosine = torch.nn.functional.cosine_similarity
             window = getattr(self.stack.config, "sliding_window", None)
             if length <= (window or length) and cosine(converted, recipe, dim=0) < 0.99:
                 sys.exit("the converted model and the recipe differ on a text shorter than the window")
             if cosine(converted, causal, dim=0) > 0.9999:
                 sys.exit("the converted model and the causal one compute the same")
 
-
-# ---- time ----------------------------------------------------------------------------------------------------------
-
-
-def timed(bench: Bench, step: str, length: int, padded: bool, repeats: int) -> dict:
-    """Seconds of each arm, and their ratios in each round."""
-    ids, real = bench.batch(length, padded)
-    calls = {arm: lambda _, arm=arm: getattr(bench, step)(arm, ids, real) for arm in ARMS}
-    seconds = machine.in_turn(calls, repeats, 1, bench.device)
-    ratios = {f"converted/{arm}": machine.ratios(seconds["converted"], seconds[arm]) for arm in ("causal", "recipe")}
-    return {
-        "seconds": {arm: machine.spread([round(s, 5) for s in each]) for arm, each in seconds.items()},
-        "ratios": ratios,
-    }
+    def timed(self, step: str, length: int, padded: bool) -> dict:
+        """Seconds of each arm, and their ratios in each round."""
+        ids, real = self.batch(length, padded)
+        calls = {arm: lambda _, arm=arm: getattr(self, step)(arm, ids, real) for arm in ARMS}
+        seconds = machine.in_turn(calls, ROUNDS, 1, self.device)
+        pairs = {f"converted/{arm}": machine.ratios(seconds["converted"], seconds[arm]) for arm in ("causal", "recipe")}
+        return {"seconds": {arm: machine.spread(values, 5) for arm, values in seconds.items()}, "ratios": pairs}
 
 
-# ---- memory --------------------------------------------------------------------------------------------------------
-
-
-def one_arm(options: argparse.Namespace) -> None:
-    """In a process of its own: one arm, one step, padded or not, at every length. Prints JSON."""
-    bench = Bench(options.model, options.dtype, options.device, [options.arm])
-    call, rows = getattr(bench, options.step), []
-    call(options.arm, *bench.batch(8, options.padded))  # what is made lazily, once, is not counted
+def memory_of_one(options: argparse.Namespace) -> list[float]:
+    """The peak memory of one arm and step in this process, padded or not, at every length."""
+    arm, step, padding = options.memory_of.split(",")
+    bench, padded, lengths = Bench(options.model, options.device, [arm]), padding == "padded", lengths_of(options)
+    call = getattr(bench, step)
+    call(arm, *bench.batch(8, padded))  # what is made lazily, once, is not counted
     memory = machine.Memory(bench.device)
-    for length in sorted(options.lengths):
-        rows.append({"peak_mb": memory.of(call, options.arm, *bench.batch(length, options.padded))})
-    print(json.dumps(rows))
+    return [memory.of(call, arm, *bench.batch(length, padded)) for length in lengths[step]]
 
 
-def memory_of(arm: str, step: str, padded: bool, options: argparse.Namespace) -> list[dict]:
-    """`one_arm`, run in a new process: one row for each length."""
-    lengths = options.lengths if step == "forward" else options.train_lengths
-    if not lengths:
-        return []
-    command = [__file__, "--arm", arm, "--step", step, *["--padded"] * padded]
-    command += ["--model", options.model, "--device", options.device, "--threads", str(options.threads)]
-    command += ["--dtype", options.dtype] if options.dtype else []
-    return machine.in_a_process([*command, "--lengths", *map(str, lengths)])
-
-
-# ---- the whole benchmark -------------------------------------------------------------------------------------------
+def lengths_of(options: argparse.Namespace) -> dict[str, tuple[int, ...]]:
+    return QUICK if options.quick else LENGTHS
 
 
 def measure(options: argparse.Namespace) -> list[dict]:
-    bench = None
-    rows = []
-    for step, lengths in {"forward": sorted(options.lengths), "train": sorted(options.train_lengths)}.items():
-        for padded in (False, True):
-            memory = {arm: memory_of(arm, step, padded, options) for arm in ARMS}
-            if bench is None:
-                bench = Bench(options.model, options.dtype, options.device)
-                bench.check(lengths[0])
-            for number, length in enumerate(lengths):
-                row = {"step": step, "length": length, "padded": padded}
-                row |= timed(bench, step, length, padded, options.repeats)
-                here = {arm: memory[arm][number] for arm in ARMS}
-                row |= {what: {arm: here[arm][what] for arm in ARMS} for what in here["causal"]}
-                rows.append(row)
-                print(sentence(row), flush=True)
+    common = [__file__, "--model", options.model, "--device", options.device, "--threads", str(options.threads)]
+    common += ["--quick"] * options.quick
+    bench, rows = None, []
+    for (step, lengths), padded in product(lengths_of(options).items(), (False, True)):
+        case = f"{step},{'padded' if padded else 'unpadded'}"
+        memory = {arm: machine.in_a_process([*common, "--memory-of", f"{arm},{case}"]) for arm in ARMS}
+        if bench is None:
+            bench = Bench(options.model, options.device)
+            bench.check(lengths[0])
+        for length, *peaks in zip(lengths, *memory.values(), strict=True):
+            row = {"step": step, "length": length, "padded": padded} | bench.timed(step, length, padded)
+            rows.append(row | {"peak_mb": dict(zip(ARMS, peaks, strict=True))})
+            print(sentence(rows[-1]), flush=True)
     return rows
 
 
@@ -180,22 +156,17 @@ def sentence(row: dict) -> str:
 def main() -> None:
     parser = machine.parser(__doc__)
     parser.add_argument("--model", default="gemma3-270m")
-    parser.add_argument("--dtype", default=None, help="a torch dtype (default: as stored)")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 1024], help="of the forward pass")
-    parser.add_argument("--train-lengths", type=int, nargs="*", default=[128, 512], help="of the training step")
-    parser.add_argument("--repeats", type=int, default=5, help="timed rounds (default 5)")
-    parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)  # with these three: the memory of one arm,
-    parser.add_argument("--step", choices=("forward", "train"), help=argparse.SUPPRESS)  # measured in this process
-    parser.add_argument("--padded", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)  # ARM,STEP,PADDING, measured in this process
     options = parser.parse_args()
     if options.quick:
-        options.model, options.lengths, options.train_lengths, options.repeats = "tiny-gemma3", [32, 96], [32], 3
+        options.model = "tiny-gemma3"
     machine.use(options)
-    if options.arm:
-        return one_arm(options)
+    if options.memory_of:
+        print(json.dumps(memory_of_one(options)))
+        return
     rows = measure(options)
     if not options.quick:
-        settings = {"model": options.model, "dtype": options.dtype or "as stored", "device": options.device, "batch": 2}
+        settings = {"model": options.model, "dtype": "as stored", "device": options.device, "batch": 2}
         name = "attention" if options.device == "cpu" else "attention_gpu"
         print(machine.write(name, settings | {"cases": rows}, NOTES))
 

@@ -23,30 +23,33 @@ import sys
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
 
 import torch  # noqa: E402
+import transformers  # noqa: E402
 from torch.utils.benchmark import Timer  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from benchmarks import machine  # noqa: E402
+from benchmarks.study.runner import listed  # noqa: E402
+from labkit import convert, models, training  # noqa: E402
+from labkit.decoder import limits  # noqa: E402
+from labkit.errors import LabkitError, ModelError, is_out_of_memory  # noqa: E402
+from labkit.models import adapters, folders, precision  # noqa: E402
+from labkit.models.heads import Head  # noqa: E402
 
 LABELS = tuple("ABCDEFGHI")  # as many as CoNLL-2003 has
 RANK = 16  # of LoRA
 SIDES = {"cpu": 1024, "cuda": 8192}  # of the square matrices whose product measures the machine's rate
 RANDOM = "random:"
-SHAPES: dict[
-    str, tuple[str, dict[str, int]]
-] = {  # model cards, and table 1 of the report on Gemma 2 (arXiv 2408.00118)
+GEMMA_2_9B = {"hidden_size": 3584, "intermediate_size": 14336, "num_hidden_layers": 42, "num_attention_heads": 16}
+SHAPES: dict[str, tuple[str, dict[str, int]]] = {  # table 1 of the report on Gemma 2 (arXiv 2408.00118)
     "gpt2": ("GPT2Config", {}),
     "gemma-2-2b": ("Gemma2Config", {}),  # the defaults of transformers
-    "gemma-2-9b": (
-        "Gemma2Config",
-        {"hidden_size": 3584, "intermediate_size": 14336, "num_hidden_layers": 42}
-        | {"num_attention_heads": 16, "num_key_value_heads": 8},
-    ),
+    "gemma-2-9b": ("Gemma2Config", GEMMA_2_9B | {"num_key_value_heads": 8}),
 }
 NOTES = (
     "seconds_per_step: spread of the timed steps after warm-up; tokens_per_second is that of the median. "
@@ -59,22 +62,15 @@ NOTES = (
 
 def measure(row: dict[str, Any], seconds: float = 5.0) -> dict[str, Any]:
     """The numbers of one row, or {"reason": why it could not be measured}."""
-    from labkit.errors import LabkitError, is_out_of_memory
-
     try:
         return {"reason": None} | _measured(row, seconds)
-    except LabkitError as error:
-        return {"reason": _one_line(error)}
     except Exception as error:  # an attention backend or a kernel may raise anything, and the other rows must go on
-        what = "out of memory" if is_out_of_memory(error) else type(error).__name__
-        return {"reason": _one_line(f"{what}: {error}")}
+        kind = "out of memory" if is_out_of_memory(error) else type(error).__name__
+        message = str(error) if isinstance(error, LabkitError) else f"{kind}: {error}"
+        return {"reason": shorten(message, 300)}
 
 
 def _measured(row: dict[str, Any], seconds: float) -> dict[str, Any]:
-    from labkit import convert
-    from labkit.models import adapters, precision
-    from labkit.training import peak_memory
-
     torch.manual_seed(0)
     backbone_dtype = "float32" if row["method"] == "full" else row["dtype"]
     model, backend = load(row["model"], row["attn"], backbone_dtype, row["device"])
@@ -88,19 +84,19 @@ def _measured(row: dict[str, Any], seconds: float) -> dict[str, Any]:
     chosen = precision.choose(text.model_type, card, row["dtype"])
     with precision.kernels(chosen.tf32):
         times = timed(step, seconds)
-        peak = peak_memory()  # before the matrices of the matmul rate are made
+        peak = training.peak_memory()  # before the matrices of the matmul rate are made
         rate = matmul_rate(row["dtype"], row["device"])
     trained, parameters = adapters.trainable(model)
-    each = machine.spread([round(time, 6) for time in times])
-    tokens = row["batch_size"] * row["length"] / each["median"]
+    steps = machine.spread(times, 6)
+    tokens = row["batch_size"] * row["length"] / steps["median"]
     flops = flops_per_token(kind, config, row["method"], row["length"])
     return {
         "backend": backend,
         "parameters": parameters,
         "trained_parameters": trained,
         "tf32": chosen.tf32,
-        "seconds_per_step": each,
-        "samples_per_second": row["batch_size"] / each["median"],
+        "seconds_per_step": steps,
+        "samples_per_second": row["batch_size"] / steps["median"],
         "tokens_per_second": tokens,
         "peak_memory_bytes": peak,
         "flops_per_token": flops,
@@ -111,11 +107,6 @@ def _measured(row: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 def load(name: str, attn: str | None, dtype: str, device: str) -> tuple[Any, str]:
     """A causal model with a head that classifies tokens, and the attention backend that it uses."""
-    from labkit import models
-    from labkit.decoder import limits
-    from labkit.models import folders
-    from labkit.models.heads import Head
-
     head = Head("token-classification", labels=LABELS)
     if name.startswith(RANDOM):
         kind, config = folders.class_for(shape(name), head, name)
@@ -130,21 +121,14 @@ def load(name: str, attn: str | None, dtype: str, device: str) -> tuple[Any, str
 
 def shape(name: str) -> Any:
     """The configuration of a published shape. Raises ModelError if there is none of this name."""
-    import transformers
-
-    from labkit.errors import ModelError
-
     if name.removeprefix(RANDOM) not in SHAPES:
-        known = ", ".join(RANDOM + known for known in SHAPES)
-        raise ModelError(f"there is no shape {name!r}; choose one of {known}")
+        raise ModelError(f"there is no shape {name!r}; choose one of {', '.join(RANDOM + shape for shape in SHAPES)}")
     kind, sizes = SHAPES[name.removeprefix(RANDOM)]
     return getattr(transformers, kind)(**sizes)
 
 
 def flops_per_token(kind: type, config: Any, method: str, length: int) -> float:
     """Floating-point operations of a forward and a backward pass over one row, per token, counted without computing."""
-    from labkit.models import adapters
-
     with torch.device("meta"):
         model = adapters.trained_part(kind._from_config(config, attn_implementation="eager"), method, rank=RANK)
         ids = torch.zeros(1, length, dtype=torch.long)
@@ -215,18 +199,8 @@ def in_words(row: dict[str, Any]) -> str:
     )
 
 
-def _one_line(message: Any) -> str:
-    return " ".join(str(message).split())[:300]
-
-
 def main() -> int:
-    def several(text: str) -> list[str]:
-        return [part.strip() for part in text.split(",") if part.strip()]
-
-    def numbers(text: str) -> list[int]:
-        return [int(part) for part in several(text)]
-
-    cuda = torch.cuda.is_available()
+    cuda, several, numbers = torch.cuda.is_available(), listed(), listed(int)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     on_gpu = ["random:gemma-2-2b", "random:gemma-2-9b"]
     parser.add_argument("--models", type=several, default=on_gpu if cuda else ["gpt2-mini"], help="separated by commas")
@@ -238,9 +212,7 @@ def main() -> int:
     parser.add_argument("--mask", choices=["bidirectional", "causal"], default="bidirectional")
     parser.add_argument("--seconds", type=float, default=10.0, help="time for the steps of a row (default 10)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if cuda else "cpu")
-    parser.add_argument(
-        "--output", type=Path, help="JSON file (default: benchmarks/results/cost_cpu.json or _gpu.json)"
-    )
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/cost_cpu.json or cost_gpu.json")
     parser.add_argument("--quick", action="store_true", help="tiny models, seconds; writes nothing")
     parser.add_argument("--row", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -5,9 +5,9 @@
 
 Arms, all on the same token ids, greedy, with no end token, so that each writes as much as it is asked to:
 `fast`, `flex` and `dense` fuse with the engines of those names (`labkit.fusion`); `cacheless` fuses as the public
-experiment does, reading all again for each token; `logit-average` is the batch of N rows whose logits the fast engine
-averages; `apart` is the same average from plain transformers: what N calls of generate() do, each with a cache of its
-own, one after the other, and the average of their logits for each token.
+experiment does, without a cache; `logit-average` is the batch of N rows whose logits the fast engine averages; `apart`
+is the same average from plain transformers: what N calls of generate() do, each with a cache of its own, one after the
+other, and the average of their logits for each token.
 
 Settings: `equal`, segments of 24 tokens; `mixed`, of 8 to 40, as many tokens in all; `long`, segments of 128, prefill
 only, with `fast` and, as the control that must be found quadratic, `concat`: the same tokens as one long text.
@@ -30,7 +30,18 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
 
+import torch  # noqa: E402
+from transformers import DynamicCache  # noqa: E402
+
+import labkit  # noqa: E402
 from benchmarks import machine  # noqa: E402
+from labkit.decoder.anatomy import CACHE  # noqa: E402
+from labkit.decoder.limits import position_limit  # noqa: E402
+from labkit.fusion.decoding import Decoding, decode  # noqa: E402
+from labkit.fusion.engine import fusable_decoder  # noqa: E402
+from labkit.fusion.generation import make_engine  # noqa: E402
+from labkit.fusion.layout import prompts  # noqa: E402
+from labkit.fusion.methods import METHODS  # noqa: E402
 
 ARMS = ("fast", "logit-average", "apart", "dense", "flex", "cacheless")
 PADDED = ("fast", "logit-average", "dense", "cacheless")  # on a CPU `mixed` has these only
@@ -65,13 +76,7 @@ class Bench:
     """
 
     def __init__(self, options: argparse.Namespace):
-        import torch
-
-        import labkit
-        from labkit.decoder.limits import position_limit
-        from labkit.fusion.engine import fusable_decoder
-
-        self.torch, self.device = torch, options.device
+        self.device = options.device
         self.lm = labkit.load(options.model, dtype=options.dtype, device=options.device)
         self.positions = position_limit(fusable_decoder(self.lm.model).config)
         self.names: dict[str, str] = {}
@@ -90,7 +95,7 @@ class Bench:
         stamps: list[float] = []
         machine.wait(self.device)
         began = time.perf_counter()
-        with self.torch.no_grad():
+        with torch.no_grad():
             write = self._apart if arm == "apart" else self._engine
             tokens = write(arm, segments, new_tokens, stamps)
         machine.wait(self.device)
@@ -98,15 +103,10 @@ class Bench:
         return [stamp - began for stamp in stamps], tokens
 
     def _engine(self, arm: str, segments: list, new_tokens: int, stamps: list[float]) -> list[int]:
-        from labkit.fusion.decoding import Decoding, decode
-        from labkit.fusion.generation import make_engine
-        from labkit.fusion.layout import prompts
-        from labkit.fusion.methods import METHODS
-
         method = METHODS[arm if arm in ("logit-average", "concat") else "fuse"]
-        made = prompts(method, self.prefix, [segments], self.cue)
+        batch = prompts(method, self.prefix, [segments], self.cue)
         name = "reference" if arm == "flex" else arm if arm in ("dense", "cacheless") else "fast"
-        engine = make_engine(name, self.lm.model, made)
+        engine = make_engine(name, self.lm.model, batch)
         self.names[arm] = engine.name
         read = engine.step
 
@@ -119,20 +119,16 @@ class Bench:
         return list(answers[0].tokens)
 
     def _apart(self, arm: str, segments: list, new_tokens: int, stamps: list[float]) -> list[int]:
-        from transformers import DynamicCache
-
-        from labkit.decoder.anatomy import CACHE
-
         self.names[arm] = "plain transformers, a cache for each sequence"
         model, device = self.lm.model, next(self.lm.model.parameters()).device
-        new = [self.torch.tensor([[*self.prefix, *segment, *self.cue]], device=device) for segment in segments]
+        new = [torch.tensor([[*self.prefix, *segment, *self.cue]], device=device) for segment in segments]
         caches, written = [DynamicCache() for _ in new], []
         for length in range(1, new_tokens + 1):
             logits = [
                 model(ids, **{CACHE: cache}, use_cache=True, logits_to_keep=1).logits[:, -1].float()
                 for ids, cache in zip(new, caches, strict=True)
             ]
-            token = self.torch.stack(logits).mean(0).argmax(-1)
+            token = torch.stack(logits).mean(0).argmax(-1)
             written += token.tolist()
             if length < new_tokens:
                 stamps.append(time.perf_counter())
@@ -211,18 +207,15 @@ def _case(case: Case, seconds: dict[str, dict[int, list[float]]]) -> dict:
         "paraphrases": case[1],
         "segment_tokens": lengths_of(*case),
         "seconds": {
-            arm: {str(n): _spread(values) for n, values in lengths.items()} for arm, lengths in seconds.items()
+            arm: {str(n): machine.spread(values, 5) for n, values in by_length.items()}
+            for arm, by_length in seconds.items()
         },
         "ratios": {
-            f"{arm}/fast": {str(n): machine.paired(values, fast[n]) for n, values in lengths.items() if n in fast}
-            for arm, lengths in seconds.items()
+            f"{arm}/fast": {str(n): machine.paired(values, fast[n]) for n, values in by_length.items() if n in fast}
+            for arm, by_length in seconds.items()
             if fast and arm != "fast"
         },
     }
-
-
-def _spread(seconds: Sequence[float]) -> dict:
-    return machine.spread([round(value, 5) for value in seconds])
 
 
 def growths(seconds: dict[int, dict[str, dict[int, list[float]]]]) -> dict:
@@ -231,7 +224,7 @@ def growths(seconds: dict[int, dict[str, dict[int, list[float]]]]) -> dict:
     if len(counts) < 4:
         return {}
     return {
-        arm: {"seconds": {str(count): _spread(seconds[count][arm][1]) for count in counts}}
+        arm: {"seconds": {str(count): machine.spread(seconds[count][arm][1], 5) for count in counts}}
         | growth(counts, np.array([seconds[count][arm][1] for count in counts]).T)
         for arm in seconds[counts[0]]
     }

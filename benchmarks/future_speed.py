@@ -17,8 +17,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
 
 from benchmarks import machine  # noqa: E402
+from labkit.future_attention.arms import arm  # noqa: E402
+from labkit.gpt import GPTConfig  # noqa: E402
 
 SHAPE = {"vocab_size": 4096, "context": 256, "width": 256, "layers": 6, "heads": 4}
+DIM, ROWS, ROUNDS = 50, 8, 10  # future_dim, rows per step
 QUICK = {"vocab_size": 64, "context": 32, "width": 32, "layers": 1, "heads": 2}
 ARMS = ("smaller", "future:none:{dim}", "future:cosine:{dim}", "future:kl:{dim}", "tokens:cosine:{dim}", "memory:{dim}")
 NOTES = (
@@ -30,9 +33,6 @@ NOTES = (
 
 
 def trainer(name: str, shape: dict, rows: int, dtype: str, device: str) -> machine.Trainer:
-    from labkit.future_attention.arms import arm
-    from labkit.gpt import GPTConfig
-
     one = arm(name)
 
     def loss(model, ids, targets):
@@ -47,45 +47,39 @@ def compare(names: list[str], shape: dict, rows: int, dtype: str, device: str, r
     """{arm: {seconds, ratio}}; the first arm is the plain one."""
     steps = {name: trainer(name, shape, rows, dtype, device).step for name in names}
     seconds = machine.in_turn(steps, rounds, 2, device)
+    plain = seconds[names[0]]
     return {
-        name: {
-            "seconds": machine.spread([round(s, 4) for s in each]),
-            "ratio": machine.paired(each, seconds[names[0]]),
-        }
-        for name, each in seconds.items()
+        name: {"seconds": machine.spread(values, 4), "ratio": machine.paired(values, plain)}
+        for name, values in seconds.items()
     }
 
 
 def main() -> None:
     parser = machine.parser(__doc__)
-    parser.add_argument("--dim", type=int, default=50, help="future_dim")
-    parser.add_argument("--rows", type=int, default=8, help="rows per step")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--arm", help=argparse.SUPPRESS)  # its memory, measured in this process
     options = parser.parse_args()
     machine.use(options)
     if options.arm:
-        print(json.dumps(trainer(options.arm, SHAPE, options.rows, options.dtype, options.device).peak_mb()))
+        print(json.dumps(trainer(options.arm, SHAPE, ROWS, options.dtype, options.device).peak_mb()))
         return
-    names = [name.format(dim=8 if options.quick else options.dim) for name in ARMS]
+    names = [name.format(dim=8 if options.quick else DIM) for name in ARMS]
     if options.quick:
         print(json.dumps(compare(names, QUICK, 2, "float32", "cpu", 5), indent=1))
         return
-    results = compare(names, SHAPE, options.rows, options.dtype, options.device, options.rounds)
-    for name, found in results.items():
-        common = [__file__, "--arm", name, "--rows", str(options.rows), "--dtype", options.dtype]
-        common += ["--device", options.device, "--threads", str(options.threads)]
-        found["peak_mb"] = machine.spread([machine.in_a_process(common) for _ in range(3)])
-        found["memory_ratio"] = round(found["peak_mb"]["median"] / results[names[0]]["peak_mb"]["median"], 3)
-        ratio = found["ratio"]
+    results = compare(names, SHAPE, ROWS, options.dtype, options.device, ROUNDS)
+    common = [__file__, "--dtype", options.dtype, "--device", options.device, "--threads", str(options.threads)]
+    for name, result in results.items():
+        result["peak_mb"] = machine.peak_mb([*common, "--arm", name])
+        result["memory_ratio"] = round(result["peak_mb"]["median"] / results[names[0]]["peak_mb"]["median"], 3)
+        ratio = result["ratio"]
         print(
-            f"{name}: {found['seconds']['median']:.3f} s, {ratio['median']:.2f} times the plain one "
-            f"[{ratio['low']:.2f}, {ratio['high']:.2f}]; {found['peak_mb']['median']:,.0f} MB, "
-            f"{found['memory_ratio']:.2f} times"
+            f"{name}: {result['seconds']['median']:.3f} s, {ratio['median']:.2f} times the plain one "
+            f"[{ratio['low']:.2f}, {ratio['high']:.2f}]; {result['peak_mb']['median']:,.0f} MB, "
+            f"{result['memory_ratio']:.2f} times"
         )
     suffix = "_gpu" if options.device.startswith("cuda") else ""
-    setting = {"shape": SHAPE, "dim": options.dim, "rows": options.rows, "dtype": options.dtype}
+    setting = {"shape": SHAPE, "dim": DIM, "rows": ROWS, "dtype": options.dtype}
     machine.write(f"future_speed{suffix}", {"setting": setting, "arms": results}, NOTES)
 
 

@@ -22,7 +22,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
 
+import torch  # noqa: E402
+
 from benchmarks import machine  # noqa: E402
+from labkit.gpt import GPT, GPTConfig  # noqa: E402
 
 ARMS = ("labkit", "labkit_gelu_new", "nanogpt")
 SHAPES = {  # vocabulary, context, width, layers, heads, rows per step
@@ -31,6 +34,7 @@ SHAPES = {  # vocabulary, context, width, layers, heads, rows per step
     "wide-vocabulary": (50257, 256, 256, 4, 4, 4),
 }
 QUICK = (65, 32, 64, 1, 1, 2)
+ROUNDS = 15
 NOTES = (
     "tokens_per_second: of one training step (forward, loss over the whole vocabulary, backward, fused AdamW), "
     "after warm-up steps, both models in turn within each round; ratio: labkit's over nanoGPT's of the same "
@@ -51,18 +55,14 @@ def nanogpt_model(path: str, shape: tuple):
     vocabulary, context, width, layers, heads, _ = shape
     fields = {"block_size": context, "vocab_size": vocabulary, "n_layer": layers, "n_head": heads, "n_embd": width}
     fields |= {"dropout": 0.0, "bias": True}
-    known = getattr(module.GPTConfig, "__dataclass_fields__", {})
-    fields |= {"use_rmsnorm": False} if "use_rmsnorm" in known else {}
+    if "use_rmsnorm" in getattr(module.GPTConfig, "__dataclass_fields__", {}):
+        fields["use_rmsnorm"] = False
     with contextlib.redirect_stdout(io.StringIO()):
         return module.GPT(module.GPTConfig(**fields))
 
 
 def trainer(arm: str, path: str, shape: tuple, dtype: str, device: str) -> machine.Trainer:
     """labkit's GPT, with nanoGPT's exact GELU or GPT-2's own, or nanoGPT's; all start from the same weights."""
-    import torch
-
-    from labkit.gpt import GPT, GPTConfig
-
     vocabulary, context, width, layers, heads, rows = shape
     config = GPTConfig(vocabulary, context, width, layers, heads)
     torch.manual_seed(0)
@@ -81,16 +81,14 @@ def trainer(arm: str, path: str, shape: tuple, dtype: str, device: str) -> machi
 
 def compare(path: str, shape: tuple, dtype: str, device: str, rounds: int) -> dict:
     trainers = {arm: trainer(arm, path, shape, dtype, device) for arm in ARMS}
-    first = {arm: each.step(0) for arm, each in trainers.items()}
-    seconds = machine.in_turn({arm: each.step for arm, each in trainers.items()}, rounds, 3, device)
+    losses = {arm: trainer.step(0) for arm, trainer in trainers.items()}
+    seconds = machine.in_turn({arm: trainer.step for arm, trainer in trainers.items()}, rounds, 3, device)
     tokens = shape[1] * shape[5]
     return {
-        "tokens_per_second": {
-            arm: machine.spread([round(tokens / s, 1) for s in each]) for arm, each in seconds.items()
-        },
+        "tokens_per_second": {arm: machine.spread([tokens / s for s in values], 1) for arm, values in seconds.items()},
         "ratio": machine.ratios(seconds["nanogpt"], seconds["labkit"]),
         "ratio_gelu_new": machine.ratios(seconds["nanogpt"], seconds["labkit_gelu_new"]),
-        "loss_gap": abs(first["labkit"] - first["nanogpt"]),
+        "loss_gap": abs(losses["labkit"] - losses["nanogpt"]),
     }
 
 
@@ -99,7 +97,6 @@ def main() -> None:
     parser.add_argument("--nanogpt", help="path of nanoGPT's model.py")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
-    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--arm", choices=ARMS, help=argparse.SUPPRESS)  # its memory, measured in this process
     options = parser.parse_args()
     if not options.nanogpt or not Path(options.nanogpt).is_file():
@@ -107,25 +104,23 @@ def main() -> None:
     machine.use(options)
     device = options.device
     if options.arm:
-        one = trainer(options.arm, options.nanogpt, SHAPES[options.shapes[0]], options.dtype[0], device)
-        print(json.dumps(one.peak_mb()))
+        shape, dtype = SHAPES[options.shapes[0]], options.dtype[0]
+        print(json.dumps(trainer(options.arm, options.nanogpt, shape, dtype, device).peak_mb()))
         return
     if options.quick:
         print(json.dumps(compare(options.nanogpt, QUICK, "float32", "cpu", 5), indent=1))
         return
     results = {}
     for shape, dtype in itertools.product(options.shapes, options.dtype):
-        found = results[f"{shape} {dtype}"] = compare(options.nanogpt, SHAPES[shape], dtype, device, options.rounds)
+        result = compare(options.nanogpt, SHAPES[shape], dtype, device, ROUNDS)
         common = [__file__, "--nanogpt", options.nanogpt, "--shapes", shape, "--dtype", dtype, "--device", device]
-        common += ["--threads", str(options.threads)]
-        found["peak_mb"] = {
-            arm: machine.spread([machine.in_a_process([*common, "--arm", arm]) for _ in range(3)])
-            for arm in ("labkit", "nanogpt")
-        }
-        speeds = ", ".join(f"{k} {v['median']:,.0f}" for k, v in found["tokens_per_second"].items())
-        ratios = ", ".join(f"{found[key]['median']:.3f}" for key in ("ratio", "ratio_gelu_new"))
-        memory = ", ".join(f"{k} {v['median']:,.0f}" for k, v in found["peak_mb"].items())
+        common += ["--threads", str(options.threads), "--arm"]
+        result["peak_mb"] = {arm: machine.peak_mb([*common, arm]) for arm in ("labkit", "nanogpt")}
+        speeds = ", ".join(f"{arm} {rate['median']:,.0f}" for arm, rate in result["tokens_per_second"].items())
+        ratios = ", ".join(f"{result[key]['median']:.3f}" for key in ("ratio", "ratio_gelu_new"))
+        memory = ", ".join(f"{arm} {peak['median']:,.0f}" for arm, peak in result["peak_mb"].items())
         print(f"{shape} {dtype}: {speeds} tokens/s; ratio {ratios}; MB {memory}")
+        results[f"{shape} {dtype}"] = result
     machine.write("gpt_training_gpu" if device.startswith("cuda") else "gpt_training", results, NOTES)
 
 

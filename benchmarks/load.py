@@ -1,6 +1,6 @@
 """How long `labkit.load` takes, and how much memory: each run in a process of its own.
 
-    python benchmarks/load.py [--cold 3] [--warm 5]
+    python benchmarks/load.py
 
 Cold: no converted copy in the cache, so the GGUF file is joined, checked, dequantised and written. Warm: the copy is
 there and is checked against its sha256. Files may be in the operating system's page cache in both cases. Needs the
@@ -9,7 +9,6 @@ packages that carry the weights, and about 1.5 GB of disk for the temporary cach
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -21,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or
 from benchmarks import machine  # noqa: E402
 
 MODELS = ("gemma3-270m", "smollm2-135m", "tiny-gemma3")
+COLD, WARM = 3, 5  # runs
 NOTES = (
     "seconds: process = start of Python to a model ready to use; imports = torch and transformers alone; load = "
     "labkit.load after those imports, sha256 check and tokenizer included. peak_gb: highest resident memory of the "
@@ -57,29 +57,20 @@ def one_run(model: str, cache: Path) -> dict[str, float]:
     }
 
 
-def measure(model: str, cold: int, warm: int) -> list[dict]:
+def measure(model: str) -> list[dict]:
     """Rows for one model: cold (only where there is something to convert) and warm."""
-    rows = []
     with tempfile.TemporaryDirectory() as temporary:
-        embedded = not model.startswith("tiny")
-        first = [one_run(model, Path(temporary) / str(i)) for i in range(cold if embedded else 1)]
-        if embedded:
-            rows.append({"model": model, "case": "cold"} | _summary(first))
-        later = [one_run(model, Path(temporary) / "0") for _ in range(warm)]
-        rows.append({"model": model, "case": "warm"} | _summary(later))
-    return rows
-
-
-def _summary(runs: list[dict[str, float]]) -> dict:
-    return {key: machine.spread([round(run[key], 3) for run in runs]) for key in runs[0]}
+        runs = {"cold": [one_run(model, Path(temporary) / str(number)) for number in range(COLD)]}
+        runs["warm"] = [one_run(model, Path(temporary) / "0") for _ in range(WARM)]
+    return [
+        {"model": model, "case": case} | {key: machine.spread([run[key] for run in its_runs], 3) for key in its_runs[0]}
+        for case, its_runs in runs.items()
+        if case == "warm" or not model.startswith("tiny")
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cold", type=int, default=3, help="runs that convert (default 3)")
-    parser.add_argument("--warm", type=int, default=5, help="runs that find the converted copy (default 5)")
-    options = parser.parse_args()
-    rows = [row for model in MODELS for row in measure(model, options.cold, options.warm)]
+    rows = [row for model in MODELS for row in measure(model)]
     for row in rows:
         process, load = row["process"], row["load"]
         print(

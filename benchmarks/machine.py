@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
+import torch
 
+import labkit
 from labkit.files import write_whole
 
 RESULTS = Path(__file__).parent / "results"
@@ -28,17 +31,15 @@ FEWEST = 5  # rounds; the whole range of fewer holds the median in less than 90 
 
 def parser(description: str) -> argparse.ArgumentParser:
     """A parser with the options that most programs share."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--device", default="cpu")
-    made.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads (default: all cores)")
-    made.add_argument("--quick", action="store_true", help="a tiny model, seconds; writes nothing")
-    return made
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads (default: all cores)")
+    parser.add_argument("--quick", action="store_true", help="a tiny model, seconds; writes nothing")
+    return parser
 
 
 def use(options: argparse.Namespace) -> None:
     """Set the number of threads; what torch waits for and counts is on `options.device` from now on."""
-    import torch
-
     if options.device.startswith("cuda:"):
         torch.cuda.set_device(options.device)
     torch.set_num_threads(options.threads)
@@ -56,11 +57,6 @@ def write(name: str, results: Any, notes: str, key: str = "results", target: Pat
 
 def describe() -> dict[str, Any]:
     """Processor, cores, memory, GPU, and the versions that matter."""
-    import psutil
-    import torch
-
-    import labkit
-
     available = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     versions = {name: metadata.version(name) for name in ("torch", "transformers", "tokenizers", "safetensors")}
     return {
@@ -86,8 +82,9 @@ def _cpu_name() -> str:
     return platform.processor() or "unknown"
 
 
-def spread(values: list[float]) -> dict[str, Any]:
-    """n, median, smallest, largest, and every value in the order in which it was measured."""
+def spread(values: Sequence[float], digits: int | None = None) -> dict[str, Any]:
+    """n, median, smallest, largest, and every value in the order in which it was measured, rounded to `digits`."""
+    values = list(values) if digits is None else [round(value, digits) for value in values]
     middle = statistics.median(values)
     return {"n": len(values), "median": middle, "min": min(values), "max": max(values), "each": values}
 
@@ -95,8 +92,6 @@ def spread(values: list[float]) -> dict[str, Any]:
 def wait(device: str) -> None:
     """Wait until the GPU has finished what it was given."""
     if device.startswith("cuda"):
-        import torch
-
         torch.cuda.synchronize()
 
 
@@ -108,6 +103,11 @@ def in_a_process(arguments: Sequence[str], **environment: str) -> Any:
         message = done.stderr.strip() or "no message; killed because memory ran out?"
         sys.exit(f"{' '.join(arguments)} ended with exit code {done.returncode}:\n{message}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def peak_mb(arguments: Sequence[str]) -> dict[str, Any]:
+    """`spread` of the peak memory that three processes of `python ARGUMENTS` print."""
+    return spread([in_a_process(arguments) for _ in range(3)])
 
 
 def in_turn(calls: dict[str, Callable[[int], Any]], rounds: int, warmup: int, device: str) -> dict[str, list[float]]:
@@ -126,25 +126,23 @@ def in_turn(calls: dict[str, Callable[[int], Any]], rounds: int, warmup: int, de
 
 def ratios(one: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
     """`spread` of one / other, round by round."""
-    return spread([round(a / b, 4) for a, b in zip(one, other, strict=True)])
+    return spread([a / b for a, b in zip(one, other, strict=True)], 4)
 
 
 class Trainer:
     """A model, its fused AdamW, and batches of random tokens: `step(number)` trains on batch `number`."""
 
     def __init__(self, model: Any, loss: Callable, vocabulary: int, rows: int, length: int, dtype: str, device: str):
-        import torch
-
-        self.torch, self.loss, self.model = torch, loss, model.to(device).train()
+        self.loss, self.model = loss, model.to(device).train()
         self.highest, self.size, self.device = vocabulary, (rows, length + 1), device
         self.dtype = getattr(torch, dtype)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), fused=True)
 
     def step(self, number: int) -> float:
-        rng = self.torch.Generator().manual_seed(number)
-        ids = self.torch.randint(self.highest, self.size, generator=rng).to(self.device)
-        cast = self.dtype != self.torch.float32
-        with self.torch.autocast(self.device.partition(":")[0], self.dtype, enabled=cast):
+        rng = torch.Generator().manual_seed(number)
+        ids = torch.randint(self.highest, self.size, generator=rng).to(self.device)
+        cast = self.dtype != torch.float32
+        with torch.autocast(self.device.partition(":")[0], self.dtype, enabled=cast):
             loss = self.loss(self.model, ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
         loss.backward()
         self.optimizer.step()
@@ -184,9 +182,6 @@ class Memory:
     """
 
     def __init__(self, device: str):
-        import psutil
-        import torch
-
         self.cuda = torch.cuda if device.startswith("cuda") else None
         process = psutil.Process()
         self.read = self.cuda.memory_allocated if self.cuda else lambda: process.memory_info().rss

@@ -26,10 +26,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the checkout, installed or not
 
+import torch  # noqa: E402
+
+import labkit  # noqa: E402
 from benchmarks import machine  # noqa: E402
+from labkit.datasets import embedded, readers  # noqa: E402
+from labkit.decoder.anatomy import find_decoder  # noqa: E402
+from labkit.decoder.packing import packed  # noqa: E402
+from labkit.models import adapters  # noqa: E402
+from labkit.tasks.base import get, pad_id  # noqa: E402
+from labkit.training import draw, preset  # noqa: E402
 
 ARMS = ("plain", "grouped", "packed", "full")
 FILES = {"ner": "wnut17/wnut17train.conll", "qa": "xquad_en/xquad.en.json"}
+SEED = 0
 LORA = ("gemma3-270m",)  # too large here to be trained whole
 NOTES = (
     "tokens_per_second: real tokens (no padding) in `steps` training steps (forward, backward, AdamW) of `batch_size` "
@@ -46,15 +56,7 @@ class Mix:
     """The rows of one task, a model with the task's head, and batches in two orders."""
 
     def __init__(self, task: str, options: argparse.Namespace):
-        import torch
-
-        import labkit
-        from labkit.datasets import embedded, readers
-        from labkit.models import adapters
-        from labkit.tasks.base import get, pad_id
-        from labkit.training import draw, preset
-
-        self.torch, self.task, self.options, self.device = torch, get(task), options, options.device
+        self.task, self.options, self.device = get(task), options, options.device
         if options.data:
             examples = readers.read(task, options.data / FILES[task])
         else:
@@ -63,7 +65,7 @@ class Mix:
         head = self.task.head(labels, dropout=0.0, backbone_dropout=0.0)
         method = options.method or ("lora" if options.model in LORA else "full")
         with torch.random.fork_rng():
-            torch.manual_seed(options.seed)
+            torch.manual_seed(SEED)
             dtype = "float32" if method == "full" else options.dtype
             lm = labkit.load(options.model, task=head, dtype=dtype, device=options.device)
             labkit.to_bidirectional(lm.model)
@@ -76,7 +78,7 @@ class Mix:
         size = options.batch_size
         steps = max(50, (options.rounds + 1) * options.steps)
         run = {"max_steps": steps, "per_device_train_batch_size": size, "gradient_accumulation_steps": 1}
-        settings = preset("lm", **run, seed=options.seed)
+        settings = preset("lm", **run, seed=SEED)
         self.grouped = [row for (row,) in draw(lengths, settings)]
         shuffled = [row for (row,) in draw(lengths, settings, packed=True)]
         batches = [[lengths[row] for row in shuffled[at * size : (at + 1) * size]] for at in range(50)]
@@ -87,26 +89,26 @@ class Mix:
         self.model.train()
 
     def batches(self, arm: str, round_: int) -> list[list[int]]:
-        """The rows of every step of a round: the same rows in all arms, in other company."""
+        """The rows of every step of a round: the same rows in all arms, in other batches."""
         size, steps = self.options.batch_size, self.options.steps
         first = round_ * steps * size
         grouped = [self.grouped[first + step * size :][:size] for step in range(steps)]
         if arm == "grouped":
             return grouped
         rows = [row for batch in grouped for row in batch]
-        random.Random(f"{self.options.seed} {round_}").shuffle(rows)
+        random.Random(f"{SEED} {round_}").shuffle(rows)
         if arm in ("plain", "packed"):
             return [rows[at : at + size] for at in range(0, len(rows), size)]
         full: list[list[int]] = [[]]
         for row in rows:
-            if full[-1] and sum(self.lengths_of[each] for each in full[-1]) + self.lengths_of[row] > self.slots:
+            if full[-1] and sum(self.lengths_of[other] for other in [*full[-1], row]) > self.slots:
                 full.append([])
             full[-1].append(row)
         return full
 
     def batch(self, rows: list[int]) -> dict:
         batch = self.task.collate([self.rows[row] for row in rows], self.padding)
-        return {name: each.to(self.device) for name, each in batch.items()}
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     def step(self, arm: str, batch: dict) -> tuple[float, float]:
         """Seconds of the model, forward and backward, and of AdamW."""
@@ -124,29 +126,25 @@ class Mix:
         return time.perf_counter()
 
     def running(self, arm: str):
-        from labkit.decoder.packing import packed
-
         return packed(self.model) if arm in ("packed", "full") else nullcontext()
 
     def autocast(self):
         """As the training does it (`labkit.training`)."""
         bfloat16 = self.options.dtype == "bfloat16"
-        return self.torch.autocast(self.device.partition(":")[0], self.torch.bfloat16, enabled=bfloat16)
+        return torch.autocast(self.device.partition(":")[0], torch.bfloat16, enabled=bfloat16)
 
     def slots_per_token(self, arm: str) -> float:
         """Of the rows of the first timed round."""
-        from labkit.decoder.anatomy import find_decoder
-
-        seen, real = [], 0
+        shapes, real = [], 0
         layer = find_decoder(self.model).layers[0]
-        hook = layer.register_forward_pre_hook(lambda _, args, kwargs: seen.append(args[0].shape), with_kwargs=True)
+        hook = layer.register_forward_pre_hook(lambda _, args, kwargs: shapes.append(args[0].shape), with_kwargs=True)
         for rows in self.batches(arm, 1):
             batch = self.batch(rows)
             real += int(batch["attention_mask"].sum())
-            with self.running(arm), self.autocast(), self.torch.no_grad():
+            with self.running(arm), self.autocast(), torch.no_grad():
                 self.task.loss(self.model, batch)
         hook.remove()
-        return round(sum(shape[0] * shape[1] for shape in seen) / real, 4)
+        return round(sum(shape[0] * shape[1] for shape in shapes) / real, 4)
 
 
 def timed(mix: Mix, rounds: int) -> dict:
@@ -168,7 +166,7 @@ def timed(mix: Mix, rounds: int) -> dict:
             for arm in ARMS:
                 whole[arm].append(tokens[arm] / sum(seconds[arm]))
                 model_only[arm].append(tokens[arm] / seconds[arm][0])
-    rates = {arm: machine.spread([round(each, 1) for each in found]) for arm, found in whole.items()}
+    rates = {arm: machine.spread(values, 1) for arm, values in whole.items()}
     return {"tokens_per_second": rates, "ratios": ratios(whole), "model_ratios": ratios(model_only)}
 
 
@@ -188,7 +186,6 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16, help="rows of a step (default 16)")
     parser.add_argument("--steps", type=int, default=8, help="steps of each arm in a round (default 8)")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default 5)")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", help="of the result (default: packing_MODEL_DTYPE)")
     options = parser.parse_args()
     if options.quick:
@@ -197,16 +194,15 @@ def main() -> None:
     results = {}
     for task in options.tasks:
         mix = Mix(task, options)
-        found = {"lengths": mix.lengths, **timed(mix, options.rounds)}
-        found["slots_per_batch"] = mix.slots
-        found["slots_per_token"] = {arm: mix.slots_per_token(arm) for arm in ARMS}
-        told = ", ".join(f"{name} {each['median']:.2f}" for name, each in found["ratios"].items())
-        print(f"{options.model} {options.dtype} {task}: {told}; slots per token {found['slots_per_token']}", flush=True)
-        results[task] = found
+        result = {"lengths": mix.lengths, **timed(mix, options.rounds), "slots_per_batch": mix.slots}
+        result["slots_per_token"] = slots = {arm: mix.slots_per_token(arm) for arm in ARMS}
+        medians = ", ".join(f"{pair} {ratio['median']:.2f}" for pair, ratio in result["ratios"].items())
+        print(f"{options.model} {options.dtype} {task}: {medians}; slots per token {slots}", flush=True)
+        results[task] = result
     if not options.quick:
-        named = ("model", "dtype", "method", "batch_size", "steps", "rounds", "seed")
-        settings = {name: getattr(options, name) for name in named}
-        settings |= {"data": "WNUT 17 train, XQuAD en" if options.data else "Field Notes"}
+        kept = ("model", "dtype", "method", "batch_size", "steps", "rounds")
+        settings = {name: getattr(options, name) for name in kept} | {"seed": SEED}
+        settings["data"] = "WNUT 17 train, XQuAD en" if options.data else "Field Notes"
         name = options.name or f"packing_{options.model}_{options.dtype}".replace("-", "_")
         print(machine.write(name, settings | results, NOTES))
 

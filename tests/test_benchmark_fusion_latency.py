@@ -1,4 +1,4 @@
-"""benchmarks/fusion_latency.py: the statistics find what was planted, the arms compute what their names say."""
+"""benchmarks/fusion_latency.py: the statistics recover what was planted, the arms compute what their names say."""
 
 import argparse
 import json
@@ -22,7 +22,7 @@ def options(**changed):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("linear", "square"), [(0.05, 0.0), (0.02, 0.004)])
-def test_the_fit_of_the_growth_finds_the_planted_quadratic_share(linear, square, seed):
+def test_the_fit_of_the_growth_recovers_the_planted_quadratic_share(linear, square, seed):
     counts, share = np.array(COUNTS), square * 400 / (0.1 + linear * 20 + square * 400)
     noise = np.exp(np.random.default_rng(seed).normal(0, 0.01, (9, len(counts))))  # in proportion to the seconds
     curved = fusion_latency.growth(COUNTS, (0.1 + linear * counts + square * counts**2) * noise)["curved"]
@@ -31,18 +31,18 @@ def test_the_fit_of_the_growth_finds_the_planted_quadratic_share(linear, square,
     assert 0 < curved["high"] - curved["low"] < 0.15
 
 
-def test_the_interval_of_a_paired_ratio_holds_the_planted_ratio():
-    held, rng = 0, np.random.default_rng(0)
+def test_the_interval_of_a_paired_ratio_contains_the_planted_ratio():
+    contained, rng = 0, np.random.default_rng(0)
     for _ in range(100):
         moment = rng.lognormal(0, 0.5, 9)  # slow moments of the machine hit both arms of a round
         one, other = (moment * rng.lognormal(0, 0.02, 9) * factor for factor in (3.0, 1.0))
         ratio = machine.paired(one, other)
         assert 3.0 / 1.1 < ratio["low"] <= ratio["median"] <= ratio["high"] < 3.0 * 1.1
-        held += ratio["low"] <= 3.0 <= ratio["high"]
-    assert held >= 85
+        contained += ratio["low"] <= 3.0 <= ratio["high"]
+    assert contained >= 85
 
 
-def test_what_is_left_out_on_a_cpu_is_said_and_what_is_judged_is_not_left_out():
+def test_what_is_left_out_on_a_cpu_is_named_and_what_is_judged_is_not_left_out():
     plan, left_out = fusion_latency.planned(options(counts=COUNTS, new_tokens=[1, 5, 20, 50]), 1024)
     assert plan["equal", 20]["cacheless"] == [1, 5, 20] and plan["equal", 5]["cacheless"] == [1, 5, 20, 50]
     assert "equal, N = 20: cacheless, 50 tokens" in left_out and "mixed: flex" in left_out
@@ -55,12 +55,11 @@ def test_what_is_left_out_on_a_cpu_is_said_and_what_is_judged_is_not_left_out():
 
 @pytest.mark.end_to_end
 def test_the_arms_that_fuse_compute_the_same_and_so_do_those_that_average():
-    bench, case = fusion_latency.Bench(options(dtype="float32")), ("mixed", 3)
-    logits, last = [], {}
+    bench, logits, last = fusion_latency.Bench(options(dtype="float32")), [], {}
     bench.lm.model.register_forward_hook(lambda module, args, output: logits.extend(output.logits[:, -1]))
     for arm in (*fusion_latency.ARMS, "concat"):
         logits.clear()
-        stamps, tokens = bench.run(arm, case, 3)
+        stamps, tokens = bench.run(arm, ("mixed", 3), 3)
         assert len(stamps) == len(tokens) == 3 and 0 < stamps[0] and stamps == sorted(stamps)
         rows = 3 if arm in ("logit-average", "apart") else 1
         assert len(logits) == 3 * rows
@@ -75,31 +74,12 @@ def test_the_arms_that_fuse_compute_the_same_and_so_do_those_that_average():
     assert bench.names["flex"] == "reference (flex)" and bench.names["cacheless"] == "reference (dense, without cache)"
 
 
-def run(monkeypatch, tmp_path, *arguments):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(machine, "RESULTS", tmp_path / "results")
-    fusion_latency.main(["--threads", "1", *arguments])
-
-
-@pytest.mark.end_to_end
-def test_quick_runs_every_arm_and_writes_nothing(monkeypatch, tmp_path, capsys):
-    run(monkeypatch, tmp_path, "--quick")
-    printed = capsys.readouterr().out
-    assert all(f"{arm}/fast" in printed for arm in fusion_latency.ARMS[1:]) and "left out: mixed: apart" in printed
-    assert "quadratic share of concat" in printed
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.end_to_end
 def test_a_run_writes_every_time_with_its_spread_and_every_ratio_with_its_interval(monkeypatch, tmp_path):
-    arms = ("fast", "logit-average")
-    run(
-        monkeypatch, tmp_path, "--model", "tiny-gemma3", "--arms", *arms, "--counts", "1", "2", "3", "5",
-        "--new-tokens", "1", "2", "--rounds", "5",
-    )  # fmt: skip
-    (path,) = (tmp_path / "results").iterdir()
-    assert path.name == "fusion_latency_tiny_gemma3.json"
-    results = json.loads(path.read_text())["results"]
+    monkeypatch.setattr(machine, "RESULTS", tmp_path)
+    arguments = "--threads 1 --model tiny-gemma3 --arms fast logit-average --counts 1 2 3 5 --new-tokens 1 2 --rounds 5"
+    fusion_latency.main(arguments.split())
+    results = json.loads((tmp_path / "fusion_latency_tiny_gemma3.json").read_text())["results"]
     assert [(case["setting"], case["paraphrases"]) for case in results["cases"]] == [
         *(("equal", n) for n in (1, 2, 3, 5)), *(("mixed", n) for n in (2, 3, 5))
     ]  # fmt: skip

@@ -11,17 +11,9 @@ from labkit.datasets.checks import Report, check_files
 from labkit.datasets.embedded import SPLITS
 from labkit.errors import DataError
 from labkit.files import folder
+from tests.data_files import write
 
 CONTEXT = "Paris lies on the Seine. The Seine rises in Burgundy."
-
-
-def put(place, name: str, content: str):
-    (place / name).write_text(content, encoding="utf-8")
-    return place / name
-
-
-def rows(place, name: str, *examples: dict):
-    return put(place, name, "".join(json.dumps(row) + "\n" for row in examples))
 
 
 def qa(id: str, question: str = "Where is Paris?", context: str = CONTEXT, start: int = 14, end: int = 23, **more):
@@ -57,7 +49,7 @@ COUNTS = {
 
 @pytest.mark.parametrize("task", CLEAN)
 def test_a_file_in_order_has_neither_faults_nor_warnings(tmp_path, task):
-    path = rows(tmp_path, "a.jsonl", *CLEAN[task])
+    path = write(tmp_path / "a.jsonl", CLEAN[task])
     assert check_files(task, [path]) == [Report(str(path), task, len(CLEAN[task]), COUNTS[task], [], [])]
 
 
@@ -74,14 +66,10 @@ FINDINGS = [  # (task, rows beside the clean ones, what is found)
     ("qa", [qa("x", " where  is PARIS?", end=14)], "fault: the same text has different labels: x (as a)"),
     ("ner", [ner("Rome called Cy", "B-LOC O O", id="x")], "fault: the same text has different labels: x (as 2)"),
     ("classify", [text("No use  at all", "good", id="x")], "fault: the same text has different labels: x (as 3)"),
-    ("classify", [text("no use at all", "poor", id="x")], "fault: the same example occurs twice: x (as 3)"),
     ("embed", [pair("A cat is asleep", "a cat  sleeps", score=1, id="x")], "fault: the same text has different labels"),
-    ("embed", [pair("it rains", "the sun is out", score=0, id="x")], "fault: the same example occurs twice: x (as 2)"),
     ("classify", [text("half \ud83d", id="x")], "line 5: holds half of a surrogate pair"),
-    ("classify", [{"text": "no label"}], "line 5: label is None"),
     ("qa", [qa("x", "Which?", end=22)], "warning: an answer ends within a word: x ('the Sein')"),
     ("qa", [qa("x", "Wh\x07ich?")], "warning: there is an invisible or a lost character: x ('\\x07')"),
-    ("qa", [qa("x", "Which caf\ufffd?")], "warning: there is an invisible or a lost character: x"),
     ("ner", [ner("Rome called Cy", "B-LOC O B-PER", id="x")], "warning: the same example occurs twice: x (as 2)"),
     ("ner", [ner("New\u00a0York , Rome", "B-LOC O B-LOC", id="x")], "warning: a word contains white space"),
     ("ner", [ner("in May 1999", "O B-DATE I-DATE")], "warning: a label occurs only once: 'DATE'"),
@@ -90,7 +78,7 @@ FINDINGS = [  # (task, rows beside the clean ones, what is found)
 
 @pytest.mark.parametrize(("task", "more", "finding"), FINDINGS)
 def test_a_finding_is_named_with_its_examples(tmp_path, task, more, finding):
-    (report,) = check_files(task, [rows(tmp_path, "a.jsonl", *CLEAN[task], *more)])
+    (report,) = check_files(task, [write(tmp_path / "a.jsonl", CLEAN[task] + more)])
     findings = [*(f"fault: {fault}" for fault in report.faults), *(f"warning: {text}" for text in report.warnings)]
     assert len(findings) == 1 and finding in findings[0] and report.ok == finding.startswith("warning")
     assert report.n >= len(CLEAN[task])
@@ -100,81 +88,69 @@ def test_a_finding_is_named_with_its_examples(tmp_path, task, more, finding):
     ("task", "train", "dev", "kind"),
     [
         ("qa", qa("t", "Anything?"), qa("d", "Something?", context=CONTEXT.upper().replace(" ", "\n")), "text"),
-        (
-            "ner",
-            ner("the Rhine at Basel rises", "O B-LOC O B-LOC O"),
-            ner("The RHINE at Basel rises", "O " * 5),
-            "text",
-        ),
-        ("classify", text("it came late, and broken"), text(" It came late,  and BROKEN"), "text"),
+        ("ner", ner("the Rhine at Basel rises", "O O O O O"), ner("The RHINE at Basel rises", "O B-X O O O"), "text"),
         ("embed", pair("one text", "two texts"), pair("Two texts", "one text"), "pair"),
         ("classify", text("a", group="shop 7"), text("b", group="shop 7"), "group"),
-        ("qa", qa("t", title="Rivers"), qa("d", context="another text", end=0, title="Rivers"), "group"),
     ],
 )
 def test_an_example_that_is_in_two_splits_is_a_fault_of_the_later(tmp_path, task, train, dev, kind):
-    first, second = rows(tmp_path, "train.jsonl", train), rows(tmp_path, "dev.jsonl", dev)
+    first, second = write(tmp_path / "train.jsonl", [train]), write(tmp_path / "dev.jsonl", [dev])
     reports = check_files(task, [first, second])
     assert reports[0].ok and len(reports[1].faults) == 1
     assert reports[1].faults[0].startswith(f"the {kind} is also in {first}")
     assert check_files(task, [second])[0].ok
 
 
-def test_a_leak_is_counted_once_per_text_and_by_file_beside_a_file_that_cannot_be_read(tmp_path):
-    texts = [text(f"this is the text of number {i}") for i in range(6)]
-    train, dev = rows(tmp_path, "train.jsonl", *texts[:4]), rows(tmp_path, "dev.jsonl", *texts[1:])
-    bad, test = put(tmp_path, "bad.jsonl", "{}\n"), rows(tmp_path, "test.jsonl", texts[5], texts[0])
-    reports = check_files("classify", [train, bad, dev, test])
-    first, second = (repr(texts[i]["text"]) for i in (1, 2))
-    assert reports[2].faults == [f"the text is also in {train}, 3 times: {first}, {second}, ..."]
-    assert [str(path) in fault for fault, path in zip(reports[3].faults, (train, dev), strict=True)] == [True, True]
+def test_a_text_in_two_earlier_files_is_counted_by_file_beside_a_file_that_cannot_be_read(tmp_path):
+    texts = [text(f"this is the text of number {i}") for i in range(4)]
+    contents = {"train": texts[:3], "bad": ["{}"], "dev": texts[3:], "test": texts}
+    train, bad, dev, test = (write(tmp_path / f"{name}.jsonl", rows) for name, rows in contents.items())
+    first, second, _, last = (repr(row["text"]) for row in texts)
+    assert check_files("classify", [train, bad, dev, test])[3].faults == [
+        f"the text is also in {train}, 3 times: {first}, {second}, ...", f"the text is also in {dev}: {last}"
+    ]  # fmt: skip
 
 
-def test_short_texts_halves_of_pairs_and_numbered_groups_are_no_leaks(tmp_path):
-    for task, first, second in (
+@pytest.mark.parametrize(
+    ("task", "train", "dev"),
+    [
         ("classify", text("Thanks!"), text("thanks!")),
         ("embed", pair("how do I sleep better?", "go to bed early"), pair("how do I sleep better?", "no coffee")),
-    ):
-        train, dev = rows(tmp_path, "train.jsonl", first), rows(tmp_path, "dev.jsonl", second)
-        report = check_files(task, [train, dev])[1]
-        assert report.ok and f"the text is also in {train}: " in " ".join(report.warnings)
-    for content in ("-DOCSTART- O\n\n{} B-PER\nsays O\n", "{} B-PER\nsays O\n"):
-        paths = [put(tmp_path, f"{name}.conll", content.format(name)) for name in ("Ann", "Bo")]
-        assert all(report.ok for report in check_files("ner", paths))
+    ],
+)
+def test_short_texts_and_halves_of_pairs_are_only_warnings(tmp_path, task, train, dev):
+    train, dev = write(tmp_path / "train.jsonl", [train]), write(tmp_path / "dev.jsonl", [dev])
+    report = check_files(task, [train, dev])[1]
+    assert report.ok and f"the text is also in {train}: " in " ".join(report.warnings)
+
+
+@pytest.mark.parametrize("start", ["-DOCSTART- O\n\n", ""])
+def test_documents_that_are_only_numbered_are_no_leak(tmp_path, start):
+    paths = [write(tmp_path / f"{name}.conll", f"{start}{name} B-PER\nsays O\n") for name in ("Ann", "Bo")]
+    assert all(report.ok for report in check_files("ner", paths))
 
 
 # ---- bad input, and the command --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("task", "name", "content"),
-    [("classify", "a.csv", "text,label\n"), ("qa", "a.json", "{}"), ("classify", "a.jsonl", ""), ("qa", "a.pdf", "x")],
-)
+@pytest.mark.parametrize(("task", "name", "content"), [("qa", "a.json", "{}"), ("classify", "a.jsonl", "")])
 def test_a_file_that_cannot_be_read_has_that_as_its_fault(tmp_path, task, name, content):
-    (report,) = check_files(task, [path := put(tmp_path, name, content)])
+    (report,) = check_files(task, [path := write(tmp_path / name, content)])
     assert (report.n, report.counts, report.warnings, report.ok) == (0, {}, [], False)
     assert len(report.faults) == 1 and report.faults[0].startswith(str(path))
 
 
-@pytest.mark.parametrize(
-    ("task", "name", "words"),
-    [
-        ("qa", "none.jsonl", "none.jsonl does not exist"),
-        ("qa", "a" * 300, "cannot be opened"),
-        ("qa", ".", "is a folder"),
-        ("speech", "a.jsonl", "the task is 'speech'; choose one of qa, ner, classify, embed"),
-    ],
-)
-def test_bad_input_is_refused(tmp_path, task, name, words):
-    with pytest.raises(DataError, match=words):
-        check_files(task, [tmp_path / name])
+@pytest.mark.parametrize("name", ["none.jsonl", "a" * 300, "."])
+def test_what_is_no_file_is_refused(tmp_path, name):
+    with pytest.raises(DataError, match="does not exist|is a folder|cannot be opened"):
+        check_files("qa", [tmp_path / name])
 
 
 def test_the_command_prints_counts_and_findings_and_many_only_as_json(tmp_path, labkit_command):
-    path = rows(tmp_path, "a.jsonl", *CLEAN["classify"])
+    path = write(tmp_path / "a.jsonl", CLEAN["classify"])
     code, out, err = labkit_command("data", "check", path, "--task", "classify")
     assert (code, out, err) == (0, f"{path}: 4 examples (good 2, poor 2)\n", "")
-    again = rows(tmp_path, "again.jsonl", *[{"text": f"text {i}"} for i in range(30)], *CLEAN["classify"][:2])
+    again = write(tmp_path / "again.jsonl", [{"text": f"text {i}"} for i in range(30)] + CLEAN["classify"][:2])
     code, out, _ = labkit_command("data", "check", "--task", "classify", path, again)
     assert code == 1 and f"fault: {again}, line 1: label is None" in out
     assert out.count("label is None") == 20 and "fault: and 10 more" in out and "warning: the text is also in" in out
@@ -184,24 +160,23 @@ def test_the_command_prints_counts_and_findings_and_many_only_as_json(tmp_path, 
 
 
 def test_the_tag_column_is_an_option(tmp_path, labkit_command):
-    path = put(tmp_path, "a.conll", "1 Uni B-ORG O\n2 Wien I-ORG B-LOC\n")
+    path = write(tmp_path / "a.conll", "Uni B-ORG O\nWien I-ORG B-LOC\n")
     assert "--tag-column" in labkit_command("data", "check", path, "--task", "ner")[1]
-    code, out, _ = labkit_command("data", "check", path, "--task", "ner", "--tag-column", "3")
+    code, out, _ = labkit_command("data", "check", path, "--task", "ner", "--tag-column", "2")
     assert code == 0 and f"{path}: 1 examples (ORG 1)\n" in out
 
 
 def test_findings_of_awkward_text_can_be_printed(tmp_path, labkit_command):
-    examples = [{"text": 1, "label": "\x1b[1m", "id": "\ud83d"}, text("[bold]x\x1b[31m", "p\nq", id="\x1b[31m")]
-    code, out, _ = labkit_command("data", "check", rows(tmp_path, "a.jsonl", *examples), "--task", "classify")
+    rows = [{"text": 1, "label": "\x1b[1m", "id": "\ud83d"}, text("[bold]x\x1b[31m", "p\nq", id="\x1b[31m")]
+    code, out, _ = labkit_command("data", "check", write(tmp_path / "a.jsonl", rows), "--task", "classify")
     assert code == 1 and out.encode("utf-8")
     assert "surrogate" in out and r"\x1b[31m" in out and "\x1b" not in out and "(p\\nq 1)\n" in out
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    ["{file}", "--task qa", "--tag-column 3", "{file} --task speech", "{file} none.jsonl --task qa"],
+    "arguments", ["{file}", "--task qa", "--tag-column 3", "{file} --task speech", "none.jsonl --task qa"]
 )
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, labkit_command, arguments):
-    path = rows(tmp_path, "a.jsonl", *CLEAN["qa"])
+    path = write(tmp_path / "a.jsonl", CLEAN["qa"])
     code, out, err = labkit_command("data", "check", *(text.format(file=path) for text in arguments.split()))
     assert (code, out, len(err.splitlines())) == (2, "", 1)

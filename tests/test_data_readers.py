@@ -26,25 +26,12 @@ from labkit.datasets.examples import (
 )
 from labkit.datasets.readers import TASKS, read, scan
 from labkit.errors import DataError, LabkitError
+from tests.data_files import write
 
 PARIS = "Paris lies on the Seine. The Seine rises in Burgundy."
-QUESTION = {"id": "q1", "question": "Where is Paris?", "context": PARIS}
-QUESTION |= {"answers": [{"text": "the Seine", "start": 14}]}
-GOOD = {
-    "qa": QUESTION,
-    "ner": {"words": ["a"], "tags": ["O"]},
-    "classify": {"text": "t", "label": "l"},
-    "embed": {"first": "a", "second": "b"},
-}
-
-
-def put(folder, name: str, content: str | bytes):
-    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    return folder / name
-
-
-def lines(*rows) -> str:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+ROW = {"id": "a", "title": "Rivers", "context": PARIS, "question": "Where is Paris?"}
+ANSWERS = [{"text": "the Seine", "answer_start": 14}]
+QUESTION = Question("a", "Where is Paris?", PARIS, (Answer("the Seine", 14),), "Rivers")
 
 
 def refused(task: str, source, **options) -> str:
@@ -55,38 +42,36 @@ def refused(task: str, source, **options) -> str:
     return str(caught.value)
 
 
-def squad(*qas, context: object = PARIS, **article) -> str:
-    return json.dumps({"data": [{"title": "Rivers", "paragraphs": [{"context": context, "qas": list(qas)}]} | article]})
+def qa(id: object = "a", start: int = 14, **more) -> dict:
+    return {"id": id, "question": "Where is Paris?", "answers": [{"text": "the Seine", "answer_start": start}]} | more
 
 
-def qa(id: object = "q1", text: object = "the Seine", start: object = 14, **more) -> dict:
-    return {"id": id, "question": "Where is Paris?", "answers": [{"text": text, "answer_start": start}]} | more
+def squad(*questions: object) -> str:
+    return json.dumps({"data": [{"title": "Rivers", "paragraphs": [{"context": PARIS, "qas": questions}]}]})
 
 
 # ---- questions -------------------------------------------------------------------------------------------------------
 
 
 def test_squad_1_and_2(tmp_path):
-    thrice = qa("b", answers=[{"text": "Seine", "answer_start": at} for at in (18, 18, 29)])
+    thrice = qa("b", answers=[{"text": "Seine", "answer_start": start} for start in (18, 18, 29)])
     without = qa("c", is_impossible=True, answers=[], plausible_answers=[{"text": "Burgundy", "answer_start": 44}])
-    first, second, unanswerable = read("qa", put(tmp_path, "dev.json", squad(qa("a"), thrice, without)))
-    assert first == Question("a", "Where is Paris?", PARIS, (Answer("the Seine", 14),), "Rivers")
+    first, second, unanswerable = read("qa", write(tmp_path / "dev.json", squad(qa(), thrice, without)))
+    assert first == QUESTION
     assert second.answers == (Answer("Seine", 18), Answer("Seine", 29)) and unanswerable.answers == ()
     articles = [{"paragraphs": [{"context": PARIS, "qas": [qa(id)]}]} for id in "ab"]
-    untitled = read("qa", put(tmp_path, "dev.json", json.dumps({"data": articles})))
+    untitled = read("qa", write(tmp_path / "dev.json", json.dumps({"data": articles})))
     assert len({question.group for question in untitled}) == 2
 
 
-def test_one_question_in_each_form_of_json(tmp_path):
-    row = {"id": "a", "title": "Rivers", "context": PARIS, "question": "Where is Paris?"}
-    lists, one = {"text": ["the Seine"], "answer_start": [14]}, [{"text": "the Seine", "answer_start": 14}]
-    forms = [squad(qa("a")), squad(qa("a", answers=lists)), json.dumps({"data": [row | {"answers": lists}]})]
-    forms += [json.dumps([row | {"answers": answers}]) for answers in (lists, one)]
-    forms += [lines(row | {"answers": lists}, row | {"id": "b", "answers": {"text": [], "answer_start": []}})]
-    for form in forms:
-        questions = read("qa", put(tmp_path, "dev.json", form))
-        assert questions[0] == Question("a", "Where is Paris?", PARIS, (Answer("the Seine", 14),), "Rivers")
-    assert questions[1].answers == () and read("qa", put(tmp_path, "dev.jsonl", forms[-1])) == questions
+@pytest.mark.parametrize("answers", [ANSWERS, {"text": ["the Seine"], "answer_start": [14]}], ids=["objects", "lists"])
+def test_one_question_in_each_form_of_json(tmp_path, answers):
+    rows = [ROW | {"answers": answers}, ROW | {"id": "b", "answers": {"text": [], "answer_start": []}}]
+    in_squad = squad(qa(answers=answers), qa("b", answers=[]))
+    for form in (in_squad, json.dumps({"data": rows}), json.dumps(rows), rows):  # JSON lines may be called .json
+        first, second = read("qa", write(tmp_path / "dev.json", form))
+        assert first == QUESTION and second.answers == ()
+    assert read("qa", write(tmp_path / "dev.jsonl", rows)) == [first, second]
 
 
 # ---- columns and tag schemes -----------------------------------------------------------------------------------------
@@ -99,18 +84,17 @@ BY_SCHEME = {
     "BILOU": "B-PER L-PER U-PER O U-PER O B-LOC L-LOC",
     "IO": "I-PER I-PER I-PER O I-PER O I-LOC I-LOC",
 }
-IN_BIO = BY_SCHEME["BIO"].split()
-MERGED = "B-PER I-PER I-PER O B-PER O B-LOC I-LOC".split()  # IO cannot separate neighbours of one kind
+MERGED = "B-PER I-PER I-PER O B-PER O B-LOC I-LOC"  # IO cannot separate neighbours of one kind
 KINDS = st.sampled_from(["PER", "LOC", "work-of-art"])
 
 
 @pytest.mark.parametrize(("name", "tags"), BY_SCHEME.items())
 def test_a_tag_scheme_is_recognised_and_rewritten_as_bio(tmp_path, name, tags):
+    expected = (MERGED if name == "IO" else BY_SCHEME["BIO"]).split()
     assert scheme_of([tags.split()]) == {"BILOU": "BIOES"}.get(name, name)
-    column_file = put(tmp_path, "a.conll", "".join(f"w{i} {tag}\n" for i, tag in enumerate(tags.split())))
-    row_file = put(tmp_path, "a.jsonl", lines({"words": [f"w{i}" for i in range(8)], "tags": tags.split()}))
-    for path in (column_file, row_file):
-        assert list(read("ner", path)[0].tags) == (MERGED if name == "IO" else IN_BIO)
+    column_file = write(tmp_path / "a.conll", "".join(f"w {tag}\n" for tag in tags.split()))
+    row_file = write(tmp_path / "a.jsonl", [{"words": ["w"] * 8, "tags": tags.split()}])
+    assert [list(read("ner", path)[0].tags) for path in (column_file, row_file)] == [expected] * 2
 
 
 @pytest.mark.parametrize(
@@ -118,7 +102,6 @@ def test_a_tag_scheme_is_recognised_and_rewritten_as_bio(tmp_path, name, tags):
     [
         ("O I-A I-B", "BIO", "O B-A B-B"),
         ("E-A I-A", "BIOES", "B-A B-A"),  # after an end, a new entity
-        ("I-A E-A S-A S-A", "BIOES", "B-A I-A B-A B-A"),
         ("I-A B-A I-A I-B", "IOB1", "B-A B-A I-A B-B"),
     ],
 )
@@ -131,52 +114,52 @@ def test_one_sentence_decides_the_scheme_of_the_whole_file():
         assert scheme_of([["I-PER", "O"], other]) == scheme
 
 
+def spans_within(data, length: int) -> list[tuple[int, int]]:
+    cuts = data.draw(st.lists(st.integers(0, length), unique=True, max_size=8).map(sorted))
+    return [(a, b) for a, b in zip(cuts, cuts[1:], strict=False) if data.draw(st.booleans())]
+
+
 @given(st.data(), st.integers(1, 12), st.sampled_from(["BI", "SE", "UL"]))
 def test_entities_survive_each_scheme_that_can_express_them(data, length, letters):
-    cuts = data.draw(st.lists(st.integers(0, length), unique=True, max_size=8).map(sorted))
-    spans = [(a, b) for a, b in zip(cuts, cuts[1:], strict=False) if data.draw(st.booleans())]
-    entities, tags = [(a, b, data.draw(KINDS)) for a, b in spans], ["O"] * length
+    entities, tags = [(a, b, data.draw(KINDS)) for a, b in spans_within(data, length)], ["O"] * length
     for a, b, kind in entities:
         tags[a:b] = [f"B-{kind}"] + [f"I-{kind}"] * (b - a - 1)
         tags[b - 1] = f"{letters[b - a > 1]}-{kind}"
     assert entities_of(to_bio(tags, "BIO" if letters == "BI" else "BIOES")) == entities
 
 
-def test_columns_with_documents_comments_hashtags_and_any_line_end(tmp_path):
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r\r\n", "\r"])
+def test_columns_with_documents_comments_hashtags_and_any_line_end(tmp_path, ending):
     content = (
-        "-DOCSTART- -X- -X- O\n\nAnn NNP B-NP B-PER\nsmiles VBZ B-VP O\n\n# x y O\n#ann x y O\n\n# a comment\n"
-        "-DOCSTART- -X- O O\n\nNew\u00a0York\tNNP\tB-NP\tB-LOC \n# document = two\n#\tcomment\n#x=y\tNN\tO\tO\n"
+        "\ufeff-DOCSTART- -X- -X- O\n\nAnn NNP B-NP B-PER\nsmiles VBZ B-VP O\n\n# x y O\n#ann x y O\n\n# a comment\n"
+        "-DOCSTART- -X- O O\n\n\nNew\u00a0York\tNNP\tB-NP\tB-LOC \n# document = two\n#\tcomment\n#x=y\tNN\tO\tO\n"
     )
-    for ending in ("\n", "\r\n", "\r\r\n", "\r"):
-        for mark in ("", "\ufeff"):
-            sentences = read("ner", put(tmp_path, "a.txt", mark + content.replace("\n", ending)))
-            words = [("Ann", "smiles"), ("#", "#ann"), ("New\u00a0York",), ("#x=y",)]
-            assert [sentence.words for sentence in sentences] == words
-            assert [sentence.group for sentence in sentences] == ["document 1", "document 1", "document 2", "two"]
-            assert [sentence.tags[0] for sentence in sentences] == ["B-PER", "O", "B-LOC", "O"]
-            assert [sentences[0].text[a:b] for a, b in sentences[0].spans] == ["Ann", "smiles"]
-    sentences = read("ner", put(tmp_path, "a.conll", "\n\nAnn B-PER\n\n\n\nBo B-PER\n\n"))
+    sentences = read("ner", write(tmp_path / "a.txt", content.replace("\n", ending)))
+    assert [(sentence.words, sentence.tags, sentence.group) for sentence in sentences] == [
+        (("Ann", "smiles"), ("B-PER", "O"), "document 1"),
+        (("#", "#ann"), ("O", "O"), "document 1"),
+        (("New\u00a0York",), ("B-LOC",), "document 2"),
+        (("#x=y",), ("O",), "two"),
+    ]
+    assert [sentences[0].text[a:b] for a, b in sentences[0].spans] == ["Ann", "smiles"]
+    sentences = read("ner", write(tmp_path / "a.conll", "\nAnn B-PER\n\n\nBo B-PER\n"))
     assert len({sentence.group for sentence in sentences}) == len(sentences) == 2
-
-
-NESTED = "#\tdispatch.example [2005]\n1\tUni\tB-ORG\tO\n2\tWien\tI-ORG\tB-LOC\n3\tliegt\tO\tO\n"
 
 
 @pytest.mark.parametrize(
     ("content", "columns"),
     [
-        (NESTED, (3, 4)),
-        (NESTED.replace("B-LOC", "O"), (3, 4)),
+        ("#\tdispatch.example [2005]\n1\tUni\tB-ORG\tO\n2\tWien\tI-ORG\tB-LOC\n3\tliegt\tO\tO\n", (3, 4)),
         ("EU NNP B-NP B-ORG B-ORG\nsays VBZ B-VP O O\n", (4, 5)),  # true and predicted
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*numbers the words")
 def test_two_columns_of_tags_are_an_error_until_one_is_chosen(tmp_path, content, columns):
-    path = put(tmp_path, "a.tsv", content)
-    message = refused("ner", path)
-    assert all(f"column {column}" in message for column in columns) and "--tag-column" in message
+    path = write(tmp_path / "a.tsv", content)
+    message, rows = refused("ner", path), [line.split() for line in content.splitlines() if line[0] != "#"]
+    assert "--tag-column" in message
     for column in columns:
-        rows = [line.split() for line in content.splitlines() if line[0] != "#"]
+        assert f"column {column}" in message
         assert read("ner", path, tag_column=column)[0].tags == tuple(row[column - 1] for row in rows)
     for column in (1, 6):
         assert "the column of the tags is" in refused("ner", path, tag_column=column)
@@ -187,23 +170,24 @@ def test_two_columns_of_tags_are_an_error_until_one_is_chosen(tmp_path, content,
     [
         ("EU NNP B-NP B-ORG\nsays VBZ B-VP O\n", "B-ORG O"),  # CoNLL-2003
         ("EU EU NE I-NC I-ORG\nsagt sagen VVFIN I-VC O\n", "B-ORG O"),  # in German
-        ("EU NNP B-NP O\nsays VBZ B-VP O\n", "O O"),
         ("EU NNP B-NP\nsays VBZ B-VP\n", "B-NP B-VP"),  # CoNLL-2000
         ("EU B-ORG _\nsays O _\n", "B-ORG O"),
     ],
 )
 @pytest.mark.filterwarnings("error")
 def test_the_tag_column_is_found_beside_parts_of_speech_and_chunks(tmp_path, content, tags):
-    (sentence,) = read("ner", put(tmp_path, "a.txt", content))
+    (sentence,) = read("ner", write(tmp_path / "a.txt", content))
     assert sentence.tags == tuple(tags.split()) and sentence.words == tuple(re.findall(r"^\S+", content, re.M))
 
 
-def test_a_column_that_numbers_the_words_is_skipped_with_a_warning(tmp_path):
-    for content in ("1\tUni\tB-ORG\n2\t3\tO\n\n1\tAnn\tB-PER\n", "0 Uni NN B-ORG\n1 3 CD O\n\n2 Ann NE B-PER\n"):
-        with pytest.warns(UserWarning, match="column 1 numbers the words"):
-            sentences = read("ner", put(tmp_path, "a.conll", content))
-        assert [sentence.words for sentence in sentences] == [("Uni", "3"), ("Ann",)]
-        assert [sentence.tags for sentence in sentences] == [("B-ORG", "O"), ("B-PER",)]
+@pytest.mark.parametrize(
+    "content", ["1\tUni\tB-ORG\n2\t3\tO\n\n1\tAnn\tB-PER\n", "0 Uni NN B-ORG\n1 3 CD O\n\n2 Ann NE B-PER\n"]
+)
+def test_a_column_that_numbers_the_words_is_skipped_with_a_warning(tmp_path, content):
+    with pytest.warns(UserWarning, match="column 1 numbers the words"):
+        sentences = read("ner", write(tmp_path / "a.conll", content))
+    assert [sentence.words for sentence in sentences] == [("Uni", "3"), ("Ann",)]
+    assert [sentence.tags for sentence in sentences] == [("B-ORG", "O"), ("B-PER",)]
 
 
 # ---- words and spans of a raw text -----------------------------------------------------------------------------------
@@ -215,7 +199,7 @@ ODD = st.sampled_from(
 ANY_TEXT = st.lists(st.one_of(ODD, st.text(max_size=6), st.sampled_from(" \n\ta.")), max_size=12).map("".join)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data(), ANY_TEXT)
 def test_words_leave_out_only_white_space_and_joiners_and_entities_come_back_from_their_tags(data, text):
     words = words_of(text)
@@ -223,8 +207,7 @@ def test_words_leave_out_only_white_space_and_joiners_and_entities_come_back_fro
     for start, end in [*words, (len(text), len(text))]:
         assert at <= start <= end and re.fullmatch(gap, text[at:start]) and not re.search(r"\s", text[start:end])
         at = end
-    cuts = data.draw(st.lists(st.integers(0, len(words)), unique=True, max_size=6).map(sorted))
-    spans = [(a, b) for a, b in zip(cuts, cuts[1:], strict=False) if data.draw(st.booleans())]
+    spans = spans_within(data, len(words))
     entities = [Entity(words[a][0], words[b - 1][1], data.draw(KINDS)) for a, b in spans]
     assert entities_in(words, tags_over(words, data.draw(st.permutations(entities)), text)) == entities
 
@@ -234,10 +217,8 @@ def test_words_leave_out_only_white_space_and_joiners_and_entities_come_back_fro
     [
         ("Brill's U.S. office, 14:30.", ["Brill", "'s", "U.S.", "office", ",", "14:30", "."]),
         ("Ann O’Neil-Smith’s 1,200", ["Ann", "O’Neil-Smith", "’s", "1,200"]),
-        ("हिन्दी में", ["हिन्दी", "में"]),
         ("ok 👍🏽👩‍👩‍👧 🇩🇪🇫🇷 1️⃣ ❤️!", ["ok", "👍🏽", "👩‍👩‍👧", "🇩🇪", "🇫🇷", "1️⃣", "❤️", "!"]),
-        ("#tag @you", ["#", "tag", "@", "you"]),
-        ("Cafe\u0301 Zu\u0308rich", ["Cafe\u0301", "Zu\u0308rich"]),
+        ("#tag हिन्दी Cafe\u0301 Zu\u0308rich", ["#", "tag", "हिन्दी", "Cafe\u0301", "Zu\u0308rich"]),
     ],
 )
 def test_words_of(text, words):
@@ -246,113 +227,103 @@ def test_words_of(text, words):
 
 # ---- JSONL, CSV, TSV -------------------------------------------------------------------------------------------------
 
-ROWS = {
-    "qa": ("question,context,answer,answer_start,title", [["Where?", PARIS, "the Seine", "14", "Rivers"]]),
-    "ner": ("id,tokens,ner_tags", [["s7", "Ann saw Bo", "B-PER O B-PER"]]),
-    "classify": ("sentence,category", [["fine, really", "good"], ["bad", "poor"]]),
-    "embed": ("sentence1,sentence2,similarity_score", [["a", "b", "0.5"], ["c", "d", ""]]),
-}
-EXPECTED = {
-    "qa": [Question("2", "Where?", PARIS, (Answer("the Seine", 14),), "Rivers")],
-    "ner": [Sentence.of_words("s7", ["Ann", "saw", "Bo"], ["B-PER", "O", "B-PER"])],
-    "classify": [Labelled("2", "fine, really", "good"), Labelled("3", "bad", "poor")],
-    "embed": [Pair("2", "a", "b", 0.5), Pair("3", "c", "d")],
-}
+CELLS = [  # rows that a table can hold too
+    (
+        "qa",
+        {"id": "a", "question": "Where?", "context": PARIS, "answer": "the Seine", "answer_start": "14", "title": "g"},
+        Question("a", "Where?", PARIS, (Answer("the Seine", 14),), "g"),
+    ),
+    ("qa", {"id": "a", "query": "q", "passage": "a b", "answer": ""}, Question("a", "q", "a b")),
+    (
+        "ner",
+        {"id": "a", "tokens": "Ann saw", "ner_tags": "B-X O"},
+        Sentence.of_words("a", ["Ann", "saw"], ["B-X", "O"]),
+    ),
+    ("classify", {"guid": "a", "sentence": "fine, really", "category": "good"}, Labelled("a", "fine, really", "good")),
+    ("embed", {"id": "a", "sentence1": "a", "sentence2": "b", "similarity_score": "0.5"}, Pair("a", "a", "b", 0.5)),
+    ("embed", {"id": "a", "first": "c", "second": "d", "score": ""}, Pair("a", "c", "d")),
+]
 
 
-@pytest.mark.parametrize(("suffix", "separator"), [(".csv", ","), (".csv", ";"), (".tsv", "\t")])
-@pytest.mark.parametrize("task", TASKS)
-def test_tables_of_each_task(tmp_path, task, suffix, separator):
-    header, rows = ROWS[task]
-    table = [header.replace(",", separator)] + [separator.join(f'"{cell}"' for cell in row) for row in rows]
-    assert read(task, put(tmp_path, f"a{suffix}", "\ufeff" + "\r\n".join(table) + "\r\n")) == EXPECTED[task]
+@pytest.mark.parametrize(("task", "row", "example"), CELLS)
+def test_a_row_of_each_task_as_a_table_and_as_json(tmp_path, task, row, example):
+    for suffix, separator in (("csv", ","), ("tsv", "\t")):
+        cells = separator.join(f'"{cell}"' for cell in row.values())
+        assert read(task, write(tmp_path / f"a.{suffix}", f"{separator.join(row)}\n{cells}\n")) == [example]
+    assert read(task, write(tmp_path / "a.jsonl", [row])) == [example]
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
-@pytest.mark.parametrize("first", ["", "sep={}"])
+@pytest.mark.parametrize("first", ["", "sep={}\r\n"])
 def test_a_table_is_read_whatever_separates_its_cells(tmp_path, separator, first):
-    table = f"{first}\r\n".format(separator).lstrip() + f'Text{separator} LABEL\r\n"a, b; ""c""\nd"{separator} x\r\n'
+    table = first.format(separator) + f'Text{separator} LABEL\r\n"a, b; ""c""\nd"{separator} x\r\n'
     table += f"{separator}\r\n{'word ' * 60_000}{separator} y\r\n"
-    example, long = read("classify", put(tmp_path, "a.csv", "\ufeff" + table))
+    example, long = read("classify", write(tmp_path / "a.csv", "\ufeff" + table))
     assert (example.text, example.label, long.label, len(long.text)) == ('a, b; "c"\nd', "x", "y", 300_000)
+
+
+ANN = Sentence("1", "Ann's dog", ("Ann", "'s", "dog"), ((0, 3), (3, 5), (6, 9)), ("B-PER", "O", "O"))
+DOCCANO = {"id": 7, "start_offset": 0, "end_offset": 3, "label": "PER"}
 
 
 @pytest.mark.parametrize(
     ("task", "row", "expected"),
     [
-        ("qa", QUESTION, Question("q1", "Where is Paris?", PARIS, (Answer("the Seine", 14),))),
         ("qa", {"query": "q", "post": "p", "answers": [], "document_id": 0}, Question("1", "q", "p", (), "0")),
         ("qa", {"question": "q", "context": "a b", "answer": "b"}, Question("1", "q", "a b", (Answer("b", 2),))),
-        ("qa", {"question": "q", "context": "a b", "answer": ""}, Question("1", "q", "a b")),
         ("ner", {"words": ["a"], "labels": ["O"], "group": "g"}, Sentence.of_words("1", ["a"], ["O"], "g")),
+        ("ner", {"text": "Ann's dog", "entities": [{"start": 0, "end": 3, "label": "PER"}]}, ANN),
+        ("ner", {"text": "Ann's dog", "entities": [DOCCANO], "relations": []}, ANN),
+        ("ner", {"text": "Ann's dog", "label": [[0, 3, "PER"]]}, ANN),  # doccano, and spaCy's triples
         ("classify", {" Text": "t", "LABEL ": " l "}, Labelled("1", "t", "l")),
         ("classify", {"content": "a\u2028b\x85c", "class": 0}, Labelled("1", "a\u2028b\x85c", "0")),
         ("embed", {"anchor": "a", "positive": "b", "score": 4}, Pair("1", "a", "b", 4.0)),
     ],
 )
 def test_jsonl_with_other_names_of_the_fields(tmp_path, task, row, expected):
-    assert read(task, put(tmp_path, "a.jsonl", lines(row) + "\n \n")) == [expected]
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"entities": [{"start": 0, "end": 3, "label": "PER"}]},
-        {"entities": [{"id": 7, "start_offset": 0, "end_offset": 3, "label": "PER"}], "relations": []},  # doccano
-        {"label": [[0, 3, "PER"]]},  # doccano, and spaCy's triples
-    ],
-)
-def test_entities_in_the_forms_of_other_tools(tmp_path, row):
-    (sentence,) = read("ner", put(tmp_path, "a.jsonl", lines({"text": "Ann's dog"} | row)))
-    assert (sentence.words, sentence.tags) == (("Ann", "'s", "dog"), ("B-PER", "O", "O"))
+    assert read(task, write(tmp_path / "a.jsonl", [json.dumps(row, ensure_ascii=False), "", " "])) == [expected]
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
 
-# Each form of file: good rows, and bad rows with the start of their fault.
-FORMS = {
-    "a.jsonl": ("classify", [f'{{"id": "{i}", "text": "t{i}", "label": "l"}}' for i in range(4)],
-                {"{bad": "cannot be read as JSON", "[1]": "holds [1]", "{}": "label is None",
-                 '{"id": "0", "text": "t", "label": "l"}': "has the id '0', which another row has (1)"}),
-    "a.csv": ("classify", [f"{i},t{i},l" for i in range(4)],
-              {"x": "has 1 cells", '"a" b,c,d': "is not CSV", ",t,": "label is ''"}),
-    "a.conll": ("ner", [f"w{i} B-X\nv{i} O\n" for i in range(4)],
-                {"x\n": "has the columns ['x']", "x Y\n": "has the tag 'Y'", "x y O\ny O\nz O\n": "has the columns"}),
+GOOD = {
+    "qa": ROW | {"answers": ANSWERS}, "ner": {"words": ["a"], "tags": ["O"]}, "classify": {"text": "t", "label": "l"},
+    "embed": {"first": "a", "second": "b"},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_a_bad_row_hides_no_other(tmp_path, name):
-    task, good, bad = FORMS[name]
-    rows = [row for pair in zip(good, bad, strict=False) for row in pair] + good[len(bad) :]
-    header = ["id,text,label"] if name == "a.csv" else []
-    starts = [sum(row.count("\n") + 1 for row in (header + rows)[: i + len(header)]) + 1 for i in range(len(rows))]
-    expected = read(task, put(tmp_path, name, "\n".join([*header, *good])))
-    path = put(tmp_path, name, "\n".join([*header, *rows]))
-    faults = scan(task, path).faults
-    places = [f"{path}, line {start}: {bad[row]}" for row, start in zip(rows, starts, strict=True) if row in bad]
-    assert all(fault.startswith(place) for fault, place in zip(faults, places, strict=True)), faults
+@pytest.mark.parametrize(
+    ("task", "name", "content", "faults"),  # two rows of each file are good
+    [
+        ("classify", "a.jsonl", [GOOD["classify"] | {"id": 7}, "{bad", [1], {}, GOOD["classify"] | {"id": 7},
+                                 GOOD["classify"]],
+         {"line 2": "cannot be read as JSON", "line 3": "holds [1]", "line 4": "label is None",
+          "line 5": "has the id '7', which another row has (1)"}),
+        ("classify", "a.csv", 'text,label\n"a\nb",l\nx\n"a" b,c\nt,\nt,l\n',
+         {"line 4": "has 1 cells", "line 5": "is not CSV", "line 6": "label is ''"}),
+        ("ner", "a.conll", "w B-X\n\nx\n\nv O\nx Y\n\nx y O\ny O\n\nw B-X\nv O\n",
+         {"line 3": "has the columns ['x']", "line 6": "has the tag 'Y'", "line 8": "has the columns"}),
+        ("qa", "a.json", squad(qa("a"), qa("b", start=3), None, qa("a"), qa("c")),
+         {"question 'b'": "answer_start is 3", "article 1, paragraph 1, question 3": "holds None",
+          "question 'a'": "has the id 'a', which another row has"}),
+    ],
+)  # fmt: skip
+def test_a_bad_row_hides_no_other(tmp_path, task, name, content, faults):
+    result = scan(task, path := write(tmp_path / name, content))
+    starts = [f"{path}, {place}: {what}" for place, what in faults.items()]
+    assert all(fault.startswith(start) for fault, start in zip(result.faults, starts, strict=True)), result.faults
     message = refused(task, path)
-    assert message.startswith(faults[0]) and "--skip-bad-rows" in message
-    with pytest.warns(UserWarning, match=f"{len(bad)} of {len(rows)} rows cannot be read and are skipped"):
-        kept = read(task, path, skip_bad_rows=True)
-    assert [example.text for example in kept] == [example.text for example in expected]
+    assert message.startswith(result.faults[0]) and "--skip-bad-rows" in message
+    with pytest.warns(UserWarning, match=f"{len(faults)} of {len(faults) + 2} rows cannot be read and are skipped"):
+        assert read(task, path, skip_bad_rows=True) == result.examples
 
 
-def test_every_fault_of_a_squad_file_is_reported(tmp_path):
-    asked = [qa(f"q{i}", start=14 if i % 3 else i) for i in range(9)] + [None, qa("q1")]
-    reading = scan("qa", path := put(tmp_path, "dev.json", squad(*asked)))
-    assert [question.id for question in reading.examples] == ["q1", "q2", "q4", "q5", "q7", "q8"]
-    places = ["question 'q0'", "question 'q3'", "question 'q6'", "article 1, paragraph 1, question 10", "question 'q1'"]
-    assert [fault.removeprefix(f"{path}, ").split(": ")[0] for fault in reading.faults] == places
-
-
-def _with_entities(*spans: tuple[int, int]) -> dict:
+def _entities(*spans: tuple[int, int]) -> dict:
     return {"text": PARIS, "entities": [{"start": a, "end": b, "label": "LOC"} for a, b in spans]}
 
 
 def _answer(**answer: object) -> dict:
-    return QUESTION | {"answers": [{"text": "the Seine"} | answer]}
+    return ROW | {"id": "x", "answers": [{"text": "the Seine"} | answer]}
 
 
 BAD_ROWS = [  # (task, row, what the message says of it)
@@ -360,31 +331,28 @@ BAD_ROWS = [  # (task, row, what the message says of it)
     ("qa", _answer(text="Seine"), "answer_start is missing, and the context holds 'Seine' 2 times"),
     ("qa", _answer(text="the Rhine"), "the answer 'the Rhine' is not in the context"),
     *(("qa", _answer(start=start), f"answer_start is {start!r}") for start in ("x", 14.5, float("inf"), True)),
-    *(("qa", QUESTION | {"answers": [answer]}, "expected an object") for answer in ("the Seine", {"text": ""})),
-    ("qa", QUESTION | {"answers": {"text": ["a", "b"], "answer_start": [1]}}, "two lists of one length"),
+    ("qa", _answer(text=""), "expected an object"),
+    ("qa", ROW | {"id": "x", "answers": {"text": ["a", "b"], "answer_start": [1]}}, "two lists of one length"),
     ("qa", {"question": "q", "context": "c"}, "(fields: question, context)"),
-    ("qa", QUESTION | {"context": " \n"}, "is ' \\n'; expected a text"),
+    ("qa", _answer(start=14) | {"context": " \n"}, "is ' \\n'; expected a text"),
     ("qa", {"context": "c", "answers": []}, "has no question"),
-    ("qa", QUESTION | {"is_impossible": True}, "is_impossible is true, but there is the answer"),
+    ("qa", _answer(start=14) | {"is_impossible": True}, "is_impossible is true, but there is the answer"),
     ("ner", {"words": ["a", "b"], "tags": ["O"]}, "has 2 words and 1 tags"),
-    ("ner", {"words": ["a"], "tags": ["PER"]}, "has the tag 'PER'"),
     ("ner", {"words": ["a"], "tags": [3]}, "the tag 3; expected"),
     ("ner", {"text": "Ann", "entities": [{"start": 0, "end": "x", "label": "PER"}]}, "end of an entity is 'x'"),
     ("ner", {"text": "Ann", "entities": [[0, 3]]}, "has the entity [0, 3]; expected start, end and label"),
-    ("ner", _with_entities((0, 3)), "from 0 to 3 of the text, which cuts through 'Paris'"),
-    ("ner", _with_entities((0, 5), (0, 10)), "overlaps another"),
-    ("ner", _with_entities((5, 6)), "contains no word"),
-    ("ner", _with_entities((44, 99)), "lies outside of its 53 characters"),
-    *(("classify", {"text": "t", "label": label}, f"label is {label!r}") for label in (None, float("nan"), "")),
-    ("classify", {"body": "t", "label": "l"}, "(fields: body, label)"),
-    *(("embed", GOOD["embed"] | {"score": score}, "score is ") for score in ("high", 10**400)),
+    ("ner", _entities((0, 3)), "from 0 to 3 of the text, which cuts through 'Paris'"),
+    ("ner", _entities((0, 5), (0, 10)), "overlaps another"),
+    ("ner", _entities((5, 6)), "contains no word"),
+    ("ner", _entities((44, 99)), "lies outside of its 53 characters"),
+    *(("classify", {"text": "t", "label": label}, f"label is {label!r}") for label in (float("nan"), "")),
+    ("embed", GOOD["embed"] | {"score": 10**400}, "score is "),
 ]
 
 
 @pytest.mark.parametrize(("task", "row", "words"), BAD_ROWS)
 def test_a_bad_row_is_named_by_its_line(tmp_path, task, row, words):
-    content = lines(GOOD[task] | {"id": "first"}) + "\n" + lines(row)  # the empty line counts
-    message = refused(task, path := put(tmp_path, "a.jsonl", content))
+    message = refused(task, path := write(tmp_path / "a.jsonl", [GOOD[task], "", row]))  # the empty line counts
     assert message.startswith(f"{path}, line 3: ") and words in message
 
 
@@ -397,35 +365,27 @@ def test_a_bad_row_is_named_by_its_line(tmp_path, task, row, words):
         ("qa", "a.json", '{"data": ["a"]}', "row 1: holds 'a'"),
         ("qa", "a.json", '{"data": [{"paragraphs": [null]}]}', "article 1, paragraph 1: is None; expected an object"),
         ("qa", "a.json", '{"data": []}', "holds no example"),
-        ("qa", "a.json", squad(qa("a"), qa("b"), qa("a")), "question 'a': has the id 'a', which another row has"),
-        ("classify", "a.jsonl", '{"text": "t", "label": "l"}\n{"text": \n', "line 2: cannot be read as JSON"),
         ("classify", "a.jsonl", " \n\n", "is empty"),
         ("classify", "a.jsonl", b'{"text": "t", "label": "l"}\n{"text": "\xe9"}', "line 2: is not UTF-8"),
-        ("classify", "a.csv", "text,label\na,x\na,b,y,z\n", "line 3: has 4 cells, and the header has 2"),
-        ("classify", "a.csv", 'text,label\n"a\nb",x\n"c" d,y\n', "line 4: is not CSV"),
         ("classify", "a.csv", 'text,label\n"a,x\n', "line 2: is not CSV (a quote is opened and never closed)"),
-        ("classify", "a.csv", "text,label\n", "holds no example"),
         ("classify", "a.csv", "text,Text ,label\na,b,x\n", "line 1: has a column twice"),
-        ("ner", "a.conll", "Ann B-PER\n\nBo PER\n", "line 3: has the tag 'PER'; expected O, or B-"),
-        ("ner", "a.conll", "New York B-LOC\nis O\nfar O\n", "line 1: has the columns ['New', 'York', 'B-LOC']"),
         ("ner", "a.conll", "\tO\nAnn\tO\n", "line 1: has the columns ['', 'O']"),
-        ("ner", "a.conll", "-DOCSTART- O\n\n# id = 3\n", "holds no example"),
         ("qa", "a.xml", "x", "ends in .xml; for qa give SQuAD as .json, rows as .json, .jsonl or .csv"),
     ],
 )
 def test_a_bad_file_is_named_with_the_place(tmp_path, task, name, content, words):
-    message = refused(task, path := put(tmp_path, name, content))
-    assert str(path) in message and words in message
+    message = refused(task, path := write(tmp_path / name, content))
+    assert message.startswith(str(path)) and words in message
 
 
 def test_a_missing_file_is_not_looked_for_on_the_hub(tmp_path, monkeypatch, no_network):
     monkeypatch.chdir(tmp_path)
-    for name in (tmp_path / "none.jsonl", "none.jsonl", "deep/none.json:train", tmp_path / "none", "../none"):
+    for name in ("none.jsonl", "deep/none.json:train", tmp_path / "none", "../none"):
         assert "does not exist" in refused("qa", name)
     for name in ("a" * 300 + ".csv", "~nobody-by-this-name/a.csv"):
         assert "cannot be opened" in refused("qa", name)
     assert "the task is 'speech'; choose one of" in refused("speech", "a.jsonl")
-    assert "leave the tag column out" in refused("ner", put(tmp_path, "a.jsonl", "{}"), tag_column=2)
+    assert "leave the tag column out" in refused("ner", write(tmp_path / "a.jsonl", "{}"), tag_column=2)
     assert "1 of 1 rows cannot be read" in refused("classify", tmp_path / "a.jsonl", skip_bad_rows=True)
     assert no_network == []
 
@@ -441,10 +401,10 @@ ANY_CONTENT = st.one_of(st.binary(max_size=40), st.text(max_size=40).map(str.enc
 SUFFIXES = [*((task, ".jsonl") for task in TASKS), ("classify", ".csv"), ("ner", ".conll"), ("qa", ".json")]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from(SUFFIXES), ANY_CONTENT)
 def test_any_content_is_read_or_refused_in_one_line(tmp_path_factory, form, content):
-    path = put(tmp_path_factory.getbasetemp(), f"any{form[1]}", content)
+    path = write(tmp_path_factory.getbasetemp() / f"any{form[1]}", content)
     try:
         read(form[0], path)
     except DataError as error:
@@ -460,27 +420,26 @@ def hub(tmp_path_factory):
     datasets = pytest.importorskip("datasets")
     place = tmp_path_factory.mktemp("hub")
     datasets.disable_progress_bars()
-    text, integer = datasets.Value("string"), datasets.Value("int32")
+    text, integer, label = (datasets.Value("string"), datasets.Value("int32"), datasets.ClassLabel)
 
-    def write(path: str, features: dict, *rows: dict) -> None:
+    def write_split(path: str, features: dict, *rows: dict) -> None:
         (place / path).parent.mkdir(parents=True, exist_ok=True)
-        columns = {name: [row[name] for row in rows] for name in features}
-        datasets.Dataset.from_dict(columns, features=datasets.Features(features)).to_parquet(place / path)
+        table = datasets.Dataset.from_list(list(rows), features=datasets.Features(features))
+        table.to_parquet(place / path)
 
-    asked = {"id": text, "title": text, "context": text, "question": text}
-    asked |= {"answers": datasets.Sequence({"text": text, "answer_start": integer})}
-    row = {"id": "a", "title": "Rivers", "context": PARIS, "question": "Where?"}
-    row |= {"answers": {"text": ["the Seine"], "answer_start": [14]}}
-    none = row | {"id": "b", "answers": {"text": [], "answer_start": []}}
-    write("squad_v2/squad_v2/train-00000-of-00001.parquet", asked, row)
-    write("squad_v2/squad_v2/validation-00000-of-00001.parquet", asked, row, none)
-    kinds = datasets.Sequence(datasets.ClassLabel(names=["O", "B-PER", "I-PER", "B-ORG", "I-ORG"]))
-    features = {"id": text, "tokens": datasets.Sequence(text), "ner_tags": kinds}
-    write("wnut_17/wnut_17/test/0000.parquet", features,  # as in the branch refs/convert/parquet: no card
-          {"id": "0", "tokens": ["Ann", "joins", "Acme"], "ner_tags": [1, 0, 3]})  # fmt: skip
-    label = {"text": text, "label": datasets.ClassLabel(names=["poor", "good"])}
-    write("reviews/train.parquet", label, {"text": "fine", "label": 1}, {"text": "bad", "label": 0})
-    write("reviews/test.parquet", label, {"text": "fine", "label": -1})  # the hub's -1: not given
+    answers = datasets.Sequence({"text": text, "answer_start": integer})
+    features = dict.fromkeys(ROW, text) | {"answers": answers}
+    rows = [ROW | {"answers": {"text": ["the Seine"], "answer_start": [14]}}]
+    rows.append(ROW | {"id": "b", "answers": {"text": [], "answer_start": []}})
+    write_split("squad_v2/squad_v2/validation-00000-of-00001.parquet", features, *rows)
+    tags = datasets.Sequence(label(names=["O", "B-PER", "I-PER", "B-ORG", "I-ORG"]))
+    write_split(  # as in the branch refs/convert/parquet: no card
+        "wnut_17/wnut_17/test/0000.parquet", {"id": text, "tokens": datasets.Sequence(text), "ner_tags": tags},
+        {"id": "0", "tokens": ["Ann", "joins", "Acme"], "ner_tags": [1, 0, 3]},
+    )  # fmt: skip
+    features = {"text": text, "label": label(names=["poor", "good"])}
+    write_split("reviews/train.parquet", features, {"text": "fine", "label": 1}, {"text": "bad", "label": 0})
+    write_split("reviews/test.parquet", features, {"text": "fine", "label": -1})  # the hub's -1: not given
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", place / "cache")
         yield place
@@ -488,7 +447,7 @@ def hub(tmp_path_factory):
 
 def test_data_with_the_hubs_layout_are_read_offline(hub, no_network):
     first, second = read("qa", f"{hub}/squad_v2:validation")
-    assert first == Question("a", "Where?", PARIS, (Answer("the Seine", 14),), "Rivers") and second.answers == ()
+    assert first == QUESTION and second.answers == ()
     (sentence,) = read("ner", f"{hub}/wnut_17:test")
     assert (sentence.words, sentence.tags) == (("Ann", "joins", "Acme"), ("B-PER", "O", "B-ORG"))
     assert [(e.text, e.label) for e in read("classify", f"{hub}/reviews:train")] == [("fine", "good"), ("bad", "poor")]
@@ -501,10 +460,8 @@ def test_data_with_the_hubs_layout_are_read_offline(hub, no_network):
         ("ner", "{hub}/wnut_17:dev", "wnut_17 (split dev), on the hub"),
         ("qa", "{hub}/wnut_17:test", "wnut_17:test, row 1: has no context"),
         ("classify", "{hub}/reviews:test", "reviews:test, row 1: label is None"),
-        ("qa", "{hub}", "cannot be read"),
         ("ner", "no-such-data", "no-such-data (split train), on the hub (which needs a network)"),
         ("ner", "wikiann/en:dev", "unimelb-nlp/wikiann (split dev), on the hub"),
-        ("ner", "nobody/data-2.5-x", "nobody/data-2.5-x (split train), on the hub"),
     ],
 )
 def test_what_the_hub_does_not_have_is_one_error(hub, monkeypatch, tmp_path, no_network, task, name, words):

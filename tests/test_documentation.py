@@ -61,21 +61,21 @@ def parse(words: list[str], is_whole: bool) -> None:
 
 def labkit_words(line: str) -> list[str] | None:
     """The arguments of labkit in a line such as `X=1 .venv/bin/labkit doctor` or `torchrun -m labkit train qa`."""
-    found = re.match(r"!?(?:[A-Z_]+=\S+ )*(?:\S*/)?labkit (?![\d.])(.+)|.+ -m labkit (.+)", line)
-    return shlex.split(found[1] or found[2]) if found else None
+    match = re.match(r"!?(?:[A-Z_]+=\S+ )*(?:\S*/)?labkit (?![\d.])(.+)|.+ -m labkit (.+)", line)
+    return shlex.split(match[1] or match[2]) if match else None
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_exist_with_all_their_options(page):
-    for lines, is_whole in ((shell_lines(page), True), (spans(page), False)):
-        for line in lines:
-            if words := labkit_words(line):
-                try:
-                    parse(words, is_whole)
-                except UsageError as error:
-                    pytest.fail(f"{page}: {line}\n{error.format_message()}")
-            if target := re.match(r"make ([a-z][a-z0-9-]*)", line):
-                assert target[1] in TARGETS, f"{page}: {line}"
+    whole_lines = shell_lines(page)
+    for line in whole_lines + spans(page):
+        if words := labkit_words(line):
+            try:
+                parse(words, is_whole=line in whole_lines)
+            except UsageError as error:
+                pytest.fail(f"{page}: {line}\n{error.format_message()}")
+        if target := re.match(r"make ([a-z][a-z0-9-]*)", line):
+            assert target[1] in TARGETS, f"{page}: {line}"
 
 
 def anchors(page: Path) -> set[str]:

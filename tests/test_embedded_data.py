@@ -1,4 +1,4 @@
-"""The embedded data sets: `labkit data`, the sha256 of the cards, what the cards promise of two sets."""
+"""The data that labkit ships: `labkit data`, its readers, and what the cards promise of the files."""
 
 import json
 import re
@@ -8,38 +8,63 @@ from collections import Counter, defaultdict
 import pytest
 
 from labkit.datasets import embedded
-from labkit.datasets.embedded import SHIPPED
+from labkit.datasets.embedded import SHIPPED, SPLITS
 from labkit.datasets.evidence import CRITERIA, MARKS
-from labkit.datasets.examples import words_of
-from tests.cards import DATA, SPLITS, counts, rows_of, table
+from labkit.datasets.examples import Entity, entities_in, entities_of, words_of
+from labkit.errors import DataError
+from labkit.files import folder
+from tests.data_files import rows_of
 
-CARDS = sorted(path.parent for path in DATA.glob("*/README.md"))
-POSTS, ITEMS = rows_of("evidence/posts.jsonl"), rows_of("which_way_round/items.jsonl")
-
-
-# ---- labkit data, and the cards --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("place", CARDS, ids=lambda place: place.name)
-def test_a_card_lists_every_other_file_as_sha256sum_prints_it(place):
-    files = sorted(path.name for path in place.iterdir() if path.name != "README.md")
-    listed = re.findall(r"^[0-9a-f]{64}  (\S+)$", (place / "README.md").read_text(encoding="utf-8"), re.M)
-    assert listed == files
+DATA = folder("data")
+PASSAGES, POSTS = rows_of(DATA / "field_notes/passages.jsonl"), rows_of(DATA / "evidence/posts.jsonl")
+ITEMS, FACTS = rows_of(DATA / "which_way_round/items.jsonl"), rows_of(DATA / "known_facts/facts.jsonl")
+TEXTS = {row["id"]: row["text"] for row in PASSAGES}
+SPLIT_OF = {row["id"]: row["split"] for row in PASSAGES}
 
 
-def test_the_list_has_the_number_of_records_in_the_files(labkit_command):
+def card(place: str) -> str:
+    return (DATA / place / "README.md").read_text(encoding="utf-8")
+
+
+def table(place: str, section: str, splits: tuple[str, ...] = SPLITS) -> dict[str, Counter]:
+    """{row: {split: number}} of the tables of one section of a card; their last column, the sum, is checked here."""
+    text = card(place).split(f"\n## {section}\n")[1].split("\n## ")[0]
+    rows = {}
+    for name, cells in re.findall(r"^\| ([^|]+) \| ([\d.,| ]+) \|$", text, re.M):
+        numbers = [float(cell.replace(",", "")) for cell in cells.split("|")]
+        if len(numbers) > len(splits):
+            assert numbers.pop() == sum(numbers), name
+        rows[name] = Counter(dict(zip(splits, numbers, strict=True)))
+    return rows
+
+
+def sums(numbers_by_split: list[tuple[str, dict[str, float]]]) -> dict[str, Counter]:
+    """{name: {split: sum}} of (split, {name: number}), in the form of `table`."""
+    totals = defaultdict(Counter)
+    for split, numbers in numbers_by_split:
+        for name, number in numbers.items():
+            totals[name][split] += number
+    return totals
+
+
+# ---- labkit data, the cards, the readers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(DATA.glob("*/README.md")), ids=lambda path: path.parent.name)
+def test_a_card_lists_every_other_file_as_sha256sum_prints_it(path):
+    files = sorted(file.name for file in path.parent.iterdir() if file != path)
+    assert re.findall(r"^[0-9a-f]{64}  (\S+)$", path.read_text(encoding="utf-8"), re.M) == files
+
+
+def test_what_is_shipped_is_listed_with_its_number_of_records_and_is_in_order(labkit_command):
     listed = {entry["name"]: entry for entry in json.loads(labkit_command("data", "list", "--json")[1])}
-    for name, entry in listed.items():
-        if entry["path"].endswith(".jsonl"):
-            assert entry["count"] == len(rows_of(entry["path"].removeprefix(f"{DATA}/"))), name
+    counts = {name: entry["count"] for name, entry in listed.items()}
+    rows = (("field-notes", PASSAGES), ("evidence", POSTS), ("which-way-round", ITEMS), ("known-facts", FACTS))
+    assert all(counts[name] == len(its_rows) for name, its_rows in rows)
     for task, name in (("qa", "field-notes-questions"), ("ner", "field-notes-entities")):
-        examples = [example for split in SPLITS for example in embedded.read(task, "field-notes", split)]
-        assert listed[name]["count"] == len(examples)
-    code, out, _ = labkit_command("data", "list")
-    assert code == 0 and all(entry["licence"] in out and entry["path"] in out for entry in listed.values())
-
-
-def test_what_is_shipped_is_in_order(labkit_command):
+        assert counts[name] == sum(len(embedded.read(task, "field-notes", split)) for split in SPLITS)
+    out = labkit_command("data", "list")[1]
+    assert all(entry["licence"] in out and entry["path"] in out for entry in listed.values())
     names = [data.name for data in SHIPPED]
     assert labkit_command("data", "check") == (0, "".join(f"{name}: in order\n" for name in names), "")
     code, out, _ = labkit_command("data", "check", "--json")
@@ -47,15 +72,10 @@ def test_what_is_shipped_is_in_order(labkit_command):
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "damaged", "words"),
-    [
-        ("passages.jsonl", "x", 1, "passages.jsonl is not the file"),
-        ("entities.dev.conll", None, 1, "dev.conll is missing"),
-        ("README.md", None, 3, "README.md is missing"),
-        ("README.md", "# Notes", 3, "lists no sha256"),
-    ],
+    ("file", "content", "damaged"),
+    [("passages.jsonl", "x", 1), ("entities.dev.conll", None, 1), ("README.md", None, 3)],
 )
-def test_damaged_data_is_named_with_exit_code_1(labkit_command, tmp_path, monkeypatch, file, content, damaged, words):
+def test_damaged_data_is_named_with_exit_code_1(labkit_command, tmp_path, monkeypatch, file, content, damaged):
     shutil.copytree(DATA, tmp_path / "data")
     monkeypatch.setattr(embedded, "folder", lambda name: tmp_path / "data")
     path = tmp_path / "data" / "field_notes" / file
@@ -65,13 +85,126 @@ def test_damaged_data_is_named_with_exit_code_1(labkit_command, tmp_path, monkey
     code, out, _ = labkit_command("data", "check", "--json")
     faults = {entry["name"]: entry["faults"] for entry in json.loads(out) if not entry["ok"]}
     assert code == 1 and len(faults) == damaged and all(name.startswith("field-notes") for name in faults)
-    assert all(len(messages) == 1 and words in messages[0] for messages in faults.values())
+    assert all(len(messages) == 1 and messages[0].startswith(f"{path} is ") for messages in faults.values())
+
+
+def test_passages_are_read_as_they_are_in_the_file_and_as_pairs_with_their_titles():
+    assert [vars(passage) for passage in embedded.passages()] == PASSAGES
+    for split in SPLITS:
+        rows = [row for row in PASSAGES if row["split"] == split]
+        assert [vars(passage) for passage in embedded.passages(split)] == rows
+        pairs = [(pair.group, pair.first, pair.second) for pair in embedded.read("embed", "field-notes", split)]
+        assert pairs == [(row["id"], row["title"], row["text"]) for row in rows]
+
+
+def test_evidence_and_which_way_round_are_read_as_examples_of_their_tasks():
+    rows = [(row["post"], label) for row in POSTS if row["split"] == "dev" for label in row["criteria"]]
+    expected = [(post, CRITERIA[label["criterion"]], [label["evidence"] or ""]) for post, label in rows]
+    questions = embedded.read("qa", "evidence", "dev")
+    assert [(q.context, q.question, [a.text for a in q.answers] or [""]) for q in questions] == expected
+    rows = [row for row in ITEMS if row["split"] == "dev"]
+    sentences = embedded.read("ner", "which-way-round", "dev")
+    entities = [(row["text"], [Entity(row["start"], row["end"], row["label"])]) for row in rows]
+    assert [(sentence.text, entities_in(sentence.spans, sentence.tags)) for sentence in sentences] == entities
+    labelled = [(one.text, one.label, one.group) for one in embedded.read("classify", "which-way-round", "dev")]
+    assert labelled == [(row["text"], row["label"], row["group"]) for row in rows]
+
+
+def test_an_unknown_split_or_task_and_a_damaged_file_are_refused(tmp_path, monkeypatch):
+    for call in (lambda: embedded.passages("valid"), lambda: embedded.read("qa", "evidence", "valid")):
+        with pytest.raises(DataError, match="is 'valid'; choose one of train, dev, test"):
+            call()
+    with pytest.raises(DataError, match="evidence has nothing for the task 'ner'"):
+        embedded.read("ner", "evidence", "dev")
+    monkeypatch.setattr(embedded, "folder", lambda name: tmp_path)
+    path = tmp_path / "field_notes" / "passages.jsonl"
+    path.parent.mkdir()
+    path.write_text(f'{json.dumps(PASSAGES[0])}\n{{"id": "fn-0\n')
+    with pytest.raises(DataError, match=re.escape(f"{path}, line 2: ")):
+        embedded.passages("train")
+
+
+# ---- Field Notes -----------------------------------------------------------------------------------------------------
+
+
+def test_the_numbers_of_the_card_on_passages_are_those_of_the_file():
+    numbers, runs = [], defaultdict(set)
+    for row in PASSAGES:
+        words = re.findall(r"[^\W_]+(?:'[^\W_]+)*", row["text"].lower())
+        for start in range(len(words) - 7):
+            runs[tuple(words[start : start + 8])].add(row["id"])
+        counts = {row["region"]: 1, row["genre"]: 1, "passages": 1, "words": len(row["text"].split())}
+        numbers.append((row["split"], counts | {"bytes of text": len(row["text"].encode())}))
+    assert table("field_notes", "Counts of the passages") == sums(numbers)
+    assert all(len(ids) == 1 for ids in runs.values()), "no passage repeats eight words of another"
+
+
+def overlap_f1(question):
+    """F1, in percent, of answering with the sentence that shares the most different words with the question."""
+
+    def normal(text):  # as SQuAD's script compares: lower case, without punctuation and articles
+        return [word for word in re.sub(r"[^\w\s]", "", text.lower()).split() if word not in ("a", "an", "the")]
+
+    asked, sentences = set(normal(question.question)), re.split(r"(?<=[.!?])\s+|\n+", question.context)
+    best = max(map(normal, sentences), key=lambda words: len(asked & set(words)))
+    answers = [normal(answer.text) for answer in question.answers]
+    f1 = [2 * sum((Counter(best) & Counter(words)).values()) / (len(best) + len(words)) for words in answers]
+    return 100 * max(f1, default=0.0)
+
+
+def test_every_question_is_on_its_passage_and_the_numbers_of_the_card_are_those_of_the_files():
+    numbers, overlap, asked = [], Counter(), Counter()
+    for split in SPLITS:
+        questions = embedded.read("qa", "field-notes", split)
+        overlap[split] = round(sum(map(overlap_f1, questions)) / len(questions), 1)
+        for question in questions:
+            assert (question.context, split) == (TEXTS[question.group], SPLIT_OF[question.group]), question.id
+            for answer in question.answers:
+                assert question.context[answer.start :].startswith(answer.text) and answer.text == answer.text.strip()
+                assert len(answer.text.split()) <= 12, question.id
+            asked[question.group, question.question.casefold()] += 1
+            several = len(question.answers) in (2, 3)
+            counts = {"questions": 1, "without an answer": not question.answers}
+            numbers.append((split, counts | {"with two or three spans to choose from": several}))
+    assert Counter(group for group, _ in asked) == dict.fromkeys(TEXTS, 4) and max(asked.values()) == 1
+    counted = sums(numbers)
+    assert table("field_notes", "Questions") == counted | {"lexical overlap, F1": overlap}
+    assert 0.15 < counted["without an answer"].total() / counted["questions"].total() < 0.25
+    assert max(overlap.values()) < 40, "the words of a question must not give its answer away"
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_columns_hold_every_word_of_every_passage_with_a_valid_tag(split):
+    documents = (DATA / f"field_notes/entities.{split}.conll").read_text(encoding="utf-8").split("# document = ")[1:]
+    assert [document.split("\n")[0] for document in documents] == [id for id, its in SPLIT_OF.items() if its == split]
+    for document in documents:
+        name, *lines = document.rstrip().split("\n")
+        columns = [line.split("\t") for line in lines if line]
+        assert [word for word, _ in columns] == [TEXTS[name][a:b] for a, b in words_of(TEXTS[name])], name
+        for before, line in zip(["", *lines], lines, strict=False):
+            tag, previous = line.partition("\t")[2], before.partition("\t")[2]
+            assert not line or re.fullmatch(r"O|[BI]-(PER|ORG|LOC|DATE|MISC)", tag), (name, line)
+            assert tag[:1] != "I" or previous[1:] == tag[1:], (name, line)
+
+
+def test_the_numbers_of_the_card_on_entities_are_those_of_the_files():
+    numbers, names = [], defaultdict(set)
+    for split in SPLITS:
+        for sentence in embedded.read("ner", "field-notes", split):
+            entities = entities_of(sentence.tags)
+            counts = {"sentences": 1, "sentences without an entity": not entities, "entities": len(entities)}
+            numbers.append((split, counts | {"words and signs": len(sentence.words)}))
+            numbers += [(split, {kind: 1}) for _, _, kind in entities]
+            names[split] |= {" ".join(sentence.words[a:b]) for a, b, kind in entities if kind != "DATE"}
+    assert table("field_notes", "Entities") == sums(numbers)
+    dev, test = (f"{len(names[split] & names['train'])} of {len(names[split])} in {split}" for split in SPLITS[1:])
+    assert f"{dev} and {test} are labelled in train" in card("field_notes")
 
 
 # ---- Evidence --------------------------------------------------------------------------------------------------------
 
 
-def test_each_post_has_the_form_of_the_card_and_its_evidence_is_a_part_of_it():
+def test_each_post_has_three_criteria_and_its_evidence_is_a_part_of_it():
     assert len({" ".join(row["post"].split()).casefold() for row in POSTS}) == len(POSTS)
     for row in POSTS:
         post, criteria = row["post"], [label["criterion"] for label in row["criteria"]]
@@ -79,24 +212,20 @@ def test_each_post_has_the_form_of_the_card_and_its_evidence_is_a_part_of_it():
         assert len(set(criteria)) == 3 and set(criteria) <= set(CRITERIA), row["id"]
         given = [label["evidence"] for label in row["criteria"] if label["evidence"] is not None]
         assert len(set(given)) == len(given), row["id"]
-        for evidence in given:
-            assert evidence and evidence == evidence.strip() and post.count(evidence) == 1, row["id"]
+        assert all(text == text.strip() and post.count(text) == 1 for text in given), row["id"]
 
 
 def test_the_numbers_of_the_card_of_evidence_are_those_of_the_file():
-    counted, by_criterion = defaultdict(Counter), {key: [0, 0] for key in CRITERIA}
+    numbers, by_criterion = [], {key: [0, 0] for key in CRITERIA}
     for row in POSTS:
         given = [label["evidence"] is not None for label in row["criteria"]]
-        numbers = {"posts": 1, "words": len(row["post"].split()), "labels": 3, "labels with evidence": sum(given)}
-        numbers |= {"labels without": 3 - sum(given)}
-        numbers |= {"posts with evidence for all three": all(given), "posts with evidence for none": not any(given)}
-        for name, number in numbers.items():
-            counted[name][row["split"]] += number
+        counts = {"posts": 1, "words": len(row["post"].split()), "labels": 3, "labels with evidence": sum(given)}
+        counts |= {"labels without": 3 - sum(given), "posts with evidence for all three": all(given)}
+        numbers.append((row["split"], counts | {"posts with evidence for none": not any(given)}))
         for label in row["criteria"]:
             by_criterion[label["criterion"]][label["evidence"] is None] += 1
-    assert table("evidence", "Counts") == counts(counted)
-    card = (DATA / "evidence" / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\w+) \| ([^|]+) \| (\d+) \| (\d+) \|$", card, re.M)
+    assert table("evidence", "Counts") == sums(numbers)
+    rows = re.findall(r"^\| (\w+) \| ([^|]+) \| (\d+) \| (\d+) \|$", card("evidence"), re.M)
     assert [(key, asked) for key, asked, _, _ in rows] == list(CRITERIA.items())
     assert {key: [int(with_evidence), int(none)] for key, _, with_evidence, none in rows} == by_criterion
 
@@ -104,35 +233,27 @@ def test_the_numbers_of_the_card_of_evidence_are_those_of_the_file():
 # ---- Which way round -------------------------------------------------------------------------------------------------
 
 
-def test_the_three_sentences_of_a_triple_share_the_name_and_its_other_side():
-    groups, names, counted, triples = defaultdict(list), Counter(), defaultdict(Counter), defaultdict(set)
-    for row in ITEMS:
-        text, start, end = row["text"], row["start"], row["end"]
-        assert (start, end) in words_of(text) and text.count(text[start:end]) == 1, row["id"]
-        assert row["id"] == f"{row['group']}-{row['label']}" and row["split"] in SPLITS
-        groups[row["group"]].append(row)
-        triples[f"triples, {row['direction']}"].add((row["split"], row["group"]))
-        counted["sentences"][row["split"]] += 1
-        counted["words"][row["split"]] += len(text.split())
-    for group, rows in groups.items():
-        assert sorted(row["label"] for row in rows) == ["LOC", "ORG", "PER"], group
-        assert len({(row["split"], row["direction"]) for row in rows}) == 1, group
-        assert len({shared_side(row) for row in rows}) == 1, group
-        names[rows[0]["text"][rows[0]["start"] : rows[0]["end"]]] += 1
-    assert max(names.values()) == 1 and len({row["text"] for row in ITEMS}) == len(ITEMS)
-    counted |= {name: Counter(split for split, _ in groups) for name, groups in triples.items()}
-    assert table("which_way_round", "Counts") == counts(counted)
+def name_of(row):
+    return row["text"][row["start"] : row["end"]]
 
 
 def shared_side(row):
-    return {"after": row["text"][: row["end"]], "before": row["text"][row["start"] :]}[row["direction"]]
+    return row["text"][: row["end"]] if row["direction"] == "after" else row["text"][row["start"] :]
 
 
-KEYS = {  # the rows of the card's table
-    "the name": lambda row: row["text"][row["start"] : row["end"]],
-    "the shared side, with the name": shared_side,
-    "the number of words and signs before the name": lambda row: len(words_of(row["text"][: row["start"]])),
-}
+def test_the_three_sentences_of_a_triple_share_the_name_and_its_other_side():
+    groups, numbers = defaultdict(list), []
+    for row in ITEMS:
+        assert (row["start"], row["end"]) in words_of(row["text"]) and row["text"].count(name_of(row)) == 1, row["id"]
+        groups[row["group"]].append(row)
+        numbers.append((row["split"], {"sentences": 1, "words": len(row["text"].split())}))
+    for group, rows in groups.items():
+        assert sorted(row["label"] for row in rows) == ["LOC", "ORG", "PER"], group
+        assert len({(row["split"], row["direction"], shared_side(row)) for row in rows}) == 1, group
+        numbers.append((rows[0]["split"], {f"triples, {rows[0]['direction']}": 1}))
+    assert len({name_of(rows[0]) for rows in groups.values()}) == len(groups)
+    assert len({row["text"] for row in ITEMS}) == len(ITEMS)
+    assert table("which_way_round", "Counts") == sums(numbers)
 
 
 def table_accuracy(key, directions=("after", "before")):
@@ -140,21 +261,63 @@ def table_accuracy(key, directions=("after", "before")):
 
     A key that train does not have gets train's most frequent label; of two equally frequent, the first in the alphabet.
     """
-    learnt, overall, right = defaultdict(Counter), Counter(), []
-    for row in ITEMS:
-        if row["split"] == "train" and row["direction"] in directions:
-            learnt[key(row)][row["label"]] += 1
-            overall[row["label"]] += 1
-    for row in ITEMS:
-        if row["split"] == "test" and row["direction"] in directions:
-            seen = learnt.get(key(row), overall)
-            right.append(row["label"] == min(seen, key=lambda label: (-seen[label], label)))
-    return sum(right) / len(right)
+    items = {
+        split: [row for row in ITEMS if row["split"] == split and row["direction"] in directions] for split in SPLITS
+    }
+    learnt, overall, right = defaultdict(Counter), Counter(row["label"] for row in items["train"]), 0
+    for row in items["train"]:
+        learnt[key(row)][row["label"]] += 1
+    for row in items["test"]:
+        seen = learnt.get(key(row), overall)
+        right += row["label"] == min(seen, key=lambda label: (-seen[label], label))
+    return right / len(items["test"])
 
 
 def test_neither_the_name_nor_its_place_gives_the_kind_away():
+    keys = {
+        "the name": name_of,
+        "the shared side, with the name": shared_side,
+        "the number of words and signs before the name": lambda row: len(words_of(row["text"][: row["start"]])),
+    }
     stated = table("which_way_round", "What cannot solve it", ("accuracy",))
-    assert stated == {name: {"accuracy": round(table_accuracy(key), 3)} for name, key in KEYS.items()}
-    for key in KEYS.values():
+    assert stated == {name: {"accuracy": round(table_accuracy(key), 3)} for name, key in keys.items()}
+    for key in keys.values():
         assert all(table_accuracy(key, [direction]) < 1 / 3 + 0.05 for direction in ("after", "before"))
     assert table_accuracy(lambda row: row["label"]) == 1.0, "where there is something to learn, the table learns it"
+
+
+# ---- Known facts -----------------------------------------------------------------------------------------------------
+
+
+def plain(text):
+    """The words of a text in lower case, letters and digits only."""
+    return " ".join("".join(c if c.isalnum() else " " for c in text.casefold()).split())
+
+
+def test_no_question_contains_an_answer_of_its_fact_and_none_occurs_twice():
+    for row in FACTS:
+        assert len(row["paraphrases"]) == 5 and row["answers"], row["id"]
+        for question in row["paraphrases"]:
+            answers = filter(None, map(plain, row["answers"]))
+            assert not [answer for answer in answers if re.search(rf"\b{answer}(e?s)?\b", plain(question))], question
+    questions = [plain(question) for row in FACTS for question in row["paraphrases"]]
+    assert len(set(questions)) == len(questions)
+    assert len({(row["relation"], row["subject"].casefold()) for row in FACTS}) == len(FACTS)
+
+
+def test_the_numbers_of_the_card_of_known_facts_are_those_of_the_file():
+    numbers, answers, in_test = [], defaultdict(list), defaultdict(Counter)
+    for row in FACTS:
+        counts = {"facts": 1, "questions": len(row["paraphrases"]), "answers with aliases": len(row["answers"])}
+        counts["words of the questions"] = len(" ".join(row["paraphrases"]).split())
+        numbers.append((row["split"], counts))
+        answers[row["relation"]].append(row["answers"][0])
+        in_test[row["relation"]][row["answers"][0]] += row["split"] == "test"
+    assert table("known_facts", "Counts", ("shots", "test")) == sums(numbers)
+    assert Counter(row["relation"] for row in FACTS if row["split"] == "shots") == dict.fromkeys(answers, 2)
+    listed = re.findall(r"^\| ([\w-]+) \| [^|]*[a-z][^|]* \| (\d+) \| (\d+) \|$", card("known_facts"), re.M)
+    assert {name: (int(n), int(different)) for name, n, different in listed} == {
+        name: (len(usual), len(set(usual))) for name, usual in answers.items()
+    }
+    solved = sum(max(counts.values()) for counts in in_test.values()) / sums(numbers)["facts"]["test"]
+    assert f"is right on {solved:.3f} of test".replace("0.", ".") in card("known_facts")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.datasets.examples import Labelled
-from labkit.datasets.splits import folds, group_of, held_out, sides
+from labkit.datasets.splits import folds, held_out, sides
 from labkit.errors import DataError
 
 
@@ -28,7 +28,7 @@ def test_no_group_is_on_two_sides_no_example_is_lost_and_their_order_does_not_ma
         parts = divide(everything, size, seed)
         assert all(parts)
         assert sorted((e for part in parts for e in part), key=lambda e: int(e.id[1:])) == everything
-        names = [{group_of(example) for example in part} for part in parts]
+        names = [{example.group or example.id for example in part} for part in parts]
         assert sum(map(len, names)) == len(set().union(*names))
         assert [set(part) for part in parts] == [set(part) for part in divide(mixed, size, seed)]
 
@@ -48,10 +48,12 @@ def test_parts_are_as_even_as_the_groups_allow_and_depend_on_the_seed():
     assert [len(part) for part in folds(random.Random(1).sample(uneven, 30), 3, 0)] == [10, 10, 10]
 
 
-def test_what_cannot_be_divided_is_refused():
-    for divide, size, group in ((held_out, 0.1, "p"), (held_out, 1.0, ""), (folds, 5, "p"), (folds, 1, "")):
-        with pytest.raises(DataError, match="one group|share|folds of"):
-            divide(examples([group] * 10), size, 0)
+@pytest.mark.parametrize(
+    ("divide", "size", "group"), [(held_out, 0.1, "p"), (held_out, 1.0, ""), (folds, 5, "p"), (folds, 1, "")]
+)
+def test_what_cannot_be_divided_is_refused(divide, size, group):
+    with pytest.raises(DataError, match="one group|share|folds of"):
+        divide(examples([group] * 10), size, 0)
 
 
 def test_runs_with_several_seeds_are_scored_on_the_same_examples():

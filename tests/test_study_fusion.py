@@ -1,6 +1,5 @@
 """benchmarks/study/fusion.py: all methods on the same questions, resumable, and planted effects in the table."""
 
-import json
 import random
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,8 +10,8 @@ from benchmarks.study import fusion
 from benchmarks.study.fusion import ANSWERS, Study, cells, named, run_study, tables
 from labkit.errors import DataError, TrainingError
 from labkit.fusion import generation, runs
-from labkit.fusion.generation import generate
 from labkit.fusion.scores import read_answers
+from tests.data_files import rows_of, write
 
 pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.end_to_end
@@ -23,35 +22,22 @@ SETTINGS = {
     "few_methods": ("isolate",), "few_questions": 4, "repeat_control": True, "batch_size": 4, "max_new_tokens": 3,
     "device": "cpu", "seed": 3,
 }  # fmt: skip
-CELLS = 3 + 2 * 3 + 2 + 4  # places; three methods, and one on few questions, for N = 2 and 3; the control
-ASKED = (3 + 2 * 3 + 4) * 9 + 2 * 4  # answers in all; two of the eleven questions are examples
-SMALL = {"few_methods": (), "num_paraphrases": (2,), "repeat_control": False}
+# answers in all: places; three methods for N = 2 and 3; the control; one method on few questions. Two of the eleven
+# questions are examples.
+ASKED = (3 + 2 * 3 + 4) * 9 + 2 * 4
 
 
 def study_of(path, **changed):
     return Study(("tiny-llama",), dict([named(str(path))]), **(SETTINGS | changed))
 
 
-def write_set(path, count, relations=5, first=None):
-    """Questions by number; `first`: paraphrases of the first one."""
+def write_set(path, count, relations=5):
     rows = [
-        {
-            "id": f"q{number:03}",
-            "relation": f"r{number % relations}",
-            "answers": [f"right {number}"],
-            "paraphrases": [f"q{number:03} in wording {place}" for place in range(PLACES)],
-        }
+        {"id": f"q{number:03}", "relation": f"r{number % relations}", "natural": True, "answers": [f"right {number}"]}
+        | {"paraphrases": [f"q{number:03} in wording {place}" for place in range(PLACES)]}
         for number in range(count)
     ]
-    rows[0] |= {"paraphrases": first} if first else {}
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def ran(tmp_path):
-    """ran(study) -> {cell: reason} of the cells that failed; the study is in tmp_path / "s"."""
-    return lambda study: run_study(study, tmp_path / "s", say=lambda text: None)
+    return write(path, rows)
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +47,8 @@ def questions(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory, questions):
-    folder, log = tmp_path_factory.mktemp("study") / "all", []
-    assert run_study(study_of(questions), folder, say=log.append) == {}
-    assert log[0] == f"{CELLS} runs, 0 of them done"
+    folder = tmp_path_factory.mktemp("study") / "all"
+    assert run_study(study_of(questions), folder) == {}
     return folder
 
 
@@ -82,116 +67,108 @@ def counting(monkeypatch, stop_at=None):
 
 
 def test_all_methods_read_the_same_questions_and_the_same_order_of_paraphrases(done, questions):
-    ids = {}
     rows = read_answers(done / "tiny-llama" / "eleven" / "concat_n3" / ANSWERS).rows
-    order = {row["id"]: row["paraphrases"] for row in rows}
+    order, ids = {row["id"]: row["paraphrases"] for row in rows}, {}
     assert len({texts[0].split()[-1] for texts in order.values()}) > 1
     for cell in cells(study_of(questions)):
         rows = read_answers(done / cell.folder / ANSWERS).rows
         for row in rows:
-            whole = order[row["id"]]
-            one = whole[cell.place or 0 : (cell.place or 0) + 1]
-            assert row["paraphrases"] == (whole[: cell.first] if cell.first else one * (cell.repeat or 1)), cell
+            texts, place = order[row["id"]], cell.place or 0
+            expected = texts[: cell.first] if cell.first else [texts[place]] * (cell.repeat or 1)
+            assert row["paraphrases"] == expected, cell
         ids.setdefault(cell.max_questions, set()).add(tuple(row["id"] for row in rows))
     assert len(ids[None]) == len(ids[4]) == 1 and set(*ids[4]) < set(*ids[None]) and len(*ids[4]) == 4
 
 
 def test_a_study_that_is_killed_continues_to_the_question_and_ends_with_the_same_table(
-    done, questions, tmp_path, monkeypatch, ran
+    done, questions, tmp_path, monkeypatch
 ):
     study, asked = study_of(questions), 0
-    for stop_at in (1, 4, 9, 20):
+    for stop_at in (1, 9):
         with monkeypatch.context() as killed:
             calls = counting(killed, stop_at)
             with pytest.raises(KeyboardInterrupt):
-                ran(study)
+                run_study(study, tmp_path / "s")
             asked += sum(map(len, calls))
     calls = counting(monkeypatch)
-    ran(study)
+    run_study(study, tmp_path / "s")
     assert asked + sum(map(len, calls)) == ASKED
     assert tables(tmp_path / "s").drop(columns="seconds").equals(tables(done).drop(columns="seconds"))
 
 
-def test_methods_and_numbers_can_be_added_and_nothing_else(questions, tmp_path, monkeypatch, ran):
-    first = study_of(questions, methods=("fuse",), at_least=3, **SMALL)
-    ran(first)
+def test_methods_and_numbers_can_be_added_but_no_other_questions(questions, tmp_path, monkeypatch):
+    changes = {"few_methods": (), "at_least": 3, "repeat_control": False}
+    run_study(study_of(questions, methods=("fuse",), num_paraphrases=(2,), **changes), tmp_path / "s")
     before = {path: path.read_bytes() for path in (tmp_path / "s").rglob("*.feather")}
     calls = counting(monkeypatch)
-    ran(replace(first, methods=("fuse", "concat"), num_paraphrases=(2, 3)))
+    more = study_of(questions, methods=("fuse", "concat"), num_paraphrases=(2, 3), **changes)
+    run_study(more, tmp_path / "s")
     assert len(before) == 3 and all(path.read_bytes() == content for path, content in before.items())
     assert sum(map(len, calls)) == 9 * (1 + 1 + 2)
-    other_data = dict([named(str(write_set(tmp_path / "eleven.jsonl", 9)))])
-    for change, message in (
-        ({"few_shot": 1}, "few_shot was 2, now 1"),
-        ({"at_least": 2}, "at_least was 3, now 2"),
-        ({"data": other_data}, "data eleven was"),
-    ):
-        with pytest.raises(TrainingError, match=message):
-            ran(replace(first, **change))
+    other = write_set(tmp_path / "eleven.jsonl", 9)
+    with pytest.raises(TrainingError, match="data eleven was"):
+        run_study(replace(more, data=dict([named(str(other))])), tmp_path / "s")
 
 
-@pytest.mark.parametrize(
-    "change", [{"num_paraphrases": (1,)}, {"num_paraphrases": (4,)}, {"methods": ("weighted",)}, {"methods": ("x",)}]
-)
-def test_invalid_studies_are_refused_before_anything_is_written(questions, tmp_path, change, ran):
-    with pytest.raises(DataError):
-        ran(study_of(questions, **change))
+def test_invalid_studies_are_refused_before_anything_is_written(questions, tmp_path):
+    for change in ({"num_paraphrases": (1,)}, {"num_paraphrases": (0, 2)}):
+        with pytest.raises(DataError, match="numbers of paraphrases"):
+            study_of(questions, **change)
+    for change in ({"num_paraphrases": (4,)}, {"methods": ("weighted",)}, {"methods": ("fusion",)}):
+        with pytest.raises(DataError):
+            run_study(study_of(questions, **change), tmp_path / "s")
     assert not (tmp_path / "s").exists()
 
 
-def test_a_cell_that_fails_is_reported_and_the_others_go_on(questions, tmp_path, monkeypatch, ran):
-    def refused(lm, asked, method, *args, **kwargs):
-        if method == "concat":
-            raise DataError("too long")
-        return generate(lm, asked, method, *args, **kwargs)
+def planted(monkeypatch, tmp_path, shares):
+    """A study of a model that is right on these shares of the questions; a hard question is hard for all methods."""
 
-    study = study_of(questions, **SMALL)
-    with monkeypatch.context() as broken:
-        broken.setattr(runs, "generate", refused)
-        assert ran(study) == {"tiny-llama, eleven, concat_n2": "too long"}
-    assert "concat" not in set(tables(tmp_path / "s")["arm"])
-    assert ran(study) == {}
-
-
-def test_planted_effects_are_found_and_planted_nulls_are_not(monkeypatch, tmp_path, ran):
-    shares = {"fuse": 0.6, "concat": 0.25}  # of right answers; a hard question is hard for all methods
-
-    def answers(lm, asked, method, *args, **kwargs):
+    def answers(lm, questions, method, *args, **kwargs):
         texts = []
-        for paraphrases in asked:
-            name, places = paraphrases[0].split()[1], [text.split()[-1] for text in paraphrases]
+        for wordings in questions:
+            name, places = wordings[0].split()[1], [text.split()[-1] for text in wordings]
             how = f"single {places[0]}" if method == "single" or len(set(places)) == 1 else method
-            luck = random.Random(f"{name} {how}").random()
-            right = 0.5 * random.Random(name).random() + 0.5 * luck < shares.get(how.split()[0], 0.4)
-            texts.append(f"right {int(name[1:])}" if right else "wrong")
-        return SimpleNamespace(texts=texts, engine="fast", seconds=0.01 * len(asked), votes=None)
-
-    def row(rows, arm, condition="planted"):
-        """The row with the most questions."""
-        chosen = rows[(rows["arm"] == arm) & (rows["condition"] == condition) & (rows["paraphrases"] == 3)]
-        return chosen.loc[chosen["n"].idxmax()]
+            luck = 0.5 * random.Random(name).random() + 0.5 * random.Random(f"{name} {how}").random()
+            is_right = luck < shares.get(how.split()[0], 0.4)
+            texts.append(f"right {int(name[1:])}" if is_right else "wrong")
+        return SimpleNamespace(texts=texts, engine="fast", seconds=0.01 * len(questions), votes=None)
 
     monkeypatch.setattr(runs, "generate", answers)
     data = write_set(tmp_path / "planted.jsonl", 402, relations=60)
-    ran(study_of(data, num_paraphrases=(1, 3), batch_size=64, few_questions=100))
-    rows = tables(tmp_path / "s")
+    run_study(study_of(data, num_paraphrases=(1, 3), batch_size=64, few_questions=100), tmp_path / "planted")
+    return tables(tmp_path / "planted")
+
+
+def row(rows, arm, condition="planted", n=3):
+    """The row with the most questions."""
+    chosen = rows[(rows["arm"] == arm) & (rows["condition"] == condition) & (rows["paraphrases"] == n)]
+    return max(chosen.itertuples(), key=lambda row: row.n)
+
+
+def test_planted_effects_are_significant_and_planted_nulls_are_not(monkeypatch, tmp_path):
+    rows = planted(monkeypatch, tmp_path, {"fuse": 0.6, "concat": 0.25})
     fuse, concat, average, single = (row(rows, arm) for arm in ("fuse", "concat", "logit-average", "single"))
     assert fuse.difference_low > 5 and concat.difference_high < -5
     assert average.difference_low < 0 < average.difference_high
-    files = (tmp_path / "s" / "tiny-llama" / "planted").glob(f"single_place*/{ANSWERS}")
-    accuracies = [sum(row["correct"] for row in read_answers(file).rows) / fuse.n for file in files]
-    assert single["mean"] == pytest.approx(100 * sum(accuracies) / 3)  # the reference is the mean of single prompts
-    assert fuse.difference == pytest.approx(fuse["mean"] - single["mean"]) and fuse.seconds == pytest.approx(0.01)
-    against = tables(tmp_path / "s", "logit-average")
-    assert row(against, "fuse").difference == pytest.approx(fuse["mean"] - average["mean"])
-    assert list(rows[rows["n"] == 100]["arm"]) == ["single", "isolate"]  # compared on the same few
+    accuracies = []
+    for place in range(PLACES):
+        answers = read_answers(tmp_path / "planted" / "tiny-llama" / "planted" / f"single_place{place}" / ANSWERS).rows
+        accuracies.append(sum(answer["correct"] for answer in answers) / len(answers))
+    assert single.mean == pytest.approx(100 * sum(accuracies) / 3)  # the reference is the mean of the single prompts
+    assert fuse.difference == pytest.approx(fuse.mean - single.mean) and fuse.seconds == pytest.approx(0.01)
+    against = tables(tmp_path / "planted", "logit-average")
+    assert row(against, "fuse").difference == pytest.approx(fuse.mean - average.mean)
+    assert list(rows[rows["n"] == 100]["arm"]) == ["single", "isolate"]  # few questions are compared on the same few
     for arm in ("fuse", "logit-average"):
         assert row(rows, arm, "planted, copies").difference == 0  # copies of one paraphrase are that paraphrase
 
 
-def test_questions_that_contain_an_answer_are_also_left_out(tmp_path, ran):
-    data = write_set(tmp_path / "set.jsonl", 12, first=[f"{place} is it right 0 or not" for place in range(PLACES)])
-    ran(study_of(data, few_shot=0, **SMALL))
+def test_questions_that_contain_an_answer_are_also_left_out(tmp_path):
+    data = write_set(tmp_path / "set.jsonl", 12)
+    rows = rows_of(data)
+    rows[3]["paraphrases"] = [f"{place} is it right 3 or not" for place in range(PLACES)]
+    write(data, rows)
+    run_study(study_of(data, few_shot=0, few_methods=(), num_paraphrases=(2,)), tmp_path / "s")
     sizes = tables(tmp_path / "s").groupby("condition")["n"].max()
     assert sizes["set"] == 12 and sizes["set, answer not in the question"] == 11
 

@@ -15,69 +15,64 @@ from labkit.errors import DataError
 from labkit.tasks import ner, qa, qa_scores
 
 
-def runs(chances, seeds=5, group=1, rng=None, shift=0.0):
-    """Right or wrong by the chance of each example, the same for all seeds but for a shift of each seed."""
-    rng, examples = rng or np.random.default_rng(0), len(chances)
-    right = rng.random((seeds, examples)) < np.clip(chances + rng.normal(0, shift, size=(seeds, 1)), 0, 1)
-    return of(right.astype(float), group)
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
 
 
 def of(above, group=1):
-    """Scores with the denominator 1 for each example."""
+    """Scores with the denominator 1 for each example; `group` examples are one group."""
     seeds, examples = above.shape
     ids = tuple(map(str, range(examples)))
     return Scores(above, np.ones_like(above), np.arange(examples) // group, ids, tuple(range(seeds)))
 
 
-def excludes_zero(interval):
-    _, low, high = interval
-    return low > 0 or high < 0
+def runs(chances, rng, seeds=5, group=1, shift=0.0):
+    """Right or wrong by the chance of each example, the same for all seeds but for a shift of each seed."""
+    right = rng.random((seeds, len(chances))) < np.clip(chances + rng.normal(0, shift, size=(seeds, 1)), 0, 1)
+    return of(right.astype(float), group)
 
 
-def test_counts_of_entities_add_up_to_the_f1_of_seqeval():
-    sentences = read("ner", "field-notes", "dev")[:60]
-    rng, tags = np.random.default_rng(1), ["O", "B-PER", "I-PER", "B-ORG", "B-LOC", "I-LOC"]
-    predicted = [
-        to_bio([t if rng.random() < 0.8 else str(rng.choice(tags)) for t in each.tags], "BIO") for each in sentences
-    ]
-    tagged = [
-        ner.Tagged(each.id, [], tags, [None] * len(tags), tags) for each, tags in zip(sentences, predicted, strict=True)
-    ]
+def test_counts_of_entities_add_up_to_the_f1_of_seqeval(rng):
+    sentences, tagged = read("ner", "field-notes", "dev")[:60], []
+    tags = ["O", "B-PER", "I-PER", "B-ORG", "B-LOC", "I-LOC"]
+    for sentence in sentences:
+        predicted = to_bio([tag if rng.random() < 0.8 else str(rng.choice(tags)) for tag in sentence.tags], "BIO")
+        tagged.append(ner.Tagged(sentence.id, [], predicted, [None] * len(predicted), predicted))
     scores = judged({0: ner.NamedEntities().judge(sentences, tagged)}, "ner").by_seed()
-    assert scores[0] == pytest.approx(ner.scores(sentences, predicted)["f1"], abs=1e-12)
+    expected = ner.scores(sentences, [prediction.tags for prediction in tagged])["f1"]
+    assert scores[0] == pytest.approx(expected, abs=1e-12)
 
 
-def test_judged_questions_have_the_official_f1_as_their_mean():
-    questions, rng = read("qa", "field-notes", "dev")[:50], np.random.default_rng(2)
-    predicted = []
-    for each in questions:
-        text = each.answers[0].text if each.answers and rng.random() < 0.5 else " ".join(each.context.split()[:3])
-        predicted.append(qa.Prediction(each.id, text if rng.random() < 0.8 else "", 0, 0, 1.0, (), 0.0))
+def test_judged_questions_have_the_official_f1_as_their_mean(rng):
+    questions, predicted = read("qa", "field-notes", "dev")[:50], []
+    for question in questions:
+        is_right = question.answers and rng.random() < 0.5
+        text = question.answers[0].text if is_right else " ".join(question.context.split()[:3])
+        predicted.append(qa.Prediction(question.id, text if rng.random() < 0.8 else "", 0, 0, 1.0, (), 0.0))
     scores = judged({3: qa_scores.judged(questions, predicted)}, "qa").by_seed()
     assert 100 * scores[0] == pytest.approx(qa_scores.scores(questions, predicted)["f1"])
 
 
-def test_a_planted_effect_is_found_with_its_size():
-    rng = np.random.default_rng(3)
-    hard = rng.random(600) * 0.6
-    value, low, high = difference(runs(hard + 0.2, rng=rng), runs(hard, rng=rng))
-    assert 0 < low < 0.2 < high and high - low < 0.12 and value == pytest.approx(0.2, abs=0.05)
+def test_a_planted_effect_is_measured_with_its_size(rng):
+    difficulty = rng.random(600) * 0.6
+    value, low, high = difference(runs(difficulty + 0.2, rng), runs(difficulty, rng))
+    assert 0 < low < 0.2 < high and high - low < 0.15 and value == pytest.approx(0.2, abs=0.05)
 
 
 @pytest.mark.end_to_end
 @pytest.mark.parametrize(
     ("seeds", "groups", "size", "own"), [(5, 120, 1, 0.0), (3, 30, 4, 0.0), (3, 12, 25, 0.3), (5, 4, 50, 0.3)]
 )
-def test_a_planted_null_is_not_found_more_often_than_chance_allows(seeds, groups, size, own, monkeypatch):
+def test_a_planted_null_is_not_significant_more_often_than_chance_allows(seeds, groups, size, own, monkeypatch, rng):
     """Two arms that are equally good on such examples; `own`: by how much they differ from group to group."""
     monkeypatch.setattr(report, "DRAWS", 400)
-    rng, false = np.random.default_rng(4), 0
+    false = 0
     for _ in range(150):
-        hard = rng.random(groups)  # what is hard in a group is hard for both arms
-        one, other = (
-            runs(np.repeat(hard + rng.normal(0, own, groups), size), seeds, size, rng, shift=0.05) for _ in range(2)
-        )
-        false += excludes_zero(difference(one, other))
+        chances = rng.random(groups)  # what is hard in a group is hard for both arms
+        arms = [np.repeat(chances + rng.normal(0, own, groups), size) for _ in range(2)]
+        _, low, high = difference(*(runs(arm, rng, seeds, size, shift=0.05) for arm in arms))
+        false += low > 0 or high < 0
     assert false <= 15  # of 150; 5 % are 7.5, and 15 or fewer have a probability of 99.5 %
 
 
@@ -93,10 +88,10 @@ def test_where_only_examples_differ_the_interval_is_students_of_the_groups(group
 @pytest.mark.parametrize("level", [0.95, 0.99])
 def test_where_only_seeds_differ_the_interval_is_students_of_the_seeds(level):
     above = np.repeat(np.array([[0.5], [0.6], [0.9]]), 40, axis=1)
-    found = difference(of(above), of(np.full_like(above, 0.5)), level)
+    value, *interval = difference(of(above), of(np.full_like(above, 0.5)), level)
     gaps = [0.0, 0.1, 0.4]
-    expected = stats.t.interval(level, 2, np.mean(gaps), stats.sem(gaps))
-    assert found[1:] == pytest.approx(expected, rel=1e-4) and found[0] == pytest.approx(1 / 6)
+    assert interval == pytest.approx(list(stats.t.interval(level, 2, np.mean(gaps), stats.sem(gaps))), rel=1e-4)
+    assert value == pytest.approx(1 / 6)
 
 
 def test_the_interval_of_a_mean_is_students():
@@ -105,8 +100,7 @@ def test_the_interval_of_a_mean_is_students():
     assert value - low == pytest.approx(high - value)
 
 
-def test_without_seeds_the_interval_is_for_examples():
-    rng = np.random.default_rng(5)
+def test_without_seeds_the_interval_is_for_examples(rng):
     right = (rng.random((1, 400)) < 0.3).astype(float)
     alone = replace(of(right), seeds=None)
     value, low, high = mean(alone)
@@ -115,37 +109,29 @@ def test_without_seeds_the_interval_is_for_examples():
     assert difference(alone, alone) == (0.0, None, None)  # nothing varies: not a certainty
 
 
-def test_one_seed_or_one_group_has_no_interval():
-    rng = np.random.default_rng(9)
-    one, other = (runs(np.full(50, chance), seeds=1, rng=rng) for chance in (0.9, 0.1))
-    assert difference(one, other)[0] > 0.5 and difference(one, other)[1] is None and mean(one)[1] is None
-    one, other = (runs(np.full(50, chance), group=50, rng=rng) for chance in (0.9, 0.1))
-    assert difference(one, other)[1] is None
+def test_one_seed_or_one_group_has_no_interval(rng):
+    for options in ({"seeds": 1}, {"group": 50}):
+        one, other = (runs(np.full(50, chance), rng, **options) for chance in (0.9, 0.1))
+        assert difference(one, other)[0] > 0.5 and difference(one, other)[1] is None
 
 
-def test_only_shared_seeds_are_compared():
-    rng = np.random.default_rng(6)
-    one, other = runs(np.full(80, 0.5), rng=rng), runs(np.full(80, 0.4), seeds=3, rng=rng)
+def test_only_shared_seeds_and_the_same_examples_are_compared(rng):
+    one, other = runs(np.full(80, 0.5), rng), runs(np.full(80, 0.4), rng, seeds=3)
     assert difference(one, other) == difference(one.of([0, 1, 2]), other)
-
-
-def test_what_cannot_be_compared_is_refused():
     with pytest.raises(DataError, match="different examples"):
-        difference(runs(np.full(50, 0.5)), runs(np.full(60, 0.5)))
+        difference(one, runs(np.full(60, 0.5), rng))
     with pytest.raises(DataError, match="no seed in common"):
-        difference(runs(np.full(50, 0.5)), replace(runs(np.full(50, 0.5), seeds=1), seeds=(9,)))
+        difference(one, replace(other.of([0]), seeds=(9,)))
 
 
-def test_the_table_and_the_forest_plot_have_the_planted_differences():
-    rng = np.random.default_rng(7)
-    arms = {name: runs(np.full(300, chance), rng=rng) for name, chance in [("a", 0.5), ("b", 0.8), ("c", 0.5)]}
+def test_the_table_and_the_forest_plot_have_the_planted_differences(rng):
+    arms = {name: runs(np.full(300, chance), rng) for name, chance in [("a", 0.5), ("b", 0.8), ("c", 0.5)]}
     rows = table(arms, condition="planted").set_index("arm")
     assert rows.loc["b", "difference"] == pytest.approx(100 * difference(arms["b"], arms["a"])[0])
     assert rows.loc["b", "difference_low"] > 0 > rows.loc["c", "difference_low"]
     assert rows.loc["b", "all_low"] < rows.loc["b", "difference_low"]  # an interval for both differences is wider
     assert np.isnan(rows.loc["a", "difference"]) and list(rows["n_seeds"]) == [5, 5, 5]
-    text = to_markdown(rows.reset_index())
-    assert f"{rows.loc['b', 'difference']:+.1f} [" in text
+    assert f"{rows.loc['b', 'difference']:+.1f} [" in to_markdown(rows.reset_index())
     (marks,) = forest(rows.reset_index(), "points", "a").data
     assert list(marks.x) == list(rows["difference"].dropna())
     assert list(marks.marker.symbol) == ["circle", "circle-open"]

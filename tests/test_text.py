@@ -6,45 +6,36 @@ import pytest
 
 from labkit.datasets.text import Document, read_documents
 from labkit.errors import DataError
+from tests.data_files import write
 
-HEADER = "The Project Gutenberg eBook of A Walk\r\n\r\nThis eBook is for the use of anyone anywhere.\r\n\r\n"
-LICENCE = "\r\n\r\nUpdated editions will replace the previous one.\r\n\r\nSection 1. General Terms of Use\r\n"
 BOOK = (
     "\r\n\r\nA WALK\r\n\r\nby Nobody\r\n\r\n\r\n"
     "It was “quite” a _long_ way—so we said—and the road that led us over\r\n"
-    "the hill  was stonier than any of us had believed when we set out, but\r\n"
-    "nobody’s boots were lost.\r\n\r\n"
+    "the hill  was stonier than any of us had believed when we set out.\r\n\r\n"
     "    O hill, O stone,\r\n    O heel, O bone!\r\n\r\n"
 )
 CLEAN_BOOK = (
     "A WALK\n\nby Nobody\n\n"
     'It was "quite" a long way - so we said - and the road that led us over the hill was stonier than any of us had '
-    "believed when we set out, but nobody's boots were lost.\n\n"
+    "believed when we set out.\n\n"
     "O hill, O stone,\nO heel, O bone!\n"
 )
 MARKER = "*** {} OF THE PROJECT GUTENBERG EBOOK A WALK,\r\nOR A STROLL ***"
 
 
-def write(path, text: str | bytes):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
-    return path
-
-
 @pytest.mark.parametrize("marker", [MARKER, "***{} OF THIS PROJECT GUTENBERG EBOOK A WALK***"])
-def test_only_the_book_of_a_gutenberg_file_remains_without_hard_line_breaks(tmp_path, marker):
-    content = "\ufeff" + HEADER + marker.format("START") + BOOK + marker.format("END") + LICENCE
-    for line_end in ("\r\n", "\n"):
-        (document,) = read_documents([write(tmp_path / "walk.txt", content.replace("\r\n", line_end))])
-        assert document.text == CLEAN_BOOK
+@pytest.mark.parametrize("line_end", ["\r\n", "\n"])
+def test_only_the_book_of_a_gutenberg_file_remains_without_hard_line_breaks(tmp_path, marker, line_end):
+    content = f"\ufeffTitle: A Walk\r\n\r\n{marker.format('START')}{BOOK}{marker.format('END')}\r\n\r\nTerms of Use\r\n"
+    (document,) = read_documents([write(tmp_path / "walk.txt", content.replace("\r\n", line_end))])
+    assert document.text == CLEAN_BOOK
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "one\r\ntwo\rthree  \t and a missing last line end",
-        "“curly” — _underscored_ 🙂, 漢字, a null \0 and a form feed \f\n\n\n\n",
-        HEADER + MARKER.format("START") + BOOK,  # a book that breaks off has no end marker
+        "one\r\ntwo\rthree  \t, “curly” — _underscored_ 🙂, 漢字, a null \0 and a missing last line end",
+        MARKER.format("START") + BOOK,  # a book that breaks off has no end marker
     ],
 )
 def test_every_other_file_is_kept_byte_for_byte(tmp_path, text):
@@ -71,7 +62,6 @@ def test_files_and_folders_give_each_text_once_in_one_order(tmp_path):
     ("name", "content", "message"),
     [
         ("latin.txt", "caf\xe9".encode("latin-1"), r"latin\.txt, line 1: is not UTF-8"),
-        ("blank.txt", " \n\t\r\n", r"blank\.txt is empty"),
         ("image.png", "text of another kind", r"texts does not exist, or is a folder without files that end in \.txt"),
     ],
 )
@@ -79,7 +69,9 @@ def test_what_cannot_be_read_as_text_is_refused(tmp_path, name, content, message
     write(tmp_path / "texts" / name, content)
     with pytest.raises(DataError, match=message):
         read_documents([tmp_path / "texts"])
-    with pytest.raises(DataError, match="nowhere does not exist"):
-        read_documents([tmp_path / "nowhere"])
-    with pytest.raises(DataError, match="no text was given"):
-        read_documents([])
+
+
+def test_no_text_at_all_is_refused(tmp_path):
+    for paths in ([], [tmp_path / "nowhere"]):
+        with pytest.raises(DataError, match="no text was given|nowhere does not exist"):
+            read_documents(paths)

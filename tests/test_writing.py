@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import save_file
 
 from labkit.files import require_writable, write_files, write_folder, write_whole
-from labkit.models.tiny import build_tiny_tokenizer
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links, pipes and devices are a POSIX matter")
 LONG, WEIGHTS = "text\n" * 1000, {"w": torch.zeros(5000)}
@@ -28,7 +27,7 @@ def test_text_is_utf8_and_its_line_ends_stay_and_others_can_read_it(tmp_path):
     write_whole(tmp_path / "new" / "a.txt", "ä\r\nb\n")
     assert (tmp_path / "new" / "a.txt").read_bytes() == "ä\r\nb\n".encode()
     (tmp_path / "plain").write_text("")
-    assert (tmp_path / "new" / "a.txt").stat().st_mode == (tmp_path / "plain").stat().st_mode  # as the umask wants it
+    assert (tmp_path / "new" / "a.txt").stat().st_mode == (tmp_path / "plain").stat().st_mode  # by the umask
 
 
 @pytest.mark.parametrize(
@@ -38,16 +37,14 @@ def test_text_is_utf8_and_its_line_ends_stay_and_others_can_read_it(tmp_path):
         lambda folder: write_files(folder / "out", {"first": "short", "sub/second": LONG}),
         lambda folder: write_folder(folder / "out", lambda new: save_file(WEIGHTS, new / "w.safetensors")),
         lambda folder: write_folder(folder / "out", lambda new: torch.save(WEIGHTS, new / "w.pt")),
-        lambda folder: write_folder(folder / "out", build_tiny_tokenizer().save_pretrained),
     ],
-    ids=["file", "files", "safetensors", "torch", "tokenizer"],
+    ids=["file", "files", "safetensors", "torch"],
 )
 def test_a_full_disk_is_an_os_error_that_names_the_place_and_leaves_nothing(tmp_path, full_disk, write):
-    before = names(tmp_path)
     with full_disk(after=3000), pytest.raises(OSError) as raised:
         write(tmp_path)
     assert raised.value.filename == str(tmp_path / "out") and raised.value.errno in (errno.EFBIG, errno.EIO)
-    assert names(tmp_path) == before
+    assert names(tmp_path) == []
 
 
 def test_a_folder_takes_the_place_of_the_old_one_only_when_it_is_whole(tmp_path):
@@ -64,27 +61,24 @@ def test_a_folder_takes_the_place_of_the_old_one_only_when_it_is_whole(tmp_path)
 
 
 def test_links_pipes_and_devices_are_written_through_and_stay_what_they_are(tmp_path):
-    (tmp_path / "there").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "there" / "file")
-    write_whole(tmp_path / "link", "new")
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "there" / "file").read_text() == "new"
-
-    os.mkfifo(tmp_path / "pipe")
+    link, pipe, target = tmp_path / "link", tmp_path / "pipe", tmp_path / "target"
+    link.symlink_to(target)
+    write_whole(link, "new")
+    assert link.is_symlink() and target.read_text() == "new"
+    os.mkfifo(pipe)
     received = []
-    reader = threading.Thread(target=lambda: received.append((tmp_path / "pipe").read_text()), daemon=True)
+    reader = threading.Thread(target=lambda: received.append(pipe.read_text()), daemon=True)
     reader.start()
-    write_whole(tmp_path / "pipe", LONG)
+    write_whole(pipe, LONG)
     reader.join(timeout=10)
-    assert received == [LONG] and stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
-
+    assert received == [LONG] and stat.S_ISFIFO(os.stat(pipe).st_mode)
     write_whole("/dev/null", "text")
     with pytest.raises(OSError, match="No space left"):
         write_whole("/dev/full", "text")
-    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
-    assert names(tmp_path) == ["link", "pipe", "there", "there/file"]
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode) and names(tmp_path) == ["link", "pipe", "target"]
 
 
-@pytest.mark.parametrize("place", ["-", "/dev/stdout", "link"])
+@pytest.mark.parametrize("place", ["-", "link"])
 @pytest.mark.parametrize("into", ["pipe", "file"])
 def test_standard_output_is_written_to_in_turn_with_what_is_printed(tmp_path, place, into):
     (tmp_path / "link").symlink_to("/dev/stdout")
@@ -100,9 +94,8 @@ def test_standard_output_is_written_to_in_turn_with_what_is_printed(tmp_path, pl
 @pytest.mark.parametrize("place", ["file/x", "x" * 300, "/proc/x/y"])
 def test_what_cannot_be_written_is_known_beforehand(tmp_path, place):
     (tmp_path / "file").write_text("")
-    before = names(tmp_path)
     for attempt in (require_writable, lambda path: write_whole(path, "text")):
         with pytest.raises(OSError) as raised:
             attempt(tmp_path / place)
         assert raised.value.filename == str(tmp_path / place)
-    assert names(tmp_path) == before
+    assert names(tmp_path) == ["file"]

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import io
 import json
+import lzma
 import re
 import sys
-import tarfile
 import tempfile
 import time
 from itertools import pairwise
@@ -28,6 +27,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFReader
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
 
@@ -60,13 +64,11 @@ def cut(spec: dict[str, Any], texts: list[str]) -> tuple[dict[str, Any], list[in
     Kept are the tokens of the encodings and those that they are merged from, all characters and bytes, and the added
     tokens. A merge that took place in these texts is still there, in its order, so the encodings are the same.
     """
-    from tokenizers import Tokenizer
-
     full, model = Tokenizer.from_str(json.dumps(spec)), spec["model"]
     token_of = {number: token for token, number in model["vocab"].items()}
     used: set[int] = set()
     for full.encode_special_tokens in (False, True):
-        used.update(number for made in full.encode_batch_fast(texts) for number in made.ids)
+        used.update(number for encoding in full.encode_batch_fast(texts) for number in encoding.ids)
     rank = {tuple(pair): place for place, pair in enumerate(model["merges"])}
     added = [token for token in spec["added_tokens"] if not RESERVED.fullmatch(token["content"])]
     kept = {token_of[number] for number in used if number in token_of}
@@ -87,21 +89,19 @@ def cut(spec: dict[str, Any], texts: list[str]) -> tuple[dict[str, Any], list[in
 
 def _merged_from(token: str, rank: dict[tuple[str, str], int]) -> set[str]:
     """Every token that byte-pair encoding makes on the way from the characters of `token` to the token."""
-    parts, made = list(token), set(token)
+    parts, tokens = list(token), set(token)
     while ranked := [(rank[pair], place) for place, pair in enumerate(pairwise(parts)) if pair in rank]:
         place = min(ranked)[1]
         parts[place : place + 2] = [parts[place] + parts[place + 1]]
-        made.add(parts[place])
-    return made
+        tokens.add(parts[place])
+    return tokens
 
 
 def pack(texts: list[str], folder: Path, piece_bytes: int) -> dict[str, Any]:
     """Write manifest.json and the pieces into `folder`; returns the manifest."""
-    from gguf import GGUFReader
-
     source = _cached()
-    files = {name: (source / name).read_text(encoding="utf-8") for name in
-             ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")}  # fmt: skip
+    names = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
+    files = {name: (source / name).read_text(encoding="utf-8") for name in names}
     tokenizer, old_ids = cut(json.loads(files["tokenizer.json"]), texts)
     new_id = {old: new for new, old in enumerate(old_ids)}
     files["tokenizer.json"] = json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":"))
@@ -110,7 +110,7 @@ def pack(texts: list[str], folder: Path, piece_bytes: int) -> dict[str, Any]:
         settings |= {key: new_id[value] for key, value in settings.items() if key.endswith("_token_id")}
         settings |= {"vocab_size": len(old_ids)} if name == "config.json" else {}
         files[name] = json.dumps(settings, indent=2)
-    stream = [_archive(files)]
+    stream = [lzma.compress(json.dumps(files).encode())]
     tensors = []
     with tempfile.TemporaryDirectory() as work:
         file = Path(work, "whole.gguf")
@@ -118,8 +118,8 @@ def pack(texts: list[str], folder: Path, piece_bytes: int) -> dict[str, Any]:
         for tensor in GGUFReader(file).tensors:
             data = tensor.data[old_ids] if tensor.name == EMBEDDING else tensor.data
             stream.append(np.ascontiguousarray(data).tobytes())
-            tensors.append({"name": tensor.name, "type": tensor.tensor_type.name, "stored": data.shape,
-                            "width": int(tensor.shape[0]), "bytes": len(stream[-1])})  # fmt: skip
+            facts = {"name": tensor.name, "type": tensor.tensor_type.name, "stored": data.shape}
+            tensors.append(facts | {"width": int(tensor.shape[0]), "bytes": len(stream[-1])})
     whole, folder = b"".join(stream), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     pieces = {}
@@ -133,39 +133,25 @@ def pack(texts: list[str], folder: Path, piece_bytes: int) -> dict[str, Any]:
 
 
 def _cached() -> Path:
-    """The folder of the converted model, made if it is missing."""
+    """The folder of the converted model; it is converted if it is missing."""
     load(CARD.name)
     return cache.cache_dir() / "models" / CARD.name
 
 
-def _archive(files: dict[str, str]) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:xz") as archive:
-        for name, text in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(text.encode())
-            archive.addfile(entry, io.BytesIO(text.encode()))
-    return packed.getvalue()
-
-
 def unpack(folders: list[Path], output: Path) -> None:
     """Write the model folder `output` from the pieces in `folders`. SystemExit if one is missing or damaged."""
-    from gguf import GGMLQuantizationType
-    from safetensors.torch import save_file
-    from torch import device
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    lying = {file.name: file for folder in folders for file in Path(folder).iterdir()}
-    manifest = json.loads(lying["manifest.json"].read_text(encoding="utf-8"))
+    files = {file.name: file for folder in folders for file in Path(folder).iterdir()}
+    manifest = json.loads(files["manifest.json"].read_text(encoding="utf-8"))
     whole = bytearray()
     for name, digest in manifest["pieces"].items():
-        piece = lying[name].read_bytes() if name in lying else b""
+        piece = files[name].read_bytes() if name in files else b""
         if hashlib.sha256(piece).hexdigest() != digest:
             sys.exit(f"{name} is {'damaged' if piece else 'missing'}; copy it again")
         whole += piece
     at = manifest["files_bytes"]
-    with tarfile.open(fileobj=io.BytesIO(whole[:at])) as archive:
-        archive.extractall(output, filter="data")
+    output.mkdir(parents=True, exist_ok=True)
+    for name, text in json.loads(lzma.decompress(whole[:at])).items():
+        (output / name).write_text(text, encoding="utf-8")
     tensors = {}
     for facts in manifest["tensors"]:
         kind = GGMLQuantizationType[facts["type"]]
@@ -174,7 +160,7 @@ def unpack(folders: list[Path], output: Path) -> None:
         shape = np.array([facts["width"], *data.shape[:-1]])  # ggml's order: the width first
         tensors[facts["name"]] = SimpleNamespace(data=data, tensor_type=kind, shape=shape)
         at += facts["bytes"]
-    with device("meta"):
+    with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(output))
     weights = gguf.dequantised(tensors, model, output.name)
     save_file(weights, output / "model.safetensors", metadata={"format": "pt"})
@@ -183,9 +169,6 @@ def unpack(folders: list[Path], output: Path) -> None:
 
 def check(folder: Path, texts: list[str]) -> str:
     """Compare the unpacked model with the full one; AssertionError where they differ."""
-    import torch
-    from safetensors.torch import load_file
-
     smaller, full = (load(name, dtype="float32", device="cpu") for name in (folder, CARD.name))
     old_ids = torch.tensor(json.loads((folder / "kept_ids.json").read_text(encoding="utf-8")))
     for options in ({}, {"add_special_tokens": False, "split_special_tokens": True}):
@@ -194,28 +177,28 @@ def check(folder: Path, texts: list[str]) -> str:
     source = load_file(_cached() / "model.safetensors")
     for name, weight in load_file(folder / "model.safetensors").items():
         assert torch.equal(weight, source[name][old_ids] if "embed_tokens" in name else source[name]), name
-    apart = 0.0
+    gap = 0.0
     for text in texts[:: max(1, len(texts) // 8)]:
         ids = smaller.tokenizer(text[:1000], return_tensors="pt")["input_ids"]
         with torch.no_grad():
             logits, reference = smaller.model(ids).logits, full.model(old_ids[ids]).logits[..., old_ids]
-        apart = max(apart, float((logits - reference).abs().max()))
-    assert apart < 1e-3, f"the logits differ by {apart}"
-    return f"{len(texts):,} texts have the same tokens, the weights are the same, the logits differ by {apart:.1e}"
+        gap = max(gap, float((logits - reference).abs().max()))
+    assert gap < 1e-3, f"the logits differ by {gap}"
+    return f"{len(texts):,} texts have the same tokens, the weights are the same, the logits differ by {gap:.1e}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    made, opened, compared = (commands.add_parser(name) for name in ("pack", "unpack", "check"))
-    for command in (made, compared):
+    packing, unpacking, checking = (commands.add_parser(name) for name in ("pack", "unpack", "check"))
+    for command in (packing, checking):
         command.add_argument("--data", nargs="*", default=[], help="data sets as TASK:FILE, tasks ner and qa")
         command.add_argument("--texts", nargs="*", type=Path, default=[], help="plain text files")
-    made.add_argument("--output-dir", type=Path, required=True)
-    made.add_argument("--piece-mib", type=int, default=12, help="size of a piece (default 12)")
-    opened.add_argument("folders", nargs="+", type=Path, help="folders with the pieces and manifest.json")
-    opened.add_argument("--output", type=Path, required=True, help="the model folder to write")
-    compared.add_argument("folder", type=Path, help="the unpacked model")
+    packing.add_argument("--output-dir", type=Path, required=True)
+    packing.add_argument("--piece-mib", type=int, default=12, help="size of a piece (default 12)")
+    unpacking.add_argument("folders", nargs="+", type=Path, help="folders with the pieces and manifest.json")
+    unpacking.add_argument("--output", type=Path, required=True, help="the model folder to write")
+    checking.add_argument("folder", type=Path, help="the unpacked model")
     options, began = parser.parse_args(), time.perf_counter()
     if options.command == "pack":
         manifest = pack(texts_in(options.data, options.texts), options.output_dir, options.piece_mib << 20)

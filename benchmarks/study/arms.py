@@ -67,10 +67,10 @@ def arm(name: str) -> Arm:
 
 def arms(names: Sequence[str]) -> list[Arm]:
     """The arms of these names. DataError if one is named twice, or the reference is missing."""
-    found = [arm(name) for name in names]
-    if len({each.name for each in found}) < len(found) or REFERENCE not in {each.name for each in found}:
+    chosen = {one.name: one for one in map(arm, names)}
+    if len(chosen) < len(names) or REFERENCE not in chosen:
         raise DataError(f"the arms are {', '.join(names)}; name each once, and {REFERENCE} among them")
-    return found
+    return list(chosen.values())
 
 
 def named(text: str) -> list[str]:

@@ -66,7 +66,7 @@ def conditions(
     """
     if not orders or any(order not in ORDERS for order in orders):
         raise DataError(f"the orders are {', '.join(orders) or 'none'}; choose from {', '.join(ORDERS)}")
-    found: list[Condition] = []
+    made: list[Condition] = []
     for source in sources:
         given, _, rest = source.partition("=") if "=" in source.split(":")[0] else ("", "", source)
         task, _, data = rest.partition(":")
@@ -79,11 +79,11 @@ def conditions(
         first = Path(data.split(",")[0])
         name = given or (first.stem.split(".")[0] if first.is_file() else data.replace("/", "-"))
         variants = [(order, {"order": order}) for order in orders] if task == "qa" else [(task, {})]
-        found += [Condition(f"{name}/{variant}", task, options, *examples) for variant, options in variants]
-    names = [each.name for each in found]
+        made += [Condition(f"{name}/{variant}", task, options, *examples) for variant, options in variants]
+    names = [condition.name for condition in made]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(f"two data sets are called {twice[0]}; give one another name: NAME={sources[-1]}")
-    return found
+    return made
 
 
 def _sides(task: str, data: str, max_train: int | None, max_eval: int | None) -> tuple[list, list, list]:
@@ -97,8 +97,8 @@ def _sides(task: str, data: str, max_train: int | None, max_eval: int | None) ->
         rest, test = splits.held_out(readers.read(task, data), TEST_SHARE, SPLIT_SEED)
         train, dev = splits.held_out(rest, DEV_SHARE, SPLIT_SEED)
         return drawn(train, max_train, SPLIT_SEED), drawn(dev, max_eval, SPLIT_SEED), drawn(test, max_eval, SPLIT_SEED)
-    found = sides(task, data, **limits)
-    for side, examples in zip(("train", "dev", "test"), found, strict=True):
+    parts = sides(task, data, **limits)
+    for side, examples in zip(("train", "dev", "test"), parts, strict=True):
         if not examples:
             raise DataError(f"{data} has no {side} side, and a comparison needs all three")
-    return found
+    return parts

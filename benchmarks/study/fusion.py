@@ -25,7 +25,7 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
 
 from benchmarks.study import report, runner  # noqa: E402
-from benchmarks.study.mask_effect import slug  # noqa: E402
+from benchmarks.study.runner import slug  # noqa: E402
 from labkit.datasets.paraphrases import KNOWN_FACTS  # noqa: E402
 from labkit.errors import DataError, TrainingError  # noqa: E402
 from labkit.fusion import runs  # noqa: E402
@@ -173,7 +173,12 @@ def tables(folder: str | Path, reference: str = SINGLE, lemmatised: bool = False
         raise TrainingError(f"{folder}: no cell is finished yet")
     parts = []
     for (model, data), files in finished.items():
-        revealed = {row["id"] for answers in files.values() for row in answers.rows if _reveals(row)}
+        revealed = {
+            row["id"]
+            for answers in files.values()
+            for row in answers.rows
+            if any(holds_answer(text, row["answers"]) for text in row["paraphrases"])
+        }
         for name, left_out in ((data, set()), (f"{data}, answer not in the question", revealed)):
             if left_out or name == data:
                 about = {"condition": name, "model": model, "templates": templates[data]}
@@ -197,9 +202,9 @@ def _compared(
     """The tables of one model on one set, one for each number of paraphrases and sample of the questions."""
     singles = {cell.place: answers for cell, answers in files.items() if cell.place is not None}
     numbers = sorted({1, *(cell.first for cell in files if cell.first)})
-    variants = [(n, n, {cell: it for cell, it in files.items() if cell.first == n}, "") for n in numbers]
+    variants = [(n, n, {cell: own for cell, own in files.items() if cell.first == n}, "") for n in numbers]
     for n in sorted({cell.repeat for cell in files if cell.repeat}):
-        variants.append((n, 1, {cell: it for cell, it in files.items() if cell.repeat == n}, ", copies"))
+        variants.append((n, 1, {cell: own for cell, own in files.items() if cell.repeat == n}, ", copies"))
     for n, read_alone, own, suffix in variants:
         arms = {cell.method: scores([answers], lemmatised) for cell, answers in own.items()}
         if all(place in singles for place in range(read_alone)):
@@ -229,10 +234,6 @@ def _cells(study: Study) -> Iterator[Cell]:
     for n in several:
         for method in study.few_methods:
             yield Cell("", "", method, first=n, max_questions=study.few_questions)
-
-
-def _reveals(row: dict[str, Any]) -> bool:
-    return any(holds_answer(text, row["answers"]) for text in row["paraphrases"])
 
 
 def _score(cell: Cell, metrics: dict[str, Any]) -> str:

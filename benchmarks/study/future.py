@@ -32,7 +32,7 @@ from transformers import PreTrainedTokenizerFast
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
 
 from benchmarks.study import report, runner  # noqa: E402
-from benchmarks.study.mask_effect import slug  # noqa: E402
+from benchmarks.study.runner import slug  # noqa: E402
 from labkit import objectives  # noqa: E402
 from labkit.datasets import embedded  # noqa: E402
 from labkit.datasets.text import Document, read_documents  # noqa: E402
@@ -132,9 +132,10 @@ def run_study(study: Study, folder: str | Path, **log: Any) -> dict[str, str]:
     Raises:
         DataError, TrainingError: no text, or too little of it, or the folder contains another study.
     """
-    documents = read_documents(study.texts) if study.texts else [_embedded()]
-    digests = {each.name: hashlib.sha256(each.text.encode()).hexdigest() for each in documents}
-    sides = [each.split(study.held_out) for each in documents]
+    field_notes = Document("field-notes", "\n\n".join(passage.text for passage in embedded.passages()))
+    documents = read_documents(study.texts) if study.texts else [field_notes]
+    digests = {document.name: hashlib.sha256(document.text.encode()).hexdigest() for document in documents}
+    sides = [document.split(study.held_out) for document in documents]
     saved = Path(folder).expanduser() / "tokenizer"
     if saved.exists():
         tokenizer = PreTrainedTokenizerFast.from_pretrained(saved)
@@ -206,7 +207,7 @@ def _train(study: Study, texts: Texts, path: Path, run: Run) -> dict[str, Any]:
             say=lambda text: None,
         )  # fmt: skip
         folder.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
-        losses = token_losses(model.eval(), texts.rows)
+        losses = token_losses(model.eval(), texts.rows)  # (rows, context)
         folder.write_json("losses.json", {"rows": losses.mean(1).tolist(), "positions": losses.mean(0).tolist()})
         metrics = outcome | _evaluated(model, texts) | {
             "parameters": sum(p.numel() for p in model.parameters()), "flops_per_token": flops,
@@ -240,7 +241,7 @@ def flops_per_token(arm: Arm, model: GPT, batch: dict[str, Tensor]) -> float:
     """Floating-point operations of a training step per token, counted. Attention counts all pairs of a row."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    was, model.naive = model.naive, True  # the fused kernel is not counted on a CPU
+    naive, model.naive = model.naive, True  # the fused kernel is not counted on a CPU
     few, objectives.FEW = objectives.FEW, math.inf  # nor are all products of the loss in pieces
     try:
         with torch.random.fork_rng(), FlopCounterMode(display=False) as counted:
@@ -248,32 +249,28 @@ def flops_per_token(arm: Arm, model: GPT, batch: dict[str, Tensor]) -> float:
             loss, extra = arm.losses(model, batch["input_ids"].to(device), batch["labels"].to(device))
             (loss if extra is None else loss + extra).backward()
     finally:
-        model.naive, objectives.FEW = was, few
+        model.naive, objectives.FEW = naive, few
         model.zero_grad(set_to_none=True)
     return counted.get_total_flops() / batch["input_ids"].numel()
 
 
 def _evaluated(model: GPT, texts: Texts) -> dict[str, float]:
     """Nats per token, held out and on the training side; and the cosine loss of the predicted future."""
-    found = {
+    losses = {
         "val_loss": float(token_losses(model, texts.rows).mean()),
         "train_loss": float(token_losses(model, texts.train_rows).mean()),
     }
     if isinstance(model, FutureGPT) and model.future.source != "memory":
         with torch.no_grad(), model.watched() as seen:
             model(texts.rows[:16, :-1].to(model.wte.weight.device))
-            found["future_loss"] = float(FutureLoss("cosine")(seen))
-    return found
+            losses["future_loss"] = float(FutureLoss("cosine")(seen))
+    return losses
 
 
 def _batch(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
     """Rows of context + 1 ids: each id but the first is the target of the one before it."""
     ids = torch.stack([row["ids"] for row in rows])
     return {"input_ids": ids[:, :-1], "labels": ids[:, 1:], "attention_mask": torch.ones_like(ids[:, 1:])}
-
-
-def _embedded() -> Document:
-    return Document("field-notes", "\n\n".join(each.text for each in embedded.passages()))
 
 
 def _texts(tokenizer: Any, sides: Sequence[tuple[str, str]], study: Study) -> Texts:
@@ -314,7 +311,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> dict[str, str]:
-    given = {each.name: getattr(options, each.name, None) for each in fields(Study)}
+    given = {field.name: getattr(options, field.name, None) for field in fields(Study)}
     chosen = PROFILES[options.profile] | {name: value for name, value in given.items() if value is not None}
     return run_study(Study(**chosen | {"texts": tuple(chosen.get("texts", ()))}), options.output_dir)
 

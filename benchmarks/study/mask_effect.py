@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -33,6 +32,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or
 from benchmarks.study import report, runner  # noqa: E402
 from benchmarks.study.arms import DEFAULT, REFERENCE, Arm, arm, arms, named  # noqa: E402
 from benchmarks.study.conditions import ORDERS, Condition, conditions  # noqa: E402
+from benchmarks.study.runner import slug  # noqa: E402
+from labkit.datasets.files import read_text  # noqa: E402
 from labkit.errors import DataError, TrainingError  # noqa: E402
 from labkit.models import adapters, load  # noqa: E402
 from labkit.run_folder import read_json  # noqa: E402
@@ -75,7 +76,6 @@ class Study:
     method: str = "full"
     rank: int = 16
     attn: str | None = None
-    window: str = "keep"
     max_length: int | None = None
     adaptation_rate: float = 5e-4
     adaptation_batch: int = 8
@@ -83,7 +83,7 @@ class Study:
     adaptation_texts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "arms", tuple(each.name for each in arms(self.arms)))
+        object.__setattr__(self, "arms", tuple(one.name for one in arms(self.arms)))
         for name in ("learning_rates", "seeds", "sizes"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
@@ -194,7 +194,7 @@ def tables(folder: str | Path, reference: str = REFERENCE) -> pd.DataFrame:
         TrainingError: no study, or arms of one seed that did not start alike.
     """
     path, study = Path(folder).expanduser(), runner.read_study(folder)
-    frozen, found = read_json(path / "frozen.json") or {}, []
+    frozen, parts = read_json(path / "frozen.json") or {}, []
     for name, facts in study["conditions"].items():
         for size in study["sizes"]:
             runs, scores = {}, {}
@@ -208,25 +208,19 @@ def tables(folder: str | Path, reference: str = REFERENCE) -> pd.DataFrame:
             _require_same_start(name, runs)
             if scores:
                 about = {"condition": name, "model": study["model"], "n_train": size or facts["n_train"]}
-                rows = report.table(
-                    dict(sorted(scores.items(), key=lambda item: item[0] != reference)), reference, **about
-                )
+                in_order = dict(sorted(scores.items(), key=lambda item: item[0] != reference))
+                rows = report.table(in_order, reference, **about)
                 rows["learning_rate"] = [frozen[name][one]["learning_rate"] for one in rows["arm"]]
                 rows["baseline"] = [_baseline(next(iter(runs[one].values())), facts["task"]) for one in rows["arm"]]
-                found.append(rows)
-    if not found:
+                parts.append(rows)
+    if not parts:
         raise TrainingError(f"{folder}: no reported run is finished yet")
-    return pd.concat(found, ignore_index=True)
+    return pd.concat(parts, ignore_index=True)
 
 
 def run_folder(condition: str, arm: str, size: int | None, seed: int) -> Path:
     """The folder of a reported run, in the folder of its study."""
     return Path("runs", slug(condition), slug(arm), f"size-{size or 'all'}", f"seed-{seed}")
-
-
-def slug(name: str) -> str:
-    """A name as one folder: mntp-200 of mntp:200, xquad--question-last of xquad/question-last."""
-    return re.sub(r"[^\w.=-]", "-", name.replace("/", "--"))
 
 
 def _train(study: Study, path: Path, stored: str, texts: Sequence[str], run: Run) -> dict[str, Any]:
@@ -251,7 +245,6 @@ def _train(study: Study, path: Path, stored: str, texts: Sequence[str], run: Run
             mask=run.arm.mask,
             layers=run.arm.layers,
             readings=run.arm.readings,
-            window=study.window,
             method=study.method,
             rank=study.rank,
             attn=study.attn,
@@ -292,7 +285,6 @@ def _adapted(study: Study, path: Path, texts: Sequence[str], run: Run) -> Path:
             objective=run.arm.objective,
             settings=settings,
             max_length=study.adaptation_length,
-            window=study.window,
             lora=study.method == "lora",
             attn=study.attn,
             resume=(path / folder).exists(),
@@ -303,11 +295,7 @@ def _adapted(study: Study, path: Path, texts: Sequence[str], run: Run) -> Path:
 
 def _paragraphs(file: Path) -> list[str]:
     """The lines of a text file that are not blank and not headings of WikiText. DataError if it cannot be read."""
-    try:
-        lines = file.expanduser().read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read as text ({error}); give UTF-8 text files") from error
-    return [line.strip() for line in lines if line.strip() and not line.startswith(" = ")]
+    return [line.strip() for line in read_text(file).split("\n") if line.strip() and not line.startswith(" = ")]
 
 
 def _task(study: Study, condition: Condition) -> Task:
@@ -376,9 +364,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--adaptation-rate", type=float, default=5e-4, help="learning rate of mntp, mlm and next")
     add("--adaptation-batch", type=int, default=8, help="rows per step of mntp, mlm and next")
     add("--adaptation-length", type=int, default=128, help="tokens per row of mntp, mlm and next")
-    texts = (
-        "text files that mntp, mlm and next read, one paragraph a line (default: the training texts of each data set)"
-    )
+    texts = "text files for mntp, mlm and next, one paragraph a line (default: the training texts of each data set)"
     add("--adaptation-texts", type=runner.listed(), default=(), help=texts)
     return parser
 
@@ -386,7 +372,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> dict[str, str]:
     chosen = {field: getattr(options, name) for name, (_, field) in BUDGET.items()}
     settings = preset(options.preset or default_preset(options.model), patience=0, **chosen)
-    own = {each.name: getattr(options, each.name) for each in fields(Study) if hasattr(options, each.name)}
+    own = {field.name: getattr(options, field.name) for field in fields(Study) if hasattr(options, field.name)}
     study = Study(**own | {"settings": settings, "attn": options.attn_implementation, "arms": tuple(options.arms)})
     data = conditions(
         options.data or ("ner:field-notes", "ner:which-way-round"), orders=options.orders,

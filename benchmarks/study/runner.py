@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -79,11 +80,11 @@ def is_done(run: Run, folder: Path) -> bool:
     return (folder / run.folder / "metrics.json").exists()
 
 
-def alone(what: Path, folder: Path, timeout: float = -1) -> FileLock:
+def alone(part: Path, folder: Path, timeout: float = -1) -> FileLock:
     """The lock of a part of the study, for `with`. It is not in the folder of the run, which must begin empty."""
     locks = folder / ".locks"
     locks.mkdir(parents=True, exist_ok=True)
-    return FileLock(locks / f"{what.as_posix().replace('/', '+')[-200:]}.lock", timeout=timeout)
+    return FileLock(locks / f"{part.as_posix().replace('/', '+')[-200:]}.lock", timeout=timeout)
 
 
 def begun(folder: str | Path, settings: dict[str, Any], growing: Sequence[str]) -> Path:
@@ -93,32 +94,37 @@ def begun(folder: str | Path, settings: dict[str, Any], growing: Sequence[str]) 
         TrainingError: the folder contains something else, or a study with other settings. Nothing is written then.
     """
     path = Path(folder).expanduser().absolute()
-    wanted = json.loads(json.dumps(settings))
+    now = json.loads(json.dumps(settings))
     if not (path / "study.json").exists() and path.exists() and any(path.iterdir()):
         raise TrainingError(f"{path} is not empty and contains no study; give --output-dir a new folder")
     with alone(Path("study"), path):
-        if was := read_json(path / "study.json"):
+        if before := read_json(path / "study.json"):
             for key in growing:
-                if isinstance(wanted[key], dict):
-                    wanted |= {f"{key} {name}": value for name, value in wanted[key].items()}
-                    was |= {f"{key} {name}": value for name, value in was[key].items()}
-                    wanted[key] = was[key] | wanted[key]
+                if isinstance(now[key], dict):
+                    now |= {f"{key} {name}": value for name, value in now[key].items()}
+                    before |= {f"{key} {name}": value for name, value in before[key].items()}
+                    now[key] = before[key] | now[key]
                 else:
-                    wanted[key] = was[key] + [value for value in wanted[key] if value not in was[key]]
-            settled = [key for key in wanted if key not in growing and key in was]
-            if changed := [key for key in settled if was[key] != wanted[key]]:
-                differences = "; ".join(f"{key} was {was[key]!r}, now {wanted[key]!r}" for key in changed)
+                    now[key] = before[key] + [value for value in now[key] if value not in before[key]]
+            settled = [key for key in now if key not in growing and key in before]
+            if changed := [key for key in settled if before[key] != now[key]]:
+                differences = "; ".join(f"{key} was {before[key]!r}, now {now[key]!r}" for key in changed)
                 raise TrainingError(f"{path} contains a study with other settings: {differences}")
-        write_json(path / "study.json", {key: wanted[key] for key in settings})
+        write_json(path / "study.json", {key: now[key] for key in settings})
     return path
 
 
 def read_study(folder: str | Path) -> dict[str, Any]:
     """The settings of the study in `folder`. Raises TrainingError if there is none."""
-    found = read_json(Path(folder).expanduser() / "study.json")
-    if found is None:
+    settings = read_json(Path(folder).expanduser() / "study.json")
+    if settings is None:
         raise TrainingError(f"{folder} contains no study")
-    return found
+    return settings
+
+
+def slug(name: str) -> str:
+    """A name as one folder: mntp-200 of mntp:200, xquad--question-last of xquad/question-last."""
+    return re.sub(r"[^\w.=-]", "-", name.replace("/", "--"))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -129,11 +135,11 @@ def write_json(path: Path, value: Any) -> None:
 
 def parser(description: str, reference: str) -> argparse.ArgumentParser:
     """A parser with the options of every study."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--output-dir", required=True, help="folder of the study")
-    made.add_argument("--reference", default=reference, help="the arm that the table compares the others with")
-    made.add_argument("--report-only", action="store_true", help="compare what is finished; run nothing")
-    return made
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output-dir", required=True, help="folder of the study")
+    parser.add_argument("--reference", default=reference, help="the arm that the table compares the others with")
+    parser.add_argument("--report-only", action="store_true", help="compare what is finished; run nothing")
+    return parser
 
 
 def main(
