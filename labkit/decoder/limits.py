@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from labkit.errors import LabkitError, ModelError
+from labkit.errors import LabkitError, ModelError, TrainingError
 
 if TYPE_CHECKING:
     import torch
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 GB = 10**9
 CGROUP = Path("/sys/fs/cgroup")  # of the container that this process runs in
 LOADING = 1.2  # memory for loading, in sizes of the model: one more copy of the largest tensors, a short forward pass
+PROCESS = 0.8 * GB  # torch and its libraries
+SLACK = 1.2  # in training: short-lived copies in the backward pass and in the optimiser's step
 
 
 def position_limit(config: PreTrainedConfig) -> int | None:
@@ -84,3 +86,54 @@ def require_memory_for_model(name: str, parameters: int, dtype: torch.dtype, dev
     what = f"{name} in {str(dtype).removeprefix('torch.')} ({parameters / 1e6:,.0f} M parameters)"
     place = "the GPU" if device.startswith("cuda") else "this machine"
     raise ModelError(f"{what} needs about {needed / GB:.1f} GB, and {place} has {free / GB:.1f} GB free: {cure}")
+
+
+def training_bytes(model: nn.Module, settings: dict[str, Any], length: int, processes: int = 1) -> dict[str, int]:
+    """Bytes of the weights, of what training keeps per weight, and of the activations of one batch.
+
+    Args:
+        settings: as for `labkit.training.train`. length: tokens in the longest row. processes: that train together.
+
+    Activations: what the backward pass of each layer needs, as in Korthikanti et al. 2022, equation 2, for the widths
+    of this model. With gradient checkpointing: the states between the layers, and one layer.
+    """
+    config, parameters = model.config.get_text_config(), list(model.parameters())
+    size = 4 if settings["dtype"] == "float32" else 2
+    tokens = settings["batch_tokens"] or settings["per_device_train_batch_size"] * length
+    width, layers, heads = config.hidden_size, config.num_hidden_layers, config.num_attention_heads
+    head_width = getattr(config, "head_dim", None) or width // heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    hidden = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * width
+    of_mlp = 4 if any(name.endswith("gate_proj") for name, _ in model.named_modules()) else 2
+    keeps_scores = config._attn_implementation == "eager" or parameters[0].device.type == "cpu"
+    attention = 2 * (heads + key_heads) * head_width + 2 * heads * length * keeps_scores
+    layer = tokens * size * (12 * width + attention + of_mlp * hidden)
+    states = tokens * size * width * layers
+    trained = sum(weight.numel() for weight in parameters if weight.requires_grad)
+    copies = 0 if size == 4 else 2 * sum(weight.numel() for weight in parameters if weight.element_size() == 4)
+    return {
+        "weights": sum(weight.numel() * weight.element_size() for weight in parameters),
+        # gradient, two moments of AdamW, DDP's buckets; the weights in 16 bits
+        "training": (12 if processes == 1 else 16) * trained + copies,
+        "activations": layer + states if settings["gradient_checkpointing"] else layer * layers,
+    }
+
+
+def require_memory_for_training(model: nn.Module, settings: dict[str, Any], length: int, processes: int = 1) -> str:
+    """What the training needs and what is free, in one sentence; the model is in memory already.
+
+    Raises:
+        TrainingError: it will not fit on a CPU, where a process that takes too much is killed. A GPU that is full
+            raises an error that a run can be resumed from, so there it is tried.
+    """
+    device = str(next(model.parameters()).device)
+    need = training_bytes(model, settings, length, processes)
+    total = PROCESS + SLACK * sum(need.values())
+    free = available_bytes(device) + need["weights"] + PROCESS
+    rows, tokens = settings["per_device_train_batch_size"], settings["batch_tokens"]
+    batch = f"batches of {tokens:,} tokens" if tokens else f"batches of {rows} x {length}"
+    sentence = f"training needs about {total / GB:.1f} GB for {batch}, {free / GB:.1f} GB are free"
+    if total > free and device == "cpu":
+        smaller = "--batch-tokens" if tokens else "--batch-size"
+        raise TrainingError(f"{sentence}; try a smaller {smaller}, --gradient-checkpointing, or --method lora")
+    return sentence

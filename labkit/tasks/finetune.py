@@ -23,7 +23,7 @@ import torch
 
 from labkit.datasets import splits
 from labkit.datasets.evidence import MARKS
-from labkit.decoder.limits import require_positions
+from labkit.decoder.limits import require_memory_for_training, require_positions
 from labkit.decoder.packing import why_not
 from labkit.decoder.running import evaluating, random_state_kept
 from labkit.errors import DataError, TrainingError, require_one_of
@@ -35,7 +35,6 @@ from labkit.models.special_tokens import add_tokens
 from labkit.run_folder import RunFolder, is_first_process, process_count
 from labkit.tasks.base import Task, get, pad_id
 from labkit.tasks.in_force import in_force, require_mask
-from labkit.tasks.needs import require_memory
 from labkit.training import Rows, draw, preset, save_model, settled, steps, train
 
 HELD_OUT = 0.1  # of the training examples, if there is no dev set
@@ -159,7 +158,7 @@ def finetune(
             f"{task.name}: {len(train_examples):,} examples in {len(rows):,} rows; {mask} mask (measured); "
             f"{metrics['trained_parameters'] / 1e6:,.1f} of {metrics['parameters'] / 1e6:,.1f} M parameters are trained"
         )
-        say(require_memory(trained, settings, max(lengths) * readings))
+        say(require_memory_for_training(trained, settings, max(lengths) * readings, process_count()))
         setattr(lm.model.config, TASK, {"task": task.name, "options": asdict(task)})
 
         def measure(model: Any, side: str, task: Task) -> tuple[dict[str, Any], list[Any]]:
