@@ -78,7 +78,7 @@ def one_run(model: str, objective: str, options: argparse.Namespace, seed: int, 
             run=run,
             tokens=lambda k: len(rows[order[k]]),
             evaluate=lambda net: score(net, "after"),
-            say=lambda text: None,
+            log=lambda text: None,
         )
     print(f"{objective}, seed {seed}: {outcome['seconds']:,.0f} s of training", file=sys.stderr, flush=True)
     curve = [{k: e[k] for k in ("step", "nats", "accuracy", "top_5")} for e in outcome["history"] if "accuracy" in e]

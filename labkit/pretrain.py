@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from labkit.datasets.text import read_documents
 from labkit.decoder.running import evaluating, random_state_kept
 from labkit.errors import DataError, TrainingError
 from labkit.objectives import Collator, generator, loss
-from labkit.run_folder import RunFolder, is_first_process, process_count
+from labkit.run_folder import Log, RunFolder, is_first_process, process_count, silent, to_stderr
 from labkit.training import Rows, preset, save_model, settled, steps, train
 
 END, PAD, MASK = "<|endoftext|>", "<pad>", "<mask>"  # ids 0, 1, 2; <mask> is for a later training
@@ -54,7 +53,7 @@ def pretrain(
     repeats: float = 0.0,
     first_length: int | None = None,
     resume: bool = False,
-    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+    log: Log = to_stderr,
 ) -> dict[str, Any]:
     """Train a tokenizer and a GPT-2 on `texts` (files and folders); returns the metrics and leaves a run folder.
 
@@ -67,9 +66,9 @@ def pretrain(
     Raises:
         DataError: no text, or less of it than one row. TrainingError: see `RunFolder.alone` and `training.train`.
     """
-    say = say if is_first_process() else (lambda text: None)
+    log = log if is_first_process() else silent
     shape = shape or Shape()
-    settings = settled(settings or preset("lm", learning_rate=1e-3), "gpt2", say)
+    settings = settled(settings or preset("lm", learning_rate=1e-3), "gpt2", log)
     if first_length is not None and not 2 <= first_length <= shape.context:
         raise TrainingError(f"first_length is {first_length}; it must be 2 to the context, {shape.context} tokens")
     documents = read_documents(texts)
@@ -80,7 +79,7 @@ def pretrain(
     }  # fmt: skip
     run = RunFolder.check(output_dir, config, resume=resume)
     if run.metrics is not None:
-        say(f"{run.path} is finished: {run.metrics['steps']:,} steps")
+        log(f"{run.path} is finished: {run.metrics['steps']:,} steps")
         return run.metrics
     train_texts, held_texts = zip(*(document.split(held_out) for document in documents), strict=True)
     held = {document.name: text for document, text in zip(documents, held_texts, strict=True) if text.strip()}
@@ -91,14 +90,14 @@ def pretrain(
     model = new_model(shape, settings["seed"])
     n_eval = sum(len(text.encode()) for text in held.values())
     n_steps = steps((len(ids) - 1) // shape.context, settings)
-    say(f"{len(documents)} text(s): {len(ids):,} tokens to train on, {n_eval:,} bytes held out")
-    say(f"GPT-2 of {model.num_parameters() / 1e6:.1f} M parameters, {n_steps:,} steps")
+    log(f"{len(documents)} text(s): {len(ids):,} tokens to train on, {n_eval:,} bytes held out")
+    log(f"GPT-2 of {model.num_parameters() / 1e6:.1f} M parameters, {n_steps:,} steps")
 
     def scores(model: nn.Module) -> dict[str, float]:
         return {name: bits_per_byte(model, tokenizer, text) for name, text in held.items()}
 
     def evaluate(model: nn.Module) -> dict[str, float]:
-        say("  " + sample(model, tokenizer, seed=settings["seed"]))
+        log("  " + sample(model, tokenizer, seed=settings["seed"]))
         return {"bits_per_byte": statistics.fmean(scores(model).values())} if held else {}
 
     rows = n_steps * settings["gradient_accumulation_steps"] * process_count() * settings["per_device_train_batch_size"]
@@ -114,7 +113,7 @@ def pretrain(
             run=run,
             tokens=lambda k: shape.context,
             evaluate=evaluate,
-            say=say,
+            log=log,
         )
         save_model(model, tokenizer, run)
         run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -28,6 +29,18 @@ from labkit.files import WRITING, os_error_in, require_writable, write_folder, w
 LONGEST_WAIT = timedelta(hours=12)  # of one process for another
 LOCK = ".lock"
 FREE = ("gradient_checkpointing", "tf32")  # may change when a run is resumed: memory and rounding, not what is computed
+
+
+Log = Callable[[str], None]  # receives what a run reports, line by line
+
+
+def to_stderr(text: str) -> None:
+    """The default `Log`."""
+    print(text, file=sys.stderr)
+
+
+def silent(text: str) -> None:
+    """A `Log` that reports nothing."""
 
 
 class RunFolder:

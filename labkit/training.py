@@ -29,7 +29,7 @@ from labkit.errors import TrainingError, require_one_of
 from labkit.files import quiet_libraries
 from labkit.models import precision
 from labkit.objectives import generator
-from labkit.run_folder import RunFolder, failures_explained, is_first_process, process_count
+from labkit.run_folder import Log, RunFolder, failures_explained, is_first_process, process_count, silent, to_stderr
 
 DTYPES = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 SORTED_BATCHES = 50  # rows of so many batches are sorted by length together: less padding, still shuffled
@@ -81,10 +81,10 @@ def preset(name: str, **changes: Any) -> dict[str, Any]:
     return settings
 
 
-def settled(settings: dict[str, Any], model_type: str, say: Callable[[str], None]) -> dict[str, Any]:
+def settled(settings: dict[str, Any], model_type: str, log: Log) -> dict[str, Any]:
     """The hyperparameters with what "auto" means for this model on this machine, and the trackers as a list.
 
-    `say` receives the reason for the dtype.
+    `log` receives the reason for the dtype.
 
     Raises:
         TrainingError: this machine or model cannot compute in the dtype, or a tracker is not installed.
@@ -94,7 +94,7 @@ def settled(settings: dict[str, Any], model_type: str, say: Callable[[str], None
         raise TrainingError(f"the tracker {missing[0]!r} is not installed; installed are {', '.join(known) or 'none'}")
     chosen = precision.choose(model_type, precision.here(), settings["dtype"])
     if precision.here() is not None and chosen.why != precision.AS_ASKED:
-        say(f"computing in {chosen.dtype}: {chosen.why}")
+        log(f"computing in {chosen.dtype}: {chosen.why}")
     return settings | {"dtype": chosen.dtype, "tf32": chosen.tf32, "report_to": trackers}
 
 
@@ -183,7 +183,7 @@ def train(
     evaluate: Callable[[nn.Module], dict[str, float]] | None = None,
     metric: str | None = None,
     tokenizer: Any = None,
-    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+    log: Log = to_stderr,
 ) -> dict[str, Any]:
     """Train `model` in place, from the newest checkpoint in `run` if there is one, and keep the global random state.
 
@@ -199,12 +199,12 @@ def train(
     Raises:
         TrainingError: the loss becomes NaN or infinite, or the disk or memory is full. The last whole checkpoint stays.
     """
-    say = say if is_first_process() else (lambda text: None)
+    log = log if is_first_process() else silent
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     if getattr(getattr(model, "config", None), "_attn_implementation", None) == "flex_attention":
         torch.compiler.reset()  # what the proof of the mask compiled counts towards torch's limit
-    callbacks: list[TrainerCallback] = [_Watch(say)]
+    callbacks: list[TrainerCallback] = [_Watch(log)]
     patience = settings["patience"] if metric else 0
     if patience:
         callbacks.append(EarlyStoppingCallback(patience))
@@ -220,7 +220,7 @@ def train(
         checkpoint = get_last_checkpoint(run.checkpoints) if run.checkpoints.is_dir() else None
         if checkpoint:
             state = TrainerState.load_from_json(Path(checkpoint, "trainer_state.json"))
-            say(f"resuming from step {state.global_step:,} of {arguments.max_steps:,}")
+            log(f"resuming from step {state.global_step:,} of {arguments.max_steps:,}")
         if checkpoint and patience and state.global_step - state.best_global_step >= patience * arguments.eval_steps:
             trainer.state = state  # it had stopped early
             state.best_model_checkpoint = str(run.checkpoints / f"checkpoint-{state.best_global_step}")
@@ -309,8 +309,8 @@ class _Trainer(Trainer):
 class _Watch(TrainerCallback):
     """Progress bar, one line per evaluation, elapsed seconds in the log, and an end if the loss is NaN."""
 
-    def __init__(self, say: Callable[[str], None]):
-        self.say = say
+    def __init__(self, log: Log):
+        self.log = log
 
     def on_train_begin(self, args, state, control, **_):
         self.before = max((entry.get("seconds", 0.0) for entry in state.log_history), default=0.0)
@@ -345,7 +345,7 @@ class _Watch(TrainerCallback):
         scores = {name.removeprefix("eval_"): value for name, value in metrics.items()}
         shown = ", ".join(f"{name} {value:.3f}" for name, value in ({"loss": self.loss} | scores).items())
         with self.bar.external_write_mode():
-            self.say(f"step {state.global_step:,} of {state.max_steps:,}: {shown}")
+            self.log(f"step {state.global_step:,} of {state.max_steps:,}: {shown}")
 
     def on_train_end(self, args, state, control, **_):
         self.bar.close()

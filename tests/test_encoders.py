@@ -135,7 +135,7 @@ def test_an_encoder_is_trained_on_every_task_kept_and_used(packaged, task, tmp_p
     changes = {"num_train_epochs": 40.0, "gradient_accumulation_steps": 1, "learning_rate": 1e-2, "eval_steps": 40}
     metrics = finetune(
         task, "small-bert", sides[0], tmp_path / "run", dev=sides[1], test=sides[2], mask="encoder",
-        settings=preset("gemma", **changes), packing=True, say=lambda text: None,
+        settings=preset("gemma", **changes), packing=True, log=lambda text: None,
     )  # fmt: skip
     assert metrics["mask"]["measured"] == "bidirectional"
     pipe = labkit.pipeline(tmp_path / "run" / "model", device="cpu")

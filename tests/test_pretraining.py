@@ -49,7 +49,7 @@ def sentences(n: int, seed: int = 0) -> str:
 
 
 def quiet(text: str) -> None:
-    """For `say`."""
+    """For `log`."""
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def finished(text, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretraining, "save_model", remembering)
-        metrics = pretrain([text], folder, shape=SHAPE, settings=SETTINGS, say=quiet)
+        metrics = pretrain([text], folder, shape=SHAPE, settings=SETTINGS, log=quiet)
     return SimpleNamespace(folder=folder, metrics=metrics, **kept)
 
 
@@ -120,10 +120,10 @@ def test_epochs_are_passes_and_nothing_held_out_is_no_evaluation(text, tmp_path)
     other = tmp_path / "more" / "a.txt"  # of the same name
     other.write_text(sentences(40, seed=1), encoding="utf-8")
     settings = SHORT | {"max_steps": -1, "num_train_epochs": 0.5, "per_device_train_batch_size": 4}
-    metrics = pretrain([text, other], tmp_path / "run", shape=SHAPE, settings=settings, say=quiet)
+    metrics = pretrain([text, other], tmp_path / "run", shape=SHAPE, settings=settings, log=quiet)
     assert metrics["steps"] == math.ceil((metrics["n_train"] - 1) // 32 * 0.5 / 4)
     assert len(set(metrics["bits_per_byte"].values())) == 2
-    metrics = pretrain([text], tmp_path / "all", shape=SHAPE, settings=SHORT, held_out=0.0, say=quiet)
+    metrics = pretrain([text], tmp_path / "all", shape=SHAPE, settings=SHORT, held_out=0.0, log=quiet)
     assert (metrics["bits_per_byte"], metrics["n_eval"]) == ({}, 0)
 
 
@@ -137,7 +137,7 @@ def test_a_run_that_is_interrupted_resumes_and_ends_as_if_it_had_not_been(
     finished, text, tmp_path, monkeypatch, owner, name, call, last
 ):
     calls, lines = [], []
-    given = {"shape": SHAPE, "settings": SETTINGS, "say": lines.append}
+    given = {"shape": SHAPE, "settings": SETTINGS, "log": lines.append}
     plain = getattr(owner, name)
 
     def interrupted(*args, **options):
@@ -163,7 +163,7 @@ def test_a_run_that_is_interrupted_resumes_and_ends_as_if_it_had_not_been(
 
 def test_a_finished_run_is_not_trained_again_and_not_continued_with_another_configuration(finished, text, monkeypatch):
     monkeypatch.setattr(pretraining, "train", lambda *_, **__: pytest.fail("it was trained again"))
-    given = {"shape": SHAPE, "settings": SETTINGS, "resume": True, "say": quiet}
+    given = {"shape": SHAPE, "settings": SETTINGS, "resume": True, "log": quiet}
     assert pretrain([text], finished.folder, **given) == finished.metrics
     for changes, difference in [
         ({"settings": SETTINGS | {"seed": 5}}, "settings.seed was 0, now 5"),
@@ -189,7 +189,7 @@ def test_what_cannot_be_trained_is_one_clear_error_and_nothing_is_written(tmp_pa
     if content is not None:
         (tmp_path / "t.txt").write_bytes(content)
     with pytest.raises(LabkitError, match=complaint):
-        pretrain([tmp_path], tmp_path / "run", **{"shape": SHAPE, "settings": SETTINGS} | choices, say=quiet)
+        pretrain([tmp_path], tmp_path / "run", **{"shape": SHAPE, "settings": SETTINGS} | choices, log=quiet)
     assert not (tmp_path / "run").exists()
 
 

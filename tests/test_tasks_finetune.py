@@ -39,7 +39,7 @@ TASKS = {
 
 
 def quiet(text: str) -> None:
-    """For `say`."""
+    """For `log`."""
 
 
 def examples(task: str, split: str = "train", count: int = 12) -> list:
@@ -57,7 +57,7 @@ def examples(task: str, split: str = "train", count: int = 12) -> list:
 
 def run(task: str, folder, *, model="tiny-gpt2", train=None, **choices):
     choices = {"dev": examples(task, "dev", 6), "test": examples(task, "test", 6)} | choices
-    choices = {"settings": SETTINGS, "say": quiet} | choices
+    choices = {"settings": SETTINGS, "log": quiet} | choices
     described = choices.pop("options", TASKS[task])
     return finetune(described, model, examples(task) if train is None else train, folder, **choices)
 
@@ -275,7 +275,7 @@ def test_packed_batches_have_the_losses_and_scores_of_the_same_batches_padded(ta
 def test_a_model_that_cannot_be_packed_is_trained_on_padded_rows(tmp_path, monkeypatch):
     messages = []
     monkeypatch.setattr(finetune_module, "why_not", lambda model: "its positions are odd")
-    metrics = run("ner", tmp_path / "run", packing=True, keep_model=False, say=messages.append, settings=SHORT)
+    metrics = run("ner", tmp_path / "run", packing=True, keep_model=False, log=messages.append, settings=SHORT)
     assert metrics["packing"] is False and any("its positions are odd" in text for text in messages)
 
 
@@ -296,7 +296,7 @@ def test_a_run_killed_while_it_is_scored_is_scored_in_the_same_precision(tmp_pat
 
 def test_folds_are_summarised_and_interrupted_folds_resume(tmp_path, monkeypatch):
     given = [replace(example, group="") for example in examples("classify", count=24)]
-    choices = {"k": 2, "settings": SHORT, "say": quiet, "keep_model": False}
+    choices = {"k": 2, "settings": SHORT, "log": quiet, "keep_model": False}
     metrics = crossvalidate(TASKS["classify"], "tiny-gpt2", given, tmp_path / "whole", **choices)
     tested = [lines(tmp_path / "whole" / f"fold-{number}" / "predictions.test.jsonl") for number in (1, 2)]
     assert metrics["n_per_fold"] == [len(fold) for fold in tested] == [12, 12]

@@ -36,7 +36,7 @@ def gpt2(bare):
 
 
 def run(folder, model="tiny-gpt2", texts=TEXTS, **options):
-    options = {"objective": "mlm", "settings": SETTINGS, "max_length": 32, "say": lambda text: None} | options
+    options = {"objective": "mlm", "settings": SETTINGS, "max_length": 32, "log": lambda text: None} | options
     return task.train_lm(model, texts, folder, **options)
 
 

@@ -86,7 +86,7 @@ def test_windows_by_hand():
 def test_long_questions_are_cut_and_they_and_lost_answers_are_counted():
     messages = []
     long, short = asked(MAT, question="abcdefghijkl"), asked(MAT, MAT, question="abcdefgh")
-    rows = qa.windows(TINY, [long, short], max_length=16, doc_stride=9, say=messages.append)
+    rows = qa.windows(TINY, [long, short], max_length=16, doc_stride=9, log=messages.append)
     assert [row.ids for row in rows[:2]] == [row.ids for row in rows[2:]] and len(rows) == 4
     assert all(row.start == row.end == row.null for row in rows) and len(messages) == 2
 

@@ -44,7 +44,7 @@ def next_token_loss(model, batch):
     return loss(model, batch, "next")
 
 
-def trained(folder, dropout=0.1, loss=next_token_loss, make=row, say=None, evaluate=None, metric=None, **changes):
+def trained(folder, dropout=0.1, loss=next_token_loss, make=row, log=None, evaluate=None, metric=None, **changes):
     """(outcome, model) of a run of 12 steps of 4 rows, continued if it was begun."""
     changes = {"max_steps": 12, "per_device_train_batch_size": 4, "learning_rate": 5e-3} | changes
     settings = settled(preset("lm", **changes), "gpt2", print)
@@ -61,7 +61,7 @@ def trained(folder, dropout=0.1, loss=next_token_loss, make=row, say=None, evalu
             tokens=lambda k: CONTEXT,
             evaluate=evaluate,
             metric=metric,
-            say=say or (lambda text: None),
+            log=log or (lambda text: None),
         )
     return outcome, model
 
@@ -393,7 +393,7 @@ def test_too_little_memory_is_one_clear_error_with_advice(tmp_path):
 
 def test_off_a_terminal_there_is_one_line_per_evaluation_and_nothing_else(tmp_path, capfd, recwarn):
     lines = []
-    how = {"evaluate": draws_and_scores, "eval_steps": 6, "save_steps": 2, "say": lines.append}
+    how = {"evaluate": draws_and_scores, "eval_steps": 6, "save_steps": 2, "log": lines.append}
     killed_at(tmp_path / "run", 6, **how)
     trained(tmp_path / "run", **how)
     assert capfd.readouterr() == ("", "") and [str(warning.message) for warning in recwarn] == []

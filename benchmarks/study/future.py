@@ -204,7 +204,7 @@ def _train(study: Study, texts: Texts, path: Path, run: Run) -> dict[str, Any]:
             carrier, Rows(rows, lambda k: {"row": k, "ids": make_row(k)}), collate=_batch,
             loss=lambda carrier, batch: carrier(one, batch), settings=settings, run=folder,
             tokens=lambda k: study.context, evaluate=lambda carrier: _evaluated(carrier.gpt, texts),
-            say=lambda text: None,
+            log=lambda text: None,
         )  # fmt: skip
         folder.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
         losses = token_losses(model.eval(), texts.rows)  # (rows, context)

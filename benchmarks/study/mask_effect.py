@@ -251,7 +251,7 @@ def _train(study: Study, path: Path, stored: str, texts: Sequence[str], run: Run
             packing=True,
             keep_model=False,
             resume=folder.exists(),
-            say=lambda text: None,
+            log=lambda text: None,
             **more,
         )
     except TrainingError as error:
@@ -288,7 +288,7 @@ def _adapted(study: Study, path: Path, texts: Sequence[str], run: Run) -> Path:
             lora=study.method == "lora",
             attn=study.attn,
             resume=(path / folder).exists(),
-            say=lambda text: None,
+            log=lambda text: None,
         )
     return path / folder / "model"
 

@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 from benchmarks.study import report
 from labkit.errors import LabkitError, TrainingError, is_out_of_memory
 from labkit.files import write_whole
-from labkit.run_folder import read_json
+from labkit.run_folder import Log, read_json, to_stderr
 
 WAIT = 2.0  # seconds until the runs of other processes are tried again, if there was nothing else to do
 
@@ -43,7 +43,7 @@ def run_all(
     folder: Path,
     *,
     score: Callable[[Any, dict[str, Any]], str],
-    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+    log: Log = to_stderr,
 ) -> dict[str, str]:
     """Call `train(run)` for every run that is not done. Returns {run: reason} of the runs that failed.
 
@@ -54,7 +54,7 @@ def run_all(
     todo = [run for run in runs if not is_done(run, folder)]
     total, number, began = len(todo), 0, time.perf_counter()
     failures: dict[str, str] = {}
-    say(f"{len(runs):,} runs, {len(runs) - total:,} of them done")
+    log(f"{len(runs):,} runs, {len(runs) - total:,} of them done")
     while todo:
         held = []
         for run in todo:
@@ -69,7 +69,7 @@ def run_all(
                 continue
             number += 1
             left = (time.perf_counter() - began) / number * (total - number)
-            say(f"{number} of {total}: {run}: {outcome} (about {left / 60:.0f} min left)")
+            log(f"{number} of {total}: {run}: {outcome} (about {left / 60:.0f} min left)")
         if len(held) == len(todo):
             time.sleep(WAIT)
         todo = held

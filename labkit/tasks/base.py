@@ -28,14 +28,10 @@ from labkit.decoder.running import evaluating
 from labkit.errors import DataError, ModelError, require_one_of
 from labkit.models.heads import Head, head_in
 from labkit.models.special_tokens import row_ends
+from labkit.run_folder import Log, silent
 
 IGNORED = -100  # the label of what does not count in a loss
 NAMES = {"qa": "QuestionAnswering", "ner": "NamedEntities", "classify": "Classification", "embed": "Embedding"}
-Say = Callable[[str], None]
-
-
-def silent(text: str) -> None:
-    """For `say`: report nothing."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +61,8 @@ class Task:
         """The name of the score that chooses the best checkpoint; higher is better."""
         return "f1"
 
-    def rows(self, tokenizer: Any, examples: Sequence[Any], labels: Sequence[str], say: Say = silent) -> list[Any]:
-        """The rows of the examples, in their order. `say` receives what was cut or lost.
+    def rows(self, tokenizer: Any, examples: Sequence[Any], labels: Sequence[str], log: Log = silent) -> list[Any]:
+        """The rows of the examples, in their order. `log` receives what was cut or lost.
 
         Raises:
             DataError: an example that cannot be a row; the message names it.

@@ -17,7 +17,8 @@ from torch import Tensor
 from labkit.datasets.examples import Labelled
 from labkit.errors import DataError
 from labkit.models.heads import label_names
-from labkit.tasks.base import IGNORED, Say, Task, needs_train_extra, padded, row_frame, silent
+from labkit.run_folder import Log, silent
+from labkit.tasks.base import IGNORED, Task, needs_train_extra, padded, row_frame
 from labkit.tasks.options import ClassifyOptions
 
 
@@ -55,10 +56,10 @@ class Classification(ClassifyOptions, Task):
     def metric(self, examples: Sequence[Labelled]) -> str:
         return "accuracy"
 
-    def rows(self, tokenizer: Any, examples: Sequence[Labelled], labels: Sequence[str], say: Say = silent) -> list[Row]:
+    def rows(self, tokenizer: Any, examples: Sequence[Labelled], labels: Sequence[str], log: Log = silent) -> list[Row]:
         targets = {label: number for number, label in enumerate(labels)}
         names = [f"example {example.id}" for example in examples]
-        framed = frame(tokenizer, [example.text for example in examples], names, self.max_length, say)
+        framed = frame(tokenizer, [example.text for example in examples], names, self.max_length, log)
         return [
             Row(ids, targets.get(examples[number].label, IGNORED), number, cut)
             for number, (ids, cut) in enumerate(framed)
@@ -139,7 +140,7 @@ def bag_of_words(train: Sequence[Labelled], examples: Sequence[Labelled]) -> lis
 
 
 def frame(
-    tokenizer: Any, texts: Sequence[str], names: Sequence[str], max_length: int, say: Say = silent
+    tokenizer: Any, texts: Sequence[str], names: Sequence[str], max_length: int, log: Log = silent
 ) -> list[tuple[list[int], int]]:
     """Each text as [bos] tokens [eos], and how many tokens were cut at the end of the text to fit `max_length`.
 
@@ -154,5 +155,5 @@ def frame(
             raise DataError(f"{name} is empty: {text!r}")
         framed.append((first + ids[:room] + last, max(0, len(ids) - room)))
     if cut := sum(tokens > 0 for _, tokens in framed):
-        say(f"{cut:,} of {len(framed):,} texts were cut to {max_length} tokens")
+        log(f"{cut:,} of {len(framed):,} texts were cut to {max_length} tokens")
     return framed

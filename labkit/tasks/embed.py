@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from labkit.datasets.examples import Pair
 from labkit.errors import DataError, ModelError, TrainingError
-from labkit.tasks.base import Say, Task, needs_train_extra, pad_id, padded, run_by_length, silent
+from labkit.run_folder import Log, silent
+from labkit.tasks.base import Task, needs_train_extra, pad_id, padded, run_by_length
 from labkit.tasks.classify import frame
 from labkit.tasks.options import EmbedOptions
 
@@ -58,14 +59,14 @@ class Embedding(EmbedOptions, Task):
     def metric(self, examples: Sequence[Pair]) -> str:
         return "mean_reciprocal_rank" if examples[0].score is None else "spearman"
 
-    def rows(self, tokenizer: Any, examples: Sequence[Pair], labels: Sequence[str], say: Say = silent) -> list[Row]:
+    def rows(self, tokenizer: Any, examples: Sequence[Pair], labels: Sequence[str], log: Log = silent) -> list[Row]:
         scored = examples[0].score is not None
         for pair in examples:
             if (pair.score is not None) != scored or (scored and not 0 <= pair.score <= 1):
                 raise DataError(f"pair {pair.id} has the score {pair.score}: score all pairs from 0 to 1, or none")
         texts = [text for pair in examples for text in (pair.first, pair.second)]
         names = [f"pair {pair.id}" for pair in examples for _ in range(2)]
-        ids = [ids for ids, _ in frame(tokenizer, texts, names, self.max_length, say)]
+        ids = [ids for ids, _ in frame(tokenizer, texts, names, self.max_length, log)]
         return [Row(*ids[2 * k : 2 * k + 2], example=k, score=pair.score) for k, pair in enumerate(examples)]
 
     def sequences(self, row: Row) -> Sequence[Sequence[int]]:

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from labkit.models.adapters import TASK
 from labkit.models.heads import sha256_of
 from labkit.models.registry import REGISTRY
 from labkit.models.special_tokens import add_tokens
-from labkit.run_folder import RunFolder, is_first_process, process_count
+from labkit.run_folder import Log, RunFolder, is_first_process, process_count, silent, to_stderr
 from labkit.tasks.base import Task, get, pad_id
 from labkit.tasks.in_force import in_force, require_mask
 from labkit.training import Rows, draw, preset, save_model, settled, steps, train
@@ -65,7 +64,7 @@ def finetune(
     head_dtype: str | None = None,
     skipped: dict[str, int] | None = None,
     resume: bool = False,
-    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+    log: Log = to_stderr,
 ) -> dict[str, Any]:
     """Train `model` (a registered name, a hub id or a folder) on a task; leaves a run folder and returns its metrics.
 
@@ -91,7 +90,7 @@ def finetune(
     """
     task = get(task) if isinstance(task, str) else task
     settings = settings or preset(default_preset(str(model)))
-    say = say if is_first_process() else (lambda text: None)
+    log = log if is_first_process() else silent
     require_mask(mask, window, layers, readings, kept=keep_model)
     require_one_of("the method", method, adapters.METHODS, TrainingError)
     if not resume and is_first_process():
@@ -106,21 +105,21 @@ def finetune(
     }  # fmt: skip
     if not dev:
         train_examples, dev = splits.held_out(train_examples, HELD_OUT, settings["seed"])
-        say(f"no dev set: {len(dev):,} examples are held out, {len(train_examples):,} are trained on")
+        log(f"no dev set: {len(dev):,} examples are held out, {len(train_examples):,} are trained on")
     splits.require_apart(train_examples, dev, test)
     sides = {"dev": dev, "test": test} if test else {"dev": dev}
     metric, labels = task.metric(dev), task.labels(train_examples)
     if test and task.name == "embed" and task.metric(test) != metric:
         raise DataError("of dev and test one has pairs with scores and the other pairs without: give both alike")
     lm = _load(task, model, labels, head or {}, method, settings["seed"], attn, head_dtype)
-    settings = settled(settings, lm.model.config.get_text_config().model_type, say)
+    settings = settled(settings, lm.model.config.get_text_config().model_type, log)
     config["settings"] = settings
     run = RunFolder.check(output_dir, config, resume=resume)
     if run.metrics is not None:
-        say(f"{run.path} is finished: {run.metrics['steps']:,} steps")
+        log(f"{run.path} is finished: {run.metrics['steps']:,} steps")
         return run.metrics
 
-    rows = task.rows(lm.tokenizer, train_examples, labels, say)
+    rows = task.rows(lm.tokenizer, train_examples, labels, log)
     known = task.labels([*train_examples, *dev, *test])  # dev and test may have labels that training lacks
     rows_of = {side: task.rows(lm.tokenizer, examples, known) for side, examples in sides.items()}
     lengths = [len(row.ids) for row in rows]
@@ -131,7 +130,7 @@ def finetune(
     reason = why_not(lm.model) if packing else None
     packs = packing and reason is None
     if reason:
-        say(f"rows are not packed but grouped by length: {reason}")
+        log(f"rows are not packed but grouped by length: {reason}")
     if settings["batch_tokens"] and not (packs and task.split_by_tokens):
         reason = "they are not packed" if not packs else "a batch of one pair has nothing to compare it with"
         raise TrainingError(f"batch_tokens {settings['batch_tokens']} cannot be used for these rows: {reason}")
@@ -154,11 +153,11 @@ def finetune(
         weights = (weight for weight in trained.parameters() if weight.requires_grad)
         metrics["adapters_start"] = sha256_of(weights) if method == "lora" else None
         metrics["trained_parameters"], metrics["parameters"] = adapters.trainable(trained)
-        say(
+        log(
             f"{task.name}: {len(train_examples):,} examples in {len(rows):,} rows; {mask} mask (measured); "
             f"{metrics['trained_parameters'] / 1e6:,.1f} of {metrics['parameters'] / 1e6:,.1f} M parameters are trained"
         )
-        say(require_memory_for_training(trained, settings, max(lengths) * readings, process_count()))
+        log(require_memory_for_training(trained, settings, max(lengths) * readings, process_count()))
         setattr(lm.model.config, TASK, {"task": task.name, "options": asdict(task)})
 
         def measure(model: Any, side: str, task: Task) -> tuple[dict[str, Any], list[Any]]:
@@ -178,7 +177,7 @@ def finetune(
                 evaluate=lambda model: numbers(measure(model, "dev", task)[0]),
                 metric=metric,
                 tokenizer=lm.tokenizer,
-                say=say,
+                log=log,
             )
             run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
             tuned = task
@@ -190,7 +189,7 @@ def finetune(
                     run.write_text(f"predictions.{side}.jsonl", _lines([tuned.record(p) for p in predictions]))
                     if (judged := tuned.judge(examples, predictions)) is not None:
                         run.write_text(f"judged.{side}.jsonl", _lines(judged))
-            metrics |= outcome | {"beats_baselines": beats_baselines(metrics, say)}
+            metrics |= outcome | {"beats_baselines": beats_baselines(metrics, log)}
             if keep_model:
                 _save(lm, trained, tuned, run, metrics, config)
             run.write_json("metrics.json", metrics)
@@ -207,7 +206,7 @@ def crossvalidate(
     settings: dict[str, Any] | None = None,
     skipped: dict[str, int] | None = None,
     resume: bool = False,
-    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+    log: Log = to_stderr,
     **choices: Any,
 ) -> dict[str, Any]:
     """Fine-tune `k` times, each time tested on another part; no group (passage) is in two parts.
@@ -230,14 +229,14 @@ def crossvalidate(
     }  # fmt: skip
     with RunFolder.alone(output_dir, config, resume=resume) as run:
         if run.metrics is not None:
-            say(f"{run.path} is finished: {k} folds")
+            log(f"{run.path} is finished: {k} folds")
             return run.metrics
         scores = []
         for number, part in enumerate(parts, 1):
-            say(f"fold {number} of {k}: {len(part):,} examples are tested, {len(examples) - len(part):,} trained on")
+            log(f"fold {number} of {k}: {len(part):,} examples are tested, {len(examples) - len(part):,} trained on")
             rest = [example for other in parts if other is not part for example in other]
             folder = run.path / f"fold-{number}"
-            options = choices | {"settings": settings, "resume": folder.exists(), "say": say}
+            options = choices | {"settings": settings, "resume": folder.exists(), "log": log}
             scores.append(numbers(finetune(task, model, rest, folder, test=part, **options)["test"]))
         summary = {}
         for name in [name for name in scores[0] if all(name in fold for fold in scores)]:
@@ -284,7 +283,7 @@ def _save(lm: Any, trained: Any, task: Task, run: RunFolder, metrics: dict[str, 
     save_model(lm.model, lm.tokenizer, run, cards.of_fine_tuned(lm, metrics, config).items())
 
 
-def beats_baselines(metrics: dict[str, Any], say: Callable[[str], None]) -> bool | None:
+def beats_baselines(metrics: dict[str, Any], log: Log) -> bool | None:
     """Whether the model is better than every baseline, on test if there is one; None without a baseline."""
     side = "test" if "test" in metrics else "dev"
     name = metrics["metric"] if metrics["metric"] in metrics[side] else metrics["metric"].removeprefix("best_")
@@ -292,7 +291,7 @@ def beats_baselines(metrics: dict[str, Any], say: Callable[[str], None]) -> bool
         return None
     best = max(metrics["baselines"][side].values())
     if metrics[side][name] <= best:
-        say(f"on {side} the model has {name} {metrics[side][name]:.3f}, not more than the best baseline, {best:.3f}")
+        log(f"on {side} the model has {name} {metrics[side][name]:.3f}, not more than the best baseline, {best:.3f}")
     return metrics[side][name] > best
 
 

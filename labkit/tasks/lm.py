@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,8 @@ from labkit.models import load
 from labkit.models.adapters import weights_to, with_lora
 from labkit.models.special_tokens import fit_embeddings
 from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
-from labkit.run_folder import RunFolder, is_first_process, process_count
-from labkit.tasks.base import IGNORED, pad_id, padded, silent
+from labkit.run_folder import Log, RunFolder, is_first_process, process_count, silent, to_stderr
+from labkit.tasks.base import IGNORED, pad_id, padded
 from labkit.training import Rows, draw, save_model, settled, train
 
 READS = ("same", "before")  # where the logits of a hidden token are: at its own position, or at the one before it
@@ -82,7 +81,7 @@ def train_lm(
     dropout: float | None = None,
     attn: str | None = None,
     resume: bool = False,
-    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+    log: Log = to_stderr,
 ) -> dict[str, Any]:
     """Train the model called `model` (a name, hub id or folder) on `texts`; leaves a run folder, returns its metrics.
 
@@ -98,11 +97,11 @@ def train_lm(
         DataError, TrainingError, ModelError: each with one clear sentence.
     """
     goal = by_name(objective)
-    say = say if is_first_process() else silent
+    log = log if is_first_process() else silent
     # small updates are lost in 16-bit weights, so weights that are trained are float32; LoRA's are by themselves
     stored = None if settings["dtype"] == "auto" else settings["dtype"]
     lm = load(model, attn=attn, dtype=stored if lora else "float32")
-    settings = settled(settings, lm.model.config.get_text_config().model_type, say)
+    settings = settled(settings, lm.model.config.get_text_config().model_type, log)
     config = {
         "command": "train lm", "model": str(model), "objective": objective, "settings": settings,
         "texts": _digest(texts), "eval_texts": _digest(eval_texts), "max_length": max_length, "mask_rate": mask_rate,
@@ -111,7 +110,7 @@ def train_lm(
     }  # fmt: skip
     finished = RunFolder.check(output_dir, config, resume=resume)
     if finished.metrics is not None:
-        say(f"{finished.path} is finished: {finished.metrics['steps']:,} steps")
+        log(f"{finished.path} is finished: {finished.metrics['steps']:,} steps")
         return finished.metrics
     if lora:
         weights_to(lm.model, getattr(torch, settings["dtype"]))
@@ -136,7 +135,7 @@ def train_lm(
         reads = reads_of(objective) if state == "after" else "before"
         scores[state] = _scores(model, lm.tokenizer, held, collate, reads)
         if state != "after":
-            say(f"{state}: {', '.join(f'{name} {value:.3f}' for name, value in scores[state].items())}")
+            log(f"{state}: {', '.join(f'{name} {value:.3f}' for name, value in scores[state].items())}")
         numbers = {name: value for name, value in scores[state].items() if name not in ("loss", "n")}
         return {"eval_loss": scores[state]["loss"], **numbers}  # "loss" is the training's own
 
@@ -155,7 +154,7 @@ def train_lm(
             run=run,
             tokens=lambda k: len(rows[order[k]]),
             evaluate=(lambda model: measure(model, "after")) if held else None,
-            say=say,
+            log=log,
         )
         save_model(trained.merge_and_unload() if lora else trained, lm.tokenizer, run)
         run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})

@@ -15,15 +15,14 @@ from torch import Tensor
 
 from labkit.datasets.examples import NO_TAG, Sentence, entities_in, parts, to_bio, words_of
 from labkit.errors import DataError, require_one_of
+from labkit.run_folder import Log, silent
 from labkit.tasks.base import (
     IGNORED,
-    Say,
     Task,
     needs_train_extra,
     pad_rows,
     padded,
     row_frame,
-    silent,
     tokens_of,
     tokens_over,
     window_starts,
@@ -82,7 +81,7 @@ class NamedEntities(NerOptions, Task):
             raise DataError("no sentence has an entity, so there is nothing to learn")
         return (NO_TAG, *(f"{letter}-{kind}" for kind in sorted(kinds) for letter in "BI"))
 
-    def rows(self, tokenizer: Any, examples: Sequence[Sentence], labels: Sequence[str], say: Say = silent) -> list[Row]:
+    def rows(self, tokenizer: Any, examples: Sequence[Sentence], labels: Sequence[str], log: Log = silent) -> list[Row]:
         """As in `Task.rows`. The text is tokenised as it is, and a word has the tokens that its characters are in.
 
         Two words may share a token (full stop and quotation mark in GPT-2's `."`), which carries the label of one. A
@@ -114,7 +113,7 @@ class NamedEntities(NerOptions, Task):
                     targets[place] = number.get(sentence.tags[word], IGNORED)
                 rows.append(Row(row, targets, example, words))
         if lost:
-            say(f"{lost:,} words have no token of their own and cannot be labelled; they are predicted as O")
+            log(f"{lost:,} words have no token of their own and cannot be labelled; they are predicted as O")
         return rows
 
     def collate(self, rows: Sequence[Row], pad_id: int) -> dict[str, Tensor]:

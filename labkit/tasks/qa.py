@@ -19,8 +19,9 @@ from labkit.datasets.evidence import INSTRUCTION, MARKS
 from labkit.datasets.examples import Question
 from labkit.errors import DataError, ModelError, require_one_of
 from labkit.models.special_tokens import between, row_ends
+from labkit.run_folder import Log, silent
 from labkit.tasks import qa_scores
-from labkit.tasks.base import Say, Task, padded, silent, tokens_of, tokens_over, window_starts
+from labkit.tasks.base import Task, padded, tokens_of, tokens_over, window_starts
 from labkit.tasks.options import QaOptions
 
 ORDERS = ("question-first", "question-last")
@@ -99,7 +100,7 @@ class QuestionAnswering(QaOptions, Task):
         choose = self.null_threshold is None and not all(question.answers for question in examples)
         return "best_f1" if choose else "f1"
 
-    def rows(self, tokenizer: Any, examples: Sequence[Question], labels: Any, say: Say = silent) -> list[Window]:
+    def rows(self, tokenizer: Any, examples: Sequence[Question], labels: Any, log: Log = silent) -> list[Window]:
         """All windows of the first question, then those of the second, ...
 
         The target is the first answer of the question. A question of more than half of `max_length` is cut at its end.
@@ -139,9 +140,9 @@ class QuestionAnswering(QaOptions, Task):
                 rows.append(Window(ids, number, in_context, start, end, null))
             lost += bool(question.answers) and not contained
         if cut := sum(len(query) > limit for query, _ in queries):
-            say(f"{cut:,} of {len(examples):,} questions were cut to {limit} tokens")
+            log(f"{cut:,} of {len(examples):,} questions were cut to {limit} tokens")
         if lost:
-            say(f"{lost:,} answers are in no window whole; a larger max_length or a smaller doc_stride would keep more")
+            log(f"{lost:,} answers are in no window whole; a larger max_length or a smaller doc_stride would keep more")
         return rows
 
     def collate(self, rows: Sequence[Window], pad_id: int) -> dict[str, Tensor]:
@@ -199,9 +200,9 @@ class QuestionAnswering(QaOptions, Task):
         return Question(id, texts["question"], texts["context"])
 
 
-def windows(tokenizer: Any, questions: Sequence[Question], say: Say = silent, **options: Any) -> list[Window]:
+def windows(tokenizer: Any, questions: Sequence[Question], log: Log = silent, **options: Any) -> list[Window]:
     """The rows of `QuestionAnswering(**options)`."""
-    return QuestionAnswering(**options).rows(tokenizer, questions, (), say)
+    return QuestionAnswering(**options).rows(tokenizer, questions, (), log)
 
 
 def decode(
