@@ -21,6 +21,7 @@ from labkit.auditing.report import AuditReport, LayerReport, Problem, Scenario, 
 from labkit.decoder.anatomy import attention_modules, decoder_or_none
 from labkit.decoder.running import BODY_MEASURED, Runner, evaluating
 from labkit.errors import AuditError
+from labkit.files import quiet_libraries
 from labkit.masks import from_dense, recognise
 
 __all__ = ["AuditReport", "assert_bidirectional", "assert_causal", "audit"]
@@ -58,7 +59,7 @@ def audit(
     began = time.perf_counter()
     decoder = decoder_or_none(model)
     runner = Runner(model, decoder, vocab_size)
-    with evaluating(model):
+    with evaluating(model), quiet_libraries():
         modules = decoder.attentions if decoder else attention_modules(model)
         names = decoder.names if decoder else [type(module).__name__ for module in modules]
         views = _measured_views(runner, modules, quick, seed)
