@@ -73,7 +73,7 @@ def test_help_comes_without_loading_torch_or_transformers():
         ("audit tiny-gpt2 --expect sideways", "--expect is 'sideways'.*causal or bidirectional"),
         ("audit tiny-gtp2", "did you mean tiny-gpt2"),
         ("convert tiny-gpt2 --output-dir {full}", "is not empty"),
-        ("convert tiny-gpt2 --output-dir {free} --window wide", "the window is 'wide'; choose one of keep, halve, global"),
+        ("convert tiny-gpt2 --output-dir {free} --window wide", "is .wide.; choose one of keep, halve, global"),
         ("convert tiny-gpt2 --output-dir {free} --layers 0,7", "indices 0 to 1"),
         ("cache clear nothing", "no converted model 'nothing'"),
         ("notebooks", "Missing command"),
