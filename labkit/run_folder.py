@@ -55,7 +55,7 @@ class RunFolder:
         """The folder for a run with this configuration, before anything is written.
 
         Raises:
-            TrainingError: the folder is in use and `resume` is False, or its run has another configuration.
+            TrainingError: the folder contains a run and `resume` is False, or its run has another configuration.
             OSError: it cannot be written.
         """
         run = cls(path)

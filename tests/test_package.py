@@ -68,3 +68,10 @@ def test_every_module_with_annotated_shapes_is_checked_while_the_tests_run(pytes
     shaped = {name.removesuffix(".__init__") for name in shaped}
     assert checker == "beartype.beartype"
     assert named == "labkit" or set(named.split(",")) == shaped
+
+
+@pytest.mark.parametrize("name", ["to_bidirectional", "to_causal", "audit", "assert_causal", "find_leaks"])
+def test_the_result_of_load_in_place_of_its_model_is_refused(name):
+    lm = labkit.load("tiny-gpt2")
+    with pytest.raises(labkit.LabkitError, match="not Loaded; of labkit.load give `.model`"):
+        getattr(labkit, name)(lm)

@@ -20,7 +20,7 @@ from labkit.auditing.report import LayerReport, Problem
 from labkit.decoder import limits
 from labkit.decoder.anatomy import SLIDING, Decoder, attention_modules, find_decoder
 from labkit.decoder.hooks import ATTRIBUTE as LAYER_MASKS
-from labkit.decoder.hooks import masked, shrunken_windows
+from labkit.decoder.hooks import NO_WINDOW, masked, shrunken_windows
 from labkit.decoder.packing import packed, why_not
 from labkit.decoder.running import Runner, first_tensor, replaced
 from labkit.errors import AuditError, ConversionError, ModelError
@@ -121,7 +121,7 @@ def windows(subject: Subject) -> list[Problem]:
         problems = _window_problems(subject, reach)
         if not problems:
             break
-    if shrink:
+    if shrink and decoder.config.sliding_window < NO_WINDOW:
         subject.notes.append(f"windows were measured shrunk by {shrink} tokens, not to run a sequence longer than them")
     if reference is not None and decoder.conversion is None and not problems:
         theirs = find_decoder(reference)

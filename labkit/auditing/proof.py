@@ -1,7 +1,7 @@
 """A conversion proves itself: every layer's mask is measured, without and with padding, against the intended one.
 
-Cheap by construction: five tokens, feed-forward blocks skipped, one replay per layer, and the windows of local layers
-shrunk to three for the moment, so that five tokens reach past them.
+Cheap by construction: five tokens, feed-forward blocks skipped, one replay per layer and batch layout, and the windows
+of local layers shrunk to three for the moment, so that five tokens reach past them.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from labkit.tasks.options import OPTIONS
 
 train_app = typer.Typer(help="Train a model on a task or on text.")
 
-EVALUATE = "Steps between evaluations. Default: at most 500 and an epoch; on text a tenth of the run."
+EVALUATE = "Steps between evaluations. Default: 500 or one epoch, whichever is less; on text a tenth of the run."
 HYPERPARAMETERS: dict[str, tuple[str, tuple[Any, Any]]] = {  # option -> field of labkit.training.preset, its option
     "epochs": ("num_train_epochs", option(Real, "Passes over the training rows.")),
     "max_steps": ("max_steps", option(Whole, "Maximum number of optimiser steps.", min=1)),

@@ -88,7 +88,10 @@ def held_out(examples: Sequence[Any], share: float, seed: int) -> tuple[list[Any
     if not 0 < share < 1:
         raise DataError(f"the share to hold out is {share}; it must be between 0 and 1")
     if len(groups) < 2:
-        raise DataError(f"all {len(examples)} examples belong to one group (passage, article): none can be held out")
+        raise DataError(
+            f"all {len(examples)} examples belong to one group (passage, article), so none can be held out: give a dev "
+            "set, such as --dev-file"
+        )
     chosen: set[str] = set()
     count = 0
     for name, size in groups[:-1]:

@@ -13,7 +13,7 @@ import transformers
 from packaging.version import Version
 from torch import nn
 
-from labkit.errors import ModelError
+from labkit.errors import LabkitError, ModelError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 CACHE_NAMES = ("cache", "past_key_values")  # the key-value cache; a call may use either name in newer transformers
@@ -108,8 +108,11 @@ def find_decoder(model: nn.Module) -> Decoder:
     """The decoder inside `model`, through any wrapper (a language-model head, PEFT, a multimodal model).
 
     Raises:
-        ModelError: no decoder stack as transformers builds them; the message names what was given.
+        ModelError: no decoder stack as transformers builds them; the message names what was given. LabkitError: not a
+            torch module, such as the `Loaded` of `labkit.load` in place of its `model`.
     """
+    if not isinstance(model, nn.Module):
+        raise LabkitError(f"expected a torch module, not {type(model).__name__}; of labkit.load give `.model`")
     text_config = _text_config(model)
     decoders = []
     for path, module in model.named_modules():

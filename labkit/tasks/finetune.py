@@ -120,11 +120,10 @@ def finetune(
         return run.metrics
 
     rows = task.rows(lm.tokenizer, train_examples, labels, log)
-    known = task.labels([*train_examples, *dev, *test])  # dev and test may have labels that training lacks
-    rows_of = {side: task.rows(lm.tokenizer, examples, known) for side, examples in sides.items()}
+    rows_of = {side: task.rows(lm.tokenizer, examples, labels) for side, examples in sides.items()}
     lengths = [len(row.ids) for row in rows]
     longest = max(task.length(row) for some in (rows, *rows_of.values()) for row in some)
-    begin = int(rows[0].ids[0] == lm.tokenizer.bos_token_id)  # is not repeated
+    begin = int(rows[0].ids[0] == lm.tokenizer.bos_token_id)  # bos occurs once, however often the row is read
     cure = f"give a --max-length so that {readings} readings fit" if readings > 1 else None
     require_positions((longest - begin) * readings + begin, lm.model.config, refusal=DataError, cure=cure)
     reason = why_not(lm.model) if packing else None
