@@ -62,12 +62,14 @@ def curves(name: str) -> pd.DataFrame:
 
 
 def pairs(name: str) -> pd.DataFrame:
-    """Arms or methods compared directly, one row for each pair: label, condition, model, one, other, and the difference
-    `one` minus `other`, as in `load`."""
+    """Arms or methods compared directly, one row for each pair.
+
+    Columns: label, condition, model, one, other, and the difference `one` minus `other`, as in `load`.
+    """
     return pd.DataFrame(
         _about(condition)
         | {"one": pair["one"], "other": pair["other"], "paraphrases": pair.get("paraphrases")}
-        | _interval(pair["difference"], "difference")
+        | _difference(pair["difference"])
         for condition in read(name)["conditions"]
         for pair in condition["pairs"]
     ).dropna(axis="columns", how="all")
@@ -122,8 +124,8 @@ def _by_method(condition: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for row in condition["rows"]:
         settings = {key: row[key] for key in ("method", "paraphrases", "n")}
         settings |= {"part": "all", "arm": f"{row['method']}, N = {row['paraphrases']}"}
-        measured = _interval(row["accuracy"], "mean", "") | _interval(row.get("to_single"), "difference")
-        yield _about(condition) | settings | measured | _interval(row.get("to_average"), "to_average")
+        measured = _score(row["accuracy"]) | _difference(row.get("to_single"))
+        yield _about(condition) | settings | measured | _difference(row.get("to_average"), "to_average")
 
 
 _TABLES = {"mask_effect": _by_arm, "future_attention": _by_arm, "fusion_quality": _by_method}
@@ -151,11 +153,14 @@ def _rows(condition: dict[str, Any]) -> int | None:
 def _arm(name: str, arm: dict[str, Any], condition: dict[str, Any]) -> dict[str, Any]:
     difference = arm.get("difference") or {}
     row = {"arm": name, "n": arm.get("n") or _rows(condition)} | {key: arm[key] for key in _OF_ARM if key in arm}
-    row |= _interval(arm, "mean", "") | _interval(difference, "difference")
+    row |= _score(arm) | _difference(difference)
     return row | {key: difference.get(key) for key in ("of_texts", "of_seeds")}
 
 
-def _interval(measured: dict[str, Any] | None, name: str, prefix: str | None = None) -> dict[str, Any]:
-    prefix = f"{name}_" if prefix is None else prefix
-    values = measured or {}
-    return {name: values.get("mean"), f"{prefix}low": values.get("low"), f"{prefix}high": values.get("high")}
+def _score(measured: dict[str, Any]) -> dict[str, Any]:
+    return {key: measured.get(key) for key in ("mean", "low", "high")}
+
+
+def _difference(measured: dict[str, Any] | None, name: str = "difference") -> dict[str, Any]:
+    mean, low, high = _score(measured or {}).values()
+    return {name: mean, f"{name}_low": low, f"{name}_high": high}

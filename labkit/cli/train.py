@@ -208,7 +208,7 @@ def train_lm(given: dict[str, Any]) -> None:
 
     if given["epochs"] is not None and given["max_steps"] is not None:
         raise LabkitError("--epochs and --max-steps both set the number of steps; give one of them")
-    sizes = by_name(given["profile"]) if given["profile"] else current()
+    sizes = by_name(given["profile"], "--profile") if given["profile"] else current()
     defaults = {"per_device_train_batch_size": sizes.batch_size, "weight_decay": 0.01}
     defaults["max_steps"] = sizes.max_steps if given["epochs"] is None else -1
     train_texts, eval_texts = _texts(given["train_file"], given["eval_file"])

@@ -6,7 +6,6 @@ and hooks take the module as an argument: a `copy.deepcopy` of the model keeps t
 original.
 """
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MethodType
@@ -35,9 +34,7 @@ def set_in_config(**fields: Any) -> Install:
 
 def build_with(**fields: Any) -> Install:
     """A recipe that builds the model with these fields in its config."""
-    return lambda model: rebuild_in_place(
-        model, type(model.config).from_dict({**copy.deepcopy(model.config.to_dict()), **fields})
-    )
+    return lambda model: rebuild_in_place(model, type(model.config).from_dict(model.config.to_dict() | fields))
 
 
 def rebuild_in_place(model: nn.Module, config: Any) -> None:
@@ -60,7 +57,7 @@ def rebind_forward(module: nn.Module, forward: Callable[..., Any]) -> None:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a recipe that builds its own mask knows of the call."""
+    """A call of the model, for a recipe that builds its own mask."""
 
     real_keys: Tensor  # (batch, kv_len) bool, False = padding
     query_length: int

@@ -1,10 +1,9 @@
 """Rewrites: attention written again by hand. The mask is right, and the computation around it is not.
 
-`attention` computes what the library's own attention does, step by step. An exhibit replaces one of the steps. All of
-them set `config.is_causal = False`, so the mask that they receive is bidirectional and contains the padding.
+`attention` computes what the library's own attention does; an exhibit gets one step wrong. All of them set
+`config.is_causal = False`, so the mask that they receive is bidirectional and contains the padding.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,53 +15,6 @@ from labkit.errors import ConversionError
 from labkit.pitfalls.exhibit import ROTARY_FAMILIES, Pitfall
 from labkit.pitfalls.interventions import additive, allowed, rebind_forward
 
-# --- the steps of attention, done right ------------------------------------------------------------------------------
-
-
-def project(attn: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(batch, seq, dim) -> query (batch, heads, seq, head_dim), key and value (batch, kv_heads, seq, head_dim)."""
-    if hasattr(attn, "c_attn"):
-        query, key, value = attn.c_attn(hidden).split(attn.split_size, dim=2)
-    else:
-        query, key, value = attn.q_proj(hidden), attn.k_proj(hidden), attn.v_proj(hidden)
-    by_head = (*hidden.shape[:2], -1, attn.head_dim)
-    return tuple(states.view(by_head).transpose(1, 2) for states in (query, key, value))
-
-
-def normalise(attn: nn.Module, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Gemma 3 normalises queries and keys head by head; the others have no such step."""
-    return (attn.q_norm(query), attn.k_norm(key)) if hasattr(attn, "q_norm") else (query, key)
-
-
-def rotate(states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
-    """The rotary embedding, in the half-split form; GPT-2 has none. states: (batch, heads, seq, head_dim)."""
-    if position_embeddings is None:
-        return states
-    cos, sin = (table.unsqueeze(1) for table in position_embeddings)  # (batch, 1, seq, head_dim)
-    left, right = states.chunk(2, dim=-1)
-    return states * cos + torch.cat((-right, left), dim=-1) * sin
-
-
-def share_heads(attn: nn.Module, states: Tensor) -> Tensor:
-    """Grouped queries: (batch, kv_heads, seq, head_dim) -> (batch, heads, seq, head_dim), each KV head repeated."""
-    return states.repeat_interleave(getattr(attn, "num_key_value_groups", 1), dim=1)
-
-
-def scale(attn: nn.Module, scores: Tensor) -> Tensor:
-    return scores * attn.scaling
-
-
-def soften(attn: nn.Module, scores: Tensor) -> Tensor:
-    """Gemma 2 bends large scores towards a cap; the others have no such step."""
-    cap = getattr(attn, "attn_logit_softcapping", None)
-    return scores if cap is None else torch.tanh(scores / cap) * cap
-
-
-def hide(scores: Tensor, mask: Any) -> Tensor:
-    """Add the mask, in whatever form it comes, to the scores (batch, heads, q_len, kv_len); None hides nothing."""
-    may_attend = allowed(mask, *scores.shape[-2:])
-    return scores if may_attend is None else scores + additive(may_attend, scores.dtype)
-
 
 def attention(
     attn: nn.Module,
@@ -70,40 +22,56 @@ def attention(
     position_embeddings: tuple[Tensor, Tensor] | None = None,
     attention_mask: Any = None,
     *,
-    normalise: Callable = normalise,
-    rotate: Callable = rotate,
-    share_heads: Callable = share_heads,
-    scale: Callable = scale,
-    soften: Callable = soften,
-    hide: Callable = hide,
+    mistake: str = "",
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """The forward of an attention layer, (batch, seq, dim) -> (batch, seq, dim); any of its steps can be replaced."""
-    query, key, value = project(attn, hidden_states)
-    query, key = normalise(attn, query, key)
-    query, key = rotate(query, position_embeddings), rotate(key, position_embeddings)
+    """The forward of an attention layer of any of the families, (batch, seq, dim) -> (batch, seq, dim).
+
+    `mistake` is the name of the exhibit whose step is done wrongly; "" does every step right.
+    """
+    if hasattr(attn, "c_attn"):  # GPT-2: one projection, and no positions
+        states = attn.c_attn(hidden_states).split(attn.split_size, dim=2)
+    else:
+        states = attn.q_proj(hidden_states), attn.k_proj(hidden_states), attn.v_proj(hidden_states)
+    by_head = (*hidden_states.shape[:2], -1, attn.head_dim)
+    query, key, value = (part.view(by_head).transpose(1, 2) for part in states)  # (batch, heads or kv_heads, seq, dim)
+    if hasattr(attn, "q_norm") and mistake != "forgets-qk-norm":  # Gemma 3
+        query, key = attn.q_norm(query), attn.k_norm(key)
+    if position_embeddings is not None and mistake != "forgets-rope":
+        query, key = _rotated(query, *position_embeddings), _rotated(key, *position_embeddings)
     if (cache := others.get(CACHE)) is not None:
         key, value = cache.update(key, value, attn.layer_idx)
-    scores = query @ share_heads(attn, key).transpose(-1, -2)  # (batch, heads, q_len, kv_len)
-    weights = hide(soften(attn, scale(attn, scores)), attention_mask).softmax(dim=-1)
-    mixed = weights @ share_heads(attn, value)  # (batch, heads, seq, head_dim)
-    joined = mixed.transpose(1, 2).flatten(2)  # (batch, seq, heads * head_dim)
-    return (attn.c_proj(joined) if hasattr(attn, "c_proj") else attn.o_proj(joined)), None
+    groups = getattr(attn, "num_key_value_groups", 1)  # query heads for each KV head
+    if mistake == "tiles-kv-heads":
+        key, value = key.repeat(1, groups, 1, 1), value.repeat(1, groups, 1, 1)
+    else:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    scores = query @ key.transpose(-1, -2)  # (batch, heads, q_len, kv_len)
+    if mistake != "forgets-scaling":
+        scores = scores * attn.scaling
+    cap = getattr(attn, "attn_logit_softcapping", None)
+    if cap is not None and mistake != "forgets-softcap":  # Gemma 2
+        scores = torch.tanh(scores / cap) * cap
+    may_attend = allowed(attention_mask, *scores.shape[-2:])
+    if may_attend is not None and mistake == "multiplies-scores-by-mask":
+        scores = scores * may_attend.to(scores.dtype)
+    elif may_attend is not None:
+        scores = scores + additive(may_attend, scores.dtype)
+    mixed = (scores.softmax(dim=-1) @ value).transpose(1, 2).flatten(2)  # (batch, seq, heads * head_dim)
+    return (attn.c_proj if hasattr(attn, "c_proj") else attn.o_proj)(mixed), None
 
 
-def rewrite(model: nn.Module, **wrong_steps: Callable) -> None:
-    """Make the mask bidirectional and compute every layer with `attention`, some of its steps replaced."""
+def _rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The rotary embedding in the half-split form. states: (batch, heads, seq, head_dim); cos, sin without heads."""
+    left, right = states.chunk(2, dim=-1)
+    return states * cos.unsqueeze(1) + torch.cat((-right, left), dim=-1) * sin.unsqueeze(1)
+
+
+def rewrite(model: nn.Module, mistake: str = "") -> None:
+    """Make the mask bidirectional and compute every layer with `attention`."""
     find_decoder(model).config.is_causal = False
     for attn in find_decoder(model).attentions:
-        rebind_forward(attn, partial(attention, **wrong_steps))
-
-
-# --- the rewrites ----------------------------------------------------------------------------------------------------
-
-
-def _multiply(scores: Tensor, mask: Any) -> Tensor:
-    may_attend = allowed(mask, *scores.shape[-2:])
-    return scores if may_attend is None else scores * may_attend.to(scores.dtype)
+        rebind_forward(attn, partial(attention, mistake=mistake))
 
 
 def _tile_kv_heads(model: nn.Module) -> None:
@@ -114,7 +82,7 @@ def _tile_kv_heads(model: nn.Module) -> None:
             "pitfall 'tiles-kv-heads' needs several KV heads, each shared by several query heads; this model has "
             f"{kv_heads} KV head(s) for {kv_heads * groups} query head(s): both ways agree"
         )
-    rewrite(model, share_heads=lambda attn, states: states.repeat(1, groups, 1, 1))
+    rewrite(model, "tiles-kv-heads")
 
 
 EXHIBITS = (
@@ -132,7 +100,7 @@ EXHIBITS = (
             in every architecture with rotary positions. GPT-2 adds its positions to the embeddings and is not
             affected.""",
         symptom="computation-changed",
-        install=lambda model: rewrite(model, rotate=lambda states, _: states),
+        install=partial(rewrite, mistake="forgets-rope"),
         families=ROTARY_FAMILIES,
     ),
     Pitfall(
@@ -145,7 +113,7 @@ EXHIBITS = (
         takes_effect_when="""The mask is bidirectional on every backend and with any padding; the computation differs
             from the original in every architecture.""",
         symptom="computation-changed",
-        install=lambda model: rewrite(model, scale=lambda attn, scores: scores),
+        install=partial(rewrite, mistake="forgets-scaling"),
     ),
     Pitfall(
         name="forgets-softcap",
@@ -157,7 +125,7 @@ EXHIBITS = (
         takes_effect_when="""The mask is bidirectional under eager and FlexAttention (Gemma 2 has no SDPA), with any
             padding. The larger the scores, the more the computation differs from the original.""",
         symptom="computation-changed",
-        install=lambda model: rewrite(model, soften=lambda attn, scores: scores),
+        install=partial(rewrite, mistake="forgets-softcap"),
         families=("gemma2",),
     ),
     Pitfall(
@@ -170,7 +138,7 @@ EXHIBITS = (
         takes_effect_when="""The mask is bidirectional on every backend and with any padding; the computation is not
             Gemma 3's.""",
         symptom="computation-changed",
-        install=lambda model: rewrite(model, normalise=lambda attn, query, key: (query, key)),
+        install=partial(rewrite, mistake="forgets-qk-norm"),
         families=("gemma3_text",),
     ),
     Pitfall(
@@ -198,6 +166,6 @@ EXHIBITS = (
             every backend. With padding the pads leak, in Gemma 2 and 3 the window does, and with a causal mask the
             future would.""",
         symptom="pad-leak",
-        install=lambda model: rewrite(model, hide=_multiply),
+        install=partial(rewrite, mistake="multiplies-scores-by-mask"),
     ),
 )

@@ -17,7 +17,7 @@ _PUBLIC = {  # module -> the public names that it defines
     "heat": ("attention_figure", "category_figure", "head_grid", "mask_figure", "values_figure"),
     "charts": ("curves_figure", "curves_slider", "forest_figure"),
     "predictions": ("fill_ins_figure", "objectives_figure", "walk_figure", "windows_figure"),
-    "sliders": ("slider",),
+    "panels": ("slider",),
     "text": ("answer_figure", "entities_figure", "generation_figure", "stacked", "words_figure"),
     "mask_playground": ("playground",),
     "explorer": ("attention_explorer",),

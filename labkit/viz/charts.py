@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from labkit.attention.plain import clean, plain_array
 from labkit.errors import MaskError
-from labkit.viz.sliders import slider
+from labkit.viz.panels import slider
 from labkit.viz.style import GREY, INK, RULE, escape, line_styles, meaning, titled
 
 ROW = 21  # pixels, of a forest plot

@@ -217,7 +217,7 @@ function render({ model, el }) {
     const row = rows[one];
     const best = [...row.keys()].sort((a, b) => row[b] - row[a]).slice(0, 3).filter((k, i) => i === 0 || row[k] >= 0.05);
     const targets = best.map((k) => `${token(k)} (${near(row[k])})`).join(", ");
-    return `${from}looks most at ${targets}; future mass ${futures[one]}.`;
+    return `${from}attends most to ${targets}; future mass ${futures[one]}.`;
   }
 
   // The tooltip of a cell.
@@ -234,7 +234,7 @@ function render({ model, el }) {
     const weights = head.maps.map((map) => map[q * n + k]);
     const lines = weights.map((weight, set) => `${names[set]} ${exactly(weight)}`);
     if (sets > 1) lines.push(`change ${signed(weights[1] - weights[0])}`);
-    return [`"${tokens[q]}" (${q}) looks at "${tokens[k]}" (${k})${k > q ? ", its future" : ""}`, ...lines];
+    return [`"${tokens[q]}" (${q}) attends to "${tokens[k]}" (${k})${k > q ? ", its future" : ""}`, ...lines];
   }
 
   function showPictures() {

@@ -20,37 +20,14 @@ from ipywidgets.widgets.widget import _remove_buffers
 
 from labkit.files import write_whole
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'unsafe-inline' data: blob:">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-body {{ margin: 0 auto; padding: 16px; max-width: 1010px; background: #ffffff; font-family: sans-serif; }}
-h1 {{ font-size: 20px; }}
-@media (prefers-color-scheme: dark) {{ body {{ background: #16191d; color: #e8eaed; }} }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-<p>{note}</p>
-{widget}
-<script>
-{script}</script>
-</body>
-</html>
-"""
-
 
 def page(widget: AnyWidget, title: str, note: str = "", path: str | Path | None = None, **values: Any) -> str:
     """The page of `widget`, with the paragraph `note` above it; if a `path` is given, the page is also written there.
 
     `values` replace values of the widget's state.
     """
-    place, script = embedded(widget, **values), joined("page.js")
-    text = PAGE.format(title=escape(title), note=escape(note), widget=place, script=script)
+    parts = {"widget": embedded(widget, **values), "script": joined("page.js")}
+    text = joined("page.html").format(title=escape(title), note=escape(note), **parts)
     if path is not None:
         write_whole(path, text)
     return text
@@ -77,7 +54,7 @@ def own_state(widget: AnyWidget) -> dict[str, Any]:
 
 
 def joined(*parts: str) -> str:
-    """One module of several files of labkit.viz."""
+    """The text of several files of labkit.viz, such as one module of JavaScript."""
     return "\n".join(files(__package__).joinpath(part).read_text(encoding="utf-8") for part in parts)
 
 

@@ -27,7 +27,7 @@ function render({ model, el }) {
     words: (q, k) => {
       const tokens = model.get("tokens");
       const painted = view.painted.which[q * tokens.length + k] ? ", painted" : "";
-      return `${visible(tokens[q], true)} ${allowed(q, k) ? "may" : "may not"} look at ${visible(tokens[k], true)}${painted}`;
+      return `${visible(tokens[q], true)} ${allowed(q, k) ? "may" : "may not"} attend to ${visible(tokens[k], true)}${painted}`;
     },
     selected: allowed,
   });
@@ -262,11 +262,11 @@ function render({ model, el }) {
     }
     for (const q of empty) marks.push([q, q, "ring"]);
     grid.update({ tokens, pixels, marks, row: view.row, width });
-    const keys = [["open", "may look"], ["closed", "may not"]];
+    const keys = [["open", "may attend"], ["closed", "may not"]];
     if (which.includes(1)) keys.push([tiny ? "tiny" : "painted", "painted"]);
-    if (empty.length) keys.push(["ring", "may look at nothing, so it looks at itself alone"]);
+    if (empty.length) keys.push(["ring", "may attend to nothing, so it attends to itself alone"]);
     const made = keys.map(([kind, text]) => element("span", "pg-item", {}, element("span", `pg-swatch pg-${kind}`), text));
-    legend.replaceChildren(element("span", "pg-item", {}, "rows look (queries), columns are looked at (keys)"), ...made);
+    legend.replaceChildren(element("span", "pg-item", {}, "rows attend (queries), columns are attended to (keys)"), ...made);
   }
 
   function showSentence(tokens) {
@@ -277,7 +277,7 @@ function render({ model, el }) {
       strip.replaceChildren(...tokens.map((token) => element("span", "pg-chip", {}, visible(token, true))));
     }
     [...strip.children].forEach((chip, i) => {
-      const state = row < 0 ? "" : `${allowed(row, i) ? "sees " : ""}${allowed(i, row) ? "seen " : ""}${i === row ? "self" : ""}`;
+      const state = row < 0 ? "" : `${allowed(row, i) ? "attends " : ""}${allowed(i, row) ? "attended " : ""}${i === row ? "self" : ""}`;
       if (chip.dataset.state !== state) chip.dataset.state = state;
     });
     const chip = strip.children[row];
@@ -309,15 +309,15 @@ function render({ model, el }) {
       const count = view.cells.reduce((a, b) => a + b, 0);
       let future = 0;
       for (let q = 0; q < n; q += 1) for (let k = q + 1; k < n; k += 1) future += view.cells[q * n + k];
-      return [[`${count} of ${n * n} cells are open, ${future} of them in the future. Point at a token or a row to see whom it sees.`]];
+      return [[`${count} of ${n * n} cells are open, ${future} of them in the future. Point at a token or a row to show what it attends to.`]];
     }
     const positions = (test) => tokens.map((_, i) => i).filter(test);
-    const sees = positions((i) => allowed(row, i));
-    const seen = positions((i) => allowed(i, row));
-    const alone = empty.includes(row) ? " A softmax needs something to share out, so it looks at itself alone." : "";
+    const keys = positions((i) => allowed(row, i));
+    const queries = positions((i) => allowed(i, row));
+    const alone = empty.includes(row) ? " The weights of a row sum to 1, so it attends to itself alone." : "";
     return [
-      [`${quoted(tokens[row])} `, "pg-self"], ["sees", "pg-sees"], [` ${listed(tokens, sees)} (${sees.length} of ${n}).${alone} It `],
-      ["is seen by", "pg-seen"], [` ${listed(tokens, seen)} (${seen.length} of ${n}).`],
+      [`${quoted(tokens[row])} `, "pg-self"], ["attends to", "pg-attends"], [` ${listed(tokens, keys)} (${keys.length} of ${n}).${alone} It `],
+      ["is attended to by", "pg-attended"], [` ${listed(tokens, queries)} (${queries.length} of ${n}).`],
     ];
   }
 

@@ -5,7 +5,7 @@ const INK = "#222222";
 const QUIET = "#5b6670";
 const OPEN = "#0072b2";
 const CLOSED = "#e6e6e6";
-const SEEN_BY = "#d55e00";
+const ATTENDED = "#d55e00";
 const LETTERS = "12px ui-monospace, Menlo, Consolas, monospace";
 const LARGEST = 40; // pixels, the side of a cell
 const LINES_FROM = 6; // pixels: smaller cells have no lines between them
@@ -107,7 +107,7 @@ function makeGrid(name, act) {
     const { cell, left, top } = place;
     for (const [q, k, sign] of shown.marks ?? []) {
       const [x, y] = [left + k * cell, top + q * cell];
-      if (sign === "ring") { // a query that may look at nothing looks at itself
+      if (sign === "ring") { // a query that may attend to nothing attends to itself
         const side = Math.max(2, cell - 5);
         pen.fillStyle = "#ffffff";
         pen.fillRect(x + 0.5, y + 0.5, cell - 1, cell - 1);
@@ -125,7 +125,7 @@ function makeGrid(name, act) {
     }
   }
 
-  // A row (whom this token sees) and its column (who sees it), framed in the colours of the sentence.
+  // A row (what this token attends to) and its column (what attends to it), framed in the colours of the sentence.
   function drawRow(pen, i) {
     const { n, cell, left, top } = place;
     const slim = cell < LINES_FROM; // then the frame lies around the row, not on it
@@ -139,7 +139,7 @@ function makeGrid(name, act) {
       }
       pen.setLineDash([]);
     };
-    frame(left + i * cell, top, cell, n * cell, SEEN_BY, [5, 3]);
+    frame(left + i * cell, top, cell, n * cell, ATTENDED, [5, 3]);
     frame(left, top + i * cell, n * cell, cell, INK, []);
   }
 
@@ -207,7 +207,7 @@ function makeGrid(name, act) {
     act.hover(-1, -1);
   });
 
-  // Puts the cell under the keyboard into the page, with its words, so that it is seen and read: a new one where the
+  // Puts the cell under the keyboard into the page, with its words, so that it is visible and read: a new one where the
   // keyboard has moved, else the same one, which may have other words now.
   function tell(moved) {
     const { cell } = place;

@@ -125,7 +125,7 @@ function makePanel(model, ask, hover) {
     const share = (bytes, q, k) => (bytes[q * maps.n + k] / 255).toFixed(2);
     if (cell && cell[0] < maps.n && cell[1] < maps.n) {
       const [q, k] = cell;
-      say(weight, `Layer ${maps.layer}, head ${maps.head}: ${quoted(tokens[q])} looks at ${quoted(tokens[k])} with weight `
+      say(weight, `Layer ${maps.layer}, head ${maps.head}: ${quoted(tokens[q])} attends to ${quoted(tokens[k])} with weight `
         + `${share(weights.before, q, k)} before and ${share(weights.after, q, k)} after.`);
     } else if (row >= 0 && row < maps.n) {
       const most = (bytes) => {
@@ -133,8 +133,8 @@ function makePanel(model, ask, hover) {
         const k = own.indexOf(own.reduce((a, b) => Math.max(a, b), 0));
         return `${quoted(tokens[k])} (${share(bytes, row, k)})`;
       };
-      say(weight, `Layer ${maps.layer}, head ${maps.head}: ${quoted(tokens[row])} looks most at ${most(weights.before)} before, `
-        + `at ${most(weights.after)} after.`);
+      say(weight, `Layer ${maps.layer}, head ${maps.head}: ${quoted(tokens[row])} attends most to ${most(weights.before)} before, `
+        + `to ${most(weights.after)} after.`);
     } else say(weight, `Layer ${maps.layer}, head ${maps.head}: each row shares out a weight of 1; darker is more, to ${(top / 255).toFixed(2)}.`);
   }
 
@@ -150,7 +150,7 @@ function makeColumn(title, under, hover) {
   let maps = null;
   const grid = makeGrid(`attention ${title.toLowerCase()}`, {
     hover: (q, k) => hover(q, k),
-    words: (q, k) => `${visible(maps.tokens[q], true)} looks at ${visible(maps.tokens[k], true)}: ${(bytes[q * maps.n + k] / 255).toFixed(2)}`,
+    words: (q, k) => `${visible(maps.tokens[q], true)} attends to ${visible(maps.tokens[k], true)}: ${(bytes[q * maps.n + k] / 255).toFixed(2)}`,
   });
   const el = element("div", "pg-column", {}, element("h4", "pg-heading", {}, `${title} `, element("span", "pg-under", {}, under)), list, truth, grid.el);
 

@@ -1,11 +1,11 @@
 // What a mask means, in the browser: the rules of labkit/masks.py on the trees of labkit/viz/mask_state.py. Nothing here
-// touches the page. Cells are a Uint8Array of n * n, row by row: 1 = the query of this row may look at the key of this column.
+// touches the page. Cells are a Uint8Array of n * n, row by row: 1 = the query of this row may attend to the key of this column.
 
 const MOST_TOKENS = 512;
 const SIGNS = { "&": (a, b) => a & b, "|": (a, b) => a | b };
 const single = (number) => (Array.isArray(number) ? number[0] : number); // a batch of one row gives a list of one
 
-// Each rule gets what follows the kind in the tree, and n, and gives (query, key) => may look.
+// Each rule gets what follows the kind in the tree, and n, and gives (query, key) => may attend.
 const RULES = {
   causal: () => (q, k) => k <= q,
   bidirectional: () => () => true,

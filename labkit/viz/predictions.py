@@ -11,8 +11,7 @@ from plotly.subplots import make_subplots
 from labkit.attention.plain import visible
 from labkit.errors import MaskError
 from labkit.viz import style
-from labkit.viz.panels import LETTER, Panel, drawn, steps
-from labkit.viz.sliders import slider
+from labkit.viz.panels import LETTER, Panel, drawn, slider, steps
 from labkit.viz.style import bool_grid, escape, percent, titled
 
 BOXES = (style.MASKED, style.LIGHT_OPEN, style.LIGHT_WRONG, style.PAPER, style.INK)

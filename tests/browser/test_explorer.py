@@ -41,7 +41,7 @@ def test_sliders_show_the_head_and_the_tooltip_its_exact_weights(page):
     for q, k in ((0, 0), (5, 2), (2, 7), (7, 7)):
         before, after = widget.weights[:, 2, 3, q, k].astype(float)
         tip = hover(page, 8, q, k)
-        assert tip[0].startswith(f'"{WORDS[q]}" ({q}) looks at "{WORDS[k]}" ({k})')
+        assert tip[0].startswith(f'"{WORDS[q]}" ({q}) attends to "{WORDS[k]}" ({k})')
         assert tip[0].endswith(", its future") == (k > q)
         assert number_in(tip[1], "causal ") == pytest.approx(before, rel=1e-3)
         assert number_in(tip[2], "bidirectional ") == pytest.approx(after, rel=1e-3)
@@ -82,7 +82,7 @@ def test_a_click_on_a_token_follows_it_and_another_click_lets_go(page):
     settled(page)
     assert widget.query == 5 and token.get_attribute("aria-pressed") == "true"
     row = widget.weights[1, 0, 0, 5].astype(float)
-    most = f'looks most at "{WORDS[row.argmax()]}" ({row.max():.2f})'
+    most = f'attends most to "{WORDS[row.argmax()]}" ({row.max():.2f})'
     assert line.inner_text().startswith(f'layer 0 head 0, bidirectional, query "river": {most}')
     assert line.inner_text().endswith(f"future mass {row[6:].sum():.2f}.")
     shades = [page.locator(".ex-token").nth(i).evaluate("e => getComputedStyle(e).backgroundColor") for i in range(8)]
@@ -137,7 +137,7 @@ def test_everything_can_be_done_with_the_keyboard(page):
     press(page, "Tab ArrowRight ArrowRight ArrowDown")  # the map
     weight = widget.weights[1, 2, 1, 2, 2]
     spoken = page.locator(".lk-hidden").text_content()
-    assert spoken.startswith('"by" (2) looks at "by" (2); causal ') and f"bidirectional {weight:.4g};" in spoken
+    assert spoken.startswith('"by" (2) attends to "by" (2); causal ') and f"bidirectional {weight:.4g};" in spoken
     press(page, "Enter")
     settled(page)
     assert widget.query == 2
@@ -239,7 +239,7 @@ def wait_until_exact(page):
           surface.focus();
           surface.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
           surface.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowUp" }));
-          return document.querySelector(".ex-tip").textContent.includes(" looks at ");
+          return document.querySelector(".ex-tip").textContent.includes(" attends to ");
         }"""
     )
     page.locator(".ex-surface").press("Escape")

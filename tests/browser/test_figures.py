@@ -50,86 +50,76 @@ SHOWS = """([plot, cells]) => {
 
 @pytest.fixture
 def opened(open_page, tmp_path):
-    """Save a figure, open the file, and return the page and the plot on it."""
+    """Save figures as a page, open the file from disk, and return the page."""
 
-    def opened(figure, name):
+    def opened(*figures):
+        figures[0].write_html(tmp_path / "first.html", include_plotlyjs="directory")  # and plotly.min.js beside it
+        parts = [figure.to_html(full_html=False, include_plotlyjs=False) for figure in figures]
+        library = '<!doctype html><meta charset="utf-8"><script src="plotly.min.js"></script>'
+        (tmp_path / "page.html").write_text(library + "".join(parts), encoding="utf-8")
         page = open_page(width=1000, height=1200)
-        figure.write_html(tmp_path / f"{name}.html", include_plotlyjs="directory")
-        page.goto((tmp_path / f"{name}.html").as_uri())
-        plot = page.locator(".js-plotly-plot")
-        plot.locator(".main-svg").first.wait_for(timeout=30_000)
-        return page, plot
+        page.goto((tmp_path / "page.html").as_uri())
+        page.locator(".js-plotly-plot .main-svg:first-child").nth(len(figures) - 1).wait_for(timeout=30_000)
+        return page
 
     return opened
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_is_drawn_from_disk_without_a_network(opened, name):
-    figure = FIGURES[name]()
-    page, plot = opened(figure, name)
-    svg = plot.locator(".main-svg").first
-    assert svg.evaluate("svg => [svg.clientWidth, svg.clientHeight]") == [figure.layout.width, figure.layout.height]
-    images = page.locator(".heatmaplayer image")
-    assert images.count() == sum(trace.type == "heatmap" and trace.visible is not False for trace in figure.data)
-    assert all(images.evaluate_all("all => all.map(i => i.getAttribute('width') > 0)"))
-    page.shoot(f"figure_{name}")
+def test_every_figure_is_drawn_from_disk_without_a_network(opened):
+    figures = {name: make() for name, make in FIGURES.items()}
+    page = opened(*figures.values())
+    for (name, figure), plot in zip(figures.items(), page.locator(".js-plotly-plot").all(), strict=True):
+        size = plot.locator(".main-svg").first.evaluate("svg => [svg.clientWidth, svg.clientHeight]")
+        assert size == [figure.layout.width, figure.layout.height], name
+        widths = plot.locator(".heatmaplayer image").evaluate_all("all => all.map(i => i.getAttribute('width'))")
+        shown = [trace for trace in figure.data if trace.type == "heatmap" and trace.visible is not False]
+        assert len(widths) == len(shown) and all(float(width) > 0 for width in widths), name
+    page.shoot("figures")
 
 
 def test_moving_a_slider_changes_the_drawn_cells_and_leaves_the_plot_where_it_is(opened):
     grids = {str(w): masks.sliding_window(w).dense(6) for w in (1, 3, 6)}
-    page, plot = opened(viz.slider({w: viz.mask_figure(grid) for w, grid in grids.items()}, "window", 1), "slider")
-    image, rail = plot.locator(".heatmaplayer image"), plot.locator(".slider-rail-touch-rect")
-    images, places = [], [image.bounding_box()]
+    page = opened(viz.slider({w: viz.mask_figure(grid) for w, grid in grids.items()}, "window", 1))
+    image, rail = page.locator(".heatmaplayer image"), page.locator(".slider-rail-touch-rect")
+    places = [image.bounding_box()]
     for step, w in enumerate(grids):
+        before = image.get_attribute("href")
         rail.click(position={"x": max(1, rail.bounding_box()["width"] * step / 2 - 1), "y": 2})
         page.get_by_text(f"window: {w}", exact=True).wait_for()
-        cells = [plot.element_handle(), grids[w].int().tolist()]
+        cells = [page.locator(".js-plotly-plot").element_handle(), grids[w].int().tolist()]
         page.wait_for_function(SHOWS, arg=cells, timeout=10_000)  # the cells follow the label
-        page.wait_for_function(
-            "([image, before]) => !before.includes(image.getAttribute('href'))", arg=[image.element_handle(), images]
-        )
-        images.append(image.get_attribute("href"))
+        page.wait_for_function("([i, old]) => i.getAttribute('href') !== old", arg=[image.element_handle(), before])
         places.append(image.bounding_box())
     assert places == places[:1] * 4
 
 
 def test_hovering_over_the_grid_of_heads_shows_head_tokens_and_weight(opened):
     weights = softmax(2, 2, 4, 4)
-    page, plot = opened(viz.head_grid(weights, TOKENS), "grid")
-    box = plot.locator(".heatmaplayer image").bounding_box()
+    page = opened(viz.head_grid(weights, TOKENS))
+    box = page.locator(".heatmaplayer image").bounding_box()
     cell = box["width"] / 10  # two heads of four tokens, each with a gap
     x, y = box["x"] + 6.5 * cell, box["y"] + box["height"] * 8.5 / 10  # layer 1, head 1: the last query, second key
     page.mouse.move(x - 2, y - 2)
     page.mouse.move(x, y)
     label = page.locator(".hoverlayer .hovertext")
     label.wait_for(timeout=10_000)
-    assert (
-        label.text_content().translate({0x200B: None, 0x200C: None})
-        == f'layer 1, river, head 1, <b>&": {weights[1, 1, 3, 1]:.3f}'
-    )
+    text = label.text_content().translate({0x200B: None, 0x200C: None})
+    assert text == f'layer 1, river, head 1, <b>&": {weights[1, 1, 3, 1]:.3f}'
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_texts_with_spans_wrap_and_have_the_colour_of_the_page(open_page, theme):
+@pytest.mark.parametrize(("theme", "ink"), [("light", "rgb(0, 0, 0)"), ("dark", "rgb(255, 255, 255)")])
+def test_texts_wrap_and_have_the_colour_of_the_page_and_boxes_answer(open_page, theme, ink):
     answers = viz.answer_figure(TEXT * 20, [(0, 11, 0.6), (6, 11, 0.3), (0, 40, 0.1)], [(0, 11)])
     entities = viz.entities_figure(TEXT, [(0, 11, "PER"), (39, 44, "LOC")], [(0, 11, "PER"), (16, 22, "PER")])
-    page = open_page(theme=theme)
-    page.set_content(f'<meta name="color-scheme" content="light dark">{viz.stacked({"a": answers, "e": entities})}')
+    boxes = (predict("Is 1 < 2?", choices=["yes", "no"], answer="yes"), predict("How many?", answer="Three."))
+    page = open_page(390, 900, theme)
+    outputs = "".join([viz.stacked({"a": answers, "e": entities}), *(box._repr_html_() for box in boxes)])
+    page.set_content(f'<meta name="color-scheme" content="light dark">{outputs}')
     for paragraph in page.locator("[role=figure] p").all():
         assert paragraph.evaluate("p => p.scrollWidth <= p.clientWidth && p.clientWidth <= 820")
-        ink = paragraph.evaluate("p => getComputedStyle(p).color")
-        assert ink == {"light": "rgb(0, 0, 0)", "dark": "rgb(255, 255, 255)"}[theme]
-    page.shoot(f"figure_text_{theme}")
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_page_without_a_kernel_has_boxes_that_answer(open_page, theme):
-    boxes = (predict("Is 1 < 2?", choices=["yes", "no"], answer="yes"), predict("How many?", answer="Three."))
-    colours = "background: #111; color: #ddd" if theme == "dark" else "background: #fff; color: #222"
-    page = open_page(390, 600, theme)
-    page.set_content(f'<body style="{colours}">{"".join(box._repr_html_() for box in boxes)}')
+        assert paragraph.evaluate("p => getComputedStyle(p).color") == ink
     page.get_by_role("button", name="no").click()
     page.get_by_label("How many?").fill("Two.")
     page.get_by_role("button", name="Show the answer").click()
     page.get_by_text("Three.").wait_for()
-    page.shoot(f"learner_page_{theme}")
+    page.shoot(f"figure_text_{theme}")

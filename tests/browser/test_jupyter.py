@@ -119,6 +119,7 @@ def test_a_student_paints_the_mask_and_the_model_follows(open_notebook, front_en
     assert (front_end.folder / "student.ipynb").stat().st_size < SAVED_AT_MOST
 
 
+@IN_LAB
 def test_views_and_figures_are_drawn_without_a_network(open_notebook, front_end):
     page, notebook = open_notebook("views")
     for index, least in ((0, 100), (1, 500), (2, 100)):  # lines of attention
@@ -181,35 +182,29 @@ def test_the_answer_of_a_box_comes_after_the_choice_and_after_the_text(open_note
 
 
 @IN_LAB
-def test_a_slider_over_masks_redraws_them_without_a_kernel(open_notebook):
-    page, notebook = open_notebook("01_attention_and_masks")
-    cells = json.loads((ROOT / "notebooks" / "01_attention_and_masks.ipynb").read_text(encoding="utf-8"))["cells"]
-    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    cell = notebook.cell(next(i for i, source in enumerate(sources) if "viz.slider(" in source))
-    cell.scroll_into_view_if_needed()  # JupyterLab draws a cell only once it is near the screen
-    # JupyterLab shows the PNG until the mouse is on it.
-    cell.locator(".jp-OutputArea-output").hover(position={"x": 100, "y": 200})
-    plot = cell.locator(".js-plotly-plot")
-    rail = plot.locator(".slider-rail-touch-rect")
-    for step in (5, 1):
-        x = max(1, rail.bounding_box()["width"] * (step - 1) / 5 - 1)
-        rail.click(position={"x": x, "y": 2})
-        plot.get_by_text(f"width of the window: {step}", exact=True).wait_for()
-        cells = masks.sliding_window(step).dense(6).int().tolist()
-        page.wait_for_function(SHOWS, arg=[plot.element_handle(), cells])
-        page.shoot(f"slider_{step}", full_page=False)
-
-
-@IN_LAB
 @pytest.mark.parametrize("name", TOUR)
-def test_a_saved_notebook_shows_its_widgets_before_anything_is_run(open_notebook, name):
-    page, _ = open_notebook(name)
+def test_a_saved_notebook_shows_its_widgets_and_sliders_before_anything_is_run(open_notebook, name):
+    page, notebook = open_notebook(name)
     page.locator(TOUR[name]).first.scroll_into_view_if_needed()
     canvas = page.locator(f"{TOUR[name]} canvas").first
     canvas.wait_for()
     page.shoot(f"saved_{name}", full_page=False)
     drawn = "canvas => new Set(canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data).size"
     assert canvas.evaluate(drawn) > 2  # more than one colour: a picture, not an empty square
+    cells = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    for index in [i for i, source in enumerate(sources) if "viz.slider(" in source]:
+        cell = notebook.cell(index)
+        cell.scroll_into_view_if_needed()  # JupyterLab draws a cell only once it is near the screen
+        # JupyterLab shows the PNG until the mouse is on it.
+        cell.locator(".jp-OutputArea-output").hover(position={"x": 100, "y": 200})
+        plot, rail = cell.locator(".js-plotly-plot"), cell.locator(".slider-rail-touch-rect")
+        for width in (5, 1):
+            x = max(1, rail.bounding_box()["width"] * (width - 1) / 5 - 1)
+            rail.click(position={"x": x, "y": 2})
+            plot.get_by_text(f"width of the window: {width}", exact=True).wait_for()
+            grid = masks.sliding_window(width).dense(6).int().tolist()
+            page.wait_for_function(SHOWS, arg=[plot.element_handle(), grid])
 
 
 def eventually(page, holds, seconds: float = 15) -> list[list[str]]:

@@ -105,21 +105,21 @@ def test_everything_is_done_from_the_keyboard(page):
     grid.focus()
     press(page, "ArrowRight")
     cell = page.get_by_role("gridcell")
-    expect(cell).to_have_attribute("aria-label", "the may not look at cat")
+    expect(cell).to_have_attribute("aria-label", "the may not attend to cat")
     expect(cell).to_have_attribute("aria-selected", "false")
     assert grid.get_attribute("aria-activedescendant") == cell.get_attribute("id")
     press(page, "Space")
-    expect(cell).to_have_attribute("aria-label", "the may look at cat, painted")
+    expect(cell).to_have_attribute("aria-label", "the may attend to cat, painted")
     press(page, "Shift+ArrowRight Shift+ArrowDown")  # carries the open cell along
     cells = _cells(page, masks.causal(), 6)
     assert [tuple(at) for at in np.argwhere(cells & ~np.tril(np.ones((6, 6), bool)))] == [(0, 1), (0, 2), (1, 2)]
     press(page, "Control+End")
-    expect(cell).to_have_attribute("aria-label", "mat may look at mat")
+    expect(cell).to_have_attribute("aria-label", "mat may attend to mat")
     press(page, "Control+z Control+z")
     page.wait_for_function("state.painted.n === undefined")
     live = page.locator(".pg-words")
     expect(live).to_have_attribute("aria-live", "polite")
-    expect(live).to_contain_text('"mat" sees "the" (0), "cat", "sat", "on", "the" (4), "mat" (6 of 6).')
+    expect(live).to_contain_text('"mat" attends to "the" (0), "cat", "sat", "on", "the" (4), "mat" (6 of 6).')
     for name in ("sentence", "mask A", "how A and B are combined"):  # every control has a name
         expect(page.get_by_label(name, exact=True)).to_have_count(1)
     expect(page.locator(".labkit-playground")).to_have_attribute("data-lm-suppress-shortcuts", "true")
@@ -181,13 +181,6 @@ def test_a_mask_that_python_sets_is_shown_and_kept_whole(page):
     page.evaluate("leave(); model.set('expression', ['causal'])")  # a view that was closed no longer listens
 
 
-def test_a_row_without_a_key_is_marked_and_explained(page):
-    _show(page, viz.playground("a b c", ~masks.causal()))
-    expect(page.get_by_text("may look at nothing, so it looks at itself alone")).to_have_count(1)
-    page.locator(".pg-chip").nth(2).hover()
-    expect(page.locator(".pg-words")).to_have_text(re.compile('^"c".*looks at itself alone'))
-
-
 # --------------------------------------------------------------------------------------------- the sentence
 def test_a_sentence_is_typed_and_everything_follows(page):
     _show(page, viz.playground("a b c d", masks.causal() & masks.padding([3])))
@@ -210,17 +203,22 @@ def test_a_sentence_is_typed_and_everything_follows(page):
     expect(page.get_by_text("too many")).to_have_count(0)
 
 
-def test_a_row_says_whom_it_sees_and_who_sees_it(page):
+def test_what_a_row_attends_to_and_what_attends_to_it_is_marked_and_written(page):
     _show(page, viz.playground(CAT))
     page.locator(".pg-chip").nth(1).hover()
-    words = '"cat" sees "the" (0), "cat" (2 of 6). It is seen by "cat", "sat", "on", "the" (4), "mat" (5 of 6).'
-    expect(page.locator(".pg-words")).to_have_text(words)
+    keys, queries = '"the" (0), "cat" (2 of 6)', '"cat", "sat", "on", "the" (4), "mat" (5 of 6)'
+    words = page.locator(".pg-words")
+    expect(words).to_have_text(f'"cat" attends to {keys}. It is attended to by {queries}.')
     states = page.locator(".pg-chip").evaluate_all("(chips) => chips.map((chip) => chip.dataset.state.trim())")
-    assert states == ["sees", "sees seen self", "seen", "seen", "seen", "seen"]
+    assert states == ["attends", "attends attended self", *["attended"] * 4]
     page.mouse.move(5, 5)
-    expect(page.locator(".pg-words")).to_contain_text("21 of 36")
+    expect(words).to_contain_text("21 of 36")
     page.evaluate("model.set('focus', 2)")  # as when `playground.focus = 2` is run in a cell
-    expect(page.locator(".pg-words")).to_contain_text('"sat" sees')
+    expect(words).to_contain_text('"sat" attends to')
+    page.evaluate("(tree) => model.set('expression', tree)", tree_of(~masks.causal()))  # the last row has no key
+    expect(page.get_by_text("may attend to nothing, so it attends to itself alone")).to_have_count(1)
+    page.locator(".pg-chip").nth(5).hover()
+    expect(words).to_have_text(re.compile('^"mat".*attends to itself alone'))
 
 
 # ------------------------------------------------------------------------------------------------ the model
@@ -231,7 +229,7 @@ def test_the_panel_asks_shows_waits_cancels_and_says_what_went_wrong(page):
     _attach(page)
     expect(panel).to_contain_text("Live model: stand-in")
     expect(page.get_by_text("rank 2, 20 %")).to_have_count(2)
-    expect(panel.get_by_text("Leak: it sees it.")).to_have_count(1)
+    expect(panel.get_by_text("Leak: it is read.")).to_have_count(1)
     expect(panel.get_by_text("Measured: as said.")).to_have_count(1)
 
     page.get_by_role("combobox", name="mask A").select_option("bidirectional")
@@ -272,11 +270,11 @@ def test_the_attention_of_a_row_is_read_under_the_pointer(page):
     maps.scroll_into_view_if_needed()
     where = maps.bounding_box()
     page.mouse.move(where["x"] + where["width"] * 1.5 / 6, where["y"] + where["height"] * 2.5 / 6)
-    weights = 'Layer 1, head 0: "sat" looks at "cat" with weight 0.33 before and 0.17 after.'
+    weights = 'Layer 1, head 0: "sat" attends to "cat" with weight 0.33 before and 0.17 after.'
     expect(page.locator(".pg-weight")).to_have_text(weights)
     maps.focus()
     press(page, "ArrowDown")
-    cell = page.get_by_role("gridcell", name="cat looks at the: 0.17")
+    cell = page.get_by_role("gridcell", name="cat attends to the: 0.17")
     expect(cell).to_have_count(1)
     assert maps.get_attribute("aria-activedescendant") == cell.get_attribute("id") != ""
 
@@ -287,7 +285,7 @@ def test_the_exported_page_stays_interactive_and_keeps_the_last_answers(page, tm
 
     lm = labkit.load("tiny-gpt2", device="cpu")
     playground = viz.playground("The cat sat on the mat", masks.bidirectional()).attach(lm)
-    playground.to_html(tmp_path / "page.html", title="Who sees whom")
+    playground.to_html(tmp_path / "page.html", title="A page")
     playground.close()
     page.goto((tmp_path / "page.html").as_uri())
     panel = page.get_by_role("region", name="live model")
@@ -325,7 +323,7 @@ def _answer(page, number: int) -> None:
     side = {"top": top, "rank": 2, "p": 0.2}
     answer = {"number": number, "question": "next", "how": "Which?", "truth": "dog", "before": side, "after": side}
     attention = {"number": number, "n": 6, "tokens": CAT.split(), "layer": 1, "head": 0, **maps}
-    values = {"answer": answer | {"leak": "Leak: it sees it.", "seconds": 0.1}, "attention": attention}
+    values = {"answer": answer | {"leak": "Leak: it is read.", "seconds": 0.1}, "attention": attention}
     verdict = {"number": number, "text": "Measured: as said.", "agrees": True}
     _set(page, values | {"received": number, "verdict": verdict})
     page.wait_for_function("(n) => state.answer.number === n && document.querySelector('.pg-answer')", arg=number)
