@@ -15,7 +15,7 @@ import torch
 import labkit
 from labkit import masks, viz
 from labkit.attention.maps import attention_maps
-from labkit.errors import MaskError
+from labkit.errors import DataError, MaskError
 from labkit.tasks.lm import ensure_mask_token, fill_in
 from labkit.viz import live_model
 from labkit.viz.live_model import LiveModel
@@ -148,11 +148,7 @@ def ids_of(lm, sentence: str = SENTENCE) -> tuple[int, ...]:
 
 def answers(lm, mask, ids=None, reads: str = "before", **question) -> dict[str, dict]:
     """{"answer", "attention", "verdict"} to a question about a sentence."""
-    results = {}
-    live = LiveModel(lm, results.__setitem__, reads)
-    live.ask(1, ids or ids_of(lm), mask, **question)
-    assert live.wait(60)
-    return results
+    return dict(LiveModel(lm, lambda: None, reads).answers(ids or ids_of(lm), mask, **question))
 
 
 def test_an_answer_is_what_the_model_predicts_under_the_mask(lm):
@@ -208,13 +204,14 @@ def test_every_mask_that_can_be_composed_is_really_in_force(tiny):
     composed = [~masks.bidirectional(), *(random_mask(random.Random(seed), N) for seed in range(8))]
     for mask in composed:  # under the first one, no query has a key
         results = answers(tiny("tiny-gemma3"), mask, tuple(range(20, 20 + N)), place=N - 1)
-        assert "error" not in results["answer"] and results["verdict"]["agrees"], results
+        assert results["verdict"]["agrees"], results
         assert all(np.isfinite(p) for _, p in results["answer"]["after"]["top"])
 
 
 def test_a_hidden_token_is_replaced_and_needs_a_mask_token(lm):
     ids, hide, first = ids_of(lm), {"kind": "fill-in", "place": 2}, {"kind": "fill-in", "place": 0}
-    assert "no mask token" in answers(lm, masks.causal(), **hide)["answer"]["error"]
+    with pytest.raises(DataError, match="no mask token"):
+        answers(lm, masks.causal(), **hide)
     ensure_mask_token(lm.model, lm.tokenizer)
     answer = answers(lm, masks.bidirectional(), **hide)["answer"]
     hidden = lm.tokenizer.decode([*ids[:2], lm.tokenizer.mask_token_id, *ids[3:]])
@@ -222,8 +219,9 @@ def test_a_hidden_token_is_replaced_and_needs_a_mask_token(lm):
         same = fill_in(lm, hidden, reads="before")[0]
     assert answer["after"]["top"] == [[token, pytest.approx(p, rel=1e-4)] for token, p in same]
     assert answer["truth"] == lm.tokenizer.decode([ids[2]])
-    assert "first token cannot be hidden" in answers(lm, masks.causal(), **first)["answer"]["error"]
-    assert "error" not in answers(lm, masks.causal(), reads="same", **first)["answer"]
+    with pytest.raises(DataError, match="first token cannot be hidden"):
+        answers(lm, masks.causal(), **first)
+    assert answers(lm, masks.causal(), reads="same", **first)["verdict"]["agrees"]
 
 
 def test_attached_the_widget_follows_its_mask_and_sentence_and_the_model_is_left_alone(lm):
@@ -258,31 +256,32 @@ def test_a_sentence_typed_in_the_page_that_is_no_sentence_is_a_notice(lm):
 
 @pytest.fixture
 def held(lm):
-    """A LiveModel whose first pass through a layer waits for `go`; `inside` is set when it does."""
+    """A playground whose model waits for `go` at its first layer, and sets `inside` when it does; what it answers."""
     results, inside, go = [], threading.Event(), threading.Event()
-    live = LiveModel(lm, lambda name, value: results.append((name, value["number"])))
+    p = viz.playground("The cat sat").attach(lm)
+    p.observe(lambda change: results.append((change.name, change.new["number"])), ["answer", "attention", "verdict"])
 
     def hold(*_):
         inside.set()
         go.wait(20)
 
-    live.decoder.layers[0].register_forward_pre_hook(hold, prepend=True)
-    yield SimpleNamespace(live=live, results=results, inside=inside, go=go)
-    live.close()
+    p._live.decoder.layers[0].register_forward_pre_hook(hold, prepend=True)
+    yield SimpleNamespace(p=p, results=results, inside=inside, go=go)
+    p.close()
 
 
-def test_only_the_latest_question_is_answered(lm, held):
-    held.live.ask(1, ids_of(lm), masks.causal())
+def test_only_the_latest_question_is_answered(held):
+    held.p.mask = masks.bidirectional()
     assert held.inside.wait(20)
-    for number in (2, 3, 4):
-        held.live.ask(number, ids_of(lm), masks.prefix(number - 1))
+    for n in (1, 2, 3):
+        held.p.mask = masks.prefix(n)
     held.go.set()
-    assert held.live.wait(60) and held.results == [("answer", 4), ("attention", 4), ("verdict", 4)]
+    assert held.p.wait(60) and held.p.asked == 5
+    assert held.results == [("answer", 5), ("attention", 5), ("verdict", 5)]
 
 
-def test_the_page_cancels_and_asks_again_without_waiting(lm, held):
-    p = viz.playground("The cat sat").attach(lm)
-    p._live = held.live
+def test_the_page_cancels_and_asks_again_without_waiting(held):
+    p = held.p
     p.set_state({"expression": ["bidirectional"], "asked": p.asked + 1})
     assert held.inside.wait(20)
     began = time.perf_counter()
@@ -296,28 +295,29 @@ def test_the_page_cancels_and_asks_again_without_waiting(lm, held):
 
 
 @pytest.mark.parametrize(
-    ("question", "message"),
+    ("name", "value", "message"),
     [
-        ({"place": 9}, "There is no token 9"),
-        ({"layer": 5}, "There is no layer 5"),
-        ({"mask": masks.segments([0, 1])}, "defined for 2 positions"),
-        ({"ids": (10**6, 1)}, "could not answer (IndexError)"),
+        ("place", 9, "There is no token 9"),
+        ("layer", 5, "There is no layer 5"),
+        ("_ids", (10**6, 1, 1), "could not answer (IndexError)"),
     ],
 )
-def test_whatever_goes_wrong_is_one_sentence_and_the_worker_lives_on(lm, question, message):
-    results = {}
-    live = LiveModel(lm, results.__setitem__)
-    live.ask(1, **{"ids": ids_of(lm), "mask": masks.causal()} | question)
-    assert live.wait(60)
-    error = results["answer"]["error"]
+def test_whatever_goes_wrong_is_one_sentence_and_the_worker_lives_on(lm, name, value, message):
+    p = viz.playground("The cat sat").attach(lm)
+    before = getattr(p, name)
+    setattr(p, name, value)
+    p.head = 1
+    assert p.wait(60)
+    error = p.answer["error"]
     assert message in error and "\n" not in error and error.endswith(".")
-    live.ask(2, ids_of(lm), masks.causal())
-    assert live.wait(60) and "error" not in results["answer"] and results["verdict"]["number"] == 2
+    setattr(p, name, before)
+    p.head = 0
+    assert p.wait(60) and "error" not in p.answer and p.verdict["number"] == p.asked
 
 
 @pytest.mark.parametrize(("tokenizer", "reads"), [(True, "after"), (False, "before")])
 def test_attach_refuses_what_it_cannot_show(lm, tokenizer, reads):
     p = viz.playground("The cat sat")
-    with pytest.raises(MaskError, match="'same'|needs a tokenizer"):
+    with pytest.raises(MaskError, match="before, same|needs a tokenizer"):
         p.attach(SimpleNamespace(model=lm.model, tokenizer=lm.tokenizer if tokenizer else None, name="m"), reads=reads)
     assert p.model_name == "" and p.tokens == ["The", "cat", "sat"]

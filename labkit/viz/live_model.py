@@ -1,7 +1,7 @@
-"""A model that answers while its mask is painted: one worker thread, and only the latest question counts.
+"""A model that answers questions about a sentence, under its own mask and under the one that is painted.
 
-The model that was handed in is never touched. The worker has a copy of its modules that shares all weights with it, so
-masks, hooks and attention backends are set on the copy alone, and the original may be used at the same time.
+The model that was handed in is never touched. The answers come from a copy of its modules that shares all weights with
+it, so masks, hooks and attention backends are set on the copy alone, and the original may be used at the same time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import base64
 import copy
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from functools import lru_cache
 from types import SimpleNamespace
@@ -29,7 +28,7 @@ from labkit.decoder.anatomy import find_decoder
 from labkit.decoder.hooks import masked
 from labkit.decoder.limits import require_positions
 from labkit.decoder.running import Runner, evaluating, without_mlps
-from labkit.errors import DataError, LabkitError, MaskError
+from labkit.errors import DataError, MaskError, require_one_of
 from labkit.masks import Mask, self_for_empty_rows
 from labkit.objectives import logits_at
 from labkit.viz.mask_state import MOST_TOKENS, checked_tokens, dense_of
@@ -40,39 +39,29 @@ MOST_PERTURBED = 24  # columns that are measured of a longer sentence
 KEPT = 6  # results kept, so that another head, or the mask of a moment ago, costs nothing
 
 
-class Superseded(Exception):
-    """The question that is being answered no longer counts. Never leaves this module."""
-
-
 class LiveModel:
-    """Answers questions about one model, each under its own mask and under the one that is asked about.
+    """Answers questions about one model.
 
     Args:
         lm: what `labkit.load` gives, with a tokenizer.
-        report: called in the worker thread as `report(name, value)` with "answer", then "attention", then "verdict";
-            a value is plain JSON with the number of its question. What goes wrong is an "answer" with an "error".
-        reads: where a hidden token is read: "before" (MNTP, and a model that only knows the next token), "same" (MLM).
+        before_layer: called before each layer computes; it may raise to end the answer.
+        reads: where a hidden token is read: "before" (MNTP and next-token models) or "same" (MLM).
 
     Raises:
         MaskError: no tokenizer. ModelError: no decoder that labkit knows.
     """
 
-    def __init__(self, lm: Any, report: Callable[[str, dict], None], reads: str = "before") -> None:
+    def __init__(self, lm: Any, before_layer: Callable[[], None], reads: str = "before") -> None:
         if lm.tokenizer is None:
             raise MaskError("the playground needs a tokenizer: attach a model that was loaded with one")
-        if reads not in ("before", "same"):
-            raise MaskError(f"reads is {reads!r}; give 'same' (MLM) or 'before' (MNTP and next-token models)")
+        require_one_of("reads", reads, ("before", "same"), MaskError)
         shared = {id(tensor): tensor for tensor in (*lm.model.parameters(), *lm.model.buffers())}
         self.lm = SimpleNamespace(model=copy.deepcopy(lm.model, shared), tokenizer=lm.tokenizer, name=lm.name)
         self.decoder = find_decoder(self.lm.model)
         self.layers, self.heads = len(self.decoder.layers), int(self.decoder.config.num_attention_heads)
-        self._reads, self._report = reads, report
-        self._latest: int | None = None  # number of the question that counts; None after a cancellation
-        self._answering: int | None = None
-        self._pool, self._last = ThreadPoolExecutor(1, "labkit-live-model"), Future()
-        self._last.set_result(None)
+        self._reads, self._before_layer = reads, before_layer
         for layer in self.decoder.layers:
-            layer.register_forward_pre_hook(lambda *_: self._require_latest())
+            layer.register_forward_pre_hook(lambda *_: before_layer())
         self._next, self._verdict = lru_cache(KEPT)(self._probabilities), lru_cache(KEPT)(self._measured)
         self._maps = lru_cache(KEPT)(lambda ids, mask: attention_maps(self.lm, list(ids), mask).weights)
 
@@ -90,49 +79,14 @@ class LiveModel:
     def _texts(self, ids) -> list[str]:
         return [self.lm.tokenizer.decode([i]) for i in ids]
 
-    def ask(
-        self, number: int, ids: tuple[int, ...], mask: Mask, kind: str = "next", place: int = 0, layer=0, head=0
-    ) -> None:
-        """Answer this question instead of any that is waiting or being answered; returns at once.
+    def answers(
+        self, ids: tuple[int, ...], mask: Mask, kind: str = "next", place: int = 0, layer: int = 0, head: int = 0
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """("answer", ...), then ("attention", ...) of one head, then ("verdict", ...) on the mask; plain JSON.
 
         `kind`: which token comes after the one at `place` ("next"), or which one is hidden there ("fill-in")?
+        Raises LabkitError for a token, layer or head that does not exist, and where a hidden token cannot be asked for.
         """
-        self._latest = number
-        self._last = self._pool.submit(self._work, number, ids, mask, kind, place, layer, head)
-
-    def cancel(self) -> None:
-        """Drop the question that is waiting, and stop the one that is being answered before its next layer."""
-        self._latest = None
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Block until no question is waiting or being answered; False if that takes longer."""
-        return not wait([self._last], seconds).not_done
-
-    def close(self) -> None:
-        """Let the worker end; the question that is being answered is dropped."""
-        self.cancel()
-        self._pool.shutdown(wait=False)
-
-    # ------------------------------------------------------------------------------------------------ in the worker
-    def _require_latest(self) -> None:
-        if self._answering != self._latest:
-            raise Superseded
-
-    def _work(self, number: int, *question) -> None:
-        self._answering = number
-        try:
-            self._require_latest()
-            for name, value in self._answers(*question):
-                self._report(name, {"number": number} | value)
-        except Superseded:
-            return
-        except Exception as error:  # whatever a model raises must reach the page as a sentence, not freeze it
-            text = str(error).strip()
-            if not isinstance(error, LabkitError):
-                text = f"The model could not answer ({type(error).__name__}): {text.split(chr(10))[0]}"
-            self._report("answer", {"number": number, "error": f"{text[:1].upper()}{text[1:].rstrip('.')}."})
-
-    def _answers(self, ids, mask: Mask, kind: str, place: int, layer: int, head: int) -> Iterator[tuple[str, dict]]:
         began, tokens = time.perf_counter(), self._texts(ids)
         choices = {"layer": (layer, self.layers), "head": (head, self.heads), "token": (place, len(ids))}
         for name, (value, count) in choices.items():
@@ -223,7 +177,7 @@ class LiveModel:
         if any(counts):  # a single perturbation can miss a weak connection
             counts = []
             for call in calls([ids]):
-                self._require_latest()
+                self._before_layer()
                 counts.append(wrong(attention_influence(call, columns)[0]))
         pairs = f"{int(others.sum())} pairs of tokens" + (f", of {len(columns)} keys" if len(columns) < n else "")
         if any(counts):

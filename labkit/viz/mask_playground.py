@@ -12,6 +12,7 @@ gives one page that stays interactive without any.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 import traitlets
 
 from labkit import masks
-from labkit.errors import MaskError
+from labkit.errors import LabkitError, MaskError
 from labkit.viz.heat import mask_figure
 from labkit.viz.live_model import LiveModel
 from labkit.viz.mask_state import checked_tokens, dense_of, fitted, mask_of, painted_cells, split_words, tree_of
@@ -37,6 +38,10 @@ def playground(tokens: str | Sequence[str] = SENTENCE, mask: masks.Mask | None =
         MaskError: no token or more than 512, or a mask that is not for one sentence of this length.
     """
     return Playground(tokens, mask)
+
+
+class Superseded(Exception):
+    """The question that is being answered no longer counts. Never leaves this module."""
 
 
 class Playground(anywidget.AnyWidget):
@@ -79,6 +84,9 @@ class Playground(anywidget.AnyWidget):
 
     def __init__(self, tokens: str | Sequence[str] = SENTENCE, mask: masks.Mask | None = None) -> None:
         self._live: LiveModel | None = None
+        self._worker, self._last = ThreadPoolExecutor(1, "labkit-playground"), Future()
+        self._last.set_result(None)
+        self._answering = 0  # number of the question that the worker answers
         self._ids: tuple[int, ...] = ()
         self._holding = False  # several values change: the model is asked once they all have
         sentence = tokens if isinstance(tokens, str) else " ".join(map(str, tokens))
@@ -88,7 +96,6 @@ class Playground(anywidget.AnyWidget):
             self.mask = mask
         self.observe(self._on_sentence, "sentence")
         self.observe(self._on_change, ["expression", "painted", "question", "place", "layer", "head"])
-        self.observe(self._on_cancel, "cancelled")
 
     @property
     def mask(self) -> masks.Mask:
@@ -124,10 +131,8 @@ class Playground(anywidget.AnyWidget):
         Raises:
             MaskError: no tokenizer, or a sentence that is too long. ModelError: no decoder that labkit knows.
         """
-        live = LiveModel(lm, lambda name, value: setattr(self, name, value), reads)  # "answer", "attention", "verdict"
+        live = LiveModel(lm, self._require_latest, reads)
         live.tokens(self.sentence)  # MaskError before anything changes
-        if self._live is not None:
-            self._live.close()
         self._live = live
         with self._together():
             self._split(self.sentence)
@@ -140,13 +145,13 @@ class Playground(anywidget.AnyWidget):
 
     def close(self) -> None:
         """Let the model's worker end, and take the widget off every page."""
-        if self._live is not None:
-            self._live.close()
+        self._answering = -1
+        self._worker.shutdown(wait=False, cancel_futures=True)
         super().close()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Block until the model has answered the latest question; False if that took longer than `seconds`."""
-        return self._live is None or self._live.wait(seconds)
+        return not wait([self._last], seconds).not_done
 
     def to_html(self, path: str | Path | None = None, title: str = "Mask playground") -> str:
         """One page that needs no kernel and no network. The mask stays interactive; an attached model shows its last
@@ -195,15 +200,33 @@ class Playground(anywidget.AnyWidget):
             self.asked += 1
             self._ask()
 
-    def _on_cancel(self, change) -> None:
-        if self._live is not None and change.new == self.asked:
-            self._live.cancel()
-
+    # -------------------------------------------------------------------------------------------------- questions
     def _ask(self) -> None:
-        """Hand the latest question on, unless that was done before, or it was cancelled."""
+        """Hand the latest question to the worker, unless that was done before, or it was cancelled."""
         if self._live is not None and self.asked not in (self.received, self.cancelled):
             self.received = self.asked
-            self._live.ask(self.asked, self._ids, self.mask, self.question, self.place, self.layer, self.head)
+            question = (self._ids, self.mask, self.question, self.place, self.layer, self.head)
+            self._last = self._worker.submit(self._work, self.asked, question)
+
+    def _work(self, number: int, question: tuple) -> None:
+        """In the worker: the values "answer", "attention" and "verdict", with the number of their question."""
+        self._answering = number
+        try:
+            self._require_latest()
+            for name, value in self._live.answers(*question):
+                setattr(self, name, {"number": number} | value)
+        except Superseded:
+            return
+        except Exception as error:  # whatever a model raises must reach the page as a sentence, not freeze it
+            text = str(error).strip()
+            if not isinstance(error, LabkitError):
+                text = f"The model could not answer ({type(error).__name__}): {text.partition(chr(10))[0]}"
+            self.answer = {"number": number, "error": f"{text[:1].upper()}{text[1:].rstrip('.')}."}
+
+    def _require_latest(self) -> None:
+        """Called before each layer: end the answer to a question that was cancelled, or asked before the latest."""
+        if self._answering != self.asked or self._answering == self.cancelled:
+            raise Superseded
 
     def _repr_mimebundle_(self, **options) -> tuple[dict[str, object], dict[str, object]]:
         figure = mask_figure(self.cells, self.tokens, repr(self.mask))
