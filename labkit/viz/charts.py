@@ -42,26 +42,24 @@ def curves_figure(
         MaskError: lists that do not match `x`, an arm with no number at all, or an `at` that is not in `x`.
     """
     x = [float(value) for value in x]
-    if at is not None and at not in x:
-        raise MaskError(f"nothing was measured at {at}: one of {', '.join(f'{value:g}' for value in x)}")
-    last = len(x) - 1 if at is None else x.index(at)
+    shown = x[-1] if at is None else at  # where the means are written out
+    _require_measured(shown, x)
     figure, styles, means, n_seeds = go.Figure(), line_styles(map(str, arms)), [], 1
     for name, seeds in arms.items():
         seeds = plain_array(seeds, f"the seeds of {name!r}").astype(float)  # (seeds, x)
         if seeds.ndim != 2 or seeds.shape[1] != len(x) or not np.isfinite(seeds).any():
             raise MaskError(f"{name!r} must be lists of {len(x)} numbers, one list for each seed, not {seeds.shape}")
-        if np.isfinite(seeds[:, last]).any():
-            means.append(f"{name} {np.nanmean(seeds[:, last]):.2f}")
         n_seeds = max(n_seeds, len(seeds))
-        measured = np.isfinite(seeds).any(0)
-        xs, seeds = np.asarray(x)[measured], seeds[:, measured]
-        low, high = np.nanmin(seeds, 0), np.nanmax(seeds, 0)
+        runs = pd.DataFrame(seeds, columns=x).dropna(axis="columns", how="all")
+        xs, mean, low, high = runs.columns.to_numpy(), runs.mean(), runs.min(), runs.max()
+        if shown in mean:
+            means.append(f"{name} {mean[shown]:.2f}")
         colour, dash = styles[str(name)]
         band = {"x": np.r_[xs, xs[::-1]], "y": np.r_[high, low[::-1]], "fill": "toself", "fillcolor": colour}
         figure.add_scatter(**band, opacity=0.18, line_width=0, mode="lines", hoverinfo="skip", showlegend=False)
         figure.add_scatter(
             x=xs,
-            y=np.nanmean(seeds, 0),
+            y=mean.to_numpy(),
             mode="lines+markers" if len(xs) < 30 else "lines",
             line={"color": colour, "width": 2.5, "dash": dash},
             name=escape(str(name)),
@@ -73,7 +71,7 @@ def curves_figure(
         figure.add_hline(floor, line=dashed, annotation_text=f"{escape(floor_name)} = {floor:.3f}")
     if at is not None:
         figure.add_vline(at, line={"color": INK, "width": 1})
-    words = f"At {x_name} {x[last]:g}: {', '.join(means)}."
+    words = f"At {x_name} {shown:g}: {', '.join(means)}."
     words += f" Mean and range of up to {n_seeds} seeds." * (n_seeds > 1)
     horizontal = {"title": {"text": escape(x_name), "standoff": 8}, "zeroline": False}
     if log_x:
@@ -96,8 +94,7 @@ def curves_slider(
         options: those of `curves_figure`; `at` is where the slider begins.
     """
     start, samples = options.pop("at", x[0]), samples or {}
-    if start not in x:
-        raise MaskError(f"nothing was measured at {start}: one of {', '.join(f'{value:g}' for value in x)}")
+    _require_measured(start, x)
     texts = [[line for name, wrote in samples.items() for line in _lines(name, wrote[i])] for i in range(len(x))]
     room = 17 * max(map(len, texts)) + 16 if samples else 0
     place = {"x": 0, "y": 0, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "top", "yshift": -64}
@@ -107,6 +104,11 @@ def curves_slider(
         figure.add_annotation(text="<br>".join(lines), align="left", font_size=12, showarrow=False, **place)
         figures[f"{value:g}"] = figure.update_layout(height=figure.layout.height + room, margin_b=50 + room)
     return slider(figures, options.get("x_name", "training step"), list(x).index(start))
+
+
+def _require_measured(at: float, x: Sequence[float]) -> None:
+    if at not in x:
+        raise MaskError(f"nothing was measured at {at}: one of {', '.join(f'{value:g}' for value in x)}")
 
 
 def _lines(name: str, text: str) -> list[str]:
