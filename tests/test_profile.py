@@ -37,6 +37,8 @@ def test_an_unknown_profile_is_one_line_that_lists_the_choices(bare_machine):
     bare_machine.setenv("LABKIT_PROFILE", "laptpo")
     with pytest.raises(LabkitError, match=r"^[^\n]*'laptpo'[^\n]*ci, laptop, colab, gpu[^\n]*$"):
         profile.current()
+    with pytest.raises(LabkitError, match="^--profile is 'zz'"):
+        profile.by_name("zz", "--profile")
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ import json
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
+from bs4 import BeautifulSoup  # of nbconvert
 
 from labkit import masks, viz
 from labkit.attention.maps import AttentionMaps, attention_maps
@@ -33,24 +33,13 @@ def libraries(tmp_path, monkeypatch):
     return tmp_path
 
 
-class Page(HTMLParser):
-    """The scripts, elements and visible text of a page, as a browser's parser finds them."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.scripts, self.words, self.elements = [], [], []
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_data(self, data):
-        (self.scripts if self.cdata_elem == "script" else self.words).append(data)
+def scripts_of(html: str) -> str:
+    return "".join(script.get_text() for script in BeautifulSoup(html, "html.parser")("script"))
 
 
 def params_of(view, at: int = 0) -> dict:
     """The data that bertviz's script is given, read back from the page."""
-    script = "".join(Page(view.html()).scripts)
+    script = scripts_of(view.html())
     start = [m.end() for m in re.finditer(r"(?:const params|window\.bertviz_params) = (?=\{)", script)][at]
     text = script[start:].replace('"root_div_id": root.id', '"root_div_id": 0').replace("\\x3c", "<")
     return json.JSONDecoder().raw_decode(text)[0]
@@ -99,12 +88,14 @@ def test_comparison_holds_both_masks_under_their_headings(tiny):
 
 
 def test_tokens_break_neither_the_page_nor_the_data_and_nothing_is_requested(nasty_view):
-    page = Page(nasty_view._repr_mimebundle_()["text/html"])
-    assert {tag for tag, _ in page.elements} <= {"div", "p", "script"}
-    assert not any("requirejs" in word or "bertviz_params" in word for word in page.words)
-    assert not any("src" in attributes for _, attributes in page.elements)
-    assert all(f"stand-in for {name}" in "".join(page.scripts) for name in bertviz.NAMES)
-    assert nasty_view.alt in " ".join(page.words)
+    html = nasty_view._repr_mimebundle_()["text/html"]
+    page = BeautifulSoup(html, "html.parser")
+    assert {tag.name for tag in page(True)} <= {"div", "p", "script"} and not page(src=True)
+    assert all(f"stand-in for {name}" in scripts_of(html) for name in bertviz.NAMES)
+    for script in page("script"):
+        script.decompose()
+    words = page.get_text()
+    assert nasty_view.alt in words and "requirejs" not in words and "bertviz_params" not in words
     data = params_of(nasty_view)["attention"]
     tokens = (data["all"] if "all" in data else data[0])["left_text"]
     assert tokens[:6] == NASTY[:6] and tokens[7] == "␇" and tokens[8].endswith("…")
@@ -113,9 +104,9 @@ def test_tokens_break_neither_the_page_nor_the_data_and_nothing_is_requested(nas
 def test_without_the_libraries_a_view_warns_and_is_bertvizs_online_page(libraries, nasty_view):
     (libraries / "d3.min.js").unlink()
     with pytest.warns(UserWarning, match="fetch_browser_libraries.py"):
-        page = Page(nasty_view.html())
-    assert any("require.min.js" in attributes.get("src", "") for _, attributes in page.elements)
-    assert "requirejs(" in page.scripts[-1] and any("fetches d3 and jQuery" in word for word in page.words)
+        html = nasty_view.html()
+    assert "require.min.js" in BeautifulSoup(html, "html.parser").find(src=True)["src"]
+    assert "requirejs(" in scripts_of(html) and "fetches d3 and jQuery" in html
 
 
 @pytest.mark.parametrize("draw", VIEWS)
@@ -127,15 +118,12 @@ def test_a_large_view_is_refused_and_a_part_of_it_is_not(tiny, draw):
 
 
 @pytest.mark.parametrize("options", [{"heads": [4]}, {"heads": [-1]}, {"masks": {}}, {"masks": masks.causal()}])
-def test_a_view_that_cannot_be_shown_is_refused(tiny, options):
+def test_a_view_that_cannot_be_shown_is_refused(tiny, monkeypatch, options):
     with pytest.raises(MaskError, match="heads from 0 to 3|heading: mask"):
         viz.bertviz_compare(tiny("tiny-gpt2"), TEXT, **options)
-
-
-def test_without_bertviz_the_message_tells_how_to_install_it(tiny, monkeypatch):
     monkeypatch.setattr(bertviz, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match="pip install"):
-        viz.bertviz_head_view(tiny("tiny-gpt2"), TEXT)
+        viz.bertviz_compare(tiny("tiny-gpt2"), TEXT)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a stand-in for npm is a shell script")

@@ -17,17 +17,11 @@ wrong.
 import difflib
 
 from labkit.errors import LabkitError
-from labkit.pitfalls import flags, inputs, mask_building, partial, rewrites
+from labkit.pitfalls import flags, own_masks, partial, rewrites
 from labkit.pitfalls.exhibit import Pitfall, Verification
 from labkit.pitfalls.verifications import VERIFICATIONS
 
-ALL: tuple[Pitfall, ...] = (
-    *flags.EXHIBITS,
-    *inputs.EXHIBITS,
-    *mask_building.EXHIBITS,
-    *partial.EXHIBITS,
-    *rewrites.EXHIBITS,
-)
+ALL: tuple[Pitfall, ...] = (*flags.EXHIBITS, *own_masks.EXHIBITS, *partial.EXHIBITS, *rewrites.EXHIBITS)
 
 __all__ = ["ALL", "VERIFICATIONS", "Pitfall", "Verification", "get"]
 
