@@ -100,7 +100,7 @@ def bertviz_model_view(lm, text, mask=None, *, layers=None, heads=None) -> Bertv
 
 
 def bertviz_neuron_view(lm, text, mask=None, *, layers=None, heads=None) -> BertvizView:
-    """The queries and keys behind one head: rest the mouse on a token, press its plus sign, and see the products.
+    """The queries and keys behind one head: rest the mouse on a token and press its plus sign to show the products.
 
     The vectors are those that the model multiplies: after rotary embedding and norms, scaled so that the products the
     view sums up are the scores. The future is shown wherever the mask opens it, whatever the architecture.
@@ -146,7 +146,7 @@ class BertvizView:
     Args:
         panels: its drawings, beside each other: dictionaries with bertviz's own "html" and "javascript", the "heading"
             and the "note" above it, and the "layers" and "heads" that it shows, as the model numbers them.
-        alt: what the view shows, for readers who do not see it.
+        alt: what the view shows, in words.
         width: pixels that a drawing needs.
     """
 

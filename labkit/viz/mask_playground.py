@@ -1,4 +1,4 @@
-"""The mask playground: compose a mask, paint it, see which tokens attend to which, and how a model predicts under it.
+"""The mask playground: compose a mask, paint it, follow which tokens attend to which, and what a model predicts.
 
     p = labkit.viz.playground("the cat sat on the mat")     # in a notebook: the last line of a cell shows it
     p.mask                                                  # the mask that is shown, composed and painted
@@ -84,8 +84,8 @@ class Playground(anywidget.AnyWidget):
 
     def __init__(self, tokens: str | Sequence[str] = SENTENCE, mask: masks.Mask | None = None) -> None:
         self._live: LiveModel | None = None
-        self._worker, self._last = ThreadPoolExecutor(1, "labkit-playground"), Future()
-        self._last.set_result(None)
+        self._worker = ThreadPoolExecutor(1, "labkit-playground")
+        self._waiting: list[Future] = []  # the latest question, once there is one
         self._answering = 0  # number of the question that the worker answers
         self._ids: tuple[int, ...] = ()
         self._holding = False  # several values change: the model is asked once they all have
@@ -151,7 +151,7 @@ class Playground(anywidget.AnyWidget):
 
     def wait(self, seconds: float | None = None) -> bool:
         """Block until the model has answered the latest question; False if that took longer than `seconds`."""
-        return not wait([self._last], seconds).not_done
+        return not wait(self._waiting, seconds).not_done
 
     def to_html(self, path: str | Path | None = None, title: str = "Mask playground") -> str:
         """One page that needs no kernel and no network. The mask stays interactive; an attached model shows its last
@@ -206,7 +206,7 @@ class Playground(anywidget.AnyWidget):
         if self._live is not None and self.asked not in (self.received, self.cancelled):
             self.received = self.asked
             question = (self._ids, self.mask, self.question, self.place, self.layer, self.head)
-            self._last = self._worker.submit(self._work, self.asked, question)
+            self._waiting = [self._worker.submit(self._work, self.asked, question)]
 
     def _work(self, number: int, question: tuple) -> None:
         """In the worker: the values "answer", "attention" and "verdict", with the number of their question."""

@@ -140,7 +140,7 @@ def _add(figure: go.Figure, panel: Panel, number: str, across: list, down: list,
             f" L {j + 0.5},{i + 0.5} L {j + 1.5},{i + 0.5}" for i, j in enumerate(range(kv_len - q_len, kv_len - 1))
         )
         path += f" L {kv_len - 0.5},{q_len - 0.5}"
-        for colour, wider in ((PAPER, 2), (INK, 0)):  # dark on a light edge, to be seen on every colour
+        for colour, wider in ((PAPER, 2), (INK, 0)):  # dark on a light edge, visible on every colour
             line = {"color": colour, "width": (1.5 if cell >= 6 else 1) + wider}
             figure.add_shape(type="path", path=path, line=line, xref=f"x{number}", yref=f"y{number}")
 
