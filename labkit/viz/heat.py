@@ -7,6 +7,7 @@ separates it from the past. Hovering names the row, the column and the exact val
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import plotly.graph_objects as go
@@ -47,7 +48,7 @@ def mask_figure(masks, tokens: Sequence[str] | None = None, title: str | None = 
             wrong = grid ^ wrong
             words += f"; {wrong.sum() or 'none'} not as expected"
         codes = np.where(wrong, 2, grid)
-        panel = Panel(f"{heading}\n{words}", codes, *token_labels(tokens, *grid.shape), colours, high=2)
+        panel = Panel(str(heading), codes, *token_labels(tokens, *grid.shape), colours, high=2, words=words)
         panel.texts = np.select([wrong & grid, wrong], ["×", "○"], "") if wrong.any() else None
         panel.hover = np.array(["closed", "open", "not as expected"])[codes]
         panels.append(panel)
@@ -74,10 +75,10 @@ def attention_figure(
     top = max((float(grid.max()) for grid in maps.values()), default=0.0) or 1e-9
     panels = []
     for heading, grid in maps.items():
-        share = f"{grid[future_of(*grid.shape)].sum() / len(grid):.0%} on the future"
+        words = f"{grid[future_of(*grid.shape)].sum() / len(grid):.0%} on the future"
         numbers = _numbers(grid) if grid.shape[1] <= 8 else None
         labels = token_labels(tokens, *grid.shape)
-        panels.append(Panel(f"{heading}\n{share}", grid.astype(float), *labels, WEIGHTS, 0, top, numbers))
+        panels.append(Panel(heading, grid.astype(float), *labels, WEIGHTS, 0, top, numbers, words=words))
     panels[0].scale = name
     return _one_or_several(panels, title, "Attention")
 
@@ -212,9 +213,8 @@ def _one_or_several(panels: Sequence[Panel], title: str | None, name: str) -> go
     """Panels beside each other; a single one has its heading, or else `name`, above the whole figure."""
     if len(panels) > 1:
         return drawn(panels, title)
-    heading, words = panels[0].heading.rsplit("\n", 1)
-    panels[0].heading = ""
-    return drawn(panels, title or heading or name, f"{words}.")
+    (panel,) = panels
+    return drawn([replace(panel, heading="", words="")], title or panel.heading or name, f"{panel.words}.")
 
 
 def _numbers(grid: np.ndarray) -> np.ndarray:

@@ -39,6 +39,7 @@ class Panel:
     on_top: bool = False  # the labels of the columns are above the cells
     scale: str | None = None  # the title of the colour bar; None: no bar
     cell: int | None = None  # pixels, the width of its cells where it differs from the other panels
+    words: str = ""  # what the map shows, below the heading
 
     def shown(self, labels: Sequence[str]) -> list[str]:
         """Labels as they are written at an axis."""
@@ -69,7 +70,11 @@ def drawn(
     per_row = -(-len(panels) // -(-len(panels) // per_row))  # rows of equal length
     letters = max(24, (step - GAP if per_row > 1 else WIDEST) // LETTER)
     headings = [
-        [line for part in panel.heading.split("\n") for line in wrap(part, letters, break_long_words=False)]
+        [
+            line
+            for part in [*panel.heading.split("\n"), panel.words]
+            for line in wrap(part, letters, break_long_words=False)
+        ]
         for panel in panels
     ]
     tops, y = [], 0  # where the heading and where the cells of each panel begin

@@ -109,7 +109,7 @@ def test_a_student_paints_the_mask_and_the_model_follows(open_notebook, front_en
     eventually(page, lambda usual, under: usual == under != [])  # the mask that the model has anyway
     last = page.locator(".pg-chip").count() - 1
     page.get_by_label("which token").select_option(str(last))
-    paint(page, (last, 0), (last, last - 1))  # the last token may now look at itself alone
+    paint(page, (last, 0), (last, last - 1))  # the last token may now attend to itself alone
     _, under = eventually(page, lambda usual, under: usual != under)
     notebook.run_until(4, json.dumps(under))
     page.locator(".pg-verdict[data-agrees=true]").wait_for()
