@@ -70,11 +70,7 @@ def drawn(
     per_row = -(-len(panels) // -(-len(panels) // per_row))  # rows of equal length
     letters = max(24, (step - GAP if per_row > 1 else WIDEST) // LETTER)
     headings = [
-        [
-            line
-            for part in [*panel.heading.split("\n"), panel.words]
-            for line in wrap(part, letters, break_long_words=False)
-        ]
+        [line for part in (panel.heading, panel.words) for line in wrap(part, letters, break_long_words=False)]
         for panel in panels
     ]
     tops, y = [], 0  # where the heading and where the cells of each panel begin
