@@ -72,11 +72,18 @@ def test_measures_and_small_pictures_are_those_of_the_maps():
 
 
 @pytest.mark.parametrize(("layers", "heads", "n"), [(12, 12, 128), (2, 2, 512), (28, 16, 24), (1, 1, 1)])
-def test_a_saved_explorer_stays_small(layers, heads, n):
+def test_a_saved_explorer_stays_small_and_has_a_figure_of_the_head_on_show(layers, heads, n, monkeypatch):
+    monkeypatch.setattr(plotly.io.renderers, "default", "plotly_mimetype")  # as labkit's notebooks set it
     widget = explorer(layers, heads, n)
+    widget.layer = layers - 1
     state = json.dumps(widget.get_state(), default=lambda b: base64.b64encode(b).decode() if type(b) is bytes else "")
-    assert len(state) + len(json.dumps(widget._repr_mimebundle_()[0])) < SAVED_LIMIT
-    assert widget.held[0]["size"] == min(n, 128)
+    bundle, _ = widget._repr_mimebundle_()
+    assert len(state) + len(json.dumps(bundle)) < SAVED_LIMIT
+    assert widget.held[0]["size"] == min(n, 128) and "application/vnd.jupyter.widget-view+json" in bundle
+    figure = widget.figure
+    assert bundle["application/vnd.plotly.v1+json"]["data"] == json.loads(figure.to_json())["data"]
+    assert np.allclose([heat.z for heat in figure.data], pooled(widget.weights[:, -1, 0].astype(float), 32), atol=6e-5)
+    assert figure.layout.title.text == f"Layer {layers - 1}, head 0"
 
 
 def test_python_sends_the_exact_weights_that_are_asked_for(monkeypatch):
@@ -102,19 +109,6 @@ def test_a_page_on_its_own_holds_what_its_limit_allows_beginning_with_the_head_o
     assert len(page) <= limit + 1000 and f"the weights of {len(heads)} of 16 heads;" in page
     for head in held_by(page):
         assert np.array_equal(unpacked(head["bytes"], 2, 32, 32), widget.weights[:, head["layer"], head["head"]])
-
-
-@pytest.mark.parametrize("n", [1, 64])
-def test_beside_the_widget_is_a_figure_of_the_head_on_show(n, monkeypatch):
-    widget = explorer(n=n)
-    widget.layer, widget.head = 1, 2
-    drawn = widget.figure
-    assert np.allclose([heat.z for heat in drawn.data], pooled(widget.weights[:, 1, 2].astype(float), 32), atol=6e-5)
-    assert drawn.layout.title.text == "Layer 1, head 2"
-    monkeypatch.setattr(plotly.io.renderers, "default", "plotly_mimetype")  # as labkit's notebooks set it
-    bundle, _ = widget._repr_mimebundle_()
-    assert bundle["application/vnd.plotly.v1+json"]["data"] == json.loads(drawn.to_json())["data"]
-    assert "application/vnd.jupyter.widget-view+json" in bundle
 
 
 def test_what_does_not_exist_or_cannot_be_compared_is_refused():

@@ -83,7 +83,7 @@ def test_every_page_opens_on_a_phone_without_error_or_request_and_says_its_pictu
     assert {name: lines for name, lines in faults.items() if lines} == {"search.html": ["no single h1: "]}
 
 
-def test_shared_files_are_stored_once_and_every_page_forbids_other_hosts(folder):
+def test_pages_share_files_forbid_other_hosts_and_hold_the_notebooks(folder):
     """Pages are small because they share plotly.js, and no page names a path of the machine that built it."""
     from plotly.offline import get_plotlyjs_version
 
@@ -92,10 +92,7 @@ def test_shared_files_are_stored_once_and_every_page_forbids_other_hosts(folder)
     html = {path.name: _html(path) for path in folder.rglob("*.html")}
     assert max(map(len, html.values())) < 1_500_000
     assert not [name for name, text in html.items() if "default-src 'self'" not in text or str(ROOT) in text]
-
-
-def test_notebooks_are_shown_as_they_were_executed(folder):
-    for stem in TOUR:
+    for stem in TOUR:  # as they were executed
         html = _html(folder / "notebooks" / f"{stem}.html")
         cells = json.loads(_html(ROOT / "notebooks" / f"{stem}.ipynb"))["cells"]
         assert html.count('class="highlight-ipython3') == sum(cell["cell_type"] == "code" for cell in cells)
