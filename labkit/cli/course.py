@@ -123,11 +123,11 @@ def course_grade(
     Example: labkit course grade submissions --output-dir grades
     """
     from labkit.course.grade import grade_all
-    from labkit.course.sandbox import Limits, require_isolation
+    from labkit.course.sandbox import Limits, require_hidden
 
     secret, limits = _variant(variant), Limits(cell_seconds, call_seconds, total_seconds, int(memory_gb * 2**30))
     if variant and not trust_submissions:
-        require_isolation([variant])
+        require_hidden(variant)
     try:
         grades = grade_all(
             path, output_dir, secret, limits,
@@ -137,7 +137,7 @@ def course_grade(
         print(f"labkit: interrupted; grades are in {output_dir}, and the same command continues", file=sys.stderr)
         raise
     if not as_json:
-        print_table(("student", "points", ""), [(grade.student, grade.score, grade.failure) for grade in grades])
+        print_table(("student", "points", ""), [(grade.student, grade.score, grade.remark) for grade in grades])
     text = f"{output_dir}: {len(grades)} grades; class.html, grades.csv"
     _print(as_json, [asdict(grade) for grade in grades], text)
     raise typer.Exit(1 if any(grade.failure for grade in grades) else 0)
