@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from labkit.cli.console import Json, aside, print_json, print_table, waiting
+from labkit.cli.console import Json, aside, print_json, print_table, show, waiting
 from labkit.errors import CourseError
 
 SECRET = "LABKIT_VARIANT_SECRET"
@@ -40,12 +40,8 @@ def course_list(as_json: Json = False) -> None:
         exercises = [{field: getattr(exercise, field) for field in fields} for exercise in of.exercises.values()]
         about = {"name": of.name, "title": of.title, "minutes": of.minutes, "points": of.points}
         rows.append(about | {"exercises": exercises})
-    if as_json:
-        print_json(rows)
-    else:
-        numbers = [(str(len(row["exercises"])), str(row["points"]), str(row["minutes"])) for row in rows]
-        cells = [(row["name"], row["title"], *number) for row, number in zip(rows, numbers, strict=True)]
-        print_table(("", "assignment", "exercises", "points", "minutes"), cells)
+    cells = [(row["name"], row["title"], len(row["exercises"]), row["points"], row["minutes"]) for row in rows]
+    show(as_json, rows, ("", "assignment", "exercises", "points", "minutes"), cells)
 
 
 @app.command("build")
