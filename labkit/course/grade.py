@@ -36,20 +36,20 @@ DEEPEST = 8  # folders inside a student's folder
 MOST_BYTES = 20 * 2**20  # of a notebook
 
 
-def find_submissions(path: str | Path, output_dir: Path | None = None) -> dict[str, Path]:
+def find_submissions(path: str | Path, output_dir: Path) -> dict[str, Path]:
     """{student: notebook} of a notebook or a folder: `alice.ipynb`, or a folder per student, `alice/a1.ipynb`.
 
     A link, and a file or folder without a notebook, is listed itself: `grade` refuses it, as that student's submission.
-    `output_dir` is left out. Raises CourseError where there is no notebook, or a student has several.
+    What lies in `output_dir` is left out. Raises CourseError where there is no notebook, or a student has several.
     """
     path = Path(path).expanduser()
     if path.is_file():
         return {student_name(path.stem): path}
     if not path.is_dir():
         raise CourseError(f"{path} is neither a notebook nor a folder of notebooks")
-    output, submissions, others = Path(output_dir or path).resolve(), {}, {}
+    folder, output, submissions, others = path.resolve(), output_dir.resolve(), {}, {}
     for entry in sorted(path.iterdir()):
-        if entry.name.startswith(LEFT_OUT) or output.is_relative_to(path.resolve() / entry.name):
+        if entry.name.startswith(LEFT_OUT) or output.is_relative_to(folder / entry.name):
             continue
         student = student_name(entry.name if entry.is_dir() else entry.stem)
         others[student] = entry
@@ -59,7 +59,7 @@ def find_submissions(path: str | Path, output_dir: Path | None = None) -> dict[s
             submissions[student] = notebook
     if not submissions:
         raise CourseError(f"{path} holds no notebook")
-    return others | submissions
+    return submissions if output == folder else others | submissions
 
 
 def _notebooks(entry: Path) -> list[Path]:

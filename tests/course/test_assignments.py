@@ -117,7 +117,7 @@ def test_private_variants_differ_in_what_they_show(name):
 def test_a2_finds_a_model_unchanged_whatever_the_number_of_threads():
     """A submission's process has one thread, the grader's has more."""
     threads = torch.get_num_threads()
-    for seed in range(40):
+    for seed in (10, 43, 78):  # their sums of floats differ
         states = []
         for number in (1, 2):
             torch.set_num_threads(number)
