@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
@@ -37,7 +37,8 @@ def f():
 
 @pytest.fixture(scope="module")
 def sandbox():
-    with Sandbox("a1", TIGHT) as running:
+    # Nothing here waits for a time limit, and a busy machine is slow.
+    with Sandbox("a1", replace(TIGHT, cell_seconds=30.0, total_seconds=600.0)) as running:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("LABKIT_VARIANT_SECRET", SECRET)
             patch.setenv("HF_TOKEN", "a token")
