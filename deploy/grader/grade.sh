@@ -22,23 +22,24 @@ in_container() { # options of docker, --, arguments of `labkit course`
         --memory 6g --memory-swap 6g --pids-limit 256 --cpus 2 "${options[@]}" labkit-grader "${@:2}"
 }
 
+shopt -s nullglob nocaseglob
 for notebook in "$submissions"/*.ipynb; do
-    name=$(basename "$notebook" .ipynb)
+    name=$(basename "$notebook")
+    name=${name%.*}
     if [ -L "$notebook" ] || [ ! -f "$notebook" ]; then
         echo "labkit: $(printf %q "$name") is not a regular file and was not graded" >&2
         continue
     fi
     box=$(mktemp -d)
-    mkdir "$box/in" "$box/out"
-    cp "$notebook" "$box/in/submission.ipynb" # a fixed name: a student's could hold options of docker
-    in_container --env LABKIT_VARIANT_SECRET --mount "type=bind,src=$box/in,dst=/in,readonly" \
-        --mount "type=bind,src=$box/out,dst=/out" -- \
-        grade /in/submission.ipynb --output-dir /out --jobs 1 --trust-submissions "$@" >/dev/null 2>&1 </dev/null ||
+    cp "$notebook" "$box/submission.ipynb" # a fixed name: a student's could hold options of docker
+    # Nothing but the text of one small JSON file leaves the container: an HTML page could hold a script.
+    in_container --env LABKIT_VARIANT_SECRET --mount "type=bind,src=$box,dst=/in,readonly" --entrypoint sh -- \
+        -c 'labkit course grade /in/submission.ipynb --output-dir /tmp/grades --jobs 1 --trust-submissions "$@" >&2
+            cat /tmp/grades/submission.json' sh "$@" </dev/null 2>/dev/null | head -c 1000000 >"$box/grade.json" || true
+    if [ -s "$box/grade.json" ]; then
+        cp "$box/grade.json" "$grades/$name.json"
+    else
         echo "labkit: $(printf %q "$name") was not graded" >&2
-    # Nothing but one small JSON file leaves the box: an HTML page could hold a script.
-    file="$box/out/submission.json"
-    if [ -f "$file" ] && [ ! -L "$file" ] && [ "$(stat -c %s "$file")" -le 1000000 ]; then
-        cp "$file" "$grades/$name.json"
     fi
     rm -rf "$box"
 done

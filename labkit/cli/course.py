@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from labkit.cli.console import Json, aside, print_json, print_table, waiting
+from labkit.cli.console import Json, aside, print_json, print_table, show, waiting
 from labkit.errors import CourseError
 
 SECRET = "LABKIT_VARIANT_SECRET"
@@ -40,12 +40,8 @@ def course_list(as_json: Json = False) -> None:
         exercises = [{field: getattr(exercise, field) for field in fields} for exercise in of.exercises.values()]
         about = {"name": of.name, "title": of.title, "minutes": of.minutes, "points": of.points}
         rows.append(about | {"exercises": exercises})
-    if as_json:
-        print_json(rows)
-    else:
-        numbers = [(str(len(row["exercises"])), str(row["points"]), str(row["minutes"])) for row in rows]
-        cells = [(row["name"], row["title"], *number) for row, number in zip(rows, numbers, strict=True)]
-        print_table(("", "assignment", "exercises", "points", "minutes"), cells)
+    cells = [(row["name"], row["title"], len(row["exercises"]), row["points"], row["minutes"]) for row in rows]
+    show(as_json, rows, ("", "assignment", "exercises", "points", "minutes"), cells)
 
 
 @app.command("build")
@@ -123,11 +119,11 @@ def course_grade(
     Example: labkit course grade submissions --output-dir grades
     """
     from labkit.course.grade import grade_all
-    from labkit.course.sandbox import Limits, require_isolation
+    from labkit.course.sandbox import Limits, require_hidden
 
     secret, limits = _variant(variant), Limits(cell_seconds, call_seconds, total_seconds, int(memory_gb * 2**30))
     if variant and not trust_submissions:
-        require_isolation([variant])
+        require_hidden(variant)
     try:
         grades = grade_all(
             path, output_dir, secret, limits,
@@ -137,7 +133,7 @@ def course_grade(
         print(f"labkit: interrupted; grades are in {output_dir}, and the same command continues", file=sys.stderr)
         raise
     if not as_json:
-        print_table(("student", "points", ""), [(grade.student, grade.score, grade.failure) for grade in grades])
+        print_table(("student", "points", ""), [(grade.student, grade.score, grade.remark) for grade in grades])
     text = f"{output_dir}: {len(grades)} grades; class.html, grades.csv"
     _print(as_json, [asdict(grade) for grade in grades], text)
     raise typer.Exit(1 if any(grade.failure for grade in grades) else 0)

@@ -11,6 +11,7 @@ import base64
 import io
 import json
 import linecache
+import math
 import os
 import re
 import signal
@@ -34,7 +35,7 @@ from labkit.errors import CourseError
 
 STUB = re.compile(r"(a\d_\w+|the exercise above)?")  # the message of a stub's NotImplementedError
 NOT_BEGUN = "not begun"  # in place of an error
-MOST_BYTES = 4 * 2**20
+MOST_BYTES, MOST_SIDES = 4 * 2**20, 16
 
 Request = dict[str, Any]  # {"source": a cell}, or {"assignment", "name", "function", "arguments"} that call an answer
 Reply = dict[str, str]  # {"answer": text}, {"error": text}, or {} of a cell that ran
@@ -226,5 +227,9 @@ def _decoded(value: dict[str, Any]) -> Any:
         case {"$": "tuple", "items": items}:
             return tuple(items)
         case {"$": "tensor", "items": items}:
-            return safetensors.torch.load(base64.b64decode(items))[""]
+            tensor = safetensors.torch.load(base64.b64decode(items))[""]
+            # As nested lists, an empty tensor with a long side, or a tensor of very many sides, would fill the memory.
+            if tensor.ndim > MOST_SIDES or math.prod(max(side, 1) for side in tensor.shape) > 4 * len(items):
+                raise CourseError(f"a tensor of {tensor.ndim} sides, the longest {max(tensor.shape)}, is too large")
+            return tensor
     return value

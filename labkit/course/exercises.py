@@ -69,8 +69,8 @@ class Part:
 class Outcome:
     """The result of an exercise, as a notebook shows it.
 
-    `status`: one of SIGNS. `message`: the first mistake. `failed`: the names of the parts that gave no points. Hidden
-    parts count only where graders ask.
+    `status`: one of SIGNS. `message`: the first mistake. `likely`: the cause in it that labkit names. `failed`: the
+    names of the parts that gave no points. Hidden parts count only where graders ask.
     """
 
     exercise: str
@@ -78,6 +78,7 @@ class Outcome:
     points: int
     out_of: int
     message: str = ""
+    likely: str = ""
     failed: list = field(default_factory=list)
 
     def __repr__(self) -> str:
@@ -121,20 +122,21 @@ class Exercise:
         """Ask the open parts in one round of draws; with `hidden` all parts, in several rounds."""
         parts = [part for part in self.parts if hidden or not part.hidden]
         rounds = [replace(variant, round=i) for i in range(ROUNDS if hidden else 1)]
-        out_of, failed, message = sum(part.points for part in parts), [], ""
+        out_of, failed, first = sum(part.points for part in parts), [], None
         for part in parts:
             try:
                 mistake = next(filter(None, (part.mistake(answer, draws) for draws in rounds)), None)
             except NotBegun:
                 if part is parts[0]:
-                    return Outcome(self.name, "not begun", 0, out_of, "", [part.name for part in parts])
+                    return Outcome(self.name, "not begun", 0, out_of, failed=[part.name for part in parts])
                 mistake = f"Not begun: {part.name}."
             if mistake:
                 failed.append(part)
-                message = message or clean(mistake)
+                first = first or mistake
         points = out_of - sum(part.points for part in failed)
         status = "right" if not failed else "partly" if points else "wrong"
-        return Outcome(self.name, status, points, out_of, message, [part.name for part in failed])
+        message, likely = clean(first or ""), getattr(first, "likely", None) or ""
+        return Outcome(self.name, status, points, out_of, message, likely, [part.name for part in failed])
 
 
 @dataclass

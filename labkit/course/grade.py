@@ -3,7 +3,7 @@
     labkit course grade submissions/ --output-dir grades        # a folder, in parallel; a killed run continues
 
 writes for each student a JSON file and an HTML page to hand back, and for the class grades.csv and class.html. A
-submission whose file has not changed since is not run again.
+submission is not run again if its file and labkit's checks have not changed since.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 
 from tqdm import tqdm
@@ -24,40 +25,61 @@ from labkit import __version__
 from labkit.course.exercises import NAMES, assignment
 from labkit.course.grades import Grade, read_grades, read_regular, short, student_name, write_pages
 from labkit.course.mistakes import clean
-from labkit.course.sandbox import Limits, Sandbox, require_isolation
+from labkit.course.sandbox import Limits, Sandbox, require_hidden
 from labkit.course.variant import PUBLIC, Variant
 from labkit.errors import CourseError, LabkitError
 from labkit.files import write_whole
 from labkit.models.tiny import build_tiny_model
 
-LEFT_OUT = {".ipynb_checkpoints", "__MACOSX"}
+LEFT_OUT = (".", "__MACOSX")  # how names begin that nobody hands in, such as .ipynb_checkpoints
+DEEPEST = 8  # folders inside a student's folder
 MOST_BYTES = 20 * 2**20  # of a notebook
 
 
-def find_submissions(path: str | Path) -> dict[str, Path]:
+def find_submissions(path: str | Path, output_dir: Path) -> dict[str, Path]:
     """{student: notebook} of a notebook or a folder: `alice.ipynb`, or a folder per student, `alice/a1.ipynb`.
 
-    Links are listed and never followed: `grade` refuses them, as that student's submission. Raises CourseError where
-    there is no notebook, or a student has several.
+    A link, and a file or folder without a notebook, is listed itself: `grade` refuses it, as that student's submission.
+    What lies in `output_dir` is left out. Raises CourseError where there is no notebook, or a student has several.
     """
     path = Path(path).expanduser()
     if path.is_file():
         return {student_name(path.stem): path}
     if not path.is_dir():
         raise CourseError(f"{path} is neither a notebook nor a folder of notebooks")
-    linked_folders = (entry for entry in path.iterdir() if entry.is_symlink() and entry.is_dir())
-    submissions: dict[str, Path] = {}
-    for notebook in sorted({*path.rglob("*.ipynb"), *linked_folders}):
-        parts = notebook.relative_to(path).parts
-        if LEFT_OUT.intersection(parts):
+    folder, output, submissions, others = path.resolve(), output_dir.resolve(), {}, {}
+    for entry in sorted(path.iterdir()):
+        if entry.name.startswith(LEFT_OUT) or output.is_relative_to(folder / entry.name):
             continue
-        student = student_name(parts[0].removesuffix(".ipynb"))
-        if student in submissions:
-            raise CourseError(f"{student} has two notebooks, {submissions[student]} and {notebook}: keep one")
-        submissions[student] = notebook
+        student = student_name(entry.name if entry.is_dir() else entry.stem)
+        others[student] = entry
+        for notebook in _notebooks(entry):
+            if student in submissions:
+                raise CourseError(f"{student} has two notebooks, {submissions[student]} and {notebook}: keep one")
+            submissions[student] = notebook
     if not submissions:
         raise CourseError(f"{path} holds no notebook")
-    return submissions
+    return submissions if output == folder else others | submissions
+
+
+def _notebooks(entry: Path) -> list[Path]:
+    """The entry itself if it is a notebook, or the notebooks in that folder. Links to folders are not followed."""
+    if entry.is_symlink() or not entry.is_dir():
+        return [entry] if entry.suffix.lower() == ".ipynb" else []
+    notebooks = []
+    for folder, folders, names in os.walk(entry):
+        too_deep = len(Path(folder).relative_to(entry).parts) == DEEPEST
+        folders[:] = [] if too_deep else [name for name in folders if not name.startswith(LEFT_OUT)]
+        names = [name for name in names if name.lower().endswith(".ipynb") and not name.startswith(LEFT_OUT)]
+        notebooks += [Path(folder, name) for name in names]
+    return notebooks
+
+
+@cache
+def _labkit() -> str:
+    """labkit's version and a digest of the checks: what an update of labkit changes in a grade."""
+    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    return f"{__version__} {hashlib.sha256(sources).hexdigest()[:12]}"
 
 
 def grade(
@@ -76,16 +98,20 @@ def grade(
 
     `variant`: the one to judge by; None takes the notebook's own, without its secret. `assignment_name`: for notebooks
     that have lost their metadata. `trusted`: the code runs as you, without isolation. `earlier`: a grade of this
-    student, which is returned if nothing has changed since.
+    student, which is returned if nothing has changed since and no time limit was reached.
 
     Raises CourseError for what cannot be read or run, or is of another variant; never for what a student's code does.
     """
+    if notebook.suffix.lower() != ".ipynb":
+        where = f"in {DEEPEST} levels of folders; links are not followed"
+        raise CourseError(f"{notebook} holds no .ipynb file" + f" ({where})" * notebook.is_dir())
     began, content = time.monotonic(), read_regular(notebook, MOST_BYTES)
     try:
         read = json.loads(content.decode("utf-8-sig"))
-        about = read.get("metadata", {}).get("labkit", {})
+        about = (read.get("metadata") or {}).get("labkit") or {}
         sources = ["".join(cell["source"]) for cell in read["cells"] if cell["cell_type"] == "code"]
-        name, key = assignment_name or about.get("assignment"), clean(about.get("variant", PUBLIC), 40)
+        name, own = assignment_name or about.get("assignment"), variant.key if variant else PUBLIC
+        key = clean(about.get("variant") or own, 40)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CourseError(f"{notebook} cannot be read as a notebook of version 4: {clean(error, 200)}") from error
     if name not in NAMES:
@@ -100,9 +126,9 @@ def grade(
             f"{notebook} is of another variant (key {key}, this one's is {variant.key}); "
             "give --variant with the secret that it was built with"
         )
-    basis = {"sha256": hashlib.sha256(content).hexdigest(), "variant": key, "labkit": __version__, **asdict(limits)}
+    basis = {"sha256": hashlib.sha256(content).hexdigest(), "variant": key, "labkit": _labkit(), **asdict(limits)}
     basis["isolation"] = "none" if trusted else "bubblewrap"
-    if earlier and (earlier.assignment, earlier.basis) == (name, basis):
+    if earlier and not earlier.timed_out and (earlier.assignment, earlier.basis) == (name, basis):
         return earlier
     of, trouble, outcomes, broken = assignment(name), [], [], {}
     with Sandbox(name, limits, trusted=trusted, cancelled=cancelled) as sandbox:
@@ -117,8 +143,8 @@ def grade(
                 message = clean(f"The cell does not run: {broken[exercise.answer]}")
                 outcome = replace(outcome, status="wrong", message=message)
             outcomes.append(outcome)
-    seconds = round(time.monotonic() - began, 2)
-    return Grade.of(student, of, outcomes, trouble=short(trouble), seconds=seconds, basis=basis)
+    settings = {"trouble": short(trouble), "timed_out": sandbox.timed_out, "basis": basis}
+    return Grade.of(student, of, outcomes, seconds=round(time.monotonic() - began, 2), **settings)
 
 
 def grade_all(
@@ -135,14 +161,17 @@ def grade_all(
     """Grade a notebook or a folder of them into `output_dir`; one broken submission never stops the others.
 
     `jobs`: processes at a time, the number of cores by default. `again`: also grade those that have a grade of the same
-    file, variant, limits and version of labkit. The pages of the class hold all grades in `output_dir`, those of
+    file, variant, limits and checks. The pages of the class hold all grades in `output_dir`, those of
     earlier runs included. Raises CourseError for no submissions, several of one student, or no isolation.
     """
-    notebooks, output_dir = find_submissions(path), Path(output_dir).expanduser()
+    output_dir = Path(output_dir).expanduser()
+    notebooks = find_submissions(path, output_dir)
     if output_dir.is_file():
         raise CourseError(f"{output_dir} is a file; give --output-dir a folder")
     if not trusted:
-        require_isolation([Path(path), output_dir])
+        require_hidden(Path(path), output_dir)
+        with Sandbox(NAMES[0], limits) as sandbox:  # which raises here, once, where this machine cannot isolate
+            sandbox.start()
     output_dir.mkdir(parents=True, exist_ok=True)
     grades = {grade.student: grade for grade in read_grades(output_dir)}
     # What checks import when they are first asked is imported before there are threads: imports race.

@@ -55,7 +55,8 @@ class Grade:
     """The result of a submission.
 
     `failure`: why it could not be graded; `points` and `out_of` are then None. `trouble`: the cells that failed or were
-    stopped. `basis`: what the grade depends on: the file, the variant, the limits, the version of labkit.
+    stopped. `timed_out`: a time limit was reached, so that another run may give more points. `basis`: what the grade
+    depends on: the file, the variant, the limits, labkit's checks.
     """
 
     student: str
@@ -66,6 +67,7 @@ class Grade:
     trouble: list = field(default_factory=list)  # of texts
     failure: str = ""
     seconds: float = 0.0
+    timed_out: bool = False
     basis: dict = field(default_factory=dict)
 
     @classmethod
@@ -79,6 +81,11 @@ class Grade:
     def score(self) -> str:
         return "not graded" if self.failure else f"{self.points} of {self.out_of}"
 
+    @property
+    def remark(self) -> str:
+        """What a table of the class notes beside the score."""
+        return self.failure or ("a time limit was reached; the next run grades it again" if self.timed_out else "")
+
 
 def read_grades(folder: str | Path) -> list[Grade]:
     """The grades in a folder, by student. A damaged or forged file is a grade with a failure."""
@@ -87,7 +94,7 @@ def read_grades(folder: str | Path) -> list[Grade]:
         student = student_name(path.stem)  # not what the file calls the student
         try:
             grades.append(_checked_grade(student, json.loads(read_regular(path, MOST_BYTES))))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             reason = f"{path} is not a grade that this version of labkit has written: {clean(error, 200)}"
             grades.append(Grade(student, "", failure=clean(reason)))
     return grades
@@ -101,11 +108,10 @@ def write_pages(grades: Sequence[Grade], folder: Path) -> None:
     outcomes = [outcome for grade in grades for outcome in grade.outcomes]
     judged = Counter(outcome.exercise for outcome in outcomes)
     right = Counter(outcome.exercise for outcome in outcomes if outcome.status == "right")
-    causes = (outcome.message.partition("Likely:")[2].strip() for outcome in outcomes)
-    likely = Counter(filter(None, causes)).most_common(12)
-    students = [(grade.student, grade.score, grade.failure or str(len(grade.trouble))) for grade in grades]
+    likely = Counter(outcome.likely for outcome in outcomes if outcome.likely).most_common(12)
+    students = [(grade.student, grade.score, str(len(grade.trouble)), grade.remark) for grade in grades]
     tables = {
-        ("student", "points", "cells that did not run"): students,
+        ("student", "points", "cells that did not run", ""): students,
         ("exercise", "right"): [(name, f"{right[name]} of {judged[name]}") for name in judged],
         ("most frequent mistakes", "students"): [(cause, str(count)) for cause, count in likely],
     }
@@ -114,7 +120,7 @@ def write_pages(grades: Sequence[Grade], folder: Path) -> None:
         {
             "student": grade.student, "assignment": grade.assignment, "points": grade.points, "out_of": grade.out_of,
             "percent": f"{100 * grade.points / grade.out_of:.1f}" if grade.out_of else None,
-            "cells_in_trouble": len(grade.trouble), "failure": grade.failure,
+            "cells_in_trouble": len(grade.trouble), "failure": grade.failure, "timed_out": grade.timed_out,
         } | {outcome.exercise: outcome.points for outcome in grade.outcomes}
         for grade in grades
     ]  # fmt: skip
@@ -130,9 +136,10 @@ def gradebook_csv(grades: Sequence[Grade], kind: str, roster: str | Path | None 
     Raises CourseError for another kind, grades of no or several assignments, or a roster that identifies nobody.
     """
     require_one_of("the gradebook", kind, IDENTITIES, CourseError)
-    names = sorted({grade.assignment for grade in grades if grade.assignment})
+    names = {grade.assignment: grade.student for grade in grades if not grade.failure}
     if len(names) != 1:
-        raise CourseError(f"a gradebook takes the grades of one assignment; these are of {', '.join(names) or 'none'}")
+        listed = ", ".join(f"{name} ({student})" for name, student in names.items()) or "none"
+        raise CourseError(f"a gradebook takes the grades of one assignment; these are of {listed}")
     points = {grade.student: "" if grade.failure else str(grade.points) for grade in grades}  # a failure is not a zero
     if roster is None:
         filled = ("Student", "SIS Login ID") if kind == "canvas" else COLUMNS[kind]
@@ -144,7 +151,7 @@ def gradebook_csv(grades: Sequence[Grade], kind: str, roster: str | Path | None 
     identities = [table[name].str.strip() for name in IDENTITIES[kind] if name in table]
     if not identities:
         raise CourseError(f"{roster} has none of the columns {', '.join(IDENTITIES[kind])}; it has {', '.join(table)}")
-    column = names[0].upper()
+    column = next(iter(names)).upper()
     column = next((name for name in table if name == column or name.startswith(f"{column} (")), column)
     if column not in table:
         table[column] = ""
@@ -214,10 +221,12 @@ def _checked_grade(student: str, values: dict[str, Any]) -> Grade:
         most = of.exercises[outcome.exercise].points
         if outcome.status not in SIGNS or not 0 <= outcome.points <= outcome.out_of <= most:
             raise ValueError(f"{outcome.points} points of {most} for {outcome.exercise}, {outcome.status}")
-        texts = {"message": clean(outcome.message), "failed": short(list(outcome.failed))}
+        texts = {"message": clean(outcome.message), "likely": clean(outcome.likely)}
+        texts["failed"] = short(list(outcome.failed))
         outcomes.append(replace(outcome, points=int(outcome.points), out_of=int(outcome.out_of), **texts))
     trouble, seconds = short(list(values["trouble"])), float(values["seconds"])
-    return Grade.of(student, of, outcomes, trouble=trouble, seconds=seconds, basis=dict(values["basis"]))
+    timed_out, basis = bool(values["timed_out"]), dict(values["basis"])
+    return Grade.of(student, of, outcomes, trouble=trouble, seconds=seconds, timed_out=timed_out, basis=basis)
 
 
 def _write_page(path: Path, title: str, lead: str, tables: dict[tuple[str, ...], list[tuple[str, ...]]]) -> None:

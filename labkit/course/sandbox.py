@@ -12,20 +12,22 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import secrets
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from threading import Event
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -42,8 +44,16 @@ ISOLATION = (
     "--unshare-all --unshare-user --disable-userns --die-with-parent --new-session --cap-drop ALL --uid 1000 "
     "--gid 1000 --hostname grader --clearenv --proc /proc --dev /dev --tmpfs /tmp --tmpfs /run --tmpfs /home"
 )
+# By processor: its number, then the numbers of the system calls fcntl, socket, flock, add_key, request_key, keyctl and
+# io_uring_setup. All but the first are refused, and leases, which fcntl makes.
+CALLS = {
+    "x86_64": (0xC000003E, 72, 41, 73, 248, 249, 250, 425),
+    "aarch64": (0xC00000B7, 25, 198, 32, 217, 218, 219, 425),
+}
+F_SETLEASE = 1024
 SERVE = "import json, sys; from labkit.course.answers import serve; serve(json.loads(sys.argv[1]))"
-TICK = 0.1  # seconds between looks at memory, processes and Ctrl-C
+TICK = 0.1  # seconds between looks at memory, processes, processor time and Ctrl-C
+CORES, SPARE_SECONDS = 1.5, 5.0  # processor time: that many cores on average, and some seconds more
 START_SECONDS = 120.0
 ENDED = "the process ended: an exit, a crash, or out of memory?"
 ADVICE = (
@@ -68,16 +78,25 @@ class Stopped(Exception):
     """The process had to be ended, or ended itself; the message says why."""
 
 
+class OutOfTime(Stopped):
+    """A time limit was reached, which may depend on what else the machine does."""
+
+
 class Sandbox(AbstractContextManager):
     """The process, started again if it had to be stopped: the cells that had run run again, without the one that hung.
 
-    `cancelled`: an event that ends it with KeyboardInterrupt. Raises CourseError if the process does not start.
+    `cancelled`: an event that ends it with KeyboardInterrupt. `timed_out`: whether a time limit was reached. Raises
+    CourseError if the process does not start.
     """
+
+    timed_out = False
 
     def __init__(self, assignment: str, limits: Limits, *, trusted: bool = False, cancelled: Event | None = None):
         self.assignment, self.limits, self.trusted, self._cancelled = assignment, limits, trusted, cancelled or Event()
         self._done: list[str] = []  # cells that came back
-        self._deadline, self._next_look = time.monotonic() + limits.total_seconds, 0.0
+        self._began, self._next_look = time.monotonic(), 0.0
+        self._deadline = self._began + limits.total_seconds
+        self._earlier_cpu = self._cpu = 0.0  # processor seconds, of processes that have ended and of those that run
         self._process: psutil.Popen | None = None
 
     def __exit__(self, *_: Any) -> None:
@@ -94,6 +113,7 @@ class Sandbox(AbstractContextManager):
         self._process.stderr.close()
         self._socket.close()
         self._process = None
+        self._earlier_cpu, self._cpu = self._earlier_cpu + self._cpu, 0.0
         self._folder.cleanup()
 
     def run(self, source: str) -> str | None:
@@ -110,35 +130,38 @@ class Sandbox(AbstractContextManager):
     def _ask(self, request: Request, seconds: float) -> Reply:
         try:
             if time.monotonic() > self._deadline:
-                raise Stopped("no answer: the time limit of the submission was used up")
+                raise OutOfTime("no answer: the time limit of the submission was used up")
             if self._process is None:
-                self._start()
+                self.start()
                 for source in self._done:
                     self._exchange({"source": source}, self.limits.cell_seconds)
             return self._exchange(request, seconds)
         except Stopped as stopped:
             self.close()
+            self.timed_out |= isinstance(stopped, OutOfTime)
             return {"error": str(stopped)}
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the process; `run` and `answer` do so where there is none."""
         self._folder = TemporaryDirectory(prefix="labkit-submission-", ignore_cleanup_errors=True)
         rlimits = {"RLIMIT_DATA": self.limits.memory_bytes, "RLIMIT_FSIZE": self.limits.file_bytes, "RLIMIT_CORE": 0}
         if not self.trusted:  # there it would count all processes of the user
             rlimits["RLIMIT_NPROC"] = 2 * self.limits.processes  # threads included
         command, environment = [sys.executable, "-c", SERVE, json.dumps(rlimits)], _environment(self._folder.name)
-        if not self.trusted:
-            command = [*_scope(self.limits), *bubblewrap(self.limits), *command]
-            # bubblewrap's own variables can be read inside, in /proc/1/environ: it gets those of systemd-run only.
-            kept = ("DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR")
-            environment = {"PATH": os.defpath} | {name: os.environ[name] for name in kept if name in os.environ}
-        self._socket, theirs = socket.socketpair()
-        self._socket.settimeout(TICK)
-        self._received = b""
-        with theirs:
-            self._process = psutil.Popen(
-                command, cwd=self._folder.name, env=environment, start_new_session=True,
-                stdin=theirs, stdout=theirs, stderr=subprocess.PIPE,
-            )  # fmt: skip
+        with TemporaryFile() as calls:
+            if not self.trusted:
+                command = [*_scope(self.limits), *bubblewrap(self.limits, calls), *command]
+                # bubblewrap's own variables can be read inside, in /proc/1/environ: it gets those of systemd-run only.
+                kept = ("DBUS_SESSION_BUS_ADDRESS", "XDG_RUNTIME_DIR")
+                environment = {"PATH": os.defpath} | {name: os.environ[name] for name in kept if name in os.environ}
+            self._socket, theirs = socket.socketpair()
+            self._socket.settimeout(TICK)
+            self._received = b""
+            with theirs:
+                self._process = psutil.Popen(
+                    command, cwd=self._folder.name, env=environment, start_new_session=True,
+                    stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, pass_fds=[calls.fileno()],
+                )  # fmt: skip
         try:
             self._receive("start", time.monotonic() + START_SECONDS)
         except Stopped as stopped:
@@ -175,7 +198,7 @@ class Sandbox(AbstractContextManager):
             if self._cancelled.is_set():
                 raise KeyboardInterrupt
             if time.monotonic() > end:
-                raise Stopped("no answer within the time limit: a loop that does not end?")
+                raise OutOfTime("no answer within the time limit: a loop that does not end?")
             if time.monotonic() > self._next_look:
                 self._next_look = time.monotonic() + TICK
                 self._require_limits()
@@ -187,14 +210,18 @@ class Sandbox(AbstractContextManager):
                 raise Stopped(ENDED) from None
 
     def _require_limits(self) -> None:
-        processes, memory = self._processes(), 0
+        processes, memory, self._cpu = self._processes(), 0, 0.0
         for process in processes:
             with suppress(psutil.Error):
                 memory += process.memory_info().rss
+                self._cpu += sum(process.cpu_times()[:4])  # its own, and that of its children that have ended
         if memory > self.limits.memory_bytes:
             raise Stopped(f"more than {self.limits.memory_bytes / 2**30:.1f} GB of memory were used")
         if len(processes) > self.limits.processes:
             raise Stopped(f"more than {self.limits.processes} processes were running")
+        if self._earlier_cpu + self._cpu > CORES * (time.monotonic() - self._began) + SPARE_SECONDS:
+            self._deadline = 0.0  # a new process would use as much
+            raise OutOfTime(f"more than {CORES:g} processor cores were used, which others need")
 
     def _processes(self) -> list[psutil.Process]:
         with suppress(psutil.Error):
@@ -202,11 +229,16 @@ class Sandbox(AbstractContextManager):
         return [self._process]
 
 
-def bubblewrap(limits: Limits) -> list[str]:
-    """The command that runs the command after it in isolation, in HOME. Raises CourseError without bubblewrap."""
+def bubblewrap(limits: Limits, calls: IO[bytes]) -> list[str]:
+    """The command that runs the command after it in isolation, in HOME. It reads the filter of calls from the file.
+
+    Raises CourseError without bubblewrap, and on a processor whose system calls are not known.
+    """
     if (program := shutil.which("bwrap")) is None:
         raise CourseError(f"submissions run in bubblewrap, and this machine has none. {ADVICE}")
-    command = [program, *ISOLATION.split()]
+    calls.write(_call_filter())
+    calls.seek(0)
+    command = [program, *ISOLATION.split(), "--seccomp", str(calls.fileno())]
     for name, value in _environment(HOME).items():
         command += ["--setenv", name, value]
     for path in SYSTEM:
@@ -223,16 +255,27 @@ def bubblewrap(limits: Limits) -> list[str]:
     return command
 
 
-def require_isolation(private: Iterable[Path] = ()) -> None:
-    """Raise CourseError unless bubblewrap works here and hides the files and folders `private` from submissions."""
-    for path in (Path(path).expanduser().resolve() for path in private):
+def _call_filter() -> bytes:
+    """A seccomp program (BPF) that refuses sockets, locks and leases of files, the kernel's keyrings and io_uring."""
+    if platform.machine() not in CALLS:
+        raise CourseError(f"labkit isolates on {' and '.join(CALLS)}; this is {platform.machine()}. {ADVICE}")
+    processor, fcntl, *refused = CALLS[platform.machine()]
+    load, equal, at_least, end = 0x20, 0x15, 0x35, 0x06  # a jump skips as many instructions if it is true, if false
+    refuse, allow = (end, 0, 0, 0x50001), (end, 0, 0, 0x7FFF0000)  # with EPERM
+    program = [(load, 0, 0, 4), (equal, 1, 0, processor), refuse]  # a 32-bit call has another number
+    program += [(load, 0, 0, 0), (at_least, 0, 1, 2**30), refuse]  # and so has one of x32
+    for call in refused:
+        program += [(equal, 0, 1, call), refuse]
+    program += [(equal, 0, 3, fcntl), (load, 0, 0, 24), (equal, 0, 1, F_SETLEASE), refuse, allow]
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+def require_hidden(*paths: Path) -> None:
+    """Raise CourseError for a file or folder that submissions could read."""
+    for path in (path.expanduser().resolve() for path in paths):
         for folder in (*_visible(), *map(Path, SYSTEM)):
             if path.is_relative_to(folder.resolve()):
                 raise CourseError(f"{path} lies in {folder}, which submissions can read; move it somewhere else")
-    command = [*bubblewrap(Limits()), sys.executable, "-c", ""]
-    done = subprocess.run(command, env={}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
-    if done.returncode:
-        raise CourseError(f"bubblewrap does not work on this machine: {done.stderr.strip()[-300:]}. {ADVICE}")
 
 
 def _visible() -> list[Path]:
@@ -261,7 +304,7 @@ def _scope(limits: Limits) -> list[str]:
     A control group also counts memory that belongs to no process.
     """
     command = ["systemd-run", "--scope", "--quiet", "--collect", "-p", f"MemoryMax={limits.memory_bytes}"]
-    command += ["-p", "MemorySwapMax=0", "-p", f"TasksMax={2 * limits.processes}"]
+    command += ["-p", "MemorySwapMax=0", "-p", f"TasksMax={2 * limits.processes}", "-p", f"CPUQuota={CORES:.0%}"]
     command += [] if os.geteuid() == 0 else ["--user"]
     with suppress(OSError, subprocess.TimeoutExpired):
         if subprocess.run([*command, "true"], capture_output=True, timeout=10).returncode == 0:

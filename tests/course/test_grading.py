@@ -10,7 +10,7 @@ import pytest
 
 from labkit.course.build import build
 from labkit.course.grade import grade, grade_all
-from labkit.course.grades import gradebook_csv, read_grades
+from labkit.course.grades import gradebook_csv, read_grades, write_pages
 from labkit.course.mistakes import Mistake, NotBegun
 from labkit.course.sandbox import Sandbox
 from labkit.course.variant import Variant
@@ -42,6 +42,9 @@ def sandbox():
         yield running
 
 
+HUGE = ("[1] * 400_000", "2**33, 0", "10**6, 10**6, 0")  # in few bytes
+
+
 def asked(sandbox, source, *arguments):
     assert sandbox.run(source) is None
     return sandbox.answer("f")(*arguments)
@@ -66,6 +69,7 @@ def test_cells_share_their_names_and_a_stub_is_not_an_error(sandbox):
         ("def f():\n    import sys; sys.exit(0)", "SystemExit"),
         ("def f():\n    return [][1]", r"IndexError.*\[\]\[1\]"),
         ("def f():\n    return object()", "cannot be judged"),
+        *((f"import torch\ndef f():\n    return torch.zeros({shape})", "too large") for shape in HUGE),
         ("def f():\n    return input()", "EOFError"),
         ("f = 3", "not a function"),
     ],
@@ -134,6 +138,22 @@ def test_a_class_is_graded_and_one_broken_submission_does_not_stop_it(tmp_path, 
     assert list(listed(out)) == sorted(first)
 
 
+def test_a_grade_is_kept_until_the_checks_change_and_not_after_a_time_limit(tmp_path, monkeypatch):
+    hand_in(tmp_path, ada=RIGHT, eve="while True: pass")
+
+    def graded(student, earlier=None):
+        limits = replace(TIGHT, cell_seconds=1.0)
+        return grade(student, tmp_path / f"{student}.ipynb", limits, trusted=True, earlier=earlier)
+
+    ada, eve = graded("ada"), graded("eve")
+    assert graded("ada", ada) is ada and not ada.timed_out
+    assert graded("eve", eve) is not eve and eve.timed_out
+    write_pages([ada, eve], tmp_path)
+    assert (tmp_path / "class.html").read_text().count("time limit") == 1
+    monkeypatch.setattr("labkit.course.grade._labkit", lambda: "updated")
+    assert graded("ada", ada) is not ada
+
+
 def test_odd_names_do_not_stop_the_class(tmp_path):
     hand_in(tmp_path / "in", **dict.fromkeys(("class", "名" * 70, os.fsdecode(b"ren\xe9")), RIGHT))
     grades = grade_all(tmp_path / "in", tmp_path / "out", PUBLIC, TIGHT, jobs=2, trusted=True)
@@ -148,6 +168,9 @@ def test_a_private_variant_has_its_own_notebooks_and_is_graded_by_its_secret_onl
     assert grade("ada", solution, ROOMY, secret, trusted=True).points == 23
     with pytest.raises(CourseError, match="another variant"):
         grade("ada", solution, TIGHT, PUBLIC, trusted=True)
+    lost = json.loads(notebook(RIGHT)) | {"metadata": None}
+    (tmp_path / "lost.ipynb").write_text(json.dumps(lost))
+    assert grade("eve", tmp_path / "lost.ipynb", TIGHT, secret, assignment_name="a1", trusted=True).points == 2
     student = (tmp_path / "student" / NAME).read_text(encoding="utf-8")
     source = next((tmp_path / "nbgrader" / "source").rglob("*.ipynb")).read_text(encoding="utf-8")
     assert "<summary>Solution" not in student and secret.key in student

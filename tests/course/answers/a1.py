@@ -1,32 +1,25 @@
-"""Answers to A1. RIGHT: other correct ones. WRONG: words of the message, and what to change in the solution."""
+"""Answers to A1. RIGHT: a correct one beside the solution. WRONG: words of the message, and what to change in the solution."""
 
 MASKED = 'scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)'
 SPLIT = "y.view(n, heads, width // heads).transpose(0, 1)"
 
 RIGHT = {
-    "a1_causal_mask": ["def causal_mask(n):\n    return torch.tensor([[j <= i for j in range(n)] for i in range(n)])"],
-    "a1_window_mask": ["def window_mask(n, w):\n    return torch.ones(n, n).tril().triu(-(w - 1)).bool()"],
-    "a1_padded_mask": [
-        """
+    "a1_causal_mask": "def causal_mask(n):\n    return torch.tensor([[j <= i for j in range(n)] for i in range(n)])",
+    "a1_window_mask": "def window_mask(n, w):\n    return torch.ones(n, n).tril().triu(-(w - 1)).bool()",
+    "a1_padded_mask": """
 def padded_mask(lengths, n):
     from labkit import masks
 
     return (masks.causal() & masks.padding(lengths)).dense(n)
-"""
-    ],
-    "a1_scores": [
-        "def scores_of(q, k):\n    return torch.einsum('...id,...jd->...ij', q, k) * q.size(-1) ** -0.5",
-    ],
-    "a1_weights": [
-        """
+""",
+    "a1_scores": "def scores_of(q, k):\n    return torch.einsum('...id,...jd->...ij', q, k) * q.size(-1) ** -0.5",
+    "a1_weights": """
 def weights_of(scores, mask):
     top = scores.masked_fill(~mask, float("-inf")).amax(-1, keepdim=True).clamp(min=-1e30)
     raised = torch.where(mask, (scores - top).exp(), 0.0)
     return raised / raised.sum(-1, keepdim=True).clamp(min=1e-30)
-"""
-    ],
-    "a1_attention": [
-        """
+""",
+    "a1_attention": """
 def attention(x, w_q, w_k, w_v, heads, mask):
     d = x.shape[1] // heads
     out = []
@@ -35,15 +28,12 @@ def attention(x, w_q, w_k, w_v, heads, mask):
         q, k, v = x @ w_q[:, here], x @ w_k[:, here], x @ w_v[:, here]
         out.append((q @ k.T / d**0.5).masked_fill(~mask, -torch.inf).softmax(-1) @ v)
     return torch.cat(out, dim=1)
-"""
-    ],
-    "a1_who_hears": [
-        """
+""",
+    "a1_who_hears": """
 def who_hears(mask, layers):
     step = (mask | torch.eye(len(mask)).bool()).double()
     return torch.linalg.matrix_power(step, layers) > 0
-"""
-    ],
+""",
 }
 
 WRONG = {

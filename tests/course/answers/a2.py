@@ -1,17 +1,14 @@
-"""Answers to A2. RIGHT: other correct ones. WRONG: words of the message, and what to change in the solution."""
+"""Answers to A2. RIGHT: a correct one beside the solution. WRONG: words of the message, and what to change in the solution."""
 
 RIGHT = {
-    "a2_noticed": [
-        """
+    "a2_noticed": """
 def who_notices(model, ids, j, other):
     both = ids.repeat(2, 1)
     both[1, j] = other
     logits = model(input_ids=both).logits.detach()
     return (logits[0] - logits[1]).abs().amax(-1) > 0
-"""
-    ],
-    "a2_influence": [
-        """
+""",
+    "a2_influence": """
 def influence(model, ids):
     n, size = ids.shape[1], model.config.vocab_size
     rows, seen = ids.repeat(3, 1), torch.zeros(n, n, dtype=torch.bool)
@@ -22,17 +19,13 @@ def influence(model, ids):
             changed[:, j] = (ids[0, j] + torch.tensor([1, 7, 29])) % size
             seen[:, j] = (model(input_ids=changed).logits != before).any(-1).any(0)
     return seen
-"""
-    ],
-    "a2_verdict": [
-        """
+""",
+    "a2_verdict": """
 def verdict(seen):
     past, future = seen[torch.ones_like(seen).tril()], seen[torch.ones_like(seen).triu(1)]
     return ("bidirectional" if future.all() else "mixed" if future.any() else "causal") if past.all() else "mixed"
-"""
-    ],
-    "a2_padding": [
-        """
+""",
+    "a2_padding": """
 def influence_padded(model, ids, pads):
     n = ids.shape[1]
     rows, real = ids.repeat(2, 1), torch.ones(2, n, dtype=torch.long)
@@ -50,10 +43,8 @@ def influence_padded(model, ids, pads):
                     seen[r, :, j] |= (after != before).any(-1)[r]
     seen[1, n - pads :] = False
     return seen
-"""
-    ],
-    "a2_heads": [
-        """
+""",
+    "a2_heads": """
 def head_influence(model, ids, layer):
     n, heads = ids.shape[1], model.config.n_head
     block, found, kept = model.transformer.h[layer], [], []
@@ -78,17 +69,13 @@ def head_influence(model, ids, layer):
         for h, (a, b) in enumerate(zip(found[0].chunk(heads, -1), found[j + 1].chunk(heads, -1))):
             seen[h, :, j] = (a != b).any(-1)
     return seen
-"""
-    ],
-    "a2_same": [
-        """
+""",
+    "a2_same": """
 def same_computation(original, converted, ids):
     with torch.no_grad(), labkit.masked(original, masks.bidirectional()), labkit.masked(converted, masks.bidirectional()):
         return bool((original(input_ids=ids).logits - converted(input_ids=ids).logits).abs().max() < 1e-4)
-"""
-    ],
-    "a2_full_mask": [
-        """
+""",
+    "a2_full_mask": """
 def full_mask(attention_mask):
     batch, n = attention_mask.shape
     mask = torch.zeros(batch, 1, n, n)
@@ -97,8 +84,7 @@ def full_mask(attention_mask):
             if attention_mask[b, key] == 0:
                 mask[b, 0, :, key] = float("-inf")
     return mask
-"""
-    ],
+""",
 }
 
 CHANGED = """

@@ -1,20 +1,17 @@
-"""Answers to A3. RIGHT: other correct ones. WRONG: words of the message, and what to change in the solution."""
+"""Answers to A3. RIGHT: a correct one beside the solution. WRONG: words of the message, and what to change in the solution."""
 
 RIGHT = {
-    "a3_next_token_loss": [
-        """
+    "a3_next_token_loss": """
 def next_token_loss(logits, ids, real):
     targets = torch.where(real, ids, -100).roll(-1, 1)
     targets[:, -1] = -100
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
-"""
-    ],
-    "a3_proof": [
-        "def proof_threshold(vocab_size, count, chance):\n"
-        "    return (count * math.log(vocab_size) + math.log(chance)) / count",
-    ],
-    "a3_leak_table": [
-        """
+""",
+    "a3_proof": """
+def proof_threshold(vocab_size, count, chance):
+    return (count * math.log(vocab_size) + math.log(chance)) / count
+""",
+    "a3_leak_table": """
 def leak_table(model, ids, vocab_size):
     n = len(ids)
     rows = ids.repeat(n, vocab_size, 1)
@@ -22,10 +19,8 @@ def leak_table(model, ids, vocab_size):
         rows[j, :, j] = torch.arange(vocab_size)
     moved = model(rows.flatten(0, 1)).unflatten(0, (n, vocab_size)) != model(ids[None])
     return moved.any(-1).any(1).T.triu(1)
-"""
-    ],
-    "a3_corrupt": [
-        """
+""",
+    "a3_corrupt": """
 def corrupt(ids, special, mask_id, vocab_size, rate, rng):
     coins, fates = (torch.rand(len(ids), generator=rng).tolist() for _ in range(2))
     ordinary = [i for i in range(vocab_size) if i not in special]
@@ -41,28 +36,23 @@ def corrupt(ids, special, mask_id, vocab_size, rate, rng):
         elif fates[i] < 0.9:
             inputs[i] = ordinary[int(torch.randint(len(ordinary), (), generator=rng))]
     return torch.tensor(inputs), torch.tensor(targets)
-"""
-    ],
-    "a3_mntp_loss": [
-        """
+""",
+    "a3_mntp_loss": """
 def mntp_loss(logits, targets):
     costs = []
     for b, i in (targets != -100).nonzero().tolist():
         if i > 0:
             costs.append(logits[b, i - 1].logsumexp(-1) - logits[b, i - 1, targets[b, i]])
     return sum(costs) / len(costs) if costs else 0.0
-"""
-    ],
-    "a3_pseudo_perplexity": [
-        """
+""",
+    "a3_pseudo_perplexity": """
 def pseudo_perplexity(model, ids, mask_id, special):
     places = torch.tensor([i for i, token in enumerate(ids.tolist()) if token not in special])
     rows = ids.repeat(len(places), 1)
     rows[torch.arange(len(places)), places] = mask_id
     logits = model(rows)[torch.arange(len(places)), places]
     return F.cross_entropy(logits, ids[places]).exp()
-"""
-    ],
+""",
 }
 
 NEXT = "F.cross_entropy(logits[:, :-1][counted], named[counted])"

@@ -1,24 +1,19 @@
-"""Answers to A4. RIGHT: other correct ones. WRONG: words of the message, and what to change in the solution."""
+"""Answers to A4. RIGHT: a correct one beside the solution. WRONG: words of the message, and what to change in the solution."""
 
 RIGHT = {
-    "a4_layer_mask": [
-        """
+    "a4_layer_mask": """
 def layer_mask(n, w, layer, every):
     reach = n if layer % every == every - 1 else w - 1
     return torch.ones(n, n).tril(reach).triu(-reach).bool()
-"""
-    ],
-    "a4_grouped": [
-        """
+""",
+    "a4_grouped": """
 def grouped_attention(q, k, v, mask, scalar):
     q = q.view(len(k), len(q) // len(k), *q.shape[1:])
     scores = torch.einsum("gend,gmd->genm", q, k) * scalar**-0.5
     weights = torch.where(mask, scores, -torch.inf).softmax(-1)
     return torch.einsum("genm,gmd->gend", weights, v).flatten(0, 1)
-"""
-    ],
-    "a4_token_labels": [
-        """
+""",
+    "a4_token_labels": """
 def token_labels(offsets, spans, tags, numbers):
     labels = torch.full((len(offsets),), -100)
     places = torch.tensor(offsets)
@@ -27,10 +22,8 @@ def token_labels(offsets, spans, tags, numbers):
         if len(held):
             labels[held[-1]] = numbers[tag]
     return labels
-"""
-    ],
-    "a4_entity_f1": [
-        """
+""",
+    "a4_entity_f1": """
 def entity_f1(gold, predicted):
     def entities(tags):
         tags = [t if t[0] != "I" or (k and tags[k - 1][1:] == t[1:]) else "B" + t[1:] for k, t in enumerate(tags)]
@@ -41,17 +34,13 @@ def entity_f1(gold, predicted):
     pairs = [(entities(a), entities(b)) for a, b in zip(gold, predicted)]
     hit = sum(entity in a for a, b in pairs for entity in b)
     return 2 * hit / (sum(len(a) + len(b) for a, b in pairs) or 1)
-"""
-    ],
-    "a4_windows": [
-        """
+""",
+    "a4_windows": """
 def windows(n, room, step):
     starts = range(0, max(n - room, 0) + step, step)
     return [[a, min(a + room, n)] for a in starts]
-"""
-    ],
-    "a4_best_answer": [
-        """
+""",
+    "a4_best_answer": """
 def best_answer(text, rows, longest):
     pairs = [
         (s[i] + e[j], o[i][0], o[j][1])
@@ -62,17 +51,14 @@ def best_answer(text, rows, longest):
     score, a, b = sorted(pairs)[-1]
     lowest = sorted(s[-1] + e[-1] for _, s, e in rows)[0]
     return [a + (text[a] == " "), b] if score >= lowest else None
-"""
-    ],
-    "a4_compare": [
-        """
+""",
+    "a4_compare": """
 def compare(one, other, seeds, texts):
     apart = one - other
     gaps = apart[seeds[:, :, None], texts[:, None, :]].mean((1, 2))
     low, high = torch.quantile(gaps, torch.tensor([0.025, 0.975], dtype=gaps.dtype))
     return apart.mean(), low, high, None if low <= 0 <= high else "one" if low > 0 else "other"
-"""
-    ],
+""",
 }
 
 SHARED = "k.repeat_interleave(each, dim=0), v.repeat_interleave(each, dim=0)"

@@ -1,4 +1,4 @@
-"""Answers to A5. RIGHT: other correct ones. WRONG: words of the message, and what to change in the solution."""
+"""Answers to A5. RIGHT: a correct one beside the solution. WRONG: words of the message, and what to change in the solution."""
 
 
 def _mask(cells):
@@ -59,81 +59,65 @@ TOKENS = "not any(moved(changed(i, by), i) for i in places for by in range(1, 5)
 CUT = "not any(moved(model(ids[:, :i]), i) for i in places)"
 
 RIGHT = {
-    "a5_segment_mask": [_mask("j <= i and (g[i] == g[j] or g[j] == 0 or g[i] == last)")],
-    "a5_merge": [
-        """
+    "a5_segment_mask": _mask("j <= i and (g[i] == g[j] or g[j] == 0 or g[i] == last)"),
+    "a5_merge": """
 def merged(first, second):
     (one, a), (two, b) = first, second
     lse = torch.logsumexp(torch.stack([a, b]), dim=0)
     x, y = ((each - lse).exp().nan_to_num(0.0)[..., None] for each in (a, b))
     return [x * one + y * two, lse]
-"""
-    ],
-    "a5_positions": [
-        """
+""",
+    "a5_positions": """
 def positions(prefix, lengths, tail):
     places = [*range(prefix), *(i for length in lengths for i in range(prefix, prefix + length))]
     for _ in range(tail):
         places.append(max(places) + 1)
     return places
-"""
-    ],
-    "a5_key_bias": [
-        """
+""",
+    "a5_key_bias": """
 def key_bias(prefix, lengths, tail, weights=None):
     weights = torch.ones(len(lengths)) if weights is None else torch.tensor(weights)
     each = (weights / weights.sum()).log().repeat_interleave(torch.tensor(lengths))
     return torch.nn.functional.pad(each, (prefix, tail))
-"""
-    ],
-    "a5_two_ways": [
-        """
+""",
+    "a5_two_ways": """
 def two_ways(query, prefix, segments, readout):
     found = [attend(query[None], *(torch.cat(each) for each in zip(prefix, segment))) for segment in segments]
     logits = torch.cat([output for output, _ in found]) @ readout
     return logits.mean(0), torch.cat([lse for _, lse in found]).softmax(0) @ logits
-"""
-    ],
-    "a5_joined_cache": [
-        """
+""",
+    "a5_joined_cache": """
 def joined(keys, values, prefix, lengths):
     real = torch.arange(keys.shape[2] - prefix) < torch.tensor(lengths)[:, None]
     return [
         torch.cat([c[0, :, :prefix], c[:, :, prefix:].transpose(1, 2)[real].transpose(0, 1)], dim=1)[None]
         for c in (keys, values)
     ]
-"""
-    ],
-    "a5_identity": [_is_sound(ONE, COPIES, ORDER, MATTERS), _is_sound(MATTERS, ORDER, COPIES, near="1e-6")],
-    "a5_columns": ["def columns(n, context, dim):\n    return torch.ones(n, context).triu(1).tril(dim).bool()"],
-    "a5_parameters": [
-        """
+""",
+    "a5_identity": _is_sound(MATTERS, ORDER, COPIES, near="1e-6"),
+    "a5_columns": "def columns(n, context, dim):\n    return torch.ones(n, context).triu(1).tril(dim).bool()",
+    "a5_parameters": """
 def column_cost(context, width, layers, dim):
     cost = torch.tensor(2.0 * layers * context * width)
     return cost, (cost / layers / (2 * width + 1)).round()
-"""
-    ],
-    "a5_targets": [
-        """
+""",
+    "a5_targets": """
 def targets(scores, value, dim):
     away = torch.arange(scores.shape[-1]) - torch.arange(scores.shape[-1])[:, None]
     seen = scores.exp() * (away <= dim)
     past, ahead = seen * (away <= 0), seen * (away > 0)
     joint, share = ahead @ value / seen.sum(-1, keepdim=True), (ahead.sum(-1) / seen.sum(-1))[..., None]
     return joint, joint - share * (past @ value) / past.sum(-1, keepdim=True)
-"""
-    ],
-    "a5_losses": [
-        """
+""",
+    "a5_losses": """
 def future_losses(guess, truth):
     with torch.no_grad():
         truth = truth[:, :, :-1] + 0.0
     guess = guess[:, :, :-1]
     size = guess.norm(dim=-1) * truth.norm(dim=-1)
     return (guess - truth).pow(2).mean(), 0.5 - 0.5 * ((guess * truth).sum(-1) / size.clamp(min=1e-12)).mean()
-"""
-    ],
-    "a5_causality": [_is_causal(f"{TOKENS} and {CUT}"), _is_causal(CUT)],  # what is cut off cannot be looked at
+""",
+    "a5_causality": _is_causal(CUT),  # what is cut off cannot be looked at
 }
 
 OUTPUT, LSE = "shares[0, ..., None] * one + shares[1, ..., None] * two", "torch.logaddexp(a, b)"
