@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from labkit.errors import LabkitError
+from labkit.errors import LabkitError, require_one_of
 
 VARIABLE = "LABKIT_PROFILE"
 
@@ -45,14 +45,12 @@ PROFILES = {
 
 def current() -> Profile:
     """The profile named by `LABKIT_PROFILE`, else the detected one. Raises LabkitError on an unknown name."""
-    return by_name(os.environ.get(VARIABLE) or detect())
+    return by_name(os.environ.get(VARIABLE) or detect(), VARIABLE)
 
 
-def by_name(name: str) -> Profile:
-    """The profile called `name`. Raises LabkitError, listing the choices, if there is none."""
-    if name not in PROFILES:
-        choices = ", ".join(PROFILES)
-        raise LabkitError(f"{VARIABLE} is {name!r}, which is no profile. Set it to one of: {choices}; or unset it.")
+def by_name(name: str, source: str = "the profile") -> Profile:
+    """The profile called `name`, which comes from `source`. Raises LabkitError, with the choices, if there is none."""
+    require_one_of(source, name, PROFILES, LabkitError)
     return PROFILES[name]
 
 

@@ -171,7 +171,7 @@ def test_a_run_of_other_settings_data_or_weights_is_not_continued(settings, tmp_
         lm.model.lm_head.weight.data.mul_(1.001)
     else:
         settings = replace(settings, method="concat")
-    with pytest.raises(DataError, match=f"begun with other {change}"):
+    with pytest.raises(DataError, match=rf"begun with other settings: {change}\."):
         run(settings, output, resume=True, lm=lm)
     assert path.read_bytes() == before and list(tmp_path.glob("out*")) == [path]
 

@@ -22,7 +22,7 @@ from labkit.objectives import Collator, generator, loss
 from labkit.pretrain import Shape, new_model
 from labkit.run_folder import RunFolder
 from labkit.tasks.finetune import default_preset
-from labkit.training import PRESETS, Rows, draw, preset, settled, steps, train
+from labkit.training import PRESETS, Items, draw, preset, settled, steps, train
 
 pytestmark = pytest.mark.end_to_end
 
@@ -53,7 +53,7 @@ def trained(folder, dropout=0.1, loss=next_token_loss, make=row, log=None, evalu
     with RunFolder.alone(folder, {}, resume=True) as run:
         outcome = train(
             model,
-            Rows(rows * training.process_count(), make),
+            Items(rows * training.process_count(), make),
             collate=Collator("next", pad_id=1),
             loss=loss,
             settings=settings,

@@ -25,7 +25,6 @@ from labkit.tasks.options import EmbedOptions
 
 SAME = 1e-6  # cosines that differ by less differ by rounding only
 WORDS = 4096  # hashed words of the baseline
-CHUNK = 1024  # queries whose cosines with all texts are in memory together
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Embedded:
 
 @dataclass(frozen=True)
 class Embedding(EmbedOptions, Task):
-    name, head_task, inputs, split_by_tokens = "embed", "embedding", ("first", "second"), False
+    name, inputs, split_by_tokens = "embed", ("first", "second"), False
 
     def metric(self, examples: Sequence[Pair]) -> str:
         return "mean_reciprocal_rank" if examples[0].score is None else "spearman"
@@ -249,12 +248,12 @@ def _retrieval(
     Args:
         partners: for each query the numbers of the right candidates. own: the number of the query itself, or -1.
     """
-    queries, candidates, ranks = _unit(queries), _unit(candidates), []
-    for start in range(0, len(queries), CHUNK):
-        for query, cosines in enumerate(queries[start : start + CHUNK] @ candidates.T, start):
-            if right := list(partners[query] - {own[query]}):
-                nearer = set(np.flatnonzero(cosines >= cosines[right].max() - SAME).tolist())  # a tie counts against
-                ranks.append(1 + len(nearer - {*right, own[query]}))
+    candidates, ranks = _unit(candidates), []
+    for query, right, itself in zip(_unit(queries), partners, own, strict=True):
+        if right := right - {itself}:
+            cosines = candidates @ query
+            nearer = np.flatnonzero(cosines >= cosines[list(right)].max() - SAME)  # a tie counts against
+            ranks.append(1 + len(set(nearer.tolist()) - {*right, itself}))
     if not ranks:
         raise DataError(f"{len(queries)} texts, and none has another that belongs to it: nothing to retrieve")
     return {

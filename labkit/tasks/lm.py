@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit.convert import choose_layers, to_bidirectional
+from labkit.decoder.limits import require_positions
 from labkit.decoder.running import evaluating
 from labkit.errors import DataError
 from labkit.models import load
@@ -28,7 +29,8 @@ from labkit.models.special_tokens import fit_embeddings
 from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
 from labkit.run_folder import Log, RunFolder, is_first_process, process_count, silent, to_stderr
 from labkit.tasks.base import IGNORED, pad_id, padded
-from labkit.training import Rows, draw, save_model, settled, train
+from labkit.tasks.in_force import require_local_layers
+from labkit.training import draw, save_model, settled, train
 
 READS = ("same", "before")  # where the logits of a hidden token are: at its own position, or at the one before it
 
@@ -108,10 +110,9 @@ def train_lm(
         "whole_words": whole_words, "window": window, "layers": layers, "lora": lora, "dropout": dropout, "attn": attn,
         "processes": process_count(),
     }  # fmt: skip
-    finished = RunFolder.check(output_dir, config, resume=resume)
-    if finished.metrics is not None:
-        log(f"{finished.path} is finished: {finished.metrics['steps']:,} steps")
-        return finished.metrics
+    if (done := RunFolder.finished(output_dir, config, resume=resume, log=log)) is not None:
+        return done
+    require_local_layers(lm.model, window)
     if lora:
         weights_to(lm.model, getattr(torch, settings["dtype"]))
     corruption = None
@@ -123,6 +124,7 @@ def train_lm(
     chosen = choose_layers(layers, lm.model.config.get_text_config().num_hidden_layers)
     rows = cut_into_rows(lm.tokenizer, texts, max_length)
     held = cut_into_rows(lm.tokenizer, eval_texts, max_length) if eval_texts else []
+    require_positions(max(map(len, rows + held)), lm.model.config, refusal=DataError)
     collate = Collator(objective, pad_id=pad_id(lm.tokenizer), corruption=corruption, seed=settings["seed"])
     order = [row for (row,) in draw([len(row) for row in rows], settings, packed=True)]
     scores: dict[str, dict[str, float]] = {}
@@ -147,7 +149,7 @@ def train_lm(
     with RunFolder.alone(output_dir, config, resume=resume) as run:  # nothing is written before all input is checked
         outcome = train(
             trained,
-            Rows(len(order), lambda k: {"row": k, "ids": rows[order[k]]}),
+            [{"row": number, "ids": rows[row]} for number, row in enumerate(order)],
             collate=collate,
             loss=lambda model, batch: loss(model, batch, objective),
             settings=settings,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.datasets.files import HALF_A_PAIR, json_lines
+from labkit.datasets.files import HALF_A_PAIR, csv_rows, json_lines
 from labkit.errors import DataError, ModelError, reading
 from labkit.files import require_writable, write_whole
 from labkit.models import load
@@ -96,7 +96,7 @@ def pipeline(
 
 
 def predict_file(pipe: Pipeline, source: str | Path, target: str | Path | None) -> int:
-    """JSONL in, JSONL out, line by line, with the input's `id` or else the line's number; returns the number of lines.
+    """JSONL or CSV in, JSONL out, row by row, with the input's `id` or else the line's number; returns their number.
 
     All lines are checked first. `target` (None: standard output) is written whole or not at all.
 
@@ -111,7 +111,8 @@ def predict_file(pipe: Pipeline, source: str | Path, target: str | Path | None) 
     require_writable(target)
     if target.is_dir() or (target.is_file() and target.resolve() == source.resolve()):
         raise DataError(f"{target} is a folder, or the input itself; give --output another file")
-    examples = [pipe.example(row, f"{source}, line {line}", line) for line, row in json_lines(source)]
+    read = csv_rows if source.suffix.lower() in (".csv", ".tsv") else json_lines
+    examples = [pipe.example(row, f"{source}, line {line}", line) for line, row in read(source)]
     if not examples:
         raise DataError(f"{source} has no line")
     predictions: list[dict[str, Any]] = []
