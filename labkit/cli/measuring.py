@@ -32,8 +32,8 @@ def audit(
 
     Example: labkit audit ./my-encoder --expect bidirectional
     """
-    if expect not in (None, "causal", "bidirectional"):
-        raise LabkitError(f"--expect is {expect!r}; give causal or bidirectional")
+    if expect is not None:
+        require_one_of("--expect", expect, ("causal", "bidirectional"), LabkitError)
     model = _any_model(name, attn, dtype)
     original = _any_model(reference, attn, dtype) if reference else None
     from labkit.auditing import measure
@@ -79,10 +79,12 @@ def convert(
     from labkit.convert import WINDOWS, choose_layers, to_bidirectional
     from labkit.models import cards, load
     from labkit.models.export import export, require_free
+    from labkit.tasks.in_force import require_local_layers
 
     require_free(output_dir)
     require_one_of("the window", window, WINDOWS, LabkitError)
     lm = load(name, attn=attn, dtype=dtype)
+    require_local_layers(lm.model, window)
     chosen = choose_layers(layers, lm.model.config.get_text_config().num_hidden_layers)
     to_bidirectional(lm.model, window=window, layers=chosen)
     folder = export(lm, output_dir, window=window, layers=chosen)

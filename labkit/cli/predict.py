@@ -40,7 +40,7 @@ HELP = {
 }
 FILES: Options = {
     "model": option(str, "A run folder of labkit train, its model folder, or a hub id.", default=REQUIRED),
-    "input_file": option(Text, "JSONL file: on each line an object with the fields of the task.", "--input"),
+    "input_file": option(Text, "JSONL or CSV file whose rows have the fields of the task.", "--input"),
     "output_file": option(Text, "JSONL file for the predictions. Default: standard output (-).", "--output"),
 }
 BATCH: Options = {"batch_size": option(int, "Rows per forward pass.", default=8, min=1), "as_json": (Json, False)}

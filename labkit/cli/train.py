@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from labkit.cli.console import REQUIRED, Json, Options, Real, Text, Whole, add_command, flag, option, print_json
+from labkit.cli.console import (
+    REQUIRED,
+    Json,
+    Needs,
+    Options,
+    Real,
+    Text,
+    Whole,
+    add_command,
+    flag,
+    option,
+    options_of,
+    print_json,
+)
 from labkit.cli.data import TagColumn
-from labkit.errors import DataError, LabkitError
+from labkit.errors import LabkitError, require_one_of
 from labkit.tasks.options import OPTIONS
 
 train_app = typer.Typer(help="Train a model on a task or on text.")
@@ -42,6 +55,7 @@ OF_LM = ["epochs", "max_steps", "batch_size", "gradient_accumulation", "gradient
 OF_LM += ["warmup", "dtype", "seed", "report_to"]
 OF_PRETRAINING = [*OF_LM[1:], "evaluate_every", "save_every"]
 
+OF_TASK = {task: options_of(options, defaults=False) for task, options in OPTIONS.items()}
 OUTPUT: Options = {"output_dir": option(str, "Folder of the run. It must not contain another run.", default=REQUIRED)}
 RUN: Options = {"resume": flag("--resume", "Continue the run in --output-dir."), "as_json": (Json, False)}
 MODEL_NAME = option(str, "A registered name, a hub id or a local folder.", default="gpt2-mini")
@@ -71,7 +85,14 @@ DATA: Options = {
     "max_train": option(Whole, "Maximum number of training examples.", min=1),
     "max_eval": option(Whole, "Maximum number of dev and of test examples.", min=1),
 }
+PRESETS = ("gemma", "mini", "quick")
 PRESET: Options = {"preset": option(Text, "gemma, mini or quick: hyperparameters. Default: depends on the model.")}
+NEEDS: Needs = {
+    "window": ("mask", ("bidirectional",)),
+    "layers": ("mask", ("bidirectional",)),
+    "rank": ("method", ("lora",)),
+    "batch_tokens": ("packing", ()),
+}
 FOLDS: Options = {
     "folds": option(int, "Number of folds of a cross-validation over train, dev and test together.", default=0, min=0)
 }
@@ -104,6 +125,13 @@ LM: Options = {
     "profile": option(Text, "ci, laptop, colab or gpu: steps, batch size and length that you do not give."),
     "attn_implementation": ATTENTION,
 }
+LM_NEEDS: Needs = {
+    "window": ("objective", ("mlm", "mntp")),
+    "layers": ("objective", ("mlm", "mntp")),
+    "mask_rate": ("objective", ("mlm", "mntp", "hybrid")),
+    "whole_words": ("objective", ("mlm", "mntp", "hybrid")),
+    "eval_file": ("train_file", ()),
+}
 LM_HELP = """Adapt a language model to text.
 
 Objectives: mlm and mntp make the model bidirectional and predict masked tokens; prefix is bidirectional in a prefix
@@ -129,12 +157,6 @@ PRETRAIN_HELP = """Train a tokenizer and a small GPT-2.
 Example: labkit pretrain my-texts --output-dir my-gpt2 --max-steps 2000"""
 
 
-def options_of(task: str) -> Options:
-    """The options of a task's dataclass; None takes its default."""
-    kinds = {"int": Whole, "float | None": Real, "str": Text}
-    return {field.name: option(kinds[field.type], **field.metadata) for field in fields(OPTIONS[task])}
-
-
 def hyperparameters(names: list[str]) -> Options:
     return {name: HYPERPARAMETERS[name][1] for name in names}
 
@@ -157,6 +179,8 @@ def train_task(task: str, given: dict[str, Any]) -> None:
     from labkit.tasks.base import get
     from labkit.tasks.finetune import crossvalidate, default_preset, finetune, numbers
 
+    if given["preset"] is not None:
+        require_one_of("the preset", given["preset"], PRESETS, LabkitError)
     skipped = {} if given["skip_bad_rows"] else None
     files = chosen(given, "data train_file dev_file test_file max_train max_eval seed")
     train, dev, test = sides(task, **files, tag_column=given.get("tag_column"), skipped=skipped)
@@ -167,7 +191,7 @@ def train_task(task: str, given: dict[str, Any]) -> None:
         "skipped": skipped,
         "settings": settings(given["preset"] or default_preset(given["model"]), given),
     }
-    where = (get(task, **{name: given[name] for name in options_of(task)}), given["model"])
+    where = (get(task, **{name: given[name] for name in OF_TASK[task]}), given["model"])
     if given["folds"]:
         examples = _together(train=train, dev=dev, test=test)
         metrics = crossvalidate(*where, examples, given["output_dir"], k=given["folds"], **choices)
@@ -237,8 +261,6 @@ def _texts(train_file: list[str] | None, eval_file: list[str] | None) -> tuple[l
     if train_file:
         documents = [read_documents(files) if files else [] for files in (train_file, eval_file)]
         return [document.text for document in documents[0]], [document.text for document in documents[1]]
-    if eval_file:
-        raise DataError("--eval-file without --train-file: give both, or neither to train on Field Notes")
     return [passage.text for passage in passages("train")], [passage.text for passage in passages("dev")]
 
 
@@ -262,7 +284,7 @@ def pretrain(given: dict[str, Any]) -> None:
 
 for _task in OPTIONS:
     _columns = {"tag_column": (TagColumn, None)} if _task == "ner" else {}
-    _options = OUTPUT | TASK | DATA | _columns | PRESET | hyperparameters(OF_TASKS) | options_of(_task) | FOLDS | RUN
-    add_command(train_app, _task, HELP[_task], _options, partial(train_task, _task))
-add_command(train_app, "lm", LM_HELP, OUTPUT | LM | hyperparameters(OF_LM) | RUN, train_lm)
+    _options = OUTPUT | TASK | DATA | _columns | PRESET | hyperparameters(OF_TASKS) | OF_TASK[_task] | FOLDS | RUN
+    add_command(train_app, _task, HELP[_task], _options, partial(train_task, _task), NEEDS)
+add_command(train_app, "lm", LM_HELP, OUTPUT | LM | hyperparameters(OF_LM) | RUN, train_lm, LM_NEEDS)
 PRETRAINING = PRETRAIN | OUTPUT | hyperparameters(OF_PRETRAINING) | RUN

@@ -32,16 +32,12 @@ BEHIND = ~causal() | sliding_window(1)  # a window of one token: itself
 
 def require_mask(mask: str, window: str, layers: str, readings: int, *, kept: bool) -> None:
     """Raise TrainingError unless such a mask can be put in force, and be saved with the model where that is kept."""
-    if mask != RIGHT_TO_LEFT:
-        require_one_of("the mask", mask, MASKS, TrainingError)
+    require_one_of("the mask", mask, MASKS if kept else (*MASKS, RIGHT_TO_LEFT), TrainingError)
     require_one_of("the window", window, WINDOWS, TrainingError)
     if layers != "all" and mask != "bidirectional":
         raise TrainingError(f"layers are chosen for the bidirectional mask, and the mask is {mask}")
-    if kept and (mask == RIGHT_TO_LEFT or readings > 1):
-        raise TrainingError(
-            "right-to-left masks and repeated inputs are controls for comparisons, which a saved model does not have: "
-            "give keep_model=False"
-        )
+    if kept and readings > 1:
+        raise TrainingError("a saved model does not repeat its input, a control for comparisons: give keep_model=False")
 
 
 def require_local_layers(model: Any, window: str) -> None:
