@@ -94,7 +94,7 @@ def test_options_that_exclude_others_set_their_fields_too(trainer_of, tmp_path):
     assert "the tracker 'no_such_tracker' is not installed" in trainer_of(CLASSIFY, {"report_to": "no_such_tracker"})
 
 
-CHOICES = {"mask": "causal", "window": "halve", "layers": "0", "method": "lora", "rank": 4, "packing": True}
+CHOICES = {"mask": "bidirectional", "window": "halve", "layers": "0", "method": "lora", "rank": 4, "packing": True}
 HEAD = {"dropout": 0.2, "backbone_dropout": 0.3, "head_init": "zeros"}
 OWN = {
     "qa": {
@@ -168,7 +168,32 @@ def test_own_files_through_training_folds_and_prediction(labkit_command, tmp_pat
         (["train", "ner", "--train-file", "nowhere.conll"], "nowhere.conll does not exist"),
         (["train", "embed", "--data", "evidence"], "'embed'"),
         (["train", "ner", "--preset", "huge"], "preset is 'huge'; choose one of gemma, mini, quick"),
-        (["train", "ner", "--mask", "prefix"], "mask is 'prefix'"),
+        (["train", "ner", "--preset", "lm"], "preset is 'lm'; choose one of gemma, mini, quick"),
+        (["train", "ner", "--mask", "right-to-left"], "'right-to-left'; choose one of bidirectional, causal, encoder"),
+        (["train", "ner", "--mask", "encoder"], "GPT2ForTokens is causal, so it is no encoder"),
+        (["train", "ner", "--window", "halve"], "GPT2ForTokens has no local layers"),
+        (["train", "ner", "--rank", "4"], "--rank has an effect only with --method lora"),
+        (["train", "ner", "--batch-tokens", "99"], "--batch-tokens has an effect only with --packing"),
+        (
+            ["train", "ner", "--mask", "causal", "--layers", "0"],
+            "--layers has an effect only with --mask bidirectional",
+        ),
+        (["train", "ner", "--schedule", "warmup_stable_decay"], "schedule is 'warmup_stable_decay'; choose one of lin"),
+        (["train", "ner", "--epochs", "0"], "num_train_epochs is 0.0; it must be above 0"),
+        (["train", "ner", "--learning-rate", "0"], "learning_rate is 0.0; it must be above 0"),
+        (["train", "qa", "--null-threshold", "nan"], "null_threshold is nan; give a finite number"),
+        (["train", "ner", "--data", "no_such_set"], "there is no data set 'no_such_set'"),
+        (["train", "lm", "--objective", "next", "--whole-words"], "--whole-words has an effect only with --objective"),
+        (
+            ["train", "lm", "--objective", "next", "--layers", "0"],
+            "--layers has an effect only with --objective mlm or",
+        ),
+        (
+            ["train", "lm", "--objective", "next", "--eval-file", "x"],
+            "--eval-file has an effect only with --train-file",
+        ),
+        (["train", "lm", "--objective", "next", "--profile", "zz"], "the profile is 'zz'; choose one of ci, laptop"),
+        (["train", "lm", "--objective", "mlm", "--window", "global"], "GPT2LMHeadModel has no local layers"),
         (["train", "ner", "--order", "question-last"], "No such option"),
         (["train", "classify", "--epochs", "inf"], "epochs"),
         (["predict", "ner", *MODEL], "give --input with a file, or --text"),
@@ -177,7 +202,8 @@ def test_own_files_through_training_folds_and_prediction(labkit_command, tmp_pat
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_writes_nothing(labkit_command, tmp_path, arguments, complaint):
-    extra = ["--output-dir", tmp_path / "run", *SMALL] if arguments[0] == "train" else []
+    small = MODEL if "lm" in arguments else SMALL
+    extra = [*small, "--output-dir", tmp_path / "run"] if arguments[0] == "train" else []
     code, out, err = labkit_command(*arguments, *extra)
     messages = [line for line in err.splitlines() if line.startswith("labkit: ")]
     assert code == 2 and out == "" and len(messages) == 1 and complaint in messages[0], err

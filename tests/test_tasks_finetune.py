@@ -16,7 +16,7 @@ from labkit.datasets.splits import require_apart
 from labkit.decoder import limits
 from labkit.errors import DataError, LabkitError, ModelError, TrainingError
 from labkit.models.adapters import TASK, trained_part
-from labkit.models.heads import head_in
+from labkit.models.heads import SHORT_NAMES, head_in
 from labkit.run_folder import RunFolder, read_json
 from labkit.tasks import finetune as finetune_module
 from labkit.tasks import in_force
@@ -102,7 +102,7 @@ def test_a_run_leaves_metrics_predictions_and_a_model_with_its_head_mask_labels_
     pipe = pipeline(folder)
     model, record = pipe.lm.model, getattr(pipe.lm.model.config, TASK)
     assert labkit.audit(model, quick=True).verdict == "bidirectional"
-    assert head_in(model.config).task == TASKS[task].head_task
+    assert head_in(model.config).task == SHORT_NAMES[task]
     assert record["task"] == task and record["options"]["max_length"] == TASKS[task].max_length
     assert [model.config.id2label[k] for k in range(len(metrics["labels"]))] == metrics["labels"]
     card = (folder / "model" / "README.md").read_text(encoding="utf-8")
@@ -124,7 +124,6 @@ def test_a_model_beats_the_baselines_only_if_it_is_better_than_the_best_on_test(
     for f1, better in ((0.4, True), (0.3, False)):
         metrics = {"metric": "best_f1", "dev": {"best_f1": 0.1}, "test": {"f1": f1}, "baselines": baselines}
         assert beats_baselines(metrics, quiet) is better
-    assert beats_baselines(metrics | {"baselines": {"test": {}}}, quiet) is None
 
 
 @pytest.mark.parametrize(
@@ -335,7 +334,7 @@ TOKENS = SETTINGS | {"batch_tokens": 96}
         ("ner", {"settings": TOKENS}, "batch_tokens 96"),
         ("embed", {"settings": TOKENS, "packing": True}, "one pair"),
         ("embed", {"method": "frozen"}, "nothing to train"),
-        ("ner", {"mask": "causal", "readings": 2}, "repeated inputs are controls"),
+        ("ner", {"mask": "causal", "readings": 2}, "repeat its input, a control"),
         ("ner", {"mask": "causal", "layers": "0"}, "layers are chosen for the bidirectional mask"),
         ("embed", {"train": SCORED[:8], "dev": SCORED[8:], "test": UNSCORED}, "one has pairs with scores"),
         ("ner", {"test": [LONG], "options": get("ner", max_length=2000)}, "2,000 tokens, and the model has"),

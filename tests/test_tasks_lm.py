@@ -173,6 +173,7 @@ def test_dropout_is_set_in_modules_and_in_attention():
         ({"mask_rate": 0.0}, "mask rate"),
         ({"layers": "all but one"}, "layers"),
         ({"texts": []}, "nothing to train on"),
+        ({"texts": ["tide " * 3000], "max_length": 2000}, "2,000 tokens, and the model has"),
     ],
 )
 def test_bad_input_is_one_error_and_leaves_no_folder(changes, message, tmp_path):

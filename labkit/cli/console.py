@@ -125,6 +125,14 @@ def print_table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
     print(rendered.get(), end="")  # rich itself would end the process with 1 if the reader has gone
 
 
+def report(as_json: bool, value: Any, *lines: str) -> None:
+    """Print `value` as JSON, or the lines."""
+    if as_json:
+        print_json(value)
+    else:
+        print(*lines, sep="\n")
+
+
 def print_json(value: Any) -> None:
     """Print `value`, with paths as text."""
     print(json.dumps(value, indent=1, default=str))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from labkit.cli.console import Attn, Dtype, Json, Name, print_json, waiting
+from labkit.cli.console import Attn, Dtype, Json, Name, report, waiting
 from labkit.errors import LabkitError, ModelError, require_one_of
 
 LEAKAGE_VOCABULARY = 64  # with few tokens a short training shows what chance can achieve
@@ -39,9 +39,9 @@ def audit(
     from labkit.auditing import measure
 
     with waiting(f"measuring {name}"):
-        report = measure.audit(model, reference=original, quick=quick)
-    print(report.to_json() if as_json else str(report))
-    if expect and (why := report.failure(expect)):
+        measured = measure.audit(model, reference=original, quick=quick)
+    print(measured.to_json() if as_json else str(measured))
+    if expect and (why := measured.failure(expect)):
         print(f"labkit: {name} was expected to be {expect} and {why}", file=sys.stderr)
         raise typer.Exit(1)
 
@@ -89,13 +89,11 @@ def convert(
     to_bidirectional(lm.model, window=window, layers=chosen)
     folder = export(lm, output_dir, window=window, layers=chosen)
     plain = cards.loads_in_transformers(lm.model, chosen)
-    if as_json:
-        done = {"folder": str(folder), "name": name, "window": window, "layers": chosen or "all"}
-        print_json(done | {"plain_transformers": plain, "licence": lm.licence})
-    else:
-        print(f"{folder}: {name}, bidirectional in {'all layers' if chosen is None else f'layers {chosen}'}")
-        if not plain:
-            print("plain transformers cannot express its masks; load the folder with labkit.load")
+    done = {"folder": folder, "name": name, "window": window, "layers": chosen or "all", "plain_transformers": plain}
+    lines = [f"{folder}: {name}, bidirectional in {'all layers' if chosen is None else f'layers {chosen}'}"]
+    if not plain:
+        lines.append("plain transformers cannot express its masks; load the folder with labkit.load")
+    report(as_json, done | {"licence": lm.licence}, *lines)
 
 
 def leakage(
@@ -125,8 +123,6 @@ def leakage(
         from labkit.leak_meter import leak_meter
 
         reports["training"] = leak_meter(model, LEAKAGE_VOCABULARY, steps=steps)
-    if as_json:
-        print_json({"training": None} | {kind: json.loads(report.to_json()) for kind, report in reports.items()})
-    else:
-        print(*reports.values(), sep="\n")
-    raise typer.Exit(0 if all(report.clean for report in reports.values()) else 1)
+    values = {"training": None} | {kind: json.loads(leaks.to_json()) for kind, leaks in reports.items()}
+    report(as_json, values, *map(str, reports.values()))
+    raise typer.Exit(0 if all(leaks.clean for leaks in reports.values()) else 1)

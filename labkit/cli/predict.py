@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from labkit.cli.console import REQUIRED, Json, Options, Text, add_command, aside, option, print_json
+from labkit.cli.console import REQUIRED, Json, Options, Text, add_command, aside, option, print_json, report
 from labkit.errors import DataError
 
 predict_app = typer.Typer(help="Use a fine-tuned model on your texts.")
@@ -61,7 +61,7 @@ def _predict(task: str, given: dict[str, Any]) -> None:
     elif (count := predict_file(pipe, input_file, output_file)) and output_file:
         with aside(output_file):
             summary = {"output": output_file, "lines": count}
-            print_json(summary) if given["as_json"] else print(f"{output_file}: {count:,} lines")
+            report(given["as_json"], summary, f"{output_file}: {count:,} lines")
 
 
 for _task in FIELDS:

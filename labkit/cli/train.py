@@ -21,7 +21,7 @@ from labkit.cli.console import (
     flag,
     option,
     options_of,
-    print_json,
+    report,
 )
 from labkit.cli.data import TagColumn
 from labkit.errors import LabkitError, require_one_of
@@ -195,21 +195,17 @@ def train_task(task: str, given: dict[str, Any]) -> None:
     if given["folds"]:
         examples = _together(train=train, dev=dev, test=test)
         metrics = crossvalidate(*where, examples, given["output_dir"], k=given["folds"], **choices)
+        lines = [f"{task}: {metrics['folds']} folds, n = {metrics['n']:,}; mean and 95 % interval over the folds"]
+        for name, score in metrics["scores"].items():
+            lines.append(f"  {name.replace('_', ' ')} {score['mean']:.3f} ± {score['half_width_95']:.3f}")
     else:
         metrics = finetune(*where, train, given["output_dir"], dev=dev, test=test, **choices)
-    if given["as_json"]:
-        print_json(metrics)
-    elif given["folds"]:
-        print(f"{task}: {metrics['folds']} folds, n = {metrics['n']:,}; mean and 95 % interval over the folds")
-        for name, score in metrics["scores"].items():
-            print(f"  {name.replace('_', ' ')} {score['mean']:.3f} ± {score['half_width_95']:.3f}")
-    else:
         what = f"{task}, {metrics['mask']['measured']}, {metrics['steps']:,} steps, {metrics['seconds']:,.0f} s"
-        print(f"{given['output_dir']}/model: {what}; best at step {metrics['best_step']:,}")
-        for side in [side for side in ("dev", "test") if side in metrics]:
-            print(f"  {side:5} (n = {metrics[f'n_{side}']:,}) {_shown(numbers(metrics[side]))}")
-            if metrics["baselines"][side]:
-                print(f"        baselines: {_shown(metrics['baselines'][side])}")
+        lines = [f"{given['output_dir']}/model: {what}; best at step {metrics['best_step']:,}"]
+        for side, baselines in metrics["baselines"].items():
+            lines.append(f"  {side:5} (n = {metrics[f'n_{side}']:,}) {_shown(numbers(metrics[side]))}")
+            lines.append(f"        baselines: {_shown(baselines)}")
+    report(given["as_json"], metrics, *lines)
 
 
 def _shown(scores: dict[str, float]) -> str:
@@ -227,6 +223,8 @@ def _together(**sides: list[Any]) -> list[Any]:
 
 
 def train_lm(given: dict[str, Any]) -> None:
+    from labkit.datasets.embedded import passages
+    from labkit.datasets.text import read_documents
     from labkit.profile import by_name, current
     from labkit.tasks import lm
 
@@ -235,33 +233,25 @@ def train_lm(given: dict[str, Any]) -> None:
     sizes = by_name(given["profile"]) if given["profile"] else current()
     defaults = {"per_device_train_batch_size": sizes.batch_size, "weight_decay": 0.01}
     defaults["max_steps"] = sizes.max_steps if given["epochs"] is None else -1
-    train_texts, eval_texts = _texts(given["train_file"], given["eval_file"])
+    if given["train_file"]:
+        train, dev = (read_documents(files) if files else [] for files in (given["train_file"], given["eval_file"]))
+    else:
+        train, dev = passages("train"), passages("dev")
     metrics = lm.train_lm(
         given["model"],
-        train_texts,
+        [document.text for document in train],
         given["output_dir"],
         settings=settings("lm", given, **defaults),
-        eval_texts=eval_texts,
+        eval_texts=[document.text for document in dev],
         max_length=given["max_length"] or sizes.max_length,
         attn=given["attn_implementation"],
         **chosen(given, "objective mask_rate whole_words window layers lora dropout resume"),
     )
-    if given["as_json"]:
-        print_json(metrics)
-        return
-    print(f"{given['output_dir']}/model: {given['objective']}, {metrics['steps']:,} steps, {metrics['seconds']:,.0f} s")
+    what = f"{given['objective']}, {metrics['steps']:,} steps, {metrics['seconds']:,.0f} s"
+    lines = [f"{given['output_dir']}/model: {what}"]
     for state, scores in metrics["scores"].items():
-        print(f"  {state:9} {_shown({name: value for name, value in scores.items() if name != 'n'})}")
-
-
-def _texts(train_file: list[str] | None, eval_file: list[str] | None) -> tuple[list[str], list[str]]:
-    from labkit.datasets.embedded import passages
-    from labkit.datasets.text import read_documents
-
-    if train_file:
-        documents = [read_documents(files) if files else [] for files in (train_file, eval_file)]
-        return [document.text for document in documents[0]], [document.text for document in documents[1]]
-    return [passage.text for passage in passages("train")], [passage.text for passage in passages("dev")]
+        lines.append(f"  {state:9} {_shown({name: value for name, value in scores.items() if name != 'n'})}")
+    report(given["as_json"], metrics, *lines)
 
 
 def pretrain(given: dict[str, Any]) -> None:
@@ -274,12 +264,11 @@ def pretrain(given: dict[str, Any]) -> None:
         settings=settings("lm", given, learning_rate=1e-3),
         **chosen(given, "held_out repeats first_length resume"),
     )
-    if given["as_json"]:
-        print_json(metrics)
-        return
-    print(f"{given['output_dir']}/model: {metrics['parameters'] / 1e6:.1f} M parameters, {metrics['seconds']:,.0f} s")
-    for name, bits in metrics["bits_per_byte"].items():
-        print(f"  {name}: {bits:.3f} bits per byte on the part held out")
+    what = f"{metrics['parameters'] / 1e6:.1f} M parameters, {metrics['seconds']:,.0f} s"
+    scores = [
+        f"  {name}: {bits:.3f} bits per byte on the part held out" for name, bits in metrics["bits_per_byte"].items()
+    ]
+    report(given["as_json"], metrics, f"{given['output_dir']}/model: {what}", *scores)
 
 
 for _task in OPTIONS:

@@ -74,7 +74,7 @@ def check_files(task: str, paths: Sequence[str | Path], tag_column: int | None =
         scans.append(scan)
         fault_lines = [*map(printable, _of_rows(scan)), *_lines(faults)]
         if not reports and scan.examples and len(counts) < LABELS.get(task, 0):
-            fault_lines.append(f"there are {len(counts)} different labels, and training needs {LABELS[task]} or more")
+            fault_lines.append(f"training needs at least {LABELS[task]} different labels, and there are {len(counts)}")
         reports.append(Report(str(path), task, len(scan.examples), counts, fault_lines, _lines(warnings)))
     return reports
 

@@ -279,12 +279,10 @@ def _save(lm: Any, trained: Any, task: Task, run: RunFolder, metrics: dict[str, 
     save_model(lm.model, lm.tokenizer, run, cards.of_fine_tuned(lm, metrics, config).items())
 
 
-def beats_baselines(metrics: dict[str, Any], log: Log) -> bool | None:
-    """Whether the model is better than every baseline, on test if there is one; None without a baseline."""
+def beats_baselines(metrics: dict[str, Any], log: Log) -> bool:
+    """Whether the model is better than every baseline, on test if there is one."""
     side = "test" if "test" in metrics else "dev"
     name = metrics["metric"] if metrics["metric"] in metrics[side] else metrics["metric"].removeprefix("best_")
-    if not metrics["baselines"][side]:
-        return None
     best = max(metrics["baselines"][side].values())
     if metrics[side][name] <= best:
         log(f"on {side} the model has {name} {metrics[side][name]:.3f}, not more than the best baseline, {best:.3f}")

@@ -9,7 +9,6 @@ How well a model fills a gap is scored on the same hidden tokens before and afte
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from labkit.models.special_tokens import fit_embeddings
 from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
 from labkit.run_folder import Log, RunFolder, is_first_process, process_count, silent, to_stderr
 from labkit.tasks.base import IGNORED, pad_id, padded
+from labkit.tasks.finetune import digest
 from labkit.tasks.in_force import require_local_layers
 from labkit.training import draw, save_model, settled, train
 
@@ -106,7 +106,7 @@ def train_lm(
     settings = settled(settings, lm.model.config.get_text_config().model_type, log)
     config = {
         "command": "train lm", "model": str(model), "objective": objective, "settings": settings,
-        "texts": _digest(texts), "eval_texts": _digest(eval_texts), "max_length": max_length, "mask_rate": mask_rate,
+        "texts": digest(texts), "eval_texts": digest(eval_texts), "max_length": max_length, "mask_rate": mask_rate,
         "whole_words": whole_words, "window": window, "layers": layers, "lora": lora, "dropout": dropout, "attn": attn,
         "processes": process_count(),
     }  # fmt: skip
@@ -300,7 +300,3 @@ def _probabilities(model: Any, batch: dict[str, Tensor], hidden: Sequence[int], 
     inputs = [tensor.to(model.device) for tensor in (batch["input_ids"], batch["attention_mask"], positions)]
     with evaluating(model):
         return logits_at(model, *inputs).float().softmax(-1)
-
-
-def _digest(texts: Sequence[str]) -> str:
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
