@@ -22,7 +22,7 @@ from labkit.datasets.text import read_documents
 from labkit.decoder.running import evaluating, random_state_kept
 from labkit.errors import DataError, TrainingError
 from labkit.objectives import Collator, generator, loss
-from labkit.run_folder import Log, RunFolder, is_first_process, process_count, silent, to_stderr
+from labkit.run_folder import Log, RunFolder, process_count, to_stderr
 from labkit.training import Items, preset, save_model, settled, steps, train
 
 END, PAD, MASK = "<|endoftext|>", "<pad>", "<mask>"  # ids 0, 1, 2; <mask> is for a later training
@@ -66,7 +66,6 @@ def pretrain(
     Raises:
         DataError: no text, or less of it than one row. TrainingError: see `RunFolder.alone` and `training.train`.
     """
-    log = log if is_first_process() else silent
     shape = shape or Shape()
     settings = settled(settings or preset("lm", learning_rate=1e-3), "gpt2", log)
     if first_length is not None and not 2 <= first_length <= shape.context:

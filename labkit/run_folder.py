@@ -35,8 +35,9 @@ Log = Callable[[str], None]  # receives what a run reports, line by line
 
 
 def to_stderr(text: str) -> None:
-    """The default `Log`."""
-    print(text, file=sys.stderr)
+    """The default `Log`: the first of the processes that train together prints."""
+    if is_first_process():
+        print(text, file=sys.stderr)
 
 
 def silent(text: str) -> None:

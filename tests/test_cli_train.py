@@ -8,6 +8,7 @@ from dataclasses import asdict
 import pytest
 from transformers import EarlyStoppingCallback, Trainer
 
+from labkit.cli.predict import FIELDS
 from labkit.cli.train import HYPERPARAMETERS
 from labkit.datasets import splits
 from labkit.errors import LabkitError
@@ -18,16 +19,10 @@ pytestmark = pytest.mark.end_to_end
 
 MODEL = ["--model", "tiny-gpt2"]
 SMALL = [*MODEL, "--max-steps", "2", "--batch-size", "4", "--max-train", "16", "--max-eval", "6"]
-INPUTS = {
-    "qa": ["--question", "Who?", "--context", "The smith of Tohmi mended it."],
-    "classify": ["--text", "Tohmi went bankrupt."],
-    "embed": ["--first", "Tohmi went bankrupt.", "--second", "The firm had failed."],
-}
-OUTPUTS = {"qa": "text", "classify": "label", "embed": "similarity"}
 
 
-@pytest.mark.parametrize("task", INPUTS)
-def test_with_the_embedded_data_a_task_needs_only_a_folder(labkit_command, tmp_path, task):
+@pytest.mark.parametrize(("task", "output"), [("qa", "text"), ("embed", "similarity")])
+def test_with_the_embedded_data_a_task_needs_only_a_folder(labkit_command, tmp_path, task, output):
     train = ["train", task, "--output-dir", tmp_path / "run", *SMALL]
     code, out, err = labkit_command(*train)
     assert code == 0, err
@@ -35,8 +30,20 @@ def test_with_the_embedded_data_a_task_needs_only_a_folder(labkit_command, tmp_p
     assert "Warning" not in err
     code, out, _ = labkit_command(*train, "--resume", "--json")
     assert code == 0 and json.loads(out) == read_json(tmp_path / "run" / "metrics.json")
-    code, out, err = labkit_command("predict", task, "--model", tmp_path / "run", *INPUTS[task])
-    assert code == 0 and OUTPUTS[task] in json.loads(out)
+    first, second = FIELDS[task]
+    texts = [f"--{first}", "Who mended it?", f"--{second}", "The smith of Tohmi mended it."]
+    code, out, err = labkit_command("predict", task, "--model", tmp_path / "run", *texts)
+    assert code == 0 and output in json.loads(out)
+
+
+def test_an_interrupted_run_says_how_to_continue(labkit_command, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "train", interrupted)
+    code, out, err = labkit_command("train", "classify", "--output-dir", tmp_path / "run", *SMALL)
+    assert (code, out) == (130, "")
+    assert err.splitlines()[-1] == "labkit: interrupted; the same command with --resume continues"
 
 
 VALUES = {
@@ -155,10 +162,11 @@ def test_own_files_through_training_folds_and_prediction(labkit_command, tmp_pat
     code, out, err = labkit_command(*train, "--test-file", test, *folds)
     assert code == 0 and "3 folds, n = 30" in out and "accuracy" in out and "±" in out, err
     assert read_json(tmp_path / "folds" / "metrics.json")["n_skipped"] == {"train": 0, "test": 0}
-    source.with_suffix(".jsonl").write_text('{"text": "it pours"}\n{"text": "it shines"}\n')
-    predict = ["predict", "classify", "--model", tmp_path / "run", "--input", source.with_suffix(".jsonl")]
-    code, out, _ = labkit_command(*predict, "--output", tmp_path / "predictions.jsonl", "--json")
-    assert (code, json.loads(out)) == (0, {"output": str(tmp_path / "predictions.jsonl"), "lines": 2})
+    predict = ["predict", "classify", "--input", source, "--output", tmp_path / "predictions.jsonl", "--json"]
+    code, out, _ = labkit_command(*predict, "--model", tmp_path / "run")
+    assert (code, json.loads(out)) == (0, {"output": str(tmp_path / "predictions.jsonl"), "lines": 24})
+    code, _, err = labkit_command(*predict, "--model", tmp_path / "folds")
+    assert code == 2 and f"not a model: give its model, {tmp_path / 'folds' / 'fold-1' / 'model'}" in err
 
 
 @pytest.mark.parametrize(

@@ -238,22 +238,6 @@ def test_evaluation_leaves_no_trace_in_the_training_nor_the_training_outside(pla
     assert torch.equal(torch.get_rng_state(), before[0]) and numpy.random.get_state()[1].tolist() == before[1]
 
 
-def test_every_step_is_in_exactly_one_logged_mean(tmp_path):
-    values = []
-
-    def recorded(model, batch):
-        values.append(next_token_loss(model, batch))
-        return values[-1]
-
-    changes = {"max_steps": 201, "eval_steps": 50, "save_steps": 70, "per_device_train_batch_size": 1}
-    outcome, _ = trained(tmp_path / "run", loss=recorded, evaluate=draws_and_scores, **changes)
-    before = 0
-    for step, mean in losses(outcome).items():
-        assert mean == pytest.approx(float(torch.stack(values[before:step]).detach().mean()), abs=1e-5)
-        before = step
-    assert before == 201 and {50, 70, 100, 140} <= losses(outcome).keys() and len(losses(outcome)) < 120
-
-
 class Scripted:
     """An evaluation that returns the numbers of a list in turn, and keeps the weights that it evaluated."""
 

@@ -76,15 +76,14 @@ def convert(
 
     Example: labkit convert gemma3-270m --output-dir gemma-encoder --window keep
     """
-    from labkit.convert import WINDOWS, choose_layers, to_bidirectional
+    from labkit.convert import choose_layers, to_bidirectional
     from labkit.models import cards, load
     from labkit.models.export import export, require_free
-    from labkit.tasks.in_force import require_local_layers
+    from labkit.tasks.in_force import require_window
 
     require_free(output_dir)
-    require_one_of("the window", window, WINDOWS, LabkitError)
     lm = load(name, attn=attn, dtype=dtype)
-    require_local_layers(lm.model, window)
+    require_window(lm.model, window)
     chosen = choose_layers(layers, lm.model.config.get_text_config().num_hidden_layers)
     to_bidirectional(lm.model, window=window, layers=chosen)
     folder = export(lm, output_dir, window=window, layers=chosen)

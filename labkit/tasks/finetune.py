@@ -31,7 +31,7 @@ from labkit.models.adapters import TASK
 from labkit.models.heads import sha256_of
 from labkit.models.registry import REGISTRY
 from labkit.models.special_tokens import add_tokens
-from labkit.run_folder import Log, RunFolder, is_first_process, process_count, silent, to_stderr
+from labkit.run_folder import Log, RunFolder, is_first_process, process_count, to_stderr
 from labkit.tasks.base import Task, get, pad_id
 from labkit.tasks.in_force import in_force, require_mask
 from labkit.training import draw, preset, save_model, settled, steps, train
@@ -90,8 +90,7 @@ def finetune(
     """
     task = get(task) if isinstance(task, str) else task
     settings = settings or preset(default_preset(str(model)))
-    log = log if is_first_process() else silent
-    require_mask(mask, window, layers, readings, kept=keep_model)
+    require_mask(mask, readings, kept=keep_model)
     require_one_of("the method", method, adapters.METHODS, TrainingError)
     if not resume and is_first_process():
         RunFolder.check(output_dir, {}, resume=False)  # before the model is loaded, which may take long

@@ -30,18 +30,16 @@ MEASURED = 12  # tokens on which the right-to-left mask is compared, cell by cel
 BEHIND = ~causal() | sliding_window(1)  # a window of one token: itself
 
 
-def require_mask(mask: str, window: str, layers: str, readings: int, *, kept: bool) -> None:
-    """Raise TrainingError unless such a mask can be put in force, and be saved with the model where that is kept."""
+def require_mask(mask: str, readings: int, *, kept: bool) -> None:
+    """Raise TrainingError unless there is such a mask, and it can be saved with the model where that is kept."""
     require_one_of("the mask", mask, MASKS if kept else (*MASKS, RIGHT_TO_LEFT), TrainingError)
-    require_one_of("the window", window, WINDOWS, TrainingError)
-    if layers != "all" and mask != "bidirectional":
-        raise TrainingError(f"layers are chosen for the bidirectional mask, and the mask is {mask}")
     if kept and readings > 1:
         raise TrainingError("a saved model does not repeat its input, a control for comparisons: give keep_model=False")
 
 
-def require_local_layers(model: Any, window: str) -> None:
-    """Raise TrainingError if a window is chosen for the local layers of a model that has none."""
+def require_window(model: Any, window: str) -> None:
+    """Raise TrainingError unless there is such a window, and the model has local layers if one is chosen."""
+    require_one_of("the window", window, WINDOWS, TrainingError)
     decoder = decoder_or_none(model)
     if window != "keep" and (decoder is None or SLIDING not in decoder.layer_types):
         raise TrainingError(f"the window is {window!r}, but {type(model).__name__} has no local layers; leave it out")
@@ -56,7 +54,7 @@ def put_mask_in_force(model: Any, mask: str, window: str = "keep", layers: str =
     name = type(model).__name__
     if mask == "bidirectional" and decoder_or_none(model) is None:
         raise TrainingError(f"{name} is not a decoder, so it has no mask to remove; give mask encoder")
-    require_local_layers(model, window)
+    require_window(model, window)
     config = model.config.get_text_config()
     chosen = choose_layers(layers, config.num_hidden_layers)
     weight = next(model.parameters())

@@ -26,10 +26,10 @@ from labkit.models import load
 from labkit.models.adapters import weights_to, with_lora
 from labkit.models.special_tokens import fit_embeddings
 from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
-from labkit.run_folder import Log, RunFolder, is_first_process, process_count, silent, to_stderr
+from labkit.run_folder import Log, RunFolder, process_count, to_stderr
 from labkit.tasks.base import IGNORED, pad_id, padded
 from labkit.tasks.finetune import digest
-from labkit.tasks.in_force import require_local_layers
+from labkit.tasks.in_force import require_window
 from labkit.training import draw, save_model, settled, train
 
 READS = ("same", "before")  # where the logits of a hidden token are: at its own position, or at the one before it
@@ -99,7 +99,6 @@ def train_lm(
         DataError, TrainingError, ModelError: each with one clear sentence.
     """
     goal = by_name(objective)
-    log = log if is_first_process() else silent
     # small updates are lost in 16-bit weights, so weights that are trained are float32; LoRA's are by themselves
     stored = None if settings["dtype"] == "auto" else settings["dtype"]
     lm = load(model, attn=attn, dtype=stored if lora else "float32")
@@ -112,7 +111,7 @@ def train_lm(
     }  # fmt: skip
     if (done := RunFolder.finished(output_dir, config, resume=resume, log=log)) is not None:
         return done
-    require_local_layers(lm.model, window)
+    require_window(lm.model, window)
     if lora:
         weights_to(lm.model, getattr(torch, settings["dtype"]))
     corruption = None

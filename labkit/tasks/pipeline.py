@@ -58,15 +58,11 @@ class Pipeline:
         """The example of a row; `where` names it in an error, and `number` is its id if it has none."""
         names = self.task.inputs
         for name in names:
-            if not isinstance(row.get(name), str) or not row[name].strip():
+            if not isinstance(row.get(name), str) or not row[name].strip() or HALF_A_PAIR.search(row[name]):
                 problem = "is missing" if name not in row else f"is {row[name]!r}"
                 raise DataError(f"{where}: {name} {problem}; {self.task.name} needs {' and '.join(names)}")
         id = str(number if row.get("id") is None else row["id"])
-        texts = {name: row[name] for name in names}
-        for name, text in {"id": id, **texts}.items():
-            if HALF_A_PAIR.search(text):
-                raise DataError(f"{where}: {name} contains half of a surrogate pair, which is not a character")
-        return self.task.example(id, texts, self.labels)
+        return self.task.example(id, {name: row[name] for name in names}, self.labels)
 
 
 def pipeline(
