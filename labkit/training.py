@@ -97,8 +97,9 @@ def settled(settings: dict[str, Any], model_type: str, log: Log) -> dict[str, An
         TrainingError: this machine or model cannot compute in the dtype, or a tracker is not installed.
     """
     trackers = [name for name in map(str.strip, settings["report_to"].split(",")) if name not in ("", "none")]
-    if missing := sorted(set(trackers) - set(known := get_available_reporting_integrations())):
-        raise TrainingError(f"the tracker {missing[0]!r} is not installed; installed are {', '.join(known) or 'none'}")
+    installed = get_available_reporting_integrations()
+    if missing := [name for name in trackers if name not in installed]:
+        raise TrainingError(f"the tracker {missing[0]!r} is not installed; those are: {', '.join(installed) or 'none'}")
     chosen = precision.choose(model_type, precision.here(), settings["dtype"])
     if precision.here() is not None and chosen.why != precision.AS_ASKED:
         log(f"computing in {chosen.dtype}: {chosen.why}")

@@ -122,12 +122,12 @@ def _compare(examples: Sequence[Any], earlier: Scan, faults: Findings, warnings:
     groups = named_groups(earlier.examples)
     for group in dict.fromkeys(example.group for example in examples if example.group in groups):
         faults[f"the group is also in {earlier.path}"].append(repr(group))
-    known = {_inputs(example) for example in earlier.examples}
+    earlier_inputs = {_inputs(example) for example in earlier.examples}
     for pair in examples:
-        if isinstance(pair, Pair) and _inputs(pair) in known:
+        if isinstance(pair, Pair) and _inputs(pair) in earlier_inputs:
             faults[f"the pair is also in {earlier.path}"].append(pair.id)
     example_of = {text: example for example in examples for text in sorted(_inputs(example))}
-    known_texts = set().union(*known)
+    known_texts = set().union(*earlier_inputs)
     for text in [text for text in example_of if text in known_texts]:  # two pairs may share a query or an answer
         is_meant = isinstance(example_of[text], Pair) or len(text) < BY_CHANCE
         (warnings if is_meant else faults)[f"the text is also in {earlier.path}"].append(shown(text))
