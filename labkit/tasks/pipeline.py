@@ -20,8 +20,6 @@ from labkit.models.adapters import TASK
 from labkit.models.heads import head_in
 from labkit.tasks.base import Task, get
 
-PART = 500  # rows of a file that are predicted together
-
 
 class Pipeline:
     """A model with a head, its tokenizer, and its task with the options of the training; made by `pipeline`."""
@@ -100,8 +98,6 @@ def predict_file(pipe: Pipeline, source: str | Path, target: str | Path | None) 
         DataError: a line that is not a JSON object or lacks a field, with file and line number; `target` is a folder,
             or the input itself. OSError: `target` cannot be written; this is checked before the first prediction.
     """
-    from tqdm import tqdm
-
     source = Path(source).expanduser()
     target = Path("-" if target is None else target).expanduser()
     require_writable(target)
@@ -111,8 +107,6 @@ def predict_file(pipe: Pipeline, source: str | Path, target: str | Path | None) 
     examples = [pipe.example(row, f"{source}, line {line}", line) for line, row in read(source)]
     if not examples:
         raise DataError(f"{source} has no line")
-    predictions: list[dict[str, Any]] = []
-    for first in tqdm(range(0, len(examples), PART), unit_scale=PART, unit="text", disable=None, leave=False):
-        predictions += pipe.predict(examples[first : first + PART])
+    predictions = pipe.predict(examples)
     write_whole(target, "".join(json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions))
     return len(predictions)
