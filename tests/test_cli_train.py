@@ -9,9 +9,10 @@ import pytest
 from transformers import EarlyStoppingCallback, Trainer
 
 from labkit.cli.predict import FIELDS
-from labkit.cli.train import HYPERPARAMETERS
+from labkit.cli.train import HYPERPARAMETERS, LM_NEEDS
 from labkit.datasets import splits
 from labkit.errors import LabkitError
+from labkit.objectives import OBJECTIVES
 from labkit.run_folder import read_json
 from labkit.tasks import finetune
 
@@ -131,6 +132,13 @@ def test_each_option_of_a_task_reaches_its_training(labkit_command, tmp_path, mo
     assert choices["head"] == {"dropout": 0.2, "backbone_dropout": 0.3, "init": "zeros"}
     assert choices["attn"] == "eager" and choices["resume"] and choices["settings"]["learning_rate"] == 3e-4
     assert len(choices["dev"]) == len(choices["test"]) == 6
+
+
+def test_what_an_option_of_lm_needs_follows_from_the_objectives():
+    hiding = tuple(name for name, objective in OBJECTIVES.items() if objective.hides_tokens)
+    unmasking = tuple(name for name, objective in OBJECTIVES.items() if objective.attention == "bidirectional")
+    assert {LM_NEEDS[name] for name in ("mask_rate", "whole_words")} == {("objective", hiding)}
+    assert {LM_NEEDS[name] for name in ("window", "layers")} == {("objective", unmasking)}
 
 
 def test_rows_that_cannot_be_read_stop_a_run_unless_they_are_skipped(labkit_command, tmp_path):

@@ -23,11 +23,7 @@ OPTIONS: Options = SETTINGS | {
     "compare": option(Text, "With --rescore: compare with the answers in this file.", metavar="FILE"),
     "as_json": (Json, False),
 }
-NEEDS: Needs = {
-    "compare": ("rescore", ()),
-    "weights": ("method", ("weighted",)),
-    "layer": ("method", ("hidden-average",)),
-}
+NEEDS: Needs = {"compare": ("rescore", ())}
 HELP = """Answer a question from several paraphrases.
 
 With the default method the paraphrases do not attend to each other, and the answer attends to all of them.
