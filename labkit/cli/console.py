@@ -64,15 +64,15 @@ def add_command(
     """
 
     def command(**given: Any) -> None:
-        for option, (other, values) in (needs or {}).items():
+        for dependent, (other, values) in (needs or {}).items():
             is_met = given[other] in values if values else given[other]
-            if given[option] != options[option][1] and not is_met:
+            if given[dependent] != options[dependent][1] and not is_met:
                 what = " ".join([_dashed(other), " or ".join(values)]).strip()
-                raise LabkitError(f"{_dashed(option)} has an effect only with {what}; leave it out, or give both")
+                raise LabkitError(f"{_dashed(dependent)} has an effect only with {what}; leave it out, or give both")
         try:
             run(given)
         except KeyboardInterrupt:
-            if "resume" in given:
+            if "resume" in given and given.get("output") != "-":  # standard output cannot be resumed
                 print("labkit: interrupted; the same command with --resume continues", file=sys.stderr)
             raise
 
