@@ -28,7 +28,7 @@ from labkit.objectives import Collator, corruption_for, loss  # noqa: E402
 from labkit.run_folder import RunFolder  # noqa: E402
 from labkit.tasks import lm as task  # noqa: E402
 from labkit.tasks.base import pad_id  # noqa: E402
-from labkit.training import Rows, draw, preset, settled, train  # noqa: E402
+from labkit.training import draw, preset, settled, train  # noqa: E402
 
 MAX_LENGTH, LEARNING_RATE = 128, 5e-4
 DRAWS = 2000
@@ -71,7 +71,7 @@ def one_run(model: str, objective: str, options: argparse.Namespace, seed: int, 
     with tempfile.TemporaryDirectory() as folder, RunFolder.alone(Path(folder, "run"), {}, resume=False) as run:
         outcome = train(
             net,
-            Rows(len(order), lambda k: {"row": k, "ids": rows[order[k]]}),
+            [{"row": number, "ids": rows[row]} for number, row in enumerate(order)],
             collate=collate,
             loss=lambda net, batch: loss(net, batch, objective),
             settings=settings,

@@ -22,8 +22,8 @@ from labkit.datasets.text import read_documents
 from labkit.decoder.running import evaluating, random_state_kept
 from labkit.errors import DataError, TrainingError
 from labkit.objectives import Collator, generator, loss
-from labkit.run_folder import Log, RunFolder, is_first_process, process_count, silent, to_stderr
-from labkit.training import Rows, preset, save_model, settled, steps, train
+from labkit.run_folder import Log, RunFolder, process_count, to_stderr
+from labkit.training import Items, preset, save_model, settled, steps, train
 
 END, PAD, MASK = "<|endoftext|>", "<pad>", "<mask>"  # ids 0, 1, 2; <mask> is for a later training
 
@@ -66,7 +66,6 @@ def pretrain(
     Raises:
         DataError: no text, or less of it than one row. TrainingError: see `RunFolder.alone` and `training.train`.
     """
-    log = log if is_first_process() else silent
     shape = shape or Shape()
     settings = settled(settings or preset("lm", learning_rate=1e-3), "gpt2", log)
     if first_length is not None and not 2 <= first_length <= shape.context:
@@ -77,10 +76,8 @@ def pretrain(
         "shape": asdict(shape), "settings": settings, "held_out": held_out, "repeats": repeats,
         "first_length": first_length, "processes": process_count(),
     }  # fmt: skip
-    run = RunFolder.check(output_dir, config, resume=resume)
-    if run.metrics is not None:
-        log(f"{run.path} is finished: {run.metrics['steps']:,} steps")
-        return run.metrics
+    if (done := RunFolder.finished(output_dir, config, resume=resume, log=log)) is not None:
+        return done
     train_texts, held_texts = zip(*(document.split(held_out) for document in documents), strict=True)
     held = {document.name: text for document, text in zip(documents, held_texts, strict=True) if text.strip()}
     tokenizer = train_tokenizer(train_texts, shape.vocab_size, shape.context)
@@ -106,7 +103,7 @@ def pretrain(
     with RunFolder.alone(output_dir, config, resume=resume) as run:
         outcome = train(
             model,
-            Rows(rows, lambda k: {"row": k, "ids": make_row(k)}),
+            Items(rows, lambda k: {"row": k, "ids": make_row(k)}),
             collate=in_pieces(Collator("next", pad_id=tokenizer.pad_token_id), curriculum),
             loss=lambda model, batch: loss(model, batch, "next"),
             settings=settings,

@@ -35,8 +35,9 @@ Log = Callable[[str], None]  # receives what a run reports, line by line
 
 
 def to_stderr(text: str) -> None:
-    """The default `Log`."""
-    print(text, file=sys.stderr)
+    """The default `Log`: the first of the processes that train together prints."""
+    if is_first_process():
+        print(text, file=sys.stderr)
 
 
 def silent(text: str) -> None:
@@ -61,6 +62,8 @@ class RunFolder:
         run = cls(path)
         stored = read_json(run.path / "config.json")
         if stored is None:
+            if run.path.is_file():
+                raise TrainingError(f"{run.path} is a file; give --output-dir a folder")
             require_writable(run.path / "config.json")
             if run.path.is_dir() and any(not file.name.startswith((WRITING, LOCK)) for file in run.path.iterdir()):
                 raise TrainingError(f"{run.path} is not empty and contains no run; give --output-dir a new folder")
@@ -69,13 +72,23 @@ class RunFolder:
             raise TrainingError(
                 f"{run.path} contains a run already: continue it with --resume, or give another --output-dir"
             )
-        before, now = _flat(stored), _flat(json.loads(_as_json(config)))
-        if changed := sorted(name for name in before | now if before.get(name) != now.get(name)):
-            changes = "; ".join(f"{name} was {before.get(name)!r}, now {now.get(name)!r}" for name in changed)
+        if changed := changes(stored, config):
             raise TrainingError(
-                f"the run in {run.path} was begun with other settings: {changes}; give the same or another --output-dir"
+                f"the run in {run.path} was begun with other settings: {changed}; give the same or another --output-dir"
             )
         return run
+
+    @classmethod
+    def finished(cls, path: str | Path, config: dict[str, Any], *, resume: bool, log: Log) -> dict[str, Any] | None:
+        """The metrics of a finished run with this configuration, or None if it is to be begun or continued.
+
+        Raises:
+            TrainingError, OSError: as `check`.
+        """
+        run = cls.check(path, config, resume=resume)
+        if run.metrics is not None:
+            log(f"{run.path} is finished")
+        return run.metrics
 
     @classmethod
     @contextmanager
@@ -122,16 +135,17 @@ class RunFolder:
 
     def write_text(self, name: str, content: str) -> None:
         """Write a text file whole or not at all."""
-        if is_first_process():
-            with failures_explained(self.path):
-                write_whole(self.path / name, content)
+        self._write(write_whole, name, content)
 
     def write_folder(self, name: str, fill: Callable[[Path], Any]) -> Path:
         """The folder `name`, written by `fill(folder)` beside its place and moved there once it is whole."""
+        self._write(write_folder, name, fill)
+        return self.path / name
+
+    def _write(self, write: Callable[[Path, Any], None], name: str, content: Any) -> None:
         if is_first_process():
             with failures_explained(self.path):
-                write_folder(self.path / name, fill)
-        return self.path / name
+                write(self.path / name, content)
 
 
 @contextmanager
@@ -179,6 +193,13 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return None
     except ValueError as error:
         raise TrainingError(f"{path} is damaged ({error}); restore it, or start a new run in another folder") from error
+
+
+def changes(stored: dict[str, Any], config: dict[str, Any]) -> str:
+    """How a configuration differs from a stored one, as "settings.seed was 0, now 1; ..."; "" if it does not."""
+    before, now = _flat(stored), _flat(json.loads(_as_json(config)))
+    changed = sorted(name for name in before | now if before.get(name) != now.get(name))
+    return "; ".join(f"{name} was {before.get(name)!r}, now {now.get(name)!r}" for name in changed)
 
 
 def _as_json(value: Any) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
-from transformers import EarlyStoppingCallback, SchedulerType, Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import get_available_reporting_integrations
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_utils import get_last_checkpoint
@@ -29,10 +29,14 @@ from labkit.errors import TrainingError, require_one_of
 from labkit.files import quiet_libraries
 from labkit.models import precision
 from labkit.objectives import generator
-from labkit.run_folder import Log, RunFolder, failures_explained, is_first_process, process_count, silent, to_stderr
+from labkit.run_folder import Log, RunFolder, failures_explained, process_count, to_stderr
 
 DTYPES = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 SORTED_BATCHES = 50  # rows of so many batches are sorted by length together: less padding, still shuffled
+SCHEDULES = {  # of the learning rate, with the arguments that transformers requires
+    "linear": {}, "cosine": {}, "cosine_with_restarts": {}, "cosine_with_min_lr": {"min_lr_rate": 0.1}, "constant": {},
+    "constant_with_warmup": {}, "inverse_sqrt": {},
+}  # fmt: skip
 OURS = {
     "dtype": "auto",  # of the computation: auto, float32, bfloat16 or float16; trained weights stay float32
     "patience": 0,  # end after so many evaluations without a better metric; 0: never
@@ -40,7 +44,7 @@ OURS = {
 }
 DEFAULTS = OURS | {
     "num_train_epochs": 5.0, "max_steps": -1, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 8,
-    "gradient_accumulation_steps": 4, "learning_rate": 2e-5, "lr_scheduler_type": "linear", "lr_scheduler_kwargs": {},
+    "gradient_accumulation_steps": 4, "learning_rate": 2e-5, "lr_scheduler_type": "linear",
     "warmup_steps": 0.1, "weight_decay": 0.01, "adam_beta2": 0.999, "eval_steps": None, "save_steps": None,
     "save_total_limit": 3, "gradient_checkpointing": False, "seed": 0, "report_to": "none",
 }  # fmt: skip
@@ -55,9 +59,10 @@ PRESETS = {
     "lm": DEFAULTS  # language modelling: `labkit train lm`, `labkit pretrain`
     | {"num_train_epochs": None, "max_steps": 2000, "per_device_train_batch_size": 8, "learning_rate": 5e-4}
     | {"gradient_accumulation_steps": 1, "warmup_steps": 0.05, "weight_decay": 0.1, "adam_beta2": 0.95}
-    | {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}},
+    | {"lr_scheduler_type": "cosine_with_min_lr"},
 }
 KNOWN = {field.name for field in fields(TrainingArguments)} | OURS.keys()
+POSITIVE = ("num_train_epochs", "learning_rate")  # other numbers may be 0
 
 
 def preset(name: str, **changes: Any) -> dict[str, Any]:
@@ -70,13 +75,15 @@ def preset(name: str, **changes: Any) -> dict[str, Any]:
     settings = PRESETS[name] | {key: value for key, value in changes.items() if value is not None}
     if unknown := sorted(settings.keys() - KNOWN):
         raise TrainingError(f"{unknown[0]} is not a hyperparameter: give a field of transformers.TrainingArguments")
-    for key, value in settings.items():
-        if isinstance(value, int | float) and key != "max_steps" and not 0 <= value < 2**32:
-            raise TrainingError(f"{key} is {value}; it must be between 0 and {2**32 - 1}")
+    for key in [key for key, value in settings.items() if isinstance(value, int | float) and key != "max_steps"]:
+        value, is_positive = settings[key], key in POSITIVE
+        if not 0 <= value < 2**32 or (is_positive and value == 0):
+            raise TrainingError(
+                f"{key} is {value}; it must be {'above' if is_positive else 'at least'} 0, below {2**32}"
+            )
     if settings["num_train_epochs"] is None and settings["max_steps"] < 1:
         raise TrainingError(f"max_steps is {settings['max_steps']} without num_train_epochs; give one of them")
-    schedules = [kind.value for kind in SchedulerType]
-    require_one_of("the schedule", settings["lr_scheduler_type"], schedules, TrainingError)
+    require_one_of("the schedule", settings["lr_scheduler_type"], SCHEDULES, TrainingError)
     require_one_of("dtype", settings["dtype"], ("auto", *DTYPES), TrainingError)
     return settings
 
@@ -90,8 +97,9 @@ def settled(settings: dict[str, Any], model_type: str, log: Log) -> dict[str, An
         TrainingError: this machine or model cannot compute in the dtype, or a tracker is not installed.
     """
     trackers = [name for name in map(str.strip, settings["report_to"].split(",")) if name not in ("", "none")]
-    if missing := sorted(set(trackers) - set(known := get_available_reporting_integrations())):
-        raise TrainingError(f"the tracker {missing[0]!r} is not installed; installed are {', '.join(known) or 'none'}")
+    installed = get_available_reporting_integrations()
+    if missing := [name for name in trackers if name not in installed]:
+        raise TrainingError(f"the tracker {missing[0]!r} is not installed; those are: {', '.join(installed) or 'none'}")
     chosen = precision.choose(model_type, precision.here(), settings["dtype"])
     if precision.here() is not None and chosen.why != precision.AS_ASKED:
         log(f"computing in {chosen.dtype}: {chosen.why}")
@@ -158,8 +166,8 @@ def _filled(order: list[int], lengths: Sequence[int], tokens: int) -> list[list[
 
 
 @dataclass
-class Rows(torch.utils.data.Dataset):
-    """The items of a run, in its order. `make(k)` gives item k, whatever came before it."""
+class Items(torch.utils.data.Dataset):
+    """Items that are made when they are needed: `make(k)` gives item k, whatever came before it."""
 
     count: int
     make: Callable[[int], Any]
@@ -173,7 +181,7 @@ class Rows(torch.utils.data.Dataset):
 
 def train(
     model: nn.Module,
-    rows: Rows,
+    items: Sequence[Any] | Items,
     *,
     collate: Callable[[list], dict[str, Tensor]],
     loss: Callable[[nn.Module, dict[str, Tensor]], Tensor],
@@ -188,7 +196,7 @@ def train(
     """Train `model` in place, from the newest checkpoint in `run` if there is one, and keep the global random state.
 
     Args:
-        rows: of the whole run, in order; their number gives the number of steps.
+        items: of the whole run, in order, for `collate`; their number gives the number of steps.
         loss: the mean over those of the batch's `labels` that are not -100; a step has the mean over all its labels.
         settings: of `preset`, after `settled`. By default the run is evaluated and saved ten times.
         tokens: the number of real tokens of item k.
@@ -199,7 +207,6 @@ def train(
     Raises:
         TrainingError: the loss becomes NaN or infinite, or the disk or memory is full. The last whole checkpoint stays.
     """
-    log = log if is_first_process() else silent
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     if getattr(getattr(model, "config", None), "_attn_implementation", None) == "flex_attention":
@@ -212,10 +219,10 @@ def train(
         random_state_kept(), quiet_libraries(), precision.kernels(settings["tf32"]),
         failures_explained(run.path),
     ):  # fmt: skip
-        arguments = _arguments(settings, len(rows), run, metric, evaluate is not None)
+        arguments = _arguments(settings, len(items), run, metric, evaluate is not None)
         trainer = _Trainer(
-            model, arguments, train_dataset=rows, eval_dataset=Rows(0, rows.make), data_collator=collate,
-            processing_class=tokenizer, callbacks=callbacks, loss=loss, scores=evaluate,
+            model, arguments, train_dataset=items, eval_dataset=[], data_collator=collate, processing_class=tokenizer,
+            callbacks=callbacks, loss=loss, scores=evaluate,
         )  # fmt: skip
         checkpoint = get_last_checkpoint(run.checkpoints) if run.checkpoints.is_dir() else None
         if checkpoint:
@@ -231,7 +238,7 @@ def train(
     state = trainer.state
     history = [entry for entry in state.log_history if "train_runtime" not in entry]  # Trainer's own summary
     seconds = max(entry.get("seconds", 0.0) for entry in history)
-    trained = sum(map(tokens, range(state.global_step * len(rows) // arguments.max_steps)))
+    trained = sum(map(tokens, range(state.global_step * len(items) // arguments.max_steps)))
     return {
         "seconds": seconds,
         "tokens_per_second": trained / seconds,
@@ -254,6 +261,7 @@ def _arguments(
     eval_steps = min(settings["eval_steps"] or max(1, max_steps // 10), max_steps)
     given |= {
         "output_dir": str(run.checkpoints), "per_device_train_batch_size": batch, "max_steps": max_steps,
+        "lr_scheduler_kwargs": SCHEDULES[settings["lr_scheduler_type"]],
         "train_sampling_strategy": "sequential", "eval_strategy": "steps" if evaluates else "no",
         "eval_steps": eval_steps, "save_steps": eval_steps if metric else settings["save_steps"] or eval_steps,
         "logging_steps": max(1, max_steps // 100), "logging_nan_inf_filter": False, "disable_tqdm": True,

@@ -84,7 +84,7 @@ def test_an_interrupted_run_is_continued_with_resume(labkit_command, monkeypatch
     monkeypatch.setattr(generation, "make_engine", interrupted)
     run = ["fuse", *SMALL, "--output", "out.feather"]
     code, out, err = labkit_command(*run)
-    assert (code, out) == (130, "") and "out.feather.jsonl with --resume" in err
+    assert (code, out) == (130, "") and "the same command with --resume continues" in err
     assert labkit_command(*run)[0] == 2
     code, out, err = labkit_command(*run, "--resume")
     assert (code, err) == (0, "") and batches[3:] == [2]
@@ -134,7 +134,8 @@ def test_rows_without_answers_are_answered_and_in_no_score(labkit_command):
         ([*SMALL, "--output", "own.jsonl"], "own.jsonl exists already"),
         (["--rescore", "own.jsonl"], "the Feather file own.jsonl cannot be read"),
         (["--rescore", "own.jsonl", "--model", "tiny-llama"], "--model does not apply with --rescore"),
-        (["--compare", "own.jsonl"], "--compare needs --rescore"),
+        (["--compare", "own.jsonl"], "--compare has an effect only with --rescore"),
+        (["--rescore", "none.feather"], "there is no file none.feather"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(labkit_command, tmp_path, arguments, words):

@@ -8,9 +8,11 @@ from dataclasses import asdict
 import pytest
 from transformers import EarlyStoppingCallback, Trainer
 
-from labkit.cli.train import HYPERPARAMETERS
+from labkit.cli.predict import FIELDS
+from labkit.cli.train import HYPERPARAMETERS, LM_NEEDS
 from labkit.datasets import splits
 from labkit.errors import LabkitError
+from labkit.objectives import OBJECTIVES
 from labkit.run_folder import read_json
 from labkit.tasks import finetune
 
@@ -18,16 +20,10 @@ pytestmark = pytest.mark.end_to_end
 
 MODEL = ["--model", "tiny-gpt2"]
 SMALL = [*MODEL, "--max-steps", "2", "--batch-size", "4", "--max-train", "16", "--max-eval", "6"]
-INPUTS = {
-    "qa": ["--question", "Who?", "--context", "The smith of Tohmi mended it."],
-    "classify": ["--text", "Tohmi went bankrupt."],
-    "embed": ["--first", "Tohmi went bankrupt.", "--second", "The firm had failed."],
-}
-OUTPUTS = {"qa": "text", "classify": "label", "embed": "similarity"}
 
 
-@pytest.mark.parametrize("task", INPUTS)
-def test_with_the_embedded_data_a_task_needs_only_a_folder(labkit_command, tmp_path, task):
+@pytest.mark.parametrize(("task", "output"), [("qa", "text"), ("embed", "similarity")])
+def test_with_the_embedded_data_a_task_needs_only_a_folder(labkit_command, tmp_path, task, output):
     train = ["train", task, "--output-dir", tmp_path / "run", *SMALL]
     code, out, err = labkit_command(*train)
     assert code == 0, err
@@ -35,8 +31,20 @@ def test_with_the_embedded_data_a_task_needs_only_a_folder(labkit_command, tmp_p
     assert "Warning" not in err
     code, out, _ = labkit_command(*train, "--resume", "--json")
     assert code == 0 and json.loads(out) == read_json(tmp_path / "run" / "metrics.json")
-    code, out, err = labkit_command("predict", task, "--model", tmp_path / "run", *INPUTS[task])
-    assert code == 0 and OUTPUTS[task] in json.loads(out)
+    first, second = FIELDS[task]
+    texts = [f"--{first}", "Who mended it?", f"--{second}", "The smith of Tohmi mended it."]
+    code, out, err = labkit_command("predict", task, "--model", tmp_path / "run", *texts)
+    assert code == 0 and output in json.loads(out)
+
+
+def test_an_interrupted_run_says_how_to_continue(labkit_command, tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "train", interrupted)
+    code, out, err = labkit_command("train", "classify", "--output-dir", tmp_path / "run", *SMALL)
+    assert (code, out) == (130, "")
+    assert err.splitlines()[-1] == "labkit: interrupted; the same command with --resume continues"
 
 
 VALUES = {
@@ -94,7 +102,7 @@ def test_options_that_exclude_others_set_their_fields_too(trainer_of, tmp_path):
     assert "the tracker 'no_such_tracker' is not installed" in trainer_of(CLASSIFY, {"report_to": "no_such_tracker"})
 
 
-CHOICES = {"mask": "causal", "window": "halve", "layers": "0", "method": "lora", "rank": 4, "packing": True}
+CHOICES = {"mask": "bidirectional", "window": "halve", "layers": "0", "method": "lora", "rank": 4, "packing": True}
 HEAD = {"dropout": 0.2, "backbone_dropout": 0.3, "head_init": "zeros"}
 OWN = {
     "qa": {
@@ -126,6 +134,13 @@ def test_each_option_of_a_task_reaches_its_training(labkit_command, tmp_path, mo
     assert len(choices["dev"]) == len(choices["test"]) == 6
 
 
+def test_what_an_option_of_lm_needs_follows_from_the_objectives():
+    hiding = tuple(name for name, objective in OBJECTIVES.items() if objective.hides_tokens)
+    unmasking = tuple(name for name, objective in OBJECTIVES.items() if objective.attention == "bidirectional")
+    assert {LM_NEEDS[name] for name in ("mask_rate", "whole_words")} == {("objective", hiding)}
+    assert {LM_NEEDS[name] for name in ("window", "layers")} == {("objective", unmasking)}
+
+
 def test_rows_that_cannot_be_read_stop_a_run_unless_they_are_skipped(labkit_command, tmp_path):
     for side, sentences in (("train", 8), ("dev", 4)):
         content = "".join(f"1 {side}{k} B-PER O\n2 sleeps O O\n\n" for k in range(sentences))
@@ -155,10 +170,11 @@ def test_own_files_through_training_folds_and_prediction(labkit_command, tmp_pat
     code, out, err = labkit_command(*train, "--test-file", test, *folds)
     assert code == 0 and "3 folds, n = 30" in out and "accuracy" in out and "±" in out, err
     assert read_json(tmp_path / "folds" / "metrics.json")["n_skipped"] == {"train": 0, "test": 0}
-    source.with_suffix(".jsonl").write_text('{"text": "it pours"}\n{"text": "it shines"}\n')
-    predict = ["predict", "classify", "--model", tmp_path / "run", "--input", source.with_suffix(".jsonl")]
-    code, out, _ = labkit_command(*predict, "--output", tmp_path / "predictions.jsonl", "--json")
-    assert (code, json.loads(out)) == (0, {"output": str(tmp_path / "predictions.jsonl"), "lines": 2})
+    predict = ["predict", "classify", "--input", source, "--output", tmp_path / "predictions.jsonl", "--json"]
+    code, out, _ = labkit_command(*predict, "--model", tmp_path / "run")
+    assert (code, json.loads(out)) == (0, {"output": str(tmp_path / "predictions.jsonl"), "lines": 24})
+    code, _, err = labkit_command(*predict, "--model", tmp_path / "folds")
+    assert code == 2 and f"not a model: give its model, {tmp_path / 'folds' / 'fold-1' / 'model'}" in err
 
 
 @pytest.mark.parametrize(
@@ -168,7 +184,32 @@ def test_own_files_through_training_folds_and_prediction(labkit_command, tmp_pat
         (["train", "ner", "--train-file", "nowhere.conll"], "nowhere.conll does not exist"),
         (["train", "embed", "--data", "evidence"], "'embed'"),
         (["train", "ner", "--preset", "huge"], "preset is 'huge'; choose one of gemma, mini, quick"),
-        (["train", "ner", "--mask", "prefix"], "mask is 'prefix'"),
+        (["train", "ner", "--preset", "lm"], "preset is 'lm'; choose one of gemma, mini, quick"),
+        (["train", "ner", "--mask", "right-to-left"], "'right-to-left'; choose one of bidirectional, causal, encoder"),
+        (["train", "ner", "--mask", "encoder"], "GPT2ForTokens is causal, so it is no encoder"),
+        (["train", "ner", "--window", "halve"], "GPT2ForTokens has no local layers"),
+        (["train", "ner", "--rank", "4"], "--rank has an effect only with --method lora"),
+        (["train", "ner", "--batch-tokens", "99"], "--batch-tokens has an effect only with --packing"),
+        (
+            ["train", "ner", "--mask", "causal", "--layers", "0"],
+            "--layers has an effect only with --mask bidirectional",
+        ),
+        (["train", "ner", "--schedule", "warmup_stable_decay"], "schedule is 'warmup_stable_decay'; choose one of lin"),
+        (["train", "ner", "--epochs", "0"], "num_train_epochs is 0.0; it must be above 0"),
+        (["train", "ner", "--learning-rate", "0"], "learning_rate is 0.0; it must be above 0"),
+        (["train", "qa", "--null-threshold", "nan"], "null_threshold is nan; give a finite number"),
+        (["train", "ner", "--data", "no_such_set"], "there is no data set 'no_such_set'"),
+        (["train", "lm", "--objective", "next", "--whole-words"], "--whole-words has an effect only with --objective"),
+        (
+            ["train", "lm", "--objective", "next", "--layers", "0"],
+            "--layers has an effect only with --objective mlm or",
+        ),
+        (
+            ["train", "lm", "--objective", "next", "--eval-file", "x"],
+            "--eval-file has an effect only with --train-file",
+        ),
+        (["train", "lm", "--objective", "next", "--profile", "zz"], "the profile is 'zz'; choose one of ci, laptop"),
+        (["train", "lm", "--objective", "mlm", "--window", "global"], "GPT2LMHeadModel has no local layers"),
         (["train", "ner", "--order", "question-last"], "No such option"),
         (["train", "classify", "--epochs", "inf"], "epochs"),
         (["predict", "ner", *MODEL], "give --input with a file, or --text"),
@@ -177,7 +218,8 @@ def test_own_files_through_training_folds_and_prediction(labkit_command, tmp_pat
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_writes_nothing(labkit_command, tmp_path, arguments, complaint):
-    extra = ["--output-dir", tmp_path / "run", *SMALL] if arguments[0] == "train" else []
+    small = MODEL if "lm" in arguments else SMALL
+    extra = [*small, "--output-dir", tmp_path / "run"] if arguments[0] == "train" else []
     code, out, err = labkit_command(*arguments, *extra)
     messages = [line for line in err.splitlines() if line.startswith("labkit: ")]
     assert code == 2 and out == "" and len(messages) == 1 and complaint in messages[0], err

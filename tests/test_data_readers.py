@@ -248,8 +248,8 @@ CELLS = [  # rows that a table can hold too
 @pytest.mark.parametrize(("task", "row", "example"), CELLS)
 def test_a_row_of_each_task_as_a_table_and_as_json(tmp_path, task, row, example):
     for suffix, separator in (("csv", ","), ("tsv", "\t")):
-        cells = separator.join(f'"{cell}"' for cell in row.values())
-        assert read(task, write(tmp_path / f"a.{suffix}", f"{separator.join(row)}\n{cells}\n")) == [example]
+        header, cells = (separator.join(f'"{cell}"' for cell in line) for line in (row, row.values()))
+        assert read(task, write(tmp_path / f"a.{suffix}", f"{header}\n{cells}\n")) == [example]
     assert read(task, write(tmp_path / "a.jsonl", [row])) == [example]
 
 
@@ -460,8 +460,8 @@ def test_data_with_the_hubs_layout_are_read_offline(hub, no_network):
         ("ner", "{hub}/wnut_17:dev", "wnut_17 (split dev), on the hub"),
         ("qa", "{hub}/wnut_17:test", "wnut_17:test, row 1: has no context"),
         ("classify", "{hub}/reviews:test", "reviews:test, row 1: label is None"),
-        ("ner", "no-such-data", "no-such-data (split train), on the hub (which needs a network)"),
-        ("ner", "wikiann/en:dev", "unimelb-nlp/wikiann (split dev), on the hub"),
+        ("ner", "no-such-data", "there is no data set 'no-such-data' on this machine"),
+        ("ner", "wikiann/en:dev", "there is no data set 'wikiann/en' on this machine"),
     ],
 )
 def test_what_the_hub_does_not_have_is_one_error(hub, monkeypatch, tmp_path, no_network, task, name, words):

@@ -171,7 +171,7 @@ def test_a_run_of_other_settings_data_or_weights_is_not_continued(settings, tmp_
         lm.model.lm_head.weight.data.mul_(1.001)
     else:
         settings = replace(settings, method="concat")
-    with pytest.raises(DataError, match=f"begun with other {change}"):
+    with pytest.raises(DataError, match=rf"begun with other settings: {change}\."):
         run(settings, output, resume=True, lm=lm)
     assert path.read_bytes() == before and list(tmp_path.glob("out*")) == [path]
 
@@ -210,8 +210,8 @@ def test_files_that_exist_are_damaged_or_contain_no_answers_are_refused(settings
     for name in ("text.feather", "out.feather", "."):
         with pytest.raises(DataError, match="exists already"):
             run(settings, tmp_path / name)
-    for name, message in {"none": "cannot be read", "text": "cannot be read", "few": "has the columns"}.items():
-        with pytest.raises(DataError, match=f"{name}.feather {message}"):
+    for name, message in {"none": "; give a file", "text": " cannot be read", "few": " has the columns"}.items():
+        with pytest.raises(DataError, match=f"{name}.feather{message}"):
             read_answers(tmp_path / f"{name}.feather")
     lines = journal_of(output).read_text().splitlines(keepends=True)
     journal_of(output).write_text("".join([*lines[:2], "{no json\n", *lines[3:]]))

@@ -112,9 +112,3 @@ def test_json_is_written_whole_or_not_at_all(run, full_disk):
         with full_disk(after=1000), pytest.raises(TrainingError, match=f"{name} could not be written: .*--resume"):
             run.write_json(name, {"seconds": "2" * 2000})
     assert contents(run.path) == before and run.metrics == {"Ärger.txt": 1}
-
-
-@pytest.mark.skipif(os.name != "posix", reason="file modes are a POSIX matter")
-def test_the_files_of_a_run_can_be_read_by_others(run):
-    run.write_folder("model", lambda folder: (folder / "weights").write_bytes(b"w"))
-    assert all((run.path / name).stat().st_mode & 0o044 for name in ("config.json", "model/weights"))

@@ -12,11 +12,10 @@ import torch
 import labkit
 from labkit.datasets import embedded
 from labkit.datasets.examples import Pair, Sentence
-from labkit.datasets.splits import require_apart
 from labkit.decoder import limits
 from labkit.errors import DataError, LabkitError, ModelError, TrainingError
 from labkit.models.adapters import TASK, trained_part
-from labkit.models.heads import head_in
+from labkit.models.heads import SHORT_NAMES, head_in
 from labkit.run_folder import RunFolder, read_json
 from labkit.tasks import finetune as finetune_module
 from labkit.tasks import in_force
@@ -102,7 +101,7 @@ def test_a_run_leaves_metrics_predictions_and_a_model_with_its_head_mask_labels_
     pipe = pipeline(folder)
     model, record = pipe.lm.model, getattr(pipe.lm.model.config, TASK)
     assert labkit.audit(model, quick=True).verdict == "bidirectional"
-    assert head_in(model.config).task == TASKS[task].head_task
+    assert head_in(model.config).task == SHORT_NAMES[task]
     assert record["task"] == task and record["options"]["max_length"] == TASKS[task].max_length
     assert [model.config.id2label[k] for k in range(len(metrics["labels"]))] == metrics["labels"]
     card = (folder / "model" / "README.md").read_text(encoding="utf-8")
@@ -124,7 +123,6 @@ def test_a_model_beats_the_baselines_only_if_it_is_better_than_the_best_on_test(
     for f1, better in ((0.4, True), (0.3, False)):
         metrics = {"metric": "best_f1", "dev": {"best_f1": 0.1}, "test": {"f1": f1}, "baselines": baselines}
         assert beats_baselines(metrics, quiet) is better
-    assert beats_baselines(metrics | {"baselines": {"test": {}}}, quiet) is None
 
 
 @pytest.mark.parametrize(
@@ -179,14 +177,11 @@ def test_a_measured_mask_that_is_not_the_one_asked_for_stops_the_run(monkeypatch
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("model", "mask", "readings"), [("tiny-gemma3", "right-to-left", 1), ("tiny-gpt2", "causal", 2)]
-)
-def test_controls_are_trained_and_leave_scores_and_no_model(model, mask, readings, tmp_path):
+def test_a_control_is_trained_and_leaves_scores_and_no_model(tmp_path):
     given = {"keep_model": False, "packing": True, "settings": SHORT, "test": ()}
-    metrics = run("ner", tmp_path / "run", model=model, mask=mask, readings=readings, **given)
+    metrics = run("ner", tmp_path / "run", model="tiny-gemma3", mask="right-to-left", readings=2, **given)
     measured = {name: metrics["mask"][name] for name in ("asked", "measured", "readings")}
-    assert measured == {"asked": mask, "measured": mask, "readings": readings}
+    assert measured == {"asked": "right-to-left", "measured": "right-to-left", "readings": 2}
     assert (tmp_path / "run" / "judged.dev.jsonl").exists() and not (tmp_path / "run" / "model").exists()
 
 
@@ -335,8 +330,8 @@ TOKENS = SETTINGS | {"batch_tokens": 96}
         ("ner", {"settings": TOKENS}, "batch_tokens 96"),
         ("embed", {"settings": TOKENS, "packing": True}, "one pair"),
         ("embed", {"method": "frozen"}, "nothing to train"),
-        ("ner", {"mask": "causal", "readings": 2}, "repeated inputs are controls"),
-        ("ner", {"mask": "causal", "layers": "0"}, "layers are chosen for the bidirectional mask"),
+        ("ner", {"mask": "causal", "readings": 2}, "repeat its input, a control"),
+        ("ner", {"mask": "causal", "layers": "0"}, "the mask was to be causal in layers 0; measured: causal"),
         ("embed", {"train": SCORED[:8], "dev": SCORED[8:], "test": UNSCORED}, "one has pairs with scores"),
         ("ner", {"test": [LONG], "options": get("ner", max_length=2000)}, "2,000 tokens, and the model has"),
         ("ner", {}, "--gradient-checkpointing, or --method lora"),  # no memory is free
@@ -348,14 +343,6 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(tmp_path, 
     with pytest.raises(LabkitError, match=complaint):
         run(task, tmp_path / "run", **changes)
     assert not (tmp_path / "run").exists()
-
-
-def test_numbered_documents_of_two_files_are_not_one_group():
-    sides = [
-        [Sentence.of_words(f"{side}{k}", ["Ann", "sleeps"], ["B-PER", "O"], group=f"document {k}") for k in range(3)]
-        for side in ("train", "dev", "test")
-    ]
-    require_apart(*sides)
 
 
 def test_one_text_gives_one_prediction_and_a_list_a_list(done):

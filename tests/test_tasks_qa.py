@@ -61,7 +61,7 @@ def perfect(windows):
 @pytest.fixture
 def lm():
     torch.manual_seed(0)
-    return labkit.load("tiny-gpt2", task="question-answering", device="cpu")
+    return labkit.load("tiny-gpt2", task="qa", device="cpu")
 
 
 def test_windows_by_hand():

@@ -22,7 +22,7 @@ from labkit.objectives import Collator, generator, loss
 from labkit.pretrain import Shape, new_model
 from labkit.run_folder import RunFolder
 from labkit.tasks.finetune import default_preset
-from labkit.training import PRESETS, Rows, draw, preset, settled, steps, train
+from labkit.training import PRESETS, Items, draw, preset, settled, steps, train
 
 pytestmark = pytest.mark.end_to_end
 
@@ -53,7 +53,7 @@ def trained(folder, dropout=0.1, loss=next_token_loss, make=row, log=None, evalu
     with RunFolder.alone(folder, {}, resume=True) as run:
         outcome = train(
             model,
-            Rows(rows * training.process_count(), make),
+            Items(rows * training.process_count(), make),
             collate=Collator("next", pad_id=1),
             loss=loss,
             settings=settings,
@@ -236,22 +236,6 @@ def test_evaluation_leaves_no_trace_in_the_training_nor_the_training_outside(pla
     with pytest.raises(KeyError):
         trained(tmp_path / "broken", loss=broken)
     assert torch.equal(torch.get_rng_state(), before[0]) and numpy.random.get_state()[1].tolist() == before[1]
-
-
-def test_every_step_is_in_exactly_one_logged_mean(tmp_path):
-    values = []
-
-    def recorded(model, batch):
-        values.append(next_token_loss(model, batch))
-        return values[-1]
-
-    changes = {"max_steps": 201, "eval_steps": 50, "save_steps": 70, "per_device_train_batch_size": 1}
-    outcome, _ = trained(tmp_path / "run", loss=recorded, evaluate=draws_and_scores, **changes)
-    before = 0
-    for step, mean in losses(outcome).items():
-        assert mean == pytest.approx(float(torch.stack(values[before:step]).detach().mean()), abs=1e-5)
-        before = step
-    assert before == 201 and {50, 70, 100, 140} <= losses(outcome).keys() and len(losses(outcome)) < 120
 
 
 class Scripted:

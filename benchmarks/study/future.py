@@ -42,7 +42,7 @@ from labkit.future_attention.arms import Arm, arm, token_losses  # noqa: E402
 from labkit.gpt import GPT, GPTConfig  # noqa: E402
 from labkit.pretrain import Curriculum, encode_all, row_maker, train_tokenizer  # noqa: E402
 from labkit.run_folder import RunFolder, read_json  # noqa: E402
-from labkit.training import Rows, preset, settled, train  # noqa: E402
+from labkit.training import Items, preset, settled, train  # noqa: E402
 
 REFERENCE = "baseline"
 DEFAULT = (
@@ -201,7 +201,7 @@ def _train(study: Study, texts: Texts, path: Path, run: Run) -> dict[str, Any]:
         flops = flops_per_token(one, model, _batch([{"ids": make_row(row)} for row in range(study.batch_size)]))
         carrier = _Carrier(model)
         outcome = train(
-            carrier, Rows(rows, lambda k: {"row": k, "ids": make_row(k)}), collate=_batch,
+            carrier, Items(rows, lambda k: {"row": k, "ids": make_row(k)}), collate=_batch,
             loss=lambda carrier, batch: carrier(one, batch), settings=settings, run=folder,
             tokens=lambda k: study.context, evaluate=lambda carrier: _evaluated(carrier.gpt, texts),
             log=lambda text: None,

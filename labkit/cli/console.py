@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
-from typing import Annotated, Any
+from dataclasses import fields
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -21,6 +21,7 @@ Attn = Annotated[str | None, typer.Option(help="Attention backend: eager, sdpa o
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: as stored.")]
 
 Options = dict[str, tuple[Any, Any]]  # by name: annotation and default
+Needs = dict[str, tuple[str, tuple[str, ...]]]  # option: another one, and its values with which the first has an effect
 REQUIRED = inspect.Parameter.empty  # in place of a default
 Text, Whole, Real = str | None, int | None, float | None
 
@@ -34,13 +35,46 @@ def flag(name: str, text: str) -> tuple[Any, Any]:
     return option(bool, text, name, default=False)
 
 
+def options_of(settings: type, *, typed: dict[str, Any] | None = None, defaults: bool = True) -> Options:
+    """The options that a dataclass declares: its fields with a `text` in their metadata, and the limits there.
+
+    `typed`: the types of fields that are typed in another form. Without `defaults`, the default of all is None.
+    """
+    kinds = get_type_hints(settings) | (typed or {})
+    options = {}
+    for field in [field for field in fields(settings) if field.metadata]:
+        kind, default = (kinds[field.name], field.default) if defaults else (kinds[field.name] | None, None)
+        names = [_dashed(field.name)] if kind is bool else []  # or typer adds --no-...
+        limits = {key: value for key, value in field.metadata.items() if key != "text"}
+        options[field.name] = option(kind, field.metadata["text"], *names, default=default, **limits)
+    return options
+
+
 def add_command(
-    app: typer.Typer, name: str, text: str, options: Options, run: Callable[[dict[str, Any]], None]
+    app: typer.Typer,
+    name: str,
+    text: str,
+    options: Options,
+    run: Callable[[dict[str, Any]], None],
+    needs: Needs | None = None,
 ) -> None:
-    """Add a command with this help and these options. It calls `run` with a dict of what was given."""
+    """Add a command with this help and these options. It calls `run` with a dict of what was given.
+
+    An option that was given without the one that it `needs` is refused.
+    """
 
     def command(**given: Any) -> None:
-        run(given)
+        for dependent, (other, values) in (needs or {}).items():
+            is_met = given[other] in values if values else given[other]
+            if given[dependent] != options[dependent][1] and not is_met:
+                what = " ".join([_dashed(other), " or ".join(values)]).strip()
+                raise LabkitError(f"{_dashed(dependent)} has an effect only with {what}; leave it out, or give both")
+        try:
+            run(given)
+        except KeyboardInterrupt:
+            if "resume" in given and given.get("output") != "-":  # standard output cannot be resumed
+                print("labkit: interrupted; the same command with --resume continues", file=sys.stderr)
+            raise
 
     kind = inspect.Parameter.KEYWORD_ONLY
     command.__signature__ = inspect.Signature(
@@ -48,6 +82,10 @@ def add_command(
     )
     command.__annotations__ = {name: note for name, (note, _) in options.items()}
     app.command(name, help=text)(command)
+
+
+def _dashed(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def aside(output: Any) -> AbstractContextManager[Any]:
@@ -87,16 +125,12 @@ def print_table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
     print(rendered.get(), end="")  # rich itself would end the process with 1 if the reader has gone
 
 
-def parts(text: str) -> list[str]:
-    """The parts of `text` between commas: "a,b" gives ["a", "b"]."""
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def whole_numbers(option: str, text: str) -> list[int]:
-    """The numbers in `text`: "0,2" gives [0, 2]. Raises LabkitError, which names the option, for anything else."""
-    if not re.fullmatch(r"[\s\d,-]*", text, re.ASCII):
-        raise LabkitError(f"{option} is {text!r}; give whole numbers such as 0,2,4")
-    return [int(part) for part in parts(text)]
+def report(as_json: bool, value: Any, *lines: str) -> None:
+    """Print `value` as JSON, or the lines."""
+    if as_json:
+        print_json(value)
+    else:
+        print(*lines, sep="\n")
 
 
 def print_json(value: Any) -> None:

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-import typer
-
-from labkit.cli.console import Json, Options, Text, aside, flag, option, parts, print_json, print_table, whole_numbers
+from labkit.cli.console import Json, Needs, Options, Text, aside, flag, option, options_of, print_json, print_table
 from labkit.errors import DataError
 from labkit.fusion.settings import Settings
 
 RESCORING = {"rescore", "compare", "lemmatize", "lemmatizer", "output", "as_json"}
-LISTS = {"indexes": Text, "weights": Text, "stop": list[str] | None}  # settings that are lists, as they are typed
-KINDS = get_type_hints(Settings) | LISTS
-OPTIONS: Options = {
-    setting.name: option(
-        KINDS[setting.name],
-        setting.metadata["help"],
-        *(["--few-shot-from-data"] if setting.name == "few_shot_from_data" else []),
-        default=setting.default,
-        min=setting.metadata.get("min"),
-    )
-    for setting in fields(Settings)
-    if setting.metadata
-} | {
+SETTINGS = options_of(Settings, typed={"indexes": Text, "weights": Text, "stop": list[str] | None})
+OPTIONS: Options = SETTINGS | {
     "lemmatize": flag("--lemmatize", "Also count an answer that matches after lemmatisation."),
     "output": option(
         Text, "Feather file; - is standard output. Default: a file in runs/fuse that is named after the settings."
@@ -36,6 +23,7 @@ OPTIONS: Options = {
     "compare": option(Text, "With --rescore: compare with the answers in this file.", metavar="FILE"),
     "as_json": (Json, False),
 }
+NEEDS: Needs = {"compare": ("rescore", ())}
 HELP = """Answer a question from several paraphrases.
 
 With the default method the paraphrases do not attend to each other, and the answer attends to all of them.
@@ -56,8 +44,6 @@ Example: labkit fuse --model gemma3-270m --method fuse --num-paraphrases 5"""
 def fuse(given: dict[str, Any]) -> None:
     if given["lemmatize"] and given["lemmatizer"] is None:
         given["lemmatizer"] = "simplemma"
-    if given["compare"] is not None and given["rescore"] is None:
-        raise DataError("--compare needs --rescore FILE, the other file of answers")
     if given["model"] is None and given["rescore"] is None:
         raise DataError("--model is missing; give a registered name, a hub id or a local folder")
     answers, compared = _run(given) if given["rescore"] is None else _rescore(given)
@@ -68,20 +54,14 @@ def fuse(given: dict[str, Any]) -> None:
 def _run(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The answers of a run, and no comparison."""
     lists = {
-        "indexes": given["indexes"] and tuple(whole_numbers("--indexes", given["indexes"])),
-        "weights": given["weights"] and _weights(given["weights"]),
+        "indexes": _numbers("--indexes", given["indexes"], int),
+        "weights": _numbers("--weights", given["weights"], float),
         "stop": tuple(text.replace("\\n", "\n") for text in given["stop"] or ()) or None,
     }
-    settings = Settings(**{name: given[name] for name in KINDS if name in OPTIONS} | lists)
-    from labkit.fusion.runs import journal_of, run
+    settings = Settings(**{name: given[name] for name in SETTINGS} | lists)
+    from labkit.fusion.runs import run
 
-    output = given["output"] or str(settings.default_output)
-    try:
-        answers = run(settings, output, resume=given["resume"])
-    except KeyboardInterrupt:
-        if journal_of(output).exists():
-            print(f"labkit: interrupted; continue {journal_of(output)} with --resume", file=sys.stderr)
-        raise typer.Exit(130) from None
+    answers = run(settings, given["output"] or str(settings.default_output), resume=given["resume"])
     about = answers.about
     templates = about["questions"] - about["natural"]
     for count, note in (
@@ -148,8 +128,9 @@ def _show(answers: Any, given: dict[str, Any], compared: dict[str, Any]) -> None
         )
 
 
-def _weights(text: str) -> tuple[float, ...]:
+def _numbers(option: str, text: str | None, kind: Callable[[str], Any]) -> tuple[Any, ...] | None:
+    """The numbers in "0,2", which an error calls `option`."""
     try:
-        return tuple(float(part) for part in parts(text))
+        return None if text is None else tuple(kind(part) for part in text.split(","))
     except ValueError:
-        raise DataError(f"--weights is {text!r}; give numbers such as 2,1,1") from None
+        raise DataError(f"{option} is {text!r}; give numbers such as 2,1,1") from None

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from labkit.cli.console import Json, print_json, show
+from labkit.cli.console import Json, report, show
 from labkit.errors import LabkitError
 
 cache_app = typer.Typer(help="List or delete the converted models.")
@@ -82,11 +82,9 @@ def cache_clear(
     deleted = clear(name)
     if name is not None and not deleted:
         raise LabkitError(f"there is no converted model {name!r}; labkit cache list shows them")
-    if as_json:
-        print_json({"deleted": [vars(entry) for entry in deleted]})
-    else:
-        names, size = ", ".join(entry.name for entry in deleted), sum(entry.bytes for entry in deleted)
-        print(f"deleted {names or 'nothing'} ({size / 1e6:,.0f} MB)")
+    names, size = ", ".join(entry.name for entry in deleted), sum(entry.bytes for entry in deleted)
+    text = f"deleted {names or 'nothing'} ({size / 1e6:,.0f} MB)"
+    report(as_json, {"deleted": [vars(entry) for entry in deleted]}, text)
 
 
 @notebooks_app.command("run")
@@ -123,7 +121,4 @@ def notebooks_copy(
     from labkit import notebooks
 
     written = notebooks.copy(folder, force=force)
-    if as_json:
-        print_json(written)
-    else:
-        print(f"{len(written)} files written to {folder}")
+    report(as_json, written, f"{len(written)} files written to {folder}")

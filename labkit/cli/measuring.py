@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from labkit.cli.console import Attn, Dtype, Json, Name, print_json, waiting
+from labkit.cli.console import Attn, Dtype, Json, Name, report, waiting
 from labkit.errors import LabkitError, ModelError, require_one_of
 
 LEAKAGE_VOCABULARY = 64  # with few tokens a short training shows what chance can achieve
@@ -32,16 +32,16 @@ def audit(
 
     Example: labkit audit ./my-encoder --expect bidirectional
     """
-    if expect not in (None, "causal", "bidirectional"):
-        raise LabkitError(f"--expect is {expect!r}; give causal or bidirectional")
+    if expect is not None:
+        require_one_of("--expect", expect, ("causal", "bidirectional"), LabkitError)
     model = _any_model(name, attn, dtype)
     original = _any_model(reference, attn, dtype) if reference else None
     from labkit.auditing import measure
 
     with waiting(f"measuring {name}"):
-        report = measure.audit(model, reference=original, quick=quick)
-    print(report.to_json() if as_json else str(report))
-    if expect and (why := report.failure(expect)):
+        measured = measure.audit(model, reference=original, quick=quick)
+    print(measured.to_json() if as_json else str(measured))
+    if expect and (why := measured.failure(expect)):
         print(f"labkit: {name} was expected to be {expect} and {why}", file=sys.stderr)
         raise typer.Exit(1)
 
@@ -76,24 +76,23 @@ def convert(
 
     Example: labkit convert gemma3-270m --output-dir gemma-encoder --window keep
     """
-    from labkit.convert import WINDOWS, choose_layers, to_bidirectional
+    from labkit.convert import choose_layers, to_bidirectional
     from labkit.models import cards, load
     from labkit.models.export import export, require_free
+    from labkit.tasks.in_force import require_window
 
     require_free(output_dir)
-    require_one_of("the window", window, WINDOWS, LabkitError)
     lm = load(name, attn=attn, dtype=dtype)
+    require_window(lm.model, window)
     chosen = choose_layers(layers, lm.model.config.get_text_config().num_hidden_layers)
     to_bidirectional(lm.model, window=window, layers=chosen)
     folder = export(lm, output_dir, window=window, layers=chosen)
     plain = cards.loads_in_transformers(lm.model, chosen)
-    if as_json:
-        done = {"folder": str(folder), "name": name, "window": window, "layers": chosen or "all"}
-        print_json(done | {"plain_transformers": plain, "licence": lm.licence})
-    else:
-        print(f"{folder}: {name}, bidirectional in {'all layers' if chosen is None else f'layers {chosen}'}")
-        if not plain:
-            print("plain transformers cannot express its masks; load the folder with labkit.load")
+    done = {"folder": folder, "name": name, "window": window, "layers": chosen or "all", "plain_transformers": plain}
+    lines = [f"{folder}: {name}, bidirectional in {'all layers' if chosen is None else f'layers {chosen}'}"]
+    if not plain:
+        lines.append("plain transformers cannot express its masks; load the folder with labkit.load")
+    report(as_json, done | {"licence": lm.licence}, *lines)
 
 
 def leakage(
@@ -123,8 +122,6 @@ def leakage(
         from labkit.leak_meter import leak_meter
 
         reports["training"] = leak_meter(model, LEAKAGE_VOCABULARY, steps=steps)
-    if as_json:
-        print_json({"training": None} | {kind: json.loads(report.to_json()) for kind, report in reports.items()})
-    else:
-        print(*reports.values(), sep="\n")
-    raise typer.Exit(0 if all(report.clean for report in reports.values()) else 1)
+    values = {"training": None} | {kind: json.loads(leaks.to_json()) for kind, leaks in reports.items()}
+    report(as_json, values, *map(str, reports.values()))
+    raise typer.Exit(0 if all(leaks.clean for leaks in reports.values()) else 1)

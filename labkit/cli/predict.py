@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from labkit.cli.console import REQUIRED, Json, Options, Text, add_command, aside, option, print_json
+from labkit.cli.console import REQUIRED, Json, Options, Text, add_command, aside, option, print_json, report
 from labkit.errors import DataError
 
 predict_app = typer.Typer(help="Use a fine-tuned model on your texts.")
@@ -40,7 +40,7 @@ HELP = {
 }
 FILES: Options = {
     "model": option(str, "A run folder of labkit train, its model folder, or a hub id.", default=REQUIRED),
-    "input_file": option(Text, "JSONL file: on each line an object with the fields of the task.", "--input"),
+    "input_file": option(Text, "JSONL or CSV file whose rows have the fields of the task.", "--input"),
     "output_file": option(Text, "JSONL file for the predictions. Default: standard output (-).", "--output"),
 }
 BATCH: Options = {"batch_size": option(int, "Rows per forward pass.", default=8, min=1), "as_json": (Json, False)}
@@ -61,7 +61,7 @@ def _predict(task: str, given: dict[str, Any]) -> None:
     elif (count := predict_file(pipe, input_file, output_file)) and output_file:
         with aside(output_file):
             summary = {"output": output_file, "lines": count}
-            print_json(summary) if given["as_json"] else print(f"{output_file}: {count:,} lines")
+            report(given["as_json"], summary, f"{output_file}: {count:,} lines")
 
 
 for _task in FIELDS:

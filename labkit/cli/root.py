@@ -33,7 +33,8 @@ The --help of every command contains an example, and every command takes --json.
 standard output.
 
 Exit codes: 0 success; 1 a check or a run failed; 2 invalid input, or a lack of memory or disk space, with a one-line
-message that says what to do; 70 an error inside labkit. LABKIT_TRACEBACK=1 prints the traceback of an error."""
+message that says what to do; 70 an error inside labkit; 130 interrupted. LABKIT_TRACEBACK=1 prints the traceback of an
+error."""
 
 
 class _InOrder(typer.core.TyperGroup):
@@ -61,7 +62,7 @@ app.add_typer(train.train_app, name="train")
 app.add_typer(predict.predict_app, name="predict")
 app.add_typer(course.app, name="course")
 add_command(app, "pretrain", train.PRETRAIN_HELP, train.PRETRAINING, train.pretrain)
-add_command(app, "fuse", fuse.HELP, fuse.OPTIONS, fuse.fuse)
+add_command(app, "fuse", fuse.HELP, fuse.OPTIONS, fuse.fuse, fuse.NEEDS)
 
 FAULT, INTERRUPTED, READER_GONE = 70, 130, 141  # exit codes: of sysexits.h, and of a shell for SIGINT and SIGPIPE
 TRACEBACK = "LABKIT_TRACEBACK"  # the variable that asks for the traceback of an error

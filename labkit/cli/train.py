@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from labkit.cli.console import REQUIRED, Json, Options, Real, Text, Whole, add_command, flag, option, print_json
+from labkit.cli.console import (
+    REQUIRED,
+    Json,
+    Needs,
+    Options,
+    Real,
+    Text,
+    Whole,
+    add_command,
+    flag,
+    option,
+    options_of,
+    report,
+)
 from labkit.cli.data import TagColumn
-from labkit.errors import DataError, LabkitError
+from labkit.errors import LabkitError, require_one_of
 from labkit.tasks.options import OPTIONS
 
 train_app = typer.Typer(help="Train a model on a task or on text.")
@@ -42,6 +55,7 @@ OF_LM = ["epochs", "max_steps", "batch_size", "gradient_accumulation", "gradient
 OF_LM += ["warmup", "dtype", "seed", "report_to"]
 OF_PRETRAINING = [*OF_LM[1:], "evaluate_every", "save_every"]
 
+OF_TASK = {task: options_of(options, defaults=False) for task, options in OPTIONS.items()}
 OUTPUT: Options = {"output_dir": option(str, "Folder of the run. It must not contain another run.", default=REQUIRED)}
 RUN: Options = {"resume": flag("--resume", "Continue the run in --output-dir."), "as_json": (Json, False)}
 MODEL_NAME = option(str, "A registered name, a hub id or a local folder.", default="gpt2-mini")
@@ -71,7 +85,14 @@ DATA: Options = {
     "max_train": option(Whole, "Maximum number of training examples.", min=1),
     "max_eval": option(Whole, "Maximum number of dev and of test examples.", min=1),
 }
+PRESETS = ("gemma", "mini", "quick")
 PRESET: Options = {"preset": option(Text, "gemma, mini or quick: hyperparameters. Default: depends on the model.")}
+NEEDS: Needs = {
+    "window": ("mask", ("bidirectional",)),
+    "layers": ("mask", ("bidirectional",)),
+    "rank": ("method", ("lora",)),
+    "batch_tokens": ("packing", ()),
+}
 FOLDS: Options = {
     "folds": option(int, "Number of folds of a cross-validation over train, dev and test together.", default=0, min=0)
 }
@@ -104,6 +125,13 @@ LM: Options = {
     "profile": option(Text, "ci, laptop, colab or gpu: steps, batch size and length that you do not give."),
     "attn_implementation": ATTENTION,
 }
+LM_NEEDS: Needs = {
+    "window": ("objective", ("mlm", "mntp")),
+    "layers": ("objective", ("mlm", "mntp")),
+    "mask_rate": ("objective", ("mlm", "mntp", "hybrid")),
+    "whole_words": ("objective", ("mlm", "mntp", "hybrid")),
+    "eval_file": ("train_file", ()),
+}
 LM_HELP = """Adapt a language model to text.
 
 Objectives: mlm and mntp make the model bidirectional and predict masked tokens; prefix is bidirectional in a prefix
@@ -129,12 +157,6 @@ PRETRAIN_HELP = """Train a tokenizer and a small GPT-2.
 Example: labkit pretrain my-texts --output-dir my-gpt2 --max-steps 2000"""
 
 
-def options_of(task: str) -> Options:
-    """The options of a task's dataclass; None takes its default."""
-    kinds = {"int": Whole, "float | None": Real, "str": Text}
-    return {field.name: option(kinds[field.type], **field.metadata) for field in fields(OPTIONS[task])}
-
-
 def hyperparameters(names: list[str]) -> Options:
     return {name: HYPERPARAMETERS[name][1] for name in names}
 
@@ -157,6 +179,8 @@ def train_task(task: str, given: dict[str, Any]) -> None:
     from labkit.tasks.base import get
     from labkit.tasks.finetune import crossvalidate, default_preset, finetune, numbers
 
+    if given["preset"] is not None:
+        require_one_of("the preset", given["preset"], PRESETS, LabkitError)
     skipped = {} if given["skip_bad_rows"] else None
     files = chosen(given, "data train_file dev_file test_file max_train max_eval seed")
     train, dev, test = sides(task, **files, tag_column=given.get("tag_column"), skipped=skipped)
@@ -167,25 +191,21 @@ def train_task(task: str, given: dict[str, Any]) -> None:
         "skipped": skipped,
         "settings": settings(given["preset"] or default_preset(given["model"]), given),
     }
-    where = (get(task, **{name: given[name] for name in options_of(task)}), given["model"])
+    where = (get(task, **{name: given[name] for name in OF_TASK[task]}), given["model"])
     if given["folds"]:
         examples = _together(train=train, dev=dev, test=test)
         metrics = crossvalidate(*where, examples, given["output_dir"], k=given["folds"], **choices)
+        lines = [f"{task}: {metrics['folds']} folds, n = {metrics['n']:,}; mean and 95 % interval over the folds"]
+        for name, score in metrics["scores"].items():
+            lines.append(f"  {name.replace('_', ' ')} {score['mean']:.3f} ± {score['half_width_95']:.3f}")
     else:
         metrics = finetune(*where, train, given["output_dir"], dev=dev, test=test, **choices)
-    if given["as_json"]:
-        print_json(metrics)
-    elif given["folds"]:
-        print(f"{task}: {metrics['folds']} folds, n = {metrics['n']:,}; mean and 95 % interval over the folds")
-        for name, score in metrics["scores"].items():
-            print(f"  {name.replace('_', ' ')} {score['mean']:.3f} ± {score['half_width_95']:.3f}")
-    else:
         what = f"{task}, {metrics['mask']['measured']}, {metrics['steps']:,} steps, {metrics['seconds']:,.0f} s"
-        print(f"{given['output_dir']}/model: {what}; best at step {metrics['best_step']:,}")
-        for side in [side for side in ("dev", "test") if side in metrics]:
-            print(f"  {side:5} (n = {metrics[f'n_{side}']:,}) {_shown(numbers(metrics[side]))}")
-            if metrics["baselines"][side]:
-                print(f"        baselines: {_shown(metrics['baselines'][side])}")
+        lines = [f"{given['output_dir']}/model: {what}; best at step {metrics['best_step']:,}"]
+        for side, baselines in metrics["baselines"].items():
+            lines.append(f"  {side:5} (n = {metrics[f'n_{side}']:,}) {_shown(numbers(metrics[side]))}")
+            lines.append(f"        baselines: {_shown(baselines)}")
+    report(given["as_json"], metrics, *lines)
 
 
 def _shown(scores: dict[str, float]) -> str:
@@ -203,6 +223,8 @@ def _together(**sides: list[Any]) -> list[Any]:
 
 
 def train_lm(given: dict[str, Any]) -> None:
+    from labkit.datasets.embedded import passages
+    from labkit.datasets.text import read_documents
     from labkit.profile import by_name, current
     from labkit.tasks import lm
 
@@ -211,35 +233,25 @@ def train_lm(given: dict[str, Any]) -> None:
     sizes = by_name(given["profile"], "--profile") if given["profile"] else current()
     defaults = {"per_device_train_batch_size": sizes.batch_size, "weight_decay": 0.01}
     defaults["max_steps"] = sizes.max_steps if given["epochs"] is None else -1
-    train_texts, eval_texts = _texts(given["train_file"], given["eval_file"])
+    if given["train_file"]:
+        train, dev = (read_documents(files) if files else [] for files in (given["train_file"], given["eval_file"]))
+    else:
+        train, dev = passages("train"), passages("dev")
     metrics = lm.train_lm(
         given["model"],
-        train_texts,
+        [document.text for document in train],
         given["output_dir"],
         settings=settings("lm", given, **defaults),
-        eval_texts=eval_texts,
+        eval_texts=[document.text for document in dev],
         max_length=given["max_length"] or sizes.max_length,
         attn=given["attn_implementation"],
         **chosen(given, "objective mask_rate whole_words window layers lora dropout resume"),
     )
-    if given["as_json"]:
-        print_json(metrics)
-        return
-    print(f"{given['output_dir']}/model: {given['objective']}, {metrics['steps']:,} steps, {metrics['seconds']:,.0f} s")
+    what = f"{given['objective']}, {metrics['steps']:,} steps, {metrics['seconds']:,.0f} s"
+    lines = [f"{given['output_dir']}/model: {what}"]
     for state, scores in metrics["scores"].items():
-        print(f"  {state:9} {_shown({name: value for name, value in scores.items() if name != 'n'})}")
-
-
-def _texts(train_file: list[str] | None, eval_file: list[str] | None) -> tuple[list[str], list[str]]:
-    from labkit.datasets.embedded import passages
-    from labkit.datasets.text import read_documents
-
-    if train_file:
-        documents = [read_documents(files) if files else [] for files in (train_file, eval_file)]
-        return [document.text for document in documents[0]], [document.text for document in documents[1]]
-    if eval_file:
-        raise DataError("--eval-file without --train-file: give both, or neither to train on Field Notes")
-    return [passage.text for passage in passages("train")], [passage.text for passage in passages("dev")]
+        lines.append(f"  {state:9} {_shown({name: value for name, value in scores.items() if name != 'n'})}")
+    report(given["as_json"], metrics, *lines)
 
 
 def pretrain(given: dict[str, Any]) -> None:
@@ -252,17 +264,16 @@ def pretrain(given: dict[str, Any]) -> None:
         settings=settings("lm", given, learning_rate=1e-3),
         **chosen(given, "held_out repeats first_length resume"),
     )
-    if given["as_json"]:
-        print_json(metrics)
-        return
-    print(f"{given['output_dir']}/model: {metrics['parameters'] / 1e6:.1f} M parameters, {metrics['seconds']:,.0f} s")
-    for name, bits in metrics["bits_per_byte"].items():
-        print(f"  {name}: {bits:.3f} bits per byte on the part held out")
+    what = f"{metrics['parameters'] / 1e6:.1f} M parameters, {metrics['seconds']:,.0f} s"
+    scores = [
+        f"  {name}: {bits:.3f} bits per byte on the part held out" for name, bits in metrics["bits_per_byte"].items()
+    ]
+    report(given["as_json"], metrics, f"{given['output_dir']}/model: {what}", *scores)
 
 
 for _task in OPTIONS:
     _columns = {"tag_column": (TagColumn, None)} if _task == "ner" else {}
-    _options = OUTPUT | TASK | DATA | _columns | PRESET | hyperparameters(OF_TASKS) | options_of(_task) | FOLDS | RUN
-    add_command(train_app, _task, HELP[_task], _options, partial(train_task, _task))
-add_command(train_app, "lm", LM_HELP, OUTPUT | LM | hyperparameters(OF_LM) | RUN, train_lm)
+    _options = OUTPUT | TASK | DATA | _columns | PRESET | hyperparameters(OF_TASKS) | OF_TASK[_task] | FOLDS | RUN
+    add_command(train_app, _task, HELP[_task], _options, partial(train_task, _task), NEEDS)
+add_command(train_app, "lm", LM_HELP, OUTPUT | LM | hyperparameters(OF_LM) | RUN, train_lm, LM_NEEDS)
 PRETRAINING = PRETRAIN | OUTPUT | hyperparameters(OF_PRETRAINING) | RUN

@@ -22,6 +22,7 @@ from labkit.errors import DataError, require_one_of
 
 BY_CHANCE = 20  # a text of fewer characters ("Wednesday .", "Thanks!") may be in two splits by chance
 SHOWN = 2  # examples of each finding
+LABELS = {"ner": 1, "classify": 2}  # different labels that training needs
 _INVISIBLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]")  # control characters, and lost ones
 
 Findings = dict[str, list[str]]  # what is wrong -> where, in the order of the file
@@ -46,8 +47,9 @@ class Report:
 def check_files(task: str, paths: Sequence[str | Path], tag_column: int | None = None) -> list[Report]:
     """A report on each file, alone and together with the others as the splits of one data set.
 
-    A group or a text that is in two files (case and white space do not matter) is a fault of the later file; for a text
-    of fewer than 20 characters it is a warning. A row that cannot be read is a fault; the other rows are checked.
+    The first file is the one to train on: too few different labels in it are a fault. A group or a text that is in two
+    files (case and white space do not matter) is a fault of the later file; for a text of fewer than 20 characters it
+    is a warning. A row that cannot be read is a fault; the other rows are checked.
 
     Raises:
         DataError: an unknown task, or a path that is no file.
@@ -70,9 +72,19 @@ def check_files(task: str, paths: Sequence[str | Path], tag_column: int | None =
         for earlier in scans:
             _compare(scan.examples, earlier, faults, warnings)
         scans.append(scan)
-        fault_lines = [*map(printable, scan.faults), *_lines(faults)]
+        fault_lines = [*map(printable, _of_rows(scan)), *_lines(faults)]
+        if not reports and scan.examples and len(counts) < LABELS.get(task, 0):
+            fault_lines.append(f"training needs at least {LABELS[task]} different labels, and there are {len(counts)}")
         reports.append(Report(str(path), task, len(scan.examples), counts, fault_lines, _lines(warnings)))
     return reports
+
+
+def _of_rows(scan: Scan) -> list[str]:
+    """The faults of single rows, or one for the file if all rows have the same, as where a column is missing."""
+    different = {fault.removeprefix(scan.path).partition(": ")[2] for fault in scan.faults}
+    if scan.examples or len(different) != 1 or len(scan.faults) < 2:
+        return scan.faults
+    return [f"{scan.path}, all {len(scan.faults):,} rows: {different.pop()}"]
 
 
 def _check(examples: Sequence[Any], faults: Findings, warnings: Findings) -> dict[str, int]:
@@ -110,12 +122,12 @@ def _compare(examples: Sequence[Any], earlier: Scan, faults: Findings, warnings:
     groups = named_groups(earlier.examples)
     for group in dict.fromkeys(example.group for example in examples if example.group in groups):
         faults[f"the group is also in {earlier.path}"].append(repr(group))
-    known = {_inputs(example) for example in earlier.examples}
+    earlier_inputs = {_inputs(example) for example in earlier.examples}
     for pair in examples:
-        if isinstance(pair, Pair) and _inputs(pair) in known:
+        if isinstance(pair, Pair) and _inputs(pair) in earlier_inputs:
             faults[f"the pair is also in {earlier.path}"].append(pair.id)
     example_of = {text: example for example in examples for text in sorted(_inputs(example))}
-    known_texts = set().union(*known)
+    known_texts = set().union(*earlier_inputs)
     for text in [text for text in example_of if text in known_texts]:  # two pairs may share a query or an answer
         is_meant = isinstance(example_of[text], Pair) or len(text) < BY_CHANCE
         (warnings if is_meant else faults)[f"the text is also in {earlier.path}"].append(shown(text))

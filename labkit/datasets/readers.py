@@ -89,7 +89,7 @@ def _is_table(path: Path) -> bool:
     """Whether the first line of a .tsv file is a header that names words and tags."""
     if path.suffix.lower() != ".tsv":
         return False
-    header = {name.strip().lower() for name in read_text(path).split("\n", 1)[0].split("\t")}
+    header = {name.strip(' "\r').lower() for name in read_text(path).split("\n", 1)[0].split("\t")}
     return bool(header & {"words", "tokens"} and header & {"tags", "ner_tags", "labels"})
 
 
@@ -134,4 +134,10 @@ def _call_datasets(function: str, name: str, **options: Any) -> Any:
         path, configuration = "/".join(names[:2]), "/".join(names[2:]) or None
     what = " ".join([path, *(f"({option} {value})" for option, value in options.items())])
     with reading(f"{what}, on the hub (which needs a network) or in a folder,", DataError):
-        return getattr(datasets, function)(path, configuration, revision=_REVISIONS.get(path), **options)
+        try:
+            return getattr(datasets, function)(path, configuration, revision=_REVISIONS.get(path), **options)
+        except (ConnectionError, FileNotFoundError) as error:
+            raise DataError(
+                f"there is no data set {name!r} on this machine, nor can it be found on the hub; check its name "
+                "and the network, or give files"
+            ) from error

@@ -42,6 +42,7 @@ from labkit.fusion.scores import (
 )
 from labkit.fusion.settings import Settings
 from labkit.models import Loaded, load
+from labkit.run_folder import changes
 
 QUESTION, SEPARATOR, CUE = "Question: ", "\n", "Answer:"  # a paraphrase stands between the first two
 FIXED = ("settings", "data", "versions", "model")  # the parts of the header that a resumed run must share
@@ -246,6 +247,6 @@ def _model_facts(lm: Loaded) -> dict[str, Any]:
 
 
 def _require_same(path: Path, recorded: dict[str, Any], about: dict[str, Any]) -> None:
-    other = [part for part in FIXED if part in about and recorded.get(part) != about[part]]
-    if other:
-        raise DataError(f"{path} was begun with other {' and '.join(other)}: give another output")
+    parts = [part for part in FIXED if part in about]
+    if changed := changes({part: recorded.get(part) for part in parts}, {part: about[part] for part in parts}):
+        raise DataError(f"{path} was begun with other settings: {changed}; give the same, or another output")

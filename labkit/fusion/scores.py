@@ -185,6 +185,8 @@ def read_answers(path: str | Path) -> Answers:
     from pyarrow import feather
 
     path = Path(path).expanduser()
+    if not path.is_file():
+        raise DataError(f"there is no file {path}; give a file that labkit fuse has written")
     with reading(f"the Feather file {path}", DataError):
         table = feather.read_table(path)
     if not set(NEEDED) <= set(table.column_names):

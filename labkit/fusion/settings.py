@@ -14,7 +14,7 @@ from labkit.fusion.methods import ENGINES, METHODS
 
 def _setting(default: Any, text: str, **limits: int) -> Any:
     """A field that is an option with this help; `limits` are those of `typer.Option`."""
-    return field(default=default, metadata={"help": text} | limits)
+    return field(default=default, metadata={"text": text} | limits)
 
 
 @dataclass(frozen=True)

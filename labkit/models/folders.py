@@ -119,6 +119,10 @@ def _read_config(folder: Path, name: str, *, encoders: bool) -> PreTrainedConfig
 
     if not (folder / "config.json").is_file():
         raise ModelError(f"{name} holds no config.json; point to a folder that save_pretrained wrote")
+    if "command" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
+        models = [str(file.parent) for file in sorted(folder.glob("**/model/config.json"))]
+        cure = f"give its model, {models[0]}" if models else "it has no model yet"
+        raise ModelError(f"{name} is the folder of a training run, not a model: {cure}")
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     # BERT and similar encoders are also registered as causal models, for the decoder half of a translation model
     is_encoder = _concrete_class(AutoModelForMaskedLM, config) is not None and not getattr(config, "is_decoder", False)

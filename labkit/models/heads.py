@@ -35,6 +35,12 @@ TASKS = {  # and how the classes of models with such a head are called: GPT2ForT
     "sequence-classification": "ForSequences",
     "embedding": "ForEmbedding",
 }
+SHORT_NAMES = {  # of the tasks in commands and in `labkit.tasks`
+    "ner": "token-classification",
+    "qa": "question-answering",
+    "classify": "sequence-classification",
+    "embed": "embedding",
+}
 INITIALISATIONS = ("normal", "zeros", "xavier")
 RECORD = "labkit_head"  # in the config
 POOLINGS = (  # how the states of a sequence become one vector; padding is never included

@@ -62,8 +62,9 @@ def load(
         Gemma and SmolLM2. A processor without bfloat16 is several times as fast in float32 (see `labkit doctor`).
     device: "cpu", "cuda", "cuda:1"; None means the GPU if torch can use one, else the CPU.
     task: None for a language model, or for what a folder was saved as; "base" for the model without a head, which may
-        be an encoder; "token-classification", "question-answering", "sequence-classification" or "embedding" for a
-        head of labkit's, or a `labkit.models.heads.Head` that also gives labels, pooling, dropout and initialisation.
+        be an encoder; "token-classification" or "ner", "question-answering" or "qa", "sequence-classification" or
+        "classify", "embedding" or "embed" for a head of labkit's, or a `labkit.models.heads.Head` that also gives
+        labels, pooling, dropout and initialisation.
 
     The first load of a model from a GGUF package converts it once, into the user's cache. A conversion that labkit
     recorded in a saved folder is applied again. Raises `labkit.errors.ModelError`, whose message says what to do.
@@ -72,12 +73,14 @@ def load(
 
     from labkit.datasets.embedded import card_faults
     from labkit.models import adapters, folders, tiny
+    from labkit.models.heads import SHORT_NAMES
 
     name = str(name_or_path)
     torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype is not None and not (isinstance(torch_dtype, torch.dtype) and torch_dtype.is_floating_point):
         raise ModelError(f"dtype is {dtype!r}; choose float32, bfloat16 or float16")
     device = str(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    task = SHORT_NAMES.get(task, task) if isinstance(task, str) else task
     options = {"attn": attn, "dtype": torch_dtype, "device": device, "task": task}
 
     card, folder = REGISTRY.get(name), Path(name).expanduser()

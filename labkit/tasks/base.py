@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from labkit.decoder.limits import require_positions
 from labkit.decoder.running import evaluating
 from labkit.errors import DataError, ModelError, require_one_of
-from labkit.models.heads import Head, head_in
+from labkit.models.heads import SHORT_NAMES, Head, head_in
 from labkit.models.special_tokens import row_ends
 from labkit.run_folder import Log, silent
 
@@ -43,7 +43,6 @@ class Task:
     """
 
     name: ClassVar[str]
-    head_task: ClassVar[str]  # as in `labkit.models.heads`
     inputs: ClassVar[tuple[str, ...]] = ("text",)  # the fields of an example to predict
     split_by_tokens: ClassVar[bool] = True  # a batch may have any number of rows
 
@@ -55,7 +54,7 @@ class Task:
         """The head to train; `changes` are fields of `Head`, such as `dropout`."""
         if hasattr(self, "pooling"):
             changes = {"pooling": self.pooling} | changes
-        return Head(self.head_task, labels=labels, **changes)
+        return Head(SHORT_NAMES[self.name], labels=labels, **changes)
 
     def metric(self, examples: Sequence[Any]) -> str:
         """The name of the score that chooses the best checkpoint; higher is better."""

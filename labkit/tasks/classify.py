@@ -48,7 +48,7 @@ class Classified:
 
 @dataclass(frozen=True)
 class Classification(ClassifyOptions, Task):
-    name, head_task = "classify", "sequence-classification"
+    name = "classify"
 
     def labels(self, examples: Sequence[Labelled]) -> Sequence[str]:
         return label_names([example.label for example in examples])

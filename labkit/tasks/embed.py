@@ -25,7 +25,6 @@ from labkit.tasks.options import EmbedOptions
 
 SAME = 1e-6  # cosines that differ by less differ by rounding only
 WORDS = 4096  # hashed words of the baseline
-CHUNK = 1024  # queries whose cosines with all texts are in memory together
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Embedded:
 
 @dataclass(frozen=True)
 class Embedding(EmbedOptions, Task):
-    name, head_task, inputs, split_by_tokens = "embed", "embedding", ("first", "second"), False
+    name, inputs, split_by_tokens = "embed", ("first", "second"), False
 
     def metric(self, examples: Sequence[Pair]) -> str:
         return "mean_reciprocal_rank" if examples[0].score is None else "spearman"
@@ -200,10 +199,8 @@ def group_retrieval(vectors: Float[np.ndarray, "texts width"], groups: Sequence[
     Raises:
         DataError: every text is alone.
     """
-    members = defaultdict(set)
-    for number, group in enumerate(groups):
-        members[group].add(number)
-    return _retrieval(vectors, vectors, [members[group] for group in groups], range(len(groups)))
+    itself = np.eye(len(vectors), dtype=bool)
+    return _retrieval(_unit(vectors) @ _unit(vectors).T, np.equal.outer(groups, groups), itself)
 
 
 def pair_retrieval(
@@ -214,13 +211,16 @@ def pair_retrieval(
     The same numbers as `group_retrieval`. If a text is in several pairs, all its partners are right. A text is never
     compared with itself.
     """
-    candidates = {pair.second: vector for pair, vector in zip(pairs, second, strict=True)}  # each text once
-    numbers = {text: number for number, text in enumerate(candidates)}
-    partners = defaultdict(set)
+    vector_of = {pair.second: vector for pair, vector in zip(pairs, second, strict=True)}  # each text once
+    column_of = {text: column for column, text in enumerate(vector_of)}
+    columns_of = defaultdict(list)  # of the partners of a text
     for pair in pairs:
-        partners[pair.first].add(numbers[pair.second])
-    texts, vectors = [pair.first for pair in pairs], np.stack(list(candidates.values()))
-    return _retrieval(first, vectors, [partners[text] for text in texts], [numbers.get(text, -1) for text in texts])
+        columns_of[pair.first].append(column_of[pair.second])
+    right, itself = np.zeros((2, len(pairs), len(vector_of)), dtype=bool)
+    for row, pair in enumerate(pairs):
+        right[row, columns_of[pair.first]] = True
+        itself[row, column_of.get(pair.first, [])] = True
+    return _retrieval(_unit(first) @ _unit(np.stack(list(vector_of.values()))).T, right, itself)
 
 
 def anisotropy(vectors: Float[np.ndarray, "texts width"]) -> float:
@@ -241,25 +241,21 @@ def nearest(
     return [(int(number), float(cosines[number])) for number in np.argsort(-cosines, kind="stable")[:k]]
 
 
-def _retrieval(
-    queries: np.ndarray, candidates: np.ndarray, partners: Sequence[set[int]], own: Sequence[int]
-) -> dict[str, Any]:
-    """Scores of the ranks of each query's nearest partner.
+def _retrieval(cosines: np.ndarray, right: np.ndarray, itself: np.ndarray) -> dict[str, Any]:
+    """Scores of the rank of each query's nearest partner; a query without a partner does not count.
 
     Args:
-        partners: for each query the numbers of the right candidates. own: the number of the query itself, or -1.
+        cosines: (queries, candidates). right, itself: of this shape, true at a partner, and at the query itself.
     """
-    queries, candidates, ranks = _unit(queries), _unit(candidates), []
-    for start in range(0, len(queries), CHUNK):
-        for query, cosines in enumerate(queries[start : start + CHUNK] @ candidates.T, start):
-            if right := list(partners[query] - {own[query]}):
-                nearer = set(np.flatnonzero(cosines >= cosines[right].max() - SAME).tolist())  # a tie counts against
-                ranks.append(1 + len(nearer - {*right, own[query]}))
-    if not ranks:
-        raise DataError(f"{len(queries)} texts, and none has another that belongs to it: nothing to retrieve")
+    right = right & ~itself
+    nearest_right = np.where(right, cosines, -np.inf).max(1, keepdims=True)
+    nearer = (cosines >= nearest_right - SAME) & ~right & ~itself  # a tie counts against
+    ranks = 1 + nearer.sum(1)[right.any(1)]
+    if not len(ranks):
+        raise DataError(f"{len(cosines)} texts, and none has another that belongs to it: nothing to retrieve")
     return {
-        "accuracy_at_1": float((np.array(ranks) == 1).mean()),
-        "mean_reciprocal_rank": float((1 / np.array(ranks)).mean()),
+        "accuracy_at_1": float((ranks == 1).mean()),
+        "mean_reciprocal_rank": float((1 / ranks).mean()),
         "n": len(ranks),
     }
 

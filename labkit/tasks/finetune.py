@@ -31,10 +31,10 @@ from labkit.models.adapters import TASK
 from labkit.models.heads import sha256_of
 from labkit.models.registry import REGISTRY
 from labkit.models.special_tokens import add_tokens
-from labkit.run_folder import Log, RunFolder, is_first_process, process_count, silent, to_stderr
+from labkit.run_folder import Log, RunFolder, is_first_process, process_count, to_stderr
 from labkit.tasks.base import Task, get, pad_id
 from labkit.tasks.in_force import in_force, require_mask
-from labkit.training import Rows, draw, preset, save_model, settled, steps, train
+from labkit.training import draw, preset, save_model, settled, steps, train
 
 HELD_OUT = 0.1  # of the training examples, if there is no dev set
 EVALUATE_EVERY = 500  # steps, or one epoch if that is shorter
@@ -90,8 +90,7 @@ def finetune(
     """
     task = get(task) if isinstance(task, str) else task
     settings = settings or preset(default_preset(str(model)))
-    log = log if is_first_process() else silent
-    require_mask(mask, window, layers, readings, kept=keep_model)
+    require_mask(mask, readings, kept=keep_model)
     require_one_of("the method", method, adapters.METHODS, TrainingError)
     if not resume and is_first_process():
         RunFolder.check(output_dir, {}, resume=False)  # before the model is loaded, which may take long
@@ -114,10 +113,8 @@ def finetune(
     lm = _load(task, model, labels, head or {}, method, settings["seed"], attn, head_dtype)
     settings = settled(settings, lm.model.config.get_text_config().model_type, log)
     config["settings"] = settings
-    run = RunFolder.check(output_dir, config, resume=resume)
-    if run.metrics is not None:
-        log(f"{run.path} is finished: {run.metrics['steps']:,} steps")
-        return run.metrics
+    if (done := RunFolder.finished(output_dir, config, resume=resume, log=log)) is not None:
+        return done
 
     rows = task.rows(lm.tokenizer, train_examples, labels, log)
     rows_of = {side: task.rows(lm.tokenizer, examples, labels) for side, examples in sides.items()}
@@ -142,10 +139,9 @@ def finetune(
         # the head of an encoder may be its own, which has no record
         "head_start": lm.model.head_sha256() if hasattr(lm.model, "head_sha256") else None,
         "data_order": digest(order), "n_train": len(train_examples), "n_dev": len(dev), "n_test": len(test),
-        "n_rows": len(rows), "dtype": settings["dtype"],
+        "n_rows": len(rows), "n_skipped": skipped, "dtype": settings["dtype"],
         "baselines": {side: task.baselines(train_examples, examples) for side, examples in sides.items()},
     }  # fmt: skip
-    metrics |= {} if skipped is None else {"n_skipped": skipped}
     asked = {"window": window, "layers": layers, "readings": readings, "packing": packs}
     with precision.kernels(settings["tf32"]), in_force(lm.model, mask, **asked) as metrics["mask"]:
         trained = adapters.trained_part(lm.model, method, rank=rank, dtype=settings["dtype"], seed=settings["seed"])
@@ -167,7 +163,7 @@ def finetune(
         with RunFolder.alone(output_dir, config, resume=resume) as run:
             outcome = train(
                 trained,
-                Rows(len(order), lambda k: [rows[row] for row in order[k]]),
+                [[rows[row] for row in item] for item in order],
                 collate=lambda items: task.collate([row for item in items for row in item], pad_id(lm.tokenizer)),
                 loss=task.loss,
                 settings=settings,
@@ -226,10 +222,9 @@ def crossvalidate(
         "command": f"train {task.name} --folds", "folds": k, "settings": settings, "examples": digest(examples),
         "model": str(model), "options": asdict(task), "choices": {key: str(value) for key, value in choices.items()},
     }  # fmt: skip
+    if (done := RunFolder.finished(output_dir, config, resume=resume, log=log)) is not None:
+        return done
     with RunFolder.alone(output_dir, config, resume=resume) as run:
-        if run.metrics is not None:
-            log(f"{run.path} is finished: {k} folds")
-            return run.metrics
         scores = []
         for number, part in enumerate(parts, 1):
             log(f"fold {number} of {k}: {len(part):,} examples are tested, {len(examples) - len(part):,} trained on")
@@ -242,9 +237,10 @@ def crossvalidate(
             values = [fold[name] for fold in scores]
             half = float(stats.t.ppf(0.975, k - 1) * stats.sem(values))
             summary[name] = {"mean": float(np.mean(values)), "half_width_95": half, "folds": values}
-        metrics = {"task": task.name, "folds": k, "n": len(examples), "n_per_fold": [len(part) for part in parts]}
-        metrics |= {} if skipped is None else {"n_skipped": skipped}
-        metrics |= {"seed": settings["seed"], "scores": summary}
+        metrics = {
+            "task": task.name, "folds": k, "n": len(examples), "n_per_fold": [len(part) for part in parts],
+            "n_skipped": skipped, "seed": settings["seed"], "scores": summary,
+        }  # fmt: skip
         run.write_json("metrics.json", metrics)
         return metrics
 
@@ -282,12 +278,10 @@ def _save(lm: Any, trained: Any, task: Task, run: RunFolder, metrics: dict[str, 
     save_model(lm.model, lm.tokenizer, run, cards.of_fine_tuned(lm, metrics, config).items())
 
 
-def beats_baselines(metrics: dict[str, Any], log: Log) -> bool | None:
-    """Whether the model is better than every baseline, on test if there is one; None without a baseline."""
+def beats_baselines(metrics: dict[str, Any], log: Log) -> bool:
+    """Whether the model is better than every baseline, on test if there is one."""
     side = "test" if "test" in metrics else "dev"
     name = metrics["metric"] if metrics["metric"] in metrics[side] else metrics["metric"].removeprefix("best_")
-    if not metrics["baselines"][side]:
-        return None
     best = max(metrics["baselines"][side].values())
     if metrics[side][name] <= best:
         log(f"on {side} the model has {name} {metrics[side][name]:.3f}, not more than the best baseline, {best:.3f}")

@@ -24,32 +24,37 @@ from labkit.decoder.repetition import repeated
 from labkit.errors import TrainingError, require_one_of
 from labkit.masks import causal, sliding_window
 
-MASKS = ("bidirectional", "causal", "right-to-left", "encoder")
+MASKS = ("bidirectional", "causal", "encoder")
+RIGHT_TO_LEFT = "right-to-left"
 MEASURED = 12  # tokens on which the right-to-left mask is compared, cell by cell
 BEHIND = ~causal() | sliding_window(1)  # a window of one token: itself
 
 
-def require_mask(mask: str, window: str, layers: str, readings: int, *, kept: bool) -> None:
-    """Raise TrainingError unless such a mask can be put in force, and be saved with the model where that is kept."""
-    require_one_of("the mask", mask, MASKS, TrainingError)
+def require_mask(mask: str, readings: int, *, kept: bool) -> None:
+    """Raise TrainingError unless there is such a mask, and it can be saved with the model where that is kept."""
+    require_one_of("the mask", mask, MASKS if kept else (*MASKS, RIGHT_TO_LEFT), TrainingError)
+    if kept and readings > 1:
+        raise TrainingError("a saved model does not repeat its input, a control for comparisons: give keep_model=False")
+
+
+def require_window(model: Any, window: str) -> None:
+    """Raise TrainingError unless there is such a window, and the model has local layers if one is chosen."""
     require_one_of("the window", window, WINDOWS, TrainingError)
-    if layers != "all" and mask != "bidirectional":
-        raise TrainingError(f"layers are chosen for the bidirectional mask, and the mask is {mask}")
-    if kept and (mask == "right-to-left" or readings > 1):
-        raise TrainingError(
-            "right-to-left masks and repeated inputs are controls for comparisons, which a saved model does not have: "
-            "give keep_model=False"
-        )
+    decoder = decoder_or_none(model)
+    if window != "keep" and (decoder is None or SLIDING not in decoder.layer_types):
+        raise TrainingError(f"the window is {window!r}, but {type(model).__name__} has no local layers; leave it out")
 
 
 def put_mask_in_force(model: Any, mask: str, window: str = "keep", layers: str = "all") -> dict[str, Any]:
     """Make `model` bidirectional, or leave it causal, and measure it; returns what was measured.
 
     Raises:
-        TrainingError: the measured mask is not the one asked for.
+        TrainingError: there is no such mask to remove, or the measured mask is not the one asked for.
     """
+    name = type(model).__name__
     if mask == "bidirectional" and decoder_or_none(model) is None:
-        raise TrainingError(f"{type(model).__name__} is not a decoder, so it has no mask to remove; give mask encoder")
+        raise TrainingError(f"{name} is not a decoder, so it has no mask to remove; give mask encoder")
+    require_window(model, window)
     config = model.config.get_text_config()
     chosen = choose_layers(layers, config.num_hidden_layers)
     weight = next(model.parameters())
@@ -59,8 +64,9 @@ def put_mask_in_force(model: Any, mask: str, window: str = "keep", layers: str =
             to_bidirectional(model, window=window, layers=chosen)
         report = audit(model, quick=True)
     opened = [layer.index for layer in report.layers if layer.verdict == "bidirectional"]
-    as_asked = report.verdict == ("bidirectional" if mask == "encoder" else mask)
-    if not (as_asked if chosen is None else opened == sorted(chosen)):
+    if mask == "encoder" and report.verdict != "bidirectional":
+        raise TrainingError(f"the mask of {name} is {report.verdict}, so it is no encoder; give mask bidirectional")
+    if not (mask in ("encoder", report.verdict) if chosen is None else opened == sorted(chosen)):
         raise TrainingError(
             f"the mask was to be {mask} in layers {layers}; measured: {report.verdict}, bidirectional in {opened}"
         )
@@ -73,7 +79,7 @@ def in_force(
 ) -> Iterator[dict[str, Any]]:
     """The mask put in force for the block, with packing and repeated reading; yields what was measured, as a record."""
     with ExitStack() as stack:
-        if mask == "right-to-left":
+        if mask == RIGHT_TO_LEFT:
             measured = _right_to_left(model, stack) | {"window": window, "layers": layers}
         else:
             measured = put_mask_in_force(model, mask, window, layers)
@@ -85,7 +91,7 @@ def in_force(
 
 
 def _right_to_left(model: Any, stack: ExitStack) -> dict[str, str]:
-    """Every token sees itself and what follows, in a local layer as far as its window; measured cell by cell."""
+    """Every token attends to itself and to later tokens, in a local layer within its window; measured cell by cell."""
     decoder = find_decoder(model)
     window = getattr(decoder.config, "sliding_window", None) if SLIDING in decoder.layer_types else None
     local = BEHIND & sliding_window(window, causal=False) if window else BEHIND
@@ -93,4 +99,4 @@ def _right_to_left(model: Any, stack: ExitStack) -> dict[str, str]:
     for layer in audit(model, quick=True).layers:
         if not layer.mask.agrees_with(BEHIND, min(MEASURED, window or MEASURED, layer.mask.limit or MEASURED)):
             raise TrainingError(f"the mask was to be right-to-left, and layer {layer.index} measures otherwise")
-    return {"asked": "right-to-left", "measured": "right-to-left"}
+    return {"asked": RIGHT_TO_LEFT, "measured": RIGHT_TO_LEFT}

@@ -9,7 +9,6 @@ How well a model fills a gap is scored on the same hidden tokens before and afte
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,15 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from labkit.convert import choose_layers, to_bidirectional
+from labkit.decoder.limits import require_positions
 from labkit.decoder.running import evaluating
 from labkit.errors import DataError
 from labkit.models import load
 from labkit.models.adapters import weights_to, with_lora
 from labkit.models.special_tokens import fit_embeddings
 from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
-from labkit.run_folder import Log, RunFolder, is_first_process, process_count, silent, to_stderr
+from labkit.run_folder import Log, RunFolder, process_count, to_stderr
 from labkit.tasks.base import IGNORED, pad_id, padded
-from labkit.training import Rows, draw, save_model, settled, train
+from labkit.tasks.finetune import digest
+from labkit.tasks.in_force import require_window
+from labkit.training import draw, save_model, settled, train
 
 READS = ("same", "before")  # where the logits of a hidden token are: at its own position, or at the one before it
 
@@ -97,21 +99,19 @@ def train_lm(
         DataError, TrainingError, ModelError: each with one clear sentence.
     """
     goal = by_name(objective)
-    log = log if is_first_process() else silent
     # small updates are lost in 16-bit weights, so weights that are trained are float32; LoRA's are by themselves
     stored = None if settings["dtype"] == "auto" else settings["dtype"]
     lm = load(model, attn=attn, dtype=stored if lora else "float32")
     settings = settled(settings, lm.model.config.get_text_config().model_type, log)
     config = {
         "command": "train lm", "model": str(model), "objective": objective, "settings": settings,
-        "texts": _digest(texts), "eval_texts": _digest(eval_texts), "max_length": max_length, "mask_rate": mask_rate,
+        "texts": digest(texts), "eval_texts": digest(eval_texts), "max_length": max_length, "mask_rate": mask_rate,
         "whole_words": whole_words, "window": window, "layers": layers, "lora": lora, "dropout": dropout, "attn": attn,
         "processes": process_count(),
     }  # fmt: skip
-    finished = RunFolder.check(output_dir, config, resume=resume)
-    if finished.metrics is not None:
-        log(f"{finished.path} is finished: {finished.metrics['steps']:,} steps")
-        return finished.metrics
+    if (done := RunFolder.finished(output_dir, config, resume=resume, log=log)) is not None:
+        return done
+    require_window(lm.model, window)
     if lora:
         weights_to(lm.model, getattr(torch, settings["dtype"]))
     corruption = None
@@ -123,6 +123,7 @@ def train_lm(
     chosen = choose_layers(layers, lm.model.config.get_text_config().num_hidden_layers)
     rows = cut_into_rows(lm.tokenizer, texts, max_length)
     held = cut_into_rows(lm.tokenizer, eval_texts, max_length) if eval_texts else []
+    require_positions(max(map(len, rows + held)), lm.model.config, refusal=DataError)
     collate = Collator(objective, pad_id=pad_id(lm.tokenizer), corruption=corruption, seed=settings["seed"])
     order = [row for (row,) in draw([len(row) for row in rows], settings, packed=True)]
     scores: dict[str, dict[str, float]] = {}
@@ -147,7 +148,7 @@ def train_lm(
     with RunFolder.alone(output_dir, config, resume=resume) as run:  # nothing is written before all input is checked
         outcome = train(
             trained,
-            Rows(len(order), lambda k: {"row": k, "ids": rows[order[k]]}),
+            [{"row": number, "ids": rows[row]} for number, row in enumerate(order)],
             collate=collate,
             loss=lambda model, batch: loss(model, batch, objective),
             settings=settings,
@@ -298,7 +299,3 @@ def _probabilities(model: Any, batch: dict[str, Tensor], hidden: Sequence[int], 
     inputs = [tensor.to(model.device) for tensor in (batch["input_ids"], batch["attention_mask"], positions)]
     with evaluating(model):
         return logits_at(model, *inputs).float().softmax(-1)
-
-
-def _digest(texts: Sequence[str]) -> str:
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()

@@ -68,7 +68,10 @@ class Tagged:
 
 @dataclass(frozen=True)
 class NamedEntities(NerOptions, Task):
-    name, head_task = "ner", "token-classification"
+    name = "ner"
+
+    def __post_init__(self) -> None:
+        require_one_of("label_on", self.label_on, LABEL_ON)
 
     def labels(self, examples: Sequence[Sentence]) -> Sequence[str]:
         """O, then B and I of every kind that occurs, kinds in alphabetical order: ("O", "B-LOC", "I-LOC", ...).
@@ -92,7 +95,6 @@ class NamedEntities(NerOptions, Task):
         out.
         """
         begin, end, room = row_frame(tokenizer, self.max_length)
-        require_one_of("label_on", self.label_on, LABEL_ON)
         number = {label: k for k, label in enumerate(labels)}
         rows, lost = [], 0
         tokens = tokens_of(tokenizer, [sentence.text for sentence in examples])

@@ -12,15 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.datasets.files import HALF_A_PAIR, json_lines
+from labkit.datasets.files import HALF_A_PAIR, csv_rows, json_lines
 from labkit.errors import DataError, ModelError, reading
 from labkit.files import require_writable, write_whole
 from labkit.models import load
 from labkit.models.adapters import TASK
 from labkit.models.heads import head_in
 from labkit.tasks.base import Task, get
-
-PART = 500  # rows of a file that are predicted together
 
 
 class Pipeline:
@@ -58,15 +56,11 @@ class Pipeline:
         """The example of a row; `where` names it in an error, and `number` is its id if it has none."""
         names = self.task.inputs
         for name in names:
-            if not isinstance(row.get(name), str) or not row[name].strip():
+            if not isinstance(row.get(name), str) or not row[name].strip() or HALF_A_PAIR.search(row[name]):
                 problem = "is missing" if name not in row else f"is {row[name]!r}"
                 raise DataError(f"{where}: {name} {problem}; {self.task.name} needs {' and '.join(names)}")
         id = str(number if row.get("id") is None else row["id"])
-        texts = {name: row[name] for name in names}
-        for name, text in {"id": id, **texts}.items():
-            if HALF_A_PAIR.search(text):
-                raise DataError(f"{where}: {name} contains half of a surrogate pair, which is not a character")
-        return self.task.example(id, texts, self.labels)
+        return self.task.example(id, {name: row[name] for name in names}, self.labels)
 
 
 def pipeline(
@@ -96,7 +90,7 @@ def pipeline(
 
 
 def predict_file(pipe: Pipeline, source: str | Path, target: str | Path | None) -> int:
-    """JSONL in, JSONL out, line by line, with the input's `id` or else the line's number; returns the number of lines.
+    """JSONL or CSV in, JSONL out, row by row, with the input's `id` or else the line's number; returns their number.
 
     All lines are checked first. `target` (None: standard output) is written whole or not at all.
 
@@ -104,18 +98,15 @@ def predict_file(pipe: Pipeline, source: str | Path, target: str | Path | None) 
         DataError: a line that is not a JSON object or lacks a field, with file and line number; `target` is a folder,
             or the input itself. OSError: `target` cannot be written; this is checked before the first prediction.
     """
-    from tqdm import tqdm
-
     source = Path(source).expanduser()
     target = Path("-" if target is None else target).expanduser()
     require_writable(target)
     if target.is_dir() or (target.is_file() and target.resolve() == source.resolve()):
         raise DataError(f"{target} is a folder, or the input itself; give --output another file")
-    examples = [pipe.example(row, f"{source}, line {line}", line) for line, row in json_lines(source)]
+    read = csv_rows if source.suffix.lower() in (".csv", ".tsv") else json_lines
+    examples = [pipe.example(row, f"{source}, line {line}", line) for line, row in read(source)]
     if not examples:
         raise DataError(f"{source} has no line")
-    predictions: list[dict[str, Any]] = []
-    for first in tqdm(range(0, len(examples), PART), unit_scale=PART, unit="text", disable=None, leave=False):
-        predictions += pipe.predict(examples[first : first + PART])
+    predictions = pipe.predict(examples)
     write_whole(target, "".join(json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions))
     return len(predictions)

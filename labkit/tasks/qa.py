@@ -94,7 +94,13 @@ class QuestionAnswering(QaOptions, Task):
     a threshold, predictions use 0, or answer every question if all of them have an answer.
     """
 
-    name, head_task, inputs = "qa", "question-answering", ("question", "context")
+    name, inputs = "qa", ("question", "context")
+
+    def __post_init__(self) -> None:
+        require_one_of("order", self.order, ORDERS)
+        require_one_of("prompt", self.prompt, PROMPTS)
+        if not np.isfinite(self.null_threshold or 0.0):
+            raise DataError(f"null_threshold is {self.null_threshold}; give a finite number")
 
     def metric(self, examples: Sequence[Question]) -> str:
         choose = self.null_threshold is None and not all(question.answers for question in examples)
@@ -285,8 +291,6 @@ def _frame(tokenizer: Any, order: str, prompt: str) -> tuple[list[int], list[int
     "question-last" exchanges question and context. A plain row ends with a second line break if the tokenizer has no
     eos. The marks of the evidence prompt are tokens of their own (`labkit.models.special_tokens.add_tokens`).
     """
-    require_one_of("order", order, ORDERS)
-    require_one_of("prompt", prompt, PROMPTS)
     bos, eos = row_ends(tokenizer)
     if prompt == "plain":
         separator = between(tokenizer) or tokenizer("\n", add_special_tokens=False)["input_ids"]
