@@ -156,12 +156,14 @@ def _measured_reach(subject: Subject, decoder: Decoder, runner: Runner, refine: 
 
 def _declared_reach(subject: Subject) -> int | None:
     """Tokens a local layer should reach to a side: as the conversion declared it, else as the config's window says."""
-    decoder, config = subject.decoder, subject.decoder.config
+    decoder, local = subject.decoder, subject.decoder.layer_types.index(SLIDING)
     if decoder.conversion is not None:
-        window = decoder.converted_window(decoder.conversion["sliding_window"])
+        window = decoder.converted_window(local)
         return None if window is None else window - 1
-    both_sides = None if subject.verdict == "causal" else getattr(config, "local_attention", None)  # ModernBERT's
-    return config.sliding_window - 1 if both_sides is None else both_sides // 2
+    both_sides = (
+        None if subject.verdict == "causal" else getattr(decoder.config, "local_attention", None)
+    )  # ModernBERT's
+    return decoder.causal_window(local) - 1 if both_sides is None else both_sides // 2
 
 
 def _window_problems(subject: Subject, reach: Reach) -> list[Problem]:

@@ -66,15 +66,23 @@ class Decoder:
         layers = self.conversion["layers"]
         return frozenset(range(len(self.layers)) if layers is None else layers)
 
-    def converted_window(self, causal_window: int | None) -> int | None:
-        """What this causal window becomes in a converted layer; None = no window.
+    @property
+    def converted_by_flag(self) -> bool:
+        """Whether transformers itself opens the layers, by `config.is_causal`; otherwise labkit hands them masks."""
+        return self.conversion is not None and self.conversion["layers"] is None
 
-        Both windows count the token itself and the tokens on one side.
-        """
-        how = self.conversion["window"] if self.conversion else "global"
-        if causal_window is None or how == "global":
+    def causal_window(self, layer: int) -> int | None:
+        """The window of a layer in the causal model: the token itself and those before it; None: it has none."""
+        if self.layer_types[layer] != SLIDING:
             return None
-        return causal_window if how == "keep" else causal_window // 2 + 1
+        return self.conversion["sliding_window"] if self.conversion else getattr(self.config, "sliding_window", None)
+
+    def converted_window(self, layer: int) -> int | None:
+        """The window that the recorded conversion gives a layer: the token itself and those on one side; None: none."""
+        window, choice = self.causal_window(layer), self.conversion["window"]
+        if window is None or choice == "global":
+            return None
+        return window if choice == "keep" else window // 2 + 1
 
     @property
     def backend(self) -> str:
@@ -101,7 +109,7 @@ class Decoder:
     @property
     def takes_positions(self) -> bool:
         """Whether a call can give position_ids; BART's decoder counts positions by itself, pads included."""
-        return argument_position(self.stack.forward, "position_ids") is not None
+        return "position_ids" in inspect.signature(self.stack.forward).parameters
 
 
 def find_decoder(model: nn.Module) -> Decoder:
@@ -162,12 +170,6 @@ def backend_of(config) -> str:
     return "flash" if "flash" in name else name
 
 
-def argument_position(forward, name: str) -> int | None:
-    """Where `name` stands among the positional arguments of `forward`, or None if it is not one."""
-    parameters = list(inspect.signature(forward).parameters)
-    return parameters.index(name) if name in parameters else None
-
-
 def _text_config(model: nn.Module):
     """The text config of the model, or of the only model inside a wrapper that has none (`DataParallel`); else None."""
     inside = _with_config(model)
@@ -191,28 +193,23 @@ def _passes_is_causal(layer: nn.Module, attention: nn.Module) -> bool:
     config = getattr(attention, "config", None)
     if weight is None or config is None:
         return True
+    arrived = []
 
-    def caught(module: nn.Module, args: tuple, kwargs: dict):
-        raise _AttentionCalled("is_causal" in kwargs)
+    def note(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        arrived.append("is_causal" in kwargs)
 
     _, _, *others = inspect.signature(type(layer).forward).parameters.values()  # self and the hidden states come first
     needed = [p.name for p in others if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    handle = attention.register_forward_pre_hook(caught, with_kwargs=True)
+    handle = attention.register_forward_pre_hook(note, with_kwargs=True)
     try:
         with torch.no_grad():
             hidden = torch.zeros(1, 1, config.hidden_size, dtype=weight.dtype, device=weight.device)
             type(layer).forward(layer, hidden, **dict.fromkeys(needed), is_causal=False)
-    except _AttentionCalled as arrived:
-        return bool(arrived.args[0])
-    except Exception:  # a layer that wants more than its hidden states
-        return True
+    except Exception:  # the layer needs more than its hidden states; its attention may have been called nevertheless
+        pass
     finally:
         handle.remove()
-    return True
-
-
-class _AttentionCalled(Exception):
-    """The attention of a layer was called; the argument: whether the flag was given to it."""
+    return all(arrived)
 
 
 def _holds_layers(container) -> bool:

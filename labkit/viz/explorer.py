@@ -22,8 +22,7 @@ import traitlets
 from labkit.attention import measures
 from labkit.attention.maps import AttentionMaps, attention_maps
 from labkit.attention.plain import visible
-from labkit.convert import conversion_of
-from labkit.decoder.anatomy import SLIDING, find_decoder
+from labkit.decoder.anatomy import find_decoder
 from labkit.errors import MaskError
 from labkit.masks import bidirectional, causal, sliding_window
 from labkit.viz.heat import attention_figure, pooled
@@ -46,11 +45,9 @@ def explore_attention(lm, text, *, layers=None) -> Explorer:
     `to_bidirectional(window="keep")` leaves them. Arguments and errors as `labkit.attention.maps.attention_maps`.
     """
     decoder = find_decoder(lm.model)
-    conversion = conversion_of(lm.model)
-    window = conversion["sliding_window"] if conversion else getattr(decoder.config, "sliding_window", None)
-    local = [kind == SLIDING and window is not None for kind in decoder.layer_types]
-    before = [causal() & sliding_window(window) if is_local else causal() for is_local in local]
-    after = [sliding_window(window, causal=False) if is_local else bidirectional() for is_local in local]
+    windows = [decoder.causal_window(i) for i in range(len(decoder.layers))]
+    before = [sliding_window(window) if window else causal() for window in windows]
+    after = [sliding_window(window, causal=False) if window else bidirectional() for window in windows]
     maps = [attention_maps(lm, text, masks, layers=layers) for masks in (before, after)]
     return attention_explorer(*maps, names=("causal", "bidirectional"))
 
