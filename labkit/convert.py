@@ -239,9 +239,9 @@ def _generate_if_allowed(module: nn.Module, *args, allow_bidirectional: bool = F
     """`generate` of a converted model: refused, or with `allow_bidirectional=True` run without a cache."""
     if not allow_bidirectional:
         raise ConversionError(
-            "this model is bidirectional: it was not trained to predict the next token from states that depend on later "
-            "tokens, and each new token changes the states of all before it, so its predictions are worse and a cache "
-            "would be wrong. Call labkit.to_causal(model) first, or generate(..., allow_bidirectional=True) to try it anyway"
+            "this model is bidirectional: it was not trained to predict the next token from states that depend on "
+            "later tokens, and each new token changes all earlier states, so its predictions are worse and a cache "
+            "would be wrong. Call labkit.to_causal(model) first, or generate(..., allow_bidirectional=True) to try it"
         )
     kwargs.setdefault("use_cache", False)
     return type(module).generate(module, *args, **kwargs)

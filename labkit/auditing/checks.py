@@ -77,7 +77,7 @@ def run_all(subject: Subject, known: set[str]) -> list[Problem]:
         packed_batch: padding_is_right,
         word_order: subject.verdict == "bidirectional",
         heads: True,
-        elsewhere: subject.verdict in ("causal", "bidirectional"),
+        length_and_mode: subject.verdict in ("causal", "bidirectional"),
         entry_and_cache: decoder,
         backends_and_train_mode: decoder,
     }
@@ -338,7 +338,7 @@ def heads(subject: Subject) -> Iterator[Problem]:
         yield Problem("heads-differ", text, tuple(causal_heads))
 
 
-def elsewhere(subject: Subject) -> Iterator[Problem]:
+def length_and_mode(subject: Subject) -> Iterator[Problem]:
     """Tokens must influence earlier ones if and only if the model is bidirectional, in a longer text, too.
 
     And in train mode; of a decoder that we know, each layer is measured there (`backends_and_train_mode`).
@@ -397,7 +397,7 @@ def backends_and_train_mode(subject: Subject) -> Iterator[Problem]:
             subject.notes.append(f"the attention backend {other!r} does not run this model ({cause})")
             continue
         if layers := differing(theirs):
-            text = f"what {len(layers)} layers see depends on the attention backend: {here!r} and {other!r} disagree"
+            text = f"in {len(layers)} layers the mask depends on the attention backend: {here!r} and {other!r} differ"
             yield Problem("depends-on-backend", text, layers)
         elif finite and not finite_there:
             text = f"under the attention backend {other!r} a padded batch gives NaN or infinite numbers"

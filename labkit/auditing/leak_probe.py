@@ -185,12 +185,12 @@ class LeakProbe:
         reach = composed(list(layer_cells.values()), len(influence))
         if through := tuple(cell for cell in cells if bool(reach[cell])):
             leaks.append(self.condition.leak(_in_words(through, influence), through, layers))
-        if elsewhere := tuple(cell for cell in cells if not bool(reach[cell])):
-            text = _in_words(elsewhere, influence)
+        if past_attention := tuple(cell for cell in cells if not bool(reach[cell])):
+            text = _in_words(past_attention, influence)
             foreign = any(isinstance(module, nn.MultiheadAttention) for module in self.model.modules())
             if layer_cells and len(layer_cells) == len(self.attentions) and not foreign and not self.finite:
                 text += f", not in the attention: no mask of its {len(layer_cells)} layers allows it"
-            leaks.append(self.condition.leak(text, elsewhere))
+            leaks.append(self.condition.leak(text, past_attention))
         return leaks
 
     def finite_mask(self, influence: Tensor, factor: float) -> Leak:
