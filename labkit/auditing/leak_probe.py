@@ -16,7 +16,7 @@ from labkit.auditing.probe import AttentionCall
 from labkit.auditing.report import Cells, Leak, layer_list
 from labkit.decoder.anatomy import attention_modules, decoder_or_none
 from labkit.decoder.limits import context_of
-from labkit.decoder.running import Runner, in_float32, replaced
+from labkit.decoder.running import Runner, computing_in, replaced
 from labkit.errors import AuditError
 
 PADS = 3
@@ -229,7 +229,7 @@ class LeakProbe:
 
     def measure_masks(self) -> None:
         """Fill `levers` and `finite`."""
-        with in_float32(self.model, torch.float16):
+        with computing_in(torch.float32, self.model, torch.float16):
             for i, call in self.calls(self.ids).items():
                 if lever := _lever(call):
                     self.levers[i] = lever

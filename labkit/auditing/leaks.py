@@ -38,7 +38,7 @@ from labkit.auditing.leak_probe import PADS, STRESS, Condition, LeakProbe, score
 from labkit.auditing.probe import measured_influence, relative_change
 from labkit.auditing.report import Leak, LeakReport, layer_list
 from labkit.decoder.anatomy import CACHE
-from labkit.decoder.running import BODY_MEASURED, in_float32, without_mlps
+from labkit.decoder.running import BODY_MEASURED, computing_in, without_mlps
 from labkit.errors import AuditError
 from labkit.files import quiet_libraries
 
@@ -60,7 +60,7 @@ def find_leaks(model: nn.Module, *, tokens: int = TOKENS, vocab_size: int | None
         model: maps `input_ids` (batch, seq) to logits or states (batch, seq, ...); a transformers model, a
             `labkit.gpt.GPT`, or your own. It is left as it was.
         tokens: length of the text whose tokens are changed one by one; at most the model's context is used.
-        vocab_size: number of token ids, if the model has no `nn.Embedding` to tell it.
+        vocab_size: number of token ids, if the model has no `nn.Embedding` to read it from.
         seed: of the texts, and of the dropout in train mode, which is the same in every run.
 
     Raises:
@@ -266,7 +266,7 @@ def _under_stress(probe: LeakProbe) -> list[Leak]:
         probe.note(f"{layer_list(fixed)}: scores cannot be raised ({why}); finite masks were not looked for")
     n, levers = probe.ids.size(1), {probe.attentions[i]: lever for i, lever in probe.levers.items()}
     skipping = without_mlps(probe.decoder) if probe.decoder else nullcontext()
-    with in_float32(probe.model, torch.float16), skipping:
+    with computing_in(torch.float32, probe.model, torch.float16), skipping:
         for factor in STRESS if levers else ():
             with scores_times(factor, levers):
                 try:
@@ -310,7 +310,7 @@ def _with_labels(probe: LeakProbe) -> list[Leak]:
     if not isinstance(getattr(out, "loss", None), Tensor) or out.loss.ndim or out.logits.shape[:2] != ids.shape:
         return []
     logits = out.logits[0].float()
-    contrast = logits[j - 1] - logits[j]  # the two labels that tell these positions apart best
+    contrast = logits[j - 1] - logits[j]  # the two labels whose logits differ most between these positions
     one, other = int(contrast.argmax()), int(contrast.argmin())
     with_one, with_other = answer(one), answer(other)
     if leaks := in_output(with_other.logits, with_one.logits):

@@ -49,7 +49,7 @@ def audit(
             changed: with the causal mask put back into both, both must compute the same.
         quick: only the masks, on unpadded and right-padded batches (about a second for 270 M parameters on a CPU). The
             full audit adds left padding, real windows, packing, cache, other backends, train mode and word order.
-        vocab_size: number of token ids, if the model has no `nn.Embedding` to tell it.
+        vocab_size: number of token ids, if the model has no `nn.Embedding` to read it from.
         max_tokens: longest sequence to run in order to measure past a window; beyond it, windows are shrunk.
         seed: of the token ids and of the perturbations.
 

@@ -1,6 +1,6 @@
 """Where things are in a decoder: its layer stack, its attention modules, its backend, and which layers are local.
 
-One place that knows how transformers lays a decoder out, so that converting, masking and measuring do not each guess.
+Converting, masking and measuring all take from here how transformers builds a decoder.
 """
 
 from __future__ import annotations
@@ -89,17 +89,18 @@ class Decoder:
         """The attention backend in use, as `backend_of` names it."""
         return backend_of(self.config)
 
+    def arguments(self, args: tuple, kwargs: dict) -> dict:
+        """All arguments of a call of the stack, by name."""
+        if not args:
+            return kwargs
+        return dict(zip(inspect.signature(self.stack.forward).parameters, args, strict=False)) | kwargs
+
     def layers_ignoring_is_causal(self) -> frozenset[int]:
         """Layers that do not pass `is_causal` on to their attention (StableLM, Nemotron): tried, once per class."""
-        arrives: dict[tuple[type, type], bool] = {}
-        ignoring = set()
-        for i, (layer, attention) in enumerate(zip(self.layers, self.attentions, strict=True)):
-            kind = type(layer), type(attention)
-            if kind not in arrives:
-                arrives[kind] = _passes_is_causal(layer, attention)
-            if not arrives[kind]:
-                ignoring.add(i)
-        return frozenset(ignoring)
+        kinds = [(type(layer), type(attention)) for layer, attention in zip(self.layers, self.attentions, strict=True)]
+        first = {kind: kinds.index(kind) for kind in kinds}
+        passes = {kind: _passes_is_causal(self.layers[i], self.attentions[i]) for kind, i in first.items()}
+        return frozenset(i for i, kind in enumerate(kinds) if not passes[kind])
 
     @property
     def has_position_table(self) -> bool:

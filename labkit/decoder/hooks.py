@@ -1,14 +1,14 @@
 """Deliver a Mask to each decoder layer, whatever the attention backend: the machinery under `masked` and `convert`.
 
-A hook on the layer stack notes what the call says about padding, packing and the cache; a hook on every decoder layer
-then replaces the mask which that layer was handed. The hooks sit on the *layers*, not on their attention modules, so
+A hook on the layer stack reads the padding, the packing and the cache of a call; a hook on every decoder layer then
+replaces the mask that the layer was handed. The hooks sit on the *layers*, not on their attention modules, so
 gradient checkpointing recomputes with the mask of its own forward pass.
 
 Positions in a mask are positions in the **text**: pads are not counted, and each packed document starts at 0. So a
 `prefix(3)` opens the first three real tokens of each row, on whichever side the padding is.
 
 Packed documents are recognised by their `position_ids`, which restart, with or without a 2-D padding mask.
-(transformers itself looks for packed documents only where no mask is given: pull request 46634.)
+(transformers itself detects packed documents only where no mask is given: pull request 46634.)
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def set_windows(decoder: Decoder) -> None:
 
 @contextmanager
 def shrunken_windows(decoder: Decoder, by: int) -> Iterator[None]:
-    """Every local window shorter by `by` tokens for the block: a way to see past a window without a long sequence."""
+    """For the block every local window is shorter by `by` tokens, so that a short sequence reaches past it."""
     windows = [(holder, "sliding_window") for holder in (decoder.config, *decoder.attentions)]
     windows.append((getattr(decoder.stack, ATTRIBUTE, None), "window"))
     with ExitStack() as stack:
@@ -99,7 +99,7 @@ def shrunken_windows(decoder: Decoder, by: int) -> Iterator[None]:
 
 @dataclass
 class _Call:
-    """What one forward pass says about its batch. Shapes: real (batch, kv_len), documents (batch, q_len)."""
+    """The padding, packing and cache of one forward pass. Shapes: real (batch, kv_len), documents (batch, q_len)."""
 
     real: Tensor | None = None  # True = a real token; None = no padding
     documents: Tensor | None = None  # number of the packed document of each token; None = one document per row
@@ -122,7 +122,6 @@ class LayerMasks:
         self._counted_by_builder = _counted_by_builder()
         self._callers: list[nn.Module] = []  # models around the stack that are watched
         self._call_from_outside: tuple[nn.Module, Any] | None = None  # the outermost of them, and the mask it was given
-        self._stack_names = list(inspect.signature(self.stack.forward).parameters)
         self._layer_names = list(inspect.signature(self.layers[0].forward).parameters)
         self._handles = [self.stack.register_forward_pre_hook(self._before_stack, with_kwargs=True)]
         self._handles.append(self.stack.register_forward_hook(self._after_stack, always_call=True))
@@ -192,7 +191,7 @@ class LayerMasks:
 
     def _before_stack(self, stack: nn.Module, args: tuple, kwargs: dict):
         self.set_config_window()
-        given = dict(zip(self._stack_names, args, strict=False)) | kwargs
+        given = self.decoder.arguments(args, kwargs)
         attention_mask, positions = given.get("attention_mask"), given.get("position_ids")
         cache = next((given[name] for name in CACHE_NAMES if given.get(name) is not None), None)
         from_outside = not _is_padding(attention_mask) and self._call_from_outside is not None
@@ -204,7 +203,7 @@ class LayerMasks:
                     "labkit sets the mask of this model's layers, and the call brings masks of its own: pass the 2-D "
                     "padding mask of shape (batch, sequence), or none"
                 )
-            self.call = _Call(cache=cache)  # the caller's own masks say everything
+            self.call = _Call(cache=cache)  # the caller's own masks are used as they are
             return args, kwargs
         real = None if attention_mask is None else attention_mask.bool()
         if real is not None and positions is None and self.has_position_table and self.decoder.converted_layers:
@@ -438,7 +437,7 @@ def _is_padding(mask) -> bool:
 
 
 def _cache_lengths(cache, index: int, q_len: int) -> tuple[int, int]:
-    """(tokens seen before this call, keys that this layer's attention will be given)."""
+    """(tokens before this call, keys that the attention of this layer will be given)."""
     if cache is None:
         return 0, q_len
     past = int(cache.get_seq_length(index))
