@@ -21,7 +21,7 @@ from tests.model_fixtures import load_or_skip
 
 N = 16
 FUTURE = {(i, j) for i in range(N) for j in range(i + 1, N)}
-NAMES = ("tiny-gpt2", "tiny-gemma", "tiny-gemma2", "tiny-gemma3", "tiny-llama")
+NAMES = ("tiny-gpt2", "tiny-gemma2", "tiny-gemma3")
 
 
 @pytest.fixture(autouse=True)

@@ -84,6 +84,10 @@ class Decoder:
             return None
         return window if choice == "keep" else window // 2 + 1
 
+    def declared_window(self, layer: int) -> int | None:
+        """The window that a layer is meant to have: the converted one in a converted layer, else the causal one."""
+        return self.converted_window(layer) if layer in self.converted_layers else self.causal_window(layer)
+
     @property
     def backend(self) -> str:
         """The attention backend in use, as `backend_of` names it."""

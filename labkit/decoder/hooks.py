@@ -65,19 +65,15 @@ def masked(model: nn.Module, mask) -> Iterator[nn.Module]:
 
 def declared_mask(decoder: Decoder, layer: int) -> Mask:
     """The mask that this layer is meant to have: the causal one, or what the recorded conversion makes of it."""
-    if layer in decoder.converted_layers:
-        return _windowed(decoder.converted_window(layer), causal=False)
-    return _windowed(decoder.causal_window(layer), causal=True)
+    return _windowed(decoder.declared_window(layer), causal=layer not in decoder.converted_layers)
 
 
 def set_windows(decoder: Decoder) -> None:
-    """Give every local layer the window that it is meant to have, as `declared_mask` states it."""
+    """Give every local layer its declared window."""
     local = [i for i, layer_type in enumerate(decoder.layer_types) if layer_type == SLIDING]
     for i in local:
         if hasattr(decoder.attentions[i], "sliding_window"):  # read by flash attention
-            converted = i in decoder.converted_layers
-            window = decoder.converted_window(i) if converted else decoder.causal_window(i)
-            decoder.attentions[i].sliding_window = window
+            decoder.attentions[i].sliding_window = decoder.declared_window(i)
     if local:
         decoder.config.sliding_window = decoder.causal_window(local[0])
     if layer_masks := getattr(decoder.stack, ATTRIBUTE, None):
