@@ -46,6 +46,18 @@ def small_gpt2(maker=GPT2LMHeadModel, **changes):
     return maker(GPT2Config(vocab_size=61, **config, **changes))
 
 
+@pytest.fixture
+def short(tiny):
+    """Factory: a tiny model in eager attention whose config states a context of 64 tokens, so that no text is long."""
+
+    def load(name):
+        model = tiny(name, "eager").model
+        model.config.max_position_embeddings = 64
+        return model
+
+    return load
+
+
 # -- the future, in evaluation mode and without a mask -----------------------------------------------------------------
 
 
@@ -77,8 +89,8 @@ def test_the_cells_and_the_layers_that_leak_are_named(make, cells, layers):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", NAMES)
-def test_a_leak_put_into_a_transformers_model_is_named_there(tiny, name):
-    model = tiny(name, "eager").model
+def test_a_leak_put_into_a_transformers_model_is_named_there(short, name):
+    model = short(name)
     with labkit.masked(model, masks.sliding_window(2, causal=False)):
         leak = only_leak(model, "future-token")
     assert set(leak.cells) == within(2) and leak.layers == (0, 1)
@@ -227,8 +239,8 @@ def top_left(mask):
         (lambda mask: top_left(mask) if mask.size(-2) == 1 else mask, ["token by token"]),
     ],
 )
-def test_a_mask_that_is_wrong_after_a_cache_is_found(tiny, name, change, ways):
-    report = find_leaks(planted.misalign_after_a_cache(tiny(name, "eager").model, change))
+def test_a_mask_that_is_wrong_after_a_cache_is_found(short, name, change, ways):
+    report = find_leaks(planted.misalign_after_a_cache(short(name), change))
     assert [leak.kind for leak in report.leaks] == ["cache"] * len(ways), str(report)
     assert all(way in leak.text for way, leak in zip(ways, report.leaks, strict=True))
 
@@ -256,8 +268,8 @@ def test_how_attention_is_called_does_not_matter(call, mask, kind):
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", [None, *NAMES])
 @pytest.mark.parametrize("value", [-10.0, -30.0, -1e4])
-def test_a_finite_mask_gives_way(tiny, name, value):
-    model = planted.FiniteMask(value) if name is None else planted.clamp_masks(tiny(name, "eager").model, value)
+def test_a_finite_mask_gives_way(short, name, value):
+    model = planted.FiniteMask(value) if name is None else planted.clamp_masks(short(name), value)
     if name == "tiny-gemma2" and value == -1e4:  # its scores are capped at 50: no training takes them to 10,000
         assert find_leaks(model).clean
         return
@@ -268,8 +280,8 @@ def test_a_finite_mask_gives_way(tiny, name, value):
 
 
 @pytest.mark.parametrize("value", [-30.0, -1e4])
-def test_the_factor_is_the_first_power_of_ten_at_which_the_future_shows(tiny, value):
-    model = planted.clamp_masks(tiny("tiny-gemma", "eager").model, value)
+def test_the_factor_is_the_first_power_of_ten_at_which_the_future_shows(short, value):
+    model = planted.clamp_masks(short("tiny-gemma"), value)
     factor = only_leak(model, "finite-mask").factor
     ids = torch.arange(40, 56)[None]
     changed = ids.clone()

@@ -81,6 +81,8 @@ def find_leaks(model: nn.Module, *, tokens: int = TOKENS, vocab_size: int | None
 
 
 def _all_others(probe: LeakProbe, influence: Tensor) -> list[Leak]:
+    n, rng = probe.ids.size(1), torch.Generator().manual_seed(probe.seed)
+    cuts = (torch.randperm(TRIES, generator=rng) % (n - 1) + 1).tolist()
     probe.measure_masks()
     leaks = _between_rows(probe)
     if not bool(influence.tril(-1).any()):
@@ -88,7 +90,7 @@ def _all_others(probe: LeakProbe, influence: Tensor) -> list[Leak]:
         leaks.append(Leak("no-influence", text))
     if future := probe.leaks_in(influence):
         leaks += future + _under_conditions(probe, influence)
-    elif rare := _in_rare_cases(probe) or _in_long_texts(probe):
+    elif rare := probe.leaks_in_tails(n, cuts) or _in_long_texts(probe):
         finite = all(leak.layers and probe.finite.keys() >= set(leak.layers) for leak in rare)
         leaks += (_under_stress(probe) if finite else []) or rare
         probe.note("other ways of calling the model were not tried, because this leak may show there, too")
@@ -133,11 +135,6 @@ def _between_rows(probe: LeakProbe) -> list[Leak]:
         return []
     probe.batch = 1
     return [Leak("batch", f"rows of a batch influence each other: a row changes by {largest:.2g} when others do")]
-
-
-def _in_rare_cases(probe: LeakProbe) -> list[Leak]:
-    n, rng = probe.ids.size(1), torch.Generator().manual_seed(probe.seed)
-    return probe.leaks_in_tails(n, (torch.randperm(TRIES, generator=rng) % (n - 1) + 1).tolist())
 
 
 def _in_long_texts(probe: LeakProbe) -> list[Leak]:
