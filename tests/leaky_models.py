@@ -1,4 +1,4 @@
-"""Planted leaks: small models in which the future gets in, each in its own way; and honest ones, of random shape."""
+"""Planted leaks: small models whose outputs depend on later tokens, each in its own way; and models without leaks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class OwnMask(Small):
 
 
 def no_mask(**changes) -> GPT:
-    """Somebody forgot the mask."""
+    """The mask was forgotten."""
     return OwnMask(masks.bidirectional(), **changes)
 
 
@@ -51,14 +51,14 @@ def one_to_the_right(**changes) -> GPT:
 
 
 def one_cell(**changes) -> GPT:
-    """One wrong entry in a mask that was written by hand: position 3 sees token 5."""
+    """One wrong entry in a mask that was written by hand: position 3 attends to token 5."""
     cells = torch.ones(CONTEXT, CONTEXT, dtype=torch.bool).tril()
     cells[3, 5] = True
     return OwnMask(masks.from_dense(cells), **changes)
 
 
 class OneLayer(Small):
-    """A layer that was copied from an encoder: causal but for one of its layers, which looks at everything."""
+    """One layer was copied from an encoder and attends to everything; the others are causal."""
 
     def __init__(self, layer: int, **changes):
         super().__init__(**changes)
@@ -99,7 +99,7 @@ class MeanOfTheText(Small):
 
 
 class HintOfTheNext(Small):
-    """A feature computed from the labels by mistake: each position is told its next token's id modulo 7."""
+    """A feature computed from the labels by mistake: each position gets the id of its next token modulo 7."""
 
     def _embed(self, ids, past):
         hint = F.pad(ids[:, 1:] % 7, (0, 1))
