@@ -3,10 +3,11 @@
 The public verbs load on first use, so `import labkit` is instant and needs neither torch nor transformers.
 """
 
+# ruff: noqa: F401
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what a type checker reads of the names below
     from labkit import convert, errors, masks, models, notebooks, pitfalls, profile, viz
     from labkit.auditing.leaks import find_leaks
     from labkit.auditing.measure import AuditReport, assert_bidirectional, assert_causal, audit
@@ -18,58 +19,19 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {  # public name -> the module that defines it
-    "load": "models",
-    "Loaded": "models",
-    "to_bidirectional": "convert",
-    "to_causal": "convert",
-    "masked": "convert",
-    "audit": "auditing.measure",
-    "assert_bidirectional": "auditing.measure",
-    "assert_causal": "auditing.measure",
-    "AuditReport": "auditing.measure",
-    "find_leaks": "auditing.leaks",
-    "explore_attention": "viz.explorer",
-    "pipeline": "tasks.pipeline",
-    "LabkitError": "errors",
-    "ConversionError": "errors",
+_SUBMODULES = ("convert", "errors", "masks", "models", "notebooks", "pitfalls", "profile", "viz")
+_NAMES = {  # module -> the public names that it defines
+    "auditing.leaks": ("find_leaks",),
+    "auditing.measure": ("AuditReport", "assert_bidirectional", "assert_causal", "audit"),
+    "convert": ("masked", "to_bidirectional", "to_causal"),
+    "errors": ("ConversionError", "LabkitError"),
+    "models": ("Loaded", "load"),
+    "tasks.pipeline": ("pipeline",),
+    "viz.explorer": ("explore_attention",),
 }
-_SUBMODULES = (
-    "convert",
-    "errors",
-    "masks",
-    "models",
-    "notebooks",
-    "pitfalls",
-    "profile",
-    "viz",
-)
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = [
-    "AuditReport",
-    "ConversionError",
-    "LabkitError",
-    "Loaded",
-    "__version__",
-    "assert_bidirectional",
-    "assert_causal",
-    "audit",
-    "convert",
-    "errors",
-    "explore_attention",
-    "find_leaks",
-    "load",
-    "masked",
-    "masks",
-    "models",
-    "notebooks",
-    "pipeline",
-    "pitfalls",
-    "profile",
-    "to_bidirectional",
-    "to_causal",
-    "viz",
-]
+__all__ = sorted(["__version__", *_SUBMODULES, *_HOME])
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 The route is `config.is_causal = False`: transformers (5.3 and later, for every family) then builds bidirectional masks
 *and* passes the flag to the kernels, so the conversion holds with and without padding, on every backend, and in a saved
-folder. labkit adds what that switch leaves open: the exact window of local layers, packed documents, learned positions
+folder. labkit adds what that flag leaves open: the exact window of local layers, packed documents, learned positions
 under left padding, a chosen subset of layers, and a proof.
 
 What was done is recorded in the text config as `labkit_attention`, so that `save_pretrained` and `labkit.load` keep it.
@@ -25,14 +25,16 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from labkit.auditing import proof
 from labkit.decoder.anatomy import CONVERSION, Decoder, decoder_or_none, find_decoder
-from labkit.decoder.hooks import ATTRIBUTE, LayerMasks, declared_masks, masked, set_windows
+from labkit.decoder.hooks import ATTRIBUTE, LayerMasks, declared_mask, masked, set_windows
 from labkit.decoder.running import replaced
 from labkit.errors import ConversionError
 
-__all__ = ["ConversionError", "choose_layers", "conversion_of", "masked", "restore", "to_bidirectional", "to_causal"]
+__all__ = [
+    "ConversionError", "choose_layers", "conversion_of", "masked", "prove_conversion", "to_bidirectional", "to_causal",
+]  # fmt: skip
 
 WINDOWS = ("keep", "halve", "global")
-SWITCHES = ("is_causal", "sliding_window", "use_bidirectional_attention")  # what a conversion changes in the config
+FLAGS = ("is_causal", "use_bidirectional_attention")  # of the config, which a conversion changes
 _ABSENT = "absent"
 _BUILT: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()  # the models that were built in this process
 
@@ -40,10 +42,10 @@ _BUILT: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()  # the models that 
 def to_bidirectional(model: nn.Module, *, window: str = "keep", layers=None) -> nn.Module:
     """Make a causal decoder bidirectional, in place; returns `model`.
 
-    Covers every decoder that transformers can switch (GPT-2, Gemma 1, 2 and 3, Llama and its relatives, ...), also in
-    a task head, a multimodal model or a PEFT wrapper, on eager, sdpa, flex and flash attention. Calling it again with
-    the same choices changes nothing and proves the conversion again; with other choices it starts from the causal
-    model. `masked` and `packed` contexts are set aside for the proof.
+    Covers every decoder whose mask transformers can open (GPT-2, Gemma, Llama and its relatives, ...), also in a task
+    head, a multimodal model or a PEFT wrapper, on eager, sdpa, flex and flash attention. Calling it again with the same
+    choices changes nothing and proves the conversion again; with other choices it starts from the causal model.
+    `masked` and `packed` contexts are set aside for the proof.
 
     Args:
         window: what a local layer with a causal window of W tokens (itself and W-1 before) attends to afterwards.
@@ -51,7 +53,7 @@ def to_bidirectional(model: nn.Module, *, window: str = "keep", layers=None) -> 
             (transformers, `Gemma3TextConfig.use_bidirectional_attention`). "global": everything.
         layers: distinct indices of the layers to convert, or None for all. The others stay causal. Plain transformers
             cannot express that, so a saved folder needs `labkit.load`. The same is true of StableLM and Nemotron:
-            they do not pass the switch on to their attention, so labkit passes them an explicit mask.
+            they do not pass the flag on to their attention, so labkit passes them an explicit mask.
 
     Raises:
         ConversionError: a wrong argument, or the measured mask is not the intended one. The model is then as it was.
@@ -89,7 +91,7 @@ def to_causal(model: nn.Module) -> nn.Module:
 
     Raises:
         ConversionError: the measured mask is not causal: the model is bidirectional by other means (PaliGemma, or a
-            switch in its config). The conversion is then undone all the same.
+            flag in its config). The conversion is then undone all the same.
     """
     decoder = find_decoder(model)
     converted = decoder.conversion is not None
@@ -104,11 +106,13 @@ def to_causal(model: nn.Module) -> nn.Module:
     return model
 
 
-def restore(model: nn.Module) -> nn.Module:
-    """Prove that the conversion which `model.config` records is in force, after `from_pretrained`; `load` does so."""
+def prove_conversion(model: nn.Module) -> nn.Module:
+    """Measure that the conversion which `model.config` records is in force, after `from_pretrained`; returns `model`.
+
+    Raises ConversionError if it is not. `labkit.load` calls this function.
+    """
     decoder = find_decoder(model)
     if decoder.conversion is not None:
-        _put_in_force(model, decoder)
         _prove(decoder, "bidirectional")
     return model
 
@@ -165,21 +169,20 @@ def _record(decoder: Decoder, window: str, layers: list[int] | None) -> None:
         "window": window,
         "layers": layers,
         "sliding_window": getattr(config, "sliding_window", None),
-        "original": {name: copy.copy(getattr(config, name, _ABSENT)) for name in SWITCHES},
+        "original": {name: copy.copy(getattr(config, name, _ABSENT)) for name in FLAGS},
     }
     setattr(config, CONVERSION, conversion)
 
 
 def _put_in_force(model: nn.Module, decoder: Decoder) -> None:
-    """Set the switch, the hooks, the windows and the guard on generate() as the config records the conversion."""
-    config, conversion = decoder.config, decoder.conversion
-    layer_masks = LayerMasks.on(decoder)
-    layer_masks.converted, layer_masks.by_switch = decoder.converted_layers, conversion["layers"] is None
-    if layer_masks.by_switch:
+    """Set the flags, the hooks, the windows and the guard on generate() as the config records the conversion."""
+    config = decoder.config
+    LayerMasks.on(decoder)
+    if decoder.converted_by_flag:
         config.is_causal = False
-        if switch := getattr(config, "use_bidirectional_attention", None):  # one switch in force, not two that add up
-            config.use_bidirectional_attention = False if switch is True else None  # in Gemma 4 it is a word, or None
-    set_windows(decoder, conversion["sliding_window"])
+        if flag := getattr(config, "use_bidirectional_attention", None):  # one flag in force, not two that add up
+            config.use_bidirectional_attention = False if flag is True else None  # in Gemma 4 it is a word, or None
+    set_windows(decoder)
     for module in _generators(model, decoder):
         module.generate = functools.partial(_generate_if_allowed, module)
 
@@ -191,31 +194,33 @@ def _undo(model: nn.Module, decoder: Decoder) -> None:
             vars(config).pop(name, None)
         else:
             setattr(config, name, value)
+    if hasattr(config, "sliding_window"):
+        config.sliding_window = conversion["sliding_window"]
     delattr(config, CONVERSION)
     if (layer_masks := getattr(decoder.stack, ATTRIBUTE, None)) is not None:
-        layer_masks.converted, layer_masks.by_switch = frozenset(), False
         layer_masks.remove_if_idle()
-    set_windows(decoder, conversion["sliding_window"])
+    set_windows(decoder)
     for module in _generators(model, decoder):
         vars(module).pop("generate", None)
 
 
 def _prove(decoder: Decoder, target: str) -> None:
     """Measure every layer's mask, with windows shrunk for the moment, and compare; raises ConversionError."""
-    if decoder.conversion is None:
-        sliding_window = getattr(decoder.config, "sliding_window", None)
-    else:
-        sliding_window = decoder.conversion["sliding_window"]
-    shrunk = None if sliding_window is None else min(sliding_window, proof.WINDOW)
+    config, conversion = decoder.config, decoder.conversion
+    windows = [window for i in range(len(decoder.layers)) if (window := decoder.causal_window(i)) is not None]
+    shrunk = {"sliding_window": min(windows[0], proof.WINDOW)} if windows else {}
+    if conversion is not None:
+        shrunk = {CONVERSION: conversion | shrunk}
     layer_masks = getattr(decoder.stack, ATTRIBUTE, None)
-    intended = declared_masks(decoder, shrunk)
+    # `masked` and `packed` contexts are set aside: what is measured is the conversion alone
+    alone = replaced(layer_masks, overrides=[], packings=[]) if layer_masks else nullcontext()
     try:
-        set_windows(decoder, shrunk)
-        # `masked` and `packed` contexts are set aside: what is measured is the conversion alone
-        with replaced(layer_masks, overrides=[], packings=[]) if layer_masks else nullcontext():
+        with replaced(config, **shrunk), alone:
+            set_windows(decoder)
+            intended = [declared_mask(decoder, i) for i in range(len(decoder.layers))]
             proof.prove(decoder, intended, target)
     finally:
-        set_windows(decoder, sliding_window)
+        set_windows(decoder)
 
 
 def _checked_layers(layers, n: int) -> list[int] | None:
@@ -234,9 +239,9 @@ def _generate_if_allowed(module: nn.Module, *args, allow_bidirectional: bool = F
     """`generate` of a converted model: refused, or with `allow_bidirectional=True` run without a cache."""
     if not allow_bidirectional:
         raise ConversionError(
-            "this model is bidirectional: it was not trained to predict the next token from states that see both ways, "
-            "and each new token changes the states of all before it, so its predictions are worse and a cache would be "
-            "wrong. Call labkit.to_causal(model) first, or generate(..., allow_bidirectional=True) to try it anyway"
+            "this model is bidirectional: it was not trained to predict the next token from states that depend on "
+            "later tokens, and each new token changes all earlier states, so its predictions are worse and a cache "
+            "would be wrong. Call labkit.to_causal(model) first, or generate(..., allow_bidirectional=True) to try it"
         )
     kwargs.setdefault("use_cache", False)
     return type(module).generate(module, *args, **kwargs)

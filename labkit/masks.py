@@ -343,15 +343,13 @@ def from_dense(array) -> Mask:
 def recognise(cells: Bool[Tensor, "n n"]) -> Mask | None:
     """The simplest named mask with exactly these cells, or None. The way back from a measured mask to an expression."""
     n, cells = cells.shape[-1], cells.cpu()
-    first, last = max(1, int(cells[0].sum())), max(1, int(cells[-1].sum()))  # keys that these queries see
+    first, last = max(1, int(cells[0].sum())), max(1, int(cells[-1].sum()))  # keys that these queries attend to
     candidates = [bidirectional(), causal(), sliding_window(last), sliding_window(first, causal=False)]
     candidates += [prefix(first), hybrid(n - int(cells.all(-1).sum()))]
     return next((mask for mask in candidates if torch.equal(mask.dense(n), cells)), None)
 
 
-def _by_length(
-    kind: str, value: int | Sequence[int], meanings: tuple[str, str], allowed: Callable[..., Tensor]
-) -> Mask:
+def _by_length(kind: str, value: int | Sequence[int], meanings: tuple[str, str], allowed: Callable) -> Mask:
     """A mask whose `allowed(query, key, length)` depends on one length, the same for every row or one per row.
 
     meanings: for one length, as a template of `n` and `tokens`, and for one per row.

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from labkit import masks
-from labkit.errors import DataError
+from labkit.errors import DataError, require_one_of
 from labkit.masks import Mask
 
 IGNORE = -100  # the target of a position that is not counted, as in torch's cross_entropy
@@ -158,8 +158,7 @@ OBJECTIVES = {
 
 def by_name(name: str) -> Objective:
     """The objective called `name`. Raises DataError, listing the choices, if there is none."""
-    if name not in OBJECTIVES:
-        raise DataError(f"no objective is called {name!r}; choose one of {', '.join(OBJECTIVES)}")
+    require_one_of("the objective", name, OBJECTIVES)
     return OBJECTIVES[name]
 
 
@@ -204,13 +203,6 @@ class Collator:
         return (prefix_lm(ids, n) if self.objective == "prefix" else hybrid_lm(ids, n, self.corruption, rng)), n
 
 
-def mask_of(batch: dict[str, Tensor], objective: str) -> Mask:
-    """The mask of this batch, without its padding."""
-    if by_name(objective).attention == "per row":
-        return (masks.prefix if objective == "prefix" else masks.hybrid)(batch["lengths"].tolist())
-    return masks.causal() if objective == "next" else masks.bidirectional()
-
-
 def loss(model: nn.Module, batch: dict[str, Tensor], objective: str) -> Float[Tensor, ""]:
     """Mean cross entropy in nats over the counted positions of a batch, of a transformers model with a language head.
 
@@ -225,8 +217,11 @@ def loss(model: nn.Module, batch: dict[str, Tensor], objective: str) -> Float[Te
     counted = batch["labels"] != IGNORE
     if not bool(counted.any()):
         raise DataError(f"under {objective} no position of this batch is counted: there is nothing to predict")
-    of_batch = by_name(objective).attention == "per row"
-    with masked(model, mask_of(batch, objective)) if of_batch else nullcontext():
+    in_force = nullcontext()
+    if by_name(objective).attention == "per row":
+        mask = masks.prefix if objective == "prefix" else masks.hybrid
+        in_force = masked(model, mask(batch["lengths"].tolist()))
+    with in_force:
         logits = logits_at(model, batch["input_ids"], batch.get("attention_mask"), counted)
     return F.cross_entropy(logits.float(), batch["labels"][counted])
 
@@ -274,11 +269,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight, rows = head.to(dtype), max(1, min(ROWS.get(device, 4096), MOST // len(head)))
         share = (targets != IGNORE).to(exact)
         share /= share.sum()  # of each row in the mean; nan if no row is counted, as in torch
-        loss, grad_hidden, grad_head = (
-            share.new_zeros(()),
-            torch.empty_like(hidden),
-            torch.zeros_like(head, dtype=exact),
-        )
+        loss, grad_hidden = share.new_zeros(()), torch.empty_like(hidden)
+        grad_head = torch.zeros_like(head, dtype=exact)
         with torch.autocast(device, enabled=False):
             for first in range(0, len(hidden), rows):
                 some = slice(first, first + rows)

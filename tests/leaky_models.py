@@ -1,4 +1,4 @@
-"""Planted leaks: small models in which the future gets in, each in its own way; and honest ones, of random shape."""
+"""Planted leaks: small models whose outputs depend on later tokens, each in its own way; and models without leaks."""
 
 from __future__ import annotations
 
@@ -8,18 +8,11 @@ from types import MethodType
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GemmaConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-)
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 from labkit import gpt, masks
 from labkit.gpt import GPT, GPTConfig
+from labkit.models.tiny import TINY_NAMES, tiny_config
 
 VOCABULARY, CONTEXT = 61, 32
 
@@ -48,7 +41,7 @@ class OwnMask(Small):
 
 
 def no_mask(**changes) -> GPT:
-    """Somebody forgot the mask."""
+    """The mask was forgotten."""
     return OwnMask(masks.bidirectional(), **changes)
 
 
@@ -58,14 +51,14 @@ def one_to_the_right(**changes) -> GPT:
 
 
 def one_cell(**changes) -> GPT:
-    """One wrong entry in a mask that was written by hand: position 3 sees token 5."""
+    """One wrong entry in a mask that was written by hand: position 3 attends to token 5."""
     cells = torch.ones(CONTEXT, CONTEXT, dtype=torch.bool).tril()
     cells[3, 5] = True
     return OwnMask(masks.from_dense(cells), **changes)
 
 
 class OneLayer(Small):
-    """A layer that was copied from an encoder: causal but for one of its layers, which looks at everything."""
+    """One layer was copied from an encoder and attends to everything; the others are causal."""
 
     def __init__(self, layer: int, **changes):
         super().__init__(**changes)
@@ -106,19 +99,11 @@ class MeanOfTheText(Small):
 
 
 class HintOfTheNext(Small):
-    """A feature computed from the labels by mistake: each position is told its next token's id modulo 7."""
+    """A feature computed from the labels by mistake: each position gets the id of its next token modulo 7."""
 
     def _embed(self, ids, past):
         hint = F.pad(ids[:, 1:] % 7, (0, 1))
         return super()._embed(ids, past) + F.one_hot(hint, self.config.width)
-
-
-class NormOverTime(Small):
-    """A norm over the wrong axis: each feature is standardised over the positions, future ones included."""
-
-    def _embed(self, ids, past):
-        x = super()._embed(ids, past)
-        return F.layer_norm(x.transpose(1, 2), (x.size(1),)).transpose(1, 2)
 
 
 class BatchNormOverTime(Small):
@@ -184,11 +169,6 @@ def change_masks(model: nn.Module, change, layers: tuple[int, ...] | None = None
 def clamp_masks(model: nn.Module, value: float, layers: tuple[int, ...] | None = None) -> nn.Module:
     """A "numerically safe" mask: no entry below `value`."""
     return change_masks(model, lambda mask: mask.clamp(min=value), layers)
-
-
-def unmask_layer(model: nn.Module, layer: int) -> nn.Module:
-    """One layer drops the mask that it is handed."""
-    return clamp_masks(model, 0.0, (layer,))
 
 
 def attentions_of(model: nn.Module) -> list[nn.Module]:
@@ -299,15 +279,6 @@ class SequenceRouter(nn.Module):
         return torch.stack([self.experts[k](row) for k, row in zip(chosen, x, strict=True)])
 
 
-class ExpertChoice(SequenceRouter):
-    """Each expert takes the tokens with the highest scores of the text."""
-
-    def forward(self, x):
-        scores = self.gate(x).softmax(-1)
-        best = torch.zeros_like(scores).scatter(1, scores.topk(max(1, x.size(1) // 4), dim=1).indices, 1.0)
-        return sum(best[..., k, None] * expert(x) for k, expert in enumerate(self.experts))
-
-
 class CapacityByScore(SequenceRouter):
     """Each token selects an expert; a full expert keeps the tokens with the highest scores, wherever they are."""
 
@@ -328,13 +299,6 @@ class CapacityByPosition(CapacityByScore):
 
     def kept(self, mine, scores):
         return mine.cumsum(1) <= max(1, mine.size(1) // 2)
-
-
-class CapacityOfTheBatch(CapacityByScore):
-    """A full expert keeps the tokens that come first in the batch: rows depend on the rows above them."""
-
-    def kept(self, mine, scores):
-        return mine.flatten().cumsum(0).view_as(mine) <= 8
 
 
 class GatheredExperts(SequenceRouter):
@@ -401,41 +365,57 @@ class Recurrent(nn.Module):
 
 # -- honest ones -------------------------------------------------------------------------------------------------------
 
-FAMILIES = ("GPT", "gpt2", "gemma", "gemma2", "gemma3", "llama")
-
 
 def honest_model(seed: int) -> nn.Module:
-    """A causal model in eval mode: its family goes round with the seed, all the rest is drawn from it."""
-    rng = random.Random(seed)
-    family = FAMILIES[seed % len(FAMILIES)]
-    heads, layers = rng.choice((1, 2, 4)), rng.randint(1, 4)
-    attention_dropout, dropout = rng.choice((0.0, 0.1)), rng.choice((0.0, 0.1, 0.5))
+    """A causal model in eval mode: its family goes round with the seed; depth, windows and dropout are random."""
+    rng, name = random.Random(seed), (None, *TINY_NAMES)[seed % 6]
+    layers, dropout = rng.randint(1, 4), rng.choice((0.0, 0.1, 0.5))
     torch.manual_seed(seed)
-    if family == "GPT":
-        shape = {"layers": layers, "heads": heads, "dropout": dropout, "attention_dropout": attention_dropout}
+    if name is None:
+        shape = {"layers": layers, "heads": rng.choice((1, 2, 4)), "dropout": dropout, "attention_dropout": dropout}
         honest_mask = rng.choice((masks.causal(), masks.prefix(0), masks.sliding_window(rng.randint(2, 8))))
         models = (OwnMask(honest_mask, **shape), GPT(small_config(**shape)), GPT(small_config(**shape), naive=True))
         return rng.choice(models).eval()
-    spread, special = rng.choice((0.02, 0.2)), {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
-    if family == "gpt2":
-        config = GPT2Config(
-            vocab_size=VOCABULARY, n_positions=CONTEXT, n_embd=32, n_layer=layers, n_head=heads, resid_pdrop=dropout,
-            embd_pdrop=dropout, attn_pdrop=attention_dropout, initializer_range=spread, **special,
-        )  # fmt: skip
-    else:
-        shape = {
-            "vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT, "hidden_size": 32, "intermediate_size": 48,
-            "head_dim": 8, "num_hidden_layers": layers, "num_attention_heads": heads,
-            "num_key_value_heads": rng.choice((1, heads)), "attention_dropout": attention_dropout,
-            "initializer_range": spread,
-        }  # fmt: skip
-        if family in ("gemma2", "gemma3"):
-            kinds = [rng.choice(("sliding_attention", "full_attention")) for _ in range(layers)]
-            shape |= {"layer_types": kinds, "sliding_window": rng.randint(2, 8), "query_pre_attn_scalar": 8}
-        makers = {"gemma": GemmaConfig, "gemma2": Gemma2Config, "gemma3": Gemma3TextConfig, "llama": LlamaConfig}
-        config = makers[family](**shape, **special)
-    attn = "eager" if family == "gemma2" else rng.choice(("eager", "sdpa"))
+    config = tiny_config(name)
+    config.update({"num_hidden_layers": layers, "max_position_embeddings": CONTEXT, "initializer_range": 0.05})
+    dropouts = ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop")
+    config.update({field: dropout for field in dropouts if hasattr(config, field)})
+    if name in ("tiny-gemma2", "tiny-gemma3"):
+        config.layer_types = [rng.choice(("sliding_attention", "full_attention")) for _ in range(layers)]
+        config.sliding_window = rng.randint(2, 8)
+    attn = "eager" if name == "tiny-gemma2" else rng.choice(("eager", "sdpa"))
     return AutoModelForCausalLM.from_config(config, attn_implementation=attn, dtype=torch.float32).eval()
+
+
+class SelfAttention(nn.Module):
+    """Its mask is an argument, or its state for as long as the model runs."""
+
+    def __init__(self, width: int = 32, heads: int = 4):
+        super().__init__()
+        self.n_head, self.mask = heads, None
+        self.qkv, self.c_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x, mask=None):
+        q, k, v = (t.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask if mask is None else mask)
+        return self.c_proj(mixed.transpose(1, 2).flatten(2))
+
+
+class HomeMade(nn.Module):
+    """`through(attentions, x, mask)` runs the attention modules; `mask`, (batch, 1, n, n), hides padding alone."""
+
+    def __init__(self, through, *attentions):
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.positions = nn.Embedding(100, 32), nn.Embedding(70, 32)
+        self.through, self.attentions = through, nn.ModuleList(attentions)
+
+    def forward(self, input_ids, attention_mask=None):
+        batch, n = input_ids.shape
+        mask = torch.ones(batch, 1, n, n, dtype=torch.bool)
+        if attention_mask is not None:
+            mask = (mask & attention_mask.bool()[:, None, None, :]) | torch.eye(n, dtype=torch.bool)
+        return self.through(self.attentions, self.tokens(input_ids) + self.positions(torch.arange(n)), mask)
 
 
 class ByHand(nn.Module):

@@ -127,7 +127,7 @@ def test_the_products_of_queries_and_keys_give_the_weights(tiny, name, mask):
 @pytest.mark.parametrize(
     ("text", "options", "words"),
     [
-        ("", {}, "empty text"),
+        ("", {}, "not empty"),
         ([40] * 1025, {}, "1,025 tokens, and the model has 1,024 positions"),
         ([[40], [41]], {}, "of one text"),
         ([40, 10**6], {}, "the token ids of tiny-gpt2 are 0 to"),

@@ -10,13 +10,11 @@ import labkit
 from labkit import masks
 from labkit.errors import ConversionError
 from scripts import list_families
-from tests.perturbation import assert_layers_attend, window
+from tests.perturbation import IDS, N, W, assert_layers_attend, logits, window
 
 pytestmark = pytest.mark.matrix
 
-N, W = 12, 8
-IDS = torch.arange(40, 40 + N)[None]
-DEAF = ("StableLm", "Nemotron")  # their layers keep `is_causal` from their attention
+KEEP_THE_FLAG = ("StableLm", "Nemotron")  # their layers do not pass `is_causal` on to their attention
 OPEN = window(None, None)
 GEMMA4 = ("Gemma4", "Gemma4Unified")
 SIZES = {
@@ -38,21 +36,16 @@ def small(family, attn):
     return getattr(transformers, f"{family}ForCausalLM")._from_config(config, attn_implementation=attn).eval()
 
 
-def logits(model, ids=IDS, **inputs):
-    with torch.no_grad():
-        return model(ids, **inputs).logits
-
-
 @pytest.mark.parametrize("attn", ["eager", "sdpa"])
-@pytest.mark.parametrize("family", DEAF)
+@pytest.mark.parametrize("family", KEEP_THE_FLAG)
 @pytest.mark.parametrize("layers", [None, [1]])
 def test_layers_that_keep_the_flag_to_themselves_are_given_their_mask(family, attn, layers):
     model = small(family, attn)
     before = logits(model)
     with labkit.masked(model, masks.bidirectional()):
-        assert_layers_attend(model, [OPEN, OPEN], N)
+        assert_layers_attend(model, [OPEN, OPEN])
     labkit.to_bidirectional(model, layers=layers)
-    assert_layers_attend(model, [window(None, None if layers is None else 0), OPEN], N)
+    assert_layers_attend(model, [window(None, None if layers is None else 0), OPEN])
     labkit.to_causal(model)
     assert torch.equal(logits(model), before)
 
@@ -64,7 +57,7 @@ def test_their_folder_is_read_back(labkit_command, tmp_path):
     assert code == 0 and json.loads(text)["plain_transformers"] is False
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="sdpa").eval()
     expected = logits(labkit.to_bidirectional(model))
-    torch.testing.assert_close(logits(labkit.convert.restore(again)), expected)
+    torch.testing.assert_close(logits(labkit.convert.prove_conversion(again)), expected)
 
 
 def test_flash_attention_which_takes_no_mask_is_refused_for_them(monkeypatch):
@@ -135,7 +128,7 @@ def test_gemma_4_has_the_declared_window_padded_or_not(family, attn, how, reach,
     model = small(family, attn)
     before, asked = logits(model), model.config.get_text_config().use_bidirectional_attention
     labkit.to_bidirectional(model, window=how, layers=layers)
-    assert_layers_attend(model, [window(reach, reach), OPEN if layers is None else window(None, 0)], N)
+    assert_layers_attend(model, [window(reach, reach), OPEN if layers is None else window(None, 0)])
     labkit.to_causal(model)
     assert torch.equal(logits(model), before)
     assert model.config.get_text_config().use_bidirectional_attention == asked

@@ -4,12 +4,12 @@ import pytest
 import torch
 import transformers
 from torch import nn
-from torch.nn import functional as F
 from transformers import AutoModel, AutoModelForCausalLM
 
 import labkit
 from labkit import masks
 from labkit.errors import AuditError
+from tests.leaky_models import HomeMade, SelfAttention
 
 pytestmark = pytest.mark.matrix
 
@@ -93,40 +93,9 @@ def test_of_two_models_behind_one_front_both_are_measured(tiny):
 # -- attention that is built otherwise ---------------------------------------------------------------------------------
 
 
-class SelfAttention(nn.Module):
-    """Its mask is an argument, or its state for as long as the model runs."""
-
-    def __init__(self, dim=32, heads=4):
-        super().__init__()
-        self.heads, self.mask = heads, None
-        self.inner, self.outer = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-
-    def forward(self, x, mask=None):
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.inner(x).chunk(3, -1))
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask if mask is None else mask)
-        return self.outer(mixed.transpose(1, 2).flatten(2))
-
-
 class TimeMajorAttention(SelfAttention):
     def forward(self, x, mask=None):
         return super().forward(x.transpose(0, 1), mask).transpose(0, 1)
-
-
-class HomeMade(nn.Module):
-    """`through(attentions, x, mask)` runs the attention modules; `mask` hides padding alone."""
-
-    def __init__(self, through, *attentions, vocabulary=100):
-        super().__init__()
-        torch.manual_seed(0)
-        self.tokens, self.positions = nn.Embedding(vocabulary, 32), nn.Embedding(64, 32)
-        self.through, self.attentions = through, nn.ModuleList(attentions)
-
-    def forward(self, input_ids, attention_mask=None):
-        batch, n = input_ids.shape
-        mask = torch.ones(batch, 1, n, n, dtype=torch.bool)
-        if attention_mask is not None:
-            mask = (mask & attention_mask.bool()[:, None, None, :]) | torch.eye(n, dtype=torch.bool)
-        return self.through(self.attentions, self.tokens(input_ids) + self.positions(torch.arange(n)), mask)
 
 
 def mask_as_state(attentions, x, mask):  # gone when the model has run, which does not count as none
@@ -272,19 +241,6 @@ def test_an_encoder_that_counts_its_window_to_both_sides_is_right():
     config |= {"local_attention": 8, "global_attn_every_n_layers": 2}
     model = made(transformers.ModernBertConfig(**config), of=AutoModel)
     assert labkit.assert_bidirectional(model).layers[1].reach == (4, 4)
-
-
-@pytest.mark.parametrize("cached", [None, True, False])
-def test_texts_in_one_row_stay_apart_where_only_some_layers_were_converted(tiny, cached):
-    for name in ("tiny-llama", "tiny-gpt2", "tiny-gemma3"):
-        model = labkit.to_bidirectional(tiny(name).model, layers=[0])
-        ids, positions = torch.arange(10, 20)[None], torch.tensor([[0, 1, 2, 3, 4, 5, 0, 1, 2, 3]])
-        given = {"position_ids": positions} | ({} if cached is None else {"use_cache": cached})
-        changed = ids.clone()
-        changed[0, 2] = 99
-        with torch.no_grad():
-            one, other = (model(input_ids=row, **given).logits[0] for row in (ids, changed))
-        assert torch.equal(one[6:], other[6:]) and not torch.equal(one[:6], other[:6])
 
 
 @pytest.mark.parametrize("kind", ["PrefixTuningConfig", "PromptTuningConfig"])

@@ -18,7 +18,6 @@ from labkit.objectives import (
     Corruption,
     corruption_for,
     linear_cross_entropy,
-    mask_of,
     word_starts,
 )
 
@@ -216,20 +215,6 @@ def test_a_row_is_the_same_in_every_batch_order_and_worker(objective):
         assert [row for batch in loader for row in unpadded(batch)] == alone
 
 
-@pytest.mark.parametrize("objective", EVERY)
-def test_padding_is_on_the_right_not_attended_to_and_not_counted(objective):
-    rows = texts(20)
-    batch = Collator(objective, 99, BERT)(rows)
-    lengths = torch.tensor([len(row["ids"]) for row in rows])
-    real = torch.arange(12) < lengths[:, None]
-    assert torch.equal(batch["attention_mask"].bool(), real)
-    assert (batch["input_ids"][~real] == 99).all() and (batch["labels"][~real] == IGNORE).all()
-    assert all(batch[name].dtype == torch.int64 for name in ("input_ids", "labels", "attention_mask"))
-    assert ("lengths" in batch) == (objective in ("prefix", "hybrid"))
-    if "lengths" in batch:
-        assert ((batch["lengths"] >= 1) & (batch["lengths"] < lengths)).all() and len(batch["lengths"].unique()) > 3
-
-
 # ---- the loss ------------------------------------------------------------------------------------------------------
 
 
@@ -367,7 +352,6 @@ def tiny_tokenizer():
         (lambda: objectives.prefix_lm(TEXT, 4), "a prefix of 4 tokens leaves nothing to predict in a row of 4"),
         (lambda: objectives.hybrid_lm(TEXT, 4, BERT, rng()), "a causal part of 4 tokens leaves nothing"),
         (lambda: objectives.prefix_lm(TEXT, -1), "a prefix of -1 tokens"),
-        (lambda: mask_of({}, "gpt"), "no objective is called 'gpt'"),
         (lambda: corruption_for(tiny_tokenizer()), "has no mask token.*ensure_mask_token"),
         (lambda: objectives.loss(torch.nn.Linear(1, 1), NOTHING_COUNTED, "mlm"), "nothing to predict"),
     ],

@@ -166,7 +166,7 @@ def test_dropout_is_set_in_modules_and_in_attention():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"objective": "clm"}, "no objective is called 'clm'"),
+        ({"objective": "clm"}, "the objective is 'clm'"),
         ({"mask_rate": 0.0}, "mask rate"),
         ({"layers": "all but one"}, "layers"),
         ({"texts": []}, "nothing to train on"),

@@ -94,13 +94,10 @@ def _token_ids(lm, text, decoder: Decoder) -> Int[Tensor, "1 seq"]:
             raise MaskError(f"{lm.name} came without a tokenizer: pass the ids of the tokens instead of a text")
         text = lm.tokenizer(text)["input_ids"] if text else []
     ids = torch.as_tensor(text)
-    if ids.numel() == 0:
-        raise MaskError("attention maps need a text of at least one token, and this is an empty text")
     ids = ids[None] if ids.ndim == 1 else ids
-    if ids.ndim != 2 or len(ids) != 1:
-        raise MaskError(
-            f"attention maps are of one text: expected ids of shape (seq,) or (1, seq), not {(*ids.shape,)}"
-        )
+    if ids.ndim != 2 or len(ids) != 1 or not ids.numel():
+        shape = f"ids of shape {(*ids.shape,)}"
+        raise MaskError(f"attention maps are of one text: expected a text that is not empty, or its ids, not {shape}")
     require_positions(ids.shape[1], decoder.config, refusal=MaskError, cure="give a shorter text")
     vocabulary = decoder.config.vocab_size
     if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:

@@ -31,7 +31,7 @@ FEW_TOKENS = 8  # for the cells of all layers, which are measured again and agai
 LONG = 66  # tokens, for a mask that changes with the length, such as one in blocks of 64
 HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")  # what modules call the number of theirs
 SHORT = (torch.float16, torch.bfloat16)
-MARGIN = 8  # tokens run beyond a window in order to see where it ends
+MARGIN = 8  # tokens run beyond a window, in order to measure where it ends
 SMALL_WINDOW = 8  # what a window too long to run past is shrunk to
 Reach = dict[int, tuple[int | None, int | None]]  # local layer -> tokens that it attends to on the left and right
 
@@ -77,7 +77,7 @@ def run_all(subject: Subject, known: set[str]) -> list[Problem]:
         packed_batch: padding_is_right,
         word_order: subject.verdict == "bidirectional",
         heads: True,
-        elsewhere: subject.verdict in ("causal", "bidirectional"),
+        length_and_mode: subject.verdict in ("causal", "bidirectional"),
         entry_and_cache: decoder,
         backends_and_train_mode: decoder,
     }
@@ -91,7 +91,7 @@ def run_all(subject: Subject, known: set[str]) -> list[Problem]:
 def _confirmed(subject: Subject, check: Callable[[Subject], Iterator[Problem]]) -> list[Problem]:
     """The problems of a check; with 16-bit weights those that are also there in float32, if they can be run there.
 
-    Some models blow the rounding of 16 bits up to a fifth of their states, which says nothing of their mask.
+    In some models the rounding of 16 bits grows to a fifth of their states, whatever their mask is.
     """
     problems = list(check(subject))
     if not problems or not any(weight.dtype in SHORT for weight in subject.model.parameters()):
@@ -155,13 +155,15 @@ def _measured_reach(subject: Subject, decoder: Decoder, runner: Runner, refine: 
 
 
 def _declared_reach(subject: Subject) -> int | None:
-    """Tokens a local layer should reach to a side: as the conversion declared it, else as the config's window says."""
-    decoder, config = subject.decoder, subject.decoder.config
+    """Tokens that a local layer should reach to a side: by the recorded conversion, else by the config's window."""
+    decoder, local = subject.decoder, subject.decoder.layer_types.index(SLIDING)
     if decoder.conversion is not None:
-        window = decoder.converted_window(decoder.conversion["sliding_window"])
+        window = decoder.converted_window(local)
         return None if window is None else window - 1
-    both_sides = None if subject.verdict == "causal" else getattr(config, "local_attention", None)  # ModernBERT's
-    return config.sliding_window - 1 if both_sides is None else both_sides // 2
+    both_sides = (
+        None if subject.verdict == "causal" else getattr(decoder.config, "local_attention", None)
+    )  # ModernBERT's
+    return decoder.causal_window(local) - 1 if both_sides is None else both_sides // 2
 
 
 def _window_problems(subject: Subject, reach: Reach) -> list[Problem]:
@@ -336,10 +338,10 @@ def heads(subject: Subject) -> Iterator[Problem]:
         yield Problem("heads-differ", text, tuple(causal_heads))
 
 
-def elsewhere(subject: Subject) -> Iterator[Problem]:
+def length_and_mode(subject: Subject) -> Iterator[Problem]:
     """Tokens must influence earlier ones if and only if the model is bidirectional, in a longer text, too.
 
-    And in train mode; of a decoder that we know, each layer is measured there (`backends_and_train_mode`).
+    The same holds in train mode, where the layers of a known decoder are measured by `backends_and_train_mode`.
     """
     runner, bidirectional = subject.runner, subject.verdict == "bidirectional"
     tables = [m.num_embeddings for m in subject.model.modules() if isinstance(m, nn.Embedding)]  # some of positions
@@ -395,7 +397,7 @@ def backends_and_train_mode(subject: Subject) -> Iterator[Problem]:
             subject.notes.append(f"the attention backend {other!r} does not run this model ({cause})")
             continue
         if layers := differing(theirs):
-            text = f"what {len(layers)} layers see depends on the attention backend: {here!r} and {other!r} disagree"
+            text = f"in {len(layers)} layers the mask depends on the attention backend: {here!r} and {other!r} differ"
             yield Problem("depends-on-backend", text, layers)
         elif finite and not finite_there:
             text = f"under the attention backend {other!r} a padded batch gives NaN or infinite numbers"

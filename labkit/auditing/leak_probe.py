@@ -16,7 +16,7 @@ from labkit.auditing.probe import AttentionCall
 from labkit.auditing.report import Cells, Leak, layer_list
 from labkit.decoder.anatomy import attention_modules, decoder_or_none
 from labkit.decoder.limits import context_of
-from labkit.decoder.running import Runner, in_float32, replaced
+from labkit.decoder.running import Runner, computing_in, replaced
 from labkit.errors import AuditError
 
 PADS = 3
@@ -185,12 +185,12 @@ class LeakProbe:
         reach = composed(list(layer_cells.values()), len(influence))
         if through := tuple(cell for cell in cells if bool(reach[cell])):
             leaks.append(self.condition.leak(_in_words(through, influence), through, layers))
-        if elsewhere := tuple(cell for cell in cells if not bool(reach[cell])):
-            text = _in_words(elsewhere, influence)
+        if past_attention := tuple(cell for cell in cells if not bool(reach[cell])):
+            text = _in_words(past_attention, influence)
             foreign = any(isinstance(module, nn.MultiheadAttention) for module in self.model.modules())
             if layer_cells and len(layer_cells) == len(self.attentions) and not foreign and not self.finite:
                 text += f", not in the attention: no mask of its {len(layer_cells)} layers allows it"
-            leaks.append(self.condition.leak(text, elsewhere))
+            leaks.append(self.condition.leak(text, past_attention))
         return leaks
 
     def finite_mask(self, influence: Tensor, factor: float) -> Leak:
@@ -229,7 +229,7 @@ class LeakProbe:
 
     def measure_masks(self) -> None:
         """Fill `levers` and `finite`."""
-        with in_float32(self.model, torch.float16):
+        with computing_in(torch.float32, self.model, torch.float16):
             for i, call in self.calls(self.ids).items():
                 if lever := _lever(call):
                     self.levers[i] = lever

@@ -38,7 +38,7 @@ from labkit.auditing.leak_probe import PADS, STRESS, Condition, LeakProbe, score
 from labkit.auditing.probe import measured_influence, relative_change
 from labkit.auditing.report import Leak, LeakReport, layer_list
 from labkit.decoder.anatomy import CACHE
-from labkit.decoder.running import BODY_MEASURED, in_float32, without_mlps
+from labkit.decoder.running import BODY_MEASURED, computing_in, without_mlps
 from labkit.errors import AuditError
 from labkit.files import quiet_libraries
 
@@ -60,7 +60,7 @@ def find_leaks(model: nn.Module, *, tokens: int = TOKENS, vocab_size: int | None
         model: maps `input_ids` (batch, seq) to logits or states (batch, seq, ...); a transformers model, a
             `labkit.gpt.GPT`, or your own. It is left as it was.
         tokens: length of the text whose tokens are changed one by one; at most the model's context is used.
-        vocab_size: number of token ids, if the model has no `nn.Embedding` to tell it.
+        vocab_size: number of token ids, if the model has no `nn.Embedding` to read it from.
         seed: of the texts, and of the dropout in train mode, which is the same in every run.
 
     Raises:
@@ -81,6 +81,8 @@ def find_leaks(model: nn.Module, *, tokens: int = TOKENS, vocab_size: int | None
 
 
 def _all_others(probe: LeakProbe, influence: Tensor) -> list[Leak]:
+    n, rng = probe.ids.size(1), torch.Generator().manual_seed(probe.seed)
+    cuts = (torch.randperm(TRIES, generator=rng) % (n - 1) + 1).tolist()
     probe.measure_masks()
     leaks = _between_rows(probe)
     if not bool(influence.tril(-1).any()):
@@ -88,7 +90,7 @@ def _all_others(probe: LeakProbe, influence: Tensor) -> list[Leak]:
         leaks.append(Leak("no-influence", text))
     if future := probe.leaks_in(influence):
         leaks += future + _under_conditions(probe, influence)
-    elif rare := _in_rare_cases(probe) or _in_long_texts(probe):
+    elif rare := probe.leaks_in_tails(n, cuts) or _in_long_texts(probe):
         finite = all(leak.layers and probe.finite.keys() >= set(leak.layers) for leak in rare)
         leaks += (_under_stress(probe) if finite else []) or rare
         probe.note("other ways of calling the model were not tried, because this leak may show there, too")
@@ -133,11 +135,6 @@ def _between_rows(probe: LeakProbe) -> list[Leak]:
         return []
     probe.batch = 1
     return [Leak("batch", f"rows of a batch influence each other: a row changes by {largest:.2g} when others do")]
-
-
-def _in_rare_cases(probe: LeakProbe) -> list[Leak]:
-    n, rng = probe.ids.size(1), torch.Generator().manual_seed(probe.seed)
-    return probe.leaks_in_tails(n, (torch.randperm(TRIES, generator=rng) % (n - 1) + 1).tolist())
 
 
 def _in_long_texts(probe: LeakProbe) -> list[Leak]:
@@ -266,7 +263,7 @@ def _under_stress(probe: LeakProbe) -> list[Leak]:
         probe.note(f"{layer_list(fixed)}: scores cannot be raised ({why}); finite masks were not looked for")
     n, levers = probe.ids.size(1), {probe.attentions[i]: lever for i, lever in probe.levers.items()}
     skipping = without_mlps(probe.decoder) if probe.decoder else nullcontext()
-    with in_float32(probe.model, torch.float16), skipping:
+    with computing_in(torch.float32, probe.model, torch.float16), skipping:
         for factor in STRESS if levers else ():
             with scores_times(factor, levers):
                 try:
@@ -310,7 +307,7 @@ def _with_labels(probe: LeakProbe) -> list[Leak]:
     if not isinstance(getattr(out, "loss", None), Tensor) or out.loss.ndim or out.logits.shape[:2] != ids.shape:
         return []
     logits = out.logits[0].float()
-    contrast = logits[j - 1] - logits[j]  # the two labels that tell these positions apart best
+    contrast = logits[j - 1] - logits[j]  # the two labels whose logits differ most between these positions
     one, other = int(contrast.argmax()), int(contrast.argmin())
     with_one, with_other = answer(one), answer(other)
     if leaks := in_output(with_other.logits, with_one.logits):

@@ -406,7 +406,10 @@ def _add_small_changes(cells, columns, doubtful, model: nn.Module, outcome, give
 
         return measured_influence(outcome, states, changed, [columns[c] for c in doubtful]) > 0
 
-    with _flat_scores(model):
+    with ExitStack() as stack:
+        for module in model.modules():  # attention scores are nearly 0 in modules that keep a factor on them
+            if isinstance(getattr(module, "scaling", None), float):
+                stack.enter_context(replaced(module, scaling=FLAT * module.scaling))
         try:
             with in_precision(torch.float64, model):
                 more = measured(alike.double(), apart.double(), SPREAD)
@@ -431,14 +434,4 @@ def in_precision(dtype: torch.dtype, model: nn.Module) -> Iterator[None]:
                 if getattr(config, "_experts_implementation", None):
                     stack.enter_context(replaced(config, _experts_implementation="eager"))
         stack.enter_context(computing_in(dtype, model, *shorter))
-        yield
-
-
-@contextmanager
-def _flat_scores(model: nn.Module) -> Iterator[None]:
-    """For the block attention scores are nearly 0 in modules that keep a factor on them, as those of transformers."""
-    with ExitStack() as stack:
-        for module in model.modules():
-            if isinstance(getattr(module, "scaling", None), float):
-                stack.enter_context(replaced(module, scaling=FLAT * module.scaling))
         yield

@@ -39,8 +39,8 @@ def prove(decoder: Decoder, intended: Sequence[Mask], target: str) -> None:
             rows, columns = torch.arange(len(real)), list(range(TOKENS)) * len(chosen)
             for i, call in enumerate(_calls(decoder, real)):
                 expected = torch.stack([_expected_cells(intended[i], row) for row in real])
-                seen = attention_influence_by_row(call, columns)
-                if torch.equal(seen & real, expected[rows, :, columns]):
+                reached = attention_influence_by_row(call, columns)
+                if torch.equal(reached & real, expected[rows, :, columns]):
                     continue
                 cells = attention_influence(call, range(TOKENS), draws=4)  # more perturbations, and the noise known
                 wrong = ((cells & real[:, :, None]) != expected).nonzero().tolist()

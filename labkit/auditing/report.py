@@ -40,9 +40,10 @@ class LayerReport:
 
     Attributes:
         name: path of the attention module in the model.
-        mask: the measured mask on an unpadded row; a named expression if one has exactly these cells.
+        mask: the measured mask on an unpadded row of 12 tokens (6 in a quick audit), in which a longer window does
+            not show; a named expression if one has exactly these cells.
         verdict: the verdict without padding.
-        scenarios: verdict by kind of batch ("unpadded", "beside padding", "right-padded", "left-padded").
+        verdicts: verdict by kind of batch ("unpadded", "beside padding", "right-padded", "left-padded").
         reach: (left, right) tokens that a query attends to on either side, measured past the window; None = not
             measured; within the pair, None = no limit was met.
     """
@@ -51,7 +52,7 @@ class LayerReport:
     name: str
     mask: Mask
     verdict: str
-    scenarios: dict[str, str]
+    verdicts: dict[str, str]
     reach: tuple[int | None, int | None] | None = None
 
 
@@ -100,7 +101,8 @@ class AuditReport:
     def __str__(self) -> str:
         lines = [f"{self.model} ({self.backend or 'no known backend'}, {self.dtype}): {self.verdict.upper()}"]
         if self.layers:
-            rows = [["layer", "measured mask", "sees left, right", *self.layers[0].scenarios]]
+            tokens = len(self.whole["unpadded"].influence)  # a longer window does not show in the mask of so many
+            rows = [["layer", f"mask on {tokens} tokens", "reach left, right", *self.layers[0].verdicts]]
             for (mask, reach, verdicts), alike in groupby(self.layers, key=_row):
                 indices = [layer.index for layer in alike]
                 rows.append([index_list(indices), mask, reach, *verdicts])
@@ -227,7 +229,7 @@ def index_list(indices: Sequence[int]) -> str:
 
 def _row(layer: LayerReport) -> tuple[str, str, tuple[str, ...]]:
     sides = ["all" if side is None else str(side) for side in layer.reach or ()]
-    return repr(layer.mask), ", ".join(sides), tuple(layer.scenarios.values())
+    return repr(layer.mask), ", ".join(sides), tuple(layer.verdicts.values())
 
 
 def _plain(value):

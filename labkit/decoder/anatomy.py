@@ -1,6 +1,6 @@
 """Where things are in a decoder: its layer stack, its attention modules, its backend, and which layers are local.
 
-One place that knows how transformers lays a decoder out, so that converting, masking and measuring do not each guess.
+Converting, masking and measuring all take from here how transformers builds a decoder.
 """
 
 from __future__ import annotations
@@ -66,32 +66,45 @@ class Decoder:
         layers = self.conversion["layers"]
         return frozenset(range(len(self.layers)) if layers is None else layers)
 
-    def converted_window(self, causal_window: int | None) -> int | None:
-        """What this causal window becomes in a converted layer; None = no window.
+    @property
+    def converted_by_flag(self) -> bool:
+        """Whether transformers itself opens the layers, by `config.is_causal`; otherwise labkit hands them masks."""
+        return self.conversion is not None and self.conversion["layers"] is None
 
-        Both windows count the token itself and the tokens on one side.
-        """
-        how = self.conversion["window"] if self.conversion else "global"
-        if causal_window is None or how == "global":
+    def causal_window(self, layer: int) -> int | None:
+        """The window of a layer in the causal model: the token itself and those before it; None: it has none."""
+        if self.layer_types[layer] != SLIDING:
             return None
-        return causal_window if how == "keep" else causal_window // 2 + 1
+        return self.conversion["sliding_window"] if self.conversion else getattr(self.config, "sliding_window", None)
+
+    def converted_window(self, layer: int) -> int | None:
+        """The window that the recorded conversion gives a layer: the token itself and those on one side; None: none."""
+        window, choice = self.causal_window(layer), self.conversion["window"]
+        if window is None or choice == "global":
+            return None
+        return window if choice == "keep" else window // 2 + 1
+
+    def declared_window(self, layer: int) -> int | None:
+        """The window that a layer is meant to have: the converted one in a converted layer, else the causal one."""
+        return self.converted_window(layer) if layer in self.converted_layers else self.causal_window(layer)
 
     @property
     def backend(self) -> str:
         """The attention backend in use, as `backend_of` names it."""
         return backend_of(self.config)
 
+    def arguments(self, args: tuple, kwargs: dict) -> dict:
+        """All arguments of a call of the stack, by name."""
+        if not args:
+            return kwargs
+        return dict(zip(inspect.signature(self.stack.forward).parameters, args, strict=False)) | kwargs
+
     def layers_ignoring_is_causal(self) -> frozenset[int]:
         """Layers that do not pass `is_causal` on to their attention (StableLM, Nemotron): tried, once per class."""
-        arrives: dict[tuple[type, type], bool] = {}
-        ignoring = set()
-        for i, (layer, attention) in enumerate(zip(self.layers, self.attentions, strict=True)):
-            kind = type(layer), type(attention)
-            if kind not in arrives:
-                arrives[kind] = _passes_is_causal(layer, attention)
-            if not arrives[kind]:
-                ignoring.add(i)
-        return frozenset(ignoring)
+        kinds = [(type(layer), type(attention)) for layer, attention in zip(self.layers, self.attentions, strict=True)]
+        first = {kind: kinds.index(kind) for kind in kinds}
+        passes = {kind: _passes_is_causal(self.layers[i], self.attentions[i]) for kind, i in first.items()}
+        return frozenset(i for i, kind in enumerate(kinds) if not passes[kind])
 
     @property
     def has_position_table(self) -> bool:
@@ -101,7 +114,7 @@ class Decoder:
     @property
     def takes_positions(self) -> bool:
         """Whether a call can give position_ids; BART's decoder counts positions by itself, pads included."""
-        return argument_position(self.stack.forward, "position_ids") is not None
+        return "position_ids" in inspect.signature(self.stack.forward).parameters
 
 
 def find_decoder(model: nn.Module) -> Decoder:
@@ -162,12 +175,6 @@ def backend_of(config) -> str:
     return "flash" if "flash" in name else name
 
 
-def argument_position(forward, name: str) -> int | None:
-    """Where `name` stands among the positional arguments of `forward`, or None if it is not one."""
-    parameters = list(inspect.signature(forward).parameters)
-    return parameters.index(name) if name in parameters else None
-
-
 def _text_config(model: nn.Module):
     """The text config of the model, or of the only model inside a wrapper that has none (`DataParallel`); else None."""
     inside = _with_config(model)
@@ -191,28 +198,23 @@ def _passes_is_causal(layer: nn.Module, attention: nn.Module) -> bool:
     config = getattr(attention, "config", None)
     if weight is None or config is None:
         return True
+    arrived = []
 
-    def caught(module: nn.Module, args: tuple, kwargs: dict):
-        raise _AttentionCalled("is_causal" in kwargs)
+    def note(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        arrived.append("is_causal" in kwargs)
 
     _, _, *others = inspect.signature(type(layer).forward).parameters.values()  # self and the hidden states come first
     needed = [p.name for p in others if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    handle = attention.register_forward_pre_hook(caught, with_kwargs=True)
+    handle = attention.register_forward_pre_hook(note, with_kwargs=True)
     try:
         with torch.no_grad():
             hidden = torch.zeros(1, 1, config.hidden_size, dtype=weight.dtype, device=weight.device)
             type(layer).forward(layer, hidden, **dict.fromkeys(needed), is_causal=False)
-    except _AttentionCalled as arrived:
-        return bool(arrived.args[0])
-    except Exception:  # a layer that wants more than its hidden states
-        return True
+    except Exception:  # the layer needs more than its hidden states; its attention may have been called nevertheless
+        pass
     finally:
         handle.remove()
-    return True
-
-
-class _AttentionCalled(Exception):
-    """The attention of a layer was called; the argument: whether the flag was given to it."""
+    return all(arrived)
 
 
 def _holds_layers(container) -> bool:

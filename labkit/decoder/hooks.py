@@ -1,14 +1,14 @@
 """Deliver a Mask to each decoder layer, whatever the attention backend: the machinery under `masked` and `convert`.
 
-A hook on the layer stack notes what the call says about padding, packing and the cache; a hook on every decoder layer
-then replaces the mask which that layer was handed. The hooks sit on the *layers*, not on their attention modules, so
+A hook on the layer stack reads the padding, the packing and the cache of a call; a hook on every decoder layer then
+replaces the mask that the layer was handed. The hooks sit on the *layers*, not on their attention modules, so
 gradient checkpointing recomputes with the mask of its own forward pass.
 
 Positions in a mask are positions in the **text**: pads are not counted, and each packed document starts at 0. So a
 `prefix(3)` opens the first three real tokens of each row, on whichever side the padding is.
 
 Packed documents are recognised by their `position_ids`, which restart, with or without a 2-D padding mask.
-(transformers itself looks for packed documents only where no mask is given: pull request 46634.)
+(transformers itself detects packed documents only where no mask is given: pull request 46634.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from labkit import masks
-from labkit.decoder.anatomy import CACHE_NAMES, FULL, SLIDING, Decoder, argument_position, find_decoder
+from labkit.decoder.anatomy import CACHE_NAMES, FULL, SLIDING, Decoder, find_decoder
 from labkit.decoder.running import replaced
 from labkit.errors import ConversionError, MaskError
 from labkit.masks import Mask
@@ -63,39 +63,27 @@ def masked(model: nn.Module, mask) -> Iterator[nn.Module]:
         layer_masks.remove_if_idle()
 
 
-def layer_mask(layer_type: str, window: int | None, *, causal: bool) -> Mask:
-    """The mask of a layer of this type; a window counts the token itself and the tokens on one side."""
-    if layer_type == SLIDING and window is not None:
-        return masks.sliding_window(window, causal=causal)
-    return masks.causal() if causal else masks.bidirectional()
+def declared_mask(decoder: Decoder, layer: int) -> Mask:
+    """The mask that this layer is meant to have: the causal one, or what the recorded conversion makes of it."""
+    return _windowed(decoder.declared_window(layer), causal=layer not in decoder.converted_layers)
 
 
-def declared_masks(decoder: Decoder, sliding_window: int | None) -> list[Mask]:
-    """The mask that each layer is meant to have by the recorded conversion, for a causal window of this many tokens."""
-    declared = [layer_mask(layer_type, sliding_window, causal=True) for layer_type in decoder.layer_types]
-    for i in decoder.converted_layers:
-        window = decoder.converted_window(sliding_window)
-        declared[i] = layer_mask(decoder.layer_types[i], window, causal=False)
-    return declared
-
-
-def set_windows(decoder: Decoder, sliding_window: int | None) -> None:
-    """Give every local layer its window by the recorded conversion, for a causal window of this many tokens."""
-    layer_types, converted = decoder.layer_types, decoder.converted_layers
-    converted_window = decoder.converted_window(sliding_window)
-    for i, attention in enumerate(decoder.attentions):
-        if layer_types[i] == SLIDING and hasattr(attention, "sliding_window"):  # read by flash attention
-            attention.sliding_window = converted_window if i in converted else sliding_window
-    if SLIDING in layer_types:
-        decoder.config.sliding_window = sliding_window
+def set_windows(decoder: Decoder) -> None:
+    """Give every local layer its declared window."""
+    local = [i for i, layer_type in enumerate(decoder.layer_types) if layer_type == SLIDING]
+    for i in local:
+        if hasattr(decoder.attentions[i], "sliding_window"):  # read by flash attention
+            decoder.attentions[i].sliding_window = decoder.declared_window(i)
+    if local:
+        decoder.config.sliding_window = decoder.causal_window(local[0])
     if layer_masks := getattr(decoder.stack, ATTRIBUTE, None):
-        layer_masks.window = converted_window
+        layer_masks.window = decoder.converted_window(local[0]) if local and decoder.conversion else None
         layer_masks.set_config_window()
 
 
 @contextmanager
 def shrunken_windows(decoder: Decoder, by: int) -> Iterator[None]:
-    """Every local window shorter by `by` tokens for the block: a way to see past a window without a long sequence."""
+    """For the block every local window is shorter by `by` tokens, so that a short sequence reaches past it."""
     windows = [(holder, "sliding_window") for holder in (decoder.config, *decoder.attentions)]
     windows.append((getattr(decoder.stack, ATTRIBUTE, None), "window"))
     with ExitStack() as stack:
@@ -107,7 +95,7 @@ def shrunken_windows(decoder: Decoder, by: int) -> Iterator[None]:
 
 @dataclass
 class _Call:
-    """What one forward pass says about its batch. Shapes: real (batch, kv_len), documents (batch, q_len)."""
+    """The padding, packing and cache of one forward pass. Shapes: real (batch, kv_len), documents (batch, q_len)."""
 
     real: Tensor | None = None  # True = a real token; None = no padding
     documents: Tensor | None = None  # number of the packed document of each token; None = one document per row
@@ -117,23 +105,20 @@ class _Call:
 
 
 class LayerMasks:
-    """The hooks and masks of one decoder: of a conversion (lasting), and of `masked` and `packed` contexts (stacks)."""
+    """The hooks of one decoder: they put a recorded conversion and the `masked` and `packed` contexts in force."""
 
     def __init__(self, decoder: Decoder):
         self.decoder, self.stack, self.layers = decoder, decoder.stack, decoder.layers
         self.overrides: list[dict[int, Mask]] = []  # of `masked`; for each layer the last one counts
         self.packings: list = []  # of `labkit.decoder.packing.packed`; the last one counts
-        self.converted: frozenset[int] = frozenset()  # the layers that a conversion made bidirectional
-        self.by_switch = False  # transformers opens them by config.is_causal; otherwise their masks are written out
         self.window: int | None = None  # of a converted local layer: the token itself and the tokens on one side
-        self.without_flag = decoder.layers_ignoring_is_causal()  # the switch does not reach their attention
+        self.without_flag = decoder.layers_ignoring_is_causal()  # the flag does not reach their attention
         self.has_position_table = decoder.has_position_table and decoder.takes_positions
         self.call: _Call | None = None
         self._counted_by_builder = _counted_by_builder()
         self._callers: list[nn.Module] = []  # models around the stack that are watched
         self._call_from_outside: tuple[nn.Module, Any] | None = None  # the outermost of them, and the mask it was given
-        self._stack_names = list(inspect.signature(self.stack.forward).parameters)
-        self._mask_at = argument_position(self.layers[0].forward, "attention_mask")
+        self._layer_names = list(inspect.signature(self.layers[0].forward).parameters)
         self._handles = [self.stack.register_forward_pre_hook(self._before_stack, with_kwargs=True)]
         self._handles.append(self.stack.register_forward_hook(self._after_stack, always_call=True))
         for index, layer in enumerate(self.layers):
@@ -153,7 +138,7 @@ class LayerMasks:
 
     def remove_if_idle(self) -> None:
         """Take the hooks away when neither a conversion nor a context (`masked`, `packed`) needs them."""
-        if not self.overrides and not self.packings and not self.converted:
+        if not self.overrides and not self.packings and not self.decoder.converted_layers:
             for handle in self._handles:
                 handle.remove()
             delattr(self.stack, ATTRIBUTE)
@@ -165,7 +150,7 @@ class LayerMasks:
         when it hands the window to flash attention. Called before each forward pass, because the backend can be
         switched.
         """
-        if not self.by_switch or SLIDING not in self.decoder.layer_types:
+        if not self.decoder.converted_by_flag or SLIDING not in self.decoder.layer_types:
             return
         number = NO_WINDOW
         if self.window is not None:
@@ -183,41 +168,41 @@ class LayerMasks:
         for override in reversed(self.overrides):
             if index in override:
                 return override[index]
-        kind, config = self.decoder.layer_types[index], self.decoder.config
-        if index in self.converted:
+        kind = self.decoder.layer_types[index]
+        if index in self.decoder.converted_layers:
             cut = from_outside and kind == SLIDING
-            if self.by_switch and not (packed or cut or index in self.without_flag):
+            if self.decoder.converted_by_flag and not (packed or cut or index in self.without_flag):
                 return None
-            return layer_mask(kind, self.window, causal=False)
+            return _windowed(self.window if kind == SLIDING else None, causal=False)
         if not packed or self.decoder.backend == "flash":  # whose kernel isolates texts by their position_ids
             return None
-        if kind not in (FULL, SLIDING) or opened_otherwise(config):
+        if kind not in (FULL, SLIDING) or opened_otherwise(self.decoder.config):
             raise ConversionError(
                 f"packed documents (restarting position_ids) cannot be kept apart in layer {index} ({kind}): labkit "
                 "does not know its mask. Give each document its own row, or convert the model with to_bidirectional"
             )
-        return layer_mask(kind, getattr(config, "sliding_window", None), causal=True)
+        return _windowed(self.decoder.causal_window(index), causal=True)
 
     # -- the hooks ----------------------------------------------------------------------------------------------------
 
     def _before_stack(self, stack: nn.Module, args: tuple, kwargs: dict):
         self.set_config_window()
-        given = dict(zip(self._stack_names, args, strict=False)) | kwargs
+        given = self.decoder.arguments(args, kwargs)
         attention_mask, positions = given.get("attention_mask"), given.get("position_ids")
         cache = next((given[name] for name in CACHE_NAMES if given.get(name) is not None), None)
         from_outside = not _is_padding(attention_mask) and self._call_from_outside is not None
         if from_outside:
             attention_mask = self._call_from_outside[1]  # from which a multimodal model built the masks of this call
         if not _is_padding(attention_mask):
-            if self.overrides or (self.converted and not self.by_switch):
+            if self.overrides or (self.decoder.converted_layers and not self.decoder.converted_by_flag):
                 raise ConversionError(
                     "labkit sets the mask of this model's layers, and the call brings masks of its own: pass the 2-D "
                     "padding mask of shape (batch, sequence), or none"
                 )
-            self.call = _Call(cache=cache)  # the caller's own masks say everything
+            self.call = _Call(cache=cache)  # the caller's own masks are used as they are
             return args, kwargs
         real = None if attention_mask is None else attention_mask.bool()
-        if real is not None and positions is None and self.converted and self.has_position_table:
+        if real is not None and positions is None and self.has_position_table and self.decoder.converted_layers:
             # the positions of a table, converted, are counted from the first real token
             past = 0 if cache is None else cache.get_seq_length()
             kwargs = {**kwargs, "position_ids": (real.long().cumsum(-1) - 1).clamp(min=0)[:, past:]}
@@ -241,18 +226,19 @@ class LayerMasks:
 
     def _watch(self, caller: nn.Module) -> None:
         """Note the padding mask that a multimodal model is called with: it hands its stack masks of its own."""
-        at, config = argument_position(caller.forward, "attention_mask"), getattr(caller, "config", self.stack.config)
+        names, config = list(inspect.signature(caller.forward).parameters), getattr(caller, "config", self.stack.config)
         multimodal = config is not self.stack.config and not getattr(config, "is_encoder_decoder", False)
-        if at is None or not multimodal or any(caller is known for known in self._callers):
+        if "attention_mask" not in names or not multimodal or any(caller is watched for watched in self._callers):
             return
         self._callers.append(caller)
-        before = functools.partial(self._before_caller, at)
+        before = functools.partial(self._before_caller, names)
         self._handles.append(caller.register_forward_pre_hook(before, with_kwargs=True))
         self._handles.append(caller.register_forward_hook(self._after_caller, always_call=True))
 
-    def _before_caller(self, at: int, caller: nn.Module, args: tuple, kwargs: dict) -> None:
+    def _before_caller(self, names: list[str], caller: nn.Module, args: tuple, kwargs: dict) -> None:
         if self._call_from_outside is None:  # the outermost caller got the user's mask
-            self._call_from_outside = (caller, kwargs.get("attention_mask", args[at] if at < len(args) else None))
+            given = dict(zip(names, args, strict=False)) | kwargs
+            self._call_from_outside = (caller, given.get("attention_mask"))
 
     def _after_caller(self, caller: nn.Module, *_) -> None:
         if self._call_from_outside is not None and self._call_from_outside[0] is caller:
@@ -277,10 +263,10 @@ class LayerMasks:
                     "without padding: lay the documents in one row, or load the model with attn='sdpa'"
                 )
             return args, {**kwargs, "is_causal": False}  # its padding or packing reaches the kernel as it is
-        at = self._mask_at
-        given = args[at] if at is not None and at < len(args) else kwargs.get("attention_mask")
+        kwargs = dict(zip(self._layer_names[1:], args[1:], strict=False)) | kwargs
+        given = kwargs.get("attention_mask")
         overridden = any(index in override for override in self.overrides)
-        if given is not None and self.by_switch and index in self.without_flag:
+        if given is not None and self.decoder.converted_by_flag and index in self.without_flag:
             if call.documents is None and not overridden:
                 return None  # the mask that transformers built is this layer's, maybe with a bias (ALiBi in Falcon)
         if isinstance(given, Tensor) and getattr(self.stack.config, "alibi", False):
@@ -292,10 +278,7 @@ class LayerMasks:
         needs_mask = given is not None and backend == "sdpa" and self.decoder.layer_types[index] != SLIDING
         by_flag = index not in self.without_flag and not needs_mask
         rendered = _render(mask, call, index, hidden, backend, by_flag=by_flag)
-        kwargs = {**kwargs, "is_causal": False}
-        if at is not None and at < len(args):
-            return (*args[:at], rendered, *args[at + 1 :]), kwargs
-        return args, {**kwargs, "attention_mask": rendered}
+        return args[:1], {**kwargs, "is_causal": False, "attention_mask": rendered}
 
     def _call_of(self, layer: nn.Module, hidden: Tensor) -> _Call | None:
         """The forward pass that this layer call belongs to; under gradient checkpointing maybe not the latest one."""
@@ -324,9 +307,16 @@ def _counted_by_builder() -> int:
 
 
 def opened_otherwise(config) -> bool:
-    """Whether the causal mask was removed by a switch of the config; for models that labkit has not converted."""
-    switch = getattr(config, "use_bidirectional_attention", None)  # in Gemma 4 a word: "vision" concerns images alone
-    return getattr(config, "is_causal", True) is False or switch in (True, "all")
+    """Whether the causal mask was removed by a flag of the config; for models that labkit has not converted."""
+    flag = getattr(config, "use_bidirectional_attention", None)  # in Gemma 4 a word: "vision" concerns images alone
+    return getattr(config, "is_causal", True) is False or flag in (True, "all")
+
+
+def _windowed(window: int | None, *, causal: bool) -> Mask:
+    """A mask with this window, or without one; it counts the token itself and the tokens on one side."""
+    if window is not None:
+        return masks.sliding_window(window, causal=causal)
+    return masks.causal() if causal else masks.bidirectional()
 
 
 def _per_layer(mask, n: int) -> dict[int, Mask]:
@@ -443,7 +433,7 @@ def _is_padding(mask) -> bool:
 
 
 def _cache_lengths(cache, index: int, q_len: int) -> tuple[int, int]:
-    """(tokens seen before this call, keys that this layer's attention will be given)."""
+    """(tokens before this call, keys that the attention of this layer will be given)."""
     if cache is None:
         return 0, q_len
     past = int(cache.get_seq_length(index))

@@ -11,7 +11,6 @@ those of the padded batch, up to rounding.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,11 +51,19 @@ def packed(model: nn.Module, row_length: int | None = None) -> Iterator[nn.Modul
         raise ConversionError(f"{type(model).__name__} cannot be packed: {reason}")
     if row_length is not None and row_length < 1:
         raise ConversionError(f"row_length is {row_length} tokens; it must be at least 1")
-    packing = _Packing(find_decoder(model), row_length)
+    decoder = find_decoder(model)
+    layer_masks = LayerMasks.on(decoder)
+    packing = _Packing(decoder, layer_masks, row_length)
+    before = decoder.stack.register_forward_pre_hook(packing.before, with_kwargs=True, prepend=True)
+    after = decoder.stack.register_forward_hook(packing.after, always_call=True)
+    layer_masks.packings.append(packing)
     try:
         yield model
     finally:
-        packing.remove()
+        before.remove()
+        after.remove()
+        layer_masks.packings.remove(packing)
+        layer_masks.remove_if_idle()
 
 
 def why_not(model: nn.Module) -> str | None:
@@ -134,27 +141,14 @@ class _Layout:
 class _Packing:
     """The hooks of one `packed` context on a layer stack, around those of its LayerMasks."""
 
-    def __init__(self, decoder: Decoder, row_length: int | None):
-        self.decoder, self.row_length = decoder, row_length
+    def __init__(self, decoder: Decoder, layer_masks: LayerMasks, row_length: int | None):
+        self.decoder, self.layer_masks, self.row_length = decoder, layer_masks, row_length
         self.layout: _Layout | None = None  # of the forward pass that is running
-        self.names = list(inspect.signature(decoder.stack.forward).parameters)
-        self.layer_masks = LayerMasks.on(decoder)
-        self.layer_masks.packings.append(self)
-        self._handles = [
-            decoder.stack.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True),
-            decoder.stack.register_forward_hook(self._after, always_call=True),
-        ]
 
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self.layer_masks.packings.remove(self)
-        self.layer_masks.remove_if_idle()
-
-    def _before(self, stack: nn.Module, args: tuple, kwargs: dict):
+    def before(self, stack: nn.Module, args: tuple, kwargs: dict):
         if self.layer_masks.packings[-1:] != [self]:  # a context inside this one packs, or a conversion proves itself
             return args, kwargs
-        given = dict(zip(self.names, args, strict=False)) | kwargs
+        given = self.decoder.arguments(args, kwargs)
         _require_plain(given, self.decoder)
         mask = given.get("attention_mask")
         lengths = [] if mask is None else mask.bool().sum(-1).tolist()
@@ -167,10 +161,10 @@ class _Packing:
         else:
             rows = arrange(lengths, self.row_length, KEYS_PER_TOKEN * self.decoder.config.hidden_size)
         self.layout = layout = _Layout.of(mask, lengths, rows)
-        given |= {name: layout.pack(given[name]) for name in PACKED_ALIKE if given.get(name) is not None}
-        return (), given | {"attention_mask": None, "position_ids": layout.positions, "use_cache": False}
+        in_rows = {name: layout.pack(given[name]) for name in PACKED_ALIKE if given.get(name) is not None}
+        return (), given | in_rows | {"attention_mask": None, "position_ids": layout.positions, "use_cache": False}
 
-    def _after(self, stack: nn.Module, args: tuple, output: Any):
+    def after(self, stack: nn.Module, args: tuple, output: Any):
         layout, self.layout = self.layout, None
         if layout is None or output is None:  # None: the forward pass has failed
             return output

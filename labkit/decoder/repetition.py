@@ -11,7 +11,6 @@ arXiv 2402.15449.)
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -54,12 +53,11 @@ class _Reading:
     """The two hooks of one context: the input is repeated, and of the output the last reading is kept."""
 
     def __init__(self, decoder: Decoder, times: int):
-        self.times, self.config = times, decoder.config
-        self.names = list(inspect.signature(decoder.stack.forward).parameters)
+        self.times, self.decoder, self.config = times, decoder, decoder.config
         self.places: Tensor | None = None  # (batch, seq): the place of each token in its last reading
 
     def before(self, stack: nn.Module, args: tuple, kwargs: dict):
-        given = dict(zip(self.names, args, strict=False)) | kwargs
+        given = self.decoder.arguments(args, kwargs)
         for name in ("position_ids", *CACHE_NAMES, "inputs_embeds"):
             if given.get(name) is not None:
                 raise ConversionError(f"a repeated reading takes token ids and a padding mask, but {name} was given")

@@ -10,7 +10,6 @@ import inspect
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 
 import numpy as np
 import torch
@@ -46,9 +45,7 @@ class Runner:
         inside = decoder.stack if decoder is not None else model  # a multimodal model has other embeddings, too
         embedding = next((m for m in inside.modules() if isinstance(m, nn.Embedding)), None)
         if vocab_size is None and embedding is None:
-            raise AuditError(
-                f"{type(model).__name__} has no nn.Embedding: say how many token ids there are (vocab_size=)"
-            )
+            raise AuditError(f"{type(model).__name__} has no nn.Embedding: give the number of token ids (vocab_size=)")
         self.vocab_size = vocab_size or embedding.num_embeddings
         weight = next(iter(model.parameters()), None) if embedding is None else embedding.weight
         self.device = torch.device("cpu") if weight is None else weight.device
@@ -65,7 +62,7 @@ class Runner:
         """Whether the model can be called with this argument: "attention_mask", "position_ids" or "use_cache".
 
         A model that takes any keyword may pass it on or ignore it, which is tried. A decoder that labkit knows passes a
-        mask and the cache switch on.
+        mask and `use_cache` on.
         """
         if name in self.parameters:
             return True
@@ -75,7 +72,7 @@ class Runner:
             return True
         if name not in self.tried:
             given = {"position_ids": torch.tensor([[0, 1, 0, 1]])}
-            if name == "attention_mask":  # hides the first: a hidden last one would change nothing under a causal mask
+            if name == "attention_mask":  # hides the first: hiding the last changes nothing under a causal mask
                 given = {"real": torch.tensor([[False, True, True, True]])}
             ids = self.tokens(1, 4)
             try:
@@ -100,10 +97,10 @@ class Runner:
         if self.targets:
             kwargs[self.targets] = torch.zeros_like(kwargs["input_ids"])  # the same for all texts: it connects nothing
         first = () if self.by_name else (kwargs.pop("input_ids"),)
-        seen: list = []
+        outputs: list = []  # of the body
         with ExitStack() as stack:
             if self.body is not self.model or self.decoder is not None:
-                hook = self.body.register_forward_hook(lambda m, a, out: seen.append(out))
+                hook = self.body.register_forward_hook(lambda m, a, out: outputs.append(out))
                 stack.callback(hook.remove)
             stack.enter_context(_isolated_tokens(self.model, ids.numel(), kwargs.get("use_cache", False)))
             try:
@@ -118,10 +115,10 @@ class Runner:
                     f"{type(self.model).__name__} could not be called on token ids of shape {tuple(ids.shape)}"
                     f"{''.join(f', {name}' for name in kwargs if name != 'input_ids')}: {type(error).__name__}: {cause}"
                 ) from error
-        if seen and self.decoder is None:  # a text may have as many classes as tokens: compare with three axes only
+        if outputs and self.decoder is None:  # a text may have as many classes as tokens: compare with three axes only
             own = first_tensor(out)
             self.pooled = own is None or own.ndim < 3 or own.shape[:2] != ids.shape
-        states = first_tensor(seen[-1] if seen and (self.pooled or self.decoder is not None) else out)
+        states = first_tensor(outputs[-1] if outputs and (self.pooled or self.decoder is not None) else out)
         if states is not None and states.shape[:2] == ids.shape:
             return states.reshape(*states.shape[:2], -1)
         raise AuditError(
@@ -235,9 +232,6 @@ def computing_in(dtype: torch.dtype, model: nn.Module, *instead_of: torch.dtype)
     finally:
         for tensor, data in kept:
             tensor.data = data
-
-
-in_float32 = partial(computing_in, torch.float32)
 
 
 @contextmanager

@@ -37,9 +37,9 @@ def read_folder(
         from labkit.decoder.anatomy import CONVERSION
 
         if getattr(config.get_text_config(), CONVERSION, None) is not None:
-            from labkit.convert import restore
+            from labkit.convert import prove_conversion
 
-            restore(model)
+            prove_conversion(model)
     if new:
         remarks.append(f"its head is new and untrained ({', '.join(new)})")
     tokenizer = _read_tokenizer(folder, name)

@@ -23,8 +23,8 @@ from labkit.attention import measures
 from labkit.attention.maps import AttentionMaps, attention_maps
 from labkit.attention.plain import visible
 from labkit.decoder.anatomy import find_decoder
-from labkit.decoder.hooks import layer_mask
 from labkit.errors import MaskError
+from labkit.masks import bidirectional, causal, sliding_window
 from labkit.viz.heat import attention_figure, pooled
 from labkit.viz.page import joined, page, with_figure
 
@@ -45,11 +45,10 @@ def explore_attention(lm, text, *, layers=None) -> Explorer:
     `to_bidirectional(window="keep")` leaves them. Arguments and errors as `labkit.attention.maps.attention_maps`.
     """
     decoder = find_decoder(lm.model)
-    own = decoder.conversion or {"sliding_window": getattr(decoder.config, "sliding_window", None)}
-    maps = []
-    for is_causal in (True, False):
-        masks = [layer_mask(kind, own["sliding_window"], causal=is_causal) for kind in decoder.layer_types]
-        maps.append(attention_maps(lm, text, masks, layers=layers))
+    windows = [decoder.causal_window(i) for i in range(len(decoder.layers))]
+    before = [sliding_window(window) if window else causal() for window in windows]
+    after = [sliding_window(window, causal=False) if window else bidirectional() for window in windows]
+    maps = [attention_maps(lm, text, masks, layers=layers) for masks in (before, after)]
     return attention_explorer(*maps, names=("causal", "bidirectional"))
 
 
