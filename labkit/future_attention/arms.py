@@ -45,14 +45,12 @@ def arm(name: str, weight: float = 1.0, layers: tuple[int, ...] | None = None) -
     Raises:
         ModelError: there is no such arm.
     """
-    if name in ("baseline", "smaller"):
+    if name in ("baseline", "smaller", "memory"):
         return Arm(name, name)
     if match := re.fullmatch(r"dropout:(0?\.\d*[1-9])", name):
         return Arm(name, "dropout", value=float(match[1]))
     if match := re.fullmatch(rf"(memory|multi-token):{WHOLE}", name):
         return Arm(name, match[1], value=int(match[2]))
-    if name == "memory":
-        return Arm(name, name)
     if match := re.fullmatch(rf"({'|'.join(COLUMNS)}):([a-z]+)(?:-([a-z]+))?(?:@{NUMBER})?:{WHOLE}", name):
         kind, loss, target, own_weight, dim = match.groups()
         shuffled = kind.startswith("shuffled")
