@@ -2,12 +2,12 @@
 
 import json
 import math
-import random
 
 import pytest
 import torch
 from torch import nn
 
+from labkit.datasets.embedded import passages
 from labkit.errors import LabkitError
 from labkit.gpt import GPT
 from labkit.leak_meter import leak_meter
@@ -97,23 +97,12 @@ def test_a_handful_of_tokens_is_no_evidence():
 # -- real text ---------------------------------------------------------------------------------------------------------
 
 
-def invented_text(sentences=1500):
-    """Names that nobody can guess, in sentences that anybody can."""
-    rng = random.Random(0)
-    syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
-    who = ("the ferry", "a heron", "the keeper of", "old", "the night train to", "a boy from")
-    does = ("waits for", "passes", "remembers", "counts", "does not see", "comes back to")
-
-    def name():
-        return "".join(rng.choice(syllables) for _ in range(rng.randint(1, 3)))
-
-    lines = [f"{rng.choice(who)} {name()} {rng.choice(does)} {name()} and {name()}." for _ in range(sentences)]
-    return torch.tensor(list(" ".join(lines).encode()))
+FIELD_NOTES = torch.tensor(list(" ".join(passage.text for passage in passages()).encode("ascii", "ignore")))
+COPYING = {**SMALL, "steps": 300, "batch_size": 32}  # enough to learn to copy
 
 
 def test_on_text_the_unmasked_model_looks_better_and_is_worse():
-    options = {"seeds": (0, 1), "steps": 400, "length": 16, "learning_rate": 8e-3}  # enough to learn to copy
-    meter = leak_meter(lambda seed: GPT(planted.small_config(vocab_size=128)), invented_text(), **options)
+    meter = leak_meter(lambda seed: GPT(planted.small_config(vocab_size=128)), FIELD_NOTES, **COPYING)
     honest_arm, unmasked = meter.arms["as built"], meter.arms["unmasked"]
     assert meter.clean
     assert "with the later tokens in sight" in meter.leaks["unmasked"]
@@ -128,7 +117,7 @@ def test_on_text_the_unmasked_model_looks_better_and_is_worse():
 
 def test_a_bug_that_only_training_shows_is_found_on_text_too():
     model = planted.ForgetfulInTraining(vocab_size=128, dropout=0.1)
-    meter = leak_meter(model, invented_text(), **SMALL | {"steps": 200, "batch_size": 32})
+    meter = leak_meter(model, FIELD_NOTES, **COPYING)
     assert "train mode drops the mask" in meter.leaks["as built"]
     assert meter.arms["as built"].free_running == []
 
@@ -185,7 +174,7 @@ def test_the_last_tenth_of_a_text_is_measured_on_and_never_trained_on():
     assert measured_on == set(range(8, 16))
 
 
-@pytest.mark.parametrize("data", [V, invented_text(60) % V], ids=["random tokens", "text"])
+@pytest.mark.parametrize("data", [V, TEXT], ids=["random tokens", "text"])
 def test_the_same_seeds_give_the_same_numbers_whatever_was_drawn_before(data):
     model = planted.ForgetfulInTraining(vocab_size=V, dropout=0.1)
     measured = []
