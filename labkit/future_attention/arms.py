@@ -33,10 +33,6 @@ from labkit.objectives import linear_cross_entropy
 
 COLUMNS = {"future": "position", "shuffled": "position", "tokens": "tokens", "shuffled-tokens": "tokens"}
 WHOLE, NUMBER = r"([1-9]\d*)", r"(\d+(?:\.\d+)?(?:e-?\d+)?)"
-FORMS = (
-    "baseline, smaller, dropout:0.1, memory, memory:SLOTS, future:LOSS:DIM, tokens:LOSS:DIM, shuffled:LOSS:DIM, "
-    "shuffled-tokens:LOSS:DIM, multi-token:AHEAD"
-)
 
 
 def arm(name: str, weight: float = 1.0, layers: tuple[int, ...] | None = None) -> Arm:
@@ -58,7 +54,7 @@ def arm(name: str, weight: float = 1.0, layers: tuple[int, ...] | None = None) -
             return Arm(name, kind, value=int(dim))
         weight = float(own_weight or weight)
         return Arm(name, kind, FutureLoss(loss, target or "joint", weight, layers, shuffled), int(dim))
-    raise ModelError(f"there is no arm {name!r}; give {FORMS}")
+    raise ModelError(f"there is no arm {name!r}; the text of labkit.future_attention.arms lists them")
 
 
 @dataclass(frozen=True)
