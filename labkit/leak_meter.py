@@ -58,13 +58,13 @@ class Arm:
 
     name: str
     steps: list[int]
-    curves: list[list[float]]
-    truncated: list[float]
-    in_sight: list[float]
-    copy_rate: list[float]
-    copy_rate_training: list[float]
-    reported: list[float]
-    next_token: list[float]
+    curves: list[list[float]] = field(default_factory=list)
+    truncated: list[float] = field(default_factory=list)
+    in_sight: list[float] = field(default_factory=list)
+    copy_rate: list[float] = field(default_factory=list)
+    copy_rate_training: list[float] = field(default_factory=list)
+    reported: list[float] = field(default_factory=list)
+    next_token: list[float] = field(default_factory=list)
     free_running: list[float] = field(default_factory=list)
 
     @property
@@ -131,16 +131,14 @@ def leak_meter(
         numbers = f"steps={steps}, batch_size={batch_size}, length={length}"
         raise DataError(f"{numbers}: give whole numbers from 1, and a length from 2")
     study = _Study(data, length, loss or next_token_loss, steps, batch_size, learning_rate)
+    arms: dict[str, Arm] = {}
     trained: dict[str, list[nn.Module]] = {}
-    measured: dict[str, list[dict]] = {}
     for seed in tqdm(seeds, unit="seed", disable=None, leave=False):  # disable=None: on a terminal only
         for name, twin in _twins(model, seed, study).items():
-            measured.setdefault(name, []).append(study.train(twin, seed) | study.measure(twin, seed))
+            arm = arms.setdefault(name, Arm(name, study.measured_at))
+            for key, number in (study.train(twin, seed) | study.measure(twin, seed)).items():
+                getattr(arm, key).append(number)
             trained.setdefault(name, []).append(twin)
-    arms = {
-        name: Arm(name, study.measured_at, **{key: [of_seed[key] for of_seed in of_arm] for key in of_arm[0]})
-        for name, of_arm in measured.items()
-    }
     floor = math.log(data) if isinstance(data, int) else None
     leaks = {name: why for name, arm in arms.items() if (why := _verdict(arm, floor, study))}
     if floor is None and AS_BUILT not in leaks:

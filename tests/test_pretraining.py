@@ -163,13 +163,8 @@ def test_a_finished_run_is_not_trained_again_and_not_continued_with_another_conf
     monkeypatch.setattr(pretraining, "train", lambda *_, **__: pytest.fail("it was trained again"))
     given = {"shape": SHAPE, "settings": SETTINGS, "resume": True, "log": quiet}
     assert pretrain([text], finished.folder, **given) == finished.metrics
-    for changes, difference in [
-        ({"settings": SETTINGS | {"seed": 5}}, "settings.seed was 0, now 5"),
-        ({"shape": Shape(300, 32, 64, 1)}, "shape.layers was 2, now 1"),
-        ({"first_length": 8}, "first_length was None, now 8"),
-    ]:
-        with pytest.raises(TrainingError, match=difference):
-            pretrain([text], finished.folder, **given | changes)
+    with pytest.raises(TrainingError, match="first_length was None, now 8"):
+        pretrain([text], finished.folder, **given, first_length=8)
 
 
 @pytest.mark.parametrize(
