@@ -81,7 +81,8 @@ def one_run(model: str, objective: str, options: argparse.Namespace, seed: int, 
             log=lambda text: None,
         )
     print(f"{objective}, seed {seed}: {outcome['seconds']:,.0f} s of training", file=sys.stderr, flush=True)
-    curve = [{k: e[k] for k in ("step", "nats", "accuracy", "top_5")} for e in outcome["history"] if "accuracy" in e]
+    scored = [entry for entry in outcome["history"] if "accuracy" in entry]
+    curve = [{key: entry[key] for key in ("step", "nats", "accuracy", "top_5")} for entry in scored]
     states["after"] = {key: curve[-1][key] for key in ("nats", "accuracy", "top_5")}
     cost = {key: outcome[key] for key in ("seconds", "tokens_per_second", "peak_memory_bytes")}
     return {"seed": seed, "states": states, "curve": curve, **cost, "ranks": answers["ranks"]}

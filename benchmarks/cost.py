@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from itertools import product
@@ -176,14 +175,10 @@ def matmul_rate(dtype: str, device: str, seconds: float = 1.0) -> float:
 
 def in_its_own_process(row: dict[str, Any], seconds: float) -> dict[str, Any]:
     """`measure(row)` in a new process; if that process dies, the reason."""
-    command = [sys.executable, __file__, "--row", json.dumps(row), "--seconds", str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return row | json.loads(done.stdout.splitlines()[-1])
-    if done.returncode == -9:  # SIGKILL
-        return row | {"reason": "its process was killed, probably because memory ran out"}
-    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return row | {"reason": f"its process ended with code {done.returncode}: {last}"}
+    try:
+        return row | machine.in_a_process([__file__, "--row", json.dumps(row), "--seconds", str(seconds)])
+    except machine.ProcessError as error:
+        return row | {"reason": str(error)}
 
 
 def in_words(row: dict[str, Any]) -> str:

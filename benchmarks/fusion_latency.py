@@ -243,9 +243,9 @@ def growth(counts: Sequence[int], seconds: np.ndarray) -> dict:
         return terms, terms[2] * top**2 / (terms[0] + terms[1] * top + terms[2] * top**2)
 
     terms, share = fitted(middle[None])
-    _, shares = fitted(np.median(seconds[machine.drawn(len(seconds))], axis=1))
+    interval = machine.interval(lambda chosen: fitted(np.median(seconds[chosen], axis=1))[1], len(seconds))
     fit = {name: round(float(value), 8) for name, value in zip("abc", terms[:, 0], strict=True)}
-    return {"fit": fit, "curved": {"share": round(float(share[0]), 4)} | machine.interval(shares, len(seconds))}
+    return {"fit": fit, "curved": {"share": round(float(share[0]), 4)} | interval}
 
 
 def memory_of_all(options: argparse.Namespace) -> list[dict]:

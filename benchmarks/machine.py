@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -73,13 +74,9 @@ def describe() -> dict[str, Any]:
 
 
 def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown"
+    file = Path("/proc/cpuinfo")
+    named = re.search(r"^model name\s*: (.+)$", file.read_text() if file.exists() else "", re.MULTILINE)
+    return named[1] if named else platform.processor() or "unknown"
 
 
 def spread(values: Sequence[float], digits: int | None = None) -> dict[str, Any]:
@@ -95,13 +92,19 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
+class ProcessError(SystemExit):
+    """A process that measures something ended without a result; the program ends with the reason."""
+
+
 def in_a_process(arguments: Sequence[str], **environment: str) -> Any:
-    """The JSON that `python ARGUMENTS` prints in its last line. Exits with its message if it fails."""
+    """The JSON that `python ARGUMENTS` prints in its last line. Raises ProcessError."""
     command, environment = [sys.executable, *arguments], os.environ | environment
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode == -9:  # SIGKILL
+        raise ProcessError("its process was killed, probably because memory ran out")
     if done.returncode:
-        message = done.stderr.strip() or "no message; killed because memory ran out?"
-        sys.exit(f"{' '.join(arguments)} ended with exit code {done.returncode}:\n{message}")
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ProcessError(f"its process ended with code {done.returncode}: {last}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -157,20 +160,19 @@ class Trainer:
 
 def paired(one: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
     """`spread` of one / other, round by round, and `low` and `high`, the bootstrap interval of its median."""
-    medians = np.median((np.array(one) / np.array(other))[drawn(len(one))], axis=1)
-    return ratios(one, other) | interval(medians, len(one))
+    by_round = np.array(one) / np.array(other)
+    return ratios(one, other) | interval(lambda chosen: np.median(by_round[chosen], axis=1), len(one))
 
 
-def drawn(rounds: int) -> np.ndarray:
-    """(DRAWS, rounds): which rounds each bootstrap sample has."""
-    return np.random.default_rng(0).integers(rounds, size=(DRAWS, rounds))
+def interval(statistic: Callable[[np.ndarray], np.ndarray], rounds: int) -> dict[str, float | None]:
+    """The 95 % bootstrap interval of a statistic of rounds; None of both below FEWEST rounds.
 
-
-def interval(values: np.ndarray, rounds: int) -> dict[str, float | None]:
-    """The middle 95 % of what bootstrap samples of `rounds` rounds gave; None of both below FEWEST rounds."""
+    `statistic` maps the rounds of each bootstrap sample, (DRAWS, rounds), to numbers, (DRAWS,).
+    """
     if rounds < FEWEST:
         return {"low": None, "high": None}
-    low, high = np.quantile(values, [0.025, 0.975])
+    chosen = np.random.default_rng(0).integers(rounds, size=(DRAWS, rounds))
+    low, high = np.quantile(statistic(chosen), [0.025, 0.975])
     return {"low": round(float(low), 4), "high": round(float(high), 4)}
 
 

@@ -30,7 +30,7 @@ from labkit import masks
 from labkit.auditing.report import table
 from labkit.convert import to_bidirectional
 from labkit.decoder.anatomy import decoder_or_none
-from labkit.decoder.running import evaluating, first_tensor
+from labkit.decoder.running import evaluating, first_tensor, random_state_kept
 from labkit.errors import ConversionError, DataError, ModelError, TrainingError
 from labkit.gpt import GPT
 from labkit.objectives import generator
@@ -48,24 +48,23 @@ class Arm:
     Attributes:
         steps: after how many steps the curves were measured.
         curves: teacher-forced loss on held-out text, per seed, one number per entry of `steps`.
-        truncated: the loss when the future is really absent: each token predicted from the tokens before it alone.
-        in_sight: on the same rows, the loss with the later tokens in the input. An honest model's is the same.
-        copy_rate: a token is replaced by a random one: how often the position before it predicts exactly that one.
-        copy_rate_training: the same in train mode, dropout and all.
-        reported: the training loss at the end, in train mode.
-        next_token: the loss of the next token on the same logits as `reported`.
+        truncated: the loss when the future is really absent: each token is predicted from the tokens before it alone.
+        in_sight: the loss on the same rows with the later tokens in the input. For an honest model it is the same.
+        copy_rate: how often a position predicts the random token that is put after it. In train mode, with dropout:
+            copy_rate_training.
+        reported: the training loss at the end. next_token: the loss of the next token on the same logits.
         free_running: the honest model's loss on text that this one generates; empty where there is no honest model.
     """
 
     name: str
     steps: list[int]
-    curves: list[list[float]]
-    truncated: list[float]
-    in_sight: list[float]
-    copy_rate: list[float]
-    copy_rate_training: list[float]
-    reported: list[float]
-    next_token: list[float]
+    curves: list[list[float]] = field(default_factory=list)
+    truncated: list[float] = field(default_factory=list)
+    in_sight: list[float] = field(default_factory=list)
+    copy_rate: list[float] = field(default_factory=list)
+    copy_rate_training: list[float] = field(default_factory=list)
+    reported: list[float] = field(default_factory=list)
+    next_token: list[float] = field(default_factory=list)
     free_running: list[float] = field(default_factory=list)
 
     @property
@@ -132,16 +131,14 @@ def leak_meter(
         numbers = f"steps={steps}, batch_size={batch_size}, length={length}"
         raise DataError(f"{numbers}: give whole numbers from 1, and a length from 2")
     study = _Study(data, length, loss or next_token_loss, steps, batch_size, learning_rate)
+    arms: dict[str, Arm] = {}
     trained: dict[str, list[nn.Module]] = {}
-    measured: dict[str, list[dict]] = {}
     for seed in tqdm(seeds, unit="seed", disable=None, leave=False):  # disable=None: on a terminal only
         for name, twin in _twins(model, seed, study).items():
-            measured.setdefault(name, []).append(study.train(twin, seed) | study.measure(twin, seed))
+            arm = arms.setdefault(name, Arm(name, study.measured_at))
+            for key, number in (study.train(twin, seed) | study.measure(twin, seed)).items():
+                getattr(arm, key).append(number)
             trained.setdefault(name, []).append(twin)
-    arms = {
-        name: Arm(name, study.measured_at, **{key: [of_seed[key] for of_seed in of_arm] for key in of_arm[0]})
-        for name, of_arm in measured.items()
-    }
     floor = math.log(data) if isinstance(data, int) else None
     leaks = {name: why for name, arm in arms.items() if (why := _verdict(arm, floor, study))}
     if floor is None and AS_BUILT not in leaks:
@@ -164,7 +161,7 @@ def logits_of(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 class _Study:
-    """The text, as rows of `length` tokens, and how every twin is trained and measured.
+    """The rows, and how every twin is trained and measured.
 
     The rows are uniformly random, never the same twice, or lie at random places in a text, which is trained on in its
     first nine tenths and measured in its last. alphabet: the token ids that occur. last_steps: the steps at the end
@@ -175,19 +172,17 @@ class _Study:
         self.length, self.loss, self.steps, self.batch_size, self.rate = length, loss, steps, batch_size, rate
         self.measured_at = sorted({*range(0, steps + 1, max(1, steps // 20)), steps})
         self.last_steps = max(1, steps // 10)
-        self.text = None if isinstance(data, int) else data.long().cpu()
-        if self.text is None:
+        if isinstance(data, int):
             if data < 2:
                 raise DataError(f"random tokens need a vocabulary of at least 2, not {data}")
-            self.alphabet = torch.arange(data)
+            self.text, self.alphabet = None, torch.arange(data)
             return
         if data.ndim != 1 or data.is_floating_point() or data.dtype == torch.bool or int(data.min()) < 0:
-            raise DataError(
-                f"a text is one line of token ids from 0, (tokens,), not {data.dtype} {tuple(data.shape)} "
-                f"from {data.min().item()}"
-            )
+            shape = f"{data.dtype} {tuple(data.shape)} from {data.min().item()}"
+            raise DataError(f"a text is one line of token ids from 0, (tokens,), not {shape}")
         if len(data) <= 10 * length:
             raise DataError(f"a text of {len(data)} tokens is too short: to hold out a row, take {10 * length + 1}")
+        self.text = data.long().cpu()
         self.alphabet = self.text.unique()
 
     def draw(self, count: int, seed: int, number: int, model: nn.Module) -> Tensor:
@@ -201,13 +196,12 @@ class _Study:
         return ids.unfold(0, self.length, 1)[starts].to(device)
 
     def train(self, model: nn.Module, seed: int) -> dict[str, Any]:
-        """Train with the same batches for every twin of a seed; returns what `Arm` calls so of this seed."""
+        """Train on the same batches for every twin of a seed; returns `curves`, `reported` and `next_token` of it."""
         held_out = self.draw(MEASURED_ROWS, seed, MEASURING, model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.rate, weight_decay=0.0)
         warmup = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=self.last_steps)
-        curve, reported, next_token = [], [], []
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)  # dropout
+        curve, losses = [], []
+        with random_state_kept(seed):  # dropout
             for step in range(self.steps + 1):
                 if step in self.measured_at:
                     with evaluating(model):
@@ -218,20 +212,19 @@ class _Study:
                 logits = logits_of(model.train(), ids)
                 loss = self.loss(logits, ids)
                 loss.backward()
-                reported.append(float(loss.detach()))
-                next_token.append(float(next_token_loss(logits.detach(), ids)))
+                losses.append((float(loss.detach()), float(next_token_loss(logits.detach(), ids))))
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
                 warmup.step()
-        if not math.isfinite(sum(curve) + sum(reported)):
+        reported, next_token = map(statistics.mean, zip(*losses[-self.last_steps :], strict=True))
+        if not math.isfinite(sum(curve) + reported):
             raise TrainingError(f"training diverged, from {curve[0]:.3f} to {curve[-1]:.3f}: lower the learning rate")
-        ends = {"reported": reported, "next_token": next_token}
-        return {"curves": curve} | {key: statistics.mean(losses[-self.last_steps :]) for key, losses in ends.items()}
+        return {"curves": curve, "reported": reported, "next_token": next_token}
 
     @torch.no_grad()
     def measure(self, model: nn.Module, seed: int) -> dict[str, float]:
-        """The same of the trained model, which is left in evaluation mode."""
+        """The other numbers of an `Arm`, of the trained model, which is left in evaluation mode."""
         ids = self.draw(FEW_ROWS, seed, MEASURING, model)
         copying = self.copy_rate(model.train(), ids, seed)
         model.eval()
@@ -246,8 +239,7 @@ class _Study:
     def copy_rate(self, model: nn.Module, ids: Tensor, seed: int) -> float:
         """Share of positions that predict the token put after them, drawn evenly from all: 1 in V if honest."""
         alphabet, rng, hits = self.alphabet, generator(seed, MEASURING + 1), []
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        with random_state_kept(seed):
             for i in range(1, ids.size(1)):
                 replaced = ids.clone()
                 replaced[:, i] = alphabet[torch.randint(len(alphabet), (len(ids),), generator=rng)]
@@ -259,13 +251,11 @@ class _Study:
         """The judge's mean nats on what this model generates, drawn token by token after a held-out quarter row."""
         ids = self.draw(FEW_ROWS, seed, MEASURING, model)
         text = ids[:, : (prompt := max(1, ids.size(1) // 4))]
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        with random_state_kept(seed):
             while text.size(1) < ids.size(1):
                 probabilities = logits_of(model, text)[:, -1].float().softmax(-1)
                 text = torch.cat([text, torch.multinomial(probabilities, 1)], dim=1)
-        logits = logits_of(judge, text)[:, prompt - 1 : -1]
-        return float(F.cross_entropy(logits.flatten(0, 1).float(), text[:, prompt:].flatten()))
+        return float(next_token_loss(logits_of(judge, text)[:, prompt - 1 :], text[:, prompt - 1 :]))
 
 
 def _twins(model: nn.Module | Callable[[int], nn.Module], seed: int, study: _Study) -> dict[str, nn.Module]:
@@ -273,8 +263,7 @@ def _twins(model: nn.Module | Callable[[int], nn.Module], seed: int, study: _Stu
 
     One row is tried, so that a model that does not fit the data is an error before training.
     """
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with random_state_kept(seed):
         as_built = copy.deepcopy(model if isinstance(model, nn.Module) else model(seed)).float()
     name, length, top = type(as_built).__name__, study.length, int(study.alphabet.max())
     ids = study.draw(1, 0, MEASURING, as_built)
@@ -289,12 +278,11 @@ def _twins(model: nn.Module | Callable[[int], nn.Module], seed: int, study: _Stu
     twin = copy.deepcopy(as_built)
     if type(twin) is GPT:
         twin.forward = functools.partial(twin.forward, mask=masks.bidirectional())
-    else:
-        try:
-            to_bidirectional(twin)
-        except (ModelError, ConversionError):  # no decoder that labkit knows, or not to be converted
-            return {AS_BUILT: as_built}
-    return {AS_BUILT: as_built, UNMASKED: twin}
+        return {AS_BUILT: as_built, UNMASKED: twin}
+    try:
+        return {AS_BUILT: as_built, UNMASKED: to_bidirectional(twin)}
+    except (ModelError, ConversionError):  # no decoder that labkit knows, or not to be converted
+        return {AS_BUILT: as_built}
 
 
 def _verdict(arm: Arm, floor: float | None, study: _Study) -> str:

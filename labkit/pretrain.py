@@ -8,14 +8,16 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import AddedToken, ByteLevelBPETokenizer
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from labkit.datasets.text import read_documents
@@ -30,7 +32,7 @@ END, PAD, MASK = "<|endoftext|>", "<pad>", "<mask>"  # ids 0, 1, 2; <mask> is fo
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of the GPT-2 to be trained. `head_width` is 64, as in every GPT-2."""
+    """The size of the GPT-2 to be trained. Its heads are 64 wide, as in every GPT-2."""
 
     vocab_size: int = 4096  # 256 bytes, 3 special tokens, and what the BPE learns
     context: int = 512
@@ -60,7 +62,7 @@ def pretrain(
     Args:
         settings: hyperparameters of `labkit.training.preset`.
         held_out: the last fraction of each text, which is never trained on; bits per byte are measured there.
-        repeats, first_length: of the `Curriculum`.
+        repeats, first_length: as in `TextRows`.
         resume: continue the run in `output_dir`.
 
     Raises:
@@ -89,6 +91,9 @@ def pretrain(
     n_steps = steps((len(ids) - 1) // shape.context, settings)
     log(f"{len(documents)} text(s): {len(ids):,} tokens to train on, {n_eval:,} bytes held out")
     log(f"GPT-2 of {model.num_parameters() / 1e6:.1f} M parameters, {n_steps:,} steps")
+    rows_per_step = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"] * process_count()
+    rows = TextRows(ids, n_steps * rows_per_step, shape.context, settings["seed"], first_length, repeats)
+    collator = Collator("next", pad_id=tokenizer.pad_token_id)
 
     def scores(model: nn.Module) -> dict[str, float]:
         return {name: bits_per_byte(model, tokenizer, text) for name, text in held.items()}
@@ -97,14 +102,11 @@ def pretrain(
         log("  " + sample(model, tokenizer, seed=settings["seed"]))
         return {"bits_per_byte": statistics.fmean(scores(model).values())} if held else {}
 
-    rows = n_steps * settings["gradient_accumulation_steps"] * process_count() * settings["per_device_train_batch_size"]
-    curriculum = Curriculum(rows, shape.context, first_length, repeats)
-    make_row = row_maker(ids, curriculum, settings["seed"])
     with RunFolder.alone(output_dir, config, resume=resume) as run:
         outcome = train(
             model,
-            Items(rows, lambda k: {"row": k, "ids": make_row(k)}),
-            collate=in_pieces(Collator("next", pad_id=tokenizer.pad_token_id), curriculum),
+            Items(rows.count, rows.make),
+            collate=lambda batch: collator(rows.pieces(batch)),
             loss=lambda model, batch: loss(model, batch, "next"),
             settings=settings,
             run=run,
@@ -122,76 +124,65 @@ def pretrain(
 
 
 @dataclass(frozen=True)
-class Curriculum:
-    """How the rows of a run change as it goes on, so that heads which attend to earlier tokens form quickly.
+class TextRows:
+    """The rows of a run on one text: row k depends on the seed and on k alone.
+
+    Each pass reads every token once, cuts the text into rows at another offset, and takes them in another order. The
+    rows change as the run goes on, so that heads which attend to earlier tokens form quickly.
 
     Attributes:
-        rows: of the whole run. context: tokens per row.
+        ids: of the text, (tokens,). count: rows of the whole run. context: tokens per row.
         first_length: for the first half of the run each row is cut into pieces of this many tokens, which do not attend
             to each other. The pieces then double in equal stages, and are whole rows in the last fifth.
-        repeats: fraction of the pieces that repeat one passage, half of them a passage of random tokens. It falls to a
-            tenth by the middle of the run.
+        repeats: fraction of the pieces that repeat one passage of 4 to 64 tokens (at most 3/8 of the piece), half of
+            them one of random tokens, which can only be predicted from their earlier occurrence. The fraction falls to
+            a tenth by the middle of the run.
     """
 
-    rows: int
+    ids: Tensor
+    count: int
     context: int
+    seed: int
     first_length: int | None = None
     repeats: float = 0.0
 
     def length(self, row: int) -> int:
         """Tokens per piece of row number `row`."""
-        first, done = self.first_length or self.context, row / self.rows
-        doublings = math.ceil(math.log2(self.context / first)) if first < self.context else 0
-        if done >= 0.8 or not doublings:
+        first, progress = self.first_length or self.context, row / self.count
+        doublings = math.ceil(math.log2(self.context / first))
+        if progress >= 0.8 or not doublings:
             return self.context
-        stage = 0 if done < 0.5 or doublings == 1 else 1 + int((done - 0.5) / 0.3 * (doublings - 1))
+        stage = 0 if progress < 0.5 or doublings == 1 else 1 + int((progress - 0.5) / 0.3 * (doublings - 1))
         return first * 2**stage
 
-    def share_of_repeats(self, row: int) -> float:
-        """The probability that a piece of row number `row` repeats a passage."""
-        return self.repeats * max(0.1, 1 - 2 * row / self.rows)
+    def make(self, row: int) -> dict[str, Any]:
+        """Row number `row`, "ids" (context,), and its number, "row"."""
+        per_pass = (len(self.ids) - 1) // self.context
+        rng = generator(self.seed, -1 - row // per_pass)
+        offset = int(torch.randint(len(self.ids) - per_pass * self.context, (), generator=rng))
+        start = offset + int(torch.randperm(per_pass, generator=rng)[row % per_pass]) * self.context
+        pieces = self.ids[start : start + self.context].split(self.length(row))
+        rng = generator(self.seed + 1, row)
+        repeating = torch.rand(len(pieces), generator=rng) < self.repeats * max(0.1, 1 - 2 * row / self.count)
+        pieces = [self._repeated(piece, rng) if r else piece for piece, r in zip(pieces, repeating, strict=True)]
+        return {"row": row, "ids": torch.cat(pieces)}
 
+    def pieces(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The pieces of the rows of a batch, all of the length that the first of these rows has."""
+        length = self.length(min(row["row"] for row in rows))
+        return [row | {"ids": piece} for row in rows for piece in row["ids"].split(length)]
 
-def row_maker(ids: Tensor, curriculum: Curriculum, seed: int) -> Callable[[int], Tensor]:
-    """`make(k)`: row k of the run, a pure function of (seed, k).
+    @cached_property
+    def _vocabulary(self) -> Tensor:
+        return self.ids.unique()
 
-    Each pass reads every token once, cuts the ids into rows at another offset, and takes them in another order.
-    """
-    length, known = curriculum.context, ids.unique()
-    per_pass = (len(ids) - 1) // length
-
-    def make(row: int) -> Tensor:
-        rng = generator(seed, -1 - row // per_pass)
-        offset = int(torch.randint(len(ids) - per_pass * length, (), generator=rng))
-        start = offset + int(torch.randperm(per_pass, generator=rng)[row % per_pass]) * length
-        rng = generator(seed + 1, row)
-        pieces = ids[start : start + length].split(curriculum.length(row))
-        repeated = torch.rand(len(pieces), generator=rng) < curriculum.share_of_repeats(row)
-        return torch.cat([_repeated(p, known, rng) if r else p for p, r in zip(pieces, repeated, strict=True)])
-
-    return make
-
-
-def in_pieces(collate: Callable[[list[dict]], Any], curriculum: Curriculum) -> Callable[[list[dict]], Any]:
-    """`collate`, given each row's pieces in place of the row."""
-
-    def collated(rows: list[dict]) -> Any:
-        length = curriculum.length(min(row["row"] for row in rows))
-        return collate([row | {"ids": piece} for row in rows for piece in row["ids"].split(length)])
-
-    return collated
-
-
-def _repeated(piece: Tensor, known: Tensor, rng: torch.Generator) -> Tensor:
-    """One passage of 4 to 64 tokens (up to 3/8 of the piece) again and again: the text's, or random known tokens.
-
-    Random tokens can only be predicted from their earlier occurrence; in a text there are easier ways.
-    """
-    longest = max(1, min(64, 3 * len(piece) // 8))
-    length = int(torch.randint(min(4, longest), longest + 1, (), generator=rng))
-    drawn = known[torch.randint(len(known), (length,), generator=rng)]
-    passage = drawn if float(torch.rand((), generator=rng)) < 0.5 else piece[:length]
-    return passage.repeat(len(piece) // length + 1)[: len(piece)]
+    def _repeated(self, piece: Tensor, rng: torch.Generator) -> Tensor:
+        longest = max(1, min(64, 3 * len(piece) // 8))
+        length = int(torch.randint(min(4, longest), longest + 1, (), generator=rng))
+        passage = self._vocabulary[torch.randint(len(self._vocabulary), (length,), generator=rng)]
+        if float(torch.rand((), generator=rng)) >= 0.5:
+            passage = piece[:length]
+        return passage.repeat(len(piece) // length + 1)[: len(piece)]
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int, context: int) -> Any:
@@ -246,25 +237,19 @@ def new_model(shape: Shape, seed: int) -> Any:
 
 
 @torch.no_grad()
-def bits_per_byte(model: nn.Module, tokenizer: Any, text: str, batch_size: int = 8) -> float:
+def bits_per_byte(model: nn.Module, tokenizer: Any, text: str) -> float:
     """The bits that the model needs per byte of `text`; every token but the first counts once.
 
     Windows of the model's context advance by half of it, so that a token has at least half a context before it.
     """
-    ids = encode_all(tokenizer, [text])[:-1]
-    context = model.config.n_positions
+    ids = encode_all(tokenizer, [text])[:-1].to(model.device)
+    context, nats = model.config.n_positions, 0.0
     overlap = context - context // 2  # what an earlier window has counted
-    windows = [ids[start : start + context] for start in range(0, max(1, len(ids) - overlap), context // 2)]
-    labels = [window.clone() for window in windows]
-    for counted in labels[1:]:
-        counted[:overlap] = -100
-    nats = 0.0
-    for first in range(0, len(windows), batch_size):
-        batch = slice(first, first + batch_size)
-        inputs = nn.utils.rnn.pad_sequence(windows[batch], batch_first=True)
-        targets = nn.utils.rnn.pad_sequence(labels[batch], batch_first=True, padding_value=-100)
-        if count := int((targets[:, 1:] != -100).sum()):
-            nats += count * float(model(inputs.to(model.device), labels=targets.to(model.device), use_cache=False).loss)
+    for start in range(0, max(1, len(ids) - overlap), context // 2):
+        window = ids[start : start + context]
+        logits = model(window[None], use_cache=False).logits[0, :-1].float()  # (seq - 1, vocab)
+        costs = F.cross_entropy(logits, window[1:], reduction="none")
+        nats += float(costs[overlap - 1 if start else 0 :].sum())
     return nats / math.log(2) / len(text.encode())
 
 

@@ -23,6 +23,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import nbformat  # noqa: E402
+from plotly.offline import get_plotlyjs  # noqa: E402
+from sphinx.cmd.build import build_main  # noqa: E402
+
+from labkit import masks  # noqa: E402
+from labkit.files import write_folder  # noqa: E402
+from labkit.notebooks import is_setup_cell  # noqa: E402
+from labkit.viz import playground  # noqa: E402
+from labkit.viz.page import embedded  # noqa: E402
+
 TEXTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "CITATION.cff", "benchmarks/README.md"]
 STATIC = "_static"
 PLACE = "<!-- playground -->"  # in docs/site/playground.md
@@ -38,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     began = time.monotonic()
     try:
         site = build(parser.parse_args(arguments).output_dir)
-    except (SiteError, ImportError) as error:
+    except SiteError as error:
         print(f"labkit: the site was not built: {error}", file=sys.stderr)
         return 1
     sizes = [path.stat().st_size for path in site.rglob("*") if path.is_file()]
@@ -55,15 +65,9 @@ def build(output: Path) -> Path:
     output = output.expanduser().resolve()
     if output.exists() and not (output.is_dir() and _is_empty_or_a_site(output)):
         raise SiteError(f"{output} holds something else than a site; give --output-dir a folder of its own")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".labkit-site-", dir=output.parent) as scratch:
-        source, made = Path(scratch, "source"), Path(scratch, "site")
-        gather(source)
-        run_sphinx(source, made, Path(scratch, "doctrees"))
-        made.chmod(0o755)
-        if output.exists():
-            output.rename(Path(scratch, "before"))
-        made.rename(output)
+    with tempfile.TemporaryDirectory() as scratch:
+        gather(Path(scratch, "source"))
+        write_folder(output, lambda site: run_sphinx(Path(scratch, "source"), site, Path(scratch, "doctrees")))
     return output
 
 
@@ -86,8 +90,6 @@ def gather(source: Path) -> None:
 
 def run_sphinx(source: Path, made: Path, doctrees: Path) -> None:
     """Call Sphinx. A warning is a broken link or a page that does not say what it should: no site then."""
-    from sphinx.cmd.build import build_main
-
     options = ["-b", "html", "-q", "-W", "--keep-going", "-d", str(doctrees)]
     if build_main([*options, str(source), str(made)]):
         raise SiteError("Sphinx found faults, listed above")
@@ -103,10 +105,6 @@ def _is_empty_or_a_site(folder: Path) -> bool:
 # ------------------------------------------------------------------------------------------------------- notebooks
 def write_notebook(path: Path, source: Path) -> None:
     """A notebook for myst-nb, which shows everything but figures and widgets by itself."""
-    import nbformat
-
-    from labkit.notebooks import is_setup_cell
-
     notebook = nbformat.read(path, as_version=4)
     state = notebook.metadata.pop("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
     live = {model: widget for model, widget in state.items() if "_esm" in widget["state"]}  # anywidgets
@@ -163,10 +161,6 @@ def linked(prose: str, path: Path) -> str:
 # ------------------------------------------------------------------------------------------- pages made from others
 def write_playground(page: Path) -> None:
     """Put the playground into its page."""
-    from labkit import masks
-    from labkit.viz import playground
-    from labkit.viz.page import embedded
-
     text = page.read_text(encoding="utf-8")
     if PLACE not in text:
         raise SiteError(f"docs/site/{page.name} has no line {PLACE}, the place of the playground")
@@ -178,12 +172,7 @@ def write_playground(page: Path) -> None:
 def write_plotly(file: Path) -> None:
     """plotly.js: the bundle of cartesian charts if it was fetched, else plotly's own library (4.8 MB)."""
     small = ROOT / "labkit" / "_browser" / "plotly-cartesian.min.js"
-    if small.is_file():
-        shutil.copyfile(small, file)
-        return
-    from plotly.offline import get_plotlyjs
-
-    file.write_text(get_plotlyjs(), encoding="utf-8")
+    file.write_text(small.read_text("utf-8") if small.is_file() else get_plotlyjs(), encoding="utf-8")
 
 
 def write_front_page(source: Path) -> None:

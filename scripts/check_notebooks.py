@@ -41,8 +41,8 @@ def main(arguments: list[str]) -> int:
 
 def tour() -> list[Path]:
     """Every committed notebook but the assignments, which are built from their masters and checked by tests/course."""
-    found = sorted((ROOT / "notebooks").rglob("*.ipynb"))
-    return [p for p in found if ".ipynb_checkpoints" not in p.parts and "assignments" not in p.parts]
+    paths = sorted((ROOT / "notebooks").rglob("*.ipynb"))
+    return [p for p in paths if ".ipynb_checkpoints" not in p.parts and "assignments" not in p.parts]
 
 
 def solutions() -> list[Path]:
@@ -100,9 +100,8 @@ def faults_of_output(cell: dict) -> list[str]:
     figures = [o["data"] for o in cell.get("outputs", []) if PLOTLY in o.get("data", {})]
     if any("image/png" not in figure for figure in figures):
         faults.append("has a figure without a PNG beside it: execute it with `make notebooks`")
-    found = MACHINE_PATH.search(readable_output(cell))
-    if found:
-        faults.append(f"its output shows a path of a machine: {found.group()}")
+    if path := MACHINE_PATH.search(readable_output(cell)):
+        faults.append(f"its output shows a path of a machine: {path.group()}")
     return faults
 
 

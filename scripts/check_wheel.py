@@ -40,14 +40,14 @@ def main() -> int:
             print(f"labkit: the wheel lacks {name}")
         if missing:
             return 1
-        found = subprocess.run(
+        imported = subprocess.run(
             [sys.executable, "-I", "-c", FIND_RESOURCES, f"{folder}/unpacked"],
             capture_output=True,
             text=True,
             cwd=folder,
         )
-    if found.returncode != 0:
-        print(f"labkit: an installed wheel does not find its files:\n{found.stderr}")
+    if imported.returncode != 0:
+        print(f"labkit: an installed wheel does not find its files:\n{imported.stderr}")
         return 1
     print(f"labkit: {wheel.name} carries {len(packed)} files")
     return 0

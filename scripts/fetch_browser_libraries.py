@@ -81,9 +81,9 @@ def fetch(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         archives = pack(npm, Path(temporary))
         for (integrity, members), archive in zip(LIBRARIES.values(), archives, strict=True):
-            found = "sha512-" + base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
-            if found != integrity:
-                raise NotFetchedError(f"{archive.name} from npm is not the file expected (its SHA-512 is {found})")
+            digest = "sha512-" + base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
+            if digest != integrity:
+                raise NotFetchedError(f"{archive.name} from npm is not the file expected (its SHA-512 is {digest})")
             with tarfile.open(archive) as packed:
                 for member, name in members.items():
                     data = packed.extractfile(f"package/{member}").read()
@@ -110,8 +110,8 @@ def pack(npm: str, folder: Path) -> list[Path]:
         raise NotFetchedError(f"npm did not fetch the JavaScript libraries ({type(error).__name__})") from error
     archives = [folder / f"{package.replace('@', '-')}.tgz" for package in LIBRARIES]
     if done.returncode != 0 or not all(archive.is_file() for archive in archives):
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise NotFetchedError(f"npm did not fetch the JavaScript libraries{f' ({said[0].strip()})' if said else ''}")
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise NotFetchedError(f"npm did not fetch the JavaScript libraries{f' ({lines[0].strip()})' if lines else ''}")
     return archives
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import pandas as pd  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
@@ -24,7 +24,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 import labkit  # noqa: E402
 from labkit.errors import ConversionError, ModelError  # noqa: E402
-from labkit.run_folder import write_whole  # noqa: E402
+from labkit.files import write_whole  # noqa: E402
 
 PAGE = ROOT / "docs" / "families.md"
 BACKENDS = ("eager", "sdpa")
@@ -89,7 +89,7 @@ def _small(model_class: Any, config_class: Any, backend: str) -> Any:
             config = config_class(**sizes)
             with torch.device("meta"):
                 empty = model_class._from_config(config)
-            if sum(each.numel() for each in empty.parameters()) > LARGEST:
+            if sum(parameter.numel() for parameter in empty.parameters()) > LARGEST:
                 continue
             torch.manual_seed(0)
             model = model_class._from_config(config, attn_implementation=backend).eval()
@@ -109,23 +109,17 @@ def _logits(model: Any, pads: int = 0) -> torch.Tensor:
 
 def page(outcomes: Mapping[str, Mapping[str, str]]) -> str:
     """The page, of {family: {backend: outcome}}."""
-    right = [family for family, found in outcomes.items() if PADDED_RIGHT in found.values()]
-    outcomes = {
-        family: {backend: CONVERTS if each == PADDED_RIGHT else each for backend, each in found.items()}
-        for family, found in outcomes.items()
-    }
-    by: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for family, found in outcomes.items():
-        kinds = tuple(found[backend] for backend in BACKENDS)
-        by[kinds].append(family)
-    sdpa = [family for family, found in outcomes.items() if found["sdpa"] == CONVERTS]
-    eager = [family for family, found in outcomes.items() if found["eager"] == CONVERTS]
+    right = _all_of(outcomes, PADDED_RIGHT)
+    table = pd.DataFrame.from_dict(outcomes, orient="index").replace(PADDED_RIGHT, CONVERTS)
+    eager, sdpa = (set(table.index[table[backend] == CONVERTS]) for backend in BACKENDS)
+    without = set(table.index[table["sdpa"] == WITHOUT])
     refused = [
-        (family, backend, found[backend])
-        for family, found in outcomes.items()
-        for backend in BACKENDS
-        if found[backend] not in (CONVERTS, WITHOUT, UNKNOWN, UNBUILT)
+        (family, backend, why)
+        for family, row in table.iterrows()
+        for backend, why in row.items()
+        if why not in (CONVERTS, WITHOUT, UNKNOWN, UNBUILT)
     ]
+    names = {family for family, _, _ in refused}
     lines = [
         "# Which families labkit converts", "",
         f"Of the {len(outcomes)} families of causal language models in transformers {transformers.__version__}, labkit "
@@ -137,39 +131,39 @@ def page(outcomes: Mapping[str, Mapping[str, str]]) -> str:
         "logits bit for bit. Only attention is converted: what a hybrid reads from left to right besides stays so,",
         "and a family that picks some keys of a long text picks them still. `python scripts/list_families.py` writes",
         "this page, and `make test-all` holds it against the code.", "",
-        f"**On both:** {_named(by[CONVERTS, CONVERTS])}.", "",
-        f"**On eager, where sdpa is not offered:** {_named(by[CONVERTS, WITHOUT])}.", "",
-        f"**On eager, and refused on sdpa:** {_named([each for each, _, _ in refused if each in eager])}. "
-        f"**On sdpa, and refused on eager:** {_named([each for each, _, _ in refused if each in sdpa])}.", "",
+        f"**On both:** {_named(eager & sdpa)}.", "",
+        f"**On eager, where sdpa is not offered:** {_named(eager & without)}.", "",
+        f"**On eager, and refused on sdpa:** {_named(names & eager)}. "
+        f"**On sdpa, and refused on eager:** {_named(names & sdpa)}.", "",
         f"**To be padded on the right:** {_named(right)}. With pads on the left their states are others, as measured, "
         "also while they are causal: they count their positions by themselves.", "",
         "**Refused,** by what was measured; the model is then as it was:", "",
         "| family | backend | why |", "|---|---|---|",
         *(f"| {family} | {backend} | {why} |" for family, backend, why in refused), "",
         "**Without a decoder as labkit knows it** (encoders told to be causal, recurrent and older models):",
-        f"{_named(_all_of(outcomes, UNKNOWN))}.", "",
+        f"{_named(_all_of(outcomes, UNKNOWN) - eager - sdpa)}.", "",
         "**Not tried,** as none of the sizes that are tried builds a small model of theirs that runs:",
-        f"{_named(_all_of(outcomes, UNBUILT))}.",
+        f"{_named(_all_of(outcomes, UNBUILT) - eager - sdpa)}.",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
-def _all_of(outcomes: Mapping[str, Mapping[str, str]], kind: str) -> list[str]:
-    return [family for family, found in outcomes.items() if kind in found.values() and CONVERTS not in found.values()]
+def _all_of(outcomes: Mapping[str, Mapping[str, str]], kind: str) -> set[str]:
+    return {family for family, by_backend in outcomes.items() if kind in by_backend.values()}
 
 
-def _named(families: list[str]) -> str:
-    return ", ".join(f"`{each}`" for each in sorted(families)) or "none"
+def _named(families: Iterable[str]) -> str:
+    return ", ".join(f"`{family}`" for family in sorted(families)) or "none"
 
 
 def all_outcomes() -> dict[str, dict[str, str]]:
     families = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    found = {}
+    outcomes = {}
     for number, family in enumerate(families, 1):
         print(f"\r{number} of {len(families)}: {family:30}", end="", file=sys.stderr)
-        found[family] = {backend: outcome(family, backend) for backend in BACKENDS}
+        outcomes[family] = {backend: outcome(family, backend) for backend in BACKENDS}
     print(file=sys.stderr)
-    return found
+    return outcomes
 
 
 def main() -> None:

@@ -35,14 +35,14 @@ class Heads:
     def of(cls, table: dict[str, str]) -> "Heads":
         """From the table [tool.labkit]. Exits with a sentence where it makes no sense."""
         address, source = table.get("repository", ""), table.get("colab-source", "wheel")
-        found = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?", address)
-        if address and not found:
+        match = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?", address)
+        if address and not match:
             sys.exit(f"[tool.labkit] repository is {address!r}; Colab opens https://github.com/OWNER/NAME only")
         if source not in SOURCES:
             sys.exit(f"[tool.labkit] colab-source is {source!r}; choose one of {', '.join(SOURCES)}")
-        if source == "repository" and not found:
+        if source == "repository" and not match:
             sys.exit('[tool.labkit] colab-source is "repository", but repository is empty')
-        return cls(found[1] if found else "", source)
+        return cls(match[1] if match else "", source)
 
     def setup_cell(self) -> str:
         package = f"{DISTRIBUTION}[colab]"
@@ -72,13 +72,13 @@ def main(arguments: list[str]) -> int:
         if ".ipynb_checkpoints" in path.parts:
             continue
         now = path.read_text(encoding="utf-8")
-        wanted = with_head(now, *head_of(path, heads))
-        if wanted == now:
+        current = with_head(now, *head_of(path, heads))
+        if current == now:
             continue
         stale += 1
         print(f"{path.relative_to(ROOT)}: {'stale' if check else 'written'}")
         if not check:
-            path.write_text(wanted, encoding="utf-8", newline="\n")
+            path.write_text(current, encoding="utf-8", newline="\n")
     return int(check and stale > 0)
 
 

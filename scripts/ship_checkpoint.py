@@ -9,13 +9,11 @@ Every number in the card comes from the run's config.json and metrics.json. The 
 from __future__ import annotations
 
 import math
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 from labkit.cli.train import HYPERPARAMETERS, OF_PRETRAINING
-from labkit.files import sha256
+from labkit.files import sha256, write_folder
 from labkit.run_folder import read_json
 
 CARD = """---
@@ -75,22 +73,18 @@ def main(run: Path, target: Path, machine: str) -> None:
     metrics, config = read_json(run / "metrics.json"), read_json(run / "config.json")
     if metrics is None or config is None:
         sys.exit(f"{run} is no finished run of labkit pretrain")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as beside:
-        new = Path(beside) / target.name
-        AutoModelForCausalLM.from_pretrained(run / "model").half().save_pretrained(new)
-        AutoTokenizer.from_pretrained(run / "model").save_pretrained(new)
-        for file in new.iterdir():
-            file.chmod(0o644)
-        digests = {file.name: sha256(file) for file in sorted(new.iterdir())}
-        (new / "README.md").write_text(_card(target.name, config, metrics, digests, machine), encoding="utf-8")
-        if target.exists():
-            shutil.rmtree(target)
-        new.rename(target)
+
+    def fill(folder: Path) -> None:
+        AutoModelForCausalLM.from_pretrained(run / "model").half().save_pretrained(folder)
+        AutoTokenizer.from_pretrained(run / "model").save_pretrained(folder)
+        digests = {file.name: sha256(file) for file in sorted(folder.iterdir())}
+        (folder / "README.md").write_text(card(target.name, config, metrics, digests, machine), encoding="utf-8")
+
+    write_folder(target, fill)
     print(f"{target}: {sum(f.stat().st_size for f in target.iterdir()) / 1e6:.1f} MB")
 
 
-def _card(name: str, config: dict, metrics: dict, digests: dict, machine: str) -> str:
+def card(name: str, config: dict, metrics: dict, digests: dict, machine: str) -> str:
     shape, settings = config["shape"], config["settings"]
     rows = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
     tokens = metrics["steps"] * rows * shape["context"]
@@ -101,13 +95,13 @@ def _card(name: str, config: dict, metrics: dict, digests: dict, machine: str) -
         steps=metrics["steps"], rows=rows, tokens=tokens / 1e6, passes=tokens / metrics["n_train"],
         n_train=metrics["n_train"], learning_rate=settings["learning_rate"], dtype=settings["dtype"],
         seed=settings["seed"], minutes=metrics["seconds"] / 60, machine=machine, repeats=config["repeats"],
-        first_length=config["first_length"] or shape["context"], command=_command(config), scores="\n".join(scores),
+        first_length=config["first_length"] or shape["context"], command=command(config), scores="\n".join(scores),
         files="\n".join(f"{digest}  {file}" for file, digest in digests.items()),
         **{key: shape[key] for key in ("layers", "width", "context", "vocab_size", "dropout")},
     )  # fmt: skip
 
 
-def _command(config: dict) -> str:
+def command(config: dict) -> str:
     shape, settings = config["shape"], config["settings"]
     hyperparameters = {option: settings[HYPERPARAMETERS[option][0]] for option in OF_PRETRAINING}
     del hyperparameters["report_to"], hyperparameters["gradient_checkpointing"]

@@ -55,13 +55,17 @@ def test_a_row_that_does_not_fit_or_cannot_run_has_a_reason(monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_a_row_whose_process_is_killed_is_stored_and_the_next_one_is_measured(monkeypatch, tmp_path):
-    python, killed, output = tmp_path / "python", tmp_path / "killed", tmp_path / "cost.json"
-    kill_once = f'if [ ! -e "{killed}" ]; then touch "{killed}"; kill -9 $$; fi'
-    python.write_text(f'#!/bin/sh\n{kill_once}\nexec "{sys.executable}" "$@"\n')
+def test_a_row_whose_process_is_killed_is_stored_and_the_next_one_is_measured(monkeypatch, capsys, tmp_path):
+    """The processes are those of a shell script: the first is killed, the second prints what `--row` prints here."""
+    monkeypatch.setattr(cost.sys, "argv", ["cost", "--row", json.dumps(ROW), "--seconds", "0.05"])
+    assert cost.main() == 0
+    measured, output = tmp_path / "measured.json", tmp_path / "cost.json"
+    measured.write_text(capsys.readouterr().out)
+    python, killed = tmp_path / "python", tmp_path / "killed"
+    python.write_text(f'#!/bin/sh\nif [ ! -e "{killed}" ]; then touch "{killed}"; kill -9 $$; fi\ncat "{measured}"\n')
     python.chmod(0o755)
     monkeypatch.setattr(cost.sys, "executable", str(python))
-    arguments = f"cost --models tiny-gpt2 --batch-sizes 1,2 --lengths 8 --seconds 0.05 --device cpu --output {output}"
+    arguments = f"cost --models tiny-gpt2 --batch-sizes 1,2 --lengths 8 --device cpu --output {output}"
     monkeypatch.setattr(cost.sys, "argv", arguments.split())
     assert cost.main() == 0
     first, second = json.loads(output.read_text())["rows"]

@@ -42,17 +42,6 @@ def test_the_interval_of_a_paired_ratio_contains_the_planted_ratio():
     assert contained >= 85
 
 
-def test_what_is_left_out_on_a_cpu_is_named_and_what_is_judged_is_not_left_out():
-    plan, left_out = fusion_latency.planned(options(counts=COUNTS, new_tokens=[1, 5, 20, 50]), 1024)
-    assert plan["equal", 20]["cacheless"] == [1, 5, 20] and plan["equal", 5]["cacheless"] == [1, 5, 20, 50]
-    assert "equal, N = 20: cacheless, 50 tokens" in left_out and "mixed: flex" in left_out
-    assert ("long", 5) in plan and ("long", 10) not in plan and any("1,024 positions" in case for case in left_out)
-    for setting in ("equal", "mixed"):
-        assert all(20 in plan[setting, 5][arm] for arm in ("fast", "cacheless", "logit-average"))
-    everything, left_out = fusion_latency.planned(options(device="cuda", counts=COUNTS), None)
-    assert left_out == [] and set(everything["mixed", 20]) == set(fusion_latency.ARMS)
-
-
 @pytest.mark.end_to_end
 def test_the_arms_that_fuse_compute_the_same_and_so_do_those_that_average():
     bench, logits, last = fusion_latency.Bench(options(dtype="float32")), [], {}

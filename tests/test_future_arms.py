@@ -10,10 +10,6 @@ from labkit.future_attention.arms import arm, matched_inner, token_losses
 from labkit.gpt import GPT, GPTConfig
 
 CONFIG = GPTConfig(vocab_size=300, context=16, width=16, layers=1, heads=2)
-ARMS = (
-    "baseline", "smaller", "dropout:0.1", "memory", "memory:50", "future:cosine:50", "future:none:50", "future:kl:50",
-    "shuffled:cosine:50", "tokens:infonce:50", "shuffled-tokens:mse:50", "multi-token:1",
-)  # fmt: skip
 
 
 def test_arms_are_named_as_they_are_trained():
@@ -79,8 +75,8 @@ def test_token_losses_by_hand():
     assert losses[1, 4].item() == pytest.approx(-logits[0, 4].log_softmax(-1)[rows[1, 5]].item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize("name", ["baseline", "memory:20", "future:cosine:10", "tokens:infonce:10", "multi-token:1"])
 def test_every_arm_is_causal(name):
-    config = GPTConfig(vocab_size=30, context=60, width=16, layers=2, heads=2)
+    config = GPTConfig(vocab_size=30, context=16, width=16, layers=2, heads=2)
     report = find_leaks(arm(name).build(config, 0).eval())  # also in train mode
     assert report.clean, str(report)

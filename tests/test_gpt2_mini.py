@@ -89,7 +89,7 @@ def test_some_head_looks_at_the_previous_token_and_some_at_what_came_after_the_l
 
 def test_unmasking_it_makes_filling_in_worse_until_it_is_trained(mini):
     lm = labkit.load("gpt2-mini", device="cpu")
-    rows = cut_into_rows(lm.tokenizer, [passage.text for passage in passages("dev")], 128)
+    rows = cut_into_rows(lm.tokenizer, [passage.text for passage in passages("dev")], 64)
     causal = fill_in_scores(lm.model, lm.tokenizer, rows, reads="before", positions=60)
     labkit.to_bidirectional(lm.model)
     unmasked = fill_in_scores(lm.model, lm.tokenizer, rows, reads="before", positions=60)

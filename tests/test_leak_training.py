@@ -2,12 +2,12 @@
 
 import json
 import math
-import random
 
 import pytest
 import torch
 from torch import nn
 
+from labkit.datasets.embedded import passages
 from labkit.errors import LabkitError
 from labkit.gpt import GPT
 from labkit.leak_meter import leak_meter
@@ -16,8 +16,7 @@ from tests import leaky_models as planted
 pytestmark = pytest.mark.end_to_end
 
 V = 16
-SMALL = {"seeds": (0, 1), "steps": 150, "length": 16}
-FAST = {**SMALL, "steps": 60}
+SMALL = {"seeds": (0, 1), "steps": 80, "length": 8, "learning_rate": 1e-2}
 TINY = {"seeds": (0, 1), "steps": 3, "length": 8, "batch_size": 2}
 TEXT = torch.arange(400) % V
 
@@ -43,7 +42,7 @@ class Bigram(nn.Module):
 @pytest.mark.parametrize("name", ["GPT", "tiny-gpt2"])
 def test_on_random_tokens_only_the_unmasked_twin_gets_below_what_is_possible(tiny, name):
     model = (lambda seed: GPT(planted.small_config(vocab_size=V))) if name == "GPT" else tiny(name).model
-    meter = leak_meter(model, V, seeds=(0, 1), steps=120, length=16)
+    meter = leak_meter(model, V, **SMALL)
     as_built, unmasked = meter.arms["as built"], meter.arms["unmasked"]
     assert meter.clean
     assert set(meter.leaks) == {"unmasked"}
@@ -53,7 +52,7 @@ def test_on_random_tokens_only_the_unmasked_twin_gets_below_what_is_possible(tin
     assert max(abs(a - b) for a, b in zip(as_built.in_sight, as_built.truncated, strict=True)) < 1e-4
     assert max(as_built.copy_rate + as_built.copy_rate_training) < 0.2
     assert max(unmasked.teacher_forced) < 0.3
-    assert unmasked.copy_rate == [1.0, 1.0]
+    assert min(unmasked.copy_rate) > 0.98
     assert min(unmasked.truncated) > meter.floor + 0.5
 
 
@@ -71,7 +70,7 @@ BUGS = {
 
 @pytest.mark.parametrize(("make", "loss", "words"), BUGS.values(), ids=BUGS)
 def test_a_hidden_bug_is_found_by_training_and_named(make, loss, words):
-    meter = leak_meter(make, V, loss=loss, **(FAST if loss else SMALL))
+    meter = leak_meter(make, V, loss=loss, **SMALL)
     assert not meter.clean
     assert words in meter.leaks["as built"]
 
@@ -98,44 +97,27 @@ def test_a_handful_of_tokens_is_no_evidence():
 # -- real text ---------------------------------------------------------------------------------------------------------
 
 
-def invented_text(sentences=1500):
-    """Names that nobody can guess, in sentences that anybody can."""
-    rng = random.Random(0)
-    syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
-    who = ("the ferry", "a heron", "the keeper of", "old", "the night train to", "a boy from")
-    does = ("waits for", "passes", "remembers", "counts", "does not see", "comes back to")
-
-    def name():
-        return "".join(rng.choice(syllables) for _ in range(rng.randint(1, 3)))
-
-    lines = [f"{rng.choice(who)} {name()} {rng.choice(does)} {name()} and {name()}." for _ in range(sentences)]
-    return torch.tensor(list(" ".join(lines).encode()))
+FIELD_NOTES = torch.tensor(list(" ".join(passage.text for passage in passages()).encode("ascii", "ignore")))
+COPYING = {**SMALL, "steps": 300, "batch_size": 32}  # enough to learn to copy
 
 
-LONG_ENOUGH_TO_COPY = {"seeds": (0, 1), "steps": 400, "length": 16, "learning_rate": 8e-3}
-
-
-@pytest.fixture(scope="module")
-def read_text():
-    return leak_meter(lambda seed: GPT(planted.small_config(vocab_size=128)), invented_text(), **LONG_ENOUGH_TO_COPY)
-
-
-def test_on_text_the_unmasked_model_looks_better_and_is_worse(read_text):
-    honest_arm, unmasked = read_text.arms["as built"], read_text.arms["unmasked"]
-    assert read_text.clean
-    assert "with the later tokens in sight" in read_text.leaks["unmasked"]
+def test_on_text_the_unmasked_model_looks_better_and_is_worse():
+    meter = leak_meter(lambda seed: GPT(planted.small_config(vocab_size=128)), FIELD_NOTES, **COPYING)
+    honest_arm, unmasked = meter.arms["as built"], meter.arms["unmasked"]
+    assert meter.clean
+    assert "with the later tokens in sight" in meter.leaks["unmasked"]
     assert max(unmasked.in_sight) < 0.1 * min(honest_arm.in_sight)
     assert min(unmasked.truncated) > max(honest_arm.truncated) + 1
     assert min(unmasked.free_running) > max(honest_arm.free_running) + 1
-    assert read_text.floor is None and "floor" not in str(read_text)
-    data = json.loads(read_text.to_json())
-    assert (data["clean"], data["leaks"], data["floor"]) == (True, read_text.leaks, None)
+    assert meter.floor is None and "floor" not in str(meter)
+    data = json.loads(meter.to_json())
+    assert (data["clean"], data["leaks"], data["floor"]) == (True, meter.leaks, None)
     assert data["arms"]["unmasked"]["curves"] == unmasked.curves
 
 
 def test_a_bug_that_only_training_shows_is_found_on_text_too():
     model = planted.ForgetfulInTraining(vocab_size=128, dropout=0.1)
-    meter = leak_meter(model, invented_text(), **LONG_ENOUGH_TO_COPY)
+    meter = leak_meter(model, FIELD_NOTES, **COPYING | {"steps": 200})
     assert "train mode drops the mask" in meter.leaks["as built"]
     assert meter.arms["as built"].free_running == []
 
@@ -192,7 +174,7 @@ def test_the_last_tenth_of_a_text_is_measured_on_and_never_trained_on():
     assert measured_on == set(range(8, 16))
 
 
-@pytest.mark.parametrize("data", [V, invented_text(60) % V], ids=["random tokens", "text"])
+@pytest.mark.parametrize("data", [V, TEXT], ids=["random tokens", "text"])
 def test_the_same_seeds_give_the_same_numbers_whatever_was_drawn_before(data):
     model = planted.ForgetfulInTraining(vocab_size=V, dropout=0.1)
     measured = []

@@ -113,9 +113,16 @@ class Cell:
 
 def cells(study: Study) -> list[Cell]:
     """All cells, model by model, so that each model is loaded once."""
-    return [
-        replace(cell, model=model, data=data) for model in study.models for data in study.data for cell in _cells(study)
-    ]
+    several = sorted({n for n in study.num_paraphrases if n > 1})
+    methods = [method for method in study.methods if method != SINGLE]
+    reads = [{"method": SINGLE, "place": place} for place in range(max(several))]
+    reads += [{"method": method, "first": n} for n in several for method in methods]
+    if study.repeat_control:
+        reads += [{"method": method, "repeat": max(several)} for method in REPEATED]
+    reads = [read | {"max_questions": study.max_questions} for read in reads]
+    few = {"max_questions": study.few_questions}
+    reads += [{"method": method, "first": n} | few for n in several for method in study.few_methods]
+    return [Cell(model, data, **read) for model in study.models for data in study.data for read in reads]
 
 
 def run_study(study: Study, folder: str | Path, **log: Any) -> dict[str, str]:
@@ -218,22 +225,6 @@ def _compared(
             where = about | {"condition": about["condition"] + suffix, "paraphrases": n}
             rows = report.table(sample, reference, **where)
             yield rows.assign(seconds=rows["arm"].map(seconds))
-
-
-def _cells(study: Study) -> Iterator[Cell]:
-    several = sorted({n for n in study.num_paraphrases if n > 1})
-    for place in range(max(several)):
-        yield Cell("", "", SINGLE, place=place, max_questions=study.max_questions)
-    for n in several:
-        for method in study.methods:
-            if method != SINGLE:
-                yield Cell("", "", method, first=n, max_questions=study.max_questions)
-    if study.repeat_control:
-        for method in REPEATED:
-            yield Cell("", "", method, repeat=max(several), max_questions=study.max_questions)
-    for n in several:
-        for method in study.few_methods:
-            yield Cell("", "", method, first=n, max_questions=study.few_questions)
 
 
 def _score(cell: Cell, metrics: dict[str, Any]) -> str:

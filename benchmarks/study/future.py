@@ -40,7 +40,7 @@ from labkit.errors import DataError, TrainingError  # noqa: E402
 from labkit.future_attention import FutureGPT, FutureLoss  # noqa: E402
 from labkit.future_attention.arms import Arm, arm, token_losses  # noqa: E402
 from labkit.gpt import GPT, GPTConfig  # noqa: E402
-from labkit.pretrain import Curriculum, encode_all, row_maker, train_tokenizer  # noqa: E402
+from labkit.pretrain import TextRows, encode_all, train_tokenizer  # noqa: E402
 from labkit.run_folder import RunFolder, read_json  # noqa: E402
 from labkit.training import Items, preset, settled, train  # noqa: E402
 
@@ -196,12 +196,11 @@ def _train(study: Study, texts: Texts, path: Path, run: Run) -> dict[str, Any]:
     model, where = one.build(study.config, run.seed), path / run.folder
     config = {"arm": run.arm, "settings": settings, "weight": study.weight, "loss_layers": study.loss_layers}
     with RunFolder.alone(where, config, resume=where.exists()) as folder:
-        rows = study.steps * study.batch_size
-        make_row = row_maker(texts.train, Curriculum(rows, study.context + 1), run.seed)
-        flops = flops_per_token(one, model, _batch([{"ids": make_row(row)} for row in range(study.batch_size)]))
+        rows = TextRows(texts.train, study.steps * study.batch_size, study.context + 1, run.seed)
+        flops = flops_per_token(one, model, _batch([rows.make(row) for row in range(study.batch_size)]))
         carrier = _Carrier(model)
         outcome = train(
-            carrier, Items(rows, lambda k: {"row": k, "ids": make_row(k)}), collate=_batch,
+            carrier, Items(rows.count, rows.make), collate=_batch,
             loss=lambda carrier, batch: carrier(one, batch), settings=settings, run=folder,
             tokens=lambda k: study.context, evaluate=lambda carrier: _evaluated(carrier.gpt, texts),
             log=lambda text: None,

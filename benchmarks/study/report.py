@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 LEVEL = 0.95
+MEASURED = ("mean", "low", "high", "difference", "difference_low", "difference_high", "all_low", "all_high")
 DRAWS = 20_000  # of the test examples
 BLOCK = 5_000  # draws at a time, to bound the memory
 LARGEST = 10**8  # numbers in all draws: more than 5,000 groups get fewer draws
@@ -100,15 +101,11 @@ def difference(one: Scores, other: Scores, level: float = LEVEL) -> tuple[float,
     differences of the single seeds. One seed, one group, or equal results for all examples have no interval.
 
     Raises:
-        DataError: different examples, or no common seed.
+        DataError: different examples, or no seed in common.
     """
-    if one.ids != other.ids:
-        raise DataError("the arms were judged on different examples")
-    if (one.seeds is None) != (other.seeds is None):
-        raise DataError("one arm has seeds and the other has none")
+    if not _comparable(one, other):
+        raise DataError("the arms were judged on different examples, or have no seed in common")
     shared = None if one.seeds is None else [seed for seed in one.seeds if seed in other.seeds]
-    if shared == []:
-        raise DataError(f"the arms have no seed in common: {one.seeds} and {other.seeds}")
     return _interval([(1, one.of(shared)), (-1, other.of(shared))], level)
 
 
@@ -122,16 +119,16 @@ def table(arms: Mapping[str, Scores], reference: str | None = None, scale: float
     compared = sum(_comparable(arm, arms.get(reference)) for arm in arms.values()) - 1
     rows = []
     for name, arm in arms.items():
-        row = about | {"arm": name, "n": len(arm.ids), "n_seeds": 1 if arm.seeds is None else len(arm.seeds)}
-        row |= dict(zip(("mean", "low", "high"), _scaled(mean(arm), scale), strict=True))
         gap = together = (None, None, None)
         if name != reference and _comparable(arm, arms.get(reference)):
             gap = difference(arm, arms[reference])
             together = difference(arm, arms[reference], 1 - (1 - LEVEL) / compared)
-        row |= dict(zip(("difference", "difference_low", "difference_high"), _scaled(gap, scale), strict=True))
-        row |= dict(zip(("all_low", "all_high"), _scaled(together, scale)[1:], strict=True))
-        rows.append(row)
-    return pd.DataFrame(rows)
+        numbers = zip(MEASURED, (*mean(arm), *gap, *together[1:]), strict=True)
+        seeds = 1 if arm.seeds is None else len(arm.seeds)
+        rows.append(about | {"arm": name, "n": len(arm.ids), "n_seeds": seeds} | dict(numbers))
+    table = pd.DataFrame(rows).astype(dict.fromkeys(MEASURED, float))
+    table[list(MEASURED)] *= scale
+    return table
 
 
 def to_markdown(rows: pd.DataFrame, digits: int = 1) -> str:
@@ -144,7 +141,7 @@ def to_markdown(rows: pd.DataFrame, digits: int = 1) -> str:
         ends = "" if pd.isna(row[low]) else f" [{row[low]:{sign}.{digits}f}, {row[high]:{sign}.{digits}f}]"
         return f"{row[name]:{sign}.{digits}f}{ends}"
 
-    shown = rows.drop(columns=["low", "high", "difference_low", "difference_high", "all_low", "all_high"])
+    shown = rows.drop(columns=[name for name in MEASURED if name not in ("mean", "difference")])
     for name, *ends in (("mean", "low", "high"), ("difference", "difference_low", "difference_high")):
         shown[name] = [cell(row, name, *ends) for _, row in rows.iterrows()]
     shown = shown.astype(object).where(shown.notna(), None)
@@ -235,10 +232,6 @@ def _comparable(arm: Scores, reference: Scores | None) -> bool:
     if reference is None or arm.ids != reference.ids:
         return False
     return arm.seeds == reference.seeds or bool(set(arm.seeds or ()) & set(reference.seeds or ()))
-
-
-def _scaled(values: Sequence[float | None], scale: float) -> list[float | None]:
-    return [None if value is None else scale * value for value in values]
 
 
 def _counts(line: dict[str, Any], task: str) -> tuple[float, float]:

@@ -113,7 +113,7 @@ def predicted(dim: int) -> Mask:
 
 
 def true_weights(scores: Float[Tensor, "batch heads seq seq"], dim: int) -> Float[Tensor, "batch heads seq seq"]:
-    """The weights of attention to the past and `dim` positions ahead: one softmax over both."""
+    """The weights of attention to the past and to `dim` positions ahead: one softmax over both."""
     open_cells = (masks.causal() | predicted(dim)).dense(scores.size(-1), device=scores.device)
     return scores.masked_fill(~open_cells, -torch.inf).softmax(-1)
 
@@ -124,7 +124,7 @@ def true_weights(scores: Float[Tensor, "batch heads seq seq"], dim: int) -> Floa
 
 
 class Free(nn.Module):
-    """A free key and value for each of `count` columns: positions of the context, or slots of a memory."""
+    """A free key and value for each column: the positions of the context, or the slots of a memory."""
 
     def __init__(self, config: GPTConfig, future: Future):
         super().__init__()
@@ -140,14 +140,10 @@ class Free(nn.Module):
         return (ahead > 0) & (ahead <= self.dim)  # (seq, context)
 
     def scores(self, query: Tensor, x: Tensor) -> Tensor:
-        return query @ self._by_head(self.key).transpose(-2, -1)
+        return query @ self.key.unflatten(1, (self.heads, -1)).permute(1, 2, 0)  # @ (heads, head width, columns)
 
     def mix(self, weights: Tensor, x: Tensor) -> Tensor:
-        return weights @ self._by_head(self.value)
-
-    def _by_head(self, states: Tensor) -> Tensor:
-        """(n, width) as (heads, n, head width)."""
-        return states.unflatten(1, (self.heads, -1)).transpose(0, 1)
+        return weights @ self.value.unflatten(1, (self.heads, -1)).transpose(0, 1)  # @ (heads, columns, head width)
 
 
 class FromTokens(nn.Module):
@@ -231,14 +227,10 @@ class FutureGPT(GPT):
         layers = _checked_layers(future.layers, config.layers)
         super().__init__(config)
         self.future, self.future_layers, self.watching = future, layers, None
-        for layer in layers:
+        for block in (self.h[layer] for layer in layers):
             attention = FutureAttention(config, future)
-            attention.load_state_dict(self.h[layer].attn.state_dict(), strict=False)  # as a GPT of this seed begins
-            self.h[layer].attn = attention
-
-    @property
-    def _future_attentions(self) -> list[FutureAttention]:
-        return [self.h[layer].attn for layer in self.future_layers]
+            attention.load_state_dict(block.attn.state_dict(), strict=False)  # as a GPT of this seed begins
+            block.attn = attention
 
     def hidden(self, ids: Int[Tensor, "batch seq"], mask: Mask = CAUSAL, cache: Cache | None = None) -> Tensor:
         if self.watching is not None:
@@ -254,20 +246,20 @@ class FutureGPT(GPT):
     @contextmanager
     def watched(self) -> Iterator[list[Seen]]:
         """A list that holds, after a forward pass, a `Seen` of each layer with columns, from the lowest up."""
-        holders = [self, *self._future_attentions]
+        watchers = [self, *(self.h[layer].attn for layer in self.future_layers)]
         layers: list[Seen] = []
         try:
-            for holder in holders:
-                holder.watching = layers
+            for watcher in watchers:
+                watcher.watching = layers
             yield layers
         finally:
-            for holder in holders:
-                holder.watching = None
+            for watcher in watchers:
+                watcher.watching = None
 
     @property
     def column_parameters(self) -> int:
         """How many of the parameters belong to the columns."""
-        return sum(p.numel() for attention in self._future_attentions for p in attention.columns.parameters())
+        return sum(p.numel() for name, p in self.named_parameters() if ".columns." in name)
 
     @classmethod
     def from_gpt(cls, model: nn.Module, future: Future | None = None) -> FutureGPT:
@@ -323,9 +315,7 @@ class FutureLoss:
     def __post_init__(self) -> None:
         if self.kind not in LOSSES or self.target not in TARGETS:
             choices = f"{', '.join(LOSSES)} for {', '.join(TARGETS)}"
-            raise ModelError(
-                f"there is no future loss {self.kind!r} for the target {self.target!r}; there are {choices}"
-            )
+            raise ModelError(f"there is no future loss {self.kind!r} for {self.target!r}; there are {choices}")
         if self.kind == "kl" and self.target != "joint":
             raise ModelError('"kl" compares weights of one softmax: it has no target "difference"')
         if not 0 <= self.weight < math.inf:
@@ -394,14 +384,13 @@ def kl(guess: Contribution, truth: Contribution) -> Float[Tensor, ""]:
 def _weights_by_distance(seen: Seen) -> tuple[Tensor, Tensor]:
     """Predicted and true weights of [the past as a whole, 1 ahead, 2 ahead, ...]: 2 x (batch, heads, seq, 1 + dim)."""
     true = true_weights(seen.scores, seen.dim)
-    truth = torch.cat([true.tril().sum(-1, keepdim=True), _ahead(true, seen.dim)], dim=-1)
     future = _ahead(seen.future_weights, seen.dim) if seen.source == "position" else seen.future_weights
-    return torch.cat([seen.past_weights.sum(-1, keepdim=True), future], dim=-1), truth
+    pairs = ((seen.past_weights, future), (true.tril(), _ahead(true, seen.dim)))
+    return tuple(torch.cat([past.sum(-1, keepdim=True), ahead], dim=-1) for past, ahead in pairs)
 
 
 def _ahead(weights: Tensor, dim: int) -> Float[Tensor, "batch heads seq dim"]:
     """What 1, 2, ... `dim` positions ahead weigh, of weights by absolute position."""
-    seq, columns = weights.shape[-2:]
+    seq = weights.size(-2)
     at = torch.arange(seq, device=weights.device)[:, None] + torch.arange(1, dim + 1, device=weights.device)
-    ahead = weights.gather(-1, at.clamp_max(columns - 1).expand(*weights.shape[:-1], dim))
-    return ahead.masked_fill(at >= columns, 0)
+    return F.pad(weights, (0, dim)).gather(-1, at.expand(*weights.shape[:-1], dim))

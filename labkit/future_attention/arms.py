@@ -33,10 +33,6 @@ from labkit.objectives import linear_cross_entropy
 
 COLUMNS = {"future": "position", "shuffled": "position", "tokens": "tokens", "shuffled-tokens": "tokens"}
 WHOLE, NUMBER = r"([1-9]\d*)", r"(\d+(?:\.\d+)?(?:e-?\d+)?)"
-FORMS = (
-    "baseline, smaller, dropout:0.1, memory, memory:SLOTS, future:LOSS:DIM, tokens:LOSS:DIM, shuffled:LOSS:DIM, "
-    "shuffled-tokens:LOSS:DIM, multi-token:AHEAD"
-)
 
 
 def arm(name: str, weight: float = 1.0, layers: tuple[int, ...] | None = None) -> Arm:
@@ -45,14 +41,12 @@ def arm(name: str, weight: float = 1.0, layers: tuple[int, ...] | None = None) -
     Raises:
         ModelError: there is no such arm.
     """
-    if name in ("baseline", "smaller"):
+    if name in ("baseline", "smaller", "memory"):
         return Arm(name, name)
     if match := re.fullmatch(r"dropout:(0?\.\d*[1-9])", name):
         return Arm(name, "dropout", value=float(match[1]))
     if match := re.fullmatch(rf"(memory|multi-token):{WHOLE}", name):
         return Arm(name, match[1], value=int(match[2]))
-    if name == "memory":
-        return Arm(name, name)
     if match := re.fullmatch(rf"({'|'.join(COLUMNS)}):([a-z]+)(?:-([a-z]+))?(?:@{NUMBER})?:{WHOLE}", name):
         kind, loss, target, own_weight, dim = match.groups()
         shuffled = kind.startswith("shuffled")
@@ -60,7 +54,7 @@ def arm(name: str, weight: float = 1.0, layers: tuple[int, ...] | None = None) -
             return Arm(name, kind, value=int(dim))
         weight = float(own_weight or weight)
         return Arm(name, kind, FutureLoss(loss, target or "joint", weight, layers, shuffled), int(dim))
-    raise ModelError(f"there is no arm {name!r}; give {FORMS}")
+    raise ModelError(f"there is no arm {name!r}; the text of labkit.future_attention.arms lists them")
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ DEV = [
     {"post": "The tram was late. I slept in.", "criterion": "sleep", "evidence": "I slept in."},
     {"post": "I sang all the way home.", "criterion": "sleep", "evidence": None},
 ]
-STEPS = 40
+STEPS = 24
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def trained(tmp_path_factory) -> Path:
         csv.writer(file).writerows([("post", "criterion", "evidence"), *(row[:3] for row in ROWS)])
     train = ["train", "qa", "--prompt", "evidence", "--order", "question-last", "--max-length", 160, "--batch-size", 6]
     train += ["--train-file", folder / "train.csv", "--dev-file", write_lines(folder / "dev.jsonl", DEV), "--seed", 1]
-    train += ["--epochs", STEPS, "--evaluate-every", STEPS, "--learning-rate", 1e-3, "--null-threshold", 0]
+    train += ["--epochs", STEPS, "--evaluate-every", STEPS, "--learning-rate", 2e-3, "--null-threshold", 0]
     call(*train, "--dropout", 0, "--backbone-dropout", 0, "--output-dir", folder / "run")
     return folder / "run"
 

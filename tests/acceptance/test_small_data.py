@@ -18,7 +18,7 @@ PLACES = "Oslo Lund Rome Cairo Lima Delhi Perth Kyoto Quito Bonn".split()
 VISITS = list(zip(NAMES, PLACES, strict=True))
 PASSAGES = [" ".join(f"{name} went to {place}." for name, place in VISITS[k : k + 5]) for k in (0, 5)]
 INPUTS = {"qa": ("question", "context"), "ner": ("text",), "classify": ("text",), "embed": ("first", "second")}
-STEPS = 40
+STEPS = 30
 SETTINGS = "--model gpt2-mini --batch-size 8 --max-length 96 --seed 1 --dropout 0".split()
 
 
@@ -63,7 +63,7 @@ def trained(tmp_path_factory):
             folder = tmp_path_factory.mktemp(task)
             train = ["train", task, *SETTINGS, "--train-file", write_lines(folder / "train.jsonl", ROWS[task][:8])]
             train += ["--dev-file", write_lines(folder / "dev.jsonl", ROWS[task][8:]), "--output-dir", folder / "run"]
-            train += ["--epochs", STEPS, "--evaluate-every", STEPS, "--learning-rate", 1e-3, "--backbone-dropout", 0]
+            train += ["--epochs", STEPS, "--evaluate-every", STEPS, "--learning-rate", 2e-3, "--backbone-dropout", 0]
             call(*train, *(["--null-threshold", 0] if task == "qa" else []))
             source, target = write_lines(folder / "inputs.jsonl", inputs_of(task)), folder / "predictions.jsonl"
             call("predict", task, "--model", folder / "run", "--input", source, "--output", target)
@@ -97,7 +97,7 @@ def test_lm_learns_eight_sentences(tmp_path):
     for number, story in enumerate(stories):
         (tmp_path / f"{number}.txt").write_text(story, encoding="utf-8")
     train = ["train", "lm", "--objective", "next", *SETTINGS, "--train-file", tmp_path, "--max-steps", STEPS]
-    call(*train, "--learning-rate", 2e-3, "--output-dir", tmp_path / "run")
+    call(*train, "--learning-rate", 3e-3, "--output-dir", tmp_path / "run")
     lm = labkit.load(tmp_path / "run" / "model", device="cpu", dtype="float32")
     losses = []
     for story in stories:
