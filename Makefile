@@ -7,6 +7,9 @@ NOTEBOOKS ?= notebooks
 TASK ?= ner
 MODEL ?= gemma3-270m
 MASK ?= bidirectional
+OUT ?= runs/gpu
+BUDGET ?= 9
+DEVICE ?= cuda
 
 VENV_PYTHON = .venv/bin/python
 START = notebooks/00_start_here.ipynb
@@ -25,7 +28,7 @@ CLEARED = kept="$$(mktemp -d)"; trap 'rm -rf "$$kept"' EXIT; trap 'exit 130' INT
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab lab-check test test-fast test-browser test-all lint format clean train-quick train-5fold train-5fold-9b site notebooks cli-docs
+.PHONY: help setup lab lab-check test test-fast test-browser test-all lint format clean train-quick train-5fold train-5fold-9b gpu-day site notebooks cli-docs
 
 help: ## show this list
 	@echo "make TARGET   (PYTHON=python3.11 picks the Python, TORCH_INDEX=URL the index that torch comes from)"
@@ -61,6 +64,9 @@ test-browser: setup ## figures, widgets, pages and Jupyter in a real browser; in
 test-all: setup ## everything, the slow matrix and the browser tests included
 	@echo "labkit: running all tests and the notebooks"
 	@$(CLEARED) $(QUIET) $(PYTEST) $(PARALLEL) $(NBVAL) --jaxtyping-packages=labkit,beartype.beartype -m "" $(NOTEBOOKS) tests
+
+gpu-day: setup ## what a GPU shows in BUDGET minutes, into OUT (docs/gpu.md); DEVICE=cpu tries all stages with tiny models
+	@$(VENV_PYTHON) benchmarks/gpu/day.py --output-dir "$(OUT)" --budget $(BUDGET) --device $(DEVICE) $(DAY_ARGS)
 
 lint: setup ## ruff: rules and format, notebooks too; the order of the rooms; and the rules for committed notebooks
 	@$(VENV_PYTHON) -m ruff check .

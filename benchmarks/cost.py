@@ -18,7 +18,9 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import sys
+import time
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -184,7 +186,7 @@ def in_its_own_process(row: dict[str, Any], seconds: float) -> dict[str, Any]:
 def in_words(row: dict[str, Any]) -> str:
     """One row in a line."""
     facts = [row["model"], f"{row['batch_size']} x {row['length']}", row["dtype"], row["attn"] or "default attention"]
-    name = ", ".join([*facts, row["method"]])
+    name = ", ".join([*facts, row["method"], row["mask"]])
     if row["reason"] is not None:
         return f"{name}: not measured: {row['reason']}"
     step = row["seconds_per_step"]
@@ -204,8 +206,10 @@ def main() -> int:
     parser.add_argument("--dtypes", type=several, default=["bfloat16" if cuda else "float32"])
     parser.add_argument("--attn", type=several, default=["default"], help="eager, sdpa, flex_attention, ... or default")
     parser.add_argument("--method", choices=["full", "lora"], default="full")
-    parser.add_argument("--mask", choices=["bidirectional", "causal"], default="bidirectional")
+    parser.add_argument("--masks", type=several, default=["bidirectional"], help="bidirectional, causal (unchanged)")
     parser.add_argument("--seconds", type=float, default=10.0, help="time for the steps of a row (default 10)")
+    within = "seconds: begin no row that would end later (default: no limit)"
+    parser.add_argument("--within", type=float, default=math.inf, help=within)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if cuda else "cpu")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/cost_cpu.json or cost_gpu.json")
     parser.add_argument("--quick", action="store_true", help="tiny models, seconds; writes nothing")
@@ -216,13 +220,19 @@ def main() -> int:
         return 0
     if options.quick:
         options.models, options.batch_sizes, options.lengths, options.seconds = ["tiny-gpt2"], [2], [16], 0.1
-    axes = product(options.models, options.dtypes, options.lengths, options.batch_sizes, options.attn)
-    common = {"method": options.method, "mask": options.mask, "device": options.device}
+    began, longest = time.perf_counter(), 0.0
+    axes = product(options.models, options.dtypes, options.lengths, options.batch_sizes, options.attn, options.masks)
+    common = {"method": options.method, "device": options.device}
     rows = []
-    for model, dtype, length, size, attn in axes:
-        row = {"model": model, "batch_size": size, "length": length, "dtype": dtype}
+    for model, dtype, length, size, attn, mask in axes:
+        row = {"model": model, "batch_size": size, "length": length, "dtype": dtype, "mask": mask}
         row |= {"attn": None if attn == "default" else attn} | common
+        start = time.perf_counter()
+        if start - began + longest > options.within:
+            print("left out:", ", ".join(map(str, row.values())), flush=True)
+            continue
         rows.append(in_its_own_process(row, options.seconds))
+        longest = max(longest, time.perf_counter() - start)
         print(in_words(rows[-1]), flush=True)
         if not options.quick:
             name = f"cost_{'cpu' if options.device == 'cpu' else 'gpu'}"

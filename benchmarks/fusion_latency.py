@@ -310,14 +310,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = measure(options) | memory
     for line in summary(results):
         print(line)
-    if options.quick:
+    if options.quick and not options.output:
         print("quick: a tiny model shows that the program works, not how fast labkit is; nothing is written")
         return
     kept = ("model", "device", "threads", "new_tokens", "rounds", "seed")
     settings = {name: getattr(options, name) for name in kept} | {"dtype": results.pop("model_dtype")}
     parts = (options.model.rpartition("/")[2], options.dtype, None if options.device == "cpu" else "gpu")
     name = "_".join(["fusion_latency", *(part.replace("-", "_") for part in parts if part)])
-    print(machine.write(name, settings | results, NOTES))
+    print(machine.write(name, settings | results, NOTES, target=options.output))
 
 
 if __name__ == "__main__":

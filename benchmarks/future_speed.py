@@ -65,7 +65,10 @@ def main() -> None:
         return
     names = [name.format(dim=8 if options.quick else DIM) for name in ARMS]
     if options.quick:
-        print(json.dumps(compare(names, QUICK, 2, "float32", "cpu", 5), indent=1))
+        results = compare(names, QUICK, 2, "float32", "cpu", 5)
+        if options.output:
+            machine.write("future_speed_quick", {"setting": QUICK, "arms": results}, NOTES, target=options.output)
+        print(json.dumps(results, indent=1))
         return
     results = compare(names, SHAPE, ROWS, options.dtype, options.device, ROUNDS)
     common = [__file__, "--dtype", options.dtype, "--device", options.device, "--threads", str(options.threads)]
@@ -80,7 +83,7 @@ def main() -> None:
         )
     suffix = "_gpu" if options.device.startswith("cuda") else ""
     setting = {"shape": SHAPE, "dim": DIM, "rows": ROWS, "dtype": options.dtype}
-    machine.write(f"future_speed{suffix}", {"setting": setting, "arms": results}, NOTES)
+    machine.write(f"future_speed{suffix}", {"setting": setting, "arms": results}, NOTES, target=options.output)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,9 @@ def main() -> None:
         memory = ", ".join(f"{arm} {peak['median']:,.0f}" for arm, peak in result["peak_mb"].items())
         print(f"{shape} {dtype}: {speeds} tokens/s; ratio {ratios}; MB {memory}")
         results[f"{shape} {dtype}"] = result
-    machine.write("gpt_training_gpu" if device.startswith("cuda") else "gpt_training", results, NOTES)
+    machine.write(
+        "gpt_training_gpu" if device.startswith("cuda") else "gpt_training", results, NOTES, target=options.output
+    )
 
 
 if __name__ == "__main__":

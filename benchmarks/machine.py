@@ -35,7 +35,8 @@ def parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads (default: all cores)")
-    parser.add_argument("--quick", action="store_true", help="a tiny model, seconds; writes nothing")
+    parser.add_argument("--quick", action="store_true", help="a tiny model, seconds; writes nothing without --output")
+    parser.add_argument("--output", type=Path, help="file of the results (default: in benchmarks/results)")
     return parser
 
 

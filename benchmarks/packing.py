@@ -186,7 +186,6 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16, help="rows of a step (default 16)")
     parser.add_argument("--steps", type=int, default=8, help="steps of each arm in a round (default 8)")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default 5)")
-    parser.add_argument("--name", help="of the result (default: packing_MODEL_DTYPE)")
     options = parser.parse_args()
     if options.quick:
         options.model, options.batch_size, options.steps, options.rounds = "tiny-gemma3", 8, 2, 2
@@ -199,12 +198,12 @@ def main() -> None:
         medians = ", ".join(f"{pair} {ratio['median']:.2f}" for pair, ratio in result["ratios"].items())
         print(f"{options.model} {options.dtype} {task}: {medians}; slots per token {slots}", flush=True)
         results[task] = result
-    if not options.quick:
-        kept = ("model", "dtype", "method", "batch_size", "steps", "rounds")
-        settings = {name: getattr(options, name) for name in kept} | {"seed": SEED}
-        settings["data"] = "WNUT 17 train, XQuAD en" if options.data else "Field Notes"
-        name = options.name or f"packing_{options.model}_{options.dtype}".replace("-", "_")
-        print(machine.write(name, settings | results, NOTES))
+        if options.output or not options.quick:
+            kept = ("model", "dtype", "method", "batch_size", "steps", "rounds")
+            settings = {name: getattr(options, name) for name in kept} | {"seed": SEED}
+            settings["data"] = "WNUT 17 train, XQuAD en" if options.data else "Field Notes"
+            name = f"packing_{options.model.rpartition('/')[2]}_{options.dtype}".replace("-", "_")
+            print(machine.write(name, settings | results, NOTES, target=options.output))
 
 
 if __name__ == "__main__":

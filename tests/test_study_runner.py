@@ -107,3 +107,12 @@ def test_a_folder_with_something_else_is_refused(tmp_path):
     with pytest.raises(TrainingError, match="contains no study"):
         runner.read_study(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_run_that_would_end_too_late_is_left_out(study):
+    lines = []
+    done = {"seconds": 1e6}
+    train = lambda run: runner.write_json(study.folder / run.folder / "metrics.json", done) or done  # noqa: E731
+    until = runner.time.perf_counter() + 1000
+    runner.run_all(RUNS, train, study.folder, score=lambda run, metrics: "", until=until, log=lines.append)
+    assert [line for line in lines if line.startswith("left out")] == [f"left out: {run}" for run in RUNS[1:]]

@@ -1,14 +1,14 @@
-"""Make Gemma 3 270M small enough to travel: only the tokens that occur in some texts, and the weights still quantised.
+"""Make Gemma 3 270M and its corpora small enough to travel to a machine without a network, in pieces.
 
-    python benchmarks/gpu/pack.py pack --data ner:wikigold.conll.txt qa:xquad.en.json --texts wiki.valid.txt \\
-        --output-dir packed --piece-mib 12
-    python benchmarks/gpu/pack.py unpack packed --output gemma-cut
-    python benchmarks/gpu/pack.py check gemma-cut --data ner:wikigold.conll.txt
+    python benchmarks/gpu/pack.py pack --corpora DIR --output-dir packed --piece-mib 12
+    python benchmarks/gpu/pack.py unpack packed --output gemma-cut            (its corpora are in gemma-cut/corpora)
+    python benchmarks/gpu/pack.py check gemma-cut
 
-Two thirds of the model's parameters are embeddings of tokens that a small data set never uses. `pack` keeps the rows
-of the tokens that occur, with the merges that make them, so the cut tokenizer encodes these texts to the same tokens.
-The other weights travel as the bytes of the GGUF file; `unpack` dequantises them as labkit does. `check` compares the
-unpacked model with the full one: the tokens of every text, every weight bit for bit, and some logits.
+DIR has the files of `CORPORA` and `TEXTS` below. Two thirds of the model's parameters are embeddings of tokens that a
+small data set never uses. `pack` keeps the rows of the tokens that occur, with the merges that make them, so the cut
+tokenizer encodes these texts to the same tokens. The other weights travel as the bytes of the GGUF file; `unpack`
+dequantises them as labkit does. `check` compares the unpacked model with the full one: the tokens of every text, every
+weight bit for bit, and some logits.
 """
 
 from __future__ import annotations
@@ -39,22 +39,27 @@ from labkit.datasets import readers  # noqa: E402
 from labkit.models import cache, gguf, load  # noqa: E402
 from labkit.models.registry import REGISTRY  # noqa: E402
 
+CORPORA = {
+    "wikigold": "ner:wikigold/wikigold.conll.txt",
+    "xquad": "qa:xquad_en/xquad.en.json",
+    "wnut17": "ner:wnut17/wnut17train.conll",
+}
+TEXTS = ("wikitext2_valid_test/valid.txt", "wikitext2_valid_test/test.txt")  # for the adaptation before a task
 CARD = REGISTRY["gemma3-270m"]
 EMBEDDING = "token_embd.weight"
 RESERVED = re.compile(r"<unused[1-9]\d*>")  # <unused0> stays: labkit takes it as the mask token
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
-def texts_in(data: list[str], files: list[Path]) -> list[str]:
-    """The texts of data sets (TASK:FILE) and the paragraphs of plain files, as labkit tokenises them."""
+def texts_in(corpora: Path) -> list[str]:
+    """The texts of the data sets and the paragraphs of the plain files, as labkit tokenises them."""
     texts: list[str] = []
-    for source in data:
+    for source in CORPORA.values():
         task, _, file = source.partition(":")
-        for example in readers.read(task, file):
+        for example in readers.read(task, corpora / file):
             texts += [example.question, example.context] if task == "qa" else [example.text]
-    for file in files:
-        text = file.read_text(encoding="utf-8")
-        texts += [line.strip() for line in text.split("\n")]
+    for file in TEXTS:
+        texts += [line.strip() for line in (corpora / file).read_text(encoding="utf-8").split("\n")]
     return list(dict.fromkeys(filter(None, texts)))
 
 
@@ -97,12 +102,12 @@ def _merged_from(token: str, rank: dict[tuple[str, str], int]) -> set[str]:
     return tokens
 
 
-def pack(texts: list[str], folder: Path, piece_bytes: int) -> dict[str, Any]:
+def pack(corpora: Path, folder: Path, piece_bytes: int) -> dict[str, Any]:
     """Write manifest.json and the pieces into `folder`; returns the manifest."""
     source = _cached()
     names = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
     files = {name: (source / name).read_text(encoding="utf-8") for name in names}
-    tokenizer, old_ids = cut(json.loads(files["tokenizer.json"]), texts)
+    tokenizer, old_ids = cut(json.loads(files["tokenizer.json"]), texts_in(corpora))
     new_id = {old: new for new, old in enumerate(old_ids)}
     files["tokenizer.json"] = json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":"))
     for name in ("config.json", "generation_config.json"):
@@ -110,6 +115,8 @@ def pack(texts: list[str], folder: Path, piece_bytes: int) -> dict[str, Any]:
         settings |= {key: new_id[value] for key, value in settings.items() if key.endswith("_token_id")}
         settings |= {"vocab_size": len(old_ids)} if name == "config.json" else {}
         files[name] = json.dumps(settings, indent=2)
+    for file in (*(source.partition(":")[2] for source in CORPORA.values()), *TEXTS):
+        files[f"corpora/{file}"] = (corpora / file).read_text(encoding="utf-8")
     stream = [lzma.compress(json.dumps(files).encode())]
     tensors = []
     with tempfile.TemporaryDirectory() as work:
@@ -151,6 +158,7 @@ def unpack(folders: list[Path], output: Path) -> None:
     at = manifest["files_bytes"]
     output.mkdir(parents=True, exist_ok=True)
     for name, text in json.loads(lzma.decompress(whole[:at])).items():
+        (output / name).parent.mkdir(parents=True, exist_ok=True)
         (output / name).write_text(text, encoding="utf-8")
     tensors = {}
     for facts in manifest["tensors"]:
@@ -167,8 +175,9 @@ def unpack(folders: list[Path], output: Path) -> None:
     (output / "kept_ids.json").write_text(json.dumps(manifest["ids"]), encoding="utf-8")
 
 
-def check(folder: Path, texts: list[str]) -> str:
+def check(folder: Path) -> str:
     """Compare the unpacked model with the full one; AssertionError where they differ."""
+    texts = texts_in(folder / "corpora")
     smaller, full = (load(name, dtype="float32", device="cpu") for name in (folder, CARD.name))
     old_ids = torch.tensor(json.loads((folder / "kept_ids.json").read_text(encoding="utf-8")))
     for options in ({}, {"add_special_tokens": False, "split_special_tokens": True}):
@@ -191,9 +200,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     packing, unpacking, checking = (commands.add_parser(name) for name in ("pack", "unpack", "check"))
-    for command in (packing, checking):
-        command.add_argument("--data", nargs="*", default=[], help="data sets as TASK:FILE, tasks ner and qa")
-        command.add_argument("--texts", nargs="*", type=Path, default=[], help="plain text files")
+    packing.add_argument("--corpora", type=Path, required=True, help="the folder with the data sets and texts")
     packing.add_argument("--output-dir", type=Path, required=True)
     packing.add_argument("--piece-mib", type=int, default=12, help="size of a piece (default 12)")
     unpacking.add_argument("folders", nargs="+", type=Path, help="folders with the pieces and manifest.json")
@@ -201,13 +208,13 @@ def main() -> None:
     checking.add_argument("folder", type=Path, help="the unpacked model")
     options, began = parser.parse_args(), time.perf_counter()
     if options.command == "pack":
-        manifest = pack(texts_in(options.data, options.texts), options.output_dir, options.piece_mib << 20)
+        manifest = pack(options.corpora, options.output_dir, options.piece_mib << 20)
         print(f"{len(manifest['ids']):,} tokens in {len(manifest['pieces'])} pieces", end="")
     elif options.command == "unpack":
         unpack(options.folders, options.output)
         print(f"{options.output} written", end="")
     else:
-        print(check(options.folder, texts_in(options.data, options.texts)), end="")
+        print(check(options.folder), end="")
     print(f" ({time.perf_counter() - began:.0f} s)")
 
 

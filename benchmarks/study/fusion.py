@@ -125,7 +125,7 @@ def cells(study: Study) -> list[Cell]:
     return [Cell(model, data, **read) for model in study.models for data in study.data for read in reads]
 
 
-def run_study(study: Study, folder: str | Path, **log: Any) -> dict[str, str]:
+def run_study(study: Study, folder: str | Path, **options: Any) -> dict[str, str]:
     """Answer what is missing of the study in `folder`. Returns {cell: reason} of the cells that failed.
 
     Raises:
@@ -158,7 +158,7 @@ def run_study(study: Study, folder: str | Path, **log: Any) -> dict[str, str]:
         runner.write_json(path / cell.folder / "metrics.json", metrics)
         return metrics
 
-    return runner.run_all(cells(study), answer, path, score=_score, **log)
+    return runner.run_all(cells(study), answer, path, score=_score, **options)
 
 
 def tables(folder: str | Path, reference: str = SINGLE, lemmatised: bool = False) -> pd.DataFrame:
@@ -268,7 +268,7 @@ def _run(options: argparse.Namespace) -> dict[str, str]:
     own = {field.name: getattr(options, field.name) for field in fields(Study) if hasattr(options, field.name)}
     data = dict(named(text, options.pairs) for text in options.dataset or [KNOWN_FACTS])
     study = Study(**own | {"data": data})
-    return run_study(study, options.output_dir)
+    return run_study(study, options.output_dir, until=options.until)
 
 
 def main() -> None:

@@ -126,7 +126,7 @@ class Run:
         return f"{self.arm}, seed {self.seed}"
 
 
-def run_study(study: Study, folder: str | Path, **log: Any) -> dict[str, str]:
+def run_study(study: Study, folder: str | Path, **options: Any) -> dict[str, str]:
     """Run what is missing of the study in `folder`. Returns {run: reason} of the runs that failed.
 
     Raises:
@@ -146,7 +146,7 @@ def run_study(study: Study, folder: str | Path, **log: Any) -> dict[str, str]:
     if not saved.exists():
         RunFolder(path).write_folder("tokenizer", tokenizer.save_pretrained)
     todo = [Run(name, seed) for seed in study.seeds for name in study.arms]
-    return runner.run_all(todo, partial(_train, study, texts, path), path, score=_score, **log)
+    return runner.run_all(todo, partial(_train, study, texts, path), path, score=_score, **options)
 
 
 def tables(folder: str | Path, reference: str = REFERENCE) -> pd.DataFrame:
@@ -312,7 +312,9 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> dict[str, str]:
     given = {field.name: getattr(options, field.name, None) for field in fields(Study)}
     chosen = PROFILES[options.profile] | {name: value for name, value in given.items() if value is not None}
-    return run_study(Study(**chosen | {"texts": tuple(chosen.get("texts", ()))}), options.output_dir)
+    return run_study(
+        Study(**chosen | {"texts": tuple(chosen.get("texts", ()))}), options.output_dir, until=options.until
+    )
 
 
 def main() -> None:

@@ -121,8 +121,12 @@ class Run:
         return f"{self.condition.name}, {self.arm.name}{size}, rate {self.rate:g}, seed {self.seed}"
 
 
-def run_study(study: Study, data: Sequence[Condition], folder: str | Path, **log: Any) -> dict[str, str]:
+def run_study(
+    study: Study, data: Sequence[Condition], folder: str | Path, rates: dict[str, Any] | None = None, **options: Any
+) -> dict[str, str]:
     """Run what is missing of the study in `folder`. Returns {run: reason} of the runs that failed.
+
+    `rates`: the frozen.json of another study; the arms in it are not tuned again.
 
     Raises:
         DataError, TrainingError, ModelError: there is nothing to compare, the folder contains another study, or there
@@ -139,14 +143,17 @@ def run_study(study: Study, data: Sequence[Condition], folder: str | Path, **log
     train = partial(_train, study, path, stored, texts)
     # adaptations begin first, since other runs wait for them
     in_order = sorted(arms(study.arms), key=lambda one: one.objective is None)
+    if rates and not (path / "frozen.json").exists():
+        runner.write_json(path / "frozen.json", rates)
+    frozen = read_json(path / "frozen.json") or {}
     tuning = [
         Run(condition, one, TUNING_SEED, rate)
         for condition in data
         for one in in_order
         for rate in study.learning_rates
-        if len(study.learning_rates) > 1
+        if len(study.learning_rates) > 1 and one.name not in frozen.get(condition.name, {})
     ]
-    failures = runner.run_all(tuning, train, path, score=_score, **log)
+    failures = runner.run_all(tuning, train, path, score=_score, **options)
     rates = freeze(path, study, data)
     reported = [
         Run(condition, one, seed, rates[condition.name][one.name]["learning_rate"], size)
@@ -156,7 +163,7 @@ def run_study(study: Study, data: Sequence[Condition], folder: str | Path, **log
         for one in in_order
         if one.name in rates[condition.name] and (size is None or size < len(condition.train))
     ]
-    return failures | runner.run_all(reported, train, path, score=_score, **log)
+    return failures | runner.run_all(reported, train, path, score=_score, **options)
 
 
 def freeze(path: Path, study: Study, data: Sequence[Condition]) -> dict[str, dict[str, dict[str, Any]]]:
@@ -349,6 +356,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--data", action="append", help="[NAME=]TASK:DATA, may be repeated; see benchmarks/study/conditions.py")
     add("--arms", type=named, default=DEFAULT, help=f"default: {','.join(DEFAULT)}")
     add("--learning-rates", type=runner.listed(float), default=(2e-4, 5e-4, 1e-3), help="the grid, the same for all")
+    add("--rates", type=Path, help="frozen.json of another study: its rates, in place of a tuning")
     add("--seeds", type=whole, default=(0, 1, 2, 3, 4), help="seeds of the reported runs")
     add("--sizes", type=runner.listed(lambda part: None if part == "all" else int(part)), default=(None,))
     add("--orders", type=runner.listed(), default=ORDERS, help="position of the question (qa)")
@@ -378,7 +386,8 @@ def _run(options: argparse.Namespace) -> dict[str, str]:
         options.data or ("ner:field-notes", "ner:which-way-round"), orders=options.orders,
         max_train=options.max_train, max_eval=options.max_eval,
     )  # fmt: skip
-    return run_study(study, data, options.output_dir)
+    rates = json.loads(options.rates.read_text(encoding="utf-8")) if options.rates else None
+    return run_study(study, data, options.output_dir, rates, until=options.until)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import re
 import sys
 import time
@@ -43,27 +44,34 @@ def run_all(
     folder: Path,
     *,
     score: Callable[[Any, dict[str, Any]], str],
+    until: float = math.inf,
     log: Log = to_stderr,
 ) -> dict[str, str]:
     """Call `train(run)` for every run that is not done. Returns {run: reason} of the runs that failed.
 
     A run that raises a LabkitError, or runs out of memory, has failed, and the others go on. `train` writes
     metrics.json; `score` gives the result of a run for the log. A run that raises filelock.Timeout needs something that
-    another process is making; it is tried again later.
+    another process is making; it is tried again later. `until`: on the clock of time.perf_counter; a run that would end
+    later, if it took as long as the longest so far, is left out.
     """
     todo = [run for run in runs if not is_done(run, folder)]
     total, number, began = len(todo), 0, time.perf_counter()
     failures: dict[str, str] = {}
+    longest = 0.0  # seconds of training
     log(f"{len(runs):,} runs, {len(runs) - total:,} of them done")
     while todo:
         held = []
         for run in todo:
+            if time.perf_counter() + longest > until:
+                log(f"left out: {run}")
+                continue
             try:
                 with alone(run.folder, folder, timeout=0):
                     outcome = "done by another process"
                     if not is_done(run, folder):
                         metrics = _tried(train, run, failures)
                         outcome = f"failed: {failures[str(run)]}" if metrics is None else score(run, metrics)
+                        longest = max(longest, (metrics or {}).get("seconds", 0.0))
             except Timeout:
                 held.append(run)
                 continue
@@ -138,6 +146,8 @@ def parser(description: str, reference: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output-dir", required=True, help="folder of the study")
     parser.add_argument("--reference", default=reference, help="the arm that the table compares the others with")
+    within = "seconds: begin no run that would end later (default: no limit)"
+    parser.add_argument("--within", type=float, default=math.inf, help=within)
     parser.add_argument("--report-only", action="store_true", help="compare what is finished; run nothing")
     return parser
 
@@ -150,6 +160,7 @@ def main(
 ) -> None:
     """Parse the command line, run and report a study, exit: 0 done, 1 a run failed, 2 invalid input."""
     options = parser.parse_args()
+    options.until = time.perf_counter() + options.within
     try:
         failures = {} if options.report_only else run(options)
         folder = Path(options.output_dir).expanduser()
