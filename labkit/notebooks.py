@@ -150,6 +150,7 @@ def _execute(path: Path, timeout: int | float, environment: dict[str, str]) -> t
         notebook = nbformat.read(path, as_version=4)
     except Exception as error:  # nbformat raises its own, json's and traitlets' errors
         raise DataError(f"{path.name} cannot be read as a notebook: {error}") from error
+    notebook.metadata.pop("widgets", None)  # the widgets of an earlier run, which nbclient would keep
     ran = []
     specs = KernelSpecManager(kernel_dirs=[])  # the kernel of this Python, not a "python3" that is installed elsewhere
     client = nbclient.NotebookClient(
