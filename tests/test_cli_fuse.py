@@ -84,7 +84,7 @@ def test_an_interrupted_run_is_continued_with_resume(labkit_command, monkeypatch
     monkeypatch.setattr(generation, "make_engine", interrupted)
     run = ["fuse", *SMALL, "--output", "out.feather"]
     code, out, err = labkit_command(*run)
-    assert (code, out) == (130, "") and "out.feather.jsonl with --resume" in err
+    assert (code, out) == (130, "") and "out.feather.part with --resume" in err
     assert labkit_command(*run)[0] == 2
     code, out, err = labkit_command(*run, "--resume")
     assert (code, err) == (0, "") and batches[3:] == [2]

@@ -129,11 +129,6 @@ def positions_go_on(model, made):
     return make_engine("fast", model, replace(made, questions=(tuple(rows),)))
 
 
-def leaves_a_setting(model, made):
-    model.config.use_cache = False
-    return make_engine("dense", model, made)
-
-
 def under(mask):
     """The reference engine with this function in place of `mask_of`."""
 
@@ -147,7 +142,6 @@ def under(mask):
     return make
 
 
-@pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize(
     ("faulty", "property"),
     [
@@ -157,12 +151,11 @@ def under(mask):
             "the first token depends on every paraphrase",
         ),
         (positions_go_on, "copies are one plain prompt"),
-        (leaves_a_setting, "the model is unchanged"),
     ],
-    ids=["silently causal", "first token not fused", "positions go on", "leaves a setting"],
+    ids=["silently causal", "first token not fused", "positions go on"],
 )
-def test_faulty_engines_do_not_have_them(name, faulty, property):
-    assert property in violated(labkit.load(name), faulty)
+def test_faulty_engines_do_not_have_them(faulty, property):
+    assert property in violated(labkit.load("tiny-gemma3"), faulty)
 
 
 @pytest.mark.gemma
@@ -217,13 +210,6 @@ def test_segments_that_share_a_row_or_are_read_in_several_passes_are_what_they_a
     questions = [[" ".join(words[:count]) for count in (10, 7, 3, 2, 1)], ["the word of it " * 20, "one"]]
     fast, dense = (answered(lm, "fuse", engine, questions) for engine in ("fast", "dense"))
     assert gap(fast.first_logits, dense.first_logits) < 1e-10
-
-
-def test_a_long_paraphrase_beside_a_short_one_needs_no_more_positions_than_its_own():
-    lm = labkit.load("tiny-gpt2")  # 1,024 learned positions
-    questions = [["the word of it " * 180, "the cat sat"]]
-    fast, dense = (answered(lm, "fuse", engine, questions, prefix="") for engine in ("fast", "dense"))
-    assert gap(fast.first_logits, dense.first_logits) < TOLERANCE and fast.tokens == dense.tokens
 
 
 @pytest.mark.parametrize("engine", ["fast", "reference", "dense"])
@@ -324,10 +310,7 @@ def test_hidden_average_of_the_last_layer_is_the_logits_of_the_mean_state():
         ({"batch_size": 0}, "batch_size is 0"),
         ({"max_new_tokens": 0}, "must be at least 1"),
         ({"max_new_tokens": 1000}, "1,0.. tokens, and the model has 1,024 positions"),
-        ({"temperature": 0.5}, "need do_sample=True"),
-        ({"do_sample": True, "top_p": 1.5}, "top_p at most 1"),
-        ({"do_sample": True, "num_beams": 2}, "beam search does not sample"),
-        ({"stop": ("\n", "")}, "no stop text empty"),
+        ({"stop": ("\n", "")}, "no stop text may be empty"),
     ],
 )
 def test_invalid_arguments_are_refused(invalid, message):
