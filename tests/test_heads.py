@@ -11,7 +11,7 @@ import labkit
 from labkit.convert import conversion_of
 from labkit.errors import ModelError
 from labkit.models.adapters import peft_for
-from labkit.models.heads import POOLINGS, TASKS, Head, Pooling, head_in, set_backbone_dropout
+from labkit.models.heads import POOLINGS, TASKS, Head, Pooling, head_in
 from labkit.models.tiny import TINY_NAMES
 
 LABELS = ("O", "B-PER", "I-PER")
@@ -173,16 +173,14 @@ def test_attention_poolings_equal_torchs_attention_and_learn_in_every_part(name,
 
 
 @pytest.mark.parametrize("name", TINY_NAMES)
-def test_backbone_dropout_acts_in_training_only_and_is_replaced_by_a_second_call(name):
-    model = load(name, "token-classification", dropout=0.0)
+def test_backbone_dropout_acts_in_training_only(name):
+    model, plain = (load(name, "token-classification", dropout=0.0, backbone_dropout=p) for p in (0.5, 0.0))
     ids, mask = batch(model)
-    before = model(ids, attention_mask=mask).logits
-    set_backbone_dropout(model, 0.5)
-    assert torch.equal(model(ids, attention_mask=mask).logits, before)
+    expected = plain(ids, attention_mask=mask).logits
+    assert torch.equal(model(ids, attention_mask=mask).logits, expected)
+    assert torch.equal(plain.train()(ids, attention_mask=mask).logits, expected)
     model.train()
     assert not torch.allclose(*(model(ids, attention_mask=mask).logits for _ in range(2)))
-    set_backbone_dropout(model, 0.0)
-    assert torch.equal(*(model(ids, attention_mask=mask).logits for _ in range(2)))
 
 
 def test_the_head_is_initialised_as_asked():
