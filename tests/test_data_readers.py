@@ -248,15 +248,15 @@ CELLS = [  # rows that a table can hold too
 @pytest.mark.parametrize(("task", "row", "example"), CELLS)
 def test_a_row_of_each_task_as_a_table_and_as_json(tmp_path, task, row, example):
     for suffix, separator in (("csv", ","), ("tsv", "\t")):
-        cells = separator.join(f'"{cell}"' for cell in row.values())
-        assert read(task, write(tmp_path / f"a.{suffix}", f"{separator.join(row)}\n{cells}\n")) == [example]
+        names, cells = (separator.join(f'"{cell}"' for cell in line) for line in (row, row.values()))
+        for header in (names, names.replace('"', "")):
+            assert read(task, write(tmp_path / f"a.{suffix}", f"{header}\n{cells}\n")) == [example]
     assert read(task, write(tmp_path / "a.jsonl", [row])) == [example]
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
-@pytest.mark.parametrize("first", ["", "sep={}\r\n"])
-def test_a_table_is_read_whatever_separates_its_cells(tmp_path, separator, first):
-    table = first.format(separator) + f'Text{separator} LABEL\r\n"a, b; ""c""\nd"{separator} x\r\n'
+def test_a_table_is_read_whatever_separates_its_cells(tmp_path, separator):
+    table = f'Text{separator} LABEL\r\n"a, b; ""c""\nd"{separator} x\r\n'
     table += f"{separator}\r\n{'word ' * 60_000}{separator} y\r\n"
     example, long = read("classify", write(tmp_path / "a.csv", "\ufeff" + table))
     assert (example.text, example.label, long.label, len(long.text)) == ('a, b; "c"\nd', "x", "y", 300_000)
@@ -361,10 +361,9 @@ def test_a_bad_row_is_named_by_its_line(tmp_path, task, row, words):
     [
         ("qa", "a.json", '{"data": [\n1,,]}', ": line 2 column 3"),
         ("qa", "a.json", "[" * 100_000, "cannot be read as JSON"),
-        ("qa", "a.json", squad(qa()).replace('"text":', '"text": "x", "text":'), "the key 'text' occurs twice"),
         ("qa", "a.json", '{"data": ["a"]}', "row 1: holds 'a'"),
         ("qa", "a.json", '{"data": [{"paragraphs": [null]}]}', "article 1, paragraph 1: is None; expected an object"),
-        ("qa", "a.json", '{"data": []}', "holds no example"),
+        ("qa", "a.json", '{"data": []}', "holds no row"),
         ("classify", "a.jsonl", " \n\n", "is empty"),
         ("classify", "a.jsonl", b'{"text": "t", "label": "l"}\n{"text": "\xe9"}', "line 2: is not UTF-8"),
         ("classify", "a.csv", 'text,label\n"a,x\n', "line 2: is not CSV (a quote is opened and never closed)"),
@@ -382,8 +381,7 @@ def test_a_missing_file_is_not_looked_for_on_the_hub(tmp_path, monkeypatch, no_n
     monkeypatch.chdir(tmp_path)
     for name in ("none.jsonl", "deep/none.json:train", tmp_path / "none", "../none"):
         assert "does not exist" in refused("qa", name)
-    for name in ("a" * 300 + ".csv", "~nobody-by-this-name/a.csv"):
-        assert "cannot be opened" in refused("qa", name)
+    assert "cannot be opened" in refused("qa", "a" * 300 + ".csv")
     assert "the task is 'speech'; choose one of" in refused("speech", "a.jsonl")
     assert "leave the tag column out" in refused("ner", write(tmp_path / "a.jsonl", "{}"), tag_column=2)
     assert "1 of 1 rows cannot be read" in refused("classify", tmp_path / "a.jsonl", skip_bad_rows=True)
@@ -457,11 +455,11 @@ def test_data_with_the_hubs_layout_are_read_offline(hub, no_network):
 @pytest.mark.parametrize(
     ("task", "name", "words"),
     [
-        ("ner", "{hub}/wnut_17:dev", "wnut_17 (split dev), on the hub"),
+        ("ner", "{hub}/wnut_17:dev", "wnut_17 (split dev) cannot be read"),
         ("qa", "{hub}/wnut_17:test", "wnut_17:test, row 1: has no context"),
         ("classify", "{hub}/reviews:test", "reviews:test, row 1: label is None"),
-        ("ner", "no-such-data", "no-such-data (split train), on the hub (which needs a network)"),
-        ("ner", "wikiann/en:dev", "unimelb-nlp/wikiann (split dev), on the hub"),
+        ("ner", "no-such-data", "no-such-data is not a file or a folder, nor one of labkit's data sets (field-notes"),
+        ("ner", "wikiann/en:dev", "the hub has no unimelb-nlp/wikiann, or cannot"),
     ],
 )
 def test_what_the_hub_does_not_have_is_one_error(hub, monkeypatch, tmp_path, no_network, task, name, words):

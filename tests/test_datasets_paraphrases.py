@@ -210,7 +210,7 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path, first, row, message):
         ("lama:nowhere", "holds no relation with 2 patterns.*; give lama:FOLDER, with .* github.com/yanaiela/pararel"),
         ("known-facts:dev", "is 'dev'; choose one of shots, test"),
         ("own.txt", "is no file and no known set"),
-        ("own.json", "holds no question"),
+        ("own.json", "holds no row"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_refused(tmp_path, monkeypatch, name, message):

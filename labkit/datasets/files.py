@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from labkit.errors import DataError, reading
+from labkit.errors import DataError
 
 LINE_END = re.compile(r"\r*\n|\r")  # Unix, Windows (also converted twice) and old Mac
 HALF_A_PAIR = re.compile("[\ud800-\udfff]")  # JSON can hold it; no tokenizer reads it, and no file can be written
@@ -90,9 +90,12 @@ def shown(value: Any, width: int = 60) -> str:
 
 def path_of(source: str | Path) -> Path:
     """The path that a user gave, ~ expanded. Raises DataError if the file system refuses it, such as a long name."""
-    with reading(shown(str(source)), DataError):
+    try:
         path = Path(source).expanduser()
         path.exists()
+    except (OSError, RuntimeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"{shown(str(source))} cannot be opened: {why}") from error
     return path
 
 
@@ -103,10 +106,11 @@ def read_text(path: str | Path) -> str:
         DataError: the file cannot be read, is empty, or is not UTF-8; the message names the line.
     """
     path = path_of(path)
-    with reading(str(path), DataError):
-        content = path.read_bytes()
     try:
+        content = path.read_bytes()
         text = content.decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path} could not be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise fault(path, content[: error.start].count(b"\n") + 1, "is not UTF-8; convert the file") from error
     if not text.strip():
@@ -146,7 +150,7 @@ def json_records(path: str | Path) -> Iterator[tuple[int | str, Any]]:
 
 
 def table_records(path: str | Path) -> Iterator[tuple[int, Any]]:
-    """The rows of a CSV or TSV file with a header, as {column: cell}; the most frequent separator in the header counts."""
+    """The rows of a CSV or TSV file with a header, as {column: cell}. The separator is the header's most frequent one."""
     text = read_text(path)
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # the default refuses cells of 131,072 characters
     lines = io.StringIO(text, newline="").readlines()

@@ -141,6 +141,6 @@ def _call_datasets(function: str, name: str, **options: Any) -> Any:
                 raise
             ours = ", ".join(embedded.TASKS)
             raise DataError(
-                f"{name} is not a file or a folder, nor one of labkit's data sets ({ours}), and the hub has no {path} or "
-                "cannot be reached: check the name, connect to the network, or give a file"
+                f"{name} is not a file or a folder, nor one of labkit's data sets ({ours}), and the hub has no {path}, "
+                "or cannot be reached: check the name, connect to the network, or give a file"
             ) from error
