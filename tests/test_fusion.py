@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
@@ -66,10 +65,7 @@ def violated(lm, make, paraphrases=QUESTIONS[2]):
     """The properties of the method "fuse" that the engine `make(model, prompts)` does not have."""
     prefix, (segments,), cue = token_ids(lm.tokenizer, [paraphrases], PREFIX, "word:", "\n")
     model, limit, failed = lm.model.eval(), 1e-10 if lm.model.dtype == torch.float64 else TOLERANCE, set()
-    before, vocabulary = state_of(model), model.config.vocab_size
-
-    def engine(segments):
-        return make(model, prompts(METHODS["fuse"], prefix, [segments], cue))
+    vocabulary, layers = model.config.vocab_size, engines.fusable_decoder(model).layers
 
     def read(segments):
         """The logits, and of the tokens of all calls what enters the first layer and what leaves the last one."""
@@ -78,12 +74,11 @@ def violated(lm, make, paraphrases=QUESTIONS[2]):
         def keep(layer, args, output):
             states.append((output[0] if isinstance(output, tuple) else output).flatten(0, 1))
 
-        layers = engines.fusable_decoder(model).layers
         hooks = [
             layers[0].register_forward_pre_hook(lambda layer, args: inputs.append(args[0].flatten(0, 1))),
             layers[-1].register_forward_hook(keep),
         ]
-        logits = engine(segments).start()
+        logits = make(model, prompts(METHODS["fuse"], prefix, [segments], cue)).start()
         for hook in hooks:
             hook.remove()
         return logits, torch.cat(inputs), torch.cat(states)
@@ -91,8 +86,7 @@ def violated(lm, make, paraphrases=QUESTIONS[2]):
     with torch.no_grad():
         logits, inputs, states = read(segments)
         for segment in segments:
-            ids = torch.tensor([[*prefix, *segment, *cue]])
-            if gap(engine([segment] * 4).start(), model(ids).logits[:, -1]) > limit:
+            if gap(read([segment] * 4)[0], model(torch.tensor([[*prefix, *segment, *cue]])).logits[:, -1]) > limit:
                 failed.add("copies are one plain prompt")
         own, moved = [], []  # for each paraphrase the tokens that are its own, and those whose state depends on it
         for number in range(len(segments)):
@@ -107,8 +101,6 @@ def violated(lm, make, paraphrases=QUESTIONS[2]):
             others = torch.stack([tokens for n, tokens in enumerate(own) if n != number]).any(0)
             if bool((changed & others & ~own[number]).any()):
                 failed.add("no paraphrase attends to another")
-    if state_of(model) != before:
-        failed.add("the model is unchanged")
     return failed
 
 
@@ -217,6 +209,9 @@ def test_the_model_is_as_it_was_also_after_an_exception(engine):
     lm = labkit.load("tiny-gemma3")
     lm.model.train()
     lm.model.model.layers[0].eval()
+    before = state_of(lm.model)
+    answered(lm, "hidden-average", engine)
+    assert state_of(lm.model) == before
     lm.model.lm_head.register_forward_pre_hook(lambda *args: 1 / 0)
     before = state_of(lm.model)
     with pytest.raises(ZeroDivisionError):
@@ -255,9 +250,8 @@ def test_equal_weights_are_fuse_and_a_great_weight_is_that_paraphrase_alone():
     lm = labkit.load("tiny-llama", dtype="float64")
     question = ["the cat sat on the mat", "the mat sat on the cat"]  # of one length, so the cue has the same position
     fused = answered(lm, questions=[question]).first_logits
-    for make in (list, torch.tensor, np.array):
-        equal = answered(lm, "weighted", questions=[question], weights=[make([3.0, 3.0])])
-        assert gap(equal.first_logits, fused) < 1e-10
+    equal = answered(lm, "weighted", questions=[question], weights=[[3.0, 3.0]])
+    assert gap(equal.first_logits, fused) < 1e-10
     great = answered(lm, "weighted", questions=[question], weights=[[1.0, 1e14]])
     assert gap(great.first_logits, answered(lm, "single", questions=[question[1:]]).first_logits) < 1e-10
 
@@ -297,7 +291,6 @@ def test_hidden_average_of_the_last_layer_is_the_logits_of_the_mean_state():
 @pytest.mark.parametrize(
     ("invalid", "message"),
     [
-        ({"questions": []}, "there is no question"),
         ({"questions": ["a b"]}, "question 0 is 'a b'"),
         ({"questions": [["a", " "]]}, "none empty"),
         ({"cue": ""}, "the cue is empty"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.errors import DataError, ModelError
@@ -46,18 +46,6 @@ def test_exact_match_takes_any_alias_and_looser_rules_take_its_words(prediction,
     assert exact_match(prediction, answers) is exact
     assert starts_with_answer(prediction, answers) is begins
     assert holds_answer(prediction, answers) is holds
-
-
-words = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp")), max_size=12)
-
-
-@given(words, st.lists(words, max_size=3))
-def test_what_matches_exactly_matches_by_lemmas_and_loosely(prediction, answers):
-    assume(prediction.strip())
-    answers = [*answers, prediction.upper()]
-    assume(exact_match(prediction, answers))  # not of all letters is the small one of the large one the same
-    assert starts_with_answer(prediction, answers) and holds_answer(prediction, answers)
-    assert lemmatised_match(prediction, answers, lambda text: [text[::-1]])
 
 
 def test_an_answer_that_normalises_to_nothing_is_compared_as_it_is_and_never_to_nothing():
@@ -158,7 +146,6 @@ def test_summary_and_comparison_by_hand():
         (accuracy, ([],), "there is no question to score"),
         (paired, ({}, {}), "there is no question to score"),
         (load_lemmatizer, ("spacy",), "the lemmatiser is 'spacy'; choose one of simplemma, spacy:MODEL"),
-        (load_lemmatizer, ("simplemma:de",), "the lemmatiser is 'simplemma:de'"),
         (load_lemmatizer, ("simplemma",), r'pip install "labkit-bidirectional\[fusion\]"'),
         (load_lemmatizer, ("spacy:en_core_web_sm",), "pip install spacy"),
     ],

@@ -150,7 +150,7 @@ def json_records(path: str | Path) -> Iterator[tuple[int | str, Any]]:
 
 
 def table_records(path: str | Path) -> Iterator[tuple[int, Any]]:
-    """The rows of a CSV or TSV file with a header, as {column: cell}. The separator is the header's most frequent one."""
+    """The rows of a CSV or TSV file with a header, as {column: cell}, separated as the header is."""
     text = read_text(path)
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # the default refuses cells of 131,072 characters
     lines = io.StringIO(text, newline="").readlines()
