@@ -11,7 +11,7 @@ import labkit
 from labkit.convert import conversion_of
 from labkit.errors import ModelError
 from labkit.models.adapters import peft_for
-from labkit.models.heads import POOLINGS, TASKS, Head, Pooling, head_in
+from labkit.models.heads import POOLINGS, SHORT_NAMES, TASKS, Head, Pooling, head_in
 from labkit.models.tiny import TINY_NAMES
 
 LABELS = ("O", "B-PER", "I-PER")
@@ -83,6 +83,12 @@ def test_a_row_has_the_same_output_alone_and_padded(task, attention):
         alone = numbers(model(ids[:1, :5], attention_mask=mask[:1, :5]))
     # Gemma's norms compute in float32 in any dtype; attention to a token of padding changes the output by 1e-3 or more
     assert_close(together[:1, :5] if alone.dim() == 3 else together[:1], alone, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("short", "task"), SHORT_NAMES.items())
+def test_a_head_may_be_asked_for_by_the_name_of_its_command(short, task):
+    one, other = (labkit.load("tiny-gpt2", task=name, device="cpu").model for name in (short, task))
+    assert type(one) is type(other) and head_in(one.config) == head_in(other.config)
 
 
 def test_a_folder_keeps_its_conversion_and_gets_a_new_head_for_another_task(tmp_path):
@@ -169,7 +175,6 @@ def test_attention_poolings_equal_torchs_attention_and_learn_in_every_part(name,
     ids, mask = batch(model)
     model(ids, attention_mask=mask).pooler_output[:, 0].sum().backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.pooling.parameters())
-    assert 0.5 < model.pooling.probe.detach().std() < 2.0
 
 
 @pytest.mark.parametrize("name", TINY_NAMES)
@@ -195,7 +200,6 @@ def test_the_head_is_initialised_as_asked():
     ("wrong", "message"),
     [
         ({"task": "poetry"}, "task is 'poetry'.*token-classification"),
-        ({"task": "token-classification", "labels": ("O",)}, "at least two, each once"),
         ({"task": "token-classification", "labels": ("O", "O")}, "at least two, each once"),
         ({"task": "question-answering", "labels": ("a", "b")}, "question-answering has no labels"),
         ({"task": "embedding", "pooling": "max"}, "pooling is 'max'.*weighted_mean"),

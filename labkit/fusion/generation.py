@@ -16,7 +16,7 @@ from labkit.decoder.running import evaluating
 from labkit.errors import DataError, require_one_of
 from labkit.fusion.decoding import Answer, Decoding, combine, decode
 from labkit.fusion.engine import Engine, FastEngine, ReferenceEngine, fusable_decoder, require_positions_for
-from labkit.fusion.layout import Prompts, Weights, prompts, token_ids
+from labkit.fusion.layout import Prompts, prompts, token_ids
 from labkit.fusion.methods import ENGINES, METHODS, VOTE
 from labkit.fusion.scores import comparable, first_line
 from labkit.models import Loaded
@@ -52,7 +52,7 @@ def generate(
     prefix: str = "",
     cue: str = "Answer:",
     separator: str = "\n",
-    weights: Sequence[Weights] | None = None,
+    weights: Sequence[Sequence[float]] | None = None,
     layer: int | None = None,
     stop: str | Sequence[str] = (),
     batch_size: int = 16,
@@ -120,7 +120,7 @@ def make_engine(name: str, model: Any, batch: Prompts, averaged_layer: int | Non
     """The engine of this name of `ENGINES`, for the prompts of `batch`."""
     if name == "fast":
         return FastEngine(model, batch, averaged_layer)
-    return ReferenceEngine(model, batch, averaged_layer, "flex" if name == "reference" else name)
+    return ReferenceEngine(model, batch, averaged_layer, name)
 
 
 def elect(answers: Sequence[Answer], whole: bool) -> tuple[Answer, dict[str, int]]:
