@@ -115,7 +115,7 @@ class Bench:
             return read(tokens)
 
         engine.step = step
-        answers, _ = decode(engine, method.combine, self.lm.tokenizer, set(), Decoding(new_tokens), [0])
+        answers, _ = decode(engine, method.combine, self.lm.tokenizer, set(), Decoding(new_tokens))
         return list(answers[0].tokens)
 
     def _apart(self, arm: str, segments: list, new_tokens: int, stamps: list[float]) -> list[int]:

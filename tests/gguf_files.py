@@ -5,28 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from gguf import GGUFWriter
+from gguf import MODEL_ARCH, GGUFWriter, get_tensor_name_map
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
-_LAYER = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-}
-_LLAMA = _LAYER | {"post_attention_layernorm": "ffn_norm"}
-_GEMMA = _LAYER | {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
 _NORMAL, _CONTROL, _BYTE = 1, 3, 6
 
 
@@ -67,7 +49,7 @@ def write_llama(path: Path, model: LlamaForCausalLM) -> None:
             if f"{part}.weight" in name:
                 rows = weight.shape[0]
                 weight = weight.reshape(heads, 2, rows // heads // 2, -1).swapaxes(1, 2).reshape(rows, -1)
-        writer.add_tensor(_gguf_name(name, _LLAMA), weight.contiguous().numpy())
+        writer.add_tensor(_gguf_name(name, MODEL_ARCH.LLAMA), weight.contiguous().numpy())
     _finish(writer)
 
 
@@ -90,7 +72,7 @@ def write_gemma3(path: Path, model: Gemma3ForCausalLM) -> None:
     for name, weight in model.state_dict().items():
         if name != "lm_head.weight":
             stored = weight + 1 if name.endswith("norm.weight") else weight
-            writer.add_tensor(_gguf_name(name, _GEMMA), stored.contiguous().numpy())
+            writer.add_tensor(_gguf_name(name, MODEL_ARCH.GEMMA3), stored.contiguous().numpy())
     _finish(writer)
 
 
@@ -127,12 +109,8 @@ def _finish(writer: GGUFWriter) -> None:
     writer.close()
 
 
-def _gguf_name(name: str, layer_names: dict[str, str]) -> str:
-    outer = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm", "lm_head.weight": "output"}
-    if name in outer:
-        return f"{outer[name]}.weight"
-    _, _, layer, rest = name.split(".", 3)
-    return f"blk.{layer}.{layer_names[rest.removesuffix('.weight')]}.weight"
+def _gguf_name(name: str, architecture: MODEL_ARCH) -> str:
+    return get_tensor_name_map(architecture, 8).get_name(name, try_suffixes=(".weight",))
 
 
 def _byte_level_tokens() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.datasets import readers
@@ -90,21 +90,13 @@ def test_white_space_and_a_mistake_in_20_letters_leave_four_fifths_of_the_true_s
     assert mistakes or words(post[match.start : match.end]) == words(sentence)
 
 
-@settings(max_examples=200)
-@given(st.text(max_size=60), st.text(min_size=1, max_size=30).filter(str.strip))
-def test_any_span_lies_in_the_text_and_begins_and_ends_with_a_sign(text, evidence):
-    if match := locate(text, evidence):
-        assert 0 <= match.start < match.end <= len(text) and match.similarity >= 80
-        assert text[match.start : match.end] == text[match.start : match.end].strip()
-
-
-@given(st.text(min_size=1).filter(str.strip), st.sampled_from([*CRITERIA, "cannot sit still"]), st.sampled_from(ORDERS))
-def test_the_post_is_in_the_prompt_unchanged_and_each_mark_once(post, criterion, order):
-    result = prompt(post, criterion, order, "i")
-    assert result.text[result.post_start : result.post_end] == post
-    parts = [f"[POST] {post} [/POST]", f"[CRITERION] {CRITERIA.get(criterion, criterion)} [/CRITERION]"]
-    assert result.text == " ".join(["[INST] i [/INST]", *(parts if order == "criterion-last" else parts[::-1])])
-    assert all(result.text.count(mark) == 1 for mark in MARKS)
+@pytest.mark.parametrize("criterion", ["sleep", "cannot sit still"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_post_is_in_the_prompt_unchanged_and_each_mark_once(criterion, order):
+    text = prompt(POST, criterion, order, "i")
+    parts = [f"[POST] {POST} [/POST]", f"[CRITERION] {CRITERIA.get(criterion, criterion)} [/CRITERION]"]
+    assert text == " ".join(["[INST] i [/INST]", *(parts if order == "criterion-last" else parts[::-1])])
+    assert all(text.count(mark) == 1 for mark in MARKS)
 
 
 def test_a_file_of_posts_is_read_with_its_evidence_located_in_the_original_text(tmp_path):

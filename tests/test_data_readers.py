@@ -57,8 +57,8 @@ def test_squad_1_and_2(tmp_path):
     thrice = qa("b", answers=[{"text": "Seine", "answer_start": start} for start in (18, 18, 29)])
     without = qa("c", is_impossible=True, answers=[], plausible_answers=[{"text": "Burgundy", "answer_start": 44}])
     first, second, unanswerable = read("qa", write(tmp_path / "dev.json", squad(qa(), thrice, without)))
-    assert first == QUESTION
-    assert second.answers == (Answer("Seine", 18), Answer("Seine", 29)) and unanswerable.answers == ()
+    assert first == QUESTION and unanswerable.answers == ()
+    assert second.answers == (Answer("Seine", 18), Answer("Seine", 29))
     articles = [{"paragraphs": [{"context": PARIS, "qas": [qa(id)]}]} for id in "ab"]
     untitled = read("qa", write(tmp_path / "dev.json", json.dumps({"data": articles})))
     assert len({question.group for question in untitled}) == 2
@@ -67,8 +67,7 @@ def test_squad_1_and_2(tmp_path):
 @pytest.mark.parametrize("answers", [ANSWERS, {"text": ["the Seine"], "answer_start": [14]}], ids=["objects", "lists"])
 def test_one_question_in_each_form_of_json(tmp_path, answers):
     rows = [ROW | {"answers": answers}, ROW | {"id": "b", "answers": {"text": [], "answer_start": []}}]
-    in_squad = squad(qa(answers=answers), qa("b", answers=[]))
-    for form in (in_squad, json.dumps({"data": rows}), json.dumps(rows), rows):  # JSON lines may be called .json
+    for form in (json.dumps({"data": rows}), json.dumps(rows), rows):  # JSON lines may be called .json
         first, second = read("qa", write(tmp_path / "dev.json", form))
         assert first == QUESTION and second.answers == ()
     assert read("qa", write(tmp_path / "dev.jsonl", rows)) == [first, second]
@@ -95,18 +94,6 @@ def test_a_tag_scheme_is_recognised_and_rewritten_as_bio(tmp_path, name, tags):
     column_file = write(tmp_path / "a.conll", "".join(f"w {tag}\n" for tag in tags.split()))
     row_file = write(tmp_path / "a.jsonl", [{"words": ["w"] * 8, "tags": tags.split()}])
     assert [list(read("ner", path)[0].tags) for path in (column_file, row_file)] == [expected] * 2
-
-
-@pytest.mark.parametrize(
-    ("tags", "scheme", "bio"),
-    [
-        ("O I-A I-B", "BIO", "O B-A B-B"),
-        ("E-A I-A", "BIOES", "B-A B-A"),  # after an end, a new entity
-        ("I-A B-A I-A I-B", "IOB1", "B-A B-A I-A B-B"),
-    ],
-)
-def test_conversion_by_hand(tags, scheme, bio):
-    assert to_bio(tags.split(), scheme) == bio.split()
 
 
 def test_one_sentence_decides_the_scheme_of_the_whole_file():
@@ -216,7 +203,6 @@ def test_words_leave_out_only_white_space_and_joiners_and_entities_come_back_fro
     ("text", "words"),
     [
         ("Brill's U.S. office, 14:30.", ["Brill", "'s", "U.S.", "office", ",", "14:30", "."]),
-        ("Ann O’Neil-Smith’s 1,200", ["Ann", "O’Neil-Smith", "’s", "1,200"]),
         ("ok 👍🏽👩‍👩‍👧 🇩🇪🇫🇷 1️⃣ ❤️!", ["ok", "👍🏽", "👩‍👩‍👧", "🇩🇪", "🇫🇷", "1️⃣", "❤️", "!"]),
         ("#tag हिन्दी Cafe\u0301 Zu\u0308rich", ["#", "tag", "हिन्दी", "Cafe\u0301", "Zu\u0308rich"]),
     ],
@@ -248,15 +234,15 @@ CELLS = [  # rows that a table can hold too
 @pytest.mark.parametrize(("task", "row", "example"), CELLS)
 def test_a_row_of_each_task_as_a_table_and_as_json(tmp_path, task, row, example):
     for suffix, separator in (("csv", ","), ("tsv", "\t")):
-        header, cells = (separator.join(f'"{cell}"' for cell in line) for line in (row, row.values()))
-        assert read(task, write(tmp_path / f"a.{suffix}", f"{header}\n{cells}\n")) == [example]
+        names, cells = (separator.join(f'"{cell}"' for cell in line) for line in (row, row.values()))
+        for header in (names, names.replace('"', "")):
+            assert read(task, write(tmp_path / f"a.{suffix}", f"{header}\n{cells}\n")) == [example]
     assert read(task, write(tmp_path / "a.jsonl", [row])) == [example]
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
-@pytest.mark.parametrize("first", ["", "sep={}\r\n"])
-def test_a_table_is_read_whatever_separates_its_cells(tmp_path, separator, first):
-    table = first.format(separator) + f'Text{separator} LABEL\r\n"a, b; ""c""\nd"{separator} x\r\n'
+def test_a_table_is_read_whatever_separates_its_cells(tmp_path, separator):
+    table = f'Text{separator} LABEL\r\n"a, b; ""c""\nd"{separator} x\r\n'
     table += f"{separator}\r\n{'word ' * 60_000}{separator} y\r\n"
     example, long = read("classify", write(tmp_path / "a.csv", "\ufeff" + table))
     assert (example.text, example.label, long.label, len(long.text)) == ('a, b; "c"\nd', "x", "y", 300_000)
@@ -330,22 +316,19 @@ BAD_ROWS = [  # (task, row, what the message says of it)
     ("qa", _answer(start=15), "answer_start is 15, but 'the Seine' is at 14"),
     ("qa", _answer(text="Seine"), "answer_start is missing, and the context holds 'Seine' 2 times"),
     ("qa", _answer(text="the Rhine"), "the answer 'the Rhine' is not in the context"),
-    *(("qa", _answer(start=start), f"answer_start is {start!r}") for start in ("x", 14.5, float("inf"), True)),
+    *(("qa", _answer(start=start), f"answer_start is {start!r}") for start in ("x", 14.5, True)),
     ("qa", _answer(text=""), "expected an object"),
     ("qa", ROW | {"id": "x", "answers": {"text": ["a", "b"], "answer_start": [1]}}, "two lists of one length"),
     ("qa", {"question": "q", "context": "c"}, "(fields: question, context)"),
-    ("qa", _answer(start=14) | {"context": " \n"}, "is ' \\n'; expected a text"),
     ("qa", {"context": "c", "answers": []}, "has no question"),
     ("qa", _answer(start=14) | {"is_impossible": True}, "is_impossible is true, but there is the answer"),
     ("ner", {"words": ["a", "b"], "tags": ["O"]}, "has 2 words and 1 tags"),
     ("ner", {"words": ["a"], "tags": [3]}, "the tag 3; expected"),
-    ("ner", {"text": "Ann", "entities": [{"start": 0, "end": "x", "label": "PER"}]}, "end of an entity is 'x'"),
     ("ner", {"text": "Ann", "entities": [[0, 3]]}, "has the entity [0, 3]; expected start, end and label"),
     ("ner", _entities((0, 3)), "from 0 to 3 of the text, which cuts through 'Paris'"),
     ("ner", _entities((0, 5), (0, 10)), "overlaps another"),
-    ("ner", _entities((5, 6)), "contains no word"),
     ("ner", _entities((44, 99)), "lies outside of its 53 characters"),
-    *(("classify", {"text": "t", "label": label}, f"label is {label!r}") for label in (float("nan"), "")),
+    ("classify", {"text": "t", "label": float("nan")}, "label is nan"),
     ("embed", GOOD["embed"] | {"score": 10**400}, "score is "),
 ]
 
@@ -360,16 +343,11 @@ def test_a_bad_row_is_named_by_its_line(tmp_path, task, row, words):
     ("task", "name", "content", "words"),
     [
         ("qa", "a.json", '{"data": [\n1,,]}', ": line 2 column 3"),
-        ("qa", "a.json", "[" * 100_000, "cannot be read as JSON"),
-        ("qa", "a.json", squad(qa()).replace('"text":', '"text": "x", "text":'), "the key 'text' occurs twice"),
-        ("qa", "a.json", '{"data": ["a"]}', "row 1: holds 'a'"),
         ("qa", "a.json", '{"data": [{"paragraphs": [null]}]}', "article 1, paragraph 1: is None; expected an object"),
-        ("qa", "a.json", '{"data": []}', "holds no example"),
-        ("classify", "a.jsonl", " \n\n", "is empty"),
+        ("qa", "a.json", '{"data": []}', "holds no row"),
         ("classify", "a.jsonl", b'{"text": "t", "label": "l"}\n{"text": "\xe9"}', "line 2: is not UTF-8"),
         ("classify", "a.csv", 'text,label\n"a,x\n', "line 2: is not CSV (a quote is opened and never closed)"),
         ("classify", "a.csv", "text,Text ,label\na,b,x\n", "line 1: has a column twice"),
-        ("ner", "a.conll", "\tO\nAnn\tO\n", "line 1: has the columns ['', 'O']"),
         ("qa", "a.xml", "x", "ends in .xml; for qa give SQuAD as .json, rows as .json, .jsonl or .csv"),
     ],
 )
@@ -382,8 +360,7 @@ def test_a_missing_file_is_not_looked_for_on_the_hub(tmp_path, monkeypatch, no_n
     monkeypatch.chdir(tmp_path)
     for name in ("none.jsonl", "deep/none.json:train", tmp_path / "none", "../none"):
         assert "does not exist" in refused("qa", name)
-    for name in ("a" * 300 + ".csv", "~nobody-by-this-name/a.csv"):
-        assert "cannot be opened" in refused("qa", name)
+    assert "cannot be opened" in refused("qa", "a" * 300 + ".csv")
     assert "the task is 'speech'; choose one of" in refused("speech", "a.jsonl")
     assert "leave the tag column out" in refused("ner", write(tmp_path / "a.jsonl", "{}"), tag_column=2)
     assert "1 of 1 rows cannot be read" in refused("classify", tmp_path / "a.jsonl", skip_bad_rows=True)
@@ -457,11 +434,11 @@ def test_data_with_the_hubs_layout_are_read_offline(hub, no_network):
 @pytest.mark.parametrize(
     ("task", "name", "words"),
     [
-        ("ner", "{hub}/wnut_17:dev", "wnut_17 (split dev), on the hub"),
+        ("ner", "{hub}/wnut_17:dev", "wnut_17 (split dev) cannot be read"),
         ("qa", "{hub}/wnut_17:test", "wnut_17:test, row 1: has no context"),
         ("classify", "{hub}/reviews:test", "reviews:test, row 1: label is None"),
-        ("ner", "no-such-data", "there is no data set 'no-such-data' on this machine"),
-        ("ner", "wikiann/en:dev", "there is no data set 'wikiann/en' on this machine"),
+        ("ner", "no-such-data", "no-such-data is not a file or a folder, nor one of labkit's data sets (field-notes"),
+        ("ner", "wikiann/en:dev", "the hub has no unimelb-nlp/wikiann, or cannot"),
     ],
 )
 def test_what_the_hub_does_not_have_is_one_error(hub, monkeypatch, tmp_path, no_network, task, name, words):

@@ -1,4 +1,4 @@
-"""Greedy, sampled and beam decoding, against transformers' own generate() and against counting."""
+"""Greedy and beam decoding, against transformers' own generate() and against enumeration."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 import labkit
 from labkit import fusion
 from labkit.fusion.decoding import Answer, Decoding, decode
-from labkit.fusion.engine import FastEngine, ReferenceEngine
+from labkit.fusion.engine import ReferenceEngine
 from labkit.fusion.generation import elect
 from labkit.fusion.layout import prompts, token_ids
 from labkit.fusion.methods import METHODS
@@ -25,9 +25,9 @@ def lively(name):
     return lm
 
 
-def prompt_of(lm, texts, copies=1):
+def prompt_of(lm, texts):
     prefix, segments, cue = token_ids(lm.tokenizer, [texts], "", "word:", "\n")
-    return prompts(METHODS["fuse"], prefix, segments * copies, cue)
+    return prompts(METHODS["fuse"], prefix, segments, cue)
 
 
 def written(lm, text, **settings):
@@ -88,26 +88,6 @@ def test_as_many_beams_as_tokens_find_the_likeliest_fused_answer_of_all():
     best = fusion.generate(lm, [TEXTS[:3]], num_beams=len(first), **settings)
     greedy = fusion.generate(lm, [TEXTS[:3]], **settings)
     assert best.tokens == [list(divmod(int(sums.argmax()), len(first)))] != greedy.tokens
-    assert best.log_probs[0] == pytest.approx(float(sums.max()), abs=1e-6) and best.log_probs > greedy.log_probs
-
-
-def test_drawn_answers_are_repeatable_differ_by_seed_and_do_not_depend_on_the_batch():
-    lm, settings = labkit.load("tiny-llama"), {"do_sample": True, "temperature": 3.0, "top_k": 200, "top_p": 0.99}
-    first = fused(lm, TEXTS, "fuse", **settings).tokens
-    assert fused(lm, TEXTS, "fuse", **settings).tokens == first
-    assert fused(lm, TEXTS, "fuse", batch_size=2, **settings).tokens == first
-    assert fused(lm, TEXTS, "fuse", seed=1, **settings).tokens != first
-
-
-def test_tokens_are_drawn_as_often_as_they_are_probable():
-    lm = labkit.load("tiny-llama")
-    engine, settings = FastEngine(lm.model, prompt_of(lm, TEXTS[:2], 400)), Decoding(1, do_sample=True, temperature=2.0)
-    answers, scores = decode(engine, None, lm.tokenizer, set(), settings, range(400))
-    drawn = torch.bincount(torch.tensor([a.tokens[0] for a in answers]), minlength=scores.shape[1]) / 400
-    probs = (scores[0] / 2.0).softmax(-1)
-    top = probs.argsort(descending=True)[:5]
-    spread = (probs[top] * (1 - probs[top]) / 400).sqrt()
-    assert ((drawn[top] - probs[top]).abs() < 4 * spread + 1e-3).all()
 
 
 def test_an_answer_ends_at_a_stop_that_is_not_part_of_it_and_at_an_end_token():
@@ -141,7 +121,7 @@ def test_an_answer_ends_with_its_first_line_that_is_not_empty(text, answer):
 
         start = step
 
-    ((first,), _) = decode(Letters(), None, Letters(), set(), Decoding(len(text), first_line=True), [0])
+    ((first,), _) = decode(Letters(), None, Letters(), set(), Decoding(len(text), first_line=True))
     assert first.text == answer and first.ended == (answer != text)
 
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ import labkit
 from labkit.datasets.paraphrases import ParaphrasedQuestion, read_known_facts, read_paraphrases
 from labkit.errors import DataError, ModelError
 from labkit.fusion import generation, scores
-from labkit.fusion.runs import journal_of, plan, prefix_of, read_journal, run, take_shots
+from labkit.fusion.runs import journal_of, plan, prefix_of, run, take_shots
 from labkit.fusion.scores import read_answers
 from labkit.fusion.settings import Settings
 
@@ -54,26 +55,19 @@ def same_but_for_seconds(one, other):
     return rows[0] == rows[1] and one.about == other.about
 
 
-class Stopped(Exception):
-    pass
-
-
 def interrupted_run(settings, output, batches=1, **more):
     """A run in which reading breaks off after so many batches; returns the sizes of the batches."""
     sizes, make = [], generation.make_engine
 
     def breaks_off(name, model, batch, *args):
         if len(sizes) == batches:
-            raise Stopped
+            raise KeyboardInterrupt
         sizes.append(len(batch.counts))
         return make(name, model, batch, *args)
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
         patch.setattr(generation, "make_engine", breaks_off)
-        try:
-            run(settings, output, **more)
-        except Stopped:
-            pass
+        run(settings, output, **more)
     return sizes
 
 
@@ -125,37 +119,32 @@ def test_a_killed_process_continues_and_ends_with_the_same_file(tmp_path, output
     command = [sys.executable, "-m", "labkit", "fuse", "--model", "tiny-llama", "--num-paraphrases", "2"]
     command += ["--max-questions", "40", "--max-new-tokens", "4", "--batch-size", "1", "--device", "cpu"]
     process = subprocess.Popen([*command, "--output", str(output)], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while len(read_journal(journal_of(output))[1]) < 3 and time.monotonic() < deadline:
+    deadline, kept = time.monotonic() + 120, []
+    while len(kept) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
+        kept = read_answers(journal_of(output)).rows if journal_of(output).exists() else []
     process.kill()
     process.wait()
-    kept = read_journal(journal_of(output))[1]
+    kept = read_answers(journal_of(output)).rows
     assert 3 <= len(kept) < 40 and not output.exists()
     settings = Settings(
         model="tiny-llama", num_paraphrases=2, max_questions=40, max_new_tokens=4, batch_size=1, device="cpu"
     )
     again, whole = run(settings, output, resume=True), run(settings, tmp_path / "whole.feather")
     assert same_but_for_seconds(again, whole)
-    assert [row["seconds"] for row in again.rows][: len(kept)] == [line["seconds"] for line in kept]
-    assert {path.name for path in tmp_path.iterdir()} == {"out.feather", "whole.feather"}
+    assert [row["seconds"] for row in again.rows][: len(kept)] == [row["seconds"] for row in kept]
+    assert {path.name for path in tmp_path.glob("[!.]*")} == {"out.feather", "whole.feather"}
 
 
-def test_a_journal_torn_at_any_byte_is_continued_and_a_finished_run_is_not_repeated(settings, tmp_path, output):
+def test_an_interrupted_run_reads_what_is_left_and_a_finished_one_nothing(settings, tmp_path, output):
     whole = run(settings, tmp_path / "whole.feather")
     interrupted_run(settings, output, batches=2)
-    content = journal_of(output).read_bytes()
-    lines = content.splitlines(keepends=True)
-    last = len(content) - len(lines[-1])
-    for cut in (0, 5, len(lines[0]), last, last + 7, len(content)):
-        journal_of(output).write_bytes(content[:cut])
-        batches_kept = max(0, content[:cut].count(b"\n") - 1) // 4
-        assert sum(interrupted_run(settings, output, batches=99, resume=True)) == 9 - 4 * batches_kept
-        assert same_but_for_seconds(read_answers(output), whole)
-        journal_of(output).write_bytes(content)  # the process was killed before the journal was removed
-        assert interrupted_run(settings, output, resume=True) == []
-        assert [path.name for path in tmp_path.glob("out*")] == ["out.feather"]
-        output.unlink()
+    journal = journal_of(output).read_bytes()
+    assert interrupted_run(settings, output, batches=99, resume=True) == [1]  # of 9 questions in batches of 4
+    assert same_but_for_seconds(read_answers(output), whole)
+    journal_of(output).write_bytes(journal)  # the process was killed before the journal was removed
+    assert interrupted_run(settings, output, resume=True) == []
+    assert [path.name for path in tmp_path.glob("out*")] == ["out.feather"]
 
 
 @pytest.mark.parametrize(
@@ -183,9 +172,7 @@ def test_a_run_of_other_settings_data_or_weights_is_not_continued(settings, tmp_
     ("changed", "message"),
     [
         ({"engine": "slow"}, "the engine is 'slow'; choose one of fast"),
-        ({"weights": (1.0, 2.0)}, "takes no weights"),
         ({"repeat": 2}, "not both"),
-        ({"num_paraphrases": None, "indexes": ()}, "give different places from 0"),
         ({"num_paraphrases": None, "indexes": (1, 1)}, "give different places from 0"),
         ({"num_paraphrases": 4}, "none of the 9 questions has 4 paraphrases"),
         ({"num_paraphrases": None, "indexes": (4,), "at_least": 2}, "none of the 9 questions has 5 paraphrases"),
@@ -210,13 +197,9 @@ def test_files_that_exist_are_damaged_or_contain_no_answers_are_refused(settings
     for name in ("text.feather", "out.feather", "."):
         with pytest.raises(DataError, match="exists already"):
             run(settings, tmp_path / name)
-    for name, message in {"none": "; give a file", "text": " cannot be read", "few": " has the columns"}.items():
-        with pytest.raises(DataError, match=f"{name}.feather{message}"):
+    for name, message in {"none": "does not exist", "text": "cannot be read", "few": "has the columns"}.items():
+        with pytest.raises(DataError, match=f"{name}.feather {message}"):
             read_answers(tmp_path / f"{name}.feather")
-    lines = journal_of(output).read_text().splitlines(keepends=True)
-    journal_of(output).write_text("".join([*lines[:2], "{no json\n", *lines[3:]]))
-    with pytest.raises(DataError, match=r"out.feather.jsonl is damaged"):
-        run(settings, output, resume=True)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ModelError, match=r"pip install \"labkit-bidirectional\[fusion\]\""):
         run(settings, output)

@@ -11,7 +11,7 @@ import labkit
 from labkit.convert import conversion_of
 from labkit.errors import ModelError
 from labkit.models.adapters import peft_for
-from labkit.models.heads import POOLINGS, TASKS, Head, Pooling, head_in, set_backbone_dropout
+from labkit.models.heads import POOLINGS, SHORT_NAMES, TASKS, Head, Pooling, head_in
 from labkit.models.tiny import TINY_NAMES
 
 LABELS = ("O", "B-PER", "I-PER")
@@ -83,6 +83,12 @@ def test_a_row_has_the_same_output_alone_and_padded(task, attention):
         alone = numbers(model(ids[:1, :5], attention_mask=mask[:1, :5]))
     # Gemma's norms compute in float32 in any dtype; attention to a token of padding changes the output by 1e-3 or more
     assert_close(together[:1, :5] if alone.dim() == 3 else together[:1], alone, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("short", "task"), SHORT_NAMES.items())
+def test_a_head_may_be_asked_for_by_the_name_of_its_command(short, task):
+    one, other = (labkit.load("tiny-gpt2", task=name, device="cpu").model for name in (short, task))
+    assert type(one) is type(other) and head_in(one.config) == head_in(other.config)
 
 
 def test_a_folder_keeps_its_conversion_and_gets_a_new_head_for_another_task(tmp_path):
@@ -169,20 +175,17 @@ def test_attention_poolings_equal_torchs_attention_and_learn_in_every_part(name,
     ids, mask = batch(model)
     model(ids, attention_mask=mask).pooler_output[:, 0].sum().backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.pooling.parameters())
-    assert 0.5 < model.pooling.probe.detach().std() < 2.0
 
 
 @pytest.mark.parametrize("name", TINY_NAMES)
-def test_backbone_dropout_acts_in_training_only_and_is_replaced_by_a_second_call(name):
-    model = load(name, "token-classification", dropout=0.0)
+def test_backbone_dropout_acts_in_training_only(name):
+    model, plain = (load(name, "token-classification", dropout=0.0, backbone_dropout=p) for p in (0.5, 0.0))
     ids, mask = batch(model)
-    before = model(ids, attention_mask=mask).logits
-    set_backbone_dropout(model, 0.5)
-    assert torch.equal(model(ids, attention_mask=mask).logits, before)
+    expected = plain(ids, attention_mask=mask).logits
+    assert torch.equal(model(ids, attention_mask=mask).logits, expected)
+    assert torch.equal(plain.train()(ids, attention_mask=mask).logits, expected)
     model.train()
     assert not torch.allclose(*(model(ids, attention_mask=mask).logits for _ in range(2)))
-    set_backbone_dropout(model, 0.0)
-    assert torch.equal(*(model(ids, attention_mask=mask).logits for _ in range(2)))
 
 
 def test_the_head_is_initialised_as_asked():
@@ -197,7 +200,6 @@ def test_the_head_is_initialised_as_asked():
     ("wrong", "message"),
     [
         ({"task": "poetry"}, "task is 'poetry'.*token-classification"),
-        ({"task": "token-classification", "labels": ("O",)}, "at least two, each once"),
         ({"task": "token-classification", "labels": ("O", "O")}, "at least two, each once"),
         ({"task": "question-answering", "labels": ("a", "b")}, "question-answering has no labels"),
         ({"task": "embedding", "pooling": "max"}, "pooling is 'max'.*weighted_mean"),

@@ -54,22 +54,13 @@ def hub_cache(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", TINY_NAMES)
-def test_a_tiny_model_is_the_same_every_time_without_dropout_and_with_peaked_attention(tiny, name):
+def test_a_tiny_model_is_the_same_every_time_and_in_eval_mode(tiny, name):
     torch.manual_seed(1)
-    first = tiny(name)
-    torch.manual_seed(2)
-    before = torch.get_rng_state()
+    first, before = tiny(name), torch.get_rng_state()
     second = tiny(name, "eager")
     assert torch.equal(torch.get_rng_state(), before), "loading changed the global random state"
     assert not second.model.training
-    second.model.train()
     torch.testing.assert_close(logits(first), logits(second), rtol=1e-4, atol=1e-4)
-    with torch.no_grad():
-        maps = second.model(torch.randint(3, 200, (4, 16)), output_attentions=True).attentions
-    for layer in maps:  # (batch, heads, query, key)
-        last = layer[:, :, -1]
-        entropy = -(last.clamp_min(1e-12).log() * last).sum(-1)
-        assert (entropy / (last > 0).sum(-1).float().log()).mean() < 0.9
     rounded = labkit.load(name, device="cpu", dtype="bfloat16").model
     for exact, short in zip(first.model.parameters(), rounded.parameters(), strict=True):
         assert torch.equal(exact.bfloat16(), short)
@@ -152,7 +143,6 @@ def _response(status: int) -> httpx.Response:
     [
         (errors.GatedRepoError("gated", response=_response(403)), "accept its licence at .*gemma-2-2b"),
         (errors.RepositoryNotFoundError("?", response=_response(404)), "check the spelling"),
-        (errors.HfHubHTTPError("oops", response=_response(503)), "HTTP 503"),
         (httpx.ReadTimeout("slow"), "cannot be reached.*local-dir.*gemma3-270m"),
     ],
 )
@@ -182,11 +172,10 @@ def test_what_is_promised_offline_tries_no_connection(name, small_card, folder, 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("tiny-gpt2", {"attn": "fast"}, "attn='fast'.*choose one of eager, sdpa"),
         ("tiny-gpt2", {"attn": "flex_attention"}, "flex_attention.*choose one of eager, sdpa"),
         ("tiny-gemma2", {"attn": "sdpa"}, "tiny-gemma2.*sdpa.*eager"),
         ("tiny-gpt2", {"dtype": "int8"}, "dtype is 'int8'.*float32, bfloat16"),
-        ("tiny-gpt2", {"task": "poetry"}, "task is 'poetry'.*token-classification"),
+        ("tiny-gpt2", {"task": "poetry"}, "task is 'poetry'.*token-classification.*ner"),
         ("gemma3-270", {}, "'gemma3-270'.*did you mean.*gemma3-270m"),
         ("zzzzqqqq", {}, "labkit models"),
     ],

@@ -44,15 +44,6 @@ class Match:
     similarity: float = 100.0
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """A post and a criterion as one text. The unchanged post is text[post_start:post_end]."""
-
-    text: str
-    post_start: int
-    post_end: int
-
-
 def locate(text: str, evidence: str) -> Match | None:
     """The first place of `evidence` in `text`, or None if nothing in it is similar.
 
@@ -94,8 +85,8 @@ def locate(text: str, evidence: str) -> Match | None:
     return Match(places[start], places[end - 1] + 1, "fuzzy", similarity)
 
 
-def prompt(post: str, criterion: str, order: str = "criterion-last", instruction: str = INSTRUCTION) -> Prompt:
-    """The text that a model reads. `criterion` is a key of `CRITERIA`, or any words.
+def prompt(post: str, criterion: str, order: str = "criterion-last", instruction: str = INSTRUCTION) -> str:
+    """The text that a model reads, with the unchanged post in it. `criterion` is a key of `CRITERIA`, or any words.
 
     Raises:
         DataError: an unknown order, or a text that contains one of the marks.
@@ -106,6 +97,4 @@ def prompt(post: str, criterion: str, order: str = "criterion-last", instruction
             raise DataError(f"the post, criterion or instruction holds {mark}, a mark that the prompt keeps for itself")
     parts = [("POST", post), ("CRITERION", CRITERIA.get(criterion, criterion))]
     parts = [("INST", instruction), *(parts if order == "criterion-last" else parts[::-1])]
-    text = " ".join(f"[{name}] {content} [/{name}]" for name, content in parts)
-    start = text.index("[POST] ") + len("[POST] ")
-    return Prompt(text, start, start + len(post))
+    return " ".join(f"[{name}] {content} [/{name}]" for name, content in parts)

@@ -11,7 +11,6 @@ import io
 import json
 import re
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +32,8 @@ class Scan:
     examples: list[Any] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
-    def all(self, what: str = "example", skip_bad_rows: bool | None = None) -> list[Any]:
-        """The examples. Raises DataError with the first fault, or if there is no example.
+    def all(self, skip_bad_rows: bool | None = None) -> list[Any]:
+        """The examples. Raises DataError with the first fault, or if there is no row.
 
         `skip_bad_rows` leaves out what cannot be read, with a warning that counts it; None offers no choice.
         """
@@ -46,7 +45,7 @@ class Scan:
                 raise DataError(f"{message}{'' if skip_bad_rows is None else advice})")
             warnings.warn(f"{message} and are skipped)", stacklevel=3)
         if not self.examples:
-            raise DataError(f"{self.path} holds no {what}")
+            raise DataError(f"{self.path} holds no row")
         return self.examples
 
 
@@ -90,14 +89,13 @@ def shown(value: Any, width: int = 60) -> str:
 
 
 def path_of(source: str | Path) -> Path:
-    """The path that a user gave, ~ expanded. Raises DataError if the file system refuses it."""
+    """The path that a user gave, ~ expanded. Raises DataError if the file system refuses it, such as a long name."""
     try:
         path = Path(source).expanduser()
         path.exists()
-    except (OSError, RuntimeError) as error:  # the name is too long, a permission or the user of ~user is missing
-        raise DataError(
-            f"{shown(str(source))} cannot be opened: {getattr(error, 'strerror', None) or error}"
-        ) from error
+    except (OSError, RuntimeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"{shown(str(source))} cannot be opened: {why}") from error
     return path
 
 
@@ -121,16 +119,9 @@ def read_text(path: str | Path) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text. Raises ValueError: not JSON, or a key occurs twice in one object."""
-
-    def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = Counter(key for key, _ in pairs)
-        if len(keys) < len(pairs):  # a dict would silently keep the last value
-            raise ValueError(f"the key {shown(keys.most_common(1)[0][0])} occurs twice in one object")
-        return dict(pairs)
-
+    """The value of a JSON text. Raises ValueError if it is not JSON."""
     try:
-        return json.loads(text, object_pairs_hook=unique_keys)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"cannot be read as JSON: {str(error).replace('line 1 column', 'column')}") from error
 
@@ -159,22 +150,16 @@ def json_records(path: str | Path) -> Iterator[tuple[int | str, Any]]:
 
 
 def table_records(path: str | Path) -> Iterator[tuple[int, Any]]:
-    """The rows of a CSV or TSV file with a header, as {column: cell}.
-
-    The separator is the one that a first line "sep=;" names, as Excel writes it, or else the most frequent in the
-    header.
-    """
+    """The rows of a CSV or TSV file with a header, as {column: cell}, separated as the header is."""
     text = read_text(path)
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # the default refuses cells of 131,072 characters
     lines = io.StringIO(text, newline="").readlines()
-    named = re.fullmatch(r"(?i:sep)=(.)\s*", lines[0])
-    skipped = 1 if named else 0
-    header = re.sub(r'"[^"]*"', "", "".join(lines[skipped : skipped + 1]))
-    separator = named[1] if named else max(",;\t|", key=header.count)
-    reader = csv.reader(lines[skipped:], delimiter=separator, strict=True, skipinitialspace=f"{separator} " in header)
+    header = re.sub(r'"[^"]*"', "", lines[0])
+    separator = max(",;\t|", key=header.count)
+    reader = csv.reader(lines, delimiter=separator, strict=True, skipinitialspace=f"{separator} " in header)
     columns: list[str] = []
     while True:
-        number = skipped + reader.line_num + 1  # of the first line of the row
+        number = reader.line_num + 1  # of the first line of the row
         try:
             cells = next(reader, None)
         except csv.Error as error:
@@ -196,12 +181,12 @@ def table_records(path: str | Path) -> Iterator[tuple[int, Any]]:
 
 def json_lines(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
     """(line number, object) of each line that is not empty. Raises DataError if a line is not an object."""
-    return collect(path, json_records(path), _numbered).all("line")
+    return collect(path, json_records(path), _numbered).all()
 
 
 def csv_rows(path: str | Path) -> list[tuple[int, dict[str, str]]]:
     """(line number, {column: cell}) of the rows of a CSV or TSV file. Raises DataError if a row is bad."""
-    return collect(path, table_records(path), _numbered).all("row")
+    return collect(path, table_records(path), _numbered).all()
 
 
 def _numbered(record: dict[str, Any], id: str) -> tuple[int, dict[str, Any]]:

@@ -140,7 +140,7 @@ def read_paraphrases(
             raise ValueError(f"question {question.id!r} has no answers; write a list of texts")
         return question
 
-    return collect(path, rows, question_of).all("question")
+    return collect(path, rows, question_of).all()
 
 
 def read_known_facts(split: str = "test") -> list[ParaphrasedQuestion]:
@@ -248,8 +248,8 @@ def _pararel(patterns: Path, pairs: Path) -> list[ParaphrasedQuestion]:
 
     questions: dict[tuple[str, ...], ParaphrasedQuestion] = {}
     for file in sorted(patterns.glob("*.jsonl"), key=lambda file: (len(file.stem), file.stem)):  # P17 before P101
-        templates = collect(file, json_records(file), pattern).all("pattern")
-        facts = collect(pairs / file.name, json_records(pairs / file.name), fact).all("pair")
+        templates = collect(file, json_records(file), pattern).all()
+        facts = collect(pairs / file.name, json_records(pairs / file.name), fact).all()
         for question in facts if len(facts[0].paraphrases) > 1 else ():
             key = (file.stem, *question.paraphrases)
             first = questions.setdefault(key, question)
@@ -275,7 +275,7 @@ def _myriad_lama(path: Path, rows: Records) -> list[ParaphrasedQuestion]:
         is_rewritten = str(row.get("is_manual")).lower() not in ("true", "1")
         wordings.setdefault(uuid, ([], []))[is_rewritten].append(filled(text_of(row, "template"), subject))
 
-    collect(path, rows, add).all("question")
+    collect(path, rows, add).all()
     return [
         ParaphrasedQuestion(f"{relation}-{uuid}", tuple(dict.fromkeys(chain(*wordings[uuid]))), answers, relation)
         for uuid, (relation, answers) in facts.items()

@@ -86,7 +86,7 @@ def _records_of(task: str, path: Path) -> Records:
 
 
 def _is_table(path: Path) -> bool:
-    """Whether the first line of a .tsv file is a header that names words and tags."""
+    """Whether the first line of a .tsv file is a header that names words and tags, in quotes or not."""
     if path.suffix.lower() != ".tsv":
         return False
     header = {name.strip(' "\r').lower() for name in read_text(path).split("\n", 1)[0].split("\t")}
@@ -128,16 +128,19 @@ def _call_datasets(function: str, name: str, **options: Any) -> Any:
         command = 'pip install "labkit-bidirectional[train]"'
         raise ModelError(f"{name} is no file; reading it from the hub needs datasets: {command}") from None
     path, configuration = str(path_of(name)), None
-    if not path_of(name).is_dir():
+    if is_hub := not path_of(name).is_dir():
         first, *rest = name.split("/")
         names = [*_HUB.get(first, first).split("/"), *rest]
         path, configuration = "/".join(names[:2]), "/".join(names[2:]) or None
     what = " ".join([path, *(f"({option} {value})" for option, value in options.items())])
-    with reading(f"{what}, on the hub (which needs a network) or in a folder,", DataError):
+    with reading(what, DataError):
         try:
             return getattr(datasets, function)(path, configuration, revision=_REVISIONS.get(path), **options)
-        except (ConnectionError, FileNotFoundError) as error:
+        except OSError as error:  # of a name that the hub does not have, too
+            if not is_hub:
+                raise
+            ours = ", ".join(embedded.TASKS)
             raise DataError(
-                f"there is no data set {name!r} on this machine, nor can it be found on the hub; check its name "
-                "and the network, or give files"
+                f"{name} is not a file or a folder, nor one of labkit's data sets ({ours}), and the hub has no {path}, "
+                "or cannot be reached: check the name, connect to the network, or give a file"
             ) from error

@@ -1,13 +1,12 @@
-"""From next-token scores to answers: greedy, sampled or beam search, the same for every engine and method.
+"""From next-token scores to answers, by greedy or beam search, the same for every engine and method.
 
-The scores of a question do not depend on the other questions of its batch. Each question draws its own random numbers,
-seeded by its number in the call, so sampled answers do not depend on the batch size either.
+The scores of a question do not depend on the other questions of its batch.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,42 +19,23 @@ from labkit.fusion.engine import Engine
 
 @dataclass(frozen=True)
 class Decoding:
-    """How the next token is chosen, and where an answer ends.
+    """How the next token is chosen, and where an answer ends; DataError for an invalid value.
 
     Attributes:
         max_new_tokens: limit of the length. stop: texts at which an answer ends; they are not part of it.
         first_line: an answer also ends with its first line that is not empty.
-        do_sample: draw tokens, with a generator seeded by `seed` and the question's number; otherwise take the best.
-        temperature, top_k, top_p: of sampling, as in transformers; None: not used.
-        num_beams: above 1: beam search, without sampling. length_penalty: its exponent of the length.
-
-    Raises DataError for an invalid value, or settings that exclude each other.
+        num_beams: 1 for greedy search. length_penalty: exponent of the length in the score of a beam.
     """
 
     max_new_tokens: int = 20
     stop: tuple[str, ...] = ()
     first_line: bool = False
-    do_sample: bool = False
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
     num_beams: int = 1
     length_penalty: float = 1.0
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1 or self.num_beams < 1 or not 0 <= self.seed < 2**31 or "" in self.stop:
-            raise DataError(
-                "max_new_tokens and num_beams must be at least 1, seed from 0 to 2,147,483,647, and no stop text empty"
-            )
-        if self.do_sample and self.num_beams > 1:
-            raise DataError("beam search does not sample: give do_sample=True or num_beams, not both")
-        sampling = [value for value in (self.temperature, self.top_k, self.top_p) if value is not None]
-        if sampling and (not self.do_sample or min(sampling) <= 0 or (self.top_p or 0) > 1):
-            raise DataError(
-                "temperature, top_k and top_p need do_sample=True, and must be above 0, and top_p at most 1; they are "
-                f"{self.temperature}, {self.top_k} and {self.top_p}"
-            )
+        if self.max_new_tokens < 1 or self.num_beams < 1 or "" in self.stop:
+            raise DataError("max_new_tokens and num_beams must be at least 1, and no stop text may be empty")
 
 
 @dataclass(frozen=True)
@@ -69,20 +49,17 @@ class Answer:
 
 
 def decode(
-    engine: Engine, rule: str | None, tokenizer: Any, ends: set[int], settings: Decoding, numbers: Sequence[int]
+    engine: Engine, rule: str | None, tokenizer: Any, ends: set[int], settings: Decoding
 ) -> tuple[list[Answer], Tensor]:
     """Answers to the prompts of `engine`, and the scores of the first token, (questions, vocab).
 
-    Greedy decoding is a search with one beam. Sampling is too, after all tokens but the drawn one are excluded. The
-    answer to a question is the one with the highest log-probability / length ** length_penalty. A question is done when
-    as many answers have ended as there are beams, and no open beam has a higher score than the worst of them
-    (transformers' `early_stopping=False`).
+    Greedy decoding is a search with one beam. The answer to a question is the one with the highest log-probability /
+    length ** length_penalty. A question is done when as many answers have ended as there are beams, and no open beam
+    has a higher score than the worst of them (transformers' `early_stopping=False`).
 
-    Args:
-        rule: by which the rows of a question agree (`combine`). ends: ids that end an answer.
-        numbers: of the questions, for their random numbers.
+    `rule` is how the rows of a question agree (`combine`), `ends` are the ids that end an answer.
     """
-    width, draw = settings.num_beams, _sampler(settings, numbers) if settings.do_sample else None
+    width = settings.num_beams
 
     def extended(answer: Answer, token: int, log_prob: float) -> Answer:
         tokens = (*answer.tokens, token)
@@ -119,9 +96,6 @@ def decode(
     rows = 1  # of each question in `scores`
     for length in range(1, settings.max_new_tokens + 1):
         log_probs = scores.log_softmax(-1)  # (questions * rows, vocab)
-        if draw is not None:
-            drawn = draw(scores)[:, None]
-            log_probs = torch.full_like(log_probs, -torch.inf).scatter(-1, drawn, log_probs.gather(-1, drawn))
         parents, tokens = [], []  # of the rows of the next step
         for question, answers in enumerate(beams):
             begin = question * rows
@@ -157,22 +131,3 @@ def combine(rule: str | None, logits: Tensor, counts: Sequence[int]) -> Tensor:
         return (log_probs + confidence).amax(0)
 
     return logits if rule is None else torch.stack([combined(rows) for rows in logits.split(list(counts))])
-
-
-def _sampler(settings: Decoding, numbers: Sequence[int]) -> Callable[[Tensor], Tensor]:
-    """A function that draws a token for each question: scores (questions, vocab) -> (questions,)."""
-    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-
-    warpers = [TemperatureLogitsWarper(float(settings.temperature))] if settings.temperature is not None else []
-    warpers += [TopKLogitsWarper(settings.top_k)] if settings.top_k is not None else []
-    warpers += [TopPLogitsWarper(settings.top_p)] if settings.top_p is not None else []
-    generators = [torch.Generator().manual_seed(settings.seed * 1_000_003 + number) for number in numbers]
-
-    def draw(scores: Tensor) -> Tensor:
-        for warper in warpers:
-            scores = warper(None, scores)
-        probs = scores.softmax(-1).double().cpu()
-        drawn = [torch.multinomial(row, 1, generator=own) for row, own in zip(probs, generators, strict=True)]
-        return torch.cat(drawn).to(scores.device)
-
-    return draw

@@ -38,9 +38,7 @@ BACKENDS = ("eager", "sdpa")  # those that take a mask of numbers
 # Tokens in one forward pass on a CPU and on a GPU, copies of the prefix included. On a CPU this is small enough for the
 # hidden states to stay in its cache, so that the time is linear in the number of segments.
 TOKENS_AT_ONCE = 2048, 8192
-SHARED_ROW = (
-    128  # tokens: short segments share a row under a mask, which needs less padding and fewer copies of the prefix
-)
+SHARED_ROW = 128  # tokens: short segments share a row, which needs less padding and fewer copies of the prefix
 
 
 class Engine:
@@ -58,7 +56,7 @@ class Engine:
     def __init__(self, model: nn.Module, prompts: Prompts, averaged_layer: int | None = None):
         self.model, self.prompts, self.decoder = model, prompts, fusable_decoder(model)
         self.averaged_layer, self.counts, self.device = averaged_layer, prompts.counts, model.device
-        if self.rendering != "flex" and self.decoder.backend not in BACKENDS:
+        if self.rendering != "reference" and self.decoder.backend not in BACKENDS:
             raise DataError(
                 f"this engine adds numbers to attention scores, which the backend {self.decoder.backend!r} does not "
                 "support: load the model with attn='sdpa', or use engine='reference'"
@@ -207,16 +205,18 @@ def _copies(cache: DynamicCache, rows: int) -> DynamicCache:
 class ReferenceEngine(Engine):
     """Reads each row of `prompts` in one piece, its prefix included.
 
-    `rendering` is "flex", "dense", or "cacheless": as dense, but everything is read again for each token.
+    `rendering` is the name of the engine in `ENGINES`: "reference" (FlexAttention), "dense" or "cacheless".
     """
 
-    def __init__(self, model: nn.Module, prompts: Prompts, averaged_layer: int | None = None, rendering: str = "flex"):
+    def __init__(
+        self, model: nn.Module, prompts: Prompts, averaged_layer: int | None = None, rendering: str = "reference"
+    ):
         self.rendering = rendering
         super().__init__(model, prompts, averaged_layer)
         AttentionInterface.register(FLEX, _flex_attention)
         flex = "flex, compiled" if model.device.type == "cuda" else "flex"
-        names = {"flex": flex, "dense": "dense", "cacheless": "dense, without cache"}
-        self.name = f"reference ({names[rendering]})"
+        paths = {"reference": flex, "dense": "dense", "cacheless": "dense, without cache"}
+        self.name = f"reference ({paths[rendering]})"
 
     def _prepare(self, table: Tokens) -> Tokens:
         self.context, self.cache = table[:, :0], None if self.rendering == "cacheless" else DynamicCache()
@@ -234,7 +234,9 @@ class ReferenceEngine(Engine):
         return allowed
 
     def _read(self, *tokens: Any, **options: Any) -> Any:
-        with replaced(self.decoder.config, _attn_implementation=FLEX) if self.rendering == "flex" else nullcontext():
+        with (
+            replaced(self.decoder.config, _attn_implementation=FLEX) if self.rendering == "reference" else nullcontext()
+        ):
             return super()._read(*tokens, **options)
 
 

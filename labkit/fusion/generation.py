@@ -16,7 +16,7 @@ from labkit.decoder.running import evaluating
 from labkit.errors import DataError, require_one_of
 from labkit.fusion.decoding import Answer, Decoding, combine, decode
 from labkit.fusion.engine import Engine, FastEngine, ReferenceEngine, fusable_decoder, require_positions_for
-from labkit.fusion.layout import Prompts, Weights, prompts, token_ids
+from labkit.fusion.layout import Prompts, prompts, token_ids
 from labkit.fusion.methods import ENGINES, METHODS, VOTE
 from labkit.fusion.scores import comparable, first_line
 from labkit.models import Loaded
@@ -27,18 +27,17 @@ class FusionResult:
     """Answers, one per question.
 
     Attributes:
-        texts: up to a stop. tokens: as generated, including an end token. log_probs: of the tokens, summed.
+        texts: up to a stop. tokens: as generated, including an end token.
         first_logits: (questions, vocab), the scores that chose the first generated token, on the CPU; for
             "majority-vote", their mean over the paraphrases.
-        votes: for "majority-vote", how often each answer was given; otherwise None.
+        engine: the path that ran, such as "reference (flex, compiled)".
         seconds: of reading and generating, without loading and tokenising.
+        votes: for "majority-vote", how often each answer was given; otherwise None.
     """
 
     texts: list[str]
     tokens: list[list[int]]
-    log_probs: list[float]
     first_logits: Tensor
-    method: str
     engine: str
     seconds: float
     votes: list[dict[str, int]] | None = None
@@ -53,7 +52,7 @@ def generate(
     prefix: str = "",
     cue: str = "Answer:",
     separator: str = "\n",
-    weights: Sequence[Weights] | None = None,
+    weights: Sequence[Sequence[float]] | None = None,
     layer: int | None = None,
     stop: str | Sequence[str] = (),
     batch_size: int = 16,
@@ -71,8 +70,7 @@ def generate(
         layer: for the method "hidden-average": from 0; by default the middle one.
         stop: texts that end an answer, or special tokens.
         batch_size: in questions; for "majority-vote" in paraphrases.
-        decoding: max_new_tokens, first_line, do_sample, temperature, top_k, top_p, num_beams, length_penalty and seed
-            (`labkit.fusion.decoding.Decoding`).
+        decoding: max_new_tokens, first_line, num_beams and length_penalty (`labkit.fusion.decoding.Decoding`).
 
     Raises DataError or ModelError for invalid arguments, prompts beyond the model's positions, or a model that cannot
     be fused.
@@ -104,8 +102,7 @@ def generate(
             batch = replace(everything, questions=everything.questions[begin : begin + batch_size])
             began = time.perf_counter()
             reader = make_engine(engine, lm.model, batch, averaged_layer)
-            numbers = range(begin, begin + len(batch.questions))
-            written, scores = decode(reader, rule, lm.tokenizer, ends, settings, numbers)
+            written, scores = decode(reader, rule, lm.tokenizer, ends, settings)
             seconds += time.perf_counter() - began
             answers += written
             first_scores.append(scores.cpu())
@@ -115,23 +112,15 @@ def generate(
         elections = [elect(list(islice(rows, count)), bool(settings.stop)) for count in counts]
         answers, votes = [winner for winner, _ in elections], [tally for _, tally in elections]
         first_logits = combine("average", first_logits, counts)
-    return FusionResult(
-        [answer.text for answer in answers],
-        [list(answer.tokens) for answer in answers],
-        [answer.log_prob for answer in answers],
-        first_logits,
-        method,
-        reader.name,
-        seconds,
-        votes,
-    )
+    texts, tokens = [answer.text for answer in answers], [list(answer.tokens) for answer in answers]
+    return FusionResult(texts, tokens, first_logits, reader.name, seconds, votes)
 
 
 def make_engine(name: str, model: Any, batch: Prompts, averaged_layer: int | None = None) -> Engine:
     """The engine of this name of `ENGINES`, for the prompts of `batch`."""
     if name == "fast":
         return FastEngine(model, batch, averaged_layer)
-    return ReferenceEngine(model, batch, averaged_layer, "flex" if name == "reference" else name)
+    return ReferenceEngine(model, batch, averaged_layer, name)
 
 
 def elect(answers: Sequence[Answer], whole: bool) -> tuple[Answer, dict[str, int]]:

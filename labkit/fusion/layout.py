@@ -23,7 +23,6 @@ from labkit.errors import DataError
 from labkit.fusion.methods import Method
 
 PREFIX, PADDING, CUE = 0, -1, -2  # owners of tokens; the segments of a row are 1, 2, ...
-Weights = Sequence[float] | np.ndarray | Tensor  # one number for each paraphrase of a question
 
 
 class Tokens(NamedTuple):
@@ -103,7 +102,7 @@ def prompts(
     prefix: Sequence[int],
     segments: Sequence[Sequence[Sequence[int]]],
     cue: Sequence[int],
-    weights: Sequence[Weights] | None = None,
+    weights: Sequence[Sequence[float]] | None = None,
 ) -> Prompts:
     """The rows of `method`; `segments` contains, for each question, the ids of its paraphrases.
 

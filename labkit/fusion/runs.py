@@ -4,16 +4,14 @@
     summary(answers)["accuracy"]                       # labkit.fusion.scores
 
 A prompt is few-shot examples ("Question: ...", "Answer: ..."), a line "Question: ..." for each paraphrase, and the cue.
-Each answer is appended to a journal beside the file (`out.feather.jsonl`: a header, then one row per question). An
-interrupted run continues from it and ignores an incomplete last line. The Feather file is written at the end, whole or
-not at all, and then the journal is removed.
+After each batch the answers so far are written to a journal beside the file, which is a Feather file too
+(`out.feather.part`). An interrupted run continues from it. When the output is written, the journal is removed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import re
 import tempfile
@@ -29,7 +27,7 @@ from tqdm import tqdm
 from labkit import __version__
 from labkit.datasets.paraphrases import KNOWN_FACTS, ParaphrasedQuestion, read_known_facts, read_paraphrases, sample
 from labkit.errors import DataError
-from labkit.files import is_regular, is_standard_output, require_writable, write_whole
+from labkit.files import is_regular, is_standard_output, require_writable
 from labkit.fusion.generation import generate
 from labkit.fusion.scores import (
     Answers,
@@ -81,23 +79,14 @@ def run(settings: Settings, output: str | Path, *, resume: bool = False, lm: Loa
         return answers
     lm = lm or load_model(settings)
     about["model"] = _model_facts(lm)
-    header, rows = read_journal(journal)
-    if header is not None:
-        _require_same(journal, header, about)
-    size = settings.batch_size
-    rows = rows[: len(rows) // size * size]  # the batches of an uninterrupted run
-    if rows:
-        write_whole(journal, _json_lines([about, *rows]))
-    else:
-        journal.unlink(missing_ok=True)
-    for begin in tqdm(range(len(rows), len(planned), size), unit="batch", disable=None, leave=False):
-        batch = _answered(lm, settings, about["prefix"], planned[begin : begin + size])
-        rows += batch
-        journal.parent.mkdir(parents=True, exist_ok=True)
-        with journal.open("a", encoding="utf-8") as file:
-            file.write(_json_lines(batch if file.tell() else [about, *rows]))
-            file.flush()
-            os.fsync(file.fileno())
+    rows: list[dict[str, Any]] = []
+    if journal.exists():
+        begun = read_answers(journal)
+        _require_same(journal, begun.about, about)
+        rows = begun.rows
+    for begin in tqdm(range(len(rows), len(planned), settings.batch_size), unit="batch", disable=None, leave=False):
+        rows += _answered(lm, settings, about["prefix"], planned[begin : begin + settings.batch_size])
+        write_answers(Answers(journal, rows, about), journal)
     answers = judged(Answers(output, rows, about), lemmatizer)
     write_answers(answers, output)
     journal.unlink(missing_ok=True)
@@ -193,19 +182,9 @@ def load_model(settings: Settings) -> Loaded:
 
 
 def journal_of(output: str | Path) -> Path:
-    """The journal of an unfinished run."""
+    """The journal of an unfinished run: the answers so far, as a file of answers."""
     output = Path(output).expanduser()
-    return output.with_name(output.name + ".jsonl")
-
-
-def read_journal(path: Path) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """(header, one row per answered question), without an incomplete last line; (None, []) if there is no header."""
-    content = path.read_bytes() if path.exists() else b""
-    try:
-        lines = [json.loads(text) for text in content[: content.rfind(b"\n") + 1].splitlines()]
-    except ValueError as error:
-        raise DataError(f"{path} is damaged; delete the file and start the run again") from error
-    return (lines[0], lines[1:]) if lines else (None, [])
+    return output.with_name(output.name + ".part")
 
 
 def _answered(lm: Loaded, settings: Settings, prefix: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -227,10 +206,6 @@ def _answered(lm: Loaded, settings: Settings, prefix: str, rows: list[dict[str, 
         }
         for row, text, votes in zip(rows, result.texts, result.votes or [None] * len(rows), strict=True)
     ]
-
-
-def _json_lines(values: Sequence[dict[str, Any]]) -> str:
-    return "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
 
 
 def _model_facts(lm: Loaded) -> dict[str, Any]:

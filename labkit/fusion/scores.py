@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -98,68 +98,55 @@ def load_lemmatizer(name: str = "simplemma") -> Lemmatizer:
 # ---- all answers -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A number, its 95 % interval, and the number of questions."""
-
-    value: float
-    low: float
-    high: float
-    n: int
-
-
-def accuracy(correct: Correct) -> Estimate:
+def accuracy(correct: Iterable[bool]) -> dict[str, float]:
     """The share of correct answers, in [0, 1], with the exact binomial interval (Clopper and Pearson 1934)."""
     from scipy.stats import binomtest
 
-    right, n = sum(correct.values()), len(correct)
-    if n == 0:
+    correct = list(correct)
+    if not correct:
         raise DataError("there is no question to score")
-    interval = binomtest(right, n).proportion_ci()
-    return Estimate(right / n, float(interval.low), float(interval.high), n)
+    interval = binomtest(sum(correct), len(correct)).proportion_ci()
+    return _estimate(np.mean(correct), interval.low, interval.high, len(correct))
 
 
-def difference(one: Correct, other: Correct) -> Estimate:
-    """Accuracy of `one` minus that of `other`, with a percentile bootstrap over questions, paired.
+def paired(one: Correct, other: Correct) -> dict[str, dict[str, float]]:
+    """Compare two methods on the same questions; ready for JSON.
 
-    If the difference is the same for all questions, so are all resamples; then the interval allows for as many
-    unobserved other questions as the exact binomial one. Raises DataError unless both answered the same questions.
+    difference: accuracy of `one` minus that of `other`, with a percentile bootstrap over questions. If the difference
+        is the same for all questions, so are all resamples; then the interval allows for as many unobserved other
+        questions as the exact binomial one.
+    mcnemar: the numbers of questions that `both`, `only_one`, `only_other` and `neither` answered correctly, and `p` of
+        McNemar's exact test: is it chance which of the two answered the questions that only one answered correctly?
+
+    Raises DataError unless both answered the same questions.
     """
     from scipy.stats import binomtest, bootstrap
 
-    first, second = _paired(one, other)
-    gaps = first.astype(float) - second
+    if not one:
+        raise DataError("there is no question to score")
+    if unpaired := set(one) ^ set(other):
+        few = f"{len(unpaired)} have one answer only, such as {min(unpaired)!r}"
+        raise DataError(f"the methods did not answer the same questions: {few}; compare them on the same set")
+    first = np.array(list(one.values()), dtype=int)  # (questions,)
+    second = np.array([other[id] for id in one], dtype=int)
+    gaps = (first - second).astype(float)
     if np.ptp(gaps) == 0:
         unseen = binomtest(0, len(gaps)).proportion_ci().high
         low, high = gaps[0] - unseen * (gaps[0] + 1), gaps[0] + unseen * (1 - gaps[0])
     else:
         resampled = bootstrap((gaps,), np.mean, n_resamples=4000, batch=500, method="percentile", random_state=0)
         low, high = resampled.confidence_interval
-    return Estimate(float(gaps.mean()), float(low), float(high), len(gaps))
-
-
-def mcnemar(one: Correct, other: Correct) -> dict[str, float]:
-    """McNemar's exact test: is it chance which of the two answered the questions that only one answered correctly?
-
-    Returns the numbers of questions `both`, `only_one`, `only_other` and `neither`, and `p`. Raises DataError unless
-    both answered the same questions.
-    """
-    from scipy.stats import binomtest
-
-    first, second = _paired(one, other)
     neither, only_other, only_one, both = np.bincount(2 * first + second, minlength=4).tolist()
     p = float(binomtest(only_one, only_one + only_other).pvalue) if only_one + only_other else 1.0
-    return {"both": both, "only_one": only_one, "only_other": only_other, "neither": neither, "p": p}
+    return {
+        "difference": _estimate(gaps.mean(), low, high, len(gaps)),
+        "mcnemar": {"both": both, "only_one": only_one, "only_other": only_other, "neither": neither, "p": p},
+    }
 
 
-def _paired(one: Correct, other: Correct) -> tuple[np.ndarray, np.ndarray]:
-    """Which questions each answered correctly, (questions,) bool, both in the order of `one`."""
-    if not one:
-        raise DataError("there is no question to score")
-    if unpaired := set(one) ^ set(other):
-        few = f"{len(unpaired)} have one answer only, such as {min(unpaired)!r}"
-        raise DataError(f"the methods did not answer the same questions: {few}; compare them on the same set")
-    return np.array(list(one.values()), dtype=bool), np.array([other[id] for id in one], dtype=bool)
+def _estimate(value: float, low: float, high: float, n: int) -> dict[str, float]:
+    """A number, its 95 % interval, and the number of questions."""
+    return {"value": float(value), "low": float(low), "high": float(high), "n": n}
 
 
 # ---- files of answers ------------------------------------------------------------------------------------------------
@@ -186,7 +173,7 @@ def read_answers(path: str | Path) -> Answers:
 
     path = Path(path).expanduser()
     if not path.is_file():
-        raise DataError(f"there is no file {path}; give a file that labkit fuse has written")
+        raise DataError(f"{path} does not exist, or is a folder; give a Feather file that labkit fuse wrote")
     with reading(f"the Feather file {path}", DataError):
         table = feather.read_table(path)
     if not set(NEEDED) <= set(table.column_names):
@@ -224,33 +211,30 @@ def summary(answers: Answers, lemmatised: bool = False) -> dict[str, Any]:
     `without_answers` counts the questions without an accepted answer, which are not part of n.
     """
     correct = answers.correct(lemmatised)
-    relations: dict[str | None, dict[str, bool]] = {}
-    for row in answers.rows:
-        if row["answers"]:
-            relations.setdefault(row.get("relation"), {})[row["id"]] = correct[row["id"]]
+    relation_of = {row["id"]: row.get("relation") for row in answers.rows}
     seconds = [row["seconds"] for row in answers.rows if row.get("seconds") is not None]
     result = {
         "n": len(correct),
         "without_answers": len(answers.rows) - len(correct),
-        "accuracy": asdict(accuracy(correct)) if correct else None,
+        "accuracy": accuracy(correct.values()) if correct else None,
         "seconds_per_question": mean(seconds) if seconds else None,
     }
+    relations = {relation_of[id] for id in correct}
     if correct and None not in relations:
-        result["by_relation"] = {name: asdict(accuracy(part)) for name, part in sorted(relations.items())}
+        result["by_relation"] = {
+            name: accuracy(right for id, right in correct.items() if relation_of[id] == name)
+            for name in sorted(relations)
+        }
     return result
 
 
 def comparison(one: Answers, other: Answers, lemmatised: bool = False) -> dict[str, Any]:
-    """Accuracy of `one` minus that of `other` with its interval, and McNemar's test; ready for JSON.
-
-    Raises DataError unless they answered the same questions and accept the same answers.
-    """
+    """`paired` for two files; DataError unless they answered the same questions and accept the same answers."""
     accepted = {row["id"]: row["answers"] for row in other.rows}
     for row in one.rows:
         if accepted.get(row["id"], row["answers"]) != row["answers"]:
             raise DataError(f"question {row['id']!r} has different accepted answers in {one.path} and {other.path}")
-    pair = one.correct(lemmatised), other.correct(lemmatised)
-    return {"difference": asdict(difference(*pair)), "mcnemar": mcnemar(*pair)}
+    return paired(one.correct(lemmatised), other.correct(lemmatised))
 
 
 def require_pyarrow() -> None:

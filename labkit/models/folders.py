@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 from labkit.decoder import limits
 from labkit.errors import ModelError, reading
 from labkit.files import quiet_libraries
-from labkit.models.heads import RECORD, TASKS, Head, head_in, model_class
+from labkit.models.heads import RECORD, Head, head_in, model_class
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
-
-AUTO_CLASSES = {None: "AutoModelForCausalLM", "base": "AutoModel"}  # for the tasks without a head of labkit's
 
 
 def read_folder(
@@ -77,20 +75,19 @@ def class_for(config: PreTrainedConfig, task: str | Head | None, name: str) -> t
     """
     import transformers
 
-    saved = head_in(config)
-    if task is None or (saved is not None and task == saved.task):
-        task = saved
-    elif isinstance(task, str) and task in TASKS:
-        task = Head(task)
-    if isinstance(task, Head):
-        config = task.recorded(config)
-    elif task not in AUTO_CLASSES:
-        raise ModelError(f"task is {task!r}; choose one of {', '.join(map(repr, [*AUTO_CLASSES, *TASKS]))}")
-    auto_class = "AutoModel" if isinstance(task, Head) else AUTO_CLASSES[task]
+    saved, head = head_in(config), task
+    if task is None:
+        head = saved
+    elif task == "base":
+        head = None
+    elif isinstance(task, str):
+        head = Head(task)
+        head = saved if saved is not None and saved.task == head.task else head
+    auto_class = "AutoModelForCausalLM" if task is None and head is None else "AutoModel"
     concrete = _concrete_class(getattr(transformers, auto_class), config)
     if concrete is None:
         raise ModelError(f"transformers has no {auto_class} for {config.model_type} ({name})")
-    return (model_class(concrete, task.task) if isinstance(task, Head) else concrete), config
+    return (concrete, config) if head is None else (model_class(concrete, head.task), head.recorded(config))
 
 
 def choose_attention(model_class: type, config: Any, attn: str | None, name: str) -> tuple[str, list[str]]:

@@ -18,7 +18,7 @@ import copy
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ TASKS = {  # and how the classes of models with such a head are called: GPT2ForT
     "sequence-classification": "ForSequences",
     "embedding": "ForEmbedding",
 }
-SHORT_NAMES = {  # of the tasks in commands and in `labkit.tasks`
+SHORT_NAMES = {  # of `labkit train`, for the same tasks
     "ner": "token-classification",
     "qa": "question-answering",
     "classify": "sequence-classification",
@@ -59,7 +59,7 @@ class Head:
     """What is put on the decoder.
 
     Attributes:
-        task: one of `TASKS`.
+        task: one of `TASKS`, or a key of `SHORT_NAMES`.
         labels: the classes of token and sequence classification, in the order of the logits. Empty means two classes
             without names. The other tasks have no labels.
         pooling: one of `POOLINGS`, for sequence classification and embedding. "last" by default, because only the last
@@ -81,8 +81,10 @@ class Head:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", list(self.labels))
-        for name, choices in {"task": TASKS, "pooling": POOLINGS, "init": INITIALISATIONS}.items():
-            require_one_of(name, getattr(self, name), choices, ModelError)
+        object.__setattr__(self, "task", SHORT_NAMES.get(self.task, self.task))
+        choices = {"task": [*TASKS, *SHORT_NAMES], "pooling": POOLINGS, "init": INITIALISATIONS}
+        for name, allowed in choices.items():
+            require_one_of(name, getattr(self, name), allowed, ModelError)
         if self.labels and not self.task.endswith("classification"):
             raise ModelError(f"{self.task} has no labels, but {len(self.labels)} are given")
         if len(self.labels) == 1 or len(set(self.labels)) < len(self.labels):
@@ -131,7 +133,7 @@ class _WithHead:
         if head.task != "embedding":
             self.head = nn.Linear(width, len(head.labels) or 2)  # two: of classes, or a start and an end
         if head.backbone_dropout is not None:
-            set_backbone_dropout(self.backbone, head.backbone_dropout)
+            _add_backbone_dropout(self.backbone, head.backbone_dropout)
         self.post_init()
 
     def forward(
@@ -247,28 +249,26 @@ class Pooling(nn.Module):
         return self.out(attended)
 
 
-def set_backbone_dropout(model: nn.Module, share: float) -> None:
+def _add_backbone_dropout(backbone: nn.Module, share: float) -> None:
     """Apply dropout to the output of every attention and feed-forward block, in training only.
 
-    The dropout modules of the family are set if it has some (GPT-2), and added if it has none (Gemma, Llama). A second
-    call replaces the share. Dropout of the attention weights is not changed: flex attention has none.
+    The dropout modules of the family are set if it has some (GPT-2); Gemma and Llama have none. Dropout of the
+    attention weights is not changed: flex attention has none.
     """
-    decoder = find_decoder(model)
+    decoder = find_decoder(backbone)
     for layer, attention in zip(decoder.layers, decoder.attentions, strict=True):
         modules = layer.named_modules()
         dropouts = [m for name, m in modules if isinstance(m, nn.Dropout) and "attn_dropout" not in name]
-        for block in () if dropouts else (attention, layer.mlp):
-            block.labkit_dropout = nn.Dropout().train(block.training)
-            block.register_forward_hook(_drop)
-            dropouts.append(block.labkit_dropout)
         for dropout in dropouts:
             dropout.p = share
+        for block in () if dropouts else (attention, layer.mlp):
+            block.register_forward_hook(partial(_drop, share))
 
 
-def _drop(block: nn.Module, inputs: Any, output: Any) -> Any:
+def _drop(share: float, block: nn.Module, inputs: Any, output: Any) -> Any:
     if isinstance(output, tuple):
-        return (block.labkit_dropout(output[0]), *output[1:])
-    return block.labkit_dropout(output)
+        return (F.dropout(output[0], share, block.training), *output[1:])
+    return F.dropout(output, share, block.training)
 
 
 def sha256_of(weights: Iterable[Tensor]) -> str:

@@ -62,8 +62,8 @@ def load(
         Gemma and SmolLM2. A processor without bfloat16 is several times as fast in float32 (see `labkit doctor`).
     device: "cpu", "cuda", "cuda:1"; None means the GPU if torch can use one, else the CPU.
     task: None for a language model, or for what a folder was saved as; "base" for the model without a head, which may
-        be an encoder; "token-classification" or "ner", "question-answering" or "qa", "sequence-classification" or
-        "classify", "embedding" or "embed" for a head of labkit's, or a `labkit.models.heads.Head` that also gives
+        be an encoder; "token-classification" (or "ner"), "question-answering" ("qa"), "sequence-classification"
+        ("classify") or "embedding" ("embed") for a head of labkit's, or a `labkit.models.heads.Head` that also gives
         labels, pooling, dropout and initialisation.
 
     The first load of a model from a GGUF package converts it once, into the user's cache. A conversion that labkit
