@@ -45,7 +45,7 @@ BOXES = [
     'predict("Is 2 > 1?", choices=["yes", "no"], answer="yes")',
     'predict("How many?", answer="Three.", why="Count them.")',
 ]
-TOUR = {"01_attention_and_masks": ".labkit-playground", "07_attention_maps": ".labkit-explorer"}  # with its widget
+TOUR = {"01_attention_and_masks": ".labkit-playground", "08_attention_maps": ".labkit-explorer"}  # with its widget
 IN_LAB = pytest.mark.parametrize("front_end", ["lab"], indirect=True)
 
 

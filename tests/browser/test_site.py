@@ -112,11 +112,11 @@ def test_playground_is_painted_and_composed_without_a_kernel(open_page, folder, 
 
 def test_widgets_and_figures_of_notebooks_answer(open_page, site):
     page = open_page(width=1280)
-    page.goto(f"{site}notebooks/11_paraphrase_fusion.html")
+    page.goto(f"{site}notebooks/15_paraphrase_fusion.html")
     page.locator(".js-plotly-plot .main-svg").first.wait_for()
     page.locator(".js-plotly-plot .nsewdrag").first.hover(force=True)
     page.locator(".hoverlayer .hovertext").first.wait_for(timeout=10_000)
-    page.goto(f"{site}notebooks/07_attention_maps.html")
+    page.goto(f"{site}notebooks/08_attention_maps.html")
     explorer = page.locator(".labkit-explorer")
     explorer.get_by_role("slider", name="head").press("Home")
     explorer.get_by_text(re.compile(r"layer \d+ head 0, causal")).first.wait_for()

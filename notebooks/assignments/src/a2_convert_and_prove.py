@@ -11,7 +11,7 @@
 #
 # **Is this model bidirectional now? Whoever sells you the conversion says yes.** You write the instrument that finds out: it changes a token, looks who notices, and believes no flag. Then you convert GPT-2 with a mask of your own. At the end we attack your instrument with models that look converted and are not.
 #
-# Each exercise has a check. It calls your function and says what was expected, what came, and what the likely cause is. Nothing stops you: skip an exercise and come back. Notebooks 02 and 03 are good company.
+# Each exercise has a check. It calls your function and says what was expected, what came, and what the likely cause is. Nothing stops you: skip an exercise and come back. Notebooks 04 and 03 are good company.
 
 # %%
 import copy

@@ -11,7 +11,7 @@
 #
 # **A model that sees its answer learns nothing but to copy.** You write the loss that asks for the next token, find out which loss is too good to be true, and build the instrument that finds the leak. Then the other half: without a causal mask a model needs another question, so you hide words, ask for them from the right place, and measure how surprising a sentence is to a reader who looks both ways.
 #
-# Six exercises, six functions. Each has a check that says what was expected, what came, and what the likely cause is. Nothing stops you: skip an exercise and come back. The notebooks behind it are `04_next_token_leakage` and `05_new_objectives`.
+# Six exercises, six functions. Each has a check that says what was expected, what came, and what the likely cause is. Nothing stops you: skip an exercise and come back. The notebooks behind it are `05_next_token_leakage` and `06_new_objectives`.
 
 # %%
 import math

@@ -370,4 +370,4 @@ forest_figure(results.by_label(stored), "Named entities: each arm minus the caus
 # %% [markdown]
 # Each row is an arm minus the causal one, in points of F1, with its 95 % interval. If the interval contains 0, the difference is not significant, however large it is.
 #
-# **What you have now.** What a layer of a bidirectional Gemma sees, and how its heads share; labels where a model can know them; scores that count what was asked for; answers in the words of the text; and a comparison that does not mistake luck for a mask. `08_question_answering` and `09_named_entities` train readers; here we only planted them.
+# **What you have now.** What a layer of a bidirectional Gemma sees, and how its heads share; labels where a model can know them; scores that count what was asked for; answers in the words of the text; and a comparison that does not mistake luck for a mask. `09_question_answering` and `10_named_entities` train readers; here we only planted them.

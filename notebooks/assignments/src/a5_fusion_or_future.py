@@ -328,7 +328,7 @@ verdicts()
 #
 # </details>
 #
-# **What you have now.** Averaging is right about one prompt, about copies and about order, and the test of our solution lets it pass. Does yours? Identities are what a right engine must satisfy, and not what makes it right: no list of them is ever complete. That is why labkit's tests of its engines also measure the hidden states inside the model. Notebook 11 lists the faults of the public experiment behind this idea.
+# **What you have now.** Averaging is right about one prompt, about copies and about order, and the test of our solution lets it pass. Does yours? Identities are what a right engine must satisfy, and not what makes it right: no list of them is ever complete. That is why labkit's tests of its engines also measure the hidden states inside the model. Notebook 15 lists the faults of the public experiment behind this idea.
 #
 # # Track: future
 #
@@ -491,4 +491,4 @@ def judged(kinds=("causal", "columns", "next", "length")):
 judged()
 
 # %% [markdown]
-# **What you have now.** `length` is the model whose columns end with the text. It never sees a later token, and it is not causal: a test that only changes tokens overlooks it. (One of the two experiments of the hint is enough for all of them. Which one, and why?) Notebook 12 goes on from here: the whole block, its controls, and a comparison whose intervals decide. A first comparison is there (columns help a little, and the future has no part in it): see `docs/future_attention.md`.
+# **What you have now.** `length` is the model whose columns end with the text. It never sees a later token, and it is not causal: a test that only changes tokens overlooks it. (One of the two experiments of the hint is enough for all of them. Which one, and why?) Notebook 16 goes on from here: the whole block, its controls, and a comparison whose intervals decide. A first comparison is there (columns help a little, and the future has no part in it): see `docs/future_attention.md`.
