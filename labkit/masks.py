@@ -49,7 +49,7 @@ class Mask:
 
     Attributes:
         name: the expression that makes this mask, as Python (`repr` shows it).
-        meaning: a clause that completes "a token may look at ...".
+        meaning: a clause that completes "a token may attend to ...".
         predicate: `(batch, query, key)` positions, and the number of keys, to bool.
         identity: what `==` compares.
         batch_size: number of rows of the batch that the mask is for, or None if it is the same for every row.
@@ -97,7 +97,7 @@ class Mask:
 
     def explain(self) -> str:
         """The mask in plain language."""
-        return f"{self.name}: a token may look at {self.meaning}."
+        return f"{self.name}: a token may attend to {self.meaning}."
 
     def dense(self, q_len: int, kv_len: int | None = None, device=None) -> Bool[Tensor, "*batch query key"]:
         """The mask as bool, True = may attend: (q_len, kv_len), or (batch, q_len, kv_len) if the rows differ.
@@ -231,8 +231,8 @@ def hybrid(n: int | Sequence[int]) -> Mask:
     """
     own = "itself and everything before it"
     meanings = (
-        f"{own}; a token from position {{n}} on may look at every token",
-        f"{own}; a token after the causal part of its row may look at every token",
+        f"{own}; a token from position {{n}} on may attend to every token",
+        f"{own}; a token after the causal part of its row may attend to every token",
     )
     return _by_length("hybrid", n, meanings, lambda q, k, length: (k <= q) | ((q >= length) & (k >= 0)))
 
@@ -265,7 +265,8 @@ def segments(ids: Sequence[int], inside: str = "causal", fuse_from: int | None =
         return torch.where(q >= fuse_from, k <= q, within & (k < fuse_from))
 
     within = "its own segment" if inside == "bidirectional" else "itself and what came before it in its own segment"
-    fused = "" if fuse_from is None else f"; a token from position {fuse_from} on may look at itself and all before it"
+    reader = f"; a token from position {fuse_from} on may attend to itself and all before it"
+    fused = "" if fuse_from is None else reader
     arguments = [str(list(numbers))]
     arguments += [f"inside={inside!r}"] if inside != "causal" else []
     arguments += [f"fuse_from={fuse_from}"] if fuse_from is not None else []

@@ -165,7 +165,7 @@ def test_repr_is_the_expression(mask):
     assert again == mask
     assert hash(again) == hash(mask)
     assert torch.equal(again.dense(N), mask.dense(N))
-    assert mask.explain().startswith(f"{mask!r}: a token may look at ")
+    assert mask.explain().startswith(f"{mask!r}: a token may attend to ")
 
 
 def test_equality_is_of_expressions_and_agreement_is_of_cells():

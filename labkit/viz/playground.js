@@ -221,7 +221,7 @@ function render({ model, el }) {
     if (both.b) slots.b.show(view.second = both.b, n);
     const count = view.painted.which.reduce((a, b) => a + b, 0);
     say(code, codeOf(tree));
-    const plain = `A token may look at ${meaningOf(tree)}.`;
+    const plain = `A token may attend to ${meaningOf(tree)}.`;
     const name = count && n <= 64 ? recognised(view.cells, n) : null;
     say(meaning, !count ? plain
       : `${plain} ${count === 1 ? "1 cell is" : `${count} cells are`} painted over it${name ? `: together they are exactly ${codeOf(name)}` : ""}.`);

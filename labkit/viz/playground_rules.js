@@ -57,7 +57,7 @@ function codeOf(tree) {
   return `masks.${kind}(${written ? written(rest) : ""})`;
 }
 
-// Completes "a token may look at ...", as Mask.meaning does.
+// Completes "a token may attend to ...", as Mask.meaning does.
 function meaningOf(tree) {
   const [kind, ...rest] = tree;
   const count = (number) => (number === 1 ? "1 token" : `${number} tokens`);
@@ -73,11 +73,11 @@ function meaningOf(tree) {
     prefix: ([number]) => `${Array.isArray(number) ? "the prefix of its row" : `the first ${count(number)}`}, ${own}`,
     hybrid: ([number]) =>
       Array.isArray(number)
-        ? `${own}; a token after the causal part of its row may look at every token`
-        : `${own}; a token from position ${number} on may look at every token`,
+        ? `${own}; a token after the causal part of its row may attend to every token`
+        : `${own}; a token from position ${number} on may attend to every token`,
     segments: ([, inside, fuseFrom]) =>
       (inside === "bidirectional" ? "its own segment" : "itself and what came before it in its own segment") +
-      (fuseFrom === null ? "" : `; a token from position ${fuseFrom} on may look at itself and all before it`),
+      (fuseFrom === null ? "" : `; a token from position ${fuseFrom} on may attend to itself and all before it`),
     padding: ([, side]) => `real tokens (the padding is on the ${side})`,
     from_dense: () => "the cells that were painted or measured",
   }[kind](rest);

@@ -140,7 +140,7 @@ def test_words_of_the_glossary_show_their_entry_once_a_page(open_page, site):
     word, card = page.get_by_role("link", name="causal", exact=True).first, page.locator("#card-term-causal")
     assert page.locator("a[href$='#term-causal']").count() == 1 and not card.is_visible()
     word.focus()
-    assert card.is_visible() and card.inner_text().startswith("Causal. A token may look at itself")
+    assert card.is_visible() and card.inner_text().startswith("Causal. A token may attend to itself")
     where = card.bounding_box()
     assert where["x"] >= 0 and where["x"] + where["width"] <= 390 and where["y"] + where["height"] <= 844
     word.press("Enter")

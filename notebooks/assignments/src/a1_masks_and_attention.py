@@ -9,7 +9,7 @@
 # %% [markdown]
 # # A1 · Masks and attention by hand
 #
-# **Seven functions, and you have attention.** You write the table that says who may look at whom, then the scores, the weights and the heads that obey it, and at the end you find out who hears of whom when layers are stacked: that is where masks that look harmless leak.
+# **Seven functions, and you have attention.** You write the table that says who may attend to whom, then the scores, the weights and the heads that obey it, and at the end you find out who hears of whom when layers are stacked: that is where masks that look harmless leak.
 #
 # Each exercise has a check. It calls your function and says what was expected, what came, and what the likely cause is. Nothing stops you: skip an exercise and come back.
 
@@ -28,7 +28,7 @@ n = len(tokens)
 n
 
 # %% [markdown] exercise="a1_causal_mask"
-# A language model that writes may look at what has been said, itself included, and at nothing that comes later. Return that table for `n` tokens: booleans, shape `(n, n)`, `True` = may look.
+# A language model that writes may attend to what has been said, itself included, and at nothing that comes later. Return that table for `n` tokens: booleans, shape `(n, n)`, `True` = may look.
 
 # %% [markdown] hint="a1_causal_mask"
 # `torch.tril` and `torch.triu` keep one triangle of a matrix. Ask yourself which triangle holds row 3, column 0: the fourth token looking at the first.
@@ -67,7 +67,7 @@ def window_mask(n, w):
 mask_figure(window_mask(n, 3), tokens)
 
 # %% [markdown] exercise="a1_padded_mask"
-# Sentences of a batch have different lengths, so the shorter ones are filled up with pads **at the end**. A pad says nothing, so nobody may look at one. Given the real lengths (a list of whole numbers), return the causal tables of the whole batch: booleans, shape `(batch, n, n)`, with no pad as a key.
+# Sentences of a batch have different lengths, so the shorter ones are filled up with pads **at the end**. A pad says nothing, so nobody may attend to one. Given the real lengths (a list of whole numbers), return the causal tables of the whole batch: booleans, shape `(batch, n, n)`, with no pad as a key.
 #
 # Close the pad keys in **every** row, those of the pads (as queries) included; beyond that, leave these rows as the causal table has them. (With pads at the end, the causal table hides them from every real token already. In A2, where models look both ways, it no longer does.)
 
@@ -105,7 +105,7 @@ def scores_of(q, k):
 
 
 # %% [markdown] exercise="a1_weights"
-# Weights are what a softmax makes of the scores in each row, **among the keys that may be looked at**: zero for all others, and a sum of one. Where a row may look at nothing at all, let its weights be zero, and not `nan`. It must hold for scores of any size, also of -10 000.
+# Weights are what a softmax makes of the scores in each row, **among the keys that may be looked at**: zero for all others, and a sum of one. Where a row may attend to nothing at all, let its weights be zero, and not `nan`. It must hold for scores of any size, also of -10 000.
 
 # %% [markdown] hint="a1_weights"
 # A forbidden score must not take part in the softmax: what number, put in its place, becomes exactly zero there? And what does the softmax of a row make of nothing but such numbers? `masked_fill` puts numbers where a table is True.
@@ -146,7 +146,7 @@ def attention(x, w_q, w_k, w_v, heads, mask):
 # One layer with a window of 2 sees one token back. But its neighbour has heard of *its* neighbour in the layer before. Return the table of who can be **influenced** by whom after `layers` layers of the same mask, booleans `(n, n)`: row = who hears, column = of whom. Every token keeps what it knows (the residual connection), in each layer.
 
 # %% [markdown] hint="a1_who_hears"
-# After two layers, i hears of j if i may look at some k that has heard of j. Over all k, "and" and then "any" is a product of matrices. Count how often you multiply.
+# After two layers, i hears of j if i may attend to some k that has heard of j. Over all k, "and" and then "any" is a product of matrices. Count how often you multiply.
 
 
 # %% answer="a1_who_hears"

@@ -82,7 +82,7 @@ def next_token_loss(logits, ids, real):
 #
 # In four. Without a shift, each position is asked for the token that **it reads**. With the ends cut the wrong way round, it is asked for the token **before** it; with two shifts, for the token **after the next**. And with the right shift, `real` can lose the wrong end: then the last real token of a row is asked for a pad.
 #
-# The first two lead to a loss near 0: what is asked for stands in the text that the position may look at, and copying is learned quickly. The other two do not give themselves away like that. The token after the next is an honest question, only not yours.
+# The first two lead to a loss near 0: what is asked for stands in the text that the position may attend to, and copying is learned quickly. The other two do not give themselves away like that. The token after the next is an honest question, only not yours.
 #
 # </details>
 

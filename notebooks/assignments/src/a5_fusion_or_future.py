@@ -36,7 +36,7 @@ tokens = [*prefix, *sum(segments, []), *cue]
 len(prefix), lengths, len(cue)
 
 # %% [markdown] exercise="a5_segment_mask"
-# Lay all tokens in one row: the prefix, then the segments one after the other, then the tail (our cue). Who may look at whom?
+# Lay all tokens in one row: the prefix, then the segments one after the other, then the tail (our cue). Who may attend to whom?
 #
 # - The **prefix** is plain causal text.
 # - A **segment** sees the prefix and itself, causally, and no other segment.
