@@ -135,7 +135,7 @@ def test_rows_without_answers_are_answered_and_in_no_score(labkit_command):
         (["--rescore", "own.jsonl"], "the Feather file own.jsonl cannot be read"),
         (["--rescore", "own.jsonl", "--model", "tiny-llama"], "--model does not apply with --rescore"),
         (["--compare", "own.jsonl"], "--compare has an effect only with --rescore"),
-        (["--rescore", "none.feather"], "there is no file none.feather"),
+        (["--rescore", "none.feather"], "none.feather does not exist"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(labkit_command, tmp_path, arguments, words):

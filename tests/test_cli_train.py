@@ -198,7 +198,7 @@ def test_own_files_through_training_folds_and_prediction(labkit_command, tmp_pat
         (["train", "ner", "--epochs", "0"], "num_train_epochs is 0.0; it must be above 0"),
         (["train", "ner", "--learning-rate", "0"], "learning_rate is 0.0; it must be above 0"),
         (["train", "qa", "--null-threshold", "nan"], "null_threshold is nan; give a finite number"),
-        (["train", "ner", "--data", "no_such_set"], "there is no data set 'no_such_set'"),
+        (["train", "ner", "--data", "no_such_set"], "the hub has no no_such_set"),
         (["train", "lm", "--objective", "next", "--whole-words"], "--whole-words has an effect only with --objective"),
         (
             ["train", "lm", "--objective", "next", "--layers", "0"],
@@ -208,7 +208,7 @@ def test_own_files_through_training_folds_and_prediction(labkit_command, tmp_pat
             ["train", "lm", "--objective", "next", "--eval-file", "x"],
             "--eval-file has an effect only with --train-file",
         ),
-        (["train", "lm", "--objective", "next", "--profile", "zz"], "the profile is 'zz'; choose one of ci, laptop"),
+        (["train", "lm", "--objective", "next", "--profile", "zz"], "--profile is 'zz'; choose one of ci, laptop"),
         (["train", "lm", "--objective", "mlm", "--window", "global"], "GPT2LMHeadModel has no local layers"),
         (["train", "ner", "--order", "question-last"], "No such option"),
         (["train", "classify", "--epochs", "inf"], "epochs"),
