@@ -16,7 +16,7 @@ def slider(figures: Mapping[str, go.Figure], name: str, start: int = 0) -> go.Fi
     """One figure with a slider over `figures`, `{label: figure}`, called `name`; it begins at number `start`.
 
     The result holds the traces of all figures, and each step shows those of one of them, with its layout. All need
-    the same number of panels, because plotly cannot remove an axis in a step.
+    the same number of panels.
 
     Raises:
         MaskError: no figures, a start without a figure, or figures with different numbers of panels.
