@@ -46,7 +46,7 @@ def slider(figures: Mapping[str, go.Figure], name: str, start: int = 0) -> go.Fi
             }
         )
     first = dict(steps[start]["args"][1])
-    same = [key for key in first if all(step["args"][1][key] == first[key] for step in steps)]
+    same = [key for key in first if all(step["args"][1].get(key) == first[key] for step in steps)]
     for step in steps:  # what all figures share is stored once, which makes a saved notebook much smaller
         step["args"][1] = {key: value for key, value in step["args"][1].items() if key not in same}
     result = go.Figure([trace for figure in figures.values() for trace in figure.data])
