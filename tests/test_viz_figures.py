@@ -156,6 +156,15 @@ def test_a_slider_shows_one_figure_at_each_step_and_starts_where_it_was_told():
     assert figure.layout.sliders[0].active == 1 and figure.layout.title.text == "window 3"
 
 
+def test_a_slider_stores_shared_layout_once_and_refuses_figures_of_different_panels():
+    grid = masks.causal().dense(N)
+    first, second, more = (viz.mask_figure({str(i): grid for i in range(n)}, title="several") for n in (2, 2, 3))
+    figure = viz.slider({"first": first, "second": second}, "figure")
+    assert shown(figure, 1)[1] == {} and figure.layout.title.text == "several" and figure.layout.xaxis2.domain
+    with pytest.raises(MaskError, match="same number of panels"):
+        viz.slider({"first": first, "more": more}, "figure")
+
+
 def test_the_walk_shades_the_attended_past_and_future():
     cells, truth = masks.hybrid(3).dense(N), [*TOKENS[1:], None]
     figure = viz.walk_figure(TOKENS, cells, [("bank", 0.5)] * N, truth, start=2)

@@ -169,18 +169,22 @@ def steps(*colours: str) -> list:
 def slider(figures: Mapping[str, go.Figure], name: str, start: int = 0) -> go.Figure:
     """One figure with a slider over `figures`, `{label: figure}`, called `name`; it begins at number `start`.
 
-    The result holds the traces of all figures, and each step shows those of one of them, with its layout.
+    The result holds the traces of all figures, and each step shows those of one of them, with its layout. All need
+    the same number of panels.
 
     Raises:
-        MaskError: no figures, or a start without a figure.
+        MaskError: no figures, a start without a figure, or figures with different numbers of panels.
     """
     if not 0 <= start < len(figures):
         raise MaskError(f"there is no figure {start}: slider takes {{label: figure}} and the number of one of them")
     owner = [number for number, figure in enumerate(figures.values()) for _ in figure.data]
+    layouts = [{"shapes": [], "annotations": []} | figure.to_dict()["layout"] for figure in figures.values()]
+    panels = [sum(key.startswith("xaxis") for key in layout) for layout in layouts]
+    if len(set(panels)) > 1:
+        raise MaskError(f"figures behind one slider need the same number of panels; these have {panels}")
     steps = []
-    for number, (label, figure) in enumerate(figures.items()):
+    for number, (label, layout) in enumerate(zip(figures, layouts, strict=True)):
         # The slider is above the title, so that it stays in its place where figures differ in height.
-        layout = {"shapes": [], "annotations": []} | figure.to_dict()["layout"]
         layout.pop("template")
         layout["height"] += ROOM
         layout["sliders[0].pad.b"] = layout["margin"]["t"] + 10
@@ -193,10 +197,13 @@ def slider(figures: Mapping[str, go.Figure], name: str, start: int = 0) -> go.Fi
                 "args": [{"visible": [i == number for i in owner]}, layout],
             }
         )
+    first = dict(steps[start]["args"][1])
+    shared = [key for key in first if all(step["args"][1].get(key) == first[key] for step in steps)]
+    for step in steps:  # what all figures share is stored once, which makes a saved notebook much smaller
+        step["args"][1] = {key: value for key, value in step["args"][1].items() if key not in shared}
     result = go.Figure([trace for figure in figures.values() for trace in figure.data])
     for trace, number in zip(result.data, owner, strict=True):
         trace.visible = number == start
-    first = dict(steps[start]["args"][1])
     labels = [step["label"] for step in steps]
     sides = {"l": max(24, 4 * len(labels[0])), "r": max(24, 4 * len(labels[-1]))}
     control = {
