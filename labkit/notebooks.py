@@ -1,7 +1,7 @@
 """The notebooks that come with labkit: list them, copy them out, execute them without a browser.
 
-Every notebook begins with the setup cell, and with no other boilerplate: `FIRST_CELL`, or `first_cell(requirement)`
-where scripts/notebook_heads.py is configured to let Colab install labkit from elsewhere.
+Every notebook begins with the setup cell, folded: `FIRST_CELL`, or `first_cell(requirement)` where `install-from` in
+pyproject.toml is set (see scripts/notebook_heads.py).
 """
 
 from __future__ import annotations
@@ -22,33 +22,20 @@ from labkit.profile import VARIABLE, by_name
 DISTRIBUTION = "labkit-bidirectional"
 SKIP_TAG = "nbval-skip"  # cells that the tests leave out, each with its reason in tests/notebooks/SKIPPED.md
 
-# In Colab this cell installs the lab and keeps torch and numpy at the versions that Colab brought: pip stops with a
-# clear message instead of replacing them. The extra "colab" requires nothing on which Colab's own kernel is built.
 _SETUP_CELL = """\
-import sys
-from importlib import metadata, util
-{path}
-if "google.colab" in sys.modules and util.find_spec("labkit") is None:
-{wheel}    keep = " ".join(f"{{name}}=={{metadata.version(name)}}" for name in ("torch", "numpy"))
-    %pip install -q "{requirement}" {{keep}}
+import importlib.util
 
+if importlib.util.find_spec("labkit") is None:
+    {install}
 import labkit.colab
 
 labkit.colab.setup()"""
-_OWN_WHEEL = """\
-    wheel = max(Path().glob("labkit_bidirectional-*.whl"), default=None)
-    assert wheel, "Upload labkit's wheel (the folder button on the left), then run this cell again."
-"""
+FIRST_CELL = _SETUP_CELL.format(install='raise ModuleNotFoundError("Install labkit first; docs/colab.md says how.")')
 
 
-def first_cell(requirement: str | None = None) -> str:
-    """The setup cell; Colab's pip gets labkit as `requirement`, or, if None, from a wheel that the reader uploads."""
-    if requirement is not None:
-        return _SETUP_CELL.format(path="", wheel="", requirement=requirement)
-    return _SETUP_CELL.format(path="from pathlib import Path\n", wheel=_OWN_WHEEL, requirement="{wheel}[colab]")
-
-
-FIRST_CELL = first_cell()
+def first_cell(requirement: str) -> str:
+    """The setup cell that installs `requirement` where labkit is missing; pip keeps a torch and numpy that fit."""
+    return _SETUP_CELL.format(install=f'%pip install -q "{requirement}"')
 
 
 def is_setup_cell(source: str) -> bool:

@@ -1,9 +1,10 @@
 """The rules for committed notebooks: executed in one go, without errors, short cells, no path of anybody's machine.
 
-    python scripts/check_notebooks.py [NOTEBOOK ...]      (none: every notebook of the project)
+    python scripts/check_notebooks.py [--minutes] [NOTEBOOK ...]      (none: every notebook of the project)
 
 Prints one line per fault and exits 1 if there is one. Also compares the cells that the tests skip with their ledger.
-Of the assignments, which are built from their masters, only the solutions are looked at: that they have been run.
+`--minutes` prints, for each lesson, its words, its code lines, and the minutes that it states and that it should state.
+Of the assignments, which are built from their masters, only the solutions are checked: that they have been run.
 """
 
 import json
@@ -16,7 +17,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 import notebook_heads  # noqa: E402
 
-from labkit.notebooks import SKIP_TAG  # noqa: E402  (light: loads no torch)
+from labkit.notebooks import SKIP_TAG, is_setup_cell  # noqa: E402  (light: loads no torch)
 
 SOLUTIONS = ROOT / "notebooks" / "assignments" / "solution"
 LEDGER = ROOT / "tests" / "notebooks" / "SKIPPED.md"
@@ -24,13 +25,54 @@ LONGEST_CELL = 25  # lines
 LARGEST_NOTEBOOK = 2_000_000  # bytes
 MOST_SKIPPED = 0.03  # of all code cells of the tour
 PLOTLY = "application/vnd.plotly.v1+json"
+UNREADABLE = "cannot be read as a notebook"
 COMPARED_TAG = "nbval-check-output"
 MACHINE_PATH = re.compile(r"/(?:home|Users)/[\w.-]+/|/(?:root|tmp)/[\w.~-]+|[A-Z]:\\+Users\\|" + re.escape(str(ROOT)))
 
 
+# The rules for a lesson as it is written today. Lessons in NOT_YET are older: only the rules above apply to them.
+NOT_YET = (
+    "start_here attention_and_masks false_conversions gpt2_without_its_mask next_token_leakage new_objectives "
+    "converting_gemma attention_maps question_answering named_entities sentences scaling_up paraphrase_fusion "
+    "future_attention"
+).split()
+MOST_WORDS = 150  # of a Markdown cell
+MOST_LINES, MOST_LINES_OF_CHECK = 15, 20  # of a code cell; of the setup cell, or one that checks an exercise
+MOST_MINUTES, MOST_BOXES = 60, 3
+NOT_ANSWERED = "Not answered yet"  # every check of an exercise prints it
+BOX = re.compile(r"(?<![\w.])(?<!def )predict\(")
+EXERCISE = re.compile(r"^(?:\*\*|#+ )(Exercise \d+)\b", re.M)
+REFERENCES = re.compile(r"^(?:\*\*|#+ )(?:\d+\. )?References\b", re.M)
+NOT_PROSE = re.compile(r"```.*?```|`[^`\n]*`|<pre>.*?</pre>|\]\([^)]*\)|^#.*?$", re.S | re.M)  # code, links, headings
+THINGS = "cell curve figure head heading layer line mask model number output plot position row state table test token"
+BANNED = [
+    re.compile(pattern, re.I)
+    for pattern in (
+        rf"\b({'|'.join(THINGS.split())})(,? (above|below|itself))? (says|tells|sees|hears|notices|knows|speaks)\b",
+        rf"\b({'|'.join(THINGS.split())})s( above| below)? (say|tell|see|hear|notice|know|speak)\b",
+        r"\b(barely|anew|hears|notices|told apart|stands? for|whichever way|nothing that shows)\b",
+        r"\bin the run (that is )?printed here\b",
+        r"\b(in|into|with|without|its|other|whose) company\b",
+        r"\d less \d",  # minus
+        r"\b(a|one|each|another|whole) training[.,;:)]",  # a training run
+        r"\bleaves? out (zero|0)\b",
+    )
+]
+
+
 def main(arguments: list[str]) -> int:
-    paths = [Path(a) for a in arguments] or [*tour(), *solutions()]
-    faults = [f"{shown(path)}: {fault}" for path in paths for fault in faults_of(path)]
+    paths = [Path(a) for a in arguments if a != "--minutes"] or [*tour(), *solutions()]
+    faults = []
+    for path in paths:
+        found = faults_of(path)
+        if path.resolve().parent != SOLUTIONS and UNREADABLE not in "".join(found):
+            cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+            found += [] if is_old(path) else faults_of_lesson(path, cells)
+            if "--minutes" in arguments:
+                words, lines, stated, computed = minutes_of(cells)
+                minutes = f"{stated} minutes stated, {computed} computed"
+                print(f"{path.name[:2]}: {words:,} words, {lines} code lines, {minutes}")
+        faults += [f"{shown(path)}: {fault}" for fault in found]
     if set(tour()) <= {p.resolve() for p in paths}:
         faults += faults_of_ledger(tour(), LEDGER)
     for fault in faults:
@@ -55,7 +97,7 @@ def faults_of(path: Path) -> list[str]:
         notebook = json.loads(path.read_text(encoding="utf-8"))
         code = [c for c in notebook["cells"] if c["cell_type"] == "code" and text(c["source"]).strip()]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return [f"cannot be read as a notebook ({error!r})"]
+        return [f"{UNREADABLE} ({error!r})"]
     if not code:
         return ["has no code cell"]
     faults = [f"cell {name(c)}: {fault}" for c in code for fault in faults_of_output(c)]
@@ -75,14 +117,74 @@ def faults_of(path: Path) -> list[str]:
 
 
 def faults_of_head(path: Path, notebook: dict, code: list[dict]) -> list[str]:
+    if not is_setup_cell(text(code[0]["source"])):
+        return ["its first code cell is not labkit.notebooks.FIRST_CELL"]
+    if is_old(path) or not path.resolve().is_relative_to(ROOT):
+        return []
+    head = notebook_heads.head_of(path, notebook_heads.install_from())
+    if json.loads(notebook_heads.with_head(json.dumps(notebook), *head)) != notebook:
+        return ["its setup cell or its Colab badge is stale: run scripts/notebook_heads.py"]
+    return []
+
+
+def is_old(path: Path) -> bool:
+    return path.stem.partition("_")[2] in NOT_YET
+
+
+def faults_of_lesson(path: Path, cells: list[dict]) -> list[str]:
+    sources = [text(cell["source"]) for cell in cells]
+    prose = [source if cell["cell_type"] == "markdown" else "" for cell, source in zip(cells, sources, strict=True)]
+    boxes = [0 if written else len(BOX.findall(source)) for source, written in zip(sources, prose, strict=True)]
     faults = []
-    setup_cell, badge = notebook_heads.head_of(path.resolve(), notebook_heads.settings())
-    if text(code[0]["source"]).strip() != setup_cell:
-        faults.append("its first code cell is not labkit.notebooks.FIRST_CELL as scripts/notebook_heads.py writes it")
-    prose = next((text(c["source"]) for c in notebook["cells"] if c["cell_type"] == "markdown"), "")
-    if prose != notebook_heads.with_badge(prose, badge):
-        faults.append("its Colab badge is not the one that scripts/notebook_heads.py writes")
+    for i, (cell, source) in enumerate(zip(cells, sources, strict=True)):
+        words, lines = len(prose[i].split()), len(source.strip().splitlines())
+        most = MOST_LINES_OF_CHECK if NOT_ANSWERED in source or is_setup_cell(source) else MOST_LINES
+        read = NOT_PROSE.sub(" ", prose[i]) if prose[i] else source if boxes[i] else ""
+        found = [f'"{match[0]}": write it plainly' for pattern in BANNED for match in pattern.finditer(read)]
+        if words > MOST_WORDS:
+            found.append(f"{words} words, at most {MOST_WORDS} are allowed")
+        if not prose[i] and lines > most:
+            found.append(f"{lines} lines, at most {most} are allowed")
+        if prose[i] and re.search(r"\bPredict\b", read) and not any(boxes[i + 1 : i + 3]):
+            found.append('"Predict", but neither of the next two cells has a predict(...) box')
+        if boxes[i] > source.count("answer="):
+            found.append("a predict(...) box without answer=")
+        faults += [f"cell {name(cell)}: {fault}" for fault in found]
+    if sum(boxes) > MOST_BOXES:
+        faults.append(f"{sum(boxes)} predict(...) boxes, at most {MOST_BOXES} are allowed")
+    _, _, stated, computed = minutes_of(cells)
+    if not 0.75 * computed <= stated <= min(1.25 * computed, MOST_MINUTES):
+        faults.append(f"{stated} minutes stated, about {computed} computed; at most {MOST_MINUTES} are allowed")
+    references = [source for source in prose if REFERENCES.search(source)]
+    if not path.name.startswith("00_") and not any("](http" in source for source in references):
+        faults.append("no References with a link")
+    return faults + faults_of_exercises(sources, prose)
+
+
+def faults_of_exercises(sources: list[str], prose: list[str]) -> list[str]:
+    """Each exercise is a task, a cell that checks the answer, and after it a hint and a solution."""
+    starts = [(i, match[1]) for i, source in enumerate(prose) if (match := EXERCISE.search(source))]
+    faults = []
+    for (start, title), (end, _) in zip(starts, [*starts, (len(sources), "")][1:], strict=True):
+        order = [source for source in sources[start:end] if NOT_ANSWERED in source or "<summary>" in source]
+        if not order or NOT_ANSWERED not in order[0]:
+            faults.append(f'{title}: a cell that prints "{NOT_ANSWERED}" must come before hint and solution')
+        faults += [f"{title}: no {word}" for word in ("Hint", "Solution") if f"<summary>{word}" not in "".join(order)]
     return faults
+
+
+def minutes_of(cells: list[dict]) -> tuple[int, int, int, int]:
+    """Words, lines of code, the minutes that the title states (0: none), and the minutes that they should be."""
+    prose = "\n".join(text(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    code = "\n".join(text(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    lines = [line for line in code.splitlines() if line.strip() and not line.strip().startswith("#")]
+    time = re.search(r"\*\*Time\*\* \|.*", prose)
+    stated = re.search(r"about (\d+) minutes", time[0] if time else "")
+    run = re.search(r"\brun\b[^.|\d]*(\d+) minutes?\b", time[0] if time else "")
+    exercises = sum(map(int, re.findall(r"\((?:easy|medium|hard)\b[^)\d]*(\d+) minutes?\)", prose)))
+    words = len(prose.split())
+    computed = words / 170 + len(lines) / 12 + exercises + (max(1, int(run[1])) if run else 1)
+    return words, len(lines), int(stated[1]) if stated else 0, round(computed)
 
 
 def faults_of_length(cell: dict) -> list[str]:

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -19,11 +18,11 @@ from IPython.core.interactiveshell import InteractiveShell
 import labkit
 from labkit import colab, notebooks
 from labkit.errors import LabkitError
-from labkit.notebooks import DISTRIBUTION, FIRST_CELL, first_cell
+from labkit.notebooks import FIRST_CELL
+from scripts.notebook_heads import head_of, with_head
 
 ROOT = Path(__file__).resolve().parent.parent
-INDEX = f"{DISTRIBUTION}[colab]"
-WHEEL = f"labkit_bidirectional-{labkit.__version__}-py3-none-any.whl"
+REPOSITORY = "https://github.com/owner/name"
 WITH_GPU = f"labkit {labkit.__version__}, profile colab, Tesla T4 with 16 GB"
 WITHOUT = f"labkit {labkit.__version__}, profile laptop, {colab.NO_GPU}"
 
@@ -50,10 +49,7 @@ def session(tmp_path, monkeypatch, capsys):
     for name in ("LABKIT_PROFILE", "PLOTLY_RENDERER"):
         monkeypatch.setenv(name, "")  # so that it is as it was at the end of the test
     monkeypatch.chdir(tmp_path)
-    (tmp_path / WHEEL).touch()
-    version, find_spec = metadata.version, importlib.util.find_spec
-    installed = {"torch": "2.11.0+cu128", "numpy": "2.0.2"}
-    monkeypatch.setattr(metadata, "version", lambda name: installed.get(name) or version(name))
+    find_spec = importlib.util.find_spec
     card = SimpleNamespace(name="Tesla T4", total_memory=15_828_320_256)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
 
@@ -75,21 +71,22 @@ def session(tmp_path, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize(
-    ("cell", "requirement", "gpu"), [(FIRST_CELL, f"{WHEEL}[colab]", False), (first_cell(INDEX), INDEX, True)]
-)
-def test_the_setup_cell_run_twice_installs_once_and_prints_twice_what_it_runs_on(session, cell, requirement, gpu):
+@pytest.mark.parametrize(("source", "gpu"), [(REPOSITORY, False), ("index", True)])
+def test_the_setup_cell_run_twice_installs_once_and_prints_twice_what_it_runs_on(session, source, gpu):
+    cell, _ = head_of(ROOT / "notebooks" / "00_start_here.ipynb", source)
     show = "import os; print(os.environ.get('LABKIT_PROFILE'), os.environ['PLOTLY_RENDERER'])"
     printed, requests = session(cell, cell, show, gpu=gpu)
     line = WITH_GPU if gpu else WITHOUT
     assert printed == ["widgets on", line, "widgets on", line, f"{None if gpu else 'laptop'} colab"]
-    assert requests == [f'install -q "{requirement}" torch==2.11.0+cu128 numpy==2.0.2']
+    package = "labkit-bidirectional[colab]" + (f" @ git+{REPOSITORY}@main" if source == REPOSITORY else "")
+    assert requests == [f'install -q "{package}"']
 
 
-def test_without_the_wheel_the_cell_says_what_to_upload(session):
-    Path(WHEEL).unlink()
-    with pytest.raises(AssertionError, match="Upload labkit's wheel"):
+def test_without_the_setting_a_missing_labkit_is_an_error_that_says_what_to_read(session):
+    with pytest.raises(ModuleNotFoundError, match=r"docs/colab\.md"):
         session(FIRST_CELL)
+    assert (ROOT / "docs" / "colab.md").is_file()
+    assert session("%pip install labkit", FIRST_CELL)[0][-1] == WITH_GPU  # as docs/colab.md advises
 
 
 def test_files_on_drive_are_there_after_the_machine_was_lost(session, tmp_path, monkeypatch):
@@ -132,33 +129,18 @@ def test_setup_refuses_a_package_older_than_labkit_needs_with_the_cure(monkeypat
 # ---- the heads of the notebooks ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def heads():
-    spec = importlib.util.spec_from_file_location("notebook_heads", ROOT / "scripts" / "notebook_heads.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["notebook_heads"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_committed_notebooks_have_the_heads_that_the_settings_ask_for():
-    command = [sys.executable, ROOT / "scripts/notebook_heads.py", "--check"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, f"run scripts/notebook_heads.py:\n{done.stdout}{done.stderr}"
-
-
-def test_a_head_is_written_once_and_taken_back_without_a_trace(heads):
-    path = sorted((ROOT / "notebooks").glob("*.ipynb"))[0]
-    old = path.read_text(encoding="utf-8")
-    table = {"repository": "https://github.com/owner/name.git", "colab-source": "repository"}
-    setup, badge = heads.head_of(path, heads.Heads.of(table))
-    new = heads.with_head(old, setup, badge)
-    assert heads.with_head(new, setup, badge) == new != old
-    assert heads.with_head(new, *heads.head_of(path, heads.Heads())) == old
-    changed = [a for a, b in zip(json.loads(new)["cells"], json.loads(old)["cells"], strict=True) if a != b]
+@pytest.mark.parametrize("path", ["00_start_here.ipynb", "assignments/student/a1_masks_and_attention.ipynb"])
+def test_a_head_is_written_once_and_taken_back_without_a_trace(path):
+    path = ROOT / "notebooks" / path
+    bare = with_head(path.read_text(encoding="utf-8"), *head_of(path, ""))
+    new = with_head(bare, *head_of(path, f"{REPOSITORY}.git"))
+    assert with_head(new, *head_of(path, REPOSITORY)) == new != bare
+    assert with_head(new, *head_of(path, "")) == bare
+    changed = [a for a, b in zip(json.loads(new)["cells"], json.loads(bare)["cells"], strict=True) if a != b]
     prose, code = ("".join(cell["source"]) for cell in changed)
-    assert prose.count(f"https://colab.research.google.com/github/owner/name/blob/main/notebooks/{path.name}") == 1
-    assert "git+https://github.com/owner/name@main" in code and notebooks.is_setup_cell(code)
+    place = path.relative_to(ROOT).as_posix()
+    assert prose.count(f"https://colab.research.google.com/github/owner/name/blob/main/{place}") == 1
+    assert notebooks.is_setup_cell(code) and "git+https://github.com/owner/name@main" in code
 
 
 # ---- Binder, dev container -----------------------------------------------------------------------------------------

@@ -101,6 +101,7 @@ def notebook_text(cells: list[MasterCell], of: Assignment, variant: Variant, kin
         new_code_cell(source, id=name, metadata=_nbgrader(f"{of.name}_{name}") if kind == "nbgrader" else {})
         for name, source in {"setup": FIRST_CELL, "checks": f"from labkit.course import check{use}"}.items()
     ]
+    setup[0].metadata["jupyter"] = {"source_hidden": True}
     about = {"assignment": of.name, "variant": variant.key, "kind": kind}
     metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}, "labkit": about}
     return nbformat.writes(new_notebook(cells=[title, *setup, *built], metadata=metadata, nbformat_minor=5)) + "\n"

@@ -14,6 +14,7 @@ from labkit.course.answers import local_answer
 from labkit.course.build import build, masters, read_master
 from labkit.course.exercises import NAMES, assignment
 from labkit.course.variant import Variant
+from scripts import notebook_heads
 
 WRITTEN = [name for name in NAMES if name in masters()]
 VARIANTS = {"public": Variant(), "private": Variant.of("a secret of the tests"), "other": Variant.of("another one")}
@@ -127,7 +128,7 @@ def test_a2_finds_a_model_unchanged_whatever_the_number_of_threads():
 
 
 def test_what_is_committed_is_what_the_masters_make(tmp_path):
-    """Solutions have been executed: their outputs are not compared."""
+    """Solutions have been executed: their outputs are not compared. The heads follow `install-from` in pyproject."""
 
     def as_built(path):
         if path.suffix != ".ipynb":
@@ -136,10 +137,16 @@ def test_what_is_committed_is_what_the_masters_make(tmp_path):
         cells = [(cell.id, cell.cell_type, cell.source, dict(cell.metadata)) for cell in notebook.cells]
         return cells, notebook.metadata["labkit"], notebook.metadata["kernelspec"]
 
-    built = {path.relative_to(tmp_path): as_built(path) for path in build(tmp_path)}
+    paths = build(tmp_path)
+    for path in paths:
+        if path.parent.name in ("student", "solution"):
+            head = notebook_heads.head_of(FOLDER / path.relative_to(tmp_path), notebook_heads.install_from())
+            path.write_text(notebook_heads.with_head(path.read_text(encoding="utf-8"), *head), encoding="utf-8")
+    built = {path.relative_to(tmp_path): as_built(path) for path in paths}
     there = [*FOLDER.rglob("*.ipynb"), FOLDER / "nbgrader" / "nbgrader_config.py"]
     committed = {path.relative_to(FOLDER): as_built(path) for path in there}
-    assert built == committed, "run: labkit course build --execute --output-dir notebooks/assignments"
+    command = "labkit course build --execute --output-dir notebooks/assignments"
+    assert built == committed, f"run: {command}, then scripts/notebook_heads.py"
 
 
 def test_every_committed_solution_says_that_all_its_answers_are_right():
