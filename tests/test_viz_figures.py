@@ -286,3 +286,12 @@ def test_what_cannot_be_drawn_is_refused_with_a_sentence(draw, given):
     with pytest.raises(MaskError) as refusal:
         draw(*given)
     assert len(str(refusal.value).split()) >= 6
+
+
+def test_a_probe_begins_with_the_first_model_and_the_last_word_and_refuses_other_grids():
+    grid = masks.causal().dense(N)
+    figure = viz.probe_figure(TOKENS, {"causal": {"alone": grid}, "open": {"alone": grid | True}})
+    assert figure.alt == f"{TOKENS[-1]} is replaced: 1 of {N} states change ({TOKENS[-1]})."
+    assert figure.count('class="labkit-state labkit-changed"') == 1
+    with pytest.raises(MaskError, match="open, alone"):
+        viz.probe_figure(TOKENS, {"open": {"alone": [0.5]}})

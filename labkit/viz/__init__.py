@@ -18,6 +18,7 @@ _PUBLIC = {  # module -> the public names that it defines
     "charts": ("curves_figure", "curves_slider", "forest_figure"),
     "predictions": ("fill_ins_figure", "objectives_figure", "walk_figure", "windows_figure"),
     "panels": ("slider",),
+    "probe": ("probe_figure",),
     "text": ("answer_figure", "entities_figure", "generation_figure", "stacked", "words_figure"),
     "mask_playground": ("playground",),
     "explorer": ("attention_explorer",),

@@ -123,3 +123,21 @@ def test_texts_wrap_and_have_the_colour_of_the_page_and_boxes_answer(open_page, 
     page.get_by_role("button", name="Show the answer").click()
     page.get_by_text("Three.").wait_for()
     page.shoot(f"figure_text_{theme}")
+
+
+def test_a_probe_shows_the_states_of_the_chosen_model_batch_and_word(open_page):
+    measured = {"causal": {"alone": CAUSAL, "padded": CAUSAL}, "open": {"alone": CAUSAL | True, "padded": CAUSAL}}
+    page = open_page(900, 400)
+    page.set_content(viz.probe_figure(TOKENS, measured))
+    chosen = {"model": "causal", "batch": "alone", "word": 3}
+
+    def changed():
+        return [state.inner_text() for state in page.locator(".labkit-changed").all()]
+
+    assert changed() == [TOKENS[3]]
+    for name, value in [("model", "open"), ("batch", "padded"), ("word", 1), ("model", "causal"), ("batch", "alone")]:
+        chosen[name] = value
+        text = TOKENS[value] if name == "word" else value
+        page.locator("button", has_text=text).first.click()
+        cells = measured[chosen["model"]][chosen["batch"]][:, chosen["word"]]
+        assert changed() == [token for token, is_changed in zip(TOKENS, cells, strict=True) if is_changed]
