@@ -277,3 +277,18 @@ def test_what_cannot_be_drawn_is_refused_with_a_sentence(draw, given):
     with pytest.raises(MaskError) as refusal:
         draw(*given)
     assert len(str(refusal.value).split()) >= 6
+
+
+def test_a_field_shows_the_answer_to_its_text_and_the_error_of_an_invalid_one():
+    def letters(text):
+        if text == "<bad>":
+            raise MaskError("<bad> is not a text")
+        return f"{len(text)} letters"
+
+    box = viz.ask(letters, text="four")
+    assert "4 letters" in box._repr_mimebundle_()["text/html"]
+    for text, shown in {"three": "5 letters", " ": "Fill in", "<bad>": "&lt;bad&gt; is not a text"}.items():
+        box.fields["text"].value = text
+        box.button.click()
+        assert shown in box.shown.value
+    assert viz.ask(letters, text="a") is not box  # the name is still the function after its first use
