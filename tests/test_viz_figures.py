@@ -295,3 +295,19 @@ def test_a_probe_begins_with_the_first_model_and_the_last_word_and_refuses_other
     assert figure.count('class="labkit-state labkit-changed"') == 1
     with pytest.raises(MaskError, match="open, alone"):
         viz.probe_figure(TOKENS, {"open": {"alone": [0.5]}})
+
+
+def test_a_field_shows_the_answer_to_its_text_and_the_error_of_an_invalid_one():
+    def letters(text):
+        if text == "<bad>":
+            raise MaskError("<bad> is not a text")
+        return f"{len(text)} letters"
+
+    box = viz.ask(letters, text="four")
+    assert "4 letters" in box._repr_mimebundle_()["text/html"]
+    for text, shown in {"three": "5 letters", " ": "Fill in", "<bad>": "&lt;bad&gt; is not a text"}.items():
+        box.fields["text"].value = text
+        box.button.click()
+        assert shown in box.shown.value
+    assert viz.entities_figure("a b", [], []).alt == "Entities: none."
+    assert viz.ask(letters, text="a") is not box  # the name is still the function after its first use

@@ -22,7 +22,7 @@ _PUBLIC = {  # module -> the public names that it defines
     "text": ("answer_figure", "entities_figure", "generation_figure", "stacked", "words_figure"),
     "mask_playground": ("playground",),
     "explorer": ("attention_explorer",),
-    "ask": ("ask",),
+    "asking": ("ask",),
     "bertviz": ("bertviz_compare", "bertviz_head_view", "bertviz_model_view", "bertviz_neuron_view"),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}

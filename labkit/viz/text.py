@@ -106,7 +106,7 @@ def entities_figure(text: str, gold: Sequence, predicted: Sequence) -> TextFigur
         '<p style="margin:4px 0 0"><span style="border-bottom:2px solid currentColor">underlined</span>: gold · '
         '<span style="background:#7F7F7F55;border-radius:3px">shaded</span>: predicted</p>'
     )
-    return _figure(body, f"Entities: {', '.join(f'{counts[kind]} {kind}' for kind in counted)}.")
+    return _figure(body, f"Entities: {', '.join(f'{counts[kind]} {kind}' for kind in counted) or 'none'}.")
 
 
 def generation_figure(rows: Sequence[Mapping]) -> TextFigure:
