@@ -53,7 +53,7 @@ def test_a_program_that_fails_does_not_stop_the_others(tmp_path, stage):
     assert states(tmp_path / "day") == {"broken": "failed with exit code 3, see logs", "next": "done"}
 
 
-@pytest.mark.matrix
+@pytest.mark.slow
 def test_all_stages_run_on_a_cpu_with_tiny_models(tmp_path, monkeypatch):
     monkeypatch.setattr(
         sys, "argv", ["day.py", "--device", "cpu", "--budget", "9", "--output-dir", str(tmp_path / "d")]
