@@ -21,7 +21,7 @@ import re
 import sys
 import tempfile
 import time
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +35,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
 
-from labkit.datasets import readers  # noqa: E402
+from labkit.datasets import embedded, readers  # noqa: E402
 from labkit.models import cache, gguf, load  # noqa: E402
 from labkit.models.registry import REGISTRY  # noqa: E402
 
@@ -52,12 +52,12 @@ BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 def texts_in(corpora: Path) -> list[str]:
-    """The texts of the data sets and the paragraphs of the plain files, as labkit tokenises them."""
+    """The texts of Field Notes and the data sets, and the paragraphs of the plain files, as labkit tokenises them."""
+    sources = [embedded.read(task, "field-notes", side) for task in ("qa", "ner") for side in embedded.SPLITS]
+    sources += [readers.read(task, corpora / file) for task, _, file in (s.partition(":") for s in CORPORA.values())]
     texts: list[str] = []
-    for source in CORPORA.values():
-        task, _, file = source.partition(":")
-        for example in readers.read(task, corpora / file):
-            texts += [example.question, example.context] if task == "qa" else [example.text]
+    for example in chain.from_iterable(sources):
+        texts += [example.question, example.context] if hasattr(example, "question") else [example.text]
     for file in TEXTS:
         texts += [line.strip() for line in (corpora / file).read_text(encoding="utf-8").split("\n")]
     return list(dict.fromkeys(filter(None, texts)))

@@ -121,6 +121,7 @@ LM: Options = {
     "window": WINDOW,
     "layers": option(str, "Layers to unmask: all, middle-third, or 0,1,2.", default="all"),
     "lora": flag("--lora", "Train LoRA adapters, and merge them at the end."),
+    "rank": option(int, "Rank of the LoRA adapters.", default=16, min=1),
     "dropout": option(Real, "Dropout probability. Default: that of the model.", min=0, max=0.99),
     "profile": option(Text, "ci, laptop, colab or gpu: steps, batch size and length that you do not give."),
     "attn_implementation": ATTENTION,
@@ -131,6 +132,7 @@ LM_NEEDS: Needs = {
     "mask_rate": ("objective", ("mlm", "mntp", "hybrid")),
     "whole_words": ("objective", ("mlm", "mntp", "hybrid")),
     "eval_file": ("train_file", ()),
+    "rank": ("lora", ()),
 }
 LM_HELP = """Adapt a language model to text.
 
@@ -245,7 +247,7 @@ def train_lm(given: dict[str, Any]) -> None:
         eval_texts=[document.text for document in dev],
         max_length=given["max_length"] or sizes.max_length,
         attn=given["attn_implementation"],
-        **chosen(given, "objective mask_rate whole_words window layers lora dropout resume"),
+        **chosen(given, "objective mask_rate whole_words window layers lora rank dropout resume"),
     )
     what = f"{given['objective']}, {metrics['steps']:,} steps, {metrics['seconds']:,.0f} s"
     lines = [f"{given['output_dir']}/model: {what}"]

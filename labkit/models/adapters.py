@@ -27,7 +27,7 @@ from labkit.decoder.anatomy import decoder_or_none
 from labkit.decoder.running import random_state_kept
 from labkit.errors import ModelError, TrainingError, reading
 from labkit.models.heads import Head, head_in
-from labkit.models.special_tokens import add_tokens
+from labkit.models.special_tokens import add_tokens, ensure_mask_token
 
 METHODS = ("full", "lora", "frozen")
 RECORD = "labkit_adapter.json"
@@ -92,22 +92,23 @@ def trainable(model: Any) -> tuple[int, int]:
     return sum(p.numel() for p in model.parameters() if p.requires_grad), sum(p.numel() for p in model.parameters())
 
 
-def save(adapted: Any, folder: Path, *, base: str, task: dict[str, Any], marks: tuple[str, ...] = ()) -> None:
-    """Write the adapters of a peft model with a labkit head into `folder`, which exists.
+def save(adapted: Any, folder: Path, *, base: str, task: dict[str, Any] | None = None, marks: tuple[str, ...] = (), mask_token: bool = False) -> None:
+    """Write the adapters of a peft model into `folder`, which exists.
 
-    `base` is the name that `labkit.load` has for the base model, `task` goes into the config under `TASK`, and `marks`
-    are the tokens that were added to the tokenizer.
+    `base` is the name that `labkit.load` has for the base model, `task` goes into the config under `TASK` (None for a
+    language model, which has no head), and `marks` are the tokens that were added to the tokenizer.
     """
     adapted.save_pretrained(folder)
     config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     config["base_model_name_or_path"] = base  # not its path on this machine
-    conversion = conversion_of(adapted)
+    conversion, head = conversion_of(adapted), head_in(adapted.config)
     record = {
         "base": base,
-        "head": asdict(head_in(adapted.config)),
+        "head": head and asdict(head),
         "conversion": conversion and {name: conversion[name] for name in ("window", "layers")},
         "task": task,
         "marks": list(marks),
+        "mask_token": mask_token,
     }
     for name, content in {"adapter_config.json": config, RECORD: record}.items():
         (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -117,25 +118,29 @@ def save(adapted: Any, folder: Path, *, base: str, task: dict[str, Any], marks: 
 def read(folder: Path, name: str, load: Callable[..., Any], *, task: str | Head | None, **options: Any) -> Any:
     """The base model of the adapter in `folder` with its head, its mask and its matrices: a `labkit.Loaded`.
 
-    `load` is `labkit.load`, and `options` are its options for the base. Raises ModelError if the folder is damaged, or
-    another task or other labels are asked for than the adapter has, or peft is not installed.
+    The adapter of a language model may get a new head (`task`). `load` is `labkit.load`, and `options` are its options
+    for the base. Raises ModelError if the folder is damaged, or another task or other labels are asked for than the
+    adapter has, or peft is not installed.
     """
     with reading(f"the adapter in {folder}"), peft_for("an adapter needs") as peft:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        head = Head(**record["head"])
-        asked = Head(task, labels=head.labels) if isinstance(task, str) else task or head
-        if (asked.task, asked.labels, asked.pooling) != (head.task, head.labels, head.pooling):
-            raise ModelError(
-                f"the adapter in {folder} is for {head.task} ({', '.join(head.labels) or 'no labels'}), not for "
-                f"{asked.task} ({', '.join(asked.labels) or 'no labels'})"
-            )
-        lm = load(record["base"], task=head, **options)
+        if head := record["head"] and Head(**record["head"]):
+            asked = Head(task, labels=head.labels) if isinstance(task, str) else task or head
+            if (asked.task, asked.labels, asked.pooling) != (head.task, head.labels, head.pooling):
+                raise ModelError(
+                    f"the adapter in {folder} is for {head.task} ({', '.join(head.labels) or 'no labels'}), not for "
+                    f"{asked.task} ({', '.join(asked.labels) or 'no labels'})"
+                )
+        lm = load(record["base"], task=head or task, **options)
         add_tokens(lm.model, lm.tokenizer, record["marks"])
+        if record["mask_token"]:
+            ensure_mask_token(lm.model, lm.tokenizer)
         if record["conversion"]:
             to_bidirectional(lm.model, **record["conversion"])
         adapted = peft.PeftModel.from_pretrained(lm.model, str(folder))
         lm.model = adapted.merge_and_unload().requires_grad_(True).eval()  # peft had frozen what it adapted
-        setattr(lm.model.config, TASK, record["task"])
+        if record["task"]:
+            setattr(lm.model.config, TASK, record["task"])
     lm.name = name
     lm.source = f"{lm.source.split('; its head is new')[0].rstrip('.')}; with the adapter {folder.name}."
     return lm

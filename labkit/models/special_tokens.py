@@ -29,6 +29,23 @@ def add_tokens(model: Any, tokenizer: Any, marks: Sequence[str]) -> int:
     return new
 
 
+def ensure_mask_token(model: Any, tokenizer: Any) -> int:
+    """The id of the mask token; where the tokenizer has none, a reserved token is taken, or a new one added.
+
+    GPT-2 and Gemma have none. Gemma's `<unused0>` waits for such a use; otherwise `<mask>` is added, and its embedding
+    starts as the mean of all.
+    """
+    from transformers import AddedToken
+
+    if tokenizer.mask_token_id is None:
+        name = "<unused0>" if "<unused0>" in tokenizer.get_vocab() else "<mask>"
+        # lstrip: the space before it belongs to it, as it does to a word; left alone it would be a token of its own
+        tokenizer.add_special_tokens({"mask_token": AddedToken(name, lstrip=True, special=True)})
+    if tokenizer.mask_token_id >= model.get_input_embeddings().num_embeddings:
+        fit_embeddings(model, tokenizer)
+    return tokenizer.mask_token_id
+
+
 def fit_embeddings(model: Any, tokenizer: Any) -> None:
     """Give each token of the tokenizer an embedding. A new one is the mean of all others.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from labkit.convert import choose_layers, to_bidirectional
 from labkit.decoder.limits import require_positions
 from labkit.decoder.running import evaluating
 from labkit.errors import DataError
-from labkit.models import load
+from labkit.models import adapters, load
 from labkit.models.adapters import weights_to, with_lora
-from labkit.models.special_tokens import fit_embeddings
+from labkit.models.special_tokens import ensure_mask_token
 from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
 from labkit.run_folder import Log, RunFolder, process_count, to_stderr
 from labkit.tasks.base import IGNORED, pad_id, padded
@@ -80,6 +81,7 @@ def train_lm(
     window: str = "keep",
     layers: str = "all",
     lora: bool = False,
+    rank: int = 16,
     dropout: float | None = None,
     attn: str | None = None,
     resume: bool = False,
@@ -89,8 +91,8 @@ def train_lm(
 
     "mlm" and "mntp" make the model bidirectional first, and the saved model is (`window`: as `labkit.to_bidirectional`;
     `layers`: "all", "middle-third" or numbers such as "0,1,2"); "prefix" and "hybrid" put their mask in force row by
-    row. Each text is cut into rows of at most `max_length` tokens. With `lora` the matrices get low-rank adapters,
-    merged before the model is saved.
+    row. Each text is cut into rows of at most `max_length` tokens. With `lora` the matrices get adapters of `rank`, which
+    are saved in `adapter/` and merged into the model that is saved in `model/`.
 
     Metrics: those of `labkit.training.train`, `loss` before and after on `eval_texts`, and, where tokens are hidden,
     `pseudo_perplexity`, `fill_in_accuracy` and `fill_in_top_5` as the model was, unmasked, and after.
@@ -106,7 +108,8 @@ def train_lm(
     config = {
         "command": "train lm", "model": str(model), "objective": objective, "settings": settings,
         "texts": digest(texts), "eval_texts": digest(eval_texts), "max_length": max_length, "mask_rate": mask_rate,
-        "whole_words": whole_words, "window": window, "layers": layers, "lora": lora, "dropout": dropout, "attn": attn,
+        "whole_words": whole_words, "window": window, "layers": layers, "lora": lora, "rank": rank,
+        "dropout": dropout, "attn": attn,
         "processes": process_count(),
     }  # fmt: skip
     if (done := RunFolder.finished(output_dir, config, resume=resume, log=log)) is not None:
@@ -144,7 +147,7 @@ def train_lm(
     if goal.attention == "bidirectional":
         to_bidirectional(lm.model, window=window, layers=chosen)
         measure(lm.model, "unmasked")
-    trained = with_lora(lm.model, settings["seed"]) if lora else lm.model
+    trained = with_lora(lm.model, settings["seed"], rank=rank) if lora else lm.model
     with RunFolder.alone(output_dir, config, resume=resume) as run:  # nothing is written before all input is checked
         outcome = train(
             trained,
@@ -157,28 +160,14 @@ def train_lm(
             evaluate=(lambda model: measure(model, "after")) if held else None,
             log=log,
         )
+        if lora:
+            save = partial(adapters.save, trained, base=str(model), mask_token=goal.hides_tokens)
+            run.write_folder("adapter", save)
         save_model(trained.merge_and_unload() if lora else trained, lm.tokenizer, run)
         run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
         metrics = outcome | {"scores": scores, "n_train": len(rows), "n_eval": len(held)}
         run.write_json("metrics.json", metrics)
         return metrics
-
-
-def ensure_mask_token(model: Any, tokenizer: Any) -> int:
-    """The id of the mask token; where the tokenizer has none, a reserved token is taken, or a new one added.
-
-    GPT-2 and Gemma have none. Gemma's `<unused0>` waits for such a use; otherwise `<mask>` is added, and its embedding
-    starts as the mean of all.
-    """
-    from transformers import AddedToken
-
-    if tokenizer.mask_token_id is None:
-        name = "<unused0>" if "<unused0>" in tokenizer.get_vocab() else "<mask>"
-        # lstrip: the space before it belongs to it, as it does to a word; left alone it would be a token of its own
-        tokenizer.add_special_tokens({"mask_token": AddedToken(name, lstrip=True, special=True)})
-    if tokenizer.mask_token_id >= model.get_input_embeddings().num_embeddings:
-        fit_embeddings(model, tokenizer)
-    return tokenizer.mask_token_id
 
 
 @torch.no_grad()
