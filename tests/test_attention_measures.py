@@ -38,21 +38,6 @@ def test_queries_are_the_last_positions_and_entropy_is_at_most_that_of_all_keys(
     assert float(measures.entropy(np.full((4, 5), 0.2))) == pytest.approx(math.log(5))
 
 
-@pytest.mark.parametrize("before", [0, 1, 3])
-def test_induction_is_the_weight_on_what_followed_the_same_token_before(before):
-    half, n = 4, before + 8
-    ids = [100 + i for i in range(before)] + [7, 3, 9, 5] * 2
-    perfect = np.zeros((n, n))
-    for query in range(n):
-        followed = [key + 1 for key in range(query) if ids[key] == ids[query]]
-        perfect[query, followed[-1] if followed else 0] = 1
-    assert float(measures.induction(perfect, half)) == float(measures.induction(perfect[-half:], half)) == 1
-    one_of_four = np.eye(n)
-    one_of_four[before + 5] = np.eye(n)[before + 2]  # the second 3 attends to the first 9
-    assert float(measures.induction(np.eye(n), half)) == 0
-    assert float(measures.induction(one_of_four, half)) == 0.25
-
-
 def test_rollout_by_hand_and_as_a_causal_distribution():
     first = [[[1.0, 0.0], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]]  # two heads: mean [[1, 0], [.25, .75]]
     second = [[[0.0, 1.0], [0.0, 1.0]], [[1.0, 0.0], [1.0, 0.0]]]  # mean [[.5, .5], [.5, .5]]
@@ -76,7 +61,6 @@ def test_rollout_by_hand_and_as_a_causal_distribution():
         (measures.entropy, np.zeros((3, 2)), "one key for each query"),
         (measures.first_token_mass, [[1.0]], "one token"),
         (measures.rollout, np.eye(9), r"\(layers, heads, n, n\), not \(9, 9\)"),
-        (lambda weights: measures.induction(weights, 5), np.eye(8), "8 queries and 8 keys: it takes 2 to 4"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(measure, weights, message):

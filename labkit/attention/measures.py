@@ -54,23 +54,6 @@ def first_token_mass(weights) -> np.ndarray:
     return _per_map(weights, lambda w: w[_offsets(w)[:, 0] < 0, 0].mean())
 
 
-def induction(weights, half: int) -> np.ndarray:
-    """The induction score: on a text whose last 2 x `half` tokens are a random half and the same half again, the mean
-    weight from a token of the second half on the token that followed it in the first, `half - 1` positions back.
-
-    Source: Olsson et al. 2022, "In-context Learning and Induction Heads" (prefix matching score). The tokens are
-    random, so only the repetition predicts the next one. Tokens before the two halves (a <bos>) do no harm.
-
-    Raises:
-        MaskError: fewer than 2 x `half` positions, or a half of one token, which would be its own successor.
-    """
-    q, k = weight_array(weights).shape[-2:]
-    if half < 2 or 2 * half > k or half > q:
-        raise MaskError(f"induction: half={half!r}, and the map has {q} queries and {k} keys: it takes 2 to {k // 2}")
-    queries = np.arange(q - half, q)
-    return _per_map(weights, lambda w: w[queries, k - q + queries - (half - 1)].mean())
-
-
 def rollout(weights) -> Float64[np.ndarray, "layers n n"]:
     """Attention rollout: how much of each input token is in each position after layer 0, 1, ..., if attention and the
     residual stream, half and half, were all that mixes them. Takes (layers, heads, n, n), from the first layer on.
