@@ -116,18 +116,6 @@ def test_correlations_with_the_given_scores(recwarn):
     assert math.isnan(undefined["spearman"]) and math.isnan(undefined["pearson"]) and not recwarn.list
 
 
-def test_retrieval_by_group_counted_by_hand():
-    #                        a  b   a    b   c     the nearest others, nearest first
-    vectors = at_angles(0, 10, 30, 110, 200)
-    # a at 0: b 10, a 30 -> rank 2.  b at 10: a 0, a 30, b 110 -> 3.  a at 30: b 10, a 0 -> 2.
-    # b at 110: a 30 (80), c 200 (90), b 10 (100) -> 3.  c: alone
-    scores = embed.group_retrieval(vectors, ["a", "b", "a", "b", "c"])
-    assert scores["mean_reciprocal_rank"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 2 + 1 / 3) / 4)
-    assert (scores["accuracy_at_1"], scores["n"]) == (0, 4)
-    one_vector = embed.group_retrieval(np.ones((6, 3), np.float32), list("aabbcc"))
-    assert one_vector["accuracy_at_1"] == 0 and one_vector["mean_reciprocal_rank"] == pytest.approx(1 / 5)
-
-
 def test_retrieval_of_partners_counted_by_hand():
     pairs = [Pair("1", "a", "x"), Pair("2", "b", "y"), Pair("3", "c", "z")]
     # a: x 10 -> 1.  b at 50: y 30, z 30, x 40: a tie with z counts against -> 2.  c: z 10 -> 1
@@ -140,6 +128,9 @@ def test_retrieval_of_partners_counted_by_hand():
     # a: y 10 -> 1 (twice).  x at 70: z 30, before y 60 -> 1.  b at 75: x 5 -> 1.  d has only itself
     scores = embed.pair_retrieval(first, second, pairs)
     assert (scores["accuracy_at_1"], scores["n"]) == (1, 4)
+    pairs = [Pair(str(k), f"a{k}", f"b{k}") for k in range(5)]
+    one_vector = embed.pair_retrieval(*np.ones((2, 5, 3), np.float32), pairs)
+    assert one_vector["accuracy_at_1"] == 0 and one_vector["mean_reciprocal_rank"] == pytest.approx(1 / 5)
 
 
 def test_anisotropy_is_the_mean_cosine_of_different_texts():
@@ -172,7 +163,7 @@ def test_the_words_baseline_scores_shared_words():
         (lambda: TASK.rows(TINY, [*PAIRS, Pair("s", "The cat", " ")], ()), DataError, "pair s is empty: ' '"),
         (lambda: in_batch_contrastive(*[torch.ones(1, 4)] * 2), TrainingError, "set the batch size to 2 or more"),
         (lambda: score_of(*[at_angles(0, 9)] * 2, [0.5, 0.5]), DataError, "all 2 pairs have the score 0.5"),
-        (lambda: embed.group_retrieval(at_angles(0, 9), list("ab")), DataError, "2 texts, and none has another"),
+        (lambda: embed.pair_retrieval(*[at_angles(0)] * 2, [Pair("d", "d", "d")]), DataError, "1 pairs, and no text"),
         (lambda: encode(labkit.load("tiny-gpt2", device="cpu").model, TINY, ["money"]), ModelError, "task=.embedding"),
     ],
 )

@@ -189,27 +189,14 @@ def in_batch_contrastive(
     return nn.functional.cross_entropy(logits, torch.arange(len(logits), device=logits.device))
 
 
-def group_retrieval(vectors: Float[np.ndarray, "texts width"], groups: Sequence[str]) -> dict[str, Any]:
-    """Is the nearest other text one of the same group?
-
-    `accuracy_at_1`; `mean_reciprocal_rank` of the first text of the same group among all others; `n`, the texts that
-    have another text in their group. A text of another group that is equally near counts as nearer, so that a model
-    that gives all texts one vector scores 0.
-
-    Raises:
-        DataError: every text is alone.
-    """
-    itself = np.eye(len(vectors), dtype=bool)
-    return _retrieval(_unit(vectors) @ _unit(vectors).T, np.equal.outer(groups, groups), itself)
-
-
 def pair_retrieval(
     first: Float[np.ndarray, "pairs width"], second: Float[np.ndarray, "pairs width"], pairs: Sequence[Pair]
 ) -> dict[str, Any]:
     """Is the second text of each pair the nearest to its first among the second texts of all pairs?
 
-    The same numbers as `group_retrieval`. If a text is in several pairs, all its partners are right. A text is never
-    compared with itself.
+    `accuracy_at_1`; `mean_reciprocal_rank` of the nearest partner; `n`, the queries that have a partner. If a text is
+    in several pairs, all its partners are right. A text is never compared with itself. A text that is as near as a
+    partner counts as nearer, so that a model that gives all texts one vector has an accuracy of 0.
     """
     vector_of = {pair.second: vector for pair, vector in zip(pairs, second, strict=True)}  # each text once
     column_of = {text: column for column, text in enumerate(vector_of)}
@@ -220,7 +207,18 @@ def pair_retrieval(
     for row, pair in enumerate(pairs):
         right[row, columns_of[pair.first]] = True
         itself[row, column_of.get(pair.first, [])] = True
-    return _retrieval(_unit(first) @ _unit(np.stack(list(vector_of.values()))).T, right, itself)
+    right &= ~itself
+    cosines = _unit(first) @ _unit(np.stack(list(vector_of.values()))).T  # (pairs, candidates)
+    nearest_right = np.where(right, cosines, -np.inf).max(1, keepdims=True)
+    nearer = (cosines >= nearest_right - SAME) & ~right & ~itself  # a tie counts against
+    ranks = 1 + nearer.sum(1)[right.any(1)]
+    if not len(ranks):
+        raise DataError(f"{len(pairs)} pairs, and no text has a partner other than itself: nothing to retrieve")
+    return {
+        "accuracy_at_1": float((ranks == 1).mean()),
+        "mean_reciprocal_rank": float((1 / ranks).mean()),
+        "n": len(ranks),
+    }
 
 
 def anisotropy(vectors: Float[np.ndarray, "texts width"]) -> float:
@@ -239,25 +237,6 @@ def nearest(
     """The numbers of the `k` nearest vectors and their cosines, best first; of two equally near, the earlier first."""
     cosines = _unit(vectors) @ _unit(query_vector)
     return [(int(number), float(cosines[number])) for number in np.argsort(-cosines, kind="stable")[:k]]
-
-
-def _retrieval(cosines: np.ndarray, right: np.ndarray, itself: np.ndarray) -> dict[str, Any]:
-    """Scores of the rank of each query's nearest partner; a query without a partner does not count.
-
-    Args:
-        cosines: (queries, candidates). right, itself: of this shape, true at a partner, and at the query itself.
-    """
-    right = right & ~itself
-    nearest_right = np.where(right, cosines, -np.inf).max(1, keepdims=True)
-    nearer = (cosines >= nearest_right - SAME) & ~right & ~itself  # a tie counts against
-    ranks = 1 + nearer.sum(1)[right.any(1)]
-    if not len(ranks):
-        raise DataError(f"{len(cosines)} texts, and none has another that belongs to it: nothing to retrieve")
-    return {
-        "accuracy_at_1": float((ranks == 1).mean()),
-        "mean_reciprocal_rank": float((1 / ranks).mean()),
-        "n": len(ranks),
-    }
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
