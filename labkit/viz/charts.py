@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from labkit.attention.plain import clean, plain_array
 from labkit.errors import MaskError
 from labkit.viz.panels import slider
-from labkit.viz.style import GREY, INK, RULE, escape, line_styles, meaning, titled
+from labkit.viz.style import GREY, INK, OTHERS, RULE, escape, line_styles, meaning, titled
 
 ROW = 21  # pixels, of a forest plot
 
@@ -116,6 +116,49 @@ def _lines(name: str, text: str) -> list[str]:
     first, *rest = map(escape, wrap(f"{name}: {clean(text)}", 105)[:4])
     bold = len(escape(name)) + 1
     return [f"<b>{first[:bold]}</b>{first[bold:]}", *rest]
+
+
+def stacked_slider(
+    needs: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]],
+    marks: Mapping[str, float],
+    title: str | None = None,
+    name: str = "batch",
+    start: int = 0,
+) -> go.Figure:
+    """Stacked bars, with a menu for the first level of `needs` and a slider, called `name`, for the second.
+
+    Args:
+        needs: `{model: {batch: {bar: {part: GB}}}}`, the same batches, bars and parts in each model.
+        marks: `{name: x}`, dashed lines such as the memory of a card.
+    """
+    models, batches = list(needs), list(next(iter(needs.values())))
+    bars = next(iter(needs[models[0]].values()))
+    parts = list(next(iter(bars.values())))
+    owners = [(model, part) for model in models for part in parts]
+    figure = go.Figure()
+    for model, part in owners:
+        colour = OTHERS[parts.index(part)]
+        figure.add_bar(y=list(bars), orientation="h", name=part, marker_color=colour, visible=model == models[0])
+    stops = []
+    for batch in batches:
+        lengths = [[round(bar[part], 2) for bar in needs[model][batch].values()] for model, part in owners]
+        totals = [[round(sum(bar.values()), 1) for bar in needs[model][batch].values()] for model, _ in owners]
+        stops.append({"method": "restyle", "label": batch, "args": [{"x": lengths, "customdata": totals}]})
+    for trace, x, totals in zip(figure.data, *stops[start]["args"][0].values(), strict=True):
+        trace.update(x=x, customdata=totals, hovertemplate="%{x} GB of %{customdata} GB<extra>%{fullData.name}</extra>")
+    shown = [{"visible": [owner == model for owner, _ in owners]} for model in models]
+    menu = [{"method": "restyle", "label": model, "args": [args]} for model, args in zip(models, shown, strict=True)]
+    for label, x in marks.items():
+        figure.add_vline(x, line={"color": GREY, "dash": "dash", "width": 1}, annotation_text=escape(label))
+    figure.update_layout(
+        barmode="stack",
+        xaxis={"title": "GB", "rangemode": "tozero"},
+        yaxis={"autorange": "reversed", "automargin": True},
+        legend={"orientation": "h", "y": -0.18, "yanchor": "top", "x": 0, "traceorder": "normal"},
+        updatemenus=[{"buttons": menu, "x": 0, "xanchor": "left", "y": 1.08, "yanchor": "bottom"}],
+        sliders=[{"steps": stops, "active": start, "currentvalue": {"prefix": f"{name}: "}, "y": -0.3, "len": 1}],
+    )
+    return titled(figure, title, width=800, height=500, t=62, b=150)
 
 
 def forest_figure(
