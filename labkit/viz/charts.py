@@ -119,46 +119,54 @@ def _lines(name: str, text: str) -> list[str]:
 
 
 def stacked_slider(
-    needs: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]],
-    marks: Mapping[str, float],
-    title: str | None = None,
-    name: str = "batch",
+    groups: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]],
+    title: str,
+    name: str,
+    unit: str,
     start: int = 0,
 ) -> go.Figure:
-    """Stacked bars, with a menu for the first level of `needs` and a slider, called `name`, for the second.
+    """Stacked bars with their totals, a menu for the group, and a slider, called `name`, for the step.
 
     Args:
-        needs: `{model: {batch: {bar: {part: GB}}}}`, the same batches, bars and parts in each model.
-        marks: `{name: x}`, dashed lines such as the memory of a card.
+        groups: `{group: {step: {bar: {part: number}}}}`, with the same steps, bars and parts in each group.
+        unit: of the numbers. start: the step at which the slider begins.
     """
-    models, batches = list(needs), list(next(iter(needs.values())))
-    bars = next(iter(needs[models[0]].values()))
+    first = next(iter(groups.values()))
+    bars = next(iter(first.values()))
     parts = list(next(iter(bars.values())))
-    owners = [(model, part) for model in models for part in parts]
     figure = go.Figure()
-    for model, part in owners:
-        colour = OTHERS[parts.index(part)]
-        figure.add_bar(y=list(bars), orientation="h", name=part, marker_color=colour, visible=model == models[0])
-    stops = []
-    for batch in batches:
-        lengths = [[round(bar[part], 2) for bar in needs[model][batch].values()] for model, part in owners]
-        totals = [[round(sum(bar.values()), 1) for bar in needs[model][batch].values()] for model, _ in owners]
-        stops.append({"method": "restyle", "label": batch, "args": [{"x": lengths, "customdata": totals}]})
-    for trace, x, totals in zip(figure.data, *stops[start]["args"][0].values(), strict=True):
-        trace.update(x=x, customdata=totals, hovertemplate="%{x} GB of %{customdata} GB<extra>%{fullData.name}</extra>")
-    shown = [{"visible": [owner == model for owner, _ in owners]} for model in models]
-    menu = [{"method": "restyle", "label": model, "args": [args]} for model, args in zip(models, shown, strict=True)]
-    for label, x in marks.items():
-        figure.add_vline(x, line={"color": GREY, "dash": "dash", "width": 1}, annotation_text=escape(label))
+    for group in groups:
+        shown = {"y": list(bars), "visible": group == next(iter(groups))}
+        for part, colour in zip(parts, OTHERS, strict=False):
+            hover = f"{escape(part)}: %{{x:.2f}} {unit}<extra></extra>"
+            figure.add_bar(orientation="h", name=part, marker_color=colour, hovertemplate=hover, **shown)
+        total = {"mode": "text", "textposition": "middle right", "cliponaxis": False, "hoverinfo": "skip"}
+        figure.add_scatter(**total, showlegend=False, **shown)
+    steps = []
+    for step in first:
+        rows = [list(steps_of[step].values()) for steps_of in groups.values()]
+        x = [
+            [sum(bar.values()) if part is None else bar[part] for bar in row] for row in rows for part in (*parts, None)
+        ]
+        texts = [[f" {total:.1f} {unit}" for total in lengths] for lengths in x]  # only the totals show theirs
+        steps.append({"method": "restyle", "label": step, "args": [{"x": x, "text": texts}]})
+    figure.update_traces(textposition="none", selector={"type": "bar"})
+    for trace, x, text in zip(figure.data, *steps[start]["args"][0].values(), strict=True):
+        trace.update(x=x, text=text)
+    chosen = [[group == other for other in groups for _ in (*parts, None)] for group in groups]
+    buttons = [
+        {"method": "restyle", "label": group, "args": [{"visible": v}]} for group, v in zip(groups, chosen, strict=True)
+    ]
+    slide = {"active": start, "steps": steps, "currentvalue": {"prefix": f"{name}: "}, "y": -0.3, "pad": {"r": 30}}
     figure.update_layout(
         barmode="stack",
-        xaxis={"title": "GB", "rangemode": "tozero"},
+        xaxis={"title": unit, "rangemode": "tozero"},
         yaxis={"autorange": "reversed", "automargin": True},
-        legend={"orientation": "h", "y": -0.18, "yanchor": "top", "x": 0, "traceorder": "normal"},
-        updatemenus=[{"buttons": menu, "x": 0, "xanchor": "left", "y": 1.08, "yanchor": "bottom"}],
-        sliders=[{"steps": stops, "active": start, "currentvalue": {"prefix": f"{name}: "}, "y": -0.3, "len": 1}],
+        legend={"orientation": "h", "x": 0, "y": -0.18, "yanchor": "top", "traceorder": "normal"},
+        updatemenus=[{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.03, "yanchor": "bottom"}],
+        sliders=[slide],
     )
-    return titled(figure, title, width=800, height=500, t=62, b=150)
+    return titled(figure, title, width=800, height=470, t=50, b=150, r=80)
 
 
 def forest_figure(
