@@ -125,11 +125,9 @@ def stacked_slider(
     unit: str,
     start: int = 0,
 ) -> go.Figure:
-    """Stacked bars with their totals, a menu for the group, and a slider, called `name`, for the step.
+    """Stacked bars with their totals, a menu for the group, and a slider over the steps, called `name`.
 
-    Args:
-        groups: `{group: {step: {bar: {part: number}}}}`, with the same steps, bars and parts in each group.
-        unit: of the numbers. start: the step at which the slider begins.
+    `groups` is `{group: {step: {bar: {part: number}}}}`, with the same steps, bars and parts in each group.
     """
     first = next(iter(groups.values()))
     bars = next(iter(first.values()))
@@ -138,29 +136,25 @@ def stacked_slider(
     for group in groups:
         shown = {"y": list(bars), "visible": group == next(iter(groups))}
         for part, colour in zip(parts, OTHERS, strict=False):
-            hover = f"{escape(part)}: %{{x:.2f}} {unit}<extra></extra>"
-            figure.add_bar(orientation="h", name=part, marker_color=colour, hovertemplate=hover, **shown)
+            figure.add_bar(orientation="h", name=part, marker_color=colour, textposition="none", **shown)
         total = {"mode": "text", "textposition": "middle right", "cliponaxis": False, "hoverinfo": "skip"}
         figure.add_scatter(**total, showlegend=False, **shown)
     steps = []
     for step in first:
-        rows = [list(steps_of[step].values()) for steps_of in groups.values()]
-        x = [
-            [sum(bar.values()) if part is None else bar[part] for bar in row] for row in rows for part in (*parts, None)
-        ]
-        texts = [[f" {total:.1f} {unit}" for total in lengths] for lengths in x]  # only the totals show theirs
+        rows = [[list(bar.values()) for bar in by_step[step].values()] for by_step in groups.values()]
+        x = [numbers for row in rows for numbers in (*map(list, zip(*row, strict=True)), [sum(bar) for bar in row])]
+        texts = [[f" {number:.1f} {unit}" for number in numbers] for numbers in x]  # only the totals show theirs
         steps.append({"method": "restyle", "label": step, "args": [{"x": x, "text": texts}]})
-    figure.update_traces(textposition="none", selector={"type": "bar"})
     for trace, x, text in zip(figure.data, *steps[start]["args"][0].values(), strict=True):
         trace.update(x=x, text=text)
-    chosen = [[group == other for other in groups for _ in (*parts, None)] for group in groups]
     buttons = [
-        {"method": "restyle", "label": group, "args": [{"visible": v}]} for group, v in zip(groups, chosen, strict=True)
+        {"method": "restyle", "label": group, "args": [{"visible": [group == g for g in groups for _ in (*parts, 0)]}]}
+        for group in groups
     ]
     slide = {"active": start, "steps": steps, "currentvalue": {"prefix": f"{name}: "}, "y": -0.3, "pad": {"r": 30}}
     figure.update_layout(
         barmode="stack",
-        xaxis={"title": unit, "rangemode": "tozero"},
+        xaxis_title=unit,
         yaxis={"autorange": "reversed", "automargin": True},
         legend={"orientation": "h", "x": 0, "y": -0.18, "yanchor": "top", "traceorder": "normal"},
         updatemenus=[{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.03, "yanchor": "bottom"}],
