@@ -132,6 +132,20 @@ def test_curves_are_means_with_bands_and_gaps_are_left_out():
     assert figure.layout.sliders[0].active == 1 and "the &lt;b" in figure.layout.annotations[-1].text
 
 
+def test_stacked_bars_change_with_the_menu_and_the_slider_and_show_their_totals():
+    groups = {
+        "small": {"1": {"full": {"w": 1.0, "a": 2.0}}, "8": {"full": {"w": 1.0, "a": 16.0}}},
+        "large": {"1": {"full": {"w": 5.0, "a": 3.0}}, "8": {"full": {"w": 5.0, "a": 24.0}}},
+    }
+    figure = viz.stacked_slider(groups, "Memory", "rows", "GB", start=1)
+    assert [list(trace.x) for trace in figure.data] == [[1], [16], [17], [5], [24], [29]]
+    assert [trace.visible for trace in figure.data] == [True] * 3 + [False] * 3
+    assert list(figure.data[2].text) == [" 17.0 GB"]
+    steps, buttons = figure.layout.sliders[0].steps, figure.layout.updatemenus[0].buttons
+    assert list(steps[0].args[0]["x"]) == [[1], [2], [3], [5], [3], [8]]
+    assert list(buttons[1].args[0]["visible"]) == [False] * 3 + [True] * 3
+
+
 def test_forest_draws_values_and_intervals_and_none_without_seeds():
     groups = {"qa": {"causal": (1.0, 0.25, 3.0), "b": (-2.0, None, None)}, "ner": {"causal": (4.0, -1.0, 5.0)}}
     figure = viz.forest_figure(groups, marks={"chance": 9.0})

@@ -15,7 +15,7 @@ from typing import Any
 
 _PUBLIC = {  # module -> the public names that it defines
     "heat": ("attention_figure", "category_figure", "head_grid", "mask_figure", "values_figure"),
-    "charts": ("curves_figure", "curves_slider", "forest_figure"),
+    "charts": ("curves_figure", "curves_slider", "forest_figure", "stacked_slider"),
     "predictions": ("fill_ins_figure", "objectives_figure", "walk_figure", "windows_figure"),
     "panels": ("slider",),
     "probe": ("probe_figure",),

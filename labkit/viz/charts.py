@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from labkit.attention.plain import clean, plain_array
 from labkit.errors import MaskError
 from labkit.viz.panels import slider
-from labkit.viz.style import GREY, INK, RULE, escape, line_styles, meaning, titled
+from labkit.viz.style import GREY, INK, OTHERS, RULE, escape, line_styles, meaning, titled
 
 ROW = 21  # pixels, of a forest plot
 
@@ -116,6 +116,51 @@ def _lines(name: str, text: str) -> list[str]:
     first, *rest = map(escape, wrap(f"{name}: {clean(text)}", 105)[:4])
     bold = len(escape(name)) + 1
     return [f"<b>{first[:bold]}</b>{first[bold:]}", *rest]
+
+
+def stacked_slider(
+    groups: Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]],
+    title: str,
+    name: str,
+    unit: str,
+    start: int = 0,
+) -> go.Figure:
+    """Stacked bars with their totals, a menu for the group, and a slider over the steps, called `name`.
+
+    `groups` is `{group: {step: {bar: {part: number}}}}`, with the same steps, bars and parts in each group.
+    """
+    first = next(iter(groups.values()))
+    bars = next(iter(first.values()))
+    parts = list(next(iter(bars.values())))
+    figure = go.Figure()
+    for group in groups:
+        shown = {"y": list(bars), "visible": group == next(iter(groups))}
+        for part, colour in zip(parts, OTHERS, strict=False):
+            figure.add_bar(orientation="h", name=part, marker_color=colour, textposition="none", **shown)
+        total = {"mode": "text", "textposition": "middle right", "cliponaxis": False, "hoverinfo": "skip"}
+        figure.add_scatter(**total, showlegend=False, **shown)
+    steps = []
+    for step in first:
+        rows = [[list(bar.values()) for bar in by_step[step].values()] for by_step in groups.values()]
+        x = [numbers for row in rows for numbers in (*map(list, zip(*row, strict=True)), [sum(bar) for bar in row])]
+        texts = [[f" {number:.1f} {unit}" for number in numbers] for numbers in x]  # only the totals show theirs
+        steps.append({"method": "restyle", "label": step, "args": [{"x": x, "text": texts}]})
+    for trace, x, text in zip(figure.data, *steps[start]["args"][0].values(), strict=True):
+        trace.update(x=x, text=text)
+    buttons = [
+        {"method": "restyle", "label": group, "args": [{"visible": [group == g for g in groups for _ in (*parts, 0)]}]}
+        for group in groups
+    ]
+    slide = {"active": start, "steps": steps, "currentvalue": {"prefix": f"{name}: "}, "y": -0.3, "pad": {"r": 30}}
+    figure.update_layout(
+        barmode="stack",
+        xaxis_title=unit,
+        yaxis={"autorange": "reversed", "automargin": True},
+        legend={"orientation": "h", "x": 0, "y": -0.18, "yanchor": "top", "traceorder": "normal"},
+        updatemenus=[{"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.03, "yanchor": "bottom"}],
+        sliders=[slide],
+    )
+    return titled(figure, title, width=800, height=470, t=50, b=150, r=80)
 
 
 def forest_figure(

@@ -34,6 +34,7 @@ FIGURES = {
     "fusion": lambda: fusion_figure(softmax(3, 4), TOKENS, [None, 0, 1, 1], list("abc"), {None: "prefix"}, "", "all"),
     "curves": lambda: viz.curves_figure(range(1, 6), {"a": softmax(3, 5)}, floor=0.3, log_x=True),
     "curves_slider": lambda: viz.curves_slider(range(4), {"a": softmax(3, 4)}, {"a": TOKENS}),
+    "stacked": lambda: viz.stacked_slider({"m": {"1": {"full": {"w": 1.0}}}}, "title", "rows", "GB"),
     "forest": lambda: viz.forest_figure(INTERVALS, marks={"claim": 5}),
     "objectives": lambda: viz.objectives_figure(TOKENS, [EXAMPLE] * 2),
     "walk": lambda: viz.walk_figure(TOKENS, CAUSAL, PREDICTED, [*TOKENS[1:], None]),
