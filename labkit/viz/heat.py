@@ -165,39 +165,6 @@ def category_figure(
     return figure.update_layout(showlegend=True, legend=legend, margin_b=34, height=figure.layout.height + 24)
 
 
-def fusion_figure(
-    weights,
-    context: Sequence[str],
-    segments: Sequence,
-    generated: Sequence[str],
-    names: Mapping,
-    title: str,
-    whole: str,
-) -> go.Figure:
-    """Attention of generated tokens on a prompt of paraphrases, and below it the share of each segment.
-
-    Args:
-        weights: (generated, context), at least 0; rows sum to at most 1.
-        segments: for each token of the context its segment: the number of a paraphrase, or a key of `names`.
-        names: how segments are called; other segments are "paraphrase 0", and so on.
-        whole: what the shares are shares of, such as "the attention".
-    """
-    grid = plain_array(weights, "weights").astype(float)
-    order = list(dict.fromkeys(segments))
-    called = [names.get(segment) or f"paraphrase {segment}" for segment in order]
-    shares = grid @ np.array([[segment == other for other in order] for segment in segments])  # (generated, segments)
-    context_panel = Panel("", grid, generated, context, WEIGHTS, 0, float(grid.max()) or 1e-9, tokens=False)
-    panel = Panel("share of each segment", shares, generated, called, WEIGHTS, 0, 1, _numbers(shares), tokens=False)
-    panel.cell = min(90, 700 // len(order))
-    most = called[int(shares.mean(0).argmax())]
-    text = f"On average {shares.mean(0).max():.0%} of {whole} goes to {most}. Lines separate the segments."
-    figure = drawn([context_panel, panel], title, text, wide=max(5, min(14, 600 // grid.shape[1])), high=22)
-    for edge in (j + 0.5 for j in range(len(segments) - 1) if segments[j] != segments[j + 1]):
-        ends = {"x0": edge, "x1": edge, "y0": -0.5, "y1": len(grid) - 0.5}
-        figure.add_shape(type="line", line={"color": style.INK, "width": 2}, xref="x", yref="y", **ends)
-    return figure
-
-
 def pooled(maps: np.ndarray, size: int) -> np.ndarray:
     """Maps (..., n, n) in at most `size` x `size` cells: sums over a cell's keys, means over its queries."""
     n = maps.shape[-1]

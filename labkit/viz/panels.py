@@ -38,7 +38,6 @@ class Panel:
     tokens: bool = True  # rows and columns are tokens: long ones are cut, and a stepped line marks the diagonal
     on_top: bool = False  # the labels of the columns are above the cells
     scale: str | None = None  # the title of the colour bar; None: no bar
-    cell: int | None = None  # pixels, the width of its cells where it differs from the other panels
     words: str = ""  # what the map shows, below the heading
 
     def shown(self, labels: Sequence[str]) -> list[str]:
@@ -76,21 +75,20 @@ def drawn(
     tops, y = [], 0  # where the heading and where the cells of each panel begin
     for first in range(0, len(panels), per_row):
         row = range(first, min(first + per_row, len(panels)))
-        rooms = {i: panels[i].column_labels(panels[i].cell or cell)[1] for i in row}
+        rooms = {i: panels[i].column_labels(cell)[1] for i in row}
         above = max(HEADING * len(headings[i]) + rooms[i] * panels[i].on_top for i in row)
         below = max(rooms[i] * (not panels[i].on_top) for i in row)
         tops += [(y, y + above)] * len(row)
         y += above + high * max(len(panels[i].rows) for i in row) + below + 16
     lefts = [i % per_row * step + left for i in range(len(panels))]
-    ends = [x + (panel.cell or cell) * len(panel.columns) for x, panel in zip(lefts, panels, strict=True)]
+    ends = [x + cell * len(panel.columns) for x, panel in zip(lefts, panels, strict=True)]
     longest = max(len(line) * LETTER for lines in headings for line in [*lines, ""])
     width, height = max(max(ends) + GAP + bar, longest), y
     figure = go.Figure()
     for i, (panel, x, (top, first)) in enumerate(zip(panels, lefts, tops, strict=True)):
-        side = panel.cell or cell
-        across = [x / width, (x + side * len(panel.columns)) / width]
+        across = [x / width, (x + cell * len(panel.columns)) / width]
         down = [max(0, 1 - (first + high * len(panel.rows)) / height), 1 - first / height]
-        _add(figure, panel, "" if i == 0 else str(i + 1), across, down, side, high)
+        _add(figure, panel, "" if i == 0 else str(i + 1), across, down, cell, high)
         lines = [f"<b>{escape(line)}</b>" if number == 0 else escape(line) for number, line in enumerate(headings[i])]
         place = {"x": (x - left + 6) / width, "y": 1 - top / height, "xref": "paper", "yref": "paper"}
         look = {"xanchor": "left", "yanchor": "top", "align": "left", "showarrow": False, "font": {"size": 12}}

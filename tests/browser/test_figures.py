@@ -5,7 +5,6 @@ import pytest
 
 from labkit import masks, viz
 from labkit.learner import predict
-from labkit.viz.heat import fusion_figure
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -31,7 +30,6 @@ FIGURES = {
     "heads": lambda: viz.head_grid(softmax(12, 12, 64, 64)),
     "values": lambda: viz.values_figure(softmax(6, 4), TOKENS, name="share"),
     "categories": lambda: viz.category_figure({"layer": WORDS}, TOKENS),
-    "fusion": lambda: fusion_figure(softmax(3, 4), TOKENS, [None, 0, 1, 1], list("abc"), {None: "prefix"}, "", "all"),
     "curves": lambda: viz.curves_figure(range(1, 6), {"a": softmax(3, 5)}, floor=0.3, log_x=True),
     "curves_slider": lambda: viz.curves_slider(range(4), {"a": softmax(3, 4)}, {"a": TOKENS}),
     "stacked": lambda: viz.stacked_slider({"m": {"1": {"full": {"w": 1.0}}}}, "title", "rows", "GB"),
