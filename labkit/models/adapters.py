@@ -92,7 +92,15 @@ def trainable(model: Any) -> tuple[int, int]:
     return sum(p.numel() for p in model.parameters() if p.requires_grad), sum(p.numel() for p in model.parameters())
 
 
-def save(adapted: Any, folder: Path, *, base: str, task: dict[str, Any] | None = None, marks: tuple[str, ...] = (), mask_token: bool = False) -> None:
+def save(
+    adapted: Any,
+    folder: Path,
+    *,
+    base: str,
+    task: dict[str, Any] | None = None,
+    marks: tuple[str, ...] = (),
+    mask_token: bool = False,
+) -> None:
     """Write the adapters of a peft model into `folder`, which exists.
 
     `base` is the name that `labkit.load` has for the base model, `task` goes into the config under `TASK` (None for a

@@ -91,8 +91,8 @@ def train_lm(
 
     "mlm" and "mntp" make the model bidirectional first, and the saved model is (`window`: as `labkit.to_bidirectional`;
     `layers`: "all", "middle-third" or numbers such as "0,1,2"); "prefix" and "hybrid" put their mask in force row by
-    row. Each text is cut into rows of at most `max_length` tokens. With `lora` the matrices get adapters of `rank`, which
-    are saved in `adapter/` and merged into the model that is saved in `model/`.
+    row. Each text is cut into rows of at most `max_length` tokens. With `lora` the matrices get adapters of `rank`,
+    which are saved in `adapter/` and merged into the model in `model/`.
 
     Metrics: those of `labkit.training.train`, `loss` before and after on `eval_texts`, and, where tokens are hidden,
     `pseudo_perplexity`, `fill_in_accuracy` and `fill_in_top_5` as the model was, unmasked, and after.
