@@ -4,6 +4,7 @@ read("qa", "field-notes", "dev")      questions on invented passages, a fifth of
 read("embed", "field-notes", "dev")   the title of each passage and its text, a positive pair
 read("ner", "field-notes", "dev")     their people, organisations, places, dates and other names
 read("qa", "evidence", "dev")         posts and criteria, as questions
+read("qa", "xquad", "test")           questions on Wikipedia articles; there is no other split
 read("ner", "which-way-round", "dev") one name per sentence, whose kind only the words on one side determine
 
 The card of a set, README.md beside its files, lists the sha256 of every other file as `sha256sum` prints it.
@@ -27,7 +28,9 @@ from labkit.errors import DataError, require_one_of
 from labkit.files import folder, sha256
 
 SPLITS = ("train", "dev", "test")
-TASKS = {"field-notes": ("embed", "ner", "qa"), "evidence": ("qa",), "which-way-round": ("classify", "ner")}
+TASKS = {
+    "field-notes": ("embed", "ner", "qa"), "evidence": ("qa",), "which-way-round": ("classify", "ner"), "xquad": ("qa",)
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,15 @@ class Shipped:
         return path.parent if "*" in self.files else path
 
 
+ADAPTERS = {
+    "mntp": "low-rank adapters of Gemma 3 270M, bidirectional: it fills in masked tokens",
+    "qa-causal": "the same, causal: it answers questions",
+    "qa-bidirectional": "bidirectional: it answers few questions",
+    "qa-mntp": "bidirectional, after MNTP: it answers questions",
+    "ner-causal": "causal: it tags entities",
+    "ner-bidirectional": "bidirectional: it tags entities",
+    "ner-mntp": "bidirectional, after MNTP: it tags entities",
+}
 SHIPPED = (
     Shipped("field-notes", "short English prose passages about an invented world", "field_notes/passages.jsonl", 168),
     Shipped("field-notes-questions", "questions on them; a fifth has no answer", "field_notes/questions.*.json", 672),
@@ -57,7 +69,13 @@ SHIPPED = (
     Shipped("evidence", "invented posts; the sentence that supports a criterion, or none", "evidence/posts.jsonl", 216),
     Shipped("which-way-round", "names whose kind one side of them determines", "which_way_round/items.jsonl", 432),
     Shipped("known-facts", "well-known facts, each asked in five ways", "known_facts/facts.jsonl", 192),
+    Shipped("xquad", "questions on four Wikipedia articles", "xquad/questions.test.json", 111, "CC-BY-SA-4.0"),
     Shipped("gpt2-mini", "a GPT-2 of 5.9 M parameters", "checkpoints/gpt2-mini/*", None, "Apache-2.0"),
+    Shipped("gpt2-mini-mntp", "it fills in masked tokens", "adapters/gpt2-mini-mntp/*", None, "Apache-2.0"),
+    *(
+        Shipped(f"gemma3-270m-{name}", what, f"adapters/gemma3-270m-{name}/*", None, "Gemma Terms of Use")
+        for name, what in ADAPTERS.items()
+    ),
 )
 
 
@@ -121,10 +139,10 @@ def read(task: str, name: str, split: str) -> list[Any]:
     """The examples of one split of an embedded data set; DataError if it has no such task or split."""
     if task not in TASKS[name]:
         raise DataError(f"{name} has nothing for the task {task!r}; it is for {', '.join(TASKS[name])}")
-    require_one_of(f"the split of {name}", split, SPLITS)
+    require_one_of(f"the split of {name}", split, splits_of(name))
     match task, name:
-        case "qa", "field-notes":
-            path = folder("data") / "field_notes" / f"questions.{split}.json"
+        case "qa", "field-notes" | "xquad":
+            path = folder("data") / name.replace("-", "_") / f"questions.{split}.json"
             return collect(path, of_json(path), partial(example, task)).all()
         case "ner", "field-notes":
             return conll.read_columns(folder("data") / "field_notes" / f"entities.{split}.conll").all()
@@ -137,6 +155,11 @@ def read(task: str, name: str, split: str) -> list[Any]:
             return [example("ner", vars(item) | {"entities": [vars(item)]}, item.id) for item in items]
         case _:
             return [Labelled(item.id, item.text, item.label, item.group) for item in which_way_round(split)]
+
+
+def splits_of(name: str) -> tuple[str, ...]:
+    """The splits of an embedded data set."""
+    return ("test",) if name == "xquad" else SPLITS
 
 
 def check(data: Shipped) -> list[str]:

@@ -54,7 +54,7 @@ def sides(
             raise DataError("there is no training file beside the others; give --train-file")
     else:
         name = data or next(name for name, tasks in embedded.TASKS.items() if task in tasks)
-        splits = embedded.SPLITS if name in embedded.TASKS else readers.split_names(name)
+        splits = embedded.splits_of(name) if name in embedded.TASKS else readers.split_names(name)
         if "train" not in splits:
             raise DataError(f"{name} has no split called train, only {', '.join(splits)}; give files instead")
         dev = next((split for split in DEV_NAMES if split in splits), None)

@@ -95,10 +95,12 @@ def load(
     elif card.origin.startswith("hub "):
         folder, source, _ = _from_hub(name, card.origin.removeprefix("hub "), options)
         licence = card.licence
-    elif card.origin.startswith("checkpoint "):
-        folder = files.folder("data") / "checkpoints" / name
+    elif card.origin.startswith(("checkpoint data/", "adapter data/")):
+        folder = files.folder("data") / card.origin.partition("data/")[2]
         if faults := card_faults(folder):
             raise ModelError(f"{faults[0]}; restore it from the repository, or reinstall labkit")
+        if card.origin.startswith("adapter "):
+            return adapters.read(folder, name, load, **options)
         source, licence = f"{name}, trained by this project (card: {folder / 'README.md'})", card.licence
         # stored in half the space; CPUs are slow in float16, or have no kernels for it
         options["dtype"] = torch_dtype or torch.float32

@@ -5,7 +5,7 @@ To add a model, add a `ModelCard` to `_CARDS`; `labkit.load` and `labkit models`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,7 +50,8 @@ class ModelCard:
     """One registered model: what `labkit models` shows of it, and its origin.
 
     `window` is the reach of local layers in tokens; None: every layer attends to the whole text. `origin` is a package,
-    or "hub OWNER/NAME", "checkpoint data/checkpoints/NAME" or "made in code" (the tiny models).
+    or "hub OWNER/NAME", "checkpoint data/checkpoints/NAME", "adapter data/adapters/NAME" (low-rank adapters that this
+    project trained, on a model above) or "made in code" (the tiny models).
     """
 
     name: str
@@ -125,3 +126,9 @@ _CARDS = (
 )  # fmt: skip
 
 REGISTRY: dict[str, ModelCard] = {card.name: card for card in _CARDS}
+for _task in ("mntp", "qa-causal", "qa-bidirectional", "qa-mntp", "ner-causal", "ner-bidirectional", "ner-mntp"):
+    _name = f"gemma3-270m-{_task}"
+    REGISTRY[_name] = replace(REGISTRY["gemma3-270m"], name=_name, origin=f"adapter data/adapters/{_name}")
+REGISTRY["gpt2-mini-mntp"] = replace(
+    REGISTRY["gpt2-mini"], name="gpt2-mini-mntp", origin="adapter data/adapters/gpt2-mini-mntp"
+)
