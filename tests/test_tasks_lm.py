@@ -142,7 +142,7 @@ def test_each_objective_trains_and_leaves_a_model_with_the_attention_it_needs(ob
         run(tmp_path / "run", **given)
 
 
-def test_lora_trains_adapters_only_and_saves_a_merged_float32_model(tmp_path):
+def test_lora_trains_adapters_only_and_saves_them_and_a_merged_float32_model(tmp_path):
     stored = labkit.load("tiny-gemma3", dtype="bfloat16", device="cpu")
     stored.model.save_pretrained(tmp_path / "stored")
     stored.tokenizer.save_pretrained(tmp_path / "stored")
@@ -153,6 +153,15 @@ def test_lora_trains_adapters_only_and_saves_a_merged_float32_model(tmp_path):
     old, new = stored.model.state_dict(), saved.model.state_dict()
     changed = {name for name in old if not torch.equal(old[name].float(), new[name][: len(old[name])])}
     assert changed and all("proj" in name for name in changed)  # the mask token's embedding is new
+
+    adapted = labkit.load(tmp_path / "run" / "adapter", device="cpu", dtype="float32")
+    ids = torch.tensor([adapted.tokenizer("The ferry <mask> at noon.")["input_ids"]])
+    assert adapted.tokenizer.mask_token == saved.tokenizer.mask_token
+    torch.testing.assert_close(adapted.model(ids).logits, saved.model(ids).logits, atol=1e-5, rtol=0)
+    headed = labkit.load(tmp_path / "run" / "adapter", task="qa", device="cpu", dtype="float32")  # a new head on it
+    torch.testing.assert_close(
+        headed.model.backbone(ids).last_hidden_state, saved.model.model(ids).last_hidden_state, atol=1e-5, rtol=0
+    )
 
 
 def test_dropout_is_set_in_modules_and_in_attention():

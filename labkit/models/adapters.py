@@ -63,10 +63,7 @@ def trained_part(model: Any, method: str, *, rank: int = 16, dtype: str = "float
         for name, module in model.named_modules()
         if isinstance(module, (torch.nn.Linear, Conv1D)) and module in inside
     ]
-    adapted = with_lora(model, seed, rank=rank, target_modules=matrices, modules_to_save=own)
-    # or peft saves the embeddings whole where marks were added, whose rows are not trained and can be made again
-    adapted.save_pretrained = partial(adapted.save_pretrained, save_embedding_layers=False)
-    return adapted
+    return with_lora(model, seed, rank=rank, target_modules=matrices, modules_to_save=own)
 
 
 def with_lora(model: Any, seed: int, *, rank: int = 16, target_modules: Any = "all-linear", **choices: Any) -> Any:
@@ -77,7 +74,10 @@ def with_lora(model: Any, seed: int, *, rank: int = 16, target_modules: Any = "a
     transposed = any(isinstance(module, Conv1D) for module in model.modules())  # as GPT-2 stores its matrices
     with peft_for("LoRA needs") as peft, random_state_kept(seed):
         choices |= {"r": rank, "lora_alpha": 2 * rank, "target_modules": target_modules, "fan_in_fan_out": transposed}
-        return peft.get_peft_model(model, peft.LoraConfig(lora_dropout=0.0, **choices))
+        adapted = peft.get_peft_model(model, peft.LoraConfig(lora_dropout=0.0, **choices))
+    # or peft saves the embeddings whole where tokens were added, whose rows are not trained and can be made again
+    adapted.save_pretrained = partial(adapted.save_pretrained, save_embedding_layers=False)
+    return adapted
 
 
 def weights_to(model: torch.nn.Module, dtype: torch.dtype) -> None:
