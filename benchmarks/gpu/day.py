@@ -81,7 +81,9 @@ def _run(stage: Stage, folder: Path, within: float) -> dict[str, Any]:
     env, running = os.environ | {"PYTHONUNBUFFERED": "1"}, []
     for log in logs:
         with log.open("w", encoding="utf-8") as out:
-            running.append(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, env=env))
+            running.append(
+                subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, env=env)
+            )
     state = "done"
     for process in running:
         try:
