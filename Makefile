@@ -8,7 +8,7 @@ TASK ?= ner
 MODEL ?= gemma3-270m
 MASK ?= bidirectional
 OUT ?= runs/gpu
-BUDGET ?= 9
+BUDGET ?= 15
 DEVICE ?= cuda
 
 VENV_PYTHON = .venv/bin/python

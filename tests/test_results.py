@@ -65,6 +65,14 @@ def test_a_curve_has_one_row_for_each_seed_of_each_point():
         assert [(x, list(group.score)) for x, group in rows[rows.line == line].groupby("x")] == stored_points
 
 
+def test_the_scores_of_the_gpu_study_are_those_of_its_documents():
+    documents = results.load("gpu/mask_effect_documents")
+    for row in results.load("gpu/mask_effect").itertuples():
+        runs = documents.query("condition == @row.condition and arm == @row.arm").groupby("seed")[["points", "out_of"]]
+        scores = runs.sum().eval("100 * points / out_of")
+        assert scores.round(2).to_list() == pytest.approx(row.scores, abs=0.011)
+
+
 def test_a_file_of_rows_is_a_table_and_other_files_are_read_as_they_are():
     assert len(results.load("cost_cpu")) == len(stored("cost_cpu")["rows"])
     assert results.read("gpt_training") == stored("gpt_training")

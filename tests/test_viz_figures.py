@@ -179,6 +179,14 @@ def test_a_slider_stores_shared_layout_once_and_refuses_figures_of_different_pan
         viz.slider({"first": first, "more": more}, "figure")
 
 
+def test_a_slider_stays_in_its_place_where_figures_differ_in_their_margins():
+    figures = {arm: viz.forest_figure({"": {arm: (1.0, 0.5, 1.5)}}) for arm in ("a", "an arm with a long name")}
+    figure = viz.slider(figures, "arm")
+    first, second = figure.layout.margin, shown(figure, 1)[1]
+    assert figure.layout.sliders[0].pad.l + first.l == second["sliders[0].pad.l"] + second["margin"]["l"]
+    assert first.l != second["margin"]["l"]
+
+
 def test_the_walk_shades_the_attended_past_and_future():
     cells, truth = masks.hybrid(3).dense(N), [*TOKENS[1:], None]
     figure = viz.walk_figure(TOKENS, cells, [("bank", 0.5)] * N, truth, start=2)

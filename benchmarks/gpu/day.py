@@ -78,10 +78,12 @@ def _run(stage: Stage, folder: Path, within: float) -> dict[str, Any]:
     began = time.perf_counter()
     command = [sys.executable, *(part.format(within=f"{within:.0f}") for part in stage.command)]
     logs = [folder / "logs" / f"{stage.name}-{number}.log" for number in range(stage.processes)]
-    running = []
+    env, running = os.environ | {"PYTHONUNBUFFERED": "1"}, []
     for log in logs:
         with log.open("w", encoding="utf-8") as out:
-            running.append(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True))
+            running.append(
+                subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, env=env)
+            )
     state = "done"
     for process in running:
         try:
@@ -149,13 +151,13 @@ def stages(folder: Path, device: str, model: str, corpora: Path | None) -> list[
     future += ["--profile", "origin", "--dtype", dtype] if gpu else ["--steps", "2", "--vocab-size", "300"]
     future += [part for file in TEXTS if corpora for part in ("--text", str(corpora / file))]
     return [
-        stage("sanity", 45, "gpu/sanity.py", *output("sanity")),
+        stage("sanity", 90, "gpu/sanity.py", *output("sanity")),
         stage("mask_effect", 300, "study/mask_effect.py", *study, processes=8 if gpu else 1),
-        stage("cost_2b", 60, "cost.py", *(two + flex if gpu else tiny), *cost, *output("cost_2b")),
-        stage("cost_9b", 45, "cost.py", *(nine + flex if gpu else tiny), *cost, *output("cost_9b")),
-        stage("packing", 45, "packing.py", *packing, *output("packing")),
-        stage("fusion_latency", 60, "fusion_latency.py", *fusion, *output("fusion_latency")),
-        stage("future_speed", 30, "future_speed.py", *steps, *output("future_speed")),
+        stage("cost_2b", 150, "cost.py", *(two + flex if gpu else tiny), *cost, *output("cost_2b")),
+        stage("cost_9b", 150, "cost.py", *(nine + flex if gpu else tiny), *cost, *output("cost_9b")),
+        stage("packing", 90, "packing.py", *packing, *output("packing")),
+        stage("fusion_latency", 120, "fusion_latency.py", *fusion, *output("fusion_latency")),
+        stage("future_speed", 60, "future_speed.py", *steps, *output("future_speed")),
         stage("future_attention", 600, "study/future.py", *future, "--output-dir", str(folder / "future_attention")),
     ]
 
@@ -163,7 +165,7 @@ def stages(folder: Path, device: str, model: str, corpora: Path | None) -> list[
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output-dir", type=Path, required=True)
-    parser.add_argument("--budget", type=float, default=9.0, help="minutes for all stages (default 9)")
+    parser.add_argument("--budget", type=float, default=15.0, help="minutes for all stages (default 15)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--model", help="gemma3-270m, or the folder that pack.py unpack wrote (default: gemma3-270m)")
     parser.add_argument("--corpora", type=Path, help="folder with the corpora, as pack.py takes and unpacks it")

@@ -95,11 +95,12 @@ def load(
     elif card.origin.startswith("hub "):
         folder, source, _ = _from_hub(name, card.origin.removeprefix("hub "), options)
         licence = card.licence
-    elif card.origin.startswith(("checkpoint data/", "adapter data/")):
-        folder = files.folder("data") / card.origin.partition("data/")[2]
+    elif card.origin.startswith(("checkpoint ", "adapter of ")):
+        is_adapter = card.origin.startswith("adapter")
+        folder = files.folder("data") / ("adapters" if is_adapter else "checkpoints") / name
         if faults := card_faults(folder):
             raise ModelError(f"{faults[0]}; restore it from the repository, or reinstall labkit")
-        if card.origin.startswith("adapter "):
+        if is_adapter:
             return adapters.read(folder, name, load, **options)
         source, licence = f"{name}, trained by this project (card: {folder / 'README.md'})", card.licence
         # stored in half the space; CPUs are slow in float16, or have no kernels for it
@@ -126,6 +127,8 @@ def available() -> list[dict[str, Any]]:
     for card in REGISTRY.values():
         origin = str(card.origin)
         ready, note = True, origin
+        if origin.startswith("adapter of "):
+            ready = next(row["ready"] for row in rows if row["name"] == origin.removeprefix("adapter of "))
         if isinstance(card.origin, Package) and (cache.cache_dir() / "models" / card.name).is_dir():
             note = "converted"
         elif isinstance(card.origin, Package):

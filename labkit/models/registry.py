@@ -50,8 +50,8 @@ class ModelCard:
     """One registered model: what `labkit models` shows of it, and its origin.
 
     `window` is the reach of local layers in tokens; None: every layer attends to the whole text. `origin` is a package,
-    or "hub OWNER/NAME", "checkpoint data/checkpoints/NAME", "adapter data/adapters/NAME" (low-rank adapters that this
-    project trained, on a model above) or "made in code" (the tiny models).
+    or "hub OWNER/NAME", "checkpoint data/checkpoints/NAME", "adapter of MODEL" (low-rank adapters that this project
+    trained, in data/adapters/NAME) or "made in code" (the tiny models).
     """
 
     name: str
@@ -126,9 +126,9 @@ _CARDS = (
 )  # fmt: skip
 
 REGISTRY: dict[str, ModelCard] = {card.name: card for card in _CARDS}
-for _task in ("mntp", "qa-causal", "qa-bidirectional", "qa-mntp", "ner-causal", "ner-bidirectional", "ner-mntp"):
-    _name = f"gemma3-270m-{_task}"
-    REGISTRY[_name] = replace(REGISTRY["gemma3-270m"], name=_name, origin=f"adapter data/adapters/{_name}")
-REGISTRY["gpt2-mini-mntp"] = replace(
-    REGISTRY["gpt2-mini"], name="gpt2-mini-mntp", origin="adapter data/adapters/gpt2-mini-mntp"
-)
+for _base, *_names in (
+    ("gemma3-270m", "mntp", "qa-causal", "qa-bidirectional", "qa-mntp", "ner-causal", "ner-bidirectional", "ner-mntp"),
+    ("gpt2-mini", "mntp"),
+):
+    _adapted = [replace(REGISTRY[_base], name=f"{_base}-{name}", origin=f"adapter of {_base}") for name in _names]
+    REGISTRY |= {card.name: card for card in _adapted}

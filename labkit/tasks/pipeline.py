@@ -64,12 +64,14 @@ class Pipeline:
 
 
 def pipeline(
-    model: str | Path, *, task: str | None = None, batch_size: int = 8, device: Any = None, attn: str | None = None
-) -> Pipeline:
+    model: str | Path, *, task: str | None = None, batch_size: int = 8, device: Any = None, attn: str | None = None,
+    dtype: Any = None,
+) -> Pipeline:  # fmt: skip
     """Load what `labkit train` left: a run's folder, its `model` or a checkpoint, or a hub id of such a folder.
 
     Args:
         task: only needed to check that the model is for it.
+        device, attn, dtype: as in `labkit.load`.
 
     Raises:
         ModelError: the model was not fine-tuned by labkit, or for another task, or cannot be loaded.
@@ -79,7 +81,7 @@ def pipeline(
         model = folder / "model"
     elif (folder / "checkpoints").is_dir():
         raise ModelError(f"the run in {folder} is not finished: continue it with labkit train ... --resume")
-    lm = load(model, device=device, attn=attn)
+    lm = load(model, device=device, attn=attn, dtype=dtype)
     record = getattr(lm.model.config, TASK, None)
     if record is None or head_in(lm.model.config) is None:
         raise ModelError(f"{model} was not fine-tuned for a task: labkit train qa|ner|classify|embed does that")

@@ -180,18 +180,24 @@ def slider(figures: Mapping[str, go.Figure], name: str, start: int = 0) -> go.Fi
     panels = [sum(key.startswith("xaxis") for key in layout) for layout in layouts]
     if len(set(panels)) > 1:
         raise MaskError(f"figures behind one slider need the same number of panels; these have {panels}")
+    names = [escape(str(label)) for label in figures]
+    begin = max(layout["margin"]["l"] for layout in layouts) + max(24, 4 * len(names[0]))
+    end = min(layout["width"] - layout["margin"]["r"] for layout in layouts) - max(24, 4 * len(names[-1]))
     steps = []
-    for number, (label, layout) in enumerate(zip(figures, layouts, strict=True)):
-        # The slider is above the title, so that it stays in its place where figures differ in height.
+    for number, (label, layout) in enumerate(zip(names, layouts, strict=True)):
+        # The slider is above the title, and its ends at the same pixels, so that it stays in its place where figures
+        # differ in height or in their margins.
         layout.pop("template")
         layout["height"] += ROOM
         layout["sliders[0].pad.b"] = layout["margin"]["t"] + 10
+        layout["sliders[0].pad.l"] = begin - layout["margin"]["l"]
+        layout["sliders[0].pad.r"] = layout["width"] - layout["margin"]["r"] - end
         layout["margin"]["t"] += ROOM
         layout["title"]["pad"]["t"] += ROOM
         steps.append(
             {
                 "method": "update",
-                "label": escape(str(label)),
+                "label": label,
                 "args": [{"visible": [i == number for i in owner]}, layout],
             }
         )
@@ -202,8 +208,6 @@ def slider(figures: Mapping[str, go.Figure], name: str, start: int = 0) -> go.Fi
     result = go.Figure([trace for figure in figures.values() for trace in figure.data])
     for trace, number in zip(result.data, owner, strict=True):
         trace.visible = number == start
-    labels = [step["label"] for step in steps]
-    sides = {"l": max(24, 4 * len(labels[0])), "r": max(24, 4 * len(labels[-1]))}
     control = {
         "active": start,
         "currentvalue": {"prefix": f"{escape(name)}: ", "font": {"size": 13}},
@@ -212,6 +216,6 @@ def slider(figures: Mapping[str, go.Figure], name: str, start: int = 0) -> go.Fi
         "len": 1,
         "y": 1,
         "yanchor": "bottom",
-        "pad": {"t": 0, "b": first.pop("sliders[0].pad.b"), **sides},
+        "pad": {"t": 0} | {side: first.pop(f"sliders[0].pad.{side}") for side in "blr"},
     }
     return result.update_layout(first, sliders=[control])
