@@ -30,8 +30,7 @@ COMPARED_TAG = "nbval-check-output"
 MACHINE_PATH = re.compile(r"/(?:home|Users)/[\w.-]+/|/(?:root|tmp)/[\w.~-]+|[A-Z]:\\+Users\\|" + re.escape(str(ROOT)))
 
 
-# The rules for a lesson as it is written today. Lessons in NOT_YET are older: only the rules above apply to them.
-NOT_YET = ("new_objectives").split()
+# The rules for a lesson.
 MOST_WORDS = 150  # of a Markdown cell
 MOST_LINES, MOST_LINES_OF_CHECK = 15, 20  # of a code cell; of the setup cell, or one that checks an exercise
 MOST_MINUTES, MOST_BOXES = 60, 3
@@ -63,7 +62,7 @@ def main(arguments: list[str]) -> int:
         found = faults_of(path)
         if path.resolve().parent != SOLUTIONS and UNREADABLE not in "".join(found):
             cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-            found += [] if is_old(path) else faults_of_lesson(path, cells)
+            found += faults_of_lesson(path, cells)
             if "--minutes" in arguments:
                 words, lines, stated, computed = minutes_of(cells)
                 minutes = f"{stated} minutes stated, {computed} computed"
@@ -115,16 +114,12 @@ def faults_of(path: Path) -> list[str]:
 def faults_of_head(path: Path, notebook: dict, code: list[dict]) -> list[str]:
     if not is_setup_cell(text(code[0]["source"])):
         return ["its first code cell is not labkit.notebooks.FIRST_CELL"]
-    if is_old(path) or not path.resolve().is_relative_to(ROOT):
+    if not path.resolve().is_relative_to(ROOT):
         return []
     head = notebook_heads.head_of(path, notebook_heads.install_from())
     if json.loads(notebook_heads.with_head(json.dumps(notebook), *head)) != notebook:
         return ["its setup cell or its Colab badge is stale: run scripts/notebook_heads.py"]
     return []
-
-
-def is_old(path: Path) -> bool:
-    return path.stem.partition("_")[2] in NOT_YET
 
 
 def faults_of_lesson(path: Path, cells: list[dict]) -> list[str]:
