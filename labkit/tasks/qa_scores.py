@@ -70,8 +70,9 @@ def judged(questions: Sequence[Question], predictions: Sequence[Any]) -> list[di
 def best_threshold(questions: Sequence[Question], predictions: Sequence[Any]) -> tuple[float, float]:
     """The `null_threshold` with the best F1 on these questions, and that F1, which decoding with it reproduces.
 
-    It differs from `find_best_thresh` of the official script in two ways: questions with equal scores are all answered
-    or none, and if it is best to answer none, the threshold does that (the script returns 0).
+    It differs from `find_best_thresh` of the official script in three ways: questions with equal scores are all
+    answered or none; the threshold lies in the middle between two scores; and if it is best to answer none, the
+    threshold does that (the script returns 0).
     """
     gains = [  # of answering a question
         f1(prediction.best_span.text, [answer.text for answer in question.answers]) if question.answers else -100.0
@@ -79,7 +80,8 @@ def best_threshold(questions: Sequence[Question], predictions: Sequence[Any]) ->
     ]
     diffs, group = np.unique([prediction.null_score_diff for prediction in predictions], return_inverse=True)
     totals = np.cumsum([100.0 * sum(not question.answers for question in questions), *np.bincount(group, gains)])
-    thresholds = [min(0.0, diffs[0] - 1.0), *diffs]  # below the lowest difference no question is answered
+    between = (diffs[:-1] + diffs[1:]) / 2  # as far as possible from the questions on either side
+    thresholds = [min(0.0, diffs[0] - 1.0), *between, diffs[-1]]  # below the lowest no question is answered
     best = int(totals.argmax())
     return float(thresholds[best]), float(totals[best]) / len(questions)
 
