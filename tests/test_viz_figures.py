@@ -332,4 +332,5 @@ def test_a_field_shows_the_answer_to_its_text_and_the_error_of_an_invalid_one():
         box.button.click()
         assert shown in box.shown.value
     assert viz.entities_figure("a b", [], []).alt == "Entities: none."
+    assert viz.entities_figure("Ada left.", None, [(0, 3, "PER")]).alt == "Entities: Ada PER."
     assert viz.ask(letters, text="a") is not box  # the name is still the function after its first use

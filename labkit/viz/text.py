@@ -76,17 +76,25 @@ def answer_figure(text: str, spans: Sequence, gold: Sequence = (), question: str
     return _figure(body, f"Answers: {alt}.")
 
 
-def entities_figure(text: str, gold: Sequence, predicted: Sequence) -> TextFigure:
+def entities_figure(text: str, gold: Sequence | None, predicted: Sequence) -> TextFigure:
     """Entities, `[(start, end, label)]` in characters (end exclusive): gold underlined, predicted shaded.
 
     Each entity has a sign and a colour for its outcome: right, wrong label, wrong boundary, both, missed, or spurious.
-    A legend gives their counts. A gold entity is paired with one predicted entity at most.
+    A legend gives their counts. A gold entity is paired with one predicted entity at most. `gold` is None where no one
+    has labelled the text: then the predicted entities have one colour and no outcome.
 
     Raises:
         MaskError: an empty span, or one outside the text.
     """
-    gold = [(*_span(entity, text), str(entity[2])) for entity in gold]
     predicted = [(*_span(entity, text), str(entity[2])) for entity in predicted]
+    if gold is None:
+        marks = [
+            (start, end, f"background:{LINES[0]}40;padding:2px 0;border-radius:3px") for start, end, _ in predicted
+        ]
+        chips = {end: [_chip(label, LINES[0])] for _, end, label in predicted}
+        body = f'<p style="margin:0;line-height:2;white-space:pre-wrap">{_marked(text, marks, chips)}</p>'
+        return _figure(body, f"Entities: {', '.join(f'{text[a:b]} {label}' for a, b, label in predicted) or 'none'}.")
+    gold = [(*_span(entity, text), str(entity[2])) for entity in gold]
     marks, ends, counts = [], {}, dict.fromkeys(KINDS, 0)
     for kind, true, guess in _compared(gold, predicted):
         sign, colour = KINDS[kind]

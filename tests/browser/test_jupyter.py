@@ -193,7 +193,9 @@ def test_a_saved_notebook_shows_its_widgets_and_sliders_before_anything_is_run(o
     assert canvas.evaluate(drawn) > 2  # more than one colour: a picture, not an empty square
     cells = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    for index in [i for i, source in enumerate(sources) if "masks.sliding_window" in source and "viz.slider(" in source]:
+    for index in [
+        i for i, source in enumerate(sources) if "masks.sliding_window" in source and "viz.slider(" in source
+    ]:
         cell = notebook.cell(index)
         cell.scroll_into_view_if_needed()  # JupyterLab draws a cell only once it is near the screen
         # JupyterLab shows the PNG until the mouse is on it.
