@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from labkit.attention.plain import clean, plain_array
 from labkit.errors import MaskError
 from labkit.viz.panels import slider
-from labkit.viz.style import GREY, INK, OTHERS, RULE, escape, line_styles, meaning, titled
+from labkit.viz.style import GREY, INK, OTHERS, PAPER, RULE, escape, line_styles, meaning, titled
 
 ROW = 21  # pixels, of a forest plot
 
@@ -81,7 +81,8 @@ def curves_figure(
         yaxis={"title": escape(y_name), "gridcolor": RULE, "zeroline": False},
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
     )
-    return titled(figure, title, words, 800, 360, t=30)
+    legend_rows = 1 + sum(60 + 7 * len(str(name)) for name in arms) // 720
+    return titled(figure, title, words, 800, 360, t=8 + 22 * legend_rows)
 
 
 def curves_slider(
@@ -222,7 +223,7 @@ def forest_figure(
         figure.add_annotation(text=text, y=row, **beside)
     left = max(90, 16 + 7 * max(map(len, labels)))
     for row, heading in headings.items():  # above the plot's rows, so that a long one takes no room from the plot
-        figure.add_annotation(text=heading, y=row, **beside | {"x": 0, "xshift": 8 - left})
+        figure.add_annotation(text=heading, y=row, bgcolor=PAPER, **beside | {"x": 0, "xshift": 8 - left})
     if zero:
         figure.add_vline(0, line={"color": INK, "width": 1})
     for name, x in marks.items():

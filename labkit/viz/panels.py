@@ -12,14 +12,16 @@ import plotly.graph_objects as go
 
 from labkit.attention.plain import clean, short
 from labkit.errors import MaskError
-from labkit.viz.style import INK, PAPER, escape, titled
+from labkit.viz.style import GREY, INK, PAPER, escape, titled
 
 WIDEST = 820  # pixels: what a notebook shows beside an open file browser
 LETTER = 7  # pixels, the width of a letter of a label
 LABEL = 13  # pixels from one label to the next
 HEADING = 17  # pixels, the height of a line of a heading
 GAP = 14  # pixels between panels
+AXIS = 17  # pixels, the title of an axis
 ROOM = 94  # pixels, the height of a slider
+SMALL = {"size": 11, "color": GREY}
 
 
 @dataclass
@@ -58,6 +60,7 @@ def drawn(
 ) -> go.Figure:
     """The panels in rows as wide as a notebook, in squares; or one below the other, in cells `wide` x `high`."""
     left = max(len(label) for panel in panels for label in panel.shown(panel.rows)) * LETTER + 12
+    left += AXIS * any(panel.tokens for panel in panels)
     bar = 80 * any(panel.scale for panel in panels)
     n_columns = max(len(panel.columns) for panel in panels)
     largest = 600 if len(panels) == 1 else 480
@@ -77,7 +80,7 @@ def drawn(
         row = range(first, min(first + per_row, len(panels)))
         rooms = {i: panels[i].column_labels(cell)[1] for i in row}
         above = max(HEADING * len(headings[i]) + rooms[i] * panels[i].on_top for i in row)
-        below = max(rooms[i] * (not panels[i].on_top) for i in row)
+        below = max(rooms[i] * (not panels[i].on_top) + AXIS * panels[i].tokens for i in row)
         tops += [(y, y + above)] * len(row)
         y += above + high * max(len(panels[i].rows) for i in row) + below + 16
     lefts = [i % per_row * step + left for i in range(len(panels))]
@@ -123,7 +126,8 @@ def _add(figure: go.Figure, panel: Panel, number: str, across: list, down: list,
         hoverongaps=False,
     )
     if panel.scale:
-        bar = {"title": {"text": panel.scale, "side": "right"}, "thickness": 12, "y": 1, "yanchor": "top"}
+        bar = {"title": {"text": panel.scale, "side": "right", "font": {"size": 12}}, "thickness": 12}
+        bar |= {"tickfont": {"size": 11}, "y": 1, "yanchor": "top"}
         heat.colorbar = {**bar, "lenmode": "pixels", "len": max(90, min(180, high * len(panel.rows)))}
     figure.add_trace(heat)
     bare = {"type": "category", "showgrid": False, "zeroline": False, "ticks": "", "tickfont": {"size": 12}}
@@ -132,6 +136,9 @@ def _add(figure: go.Figure, panel: Panel, number: str, across: list, down: list,
     columns["tickangle"] = -90 if panel.column_labels(cell)[0] else 0
     rows = _ticks(panel.shown(panel.rows), high) | {"domain": down, "anchor": f"x{number}"}
     rows["range"] = [len(panel.rows) - 0.5, -0.5]
+    if panel.tokens:
+        columns["title"] = {"text": "key", "font": SMALL, "standoff": 2}
+        rows["title"] = {"text": "query", "font": SMALL, "standoff": 2}
     figure.update_layout({f"xaxis{number}": bare | columns, f"yaxis{number}": bare | rows})
     if panel.tokens:
         q_len, kv_len = panel.values.shape
