@@ -44,12 +44,12 @@ def curves_figure(
     x = [float(value) for value in x]
     shown = x[-1] if at is None else at  # where the means are written out
     _require_measured(shown, x)
-    figure, styles, means, n_seeds = go.Figure(), line_styles(map(str, arms)), [], 1
+    figure, styles, means, n_seeds = go.Figure(), line_styles(map(str, arms)), [], []
     for name, seeds in arms.items():
         seeds = plain_array(seeds, f"the seeds of {name!r}").astype(float)  # (seeds, x)
         if seeds.ndim != 2 or seeds.shape[1] != len(x) or not np.isfinite(seeds).any():
             raise MaskError(f"{name!r} must be lists of {len(x)} numbers, one list for each seed, not {seeds.shape}")
-        n_seeds = max(n_seeds, len(seeds))
+        n_seeds.append(len(seeds))
         runs = pd.DataFrame(seeds, columns=x).dropna(axis="columns", how="all")
         xs, mean, low, high = runs.columns.to_numpy(), runs.mean(), runs.min(), runs.max()
         if shown in mean:
@@ -72,7 +72,9 @@ def curves_figure(
     if at is not None:
         figure.add_vline(at, line={"color": INK, "width": 1})
     words = f"At {x_name} {shown:g}: {', '.join(means)}."
-    words += f" Mean and range of up to {n_seeds} seeds." * (n_seeds > 1)
+    if max(n_seeds, default=1) > 1:
+        few, many = min(n_seeds), max(n_seeds)
+        words += f" Lines: mean of {many if few == many else f'{few} to {many}'} seeds; bands: lowest to highest seed."
     horizontal = {"title": {"text": escape(x_name), "standoff": 8}, "zeroline": False}
     if log_x:
         horizontal |= {"type": "log", "dtick": 1 if max(x) > 10 * min(x) else None}

@@ -46,7 +46,7 @@ def mask_figure(masks, tokens: Sequence[str] | None = None, title: str | None = 
             if wrong.shape != grid.shape:
                 raise MaskError(f"the expected mask has shape {wrong.shape}, and the mask {grid.shape}")
             wrong = grid ^ wrong
-            words += f"; {wrong.sum() or 'none'} not as expected"
+            words += f"; {wrong.sum()} not as expected" if wrong.any() else "; all as expected"
         codes = np.where(wrong, 2, grid)
         panel = Panel(str(heading), codes, *token_labels(tokens, *grid.shape), colours, high=2, words=words)
         panel.texts = np.select([wrong & grid, wrong], ["×", "○"], "") if wrong.any() else None
