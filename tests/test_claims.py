@@ -1,4 +1,4 @@
-"""The differences in docs/mask_effect_results.md and README are those of the stored results, rounded."""
+"""The differences in docs/mask_effect_results.md, README and lesson 14 are those of the stored results, rounded."""
 
 import json
 import re
@@ -11,7 +11,10 @@ from labkit import results
 
 ROOT = Path(__file__).resolve().parent.parent
 MASK_EFFECT = "docs/mask_effect_results.md"
-TRIPLE = re.compile(r"([-+]?\d[\d.]*) \[([-+]?\d[\d.]*), ([-+]?\d[\d.]*)\]")
+LESSON = "notebooks/14_what_the_mask_buys.ipynb"
+NUMBER = r"([-+]?\d[\d.]*)"
+TRIPLE = re.compile(rf"{NUMBER} \[{NUMBER}, {NUMBER}\]")
+IN_WORDS = re.compile(rf"{NUMBER} points \(95 % CI {NUMBER} to {NUMBER}, \d seeds\)")
 LINE_BREAK = re.compile(r"(?<=\d)\n *(?=\[)|(?<=\d,)\n *(?=[-+\d][\d.]*\])")  # a line may end within a triple
 
 
@@ -41,10 +44,17 @@ def intervals(stored: Any):
             yield from intervals(value)
 
 
-@pytest.mark.parametrize("name", [MASK_EFFECT, "README.md"])
-def test_every_difference_of_the_page_is_stored(name):
+def prose(name: str) -> str:
+    """The page, or the Markdown cells of the notebook."""
+    if not name.endswith(".ipynb"):
+        return page(name)
+    return "\n".join("".join(cell["source"]) for cell in read(name)["cells"] if cell["cell_type"] == "markdown")
+
+
+@pytest.mark.parametrize(("name", "form"), [(MASK_EFFECT, TRIPLE), ("README.md", TRIPLE), (LESSON, IN_WORDS)])
+def test_every_difference_of_the_page_is_stored(name, form):
     stored = [*intervals(results.read("mask_effect")), *intervals(read("benchmarks/results/gpu/mask_effect.json"))]
-    triples = TRIPLE.findall(LINE_BREAK.sub(" ", page(name)))
+    triples = form.findall(LINE_BREAK.sub(" ", prose(name)))
     missing = {triple for triple in triples if not any(all(map(is_rounded, triple, values)) for values in stored)}
     assert triples and not missing
 

@@ -187,6 +187,17 @@ def test_a_slider_stays_in_its_place_where_figures_differ_in_their_margins():
     assert first.l != second["margin"]["l"]
 
 
+def test_a_menu_instead_of_a_slider_shows_the_same_figures():
+    figures = {arm: viz.forest_figure({"": {arm: (1.0, 0.5, 1.5)}}, arm) for arm in ("a", "an arm with a long name")}
+    figure, slider = viz.slider(figures, "arm", 1, menu=True), viz.slider(figures, "arm", 1)
+    (menu,), buttons = figure.layout.updatemenus, figure.layout.updatemenus[0].buttons
+    assert not figure.layout.sliders and menu.active == 1 and figure.layout.title.text == "an arm with a long name"
+    for button, step in zip(buttons, slider.layout.sliders[0].steps, strict=True):
+        assert button.label == step.label and button.args[0] == step.args[0]
+    other, left = buttons[0].args[1], menu.pad.l + figure.layout.margin.l  # in the same place for every figure
+    assert other["updatemenus[0].pad.l"] + other["margin"]["l"] == left
+
+
 def test_the_walk_shades_the_attended_past_and_future():
     cells, truth = masks.hybrid(3).dense(N), [*TOKENS[1:], None]
     figure = viz.walk_figure(TOKENS, cells, [("bank", 0.5)] * N, truth, start=2)

@@ -20,7 +20,7 @@ LABEL = 13  # pixels from one label to the next
 HEADING = 17  # pixels, the height of a line of a heading
 GAP = 14  # pixels between panels
 AXIS = 17  # pixels, the title of an axis
-ROOM = 94  # pixels, the height of a slider
+ROOM, MENU = 94, 50  # pixels, the heights of a slider and of a menu
 SMALL = {"size": 11, "color": GREY}
 
 
@@ -171,11 +171,11 @@ def steps(*colours: str) -> list:
     return [[edge, colour] for i, colour in enumerate(colours) for edge in (i / n, (i + 1) / n)]
 
 
-def slider(figures: Mapping[str, go.Figure], name: str, start: int = 0) -> go.Figure:
+def slider(figures: Mapping[str, go.Figure], name: str, start: int = 0, menu: bool = False) -> go.Figure:
     """One figure with a slider over `figures`, `{label: figure}`, called `name`; it begins at number `start`.
 
-    The result holds the traces of all figures, and each step shows those of one of them, with its layout. All need
-    the same number of panels.
+    `menu` draws a menu instead of the slider, for labels that have no order. The result holds the traces of all
+    figures, and each step shows those of one of them, with its layout. All need the same number of panels.
 
     Raises:
         MaskError: no figures, a start without a figure, or figures with different numbers of panels.
@@ -192,15 +192,16 @@ def slider(figures: Mapping[str, go.Figure], name: str, start: int = 0) -> go.Fi
     end = min(layout["width"] - layout["margin"]["r"] for layout in layouts) - max(24, 4 * len(names[-1]))
     steps = []
     for number, (label, layout) in enumerate(zip(names, layouts, strict=True)):
-        # The slider is above the title, and its ends at the same pixels, so that it stays in its place where figures
+        # The control is above the title, and its ends at the same pixels, so that it stays in its place where figures
         # differ in height or in their margins.
         layout.pop("template")
-        layout["height"] += ROOM
-        layout["sliders[0].pad.b"] = layout["margin"]["t"] + 10
-        layout["sliders[0].pad.l"] = begin - layout["margin"]["l"]
-        layout["sliders[0].pad.r"] = layout["width"] - layout["margin"]["r"] - end
-        layout["margin"]["t"] += ROOM
-        layout["title"]["pad"]["t"] += ROOM
+        control, room = ("updatemenus[0]", MENU) if menu else ("sliders[0]", ROOM)
+        layout["height"] += room
+        layout[f"{control}.pad.b"] = layout["margin"]["t"] + 10
+        layout[f"{control}.pad.l"] = (10 if menu else begin) - layout["margin"]["l"]
+        layout[f"{control}.pad.r"] = layout["width"] - layout["margin"]["r"] - end
+        layout["margin"]["t"] += room
+        layout["title"]["pad"]["t"] += room
         steps.append(
             {
                 "method": "update",
@@ -215,14 +216,9 @@ def slider(figures: Mapping[str, go.Figure], name: str, start: int = 0) -> go.Fi
     result = go.Figure([trace for figure in figures.values() for trace in figure.data])
     for trace, number in zip(result.data, owner, strict=True):
         trace.visible = number == start
-    control = {
-        "active": start,
-        "currentvalue": {"prefix": f"{escape(name)}: ", "font": {"size": 13}},
-        "steps": steps,
-        "x": 0,
-        "len": 1,
-        "y": 1,
-        "yanchor": "bottom",
-        "pad": {"t": 0} | {side: first.pop(f"sliders[0].pad.{side}") for side in "blr"},
-    }
-    return result.update_layout(first, sliders=[control])
+    pad = {"t": 0} | {side: first.pop(f"{control}.pad.{side}") for side in "blr"}
+    place = {"active": start, "x": 0, "y": 1, "yanchor": "bottom", "pad": pad}
+    if menu:
+        return result.update_layout(first, updatemenus=[place | {"buttons": steps, "xanchor": "left"}])
+    shown = {"prefix": f"{escape(name)}: ", "font": {"size": 13}}
+    return result.update_layout(first, sliders=[place | {"steps": steps, "len": 1, "currentvalue": shown}])
