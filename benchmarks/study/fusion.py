@@ -29,8 +29,8 @@ from benchmarks.study.runner import slug  # noqa: E402
 from labkit.datasets.paraphrases import KNOWN_FACTS  # noqa: E402
 from labkit.errors import DataError, TrainingError  # noqa: E402
 from labkit.fusion import runs  # noqa: E402
+from labkit.fusion.methods import Settings  # noqa: E402
 from labkit.fusion.scores import Answers, holds_answer, read_answers, summary  # noqa: E402
-from labkit.fusion.settings import Settings  # noqa: E402
 from labkit.run_folder import read_json  # noqa: E402
 
 SINGLE = "single"
@@ -42,7 +42,7 @@ ANSWERS = "answers.feather"
 
 @dataclass(frozen=True)
 class Study:
-    """What is compared. The rest is as in `labkit.fusion.settings.Settings`.
+    """What is compared. The rest is as in `labkit.fusion.methods.Settings`.
 
     Attributes:
         data: {name: (dataset, folder of pairs or None)}.
