@@ -87,15 +87,14 @@ def generate(
     if layer is not None and not (averages_states and 0 <= layer < layers):
         raise DataError(f"layer is {layer}; give it with 'hidden-average' only, from 0 to {layers - 1}")
     averaged_layer = (layers // 2 if layer is None else layer) if averages_states else None
-    prefix_ids, segments, cue_ids = token_ids(lm.tokenizer, questions, prefix, cue, separator)
+    everything = prompts(chosen, *token_ids(lm.tokenizer, questions, prefix, cue, separator), weights)
     special = dict(zip(lm.tokenizer.all_special_tokens, lm.tokenizer.all_special_ids, strict=True))
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     settings = Decoding(stop=tuple(text for text in stops if text not in special), **decoding)
     ends = {special[text] for text in stops if text in special}  # a special token has no text
     configured = getattr(lm.model.generation_config, "eos_token_id", None)
     ends |= {*(configured if isinstance(configured, list) else [configured]), lm.tokenizer.eos_token_id} - {None}
-    everything = prompts(chosen, prefix_ids, segments, cue_ids, weights)
-    last = max(int(row.positions.max()) for row in everything.rows) + len(cue_ids) + settings.max_new_tokens
+    last = max(int(row.positions.max()) for row in everything.rows) + len(everything.cue) + settings.max_new_tokens
     cure = "use fewer or shorter paraphrases, fewer examples or new tokens, or a method that restarts positions"
     require_positions(last, decoder.config, refusal=DataError, cure=cure)
     counts, rule, votes = everything.counts, chosen.combine, None
