@@ -23,6 +23,7 @@ from labkit.datasets.examples import (
     to_bio,
     words_of,
 )
+from labkit.datasets.files import csv_rows, json_lines
 from labkit.datasets.readers import TASKS, read, scan
 from labkit.errors import DataError, LabkitError
 from tests.data_files import write
@@ -261,6 +262,13 @@ DOCCANO = {"id": 7, "start_offset": 0, "end_offset": 3, "label": "PER"}
 )
 def test_jsonl_with_other_names_of_the_fields(tmp_path, task, row, expected):
     assert read(task, write(tmp_path / "a.jsonl", [json.dumps(row, ensure_ascii=False), "", " "])) == [expected]
+
+
+def test_rows_with_their_numbers_come_from_lists_lines_and_tables(tmp_path):
+    rows = [{"a": "1"}, {"a": "2"}]
+    assert json_lines(write(tmp_path / "a.json", json.dumps(rows))) == [(1, rows[0]), (2, rows[1])]
+    assert json_lines(write(tmp_path / "a.jsonl", [rows[0], "", rows[1]])) == [(1, rows[0]), (3, rows[1])]
+    assert csv_rows(write(tmp_path / "a.csv", "a\n1\n2\n")) == [(2, rows[0]), (3, rows[1])]
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class Study:
         listed(lambda part: None if part == "all" else int(part)),
     )  # fmt: skip
     settings: dict[str, Any] = field(default_factory=lambda: preset("mini", patience=0))
-    method: str = option("full", "full or lora", choices=adapters.METHODS)
+    method: str = option("full", "which weights are trained", choices=adapters.METHODS)
     rank: int = option(16, "of the LoRA adapters")
     attn: str | None = option(None, "eager, sdpa or flex_attention", str, name="--attn-implementation")
     max_length: int | None = option(None, "tokens per row; default: that of the task", int)
