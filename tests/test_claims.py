@@ -34,7 +34,8 @@ def is_rounded(figure: str, measured: float) -> bool:
 def intervals(stored: Any):
     """(mean, low, high) of everything with an interval, and the same from the other side: (-mean, -high, -low)."""
     if isinstance(stored, dict):
-        for name, low, high in (("mean", "low", "high"), ("difference", "difference_low", "difference_high")):
+        others = [(name, f"{name}_low", f"{name}_high") for name in ("difference", "growth", "beyond", "over_baseline")]
+        for name, low, high in [("mean", "low", "high"), *others]:
             if stored.get(name) is not None and stored.get(low) is not None:
                 yield stored[name], stored[low], stored[high]
                 yield -stored[name], -stored[high], -stored[low]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.datasets import readers
-from labkit.datasets.embedded import posts
-from labkit.datasets.evidence import CRITERIA, MARKS, ORDERS, Match, locate, prompt
+from labkit.datasets.embedded import read
+from labkit.datasets.evidence import locate
 from labkit.errors import DataError, ModelError
 from tests.data_files import write
 
@@ -28,11 +28,11 @@ def words(text: str) -> str:
 @pytest.mark.parametrize(
     ("text", "evidence", "match"),
     [
-        (POST, f" {SLEEP}\n", Match(21, 76, "exact")),
-        (POST, "I  haven’t slept\r\nproperly since\u00a0the move,\u2003not one night.", Match(21, 76, "spaces")),
-        ("so tired. so  tired.", "so tired.", Match(0, 9, "exact")),  # the first of several places
-        ("so\ntired. so\ttired.", "so tired.", Match(0, 9, "spaces")),
-        ("why (me)?\n.* [no] $", "why (me)? .* [no] $", Match(0, 19, "spaces")),  # no sign is a pattern
+        (POST, f" {SLEEP}\n", (21, 76)),
+        (POST, "I  haven’t slept\r\nproperly since\u00a0the move,\u2003not one night.", (21, 76)),
+        ("so tired. so  tired.", "so tired.", (0, 9)),  # the first of several places
+        ("so\ntired. so\ttired.", "so tired.", (0, 9)),
+        ("why (me)?\n.* [no] $", "why (me)? .* [no] $", (0, 19)),  # no sign is a pattern
         (POST, "I bought a new bicycle yesterday.", None),
         (POST, f"{POST} And then, on the day after, we drove out to the lake with the children. {POST}", None),
         (" \n", "so tired", None),
@@ -53,24 +53,22 @@ def test_a_copy_is_located_exactly_or_up_to_white_space_or_not_at_all(text, evid
     ],
 )
 def test_a_copy_with_mistakes_is_located(text, evidence, original):
-    match = locate(text, evidence)
-    assert match.method == "fuzzy" and 80 <= match.similarity < 100
-    assert text[match.start : match.end] == original
+    assert text[slice(*locate(text, evidence))] == original
 
 
 def test_a_span_ends_within_a_word_only_if_the_word_is_too_long():
-    match = locate("a" * 1000, "a" * 30 + "bb")
-    assert match.method == "fuzzy" and 25 <= match.end - match.start <= 35
+    start, end = locate("a" * 1000, "a" * 30 + "bb")
+    assert 25 <= end - start <= 35
 
 
 def test_without_rapidfuzz_the_exact_is_located_and_the_rest_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "rapidfuzz", None)
-    assert locate(POST, SLEEP).method == "exact" and locate(POST, words(SLEEP)).method == "spaces"
+    assert locate(POST, SLEEP) == locate(POST, words(SLEEP)) == (21, 76)
     with pytest.raises(ModelError, match="rapidfuzz.*pip install"):
         locate(POST, "It was a long weak.")
 
 
-EVIDENCE = [(post.text, sentence) for post in posts() for _, sentence in post.criteria if sentence]
+EVIDENCE = [(q.context, answer.text) for q in read("qa", "evidence", "train") for answer in q.answers]
 SPACES = st.text(alphabet=" \n\t\u00a0\u2003", min_size=1, max_size=3)
 
 
@@ -84,19 +82,10 @@ def test_white_space_and_a_mistake_in_20_letters_leave_four_fifths_of_the_true_s
         edits = [(one, ""), (one, one * 2), (two, two[::-1]), (one, "e"), (one, f"{one} ")]
         old, new = data.draw(st.sampled_from(edits))
         copy = copy[:at] + new + copy[at + len(old) :]
-    match, start = locate(post, copy), post.index(sentence)
-    shared = min(match.end, start + len(sentence)) - max(match.start, start)
-    assert shared >= 0.8 * max(len(sentence), match.end - match.start), post[match.start : match.end]
-    assert mistakes or words(post[match.start : match.end]) == words(sentence)
-
-
-@pytest.mark.parametrize("criterion", ["sleep", "cannot sit still"])
-@pytest.mark.parametrize("order", ORDERS)
-def test_the_post_is_in_the_prompt_unchanged_and_each_mark_once(criterion, order):
-    text = prompt(POST, criterion, order, "i")
-    parts = [f"[POST] {POST} [/POST]", f"[CRITERION] {CRITERIA.get(criterion, criterion)} [/CRITERION]"]
-    assert text == " ".join(["[INST] i [/INST]", *(parts if order == "criterion-last" else parts[::-1])])
-    assert all(text.count(mark) == 1 for mark in MARKS)
+    (start, end), true_start = locate(post, copy), post.index(sentence)
+    shared = min(end, true_start + len(sentence)) - max(start, true_start)
+    assert shared >= 0.8 * max(len(sentence), end - start), post[start:end]
+    assert mistakes or words(post[start:end]) == words(sentence)
 
 
 def test_a_file_of_posts_is_read_with_its_evidence_located_in_the_original_text(tmp_path):
@@ -111,14 +100,6 @@ def test_a_file_of_posts_is_read_with_its_evidence_located_in_the_original_text(
             readers.read("qa", write(path, [row | {"evidence": None}, row | {"evidence": evidence}]))
 
 
-@pytest.mark.parametrize(
-    ("function", "arguments", "message"),
-    [
-        (locate, (POST, " \n\u00a0"), "the evidence is empty"),
-        (prompt, ("p", "sleep", "sideways"), "the order is 'sideways'; choose one of criterion-last, "),
-        (prompt, ("he wrote [/POST] in it", "sleep"), r"holds \[/POST\], a mark that the prompt keeps"),
-    ],
-)
-def test_bad_input_is_refused(function, arguments, message):
-    with pytest.raises(DataError, match=message):
-        function(*arguments)
+def test_empty_evidence_is_refused():
+    with pytest.raises(DataError, match="the evidence is empty"):
+        locate(POST, " \n\u00a0")

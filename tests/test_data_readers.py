@@ -19,11 +19,11 @@ from labkit.datasets.examples import (
     Sentence,
     entities_in,
     entities_of,
-    scheme_of,
     tags_over,
     to_bio,
     words_of,
 )
+from labkit.datasets.files import csv_rows, json_lines
 from labkit.datasets.readers import TASKS, read, scan
 from labkit.errors import DataError, LabkitError
 from tests.data_files import write
@@ -88,17 +88,11 @@ KINDS = st.sampled_from(["PER", "LOC", "work-of-art"])
 
 
 @pytest.mark.parametrize(("name", "tags"), BY_SCHEME.items())
-def test_a_tag_scheme_is_recognised_and_rewritten_as_bio(tmp_path, name, tags):
+def test_a_tag_scheme_is_rewritten_as_bio(tmp_path, name, tags):
     expected = (MERGED if name == "IO" else BY_SCHEME["BIO"]).split()
-    assert scheme_of([tags.split()]) == {"BILOU": "BIOES"}.get(name, name)
     column_file = write(tmp_path / "a.conll", "".join(f"w {tag}\n" for tag in tags.split()))
     row_file = write(tmp_path / "a.jsonl", [{"words": ["w"] * 8, "tags": tags.split()}])
     assert [list(read("ner", path)[0].tags) for path in (column_file, row_file)] == [expected] * 2
-
-
-def test_one_sentence_decides_the_scheme_of_the_whole_file():
-    for other, scheme in ((["O"], "IO"), (["I-X", "B-X"], "IOB1"), (["O", "B-X"], "BIO"), (["S-X"], "BIOES")):
-        assert scheme_of([["I-PER", "O"], other]) == scheme
 
 
 def spans_within(data, length: int) -> list[tuple[int, int]]:
@@ -112,7 +106,7 @@ def test_entities_survive_each_scheme_that_can_express_them(data, length, letter
     for a, b, kind in entities:
         tags[a:b] = [f"B-{kind}"] + [f"I-{kind}"] * (b - a - 1)
         tags[b - 1] = f"{letters[b - a > 1]}-{kind}"
-    assert entities_of(to_bio(tags, "BIO" if letters == "BI" else "BIOES")) == entities
+    assert entities_of(to_bio(tags)) == entities
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n", "\r\r\n", "\r"])
@@ -268,6 +262,13 @@ DOCCANO = {"id": 7, "start_offset": 0, "end_offset": 3, "label": "PER"}
 )
 def test_jsonl_with_other_names_of_the_fields(tmp_path, task, row, expected):
     assert read(task, write(tmp_path / "a.jsonl", [json.dumps(row, ensure_ascii=False), "", " "])) == [expected]
+
+
+def test_rows_with_their_numbers_come_from_lists_lines_and_tables(tmp_path):
+    rows = [{"a": "1"}, {"a": "2"}]
+    assert json_lines(write(tmp_path / "a.json", json.dumps(rows))) == [(1, rows[0]), (2, rows[1])]
+    assert json_lines(write(tmp_path / "a.jsonl", [rows[0], "", rows[1]])) == [(1, rows[0]), (3, rows[1])]
+    assert csv_rows(write(tmp_path / "a.csv", "a\n1\n2\n")) == [(2, rows[0]), (3, rows[1])]
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ import labkit
 from labkit.datasets.paraphrases import ParaphrasedQuestion, read_known_facts, read_paraphrases
 from labkit.errors import DataError, ModelError
 from labkit.fusion import generation, scores
+from labkit.fusion.methods import Settings
 from labkit.fusion.runs import journal_of, plan, prefix_of, run, take_shots
 from labkit.fusion.scores import read_answers
-from labkit.fusion.settings import Settings
 
 pytest.importorskip("pyarrow")
 

@@ -17,29 +17,17 @@ def stored(name):
     return json.loads((folder("results") / f"{name}.json").read_text())
 
 
-def test_every_difference_of_the_mask_effect_is_a_row():
-    rows = results.load("mask_effect")
-    for condition in stored("mask_effect")["conditions"]:
-        chosen = rows.query("part == 'all' and condition == @condition['name'] and model == @condition['model']")
-        chosen = chosen[chosen.steps == condition["arms"][0]["steps"]].set_index("arm")
-        assert list(chosen.index) == [arm["name"] for arm in condition["arms"]]
-        for arm in condition["arms"]:
-            row = chosen.loc[arm["name"]]
-            assert (row["mean"], row.n_seeds, row.learned) == (arm["mean"], len(arm["seeds"]), arm["learned"])
-            if "difference" in arm:
-                expected = [arm["difference"][key] for key in ("mean", "low", "high")]
-                assert list(row[["difference", "difference_low", "difference_high"]]) == expected
-        assert chosen.difference.isna().to_list() == ["difference" not in arm for arm in condition["arms"]]
-
-
 def test_parts_and_smaller_training_sets_are_rows_of_their_own():
-    condition = next(c for c in stored("mask_effect")["conditions"] if len(c["sizes"]) > 1)
-    rows = results.load("mask_effect").query("condition == @condition['name'] and model == @condition['model']")
-    size, part = condition["sizes"][0], condition["parts"][0]
-    smaller = rows[(rows.n_train == size["size"]) & (rows.arm == "bidirectional")].iloc[0]
-    assert smaller.difference == size["arms"]["bidirectional"]["difference"]["mean"] and smaller.steps == size["steps"]
-    of_part = rows[(rows.part == part["name"]) & (rows.arm == "causal")].iloc[0]
-    assert of_part["mean"] == part["arms"]["causal"]["mean"] and of_part[["low", "difference"]].isna().all()
+    rows = results.load("mask_effect").query("condition == 'field-notes/ner' and model == 'gemma3-270m'")
+    whole, few, of_part = (rows[rows.part == part] for part in ("all", "100 training examples", "DATE"))
+    assert (few.n_train == 100).all() and (whole.n_train > 1000).all() and few.difference.isna().sum() == 1
+    assert (of_part.n < whole.n.max()).all() and of_part.low.isna().all()
+
+
+def test_the_mean_is_that_of_the_scores_of_the_seeds():
+    for name in ("mask_effect", "future_attention"):
+        for row in results.load(name).query("part == 'all'").itertuples():
+            assert row.mean == pytest.approx(sum(row.scores) / len(row.scores)) and len(row.scores) == row.n_seeds
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -53,7 +41,6 @@ def test_all_studies_have_the_common_columns_and_can_be_drawn(name):
     unlearned = sum(arm.endswith("(unlearned)") for arms in groups.values() for arm in arms)
     assert unlearned == (~rows.learned & rows.difference.notna()).sum() if "learned" in rows else unlearned == 0
     pairs = results.pairs(name)
-    assert len(pairs) == sum(len(condition["pairs"]) for condition in stored(name)["conditions"])
     assert set(pairs.label) <= set(rows.label)
 
 

@@ -242,7 +242,7 @@ def test_an_adapter_alone_is_the_whole_model_again(tmp_path):
     assert labkit.audit(adapted.lm.model, quick=True).verdict == "bidirectional"
     for name, weight in whole.lm.model.named_parameters():
         torch.testing.assert_close(dict(adapted.lm.model.named_parameters())[name], weight, rtol=0, atol=1e-6)
-    asked = {"question": "having no energy", "context": embedded.posts("test")[0].text}
+    asked = {"question": "having no energy", "context": embedded.read("qa", "evidence", "test")[0].context}
     assert adapted(asked)["probability"] == pytest.approx(whole(asked)["probability"], abs=1e-4)
     assert sum(file.stat().st_size for file in folder.iterdir()) < 200_000
     assert str(tmp_path) not in (folder / "adapter_config.json").read_text()

@@ -14,7 +14,7 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,12 +25,12 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
 
 from benchmarks.study import report, runner  # noqa: E402
-from benchmarks.study.runner import slug  # noqa: E402
+from benchmarks.study.runner import listed, option, slug  # noqa: E402
 from labkit.datasets.paraphrases import KNOWN_FACTS  # noqa: E402
 from labkit.errors import DataError, TrainingError  # noqa: E402
 from labkit.fusion import runs  # noqa: E402
+from labkit.fusion.methods import Settings  # noqa: E402
 from labkit.fusion.scores import Answers, holds_answer, read_answers, summary  # noqa: E402
-from labkit.fusion.settings import Settings  # noqa: E402
 from labkit.run_folder import read_json  # noqa: E402
 
 SINGLE = "single"
@@ -42,32 +42,25 @@ ANSWERS = "answers.feather"
 
 @dataclass(frozen=True)
 class Study:
-    """What is compared. The rest is as in `labkit.fusion.settings.Settings`.
+    """What is compared. The rest is as in `labkit.fusion.methods.Settings`. data: {name: (dataset, pairs or None)}."""
 
-    Attributes:
-        data: {name: (dataset, folder of pairs or None)}.
-        few_methods: slow methods, which get only `few_questions` of the questions.
-        repeat_control: also read the first paraphrase as often as the largest N.
-        at_least: only questions with at least so many paraphrases; None: the largest N.
-    """
-
-    models: tuple[str, ...]
-    data: dict[str, tuple[str, str | None]]
-    methods: tuple[str, ...] = (SINGLE, "concat", "fuse", "logit-average")
-    num_paraphrases: tuple[int, ...] = (1, 2, 5)
-    few_methods: tuple[str, ...] = ()
-    few_questions: int = 150
-    repeat_control: bool = False
-    at_least: int | None = None
-    few_shot: int = 5
-    max_questions: int | None = None
-    max_new_tokens: int = 12
-    batch_size: int = 16
-    engine: str = "fast"
-    device: str = "auto"
-    dtype: str | None = None
-    lemmatizer: str | None = None
-    seed: int = 0
+    models: tuple[str, ...] = option(("gemma3-270m",), "names, hub ids or folders", listed(), name="--model")
+    data: dict[str, tuple[str, str | None]] = field(default_factory=lambda: {KNOWN_FACTS: (KNOWN_FACTS, None)})
+    methods: tuple[str, ...] = option((SINGLE, "concat", "fuse", "logit-average"), "single is always asked", listed())
+    num_paraphrases: tuple[int, ...] = option((1, 2, 5), "values of N", listed(int))
+    few_methods: tuple[str, ...] = option((), "slow methods, which get only --few-questions", listed())
+    few_questions: int = option(150, "questions for --few-methods")
+    repeat_control: bool = option(False, "also read one paraphrase as often as the largest N", action="store_true")
+    at_least: int | None = option(None, "only questions with so many paraphrases; default: the largest N", int)
+    few_shot: int = option(5, "answered examples in the prompt")
+    max_questions: int | None = option(None, "size of a random sample of the questions; default: all", int)
+    max_new_tokens: int = option(12, "of an answer")
+    batch_size: int = option(16, "questions per batch")
+    engine: str = option("fast", "fast, reference, dense or cacheless: the same answers")
+    device: str = option("auto", "auto, cpu or cuda")
+    dtype: str | None = option(None, "float32, bfloat16 or float16; default: as stored", str)
+    lemmatizer: str | None = option(None, "simplemma or spacy:MODEL: also count lemmatised answers that match", str)
+    seed: int = option(0, "of examples, questions and the order of paraphrases")
 
     def __post_init__(self) -> None:
         if not self.num_paraphrases or min(self.num_paraphrases) < 1 or max(self.num_paraphrases) < 2:
@@ -240,35 +233,17 @@ def named(text: str, pairs: str | None = None) -> tuple[str, tuple[str, str | No
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = runner.parser(__doc__, SINGLE)
-    add, names = parser.add_argument, runner.listed()
-    add("--model", type=names, dest="models", default=("gemma3-270m",), help="names, hub ids or folders, with commas")
-    add("--dataset", action="append", help="[NAME=]known-facts, webqa:FILE, lama:FOLDER, or a file; may be repeated")
-    add("--pairs", help="folder of subject-object pairs, if lama:FOLDER contains none")
-    add("--methods", type=names, default=Study.methods, help="methods of labkit fuse; single is always included")
-    add("--num-paraphrases", type=runner.listed(int), default=Study.num_paraphrases, help="values of N")
-    add("--few-methods", type=names, default=(), help="slow methods, which get only --few-questions")
-    add("--few-questions", type=int, default=Study.few_questions)
-    add("--repeat-control", action="store_true", help="also read one paraphrase as often as the largest N")
-    add("--at-least", type=int, help="only questions with so many paraphrases; default: the largest N")
-    add("--few-shot", type=int, default=Study.few_shot, help="answered examples in the prompt")
-    add("--max-questions", type=int, help="size of a random sample of the questions; default: all")
-    add("--max-new-tokens", type=int, default=Study.max_new_tokens)
-    add("--batch-size", type=int, default=Study.batch_size, help="questions per batch")
-    add("--engine", default=Study.engine, help="fast, reference, dense or cacheless: the same answers")
-    add("--device", default=Study.device, help="auto, cpu or cuda")
-    add("--dtype", help="float32, bfloat16 or float16; default: as stored")
-    add("--lemmatizer", help="simplemma or spacy:MODEL: also count answers that match after lemmatisation")
-    add("--seed", type=int, default=0, help="of examples, questions and the order of paraphrases")
-    add("--lemmatised", action="store_true", help="score the lemmatised answers in the table")
+    parser = runner.parser(__doc__, SINGLE, Study)
+    datasets = "[NAME=]known-facts, webqa:FILE, lama:FOLDER, or a file; may be repeated"
+    parser.add_argument("--dataset", action="append", help=datasets)
+    parser.add_argument("--pairs", help="folder of subject-object pairs, if lama:FOLDER contains none")
+    parser.add_argument("--lemmatised", action="store_true", help="score the lemmatised answers in the table")
     return parser
 
 
 def _run(options: argparse.Namespace) -> dict[str, str]:
-    own = {field.name: getattr(options, field.name) for field in fields(Study) if hasattr(options, field.name)}
     data = dict(named(text, options.pairs) for text in options.dataset or [KNOWN_FACTS])
-    study = Study(**own | {"data": data})
-    return run_study(study, options.output_dir, until=options.until)
+    return run_study(Study(**runner.given(options, Study), data=data), options.output_dir, until=options.until)
 
 
 def main() -> None:

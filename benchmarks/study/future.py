@@ -18,7 +18,7 @@ import math
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from transformers import PreTrainedTokenizerFast
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
 
 from benchmarks.study import report, runner  # noqa: E402
-from benchmarks.study.runner import slug  # noqa: E402
+from benchmarks.study.runner import listed, option, slug  # noqa: E402
 from labkit import objectives  # noqa: E402
 from labkit.datasets import embedded  # noqa: E402
 from labkit.datasets.text import Document, read_documents  # noqa: E402
@@ -63,27 +63,25 @@ PROFILES = {
 class Study:
     """What is compared, on which text, and with which budget; the same for all arms.
 
-    Attributes:
-        texts: files and folders; () is the text that comes with labkit, Field Notes.
-        vocab_size, context, width, layers, heads: of the model; the MLPs of `baseline` are wider.
-        weight: of an auxiliary loss whose name sets none. loss_layers: the layers with the loss; None: all.
-        held_out: share of each text. eval_rows: rows of it that are scored. evaluations: points of the curves.
+    held_out: share of each text. eval_rows: rows of it that are scored. evaluations: points of the curves.
     """
 
-    arms: tuple[str, ...] = DEFAULT
-    seeds: tuple[int, ...] = (0, 1, 2)
-    texts: tuple[str, ...] = ()
-    vocab_size: int = 2048
-    context: int = 128
-    width: int = 128
-    layers: int = 4
-    heads: int = 4
-    steps: int = 300
-    batch_size: int = 16
-    learning_rate: float = 1e-3
-    dtype: str = "float32"
-    weight: float = 1.0
-    loss_layers: tuple[int, ...] | None = None
+    arms: tuple[str, ...] = option(DEFAULT, "what is compared", listed())
+    seeds: tuple[int, ...] = option((0, 1, 2), "of weights, order of the rows and dropout", listed(int))
+    texts: tuple[str, ...] = option(
+        (), "text file or folder, may be repeated; default: Field Notes", action="append", name="--text"
+    )
+    vocab_size: int = option(2048, "of the tokenizer")
+    context: int = option(128, "tokens per row")
+    width: int = option(128, "of the model")
+    layers: int = option(4, "of the model")
+    heads: int = option(4, "of each layer")
+    steps: int = option(300, "of training")
+    batch_size: int = option(16, "rows per step")
+    learning_rate: float = option(1e-3, "peak learning rate, the same for all arms")
+    dtype: str = option("float32", "float32, bfloat16 or float16")
+    weight: float = option(1.0, "of an auxiliary loss whose name sets none (mse@1000 does)")
+    loss_layers: tuple[int, ...] | None = option(None, "layers with the auxiliary loss; default: all", listed(int))
     held_out: float = 0.1
     eval_rows: int = 64
     evaluations: int = 10
@@ -294,27 +292,15 @@ def _score(run: Run, metrics: dict[str, Any]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = runner.parser(__doc__, REFERENCE)
-    add, whole = parser.add_argument, runner.listed(int)
-    add("--arms", type=runner.listed(), help=f"default: {','.join(DEFAULT)}")
-    add("--seeds", type=whole, help="of weights, order of the rows and dropout")
-    add("--text", action="append", dest="texts", help="text file or folder, may be repeated; default: Field Notes")
-    add("--profile", choices=tuple(PROFILES), default="small", help="small (minutes on a CPU) or origin (for a GPU)")
-    add("--loss-layers", type=whole, help="layers with the auxiliary loss; default: all")
-    for name in ("--steps", "--batch-size", "--context", "--width", "--layers", "--heads", "--vocab-size"):
-        add(name, type=int)
-    add("--learning-rate", type=float, help="peak learning rate, the same for all arms")
-    add("--weight", type=float, help="of an auxiliary loss whose name sets none (mse@1000 does)")
-    add("--dtype", help="float32, bfloat16 or float16")
+    parser = runner.parser(__doc__, REFERENCE, Study)
+    profile = "small (minutes on a CPU) or origin (for a GPU), which sets other defaults"
+    parser.add_argument("--profile", choices=tuple(PROFILES), default="small", help=profile)
     return parser
 
 
 def _run(options: argparse.Namespace) -> dict[str, str]:
-    given = {field.name: getattr(options, field.name, None) for field in fields(Study)}
-    chosen = PROFILES[options.profile] | {name: value for name, value in given.items() if value is not None}
-    return run_study(
-        Study(**chosen | {"texts": tuple(chosen.get("texts", ()))}), options.output_dir, until=options.until
-    )
+    study = Study(**PROFILES[options.profile] | runner.given(options, Study))
+    return run_study(study, options.output_dir, until=options.until)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or
 from benchmarks.study import report, runner  # noqa: E402
 from benchmarks.study.arms import DEFAULT, REFERENCE, Arm, arm, arms, named  # noqa: E402
 from benchmarks.study.conditions import ORDERS, Condition, conditions  # noqa: E402
-from benchmarks.study.runner import slug  # noqa: E402
+from benchmarks.study.runner import listed, option, slug  # noqa: E402
 from labkit.datasets.files import read_text  # noqa: E402
 from labkit.errors import DataError, TrainingError  # noqa: E402
 from labkit.models import adapters, load  # noqa: E402
@@ -56,31 +56,29 @@ SAME_START = ("data_order", "head_start", "adapters_start", "dtype")
 class Study:
     """What is compared, and with which budget; the same for all arms.
 
-    Attributes:
-        learning_rates: the grid of stage 1; with one rate there is nothing to choose.
-        seeds: of the reported runs: head, order of the rows, dropout, adaptation.
-        sizes: of the training set; None is all of it. The rates are chosen with all of it.
-        settings: hyperparameters of `labkit.training.preset`; the learning rate and the seed are not used.
-        max_length: tokens per row; None: the default of the task.
-        adaptation_rate, adaptation_batch, adaptation_length: of the steps in arms such as mntp:200.
-        adaptation_texts: files whose paragraphs these steps read, once for all seeds and conditions; without any, each
-            seed is adapted to the training texts of its condition.
+    `settings` are hyperparameters of `labkit.training.preset`; the learning rate and the seed are not used.
     """
 
-    model: str
-    arms: tuple[str, ...] = DEFAULT
-    learning_rates: tuple[float, ...] = (2e-4, 5e-4, 1e-3)
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    sizes: tuple[int | None, ...] = (None,)
+    model: str = option("gpt2-mini", "a registered name, a hub id or a local folder")
+    arms: tuple[str, ...] = option(DEFAULT, "what is compared", named)
+    learning_rates: tuple[float, ...] = option((2e-4, 5e-4, 1e-3), "the grid of stage 1; one rate: none", listed(float))
+    seeds: tuple[int, ...] = option((0, 1, 2, 3, 4), "of the reported runs: head, rows, dropout", listed(int))
+    sizes: tuple[int | None, ...] = option(
+        (None,), "of the training set; default: all of it, which the rates are chosen with",
+        listed(lambda part: None if part == "all" else int(part)),
+    )  # fmt: skip
     settings: dict[str, Any] = field(default_factory=lambda: preset("mini", patience=0))
-    method: str = "full"
-    rank: int = 16
-    attn: str | None = None
-    max_length: int | None = None
-    adaptation_rate: float = 5e-4
-    adaptation_batch: int = 8
-    adaptation_length: int = 128
-    adaptation_texts: tuple[str, ...] = ()
+    method: str = option("full", "which weights are trained", choices=adapters.METHODS)
+    rank: int = option(16, "of the LoRA adapters")
+    attn: str | None = option(None, "eager, sdpa or flex_attention", str, name="--attn-implementation")
+    max_length: int | None = option(None, "tokens per row; default: that of the task", int)
+    adaptation_rate: float = option(5e-4, "learning rate of mntp, mlm and next")
+    adaptation_batch: int = option(8, "rows per step of mntp, mlm and next")
+    adaptation_length: int = option(128, "tokens per row of mntp, mlm and next")
+    adaptation_texts: tuple[str, ...] = option(
+        (), "text files for mntp, mlm and next, one paragraph a line, read once for all seeds and conditions; default: "
+        "the training texts of each condition, once for each seed", listed(),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arms", tuple(one.name for one in arms(self.arms)))
@@ -350,38 +348,24 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = runner.parser(__doc__, REFERENCE)
-    add, whole = parser.add_argument, runner.listed(int)
-    add("--model", default="gpt2-mini", help="a registered name, a hub id or a local folder")
+    parser = runner.parser(__doc__, REFERENCE, Study)
+    add = parser.add_argument
     add("--data", action="append", help="[NAME=]TASK:DATA, may be repeated; see benchmarks/study/conditions.py")
-    add("--arms", type=named, default=DEFAULT, help=f"default: {','.join(DEFAULT)}")
-    add("--learning-rates", type=runner.listed(float), default=(2e-4, 5e-4, 1e-3), help="the grid, the same for all")
     add("--rates", type=Path, help="frozen.json of another study: its rates, in place of a tuning")
-    add("--seeds", type=whole, default=(0, 1, 2, 3, 4), help="seeds of the reported runs")
-    add("--sizes", type=runner.listed(lambda part: None if part == "all" else int(part)), default=(None,))
-    add("--orders", type=runner.listed(), default=ORDERS, help="position of the question (qa)")
+    add("--orders", type=listed(), default=ORDERS, help="position of the question (qa)")
     add("--preset", choices=tuple(PRESETS), help="default: depends on the model")
-    add("--max-length", type=int)
     for name, (kind, _) in BUDGET.items():
         add(f"--{name.replace('_', '-')}", type=kind)
-    add("--method", choices=adapters.METHODS, default="full")
-    add("--rank", type=int, default=16, help="of the LoRA adapters")
-    add("--attn-implementation", help="eager, sdpa or flex_attention")
     add("--max-train", type=int, help="at most so many training examples")
     add("--max-eval", type=int, help="at most so many dev and so many test examples")
-    add("--adaptation-rate", type=float, default=5e-4, help="learning rate of mntp, mlm and next")
-    add("--adaptation-batch", type=int, default=8, help="rows per step of mntp, mlm and next")
-    add("--adaptation-length", type=int, default=128, help="tokens per row of mntp, mlm and next")
-    texts = "text files for mntp, mlm and next, one paragraph a line (default: the training texts of each data set)"
-    add("--adaptation-texts", type=runner.listed(), default=(), help=texts)
     return parser
 
 
 def _run(options: argparse.Namespace) -> dict[str, str]:
     chosen = {field: getattr(options, name) for name, (_, field) in BUDGET.items()}
-    settings = preset(options.preset or default_preset(options.model), patience=0, **chosen)
-    own = {field.name: getattr(options, field.name) for field in fields(Study) if hasattr(options, field.name)}
-    study = Study(**own | {"settings": settings, "attn": options.attn_implementation, "arms": tuple(options.arms)})
+    study = Study(**runner.given(options, Study))
+    settings = preset(options.preset or default_preset(study.model), patience=0, **chosen)
+    study = replace(study, settings=settings)
     data = conditions(
         options.data or ("ner:field-notes", "ner:which-way-round"), orders=options.orders,
         max_train=options.max_train, max_eval=options.max_eval,

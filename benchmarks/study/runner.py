@@ -17,6 +17,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -141,14 +142,35 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(value, indent=1) + "\n")
 
 
-def parser(description: str, reference: str) -> argparse.ArgumentParser:
-    """A parser with the options of every study."""
+def option(default: Any, text: str, kind: Callable[[str], Any] | None = None, **settings: Any) -> Any:
+    """A field of a Study that is also an option of its program, with `text` as its help.
+
+    `kind` makes the value of what is typed; by default it is the type of the default. `settings` are those of argparse;
+    `name` is that of the option, where it is not that of the field.
+    """
+    settings |= {} if "action" in settings else {"type": kind or type(default)}
+    return field(default=default, metadata={"help": text} | settings)
+
+
+def given(options: argparse.Namespace, study: type) -> dict[str, Any]:
+    """The fields of the study that were given as options."""
+    return {field.name: getattr(options, field.name) for field in fields(study) if hasattr(options, field.name)}
+
+
+def parser(description: str, reference: str, study: type) -> argparse.ArgumentParser:
+    """A parser with the options of every study and those that the fields of this one declare."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output-dir", required=True, help="folder of the study")
     parser.add_argument("--reference", default=reference, help="the arm that the table compares the others with")
     within = "seconds: begin no run that would end later (default: no limit)"
     parser.add_argument("--within", type=float, default=math.inf, help=within)
     parser.add_argument("--report-only", action="store_true", help="compare what is finished; run nothing")
+    for one in [one for one in fields(study) if one.metadata]:
+        settings = {"name": f"--{one.name.replace('_', '-')}"} | one.metadata
+        if one.default not in (None, (), (None,), False):
+            default = ",".join(map(str, one.default)) if isinstance(one.default, tuple) else one.default
+            settings["help"] += f" (default: {default})"
+        parser.add_argument(settings.pop("name"), dest=one.name, default=argparse.SUPPRESS, **settings)
     return parser
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from labkit.cli.console import Json, Needs, Options, Text, aside, flag, option, options_of, print_json, print_table
 from labkit.errors import DataError
-from labkit.fusion.settings import Settings
+from labkit.fusion.methods import Settings
 
 RESCORING = {"rescore", "compare", "lemmatize", "lemmatizer", "output", "as_json"}
 SETTINGS = options_of(Settings, typed={"indexes": Text, "weights": Text, "stop": list[str] | None})

@@ -89,17 +89,18 @@ def _of_rows(scan: Scan) -> list[str]:
 
 def _check(examples: Sequence[Any], faults: Findings, warnings: Findings) -> dict[str, int]:
     """Collect the findings in the examples of one file, and count their labels."""
-    seen: dict[Any, Any] = {}
+    seen: dict[Any, tuple[str, Any]] = {}  # by input: the id and the target of the first example
     counts: Counter[str] = Counter()
     for example in examples:
-        _, rest, target, labels = _parts(example)
+        texts, rest, target, labels = _parts(example)
         counts.update(labels)
-        first = seen.setdefault((_inputs(example), _folded(rest)), example)
-        if _parts(first)[2] != target:
-            faults["the same text has different labels"].append(f"{example.id} (as {first.id})")
-        elif first is not example:  # short sentences repeat in running text
+        if (texts, rest) not in seen:
+            seen[texts, rest] = example.id, target
+        elif seen[texts, rest][1] != target:
+            faults["the same text has different labels"].append(f"{example.id} (as {seen[texts, rest][0]})")
+        else:  # short sentences repeat in running text
             findings = warnings if isinstance(example, Sentence) else faults
-            findings["the same example occurs twice"].append(f"{example.id} (as {first.id})")
+            findings["the same example occurs twice"].append(f"{example.id} (as {seen[texts, rest][0]})")
         for text in [value for value in vars(example).values() if isinstance(value, str)]:
             if match := _INVISIBLE.search(text):
                 warnings["there is an invisible or a lost character"].append(f"{example.id} ({match[0]!r})")
@@ -119,37 +120,37 @@ def _check(examples: Sequence[Any], faults: Findings, warnings: Findings) -> dic
 
 def _compare(examples: Sequence[Any], earlier: Scan, faults: Findings, warnings: Findings) -> None:
     """Collect the groups and texts of `examples` that are also in an earlier file."""
-    groups = named_groups(earlier.examples)
+    where, groups = f"is also in {earlier.path}", named_groups(earlier.examples)
     for group in dict.fromkeys(example.group for example in examples if example.group in groups):
-        faults[f"the group is also in {earlier.path}"].append(repr(group))
-    earlier_inputs = {_inputs(example) for example in earlier.examples}
-    for pair in examples:
-        if isinstance(pair, Pair) and _inputs(pair) in earlier_inputs:
-            faults[f"the pair is also in {earlier.path}"].append(pair.id)
-    example_of = {text: example for example in examples for text in sorted(_inputs(example))}
+        faults[f"the group {where}"].append(repr(group))
+    earlier_inputs = {_parts(example)[0] for example in earlier.examples}
     known_texts = set().union(*earlier_inputs)
-    for text in [text for text in example_of if text in known_texts]:  # two pairs may share a query or an answer
-        is_meant = isinstance(example_of[text], Pair) or len(text) < BY_CHANCE
-        (warnings if is_meant else faults)[f"the text is also in {earlier.path}"].append(shown(text))
+    example_of: dict[str, Any] = {}
+    for example in examples:
+        texts = _parts(example)[0]
+        if isinstance(example, Pair) and texts in earlier_inputs:
+            faults[f"the pair {where}"].append(example.id)
+        example_of |= dict.fromkeys(sorted(texts & known_texts), example)
+    for text, example in example_of.items():  # two pairs may share a query or an answer
+        is_meant = isinstance(example, Pair) or len(text) < BY_CHANCE
+        (warnings if is_meant else faults)[f"the text {where}"].append(shown(text))
 
 
-def _parts(example: Any) -> tuple[tuple[str, ...], str, Any, list[str]]:
-    """(the texts by which splits are compared, the rest of the input, the target, the labels to count)"""
+def _parts(example: Any) -> tuple[frozenset[str], str, Any, list[str]]:
+    """(the texts by which splits are compared, the rest of the input, the target, the labels to count); texts folded"""
+    texts, rest, target = [getattr(example, "text", "")], "", None
     match example:
         case Question():
-            label = "answerable" if example.answers else "unanswerable"
-            return (example.context,), example.question, example.answers, [label]
+            texts, rest, target = [example.context], example.question, example.answers
+            labels = ["answerable" if example.answers else "unanswerable"]
         case Sentence():
-            return (example.text,), "", example.tags, [kind for _, _, kind in entities_of(example.tags)]
+            target, labels = example.tags, [kind for _, _, kind in entities_of(example.tags)]
         case Pair():
-            label = "without a score" if example.score is None else "scored"
-            return (example.first, example.second), "", example.score, [label]
-    return (example.text,), "", example.label, [example.label]
-
-
-def _inputs(example: Any) -> frozenset[str]:
-    """The texts by which splits are compared, folded."""
-    return frozenset(map(_folded, _parts(example)[0]))
+            texts, target = [example.first, example.second], example.score
+            labels = ["without a score" if example.score is None else "scored"]
+        case Labelled():
+            target, labels = example.label, [example.label]
+    return frozenset(map(_folded, texts)), _folded(rest), target, labels
 
 
 def _folded(text: str) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from labkit.datasets.examples import TAG, Sentence, parts, scheme_of, to_bio
-from labkit.datasets.files import LINE_END, Scan, fault, read_text, shown
+from labkit.datasets.examples import TAG, parts
+from labkit.datasets.files import LINE_END, read_text, shown
 from labkit.errors import DataError
 
 SUFFIXES = (".conll", ".conllu", ".bio", ".iob", ".iob2", ".txt", ".tsv", ".annotated", ".data")
@@ -17,15 +18,8 @@ _KEY = re.compile(r"# (\w+|newdoc id) ?= ?(.*)")  # "# id = fn-001", as in CoNLL
 _CHUNKS = set("NP VP PP ADVP ADJP SBAR PRT CONJP INTJ LST UCP NC VC PC".split())  # of CoNLL-2000 and German texts
 
 
-def in_bio(scan: Scan) -> Scan:
-    """The sentences of a whole file with their tags in BIO."""
-    scheme = scheme_of(sentence.tags for sentence in scan.examples)
-    sentences = [replace(sentence, tags=tuple(to_bio(sentence.tags, scheme))) for sentence in scan.examples]
-    return replace(scan, examples=sentences)
-
-
-def read_columns(path: str | Path, tag_column: int | None = None) -> Scan:
-    """The sentences with BIO tags, and the first fault of each that cannot be read.
+def column_records(path: Path, tag_column: int | None = None) -> Iterator[tuple[int, Any]]:
+    """(line, record with id, words, tags and group) of each sentence, or the line of its first fault and a ValueError.
 
     The first column is the word; the tag is in the column that holds entity tags, or else in the last. Tabs separate
     the columns if the line has one, otherwise spaces. A first column that numbers the words is skipped with a warning.
@@ -52,7 +46,7 @@ def read_columns(path: str | Path, tag_column: int | None = None) -> Scan:
         tag = tag_column - 1
     else:
         raise DataError(f"{path}: the column of the tags is {tag_column}; choose one from {word + 2} to {width}")
-    scan, is_between, document, documents = Scan(str(path)), True, "", 0
+    is_between, document, documents = True, "", 0
     sentences: list[tuple[str, list[tuple[int, list[str]]]]] = []  # (document, numbered lines)
     for number, line, cells in lines:
         if line.startswith("-DOCSTART-"):
@@ -68,19 +62,17 @@ def read_columns(path: str | Path, tag_column: int | None = None) -> Scan:
             sentences[-1][1].append((number, cells))
             is_between = False
     for i, (document, numbered) in enumerate(sentences):
-        for number, cells in numbered:
-            try:
+        record = {"id": f"{path.stem}-{i}", "words": [], "tags": [], "group": document or f"sentence {i}"}
+        try:
+            for number, cells in numbered:  # noqa: B007, the error below is about this line
                 if len(cells) != width or width < 2 or not cells[word]:
                     raise ValueError(f"has the columns {shown(cells)}; expected {max(width, 2)}, a word and its tag")
                 parts(cells[tag])  # raises ValueError
-            except ValueError as error:
-                scan.faults.append(str(fault(path, number, error)))
-                break
-        else:
-            words, tags = [cells[word] for _, cells in numbered], [cells[tag] for _, cells in numbered]
-            group = document or f"sentence {i}"
-            scan.examples.append(Sentence.of_words(f"{Path(path).stem}-{i}", words, tags, group))
-    return in_bio(scan)
+                record["words"].append(cells[word])
+                record["tags"].append(cells[tag])
+            yield numbered[0][0], record
+        except ValueError as error:
+            yield number, error
 
 
 def _cells(line: str) -> list[str]:

@@ -15,15 +15,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from labkit.datasets import conll
 from labkit.datasets.evidence import CRITERIA
-from labkit.datasets.examples import Answer, Labelled, Pair, Question
-from labkit.datasets.files import collect, json_lines
-from labkit.datasets.records import example, of_json
+from labkit.datasets.files import json_lines
+from labkit.datasets.records import example, scan_file
 from labkit.errors import DataError, require_one_of
 from labkit.files import folder, sha256
 
@@ -108,16 +105,6 @@ class Item:
     label: str
 
 
-@dataclass(frozen=True)
-class Post:
-    """A post of Evidence; `criteria` holds (criterion, sentence or None), the sentence an exact part of `text`."""
-
-    id: str
-    split: str
-    text: str
-    criteria: tuple[tuple[str, str | None], ...]
-
-
 def passages(split: str | None = None) -> list[Passage]:
     """The passages of Field Notes of one split ("train", "dev", "test"), or all; DataError for another split."""
     return [Passage(**row) for row in _lines("field_notes/passages.jsonl", split)]
@@ -128,33 +115,26 @@ def which_way_round(split: str | None = None) -> list[Item]:
     return [Item(**row) for row in _lines("which_way_round/items.jsonl", split)]
 
 
-def posts(split: str | None = None) -> list[Post]:
-    """The posts of Evidence of one split, or all of them, in the order of the file."""
-    rows = _lines("evidence/posts.jsonl", split)
-    pairs = [tuple((label["criterion"], label["evidence"]) for label in row["criteria"]) for row in rows]
-    return [Post(row["id"], row["split"], row["post"], labels) for row, labels in zip(rows, pairs, strict=True)]
-
-
 def read(task: str, name: str, split: str) -> list[Any]:
     """The examples of one split of an embedded data set; DataError if it has no such task or split."""
     if task not in TASKS[name]:
         raise DataError(f"{name} has nothing for the task {task!r}; it is for {', '.join(TASKS[name])}")
     require_one_of(f"the split of {name}", split, splits_of(name))
-    match task, name:
-        case "qa", "field-notes" | "xquad":
-            path = folder("data") / name.replace("-", "_") / f"questions.{split}.json"
-            return collect(path, of_json(path), partial(example, task)).all()
-        case "ner", "field-notes":
-            return conll.read_columns(folder("data") / "field_notes" / f"entities.{split}.conll").all()
-        case "embed", "field-notes":
-            return [Pair(note.id, note.title, note.text, None, note.id) for note in passages(split)]
-        case "qa", "evidence":
-            return [_question(post, *criterion) for post in posts(split) for criterion in post.criteria]
-        case "ner", "which-way-round":
-            items = which_way_round(split)
-            return [example("ner", vars(item) | {"entities": [vars(item)]}, item.id) for item in items]
-        case _:
-            return [Labelled(item.id, item.text, item.label, item.group) for item in which_way_round(split)]
+    if task == "embed":
+        rows = [{"id": note.id, "first": note.title, "second": note.text, "group": note.id} for note in passages(split)]
+    elif name == "evidence":
+        rows = [
+            {"id": f"{row['id']}-{label['criterion']}", "criterion": CRITERIA[label["criterion"]], "post": row["post"]}
+            | {"evidence": label["evidence"], "group": row["id"]}
+            for row in _lines("evidence/posts.jsonl", split)
+            for label in row["criteria"]
+        ]
+    elif name == "which-way-round":
+        rows = [row | {"entities": [row]} for row in _lines("which_way_round/items.jsonl", split)]
+    else:
+        file = {"qa": f"questions.{split}.json", "ner": f"entities.{split}.conll"}[task]
+        return scan_file(task, folder("data") / name.replace("-", "_") / file).all()
+    return [example(task, row, row["id"]) for row in rows]
 
 
 def splits_of(name: str) -> tuple[str, ...]:
@@ -186,8 +166,3 @@ def _lines(file: str, split: str | None) -> list[dict[str, Any]]:
     if split is not None:
         require_one_of(f"the split of {file}", split, SPLITS)
     return [row for _, row in json_lines(folder("data") / file) if split in (None, row["split"])]
-
-
-def _question(post: Post, criterion: str, sentence: str | None) -> Question:
-    answers = () if sentence is None else (Answer(sentence, post.text.index(sentence)),)
-    return Question(f"{post.id}-{criterion}", CRITERIA[criterion], post.text, answers, post.id)

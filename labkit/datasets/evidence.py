@@ -4,17 +4,14 @@ A sentence that was copied out of a post often differs from it: white space was 
 word was mistyped. `locate` finds it exactly, then without regard to white space, then by fuzzy alignment (rapidfuzz),
 and returns offsets of the unchanged text.
 
-The prompt joins post and criterion with marks, `[INST] .. [/INST] [POST] .. [/POST] [CRITERION] .. [/CRITERION]`. Their
-order matters: with the criterion last, a causal model reads the post before the criterion, so the scores of the post's
-tokens cannot depend on it.
+`labkit.tasks.qa` joins post and criterion with the marks `[INST] [/INST] [POST] [/POST] [CRITERION] [/CRITERION]`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
-from labkit.errors import DataError, ModelError, require_one_of
+from labkit.errors import DataError, ModelError
 
 CRITERIA = {  # the posts are invented, and nothing here is a diagnosis
     "low_mood": "feeling sad, empty or close to tears",
@@ -29,23 +26,12 @@ CRITERIA = {  # the posts are invented, and nothing here is a diagnosis
 INSTRUCTION = "Find the sentence of the post that supports the criterion, or say that there is none."
 PARTS = ("INST", "POST", "CRITERION")
 MARKS = tuple(f"[{slash}{part}]" for part in PARTS for slash in ("", "/"))
-ORDERS = ("criterion-last", "criterion-first")
 LEAST_SIMILARITY = 80  # of 100, as rapidfuzz counts
 _INSIDE_WORD = re.compile(r"(?<=[^\W_])(?=[^\W_])")
 
 
-@dataclass(frozen=True)
-class Match:
-    """The place of evidence: text[start:end]. `method` is "exact", "spaces" or "fuzzy"; `similarity` is 0 to 100."""
-
-    start: int
-    end: int
-    method: str
-    similarity: float = 100.0
-
-
-def locate(text: str, evidence: str) -> Match | None:
-    """The first place of `evidence` in `text`, or None if nothing in it is similar.
+def locate(text: str, evidence: str) -> tuple[int, int] | None:
+    """(start, end) of the first place of `evidence` in `text`, or None if nothing in it is similar.
 
     An exact match; else one up to white space; else the best alignment of rapidfuzz (`partial_ratio_alignment`), whose
     ends are moved to the words that make the span most similar to the evidence (`ratio`). Both must be at least 80.
@@ -57,9 +43,9 @@ def locate(text: str, evidence: str) -> Match | None:
     if not evidence:
         raise DataError("the evidence is empty; an example without evidence has None")
     if (start := text.find(evidence)) >= 0:
-        return Match(start, start + len(evidence), "exact")
+        return start, start + len(evidence)
     if match := re.search(r"\s+".join(map(re.escape, evidence.split())), text):
-        return Match(match.start(), match.end(), "spaces")
+        return match.span()
     try:
         from rapidfuzz import fuzz
     except ImportError:
@@ -79,22 +65,5 @@ def locate(text: str, evidence: str) -> Match | None:
     ends = [i for i in borders if abs(i - end) <= slack and i and not squeezed[i - 1].isspace()]
     spans = [(a, b) for a in starts for b in ends if a < b] or [(start, end)]  # a word of 1,000 letters has no border
     start, end = max(spans, key=lambda span: fuzz.ratio(evidence, squeezed[span[0] : span[1]]))
-    similarity = fuzz.ratio(evidence, squeezed[start:end])
-    if similarity < LEAST_SIMILARITY:
-        return None
-    return Match(places[start], places[end - 1] + 1, "fuzzy", similarity)
-
-
-def prompt(post: str, criterion: str, order: str = "criterion-last", instruction: str = INSTRUCTION) -> str:
-    """The text that a model reads, with the unchanged post in it. `criterion` is a key of `CRITERIA`, or any words.
-
-    Raises:
-        DataError: an unknown order, or a text that contains one of the marks.
-    """
-    require_one_of("the order", order, ORDERS)
-    for mark in MARKS:
-        if any(mark in text for text in (post, criterion, instruction)):
-            raise DataError(f"the post, criterion or instruction holds {mark}, a mark that the prompt keeps for itself")
-    parts = [("POST", post), ("CRITERION", CRITERIA.get(criterion, criterion))]
-    parts = [("INST", instruction), *(parts if order == "criterion-last" else parts[::-1])]
-    return " ".join(f"[{name}] {content} [/{name}]" for name, content in parts)
+    is_similar = fuzz.ratio(evidence, squeezed[start:end]) >= LEAST_SIMILARITY
+    return (places[start], places[end - 1] + 1) if is_similar else None

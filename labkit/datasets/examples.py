@@ -3,9 +3,9 @@
 Offsets are characters of the unchanged text, half open: text[start:end]. `group` names the source of an example (a
 passage, an article); a split keeps the examples of a group together.
 
-Entity tags are BIO, which is IOB2 (Tjong Kim Sang and Veenstra 1999). Other schemes are recognised and rewritten: IOB1
-(Ramshaw and Marcus 1995) has B only where two entities of one kind touch; BILOU (Ratinov and Roth 2009) is BIOES with
-other letters.
+Entity tags are BIO, which is IOB2 (Tjong Kim Sang and Veenstra 1999). `to_bio` rewrites other schemes: IOB1 (Ramshaw
+and Marcus 1995) has B only where two entities of one kind touch, IO never; BILOU (Ratinov and Roth 2009) is BIOES with
+other letters. One rule tells for all of them where an entity begins, so the scheme of a file need not be known.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class Sentence:
 
     @classmethod
     def of_words(cls, id: str, words: list[str], tags: list[str], group: str = "") -> Sentence:
-        """A sentence whose text is its words, joined by single spaces."""
+        """A sentence whose text is its words, joined by single spaces; the tags may be of any scheme."""
         spans, start = [], 0
         for word in words:
             spans.append((start, start + len(word)))
             start += len(word) + 1
-        return cls(id, " ".join(words), tuple(words), tuple(spans), tuple(tags), group)
+        return cls(id, " ".join(words), tuple(words), tuple(spans), tuple(to_bio(tags)), group)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def entities_of(tags: Sequence[str]) -> list[tuple[int, int, str]]:
     An I that does not continue an entity of its kind begins one (the default of seqeval and conlleval).
     """
     entities: list[tuple[int, int, str]] = []
-    for i, tag in enumerate(to_bio(tags, "BIO")):
+    for i, tag in enumerate(to_bio(tags)):
         letter, kind = parts(tag)
         if letter == "B":
             entities.append((i, i + 1, kind))
@@ -160,35 +160,17 @@ def entities_of(tags: Sequence[str]) -> list[tuple[int, int, str]]:
     return entities
 
 
-def to_bio(tags: Sequence[str], scheme: str) -> list[str]:
-    """The same entities in BIO. Under "BIO", an entity that begins with I begins with B instead."""
+def to_bio(tags: Sequence[str], scheme: str = "any") -> list[str]:
+    """The same entities in BIO, from BIO, IO, IOB1, BIOES or BILOU; an entity that begins with I begins with B instead.
+
+    `scheme` only tells the reader of a call what the tags are. Raises ValueError for a tag of no scheme.
+    """
     bio = []
     for before, tag in zip((NO_TAG, *tags), tags, strict=False):
         (before_letter, before_kind), (letter, kind) = parts(before), parts(tag)
-        ended = scheme == "BIOES" and before_letter in ("E", "L", "S", "U")
-        if letter == NO_TAG:
-            bio.append(NO_TAG)
-        elif letter in ("B", "S", "U") or before_kind != kind or ended:
-            bio.append(f"B-{kind}")
-        else:
-            bio.append(f"I-{kind}")
+        begins = letter in ("B", "S", "U") or before_letter in ("E", "L", "S", "U") or before_kind != kind
+        bio.append(NO_TAG if letter == NO_TAG else f"{'B' if begins else 'I'}-{kind}")
     return bio
-
-
-def scheme_of(sentences: Iterable[Sequence[str]]) -> str:
-    """The tag scheme of a whole file: BIO, IOB1, IO or BIOES. Raises ValueError for a tag of no scheme."""
-    letters, first_letters = set(), set()  # the first letters are those where IOB1 has I and BIO has B
-    for tags in sentences:
-        for before, tag in zip((NO_TAG, *tags), tags, strict=False):
-            letter, kind = parts(tag)
-            letters.add(letter)
-            if parts(before)[1] != kind:
-                first_letters.add(letter)
-    if letters & {"E", "L", "S", "U"}:
-        return "BIOES"
-    if "B" not in letters:
-        return "IO" if "I" in letters else "BIO"
-    return "IOB1" if "I" in first_letters and "B" not in first_letters else "BIO"
 
 
 @lru_cache(maxsize=1024)  # called for every word, and a data set has few tags

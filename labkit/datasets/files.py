@@ -180,7 +180,7 @@ def table_records(path: str | Path) -> Iterator[tuple[int, Any]]:
 
 
 def json_lines(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
-    """(line number, object) of each line that is not empty. Raises DataError if a line is not an object."""
+    """(number of its line or row, object) of each record. Raises DataError if one is not an object."""
     return collect(path, json_records(path), _numbered).all()
 
 
@@ -190,4 +190,4 @@ def csv_rows(path: str | Path) -> list[tuple[int, dict[str, str]]]:
 
 
 def _numbered(record: dict[str, Any], id: str) -> tuple[int, dict[str, Any]]:
-    return int(id), record
+    return int(id.removeprefix("row ")), record

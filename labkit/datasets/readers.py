@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.datasets import conll, embedded, records
-from labkit.datasets.files import Records, Scan, collect, path_of, read_text, table_records
+from labkit.datasets.files import Scan, collect, path_of
 from labkit.errors import DataError, ModelError, reading, require_one_of
 
 TASKS = tuple(records.MAKERS)
@@ -57,40 +57,17 @@ def scan(task: str, source: str | Path, tag_column: int | None = None) -> Scan:
     """
     require_one_of("the task", task, TASKS)
     path = path_of(source)
-    if path.is_file() and task == "ner" and path.suffix.lower() in conll.SUFFIXES and not _is_table(path):
-        return conll.read_columns(path, tag_column)
+    if path.is_file():
+        return records.scan_file(task, path, tag_column)
     if tag_column is not None:
         raise DataError(f"{source} is not a column file: leave the tag column out")
-    if path.is_file():
-        content = _records_of(task, path)
-    else:
-        name, _, split = str(source).partition(":")
-        source = f"{name}:{split or 'train'}"
-        if name in embedded.TASKS:
-            return Scan(source, embedded.read(task, name, split or "train"))
-        if not path_of(name).is_dir() and (not _HUB_NAME.fullmatch(name) or Path(name).suffix.lower() in _FILES):
-            raise DataError(f"{path} does not exist; give a file, or the name of a data set (squad_v2, wnut_17:train)")
-        content = _hub_records(name, split or "train")
-    result = collect(source, content, partial(records.example, task))
-    return conll.in_bio(result) if task == "ner" else result
-
-
-def _records_of(task: str, path: Path) -> Records:
-    suffix = path.suffix.lower()
-    if suffix in (".json", ".jsonl"):
-        return records.of_json(path)
-    if suffix in (".csv", ".tsv"):
-        return table_records(path)
-    others = {"qa": "SQuAD as .json, ", "ner": "columns as .conll, "}.get(task, "")
-    raise DataError(f"{path} ends in {suffix or 'nothing'}; for {task} give {others}rows as .json, .jsonl or .csv")
-
-
-def _is_table(path: Path) -> bool:
-    """Whether the first line of a .tsv file is a header that names words and tags, in quotes or not."""
-    if path.suffix.lower() != ".tsv":
-        return False
-    header = {name.strip(' "\r').lower() for name in read_text(path).split("\n", 1)[0].split("\t")}
-    return bool(header & {"words", "tokens"} and header & {"tags", "ner_tags", "labels"})
+    name, _, split = str(source).partition(":")
+    split = split or "train"
+    if name in embedded.TASKS:
+        return Scan(f"{name}:{split}", embedded.read(task, name, split))
+    if not path_of(name).is_dir() and (not _HUB_NAME.fullmatch(name) or Path(name).suffix.lower() in _FILES):
+        raise DataError(f"{path} does not exist; give a file, or the name of a data set (squad_v2, wnut_17:train)")
+    return collect(f"{name}:{split}", _hub_records(name, split), partial(records.example, task))
 
 
 # ---- the hub ---------------------------------------------------------------------------------------------------------

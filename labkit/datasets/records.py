@@ -1,4 +1,4 @@
-"""Records with named fields, from JSON, JSONL, CSV or a hub data set, made into examples. The fields of each task:
+"""Records with named fields, from a file of any form or a hub data set, made into examples. The fields of each task:
 
     question answering    question, context, and answers: [{text, start}], {"text": [...], "answer_start": [...]} as in
                           the hub's squad, or the columns answer and answer_start of a table
@@ -15,12 +15,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from labkit.datasets.conll import SUFFIXES, column_records
 from labkit.datasets.evidence import locate
-from labkit.datasets.examples import Answer, Entity, Labelled, Pair, Question, Sentence, parts, tags_over, words_of
-from labkit.datasets.files import json_records, shown
+from labkit.datasets.examples import Answer, Entity, Labelled, Pair, Question, Sentence, tags_over, words_of
+from labkit.datasets.files import Scan, collect, json_records, read_text, shown, table_records
+from labkit.errors import DataError
+
+
+def scan_file(task: str, path: Path, tag_column: int | None = None) -> Scan:
+    """The examples of a file, and a fault for each record that cannot be read.
+
+    Raises:
+        DataError: a file of another form, or one whose records cannot be told apart, such as text that is not JSON.
+    """
+    suffix = path.suffix.lower()
+    is_columns = task == "ner" and suffix in SUFFIXES and not (suffix == ".tsv" and _has_header(path))
+    if tag_column is not None and not is_columns:
+        raise DataError(f"{path} is not a column file: leave the tag column out")
+    if is_columns:
+        content = column_records(path, tag_column)
+    elif suffix in (".json", ".jsonl"):
+        content = _json_content(path)
+    elif suffix in (".csv", ".tsv"):
+        content = table_records(path)
+    else:
+        others = {"qa": "SQuAD as .json, ", "ner": "columns as .conll, "}.get(task, "")
+        raise DataError(f"{path} ends in {suffix or 'nothing'}; for {task} give {others}rows as .json, .jsonl or .csv")
+    return collect(path, content, partial(example, task))
 
 
 def example(task: str, record: dict[str, Any], id: str) -> Any:
@@ -30,7 +55,13 @@ def example(task: str, record: dict[str, Any], id: str) -> Any:
     return MAKERS[task](fields, id_of(fields, id, "id", "guid"), "" if group is None else str(group))
 
 
-def of_json(path: str | Path) -> Iterator[tuple[int | str, Any]]:
+def _has_header(path: Path) -> bool:
+    """Whether the first line of a .tsv file names words and tags, in quotes or not."""
+    header = {name.strip(' "\r').lower() for name in read_text(path).split("\n", 1)[0].split("\t")}
+    return bool(header & {"words", "tokens"} and header & {"tags", "ner_tags", "labels"})
+
+
+def _json_content(path: Path) -> Iterator[tuple[int | str, Any]]:
     """The records of a JSON file; an article of SQuAD is divided into its questions."""
     for number, (place, record) in enumerate(json_records(path), 1):
         if not isinstance(record, dict) or not isinstance(record.get("paragraphs"), list):
@@ -85,7 +116,7 @@ def _answers(record: dict[str, Any], context: str) -> list[Any]:
         match = locate(context, answers)
         if match is None:
             raise ValueError(f"has evidence that is nowhere in its text: {shown(answers)}")
-        answers = [{"text": context[match.start : match.end], "start": match.start}]
+        answers = [{"text": context[slice(*match)], "start": match[0]}]
     elif isinstance(answers, str):  # a cell of a table
         answers = [{"text": answers, "start": record.get("answer_start")}]
     elif isinstance(answers, dict):
@@ -112,8 +143,7 @@ def _sentence(record: dict[str, Any], id: str, group: str) -> Sentence:
         for word, tag in zip(words, tags, strict=True):
             if not isinstance(word, str) or not word.strip() or not isinstance(tag, str):
                 raise ValueError(f"has the word {shown(word)} with the tag {shown(tag)}; expected texts, such as B-PER")
-            parts(tag)  # raises ValueError
-        return Sentence.of_words(id, words, tags, group)
+        return Sentence.of_words(id, words, tags, group)  # raises ValueError for a tag of no scheme
     if not isinstance(entities, list):
         raise ValueError(f"has neither words and tags, nor text and entities, as lists (fields: {', '.join(record)})")
     text = text_of(record, "text", "sentence", "content")

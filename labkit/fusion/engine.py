@@ -28,7 +28,6 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, DynamicCache
 
 from labkit.decoder.anatomy import CACHE, FULL, SLIDING, Decoder, find_decoder
-from labkit.decoder.limits import require_positions
 from labkit.decoder.running import replaced
 from labkit.errors import DataError, ModelError
 from labkit.fusion.layout import CUE, PADDING, PREFIX, Prompts, Tokens, mask_of
@@ -285,10 +284,3 @@ def fusable_decoder(model: nn.Module) -> Decoder:
         if applies:
             raise ModelError(f"{type(model).__name__} cannot be fused: {reason}")
     return decoder
-
-
-def require_positions_for(model: nn.Module, prompts: Prompts, new_tokens: int) -> None:
-    """Raise DataError if a position of the prompts or of an answer exceeds the model's limit."""
-    last = max(int(row.positions.max()) for row in prompts.rows) + len(prompts.cue) + new_tokens
-    cure = "use fewer or shorter paraphrases, fewer examples or new tokens, or a method that restarts positions"
-    require_positions(last, fusable_decoder(model).config, refusal=DataError, cure=cure)

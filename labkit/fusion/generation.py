@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from labkit.decoder.limits import require_positions
 from labkit.decoder.running import evaluating
 from labkit.errors import DataError, require_one_of
 from labkit.fusion.decoding import Answer, Decoding, combine, decode
-from labkit.fusion.engine import Engine, FastEngine, ReferenceEngine, fusable_decoder, require_positions_for
+from labkit.fusion.engine import Engine, FastEngine, ReferenceEngine, fusable_decoder
 from labkit.fusion.layout import Prompts, prompts, token_ids
 from labkit.fusion.methods import ENGINES, METHODS, VOTE
 from labkit.fusion.scores import comparable, first_line
@@ -79,19 +80,23 @@ def generate(
         raise DataError(f"give the result of labkit.load, model and tokenizer together, not a {type(lm).__name__}")
     require_one_of("the method", method, METHODS)
     require_one_of("the engine", engine, ENGINES)
-    chosen, layers = METHODS[method], len(fusable_decoder(lm.model).layers)
+    chosen, decoder = METHODS[method], fusable_decoder(lm.model)
+    layers, averages_states = len(decoder.layers), method == "hidden-average"
     if batch_size < 1:
         raise DataError(f"batch_size is {batch_size} questions; it must be at least 1")
-    if layer is not None and not (chosen.averages_states and 0 <= layer < layers):
+    if layer is not None and not (averages_states and 0 <= layer < layers):
         raise DataError(f"layer is {layer}; give it with 'hidden-average' only, from 0 to {layers - 1}")
-    averaged_layer = (layers // 2 if layer is None else layer) if chosen.averages_states else None
-    prefix_ids, segments, cue_ids = token_ids(lm.tokenizer, questions, prefix, cue, separator)
+    averaged_layer = (layers // 2 if layer is None else layer) if averages_states else None
+    everything = prompts(chosen, *token_ids(lm.tokenizer, questions, prefix, cue, separator), weights)
     special = dict(zip(lm.tokenizer.all_special_tokens, lm.tokenizer.all_special_ids, strict=True))
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     settings = Decoding(stop=tuple(text for text in stops if text not in special), **decoding)
-    ends = _end_ids(lm) | {special[text] for text in stops if text in special}  # a special token has no text
-    everything = prompts(chosen, prefix_ids, segments, cue_ids, weights)
-    require_positions_for(lm.model, everything, settings.max_new_tokens)
+    ends = {special[text] for text in stops if text in special}  # a special token has no text
+    configured = getattr(lm.model.generation_config, "eos_token_id", None)
+    ends |= {*(configured if isinstance(configured, list) else [configured]), lm.tokenizer.eos_token_id} - {None}
+    last = max(int(row.positions.max()) for row in everything.rows) + len(everything.cue) + settings.max_new_tokens
+    cure = "use fewer or shorter paraphrases, fewer examples or new tokens, or a method that restarts positions"
+    require_positions(last, decoder.config, refusal=DataError, cure=cure)
     counts, rule, votes = everything.counts, chosen.combine, None
     if chosen.combine == VOTE:  # each paraphrase is answered as a question
         everything, rule = replace(everything, questions=tuple((row,) for row in everything.rows)), None
@@ -135,8 +140,3 @@ def elect(answers: Sequence[Answer], whole: bool) -> tuple[Answer, dict[str, int
     candidates = [answer for same in by_text.values() if len(same) == most for answer in same]
     winner = max(candidates, key=lambda answer: answer.log_prob / len(answer.tokens))
     return winner, {text: len(same) for text, same in by_text.items()}
-
-
-def _end_ids(lm: Loaded) -> set[int]:
-    configured = getattr(lm.model.generation_config, "eos_token_id", None)
-    return {*(configured if isinstance(configured, list) else [configured]), lm.tokenizer.eos_token_id} - {None}

@@ -123,7 +123,7 @@ def prompts(
                 f"question {number} has {len(pieces)} paraphrases and the weights {shares.tolist()}; give one positive "
                 "number for each"
             )
-        biases = np.log(shares / shares.sum()) if method.weights else np.zeros(len(pieces))
+        biases = np.log(shares / shares.sum()) if method.has_weights else np.zeros(len(pieces))
         rows = [pieces] if method.combine is None else [[piece] for piece in pieces]
         questions.append(tuple(_row(prefix, row, biases, method.restart) for row in rows))
     return Prompts(tuple(questions), tuple(cue))

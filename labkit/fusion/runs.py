@@ -29,6 +29,7 @@ from labkit.datasets.paraphrases import KNOWN_FACTS, ParaphrasedQuestion, read_k
 from labkit.errors import DataError
 from labkit.files import is_regular, is_standard_output, require_writable
 from labkit.fusion.generation import generate
+from labkit.fusion.methods import Settings
 from labkit.fusion.scores import (
     Answers,
     first_line,
@@ -38,7 +39,6 @@ from labkit.fusion.scores import (
     require_pyarrow,
     write_answers,
 )
-from labkit.fusion.settings import Settings
 from labkit.models import Loaded, load
 from labkit.run_folder import changes
 

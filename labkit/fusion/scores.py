@@ -4,7 +4,7 @@
     summary(judged(answers))["accuracy"]
 
 An answer is the first line of what was generated. It is compared with the accepted answers as in SQuAD (`exact_match`),
-by the lemmas of its words (`lemmatised_match`), or loosely (`starts_with_answer`).
+or by the lemmas of its words (`lemmatised_match`).
 """
 
 from __future__ import annotations
@@ -44,14 +44,6 @@ def comparable(text: str) -> str:
 def exact_match(prediction: str, answers: Iterable[str]) -> bool:
     """Whether the prediction is one of the answers, both `comparable`; an empty prediction never is."""
     return comparable(prediction) in _accepted(answers)
-
-
-def starts_with_answer(text: str, answers: Iterable[str]) -> bool:
-    """Whether the first line begins with the words of an answer.
-
-    Looser than `exact_match`: "Paris, of course" counts for "Paris", but so does "York Minster" for "York".
-    """
-    return any(f"{comparable(first_line(text))} ".startswith(f"{answer} ") for answer in _accepted(answers))
 
 
 def holds_answer(text: str, answers: Iterable[str]) -> bool:

@@ -29,6 +29,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -193,23 +194,22 @@ class FutureAttention(Attention):
         self.watching = None
 
     def forward(self, x: Tensor, may_attend, attend, cache: Cache | None, layer: int) -> Tensor:
-        batch, seq, width = x.shape
-        query, key, value = self.project(x)  # 3 x (batch, heads, seq, head width)
-        if cache is not None:
-            key, value = cache.extend(layer, key, value)  # (batch, heads, past + seq, head width)
-        total = key.size(2)
+        return super().forward(x, may_attend, partial(self._attend, x), cache, layer)
+
+    def _attend(self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, may_attend, dropout: float) -> Contribution:
+        seq, total = query.size(2), key.size(2)
         past_cells = torch.ones(seq, total, dtype=torch.bool, device=x.device).tril(total - seq)
         cells = torch.cat([past_cells, self.columns.visible(total - seq, seq, x.device)], dim=-1)
         query = query / math.sqrt(query.size(-1))
         scores = torch.cat([query @ key.transpose(-2, -1), self.columns.scores(query, x)], dim=-1)
         scores.masked_fill_(~cells, -torch.inf)  # (batch, heads, seq, total + columns)
         weights = scores.softmax(-1)  # over both at once
-        used = F.dropout(weights, self.attention_dropout) if self.attention_dropout and self.training else weights
+        used = F.dropout(weights, dropout)
         past, future = used[..., :total] @ value, self.columns.mix(used[..., total:], x)
         if self.watching is not None:
             parts = (weights[..., :total], weights[..., total:])
             self.watching.append(Seen(query, key, value, past, future, *parts, self.future.dim, self.future.source))
-        return self.dropout(self.c_proj((past + future).transpose(1, 2).reshape(batch, seq, width)))
+        return past + future
 
 
 class FutureGPT(GPT):
@@ -255,11 +255,6 @@ class FutureGPT(GPT):
         finally:
             for watcher in watchers:
                 watcher.watching = None
-
-    @property
-    def column_parameters(self) -> int:
-        """How many of the parameters belong to the columns."""
-        return sum(p.numel() for name, p in self.named_parameters() if ".columns." in name)
 
     @classmethod
     def from_gpt(cls, model: nn.Module, future: Future | None = None) -> FutureGPT:
@@ -334,16 +329,15 @@ class FutureLoss:
             raise ModelError("one text alone cannot be given the future of another: take 2 or more in a batch")
         if self.kind == "kl" and seen[0].source == "memory":
             raise ModelError("slots of a memory stand for no position: their weights have no true counterpart")
-        return torch.stack([self._of(seen[layer]) for layer in _checked_layers(self.layers, len(seen))]).mean()
-
-    def _of(self, seen: Seen) -> Float[Tensor, ""]:
-        if self.kind == "kl":
-            guess, truth = _weights_by_distance(seen)
-        else:
-            guess, truth = predicted_contribution(seen, self.target), true_contribution(seen, self.target)
-        truth = truth.roll(1, dims=0) if self.shuffled else truth
-        loss = {"mse": F.mse_loss, "cosine": cosine, "infonce": infonce, "kl": kl}[self.kind]
-        return loss(guess[:, :, :-1], truth[:, :, :-1])  # the last position has no future
+        loss, losses = {"mse": F.mse_loss, "cosine": cosine, "infonce": infonce, "kl": kl}[self.kind], []
+        for layer in [seen[number] for number in _checked_layers(self.layers, len(seen))]:
+            if self.kind == "kl":
+                guess, truth = _weights_by_distance(layer)
+            else:
+                guess, truth = predicted_contribution(layer, self.target), true_contribution(layer, self.target)
+            truth = truth.roll(1, dims=0) if self.shuffled else truth
+            losses.append(loss(guess[:, :, :-1], truth[:, :, :-1]))  # the last position has no future
+        return torch.stack(losses).mean()
 
 
 def true_contribution(seen: Seen, target: str = "joint") -> Contribution:
