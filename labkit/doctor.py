@@ -125,9 +125,10 @@ def _places() -> Iterator[Finding]:
 
 def _models() -> Iterator[Finding]:
     from labkit.models import available
+    from labkit.models.registry import REGISTRY
 
     for row in available():
-        if row["origin"].startswith("package "):
+        if getattr(REGISTRY[row["name"]].origin, "quantisation", None):  # the encoder is for comparisons only
             detail = row["note"] if row["ready"] else f"the {row['origin']} is not installed"
             yield _finding(f"model {row['name']}", detail, "" if row["ready"] else row["note"].removeprefix("run: "))
 
