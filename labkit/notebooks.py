@@ -77,7 +77,8 @@ def copy(dest: str | Path, force: bool = False) -> list[Path]:
             f"Nothing was copied: {dest} already has {names}, different from labkit's. "
             "Choose another folder, move your work away, or replace it with force=True (on the command line: --force)."
         )
-    files.write_files(dest, {target.relative_to(dest): file.read_bytes() for file, target in changed.items()})
+    for file, target in changed.items():
+        files.write_whole(target, file.read_bytes())
     return list(changed.values())
 
 

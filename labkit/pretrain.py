@@ -23,9 +23,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from labkit.datasets.text import read_documents
 from labkit.decoder.running import evaluating, random_state_kept
 from labkit.errors import DataError, TrainingError
+from labkit.models.cards import save
 from labkit.objectives import Collator, generator, loss
 from labkit.run_folder import Log, RunFolder, process_count, to_stderr
-from labkit.training import Items, preset, save_model, settled, steps, train
+from labkit.training import Items, preset, settled, steps, train
 
 END, PAD, MASK = "<|endoftext|>", "<pad>", "<mask>"  # ids 0, 1, 2; <mask> is for a later training
 
@@ -78,7 +79,7 @@ def pretrain(
         "shape": asdict(shape), "settings": settings, "held_out": held_out, "repeats": repeats,
         "first_length": first_length, "processes": process_count(),
     }  # fmt: skip
-    if (done := RunFolder.finished(output_dir, config, resume=resume, log=log)) is not None:
+    if (done := RunFolder.check(output_dir, config, resume=resume).metrics) is not None:
         return done
     train_texts, held_texts = zip(*(document.split(held_out) for document in documents), strict=True)
     held = {document.name: text for document, text in zip(documents, held_texts, strict=True) if text.strip()}
@@ -114,7 +115,7 @@ def pretrain(
             evaluate=evaluate,
             log=log,
         )
-        save_model(model, tokenizer, run)
+        run.write_folder("model", lambda folder: save(folder, model, tokenizer))
         run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
         with evaluating(model):
             metrics = outcome | {"bits_per_byte": scores(model)}

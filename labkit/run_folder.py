@@ -23,7 +23,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from labkit.errors import TrainingError, is_out_of_memory
+from labkit.errors import TrainingError, is_out_of_memory, needs_extra
 from labkit.files import WRITING, os_error_in, require_writable, write_folder, write_whole
 
 LONGEST_WAIT = timedelta(hours=12)  # of one process for another
@@ -36,7 +36,7 @@ Log = Callable[[str], None]  # receives what a run reports, line by line
 
 def to_stderr(text: str) -> None:
     """The default `Log`: the first of the processes that train together prints."""
-    if is_first_process():
+    if processes().is_main_process:
         print(text, file=sys.stderr)
 
 
@@ -53,11 +53,10 @@ class RunFolder:
 
     @classmethod
     def check(cls, path: str | Path, config: dict[str, Any], *, resume: bool) -> RunFolder:
-        """The folder for a run with this configuration, before anything is written.
+        """The folder for a run with this configuration, which may be finished (`metrics`); nothing is written.
 
-        Raises:
-            TrainingError: the folder contains a run and `resume` is False, or its run has another configuration.
-            OSError: it cannot be written.
+        Raises TrainingError if the folder contains a run and `resume` is False, or its run has another configuration,
+        and OSError if it cannot be written.
         """
         run = cls(path)
         stored = read_json(run.path / "config.json")
@@ -68,7 +67,7 @@ class RunFolder:
             if run.path.is_dir() and any(not file.name.startswith((WRITING, LOCK)) for file in run.path.iterdir()):
                 raise TrainingError(f"{run.path} is not empty and contains no run; give --output-dir a new folder")
             return run
-        if not resume and is_first_process():  # the others join the run that the first has begun
+        if not resume and processes().is_main_process:  # the others join the run that the first has begun
             raise TrainingError(
                 f"{run.path} contains a run already: continue it with --resume, or give another --output-dir"
             )
@@ -79,50 +78,31 @@ class RunFolder:
         return run
 
     @classmethod
-    def finished(cls, path: str | Path, config: dict[str, Any], *, resume: bool, log: Log) -> dict[str, Any] | None:
-        """The metrics of a finished run with this configuration, or None if it is to be begun or continued.
-
-        Raises:
-            TrainingError, OSError: as `check`.
-        """
-        run = cls.check(path, config, resume=resume)
-        if run.metrics is not None:
-            log(f"{run.path} is finished")
-        return run.metrics
-
-    @classmethod
     @contextmanager
     def alone(cls, path: str | Path, config: dict[str, Any], *, resume: bool) -> Iterator[RunFolder]:
         """The run in `path`, begun or to be continued, for this command alone while the block lasts.
 
-        What a killed command has left half-written is removed.
-
-        Raises:
-            TrainingError: another command works in the folder; and as `check`.
+        What a killed command has left half-written is removed. Raises as `check`, and TrainingError if another command
+        works in the folder.
         """
         run = cls.check(path, config, resume=resume)
         with ExitStack() as stack:
-            if is_first_process():
+            if processes().is_main_process:
                 run.path.mkdir(parents=True, exist_ok=True)
                 try:
                     stack.enter_context(FileLock(run.path / LOCK, timeout=0))
                 except Timeout:
                     raise TrainingError(f"another process works in {run.path}; wait for it, or end it") from None
-                run._remove_half_written()
+                for leftover in run.path.glob(WRITING + "*"):
+                    shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+                for checkpoint in run.checkpoints.glob("checkpoint-*"):
+                    try:
+                        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+                    except (OSError, ValueError):  # it is written last
+                        shutil.rmtree(checkpoint)
                 write_whole(run.path / "config.json", _as_json(config))
-            _processes().wait_for_everyone()
+            processes().wait_for_everyone()
             yield run
-
-    def _remove_half_written(self) -> None:
-        """Remove what a killed command was writing: the last file of a checkpoint is its trainer_state.json."""
-        unfinished = list(self.path.glob(WRITING + "*"))
-        for folder in self.checkpoints.glob("checkpoint-*"):
-            try:
-                json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                unfinished.append(folder)
-        for path in unfinished:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     @property
     def metrics(self) -> dict[str, Any] | None:
@@ -130,11 +110,9 @@ class RunFolder:
         return read_json(self.path / "metrics.json")
 
     def write_json(self, name: str, value: Any) -> None:
-        """Write a JSON file whole or not at all."""
         self.write_text(name, _as_json(value))
 
     def write_text(self, name: str, content: str) -> None:
-        """Write a text file whole or not at all."""
         self._write(write_whole, name, content)
 
     def write_folder(self, name: str, fill: Callable[[Path], Any]) -> Path:
@@ -143,7 +121,7 @@ class RunFolder:
         return self.path / name
 
     def _write(self, write: Callable[[Path, Any], None], name: str, content: Any) -> None:
-        if is_first_process():
+        if processes().is_main_process:
             with failures_explained(self.path):
                 write(self.path / name, content)
 
@@ -163,24 +141,17 @@ def failures_explained(folder: Path) -> Iterator[None]:
         raise TrainingError(f"{what}; free some space and continue with --resume") from error
 
 
-def is_first_process() -> bool:
-    """False in a process that trains together with another one and does not lead."""
-    return _processes().is_main_process
-
-
 def process_count() -> int:
     """The number of processes that train together."""
-    return _processes().num_processes
+    return processes().num_processes
 
 
-def _processes() -> Any:
-    """accelerate's view of the processes that train together."""
+def processes() -> Any:
+    """accelerate's view of the processes that train together; the one with `is_main_process` writes and reports."""
     import torch
 
-    try:
+    with needs_extra():
         from accelerate import PartialState
-    except ImportError:
-        raise TrainingError('training needs accelerate: pip install "labkit-bidirectional[train]"') from None
     # the first call opens the process group; its default timeout ends processes that wait for a long evaluation
     return PartialState(cpu=not torch.cuda.is_available(), timeout=LONGEST_WAIT)
 

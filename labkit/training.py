@@ -10,7 +10,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from itertools import count
 from pathlib import Path
@@ -68,19 +68,17 @@ POSITIVE = ("num_train_epochs", "learning_rate")  # other numbers may be 0
 def preset(name: str, **changes: Any) -> dict[str, Any]:
     """The hyperparameters of a preset with changes; a change that is None is not one.
 
-    Raises:
-        TrainingError: no such preset or hyperparameter, or a value that makes no sense.
+    Raises TrainingError if there is no such preset or hyperparameter, or a value makes no sense.
     """
     require_one_of("the preset", name, PRESETS, TrainingError)
     settings = PRESETS[name] | {key: value for key, value in changes.items() if value is not None}
     if unknown := sorted(settings.keys() - KNOWN):
         raise TrainingError(f"{unknown[0]} is not a hyperparameter: give a field of transformers.TrainingArguments")
-    for key in [key for key, value in settings.items() if isinstance(value, int | float) and key != "max_steps"]:
-        value, is_positive = settings[key], key in POSITIVE
-        if not 0 <= value < 2**32 or (is_positive and value == 0):
-            raise TrainingError(
-                f"{key} is {value}; it must be {'above' if is_positive else 'at least'} 0, below {2**32}"
-            )
+    for key, value in settings.items():
+        allowed = not isinstance(value, int | float) or key == "max_steps" or 0 <= value < 2**32
+        if not allowed or (key in POSITIVE and value == 0):
+            least = "above" if key in POSITIVE else "at least"
+            raise TrainingError(f"{key} is {value}; it must be {least} 0, below {2**32}")
     if settings["num_train_epochs"] is None and settings["max_steps"] < 1:
         raise TrainingError(f"max_steps is {settings['max_steps']} without num_train_epochs; give one of them")
     require_one_of("the schedule", settings["lr_scheduler_type"], SCHEDULES, TrainingError)
@@ -91,10 +89,8 @@ def preset(name: str, **changes: Any) -> dict[str, Any]:
 def settled(settings: dict[str, Any], model_type: str, log: Log) -> dict[str, Any]:
     """The hyperparameters with what "auto" means for this model on this machine, and the trackers as a list.
 
-    `log` receives the reason for the dtype.
-
-    Raises:
-        TrainingError: this machine or model cannot compute in the dtype, or a tracker is not installed.
+    `log` receives the reason for the dtype. Raises TrainingError if this machine or model cannot compute in the dtype,
+    or a tracker is not installed.
     """
     trackers = [name for name in map(str.strip, settings["report_to"].split(",")) if name not in ("", "none")]
     installed = get_available_reporting_integrations()
@@ -202,10 +198,8 @@ def train(
         tokens: the number of real tokens of item k.
         metric: the number of `evaluate` that chooses the best checkpoint, which is loaded at the end; higher is better.
 
-    Returns seconds, tokens_per_second, peak_memory_bytes, seed, steps, best_step (with a metric) and history.
-
-    Raises:
-        TrainingError: the loss becomes NaN or infinite, or the disk or memory is full. The last whole checkpoint stays.
+    Returns seconds, tokens_per_second, peak_memory_bytes, seed, steps, best_step (with a metric) and history. Raises
+    TrainingError if the loss becomes NaN or infinite, or the disk or memory is full. The last whole checkpoint stays.
     """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -373,16 +367,3 @@ def peak_memory() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     status = Path("/proc/self/status").read_text()  # getrusage's figure begins with what the parent process held
     return int(re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)[1]) * 1024
-
-
-def save_model(model: Any, tokenizer: Any, run: RunFolder, files: Iterable[tuple[str, bytes]] = ()) -> Path:
-    """The trained model, its tokenizer and other files in the run's `model/`, whole or not at all."""
-
-    def fill(folder: Path) -> None:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        for name, content in files:
-            (folder / name).write_bytes(content)
-
-    with quiet_libraries():
-        return run.write_folder("model", fill)

@@ -10,7 +10,7 @@ from transformers import AutoModel
 import labkit
 from labkit.convert import conversion_of
 from labkit.errors import ModelError
-from labkit.models.adapters import peft_for
+from labkit.models.adapters import peft
 from labkit.models.heads import POOLINGS, SHORT_NAMES, TASKS, Head, Pooling, head_in
 from labkit.models.tiny import TINY_NAMES
 
@@ -213,5 +213,5 @@ def test_a_meaningless_head_is_refused(wrong, message):
 
 def test_without_peft_the_pip_command_is_given(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ModelError, match=r"LoRA needs peft: pip install .*\[train\]"), peft_for("LoRA needs"):
+    with pytest.raises(ModelError, match=r"peft is not installed: pip install .*\[train\]"), peft():
         pass

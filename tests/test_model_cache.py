@@ -59,7 +59,7 @@ def test_the_model_is_that_of_the_package_and_is_converted_once(small_card, smal
     assert len(conversions) == 1 and torch.equal(first, second)
     torch.testing.assert_close(first, logits(small_gguf[1]), rtol=1e-5, atol=1e-5)
     out, err = capfd.readouterr()
-    assert out == "" and len(err.splitlines()) == 1 and "Its licence: Apache-2.0" in err
+    assert out == "" and "Its licence: Apache-2.0" in err
 
 
 def flip_a_bit(file):
@@ -82,7 +82,7 @@ def test_a_damaged_file_is_named_and_the_model_built_again(entry, conversions, d
     damage(entry / file)
     (listed,) = cache.entries()
     assert file in listed.problem
-    with pytest.warns(UserWarning, match=f"small.*{file}.*built again"):
+    with pytest.warns(UserWarning, match=f"small is built again: .*{file}"):
         assert torch.equal(logits(load()), good)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

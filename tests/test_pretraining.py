@@ -61,14 +61,14 @@ def text(tmp_path_factory):
 def finished(text, tmp_path_factory):
     """A run that nothing interrupted: .folder, .metrics, and .model and .tokenizer as they were in memory."""
     folder, kept = tmp_path_factory.mktemp("finished") / "run", {}
-    save = pretraining.save_model
+    save = pretraining.save
 
-    def remembering(model, tokenizer, run):
+    def remembering(folder, model, tokenizer):
         kept.update(model=model, tokenizer=tokenizer)
-        return save(model, tokenizer, run)
+        save(folder, model, tokenizer)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretraining, "save_model", remembering)
+        patch.setattr(pretraining, "save", remembering)
         metrics = pretrain([text], folder, shape=SHAPE, settings=SETTINGS, log=quiet)
     return SimpleNamespace(folder=folder, metrics=metrics, **kept)
 

@@ -10,10 +10,10 @@ from torch.testing import assert_close
 
 import labkit
 from labkit.datasets.examples import Labelled
-from labkit.errors import DataError, ModelError
+from labkit.errors import DataError
 from labkit.models.tiny import build_tiny_tokenizer
 from labkit.tasks import classify
-from labkit.tasks.base import get, needs_train_extra
+from labkit.tasks.base import get
 from labkit.tasks.classify import Classified, Row
 
 TASK = get("classify")
@@ -114,9 +114,3 @@ def test_the_majority_is_that_of_the_training_texts():
 def test_invalid_input_is_refused(act, message):
     with pytest.raises(DataError, match=message):
         act()
-
-
-def test_a_missing_package_is_named_with_its_pip_command():
-    with pytest.raises(ModelError, match=r'no_such_scores is not installed: pip install "labkit-bidirectional\[train'):
-        with needs_train_extra():
-            import no_such_scores  # noqa: F401

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from labkit import training
-from labkit.errors import TrainingError
+from labkit.errors import ModelError, TrainingError
 from labkit.objectives import Collator, generator, loss
 from labkit.pretrain import Shape, new_model
 from labkit.run_folder import RunFolder
@@ -110,7 +110,7 @@ def test_hyperparameters_without_a_meaning_are_refused(monkeypatch, name, change
 
 def test_training_without_accelerate_is_refused_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(TrainingError, match=r'pip install "labkit-bidirectional\[train\]"'):
+    with pytest.raises(ModelError, match=r'pip install "labkit-bidirectional\[train\]"'):
         steps(16, preset("gemma"))
 
 

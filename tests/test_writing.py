@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from labkit.files import require_writable, write_files, write_folder, write_whole
+from labkit.files import require_writable, write_folder, write_whole
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="links, pipes and devices are a POSIX matter")
 LONG, WEIGHTS = "text\n" * 1000, {"w": torch.zeros(5000)}
@@ -34,11 +34,10 @@ def test_text_is_utf8_and_its_line_ends_stay_and_others_can_read_it(tmp_path):
     "write",
     [
         lambda folder: write_whole(folder / "out", LONG),
-        lambda folder: write_files(folder / "out", {"first": "short", "sub/second": LONG}),
         lambda folder: write_folder(folder / "out", lambda new: save_file(WEIGHTS, new / "w.safetensors")),
         lambda folder: write_folder(folder / "out", lambda new: torch.save(WEIGHTS, new / "w.pt")),
     ],
-    ids=["file", "files", "safetensors", "torch"],
+    ids=["file", "safetensors", "torch"],
 )
 def test_a_full_disk_is_an_os_error_that_names_the_place_and_leaves_nothing(tmp_path, full_disk, write):
     with full_disk(after=3000), pytest.raises(OSError) as raised:

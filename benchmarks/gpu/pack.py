@@ -23,12 +23,11 @@ import tempfile
 import time
 from itertools import chain, pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFReader
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFReader, dequantize, get_tensor_name_map
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -36,7 +35,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the checkout, installed or not
 
 from labkit.datasets import embedded, readers  # noqa: E402
-from labkit.models import cache, gguf, load  # noqa: E402
+from labkit.models import cache, load  # noqa: E402
 from labkit.models.registry import REGISTRY  # noqa: E402
 
 CORPORA = {
@@ -165,12 +164,14 @@ def unpack(folders: list[Path], output: Path) -> None:
         kind = GGMLQuantizationType[facts["type"]]
         raw = np.frombuffer(whole, np.uint8, facts["bytes"], at)
         data = (raw.view(np.float32) if facts["type"] == "F32" else raw).reshape(facts["stored"])
-        shape = np.array([facts["width"], *data.shape[:-1]])  # ggml's order: the width first
-        tensors[facts["name"]] = SimpleNamespace(data=data, tensor_type=kind, shape=shape)
+        tensors[facts["name"]] = torch.tensor(dequantize(data, kind))
         at += facts["bytes"]
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(output))
-    weights = gguf.dequantised(tensors, model, output.name)
+    names, weights = get_tensor_name_map(MODEL_ARCH.GEMMA3, model.config.num_hidden_layers), {}
+    for name, _ in model.named_parameters():
+        values = tensors[names.get_name(name, try_suffixes=(".weight",))]
+        weights[name] = (values - 1 if name.endswith("norm.weight") else values).bfloat16()  # llama.cpp stores 1 + w
     save_file(weights, output / "model.safetensors", metadata={"format": "pt"})
     (output / "kept_ids.json").write_text(json.dumps(manifest["ids"]), encoding="utf-8")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -77,16 +78,20 @@ def convert(
     Example: labkit convert gemma3-270m --output-dir gemma-encoder --window keep
     """
     from labkit.convert import choose_layers, to_bidirectional
+    from labkit.files import require_writable, write_folder
     from labkit.models import cards, load
-    from labkit.models.export import export, require_free
     from labkit.tasks.in_force import require_window
 
-    require_free(output_dir)
+    folder = Path(output_dir).expanduser().absolute()
+    require_writable(folder)
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise LabkitError(f"{folder} exists and is not empty; give --output-dir a new or an empty folder")
     lm = load(name, attn=attn, dtype=dtype)
     require_window(lm.model, window)
     chosen = choose_layers(layers, lm.model.config.get_text_config().num_hidden_layers)
     to_bidirectional(lm.model, window=window, layers=chosen)
-    folder = export(lm, output_dir, window=window, layers=chosen)
+    files = cards.of_converted(lm, window, chosen)
+    write_folder(folder, lambda new: cards.save(new, lm.model, lm.tokenizer, files))
     plain = cards.loads_in_transformers(lm.model, chosen)
     done = {"folder": folder, "name": name, "window": window, "layers": chosen or "all", "plain_transformers": plain}
     lines = [f"{folder}: {name}, bidirectional in {'all layers' if chosen is None else f'layers {chosen}'}"]

@@ -24,7 +24,7 @@ from labkit import files
 from labkit.course.exercises import NAMES, Assignment, Exercise, assignment
 from labkit.course.variant import Variant
 from labkit.errors import CourseError
-from labkit.files import write_files
+from labkit.files import write_whole
 from labkit.notebooks import FIRST_CELL, run
 
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
@@ -65,7 +65,8 @@ def build(
         cells, file = read_master(paths[name], assignment(name), variant), f"{paths[name].stem}.ipynb"
         for kind, *folders in (("student",), ("solution",), ("nbgrader", "source", name)):
             texts[Path(kind, *folders, file)] = notebook_text(cells, assignment(name), variant, kind)
-    write_files(output_dir, texts)
+    for path, text in texts.items():
+        write_whole(output_dir / path, text)
     if execute:
         run([output_dir / path for path in texts if path.parent.name == "solution"], output_dir / "solution")
     return [output_dir / path for path in texts]

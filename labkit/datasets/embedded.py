@@ -50,14 +50,15 @@ class Shipped:
         return path.parent if "*" in self.files else path
 
 
-ADAPTERS = {
-    "mntp": "low-rank adapters of Gemma 3 270M, bidirectional: it fills in masked tokens",
-    "qa-causal": "the same, causal: it answers questions",
-    "qa-bidirectional": "bidirectional: it answers few questions",
-    "qa-mntp": "bidirectional, after MNTP: it answers questions",
-    "ner-causal": "causal: it tags entities",
-    "ner-bidirectional": "bidirectional: it tags entities",
-    "ner-mntp": "bidirectional, after MNTP: it tags entities",
+ADAPTERS = {  # what each of them does; `labkit.load` takes the name, which begins with that of its base model
+    "gpt2-mini-mntp": "it fills in masked tokens",
+    "gemma3-270m-mntp": "low-rank adapters of Gemma 3 270M, bidirectional: it fills in masked tokens",
+    "gemma3-270m-qa-causal": "the same, causal: it answers questions",
+    "gemma3-270m-qa-bidirectional": "bidirectional: it answers few questions",
+    "gemma3-270m-qa-mntp": "bidirectional, after MNTP: it answers questions",
+    "gemma3-270m-ner-causal": "causal: it tags entities",
+    "gemma3-270m-ner-bidirectional": "bidirectional: it tags entities",
+    "gemma3-270m-ner-mntp": "bidirectional, after MNTP: it tags entities",
 }
 SHIPPED = (
     Shipped("field-notes", "short English prose passages about an invented world", "field_notes/passages.jsonl", 168),
@@ -68,9 +69,8 @@ SHIPPED = (
     Shipped("known-facts", "well-known facts, each asked in five ways", "known_facts/facts.jsonl", 192),
     Shipped("xquad", "questions on four Wikipedia articles", "xquad/questions.test.json", 111, "CC-BY-SA-4.0"),
     Shipped("gpt2-mini", "a GPT-2 of 5.9 M parameters", "checkpoints/gpt2-mini/*", None, "Apache-2.0"),
-    Shipped("gpt2-mini-mntp", "it fills in masked tokens", "adapters/gpt2-mini-mntp/*", None, "Apache-2.0"),
     *(
-        Shipped(f"gemma3-270m-{name}", what, f"adapters/gemma3-270m-{name}/*", None, "Gemma Terms of Use")
+        Shipped(name, what, f"adapters/{name}/*", None, "Gemma Terms of Use" if "gemma" in name else "Apache-2.0")
         for name, what in ADAPTERS.items()
     ),
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from labkit.errors import DataError, ModelError
+from labkit.errors import DataError, needs_extra
 
 CRITERIA = {  # the posts are invented, and nothing here is a diagnosis
     "low_mood": "feeling sad, empty or close to tears",
@@ -46,11 +46,8 @@ def locate(text: str, evidence: str) -> tuple[int, int] | None:
         return start, start + len(evidence)
     if match := re.search(r"\s+".join(map(re.escape, evidence.split())), text):
         return match.span()
-    try:
+    with needs_extra():
         from rapidfuzz import fuzz
-    except ImportError:
-        command = 'pip install "labkit-bidirectional[train]"'
-        raise ModelError(f"evidence that differs from its post needs rapidfuzz: {command}") from None
     evidence = " ".join(evidence.split())
     # The text with single spaces, and the place of each of its characters in the original.
     places = [i for i, sign in enumerate(text) if not sign.isspace() or (i and not text[i - 1].isspace())]

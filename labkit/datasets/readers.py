@@ -18,7 +18,7 @@ from typing import Any
 
 from labkit.datasets import conll, embedded, records
 from labkit.datasets.files import Scan, collect, path_of
-from labkit.errors import DataError, ModelError, reading, require_one_of
+from labkit.errors import DataError, needs_extra, reading, require_one_of
 
 TASKS = tuple(records.MAKERS)
 # suffixes that are never part of a name on the hub
@@ -99,11 +99,8 @@ def _hub_records(name: str, split: str) -> Iterator[tuple[str, Any]]:
 
 def _call_datasets(function: str, name: str, **options: Any) -> Any:
     """The result of a function of `datasets` for a data set; whatever it raises becomes a DataError."""
-    try:
+    with needs_extra():
         import datasets
-    except ImportError:
-        command = 'pip install "labkit-bidirectional[train]"'
-        raise ModelError(f"{name} is no file; reading it from the hub needs datasets: {command}") from None
     path, configuration = str(path_of(name)), None
     if is_hub := not path_of(name).is_dir():
         first, *rest = name.split("/")

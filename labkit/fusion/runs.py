@@ -27,7 +27,7 @@ from tqdm import tqdm
 from labkit import __version__
 from labkit.datasets.paraphrases import KNOWN_FACTS, ParaphrasedQuestion, read_known_facts, read_paraphrases, sample
 from labkit.errors import DataError
-from labkit.files import is_regular, is_standard_output, require_writable
+from labkit.files import is_stream, require_writable
 from labkit.fusion.generation import generate
 from labkit.fusion.methods import Settings
 from labkit.fusion.scores import (
@@ -58,7 +58,7 @@ def run(settings: Settings, output: str | Path, *, resume: bool = False, lm: Loa
     """
     require_pyarrow()
     output = Path(output).expanduser()
-    if is_standard_output(output) or not is_regular(output):
+    if is_stream(output):
         if resume:
             raise DataError(f"{output} is not a regular file, so it has no journal; give a file to resume")
         with tempfile.TemporaryDirectory(prefix="labkit-fuse-") as folder:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.errors import DataError, ModelError, reading
+from labkit.errors import DataError, ModelError, needs_extra, reading
 from labkit.files import write_whole
 from labkit.tasks.qa_scores import normalize as normalised
 
@@ -71,17 +71,16 @@ def load_lemmatizer(name: str = "simplemma") -> Lemmatizer:
     kind, _, model = name.partition(":")
     if kind not in ("simplemma", "spacy") or (kind == "spacy") != bool(model):
         raise DataError(f"the lemmatiser is {name!r}; choose one of simplemma, spacy:MODEL")
-    try:
-        if kind == "simplemma":
+    if kind == "simplemma":
+        with needs_extra("fusion"):
             import simplemma
-
-            return lambda text: [simplemma.lemmatize(word, lang="en") for word in normalised(text).split()]
+        return lambda text: [simplemma.lemmatize(word, lang="en") for word in normalised(text).split()]
+    try:
         import spacy
 
         pipeline = spacy.load(model, exclude=["ner", "parser"])
     except ImportError:
-        command = 'pip install "labkit-bidirectional[fusion]"' if kind == "simplemma" else "pip install spacy"
-        raise ModelError(f"{kind} is not installed: {command}") from None
+        raise ModelError("spaCy is not installed: pip install spacy") from None
     except OSError:
         raise ModelError(f"spaCy has no model {model!r} here: python -m spacy download {model}") from None
     return lambda text: [token.lemma_ or token.text for token in pipeline(text) if not token.is_punct]
@@ -231,7 +230,5 @@ def comparison(one: Answers, other: Answers, lemmatised: bool = False) -> dict[s
 
 def require_pyarrow() -> None:
     """Raise ModelError without pyarrow."""
-    try:
+    with needs_extra("fusion"):
         import pyarrow  # noqa: F401
-    except ImportError:
-        raise ModelError('files of answers need pyarrow: pip install "labkit-bidirectional[fusion]"') from None

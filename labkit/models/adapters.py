@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 from labkit.convert import conversion_of, to_bidirectional
 from labkit.decoder.anatomy import decoder_or_none
 from labkit.decoder.running import random_state_kept
-from labkit.errors import ModelError, TrainingError, reading
+from labkit.errors import ModelError, TrainingError, needs_extra, reading
 from labkit.models.heads import Head, head_in
 from labkit.models.special_tokens import add_tokens, ensure_mask_token
 
@@ -72,9 +72,9 @@ def with_lora(model: Any, seed: int, *, rank: int = 16, target_modules: Any = "a
     `choices`: other fields of peft.LoraConfig.
     """
     transposed = any(isinstance(module, Conv1D) for module in model.modules())  # as GPT-2 stores its matrices
-    with peft_for("LoRA needs") as peft, random_state_kept(seed):
+    with peft() as library, random_state_kept(seed):
         choices |= {"r": rank, "lora_alpha": 2 * rank, "target_modules": target_modules, "fan_in_fan_out": transposed}
-        adapted = peft.get_peft_model(model, peft.LoraConfig(lora_dropout=0.0, **choices))
+        adapted = library.get_peft_model(model, library.LoraConfig(lora_dropout=0.0, **choices))
     # or peft saves the embeddings whole where tokens were added, whose rows are not trained and can be made again
     adapted.save_pretrained = partial(adapted.save_pretrained, save_embedding_layers=False)
     return adapted
@@ -130,7 +130,7 @@ def read(folder: Path, name: str, load: Callable[..., Any], *, task: str | Head 
     for the base. Raises ModelError if the folder is damaged, or another task or other labels are asked for than the
     adapter has, or peft is not installed.
     """
-    with reading(f"the adapter in {folder}"), peft_for("an adapter needs") as peft:
+    with reading(f"the adapter in {folder}"), peft() as library:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         if head := record["head"] and Head(**record["head"]):
             asked = Head(task, labels=head.labels) if isinstance(task, str) else task or head
@@ -145,7 +145,7 @@ def read(folder: Path, name: str, load: Callable[..., Any], *, task: str | Head 
             ensure_mask_token(lm.model, lm.tokenizer)
         if record["conversion"]:
             to_bidirectional(lm.model, **record["conversion"])
-        adapted = peft.PeftModel.from_pretrained(lm.model, str(folder))
+        adapted = library.PeftModel.from_pretrained(lm.model, str(folder))
         lm.model = adapted.merge_and_unload().requires_grad_(True).eval()  # peft had frozen what it adapted
         if record["task"]:
             setattr(lm.model.config, TASK, record["task"])
@@ -155,12 +155,10 @@ def read(folder: Path, name: str, load: Callable[..., Any], *, task: str | Head 
 
 
 @contextmanager
-def peft_for(what: str) -> Iterator[ModuleType]:
-    """The package `peft`, for `what` ("LoRA needs", "an adapter needs"). Raises ModelError if it is not installed."""
-    try:
+def peft() -> Iterator[ModuleType]:
+    """The package `peft`. Raises ModelError if it is not installed."""
+    with needs_extra():
         import peft
-    except ImportError:
-        raise ModelError(f'{what} peft: pip install "labkit-bidirectional[train]"') from None
     with warnings.catch_warnings():  # peft asks transformers for gradient checkpointing by a deprecated name
         warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
         yield peft

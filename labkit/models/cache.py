@@ -1,8 +1,7 @@
 """The cache of converted models: written once, whole or not at all, and checked against sha256 at every load.
 
 An entry is a folder `<cache>/models/<name>`. Its manifest.json holds the origin of the weights and the sha256 of each
-file. The cache is where the operating system keeps such files, or where LABKIT_CACHE points. One lock lets one process
-write while others wait; a sound entry is read without it.
+file. One lock lets one process write while others wait; a sound entry is read without it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.errors import ModelError
-from labkit.files import WRITING, os_error_in, sha256, write_folder
+from labkit.files import WRITING, sha256, write_folder
 
 FORMAT = 1  # raise it when the manifest or the conversion changes, so that older entries are converted again
 MANIFEST = "manifest.json"
@@ -41,10 +40,10 @@ def cache_dir() -> Path:
 
 
 def obtain(name: str, origin: dict[str, str], build: Callable[[Path], None]) -> Path:
-    """The folder of the cached model `name`, which is sound.
+    """The folder of the cached model `name`, filled by `build(empty folder)` if there is no sound one.
 
-    `origin` identifies the weights: an entry that was made from others is made again. `build` fills an empty folder.
-    Raises ModelError if the cache cannot be written.
+    An entry that was made from other weights than `origin` is made again. Raises ModelError if the cache cannot be
+    written.
     """
     from filelock import FileLock
 
@@ -54,27 +53,22 @@ def obtain(name: str, origin: dict[str, str], build: Callable[[Path], None]) -> 
         manifest = {"format": FORMAT, "origin": origin, "files": written}
         (new / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 
-    folder = cache_dir() / "models"
-    path = folder / name
+    path = cache_dir() / "models" / name
+    if _problem(path, origin) is None:
+        return path
     try:
-        if _problem(path, origin) is None:
-            return path
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".lock"):
-            for leftover in folder.glob(f"{WRITING}*"):  # of a process that was killed
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.parent / ".lock"):
+            for leftover in path.parent.glob(f"{WRITING}*"):  # of a process that was killed
                 shutil.rmtree(leftover, ignore_errors=True)
-            if (problem := _problem(path, origin)) is None:  # another process has written it in the meantime
-                return path
-            if path.exists():
-                text = f"the cached copy of {name} cannot be used: {problem}; it is built again"
-                warnings.warn(text, stacklevel=2)
-            write_folder(path, write)
-            return path
-    except Exception as error:
-        if (cause := os_error_in(error)) is None:
-            raise
-        text = f"the cache {folder} cannot be written ({cause.strerror}): free some space, or set LABKIT_CACHE"
+            if problem := _problem(path, origin):  # None if another process has written it in the meantime
+                if path.exists():
+                    warnings.warn(f"the cached copy of {name} is built again: {problem}", stacklevel=2)
+                write_folder(path, write)
+    except OSError as error:
+        text = f"the cache {path.parent} cannot be written ({error.strerror}): free some space, or set LABKIT_CACHE"
         raise ModelError(f"{text} to another folder") from error
+    return path
 
 
 def entries() -> list[CacheEntry]:
@@ -100,9 +94,9 @@ def _problem(path: Path, origin: dict[str, str] | None = None) -> str | None:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT or origin not in (None, manifest["origin"]):
             return "it was converted by another version of labkit, or from another release of the weights"
-        for name, file in manifest["files"].items():
-            if sha256(path / name) != file["sha256"]:
-                return f"{name} is not the file that was written"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{Path(getattr(error, 'filename', None) or MANIFEST).name} cannot be read ({type(error).__name__})"
-    return None
+        damaged = [name for name, file in manifest["files"].items() if sha256(path / name) != file["sha256"]]
+        return f"{damaged[0]} is not the file that was written" if damaged else None
+    except OSError as error:
+        return f"{Path(error.filename).name} cannot be read"
+    except (ValueError, KeyError):
+        return f"{MANIFEST} is damaged"

@@ -1,8 +1,9 @@
-"""Model cards (README.md) of converted and of fine-tuned models, and the licence files that a copy includes."""
+"""Save a model as a folder: weights, tokenizer, a card (README.md) and the licence files that a copy includes."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from labkit import __version__
 from labkit.decoder.anatomy import SLIDING, find_decoder
+from labkit.files import quiet_libraries
 from labkit.models.registry import NOTICES, REGISTRY, Package
 
 WINDOWS = {
@@ -23,11 +25,18 @@ SCORES = (
 )  # fmt: skip
 
 
-def of_converted(lm: Any, window: str, layers: list[int] | None) -> dict[str, bytes]:
-    """The files, by name, that belong to the converted model `lm` beside its weights: its card and licence files.
+def save(folder: Path, model: Any, tokenizer: Any, files: Mapping[str, bytes] | None = None) -> None:
+    """Write a model, its tokenizer (if it is not None) and other files by name into `folder`, which exists."""
+    with quiet_libraries():
+        model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    for name, content in (files or {}).items():
+        (folder / name).write_bytes(content)
 
-    `window` and `layers` (None: all) are those of the conversion.
-    """
+
+def of_converted(lm: Any, window: str, layers: list[int] | None) -> dict[str, bytes]:
+    """The card and licence files, by name, of the converted model `lm`; `window`, `layers`: of the conversion."""
     decoder = find_decoder(lm.model)
     count, local = len(decoder.layers), decoder.layer_types.count(SLIDING)
     return _files(
@@ -109,9 +118,7 @@ Plain transformers (5.3 or newer) loads it, and it is then bidirectional, becaus
 
     AutoModel.from_pretrained("THIS_FOLDER")
 
-`labkit.load` also handles two cases that plain transformers does not:
-- under flash attention a window reaches one token less far than under the other backends;
-- several documents packed into one row (restarted `position_ids`, no mask) attend to each other.
+Only `labkit.load` handles windows under flash attention, and several documents packed into one row.
 {%- else -%}
 Plain transformers loads the folder, but cannot express its masks: **without labkit this model may be causal**.
 Load it with

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.decoder import limits
-from labkit.errors import ModelError, reading
+from labkit.decoder.anatomy import CONVERSION
+from labkit.errors import ModelError, reading, require_one_of
 from labkit.files import quiet_libraries
 from labkit.models.heads import RECORD, Head, head_in, model_class
 
@@ -27,13 +28,11 @@ def read_folder(
     """
     kind, config, attn, remarks = prepare(folder, name, attn=attn, dtype=dtype, device=device, task=task)
     if not list(folder.glob("*.safetensors")):
-        pickled = "labkit never reads pickled ones (*.bin), which can run code"
-        raise ModelError(f"{name} has no *.safetensors weights, and {pickled}: save it again with save_pretrained")
+        reasons = "only part of it is here, or they are pickled (*.bin), which labkit never reads"
+        raise ModelError(f"{name} has no *.safetensors weights: {reasons}; save it again with save_pretrained")
     with reading(f"{name} with attn={attn!r}"):
         model, new = _read_weights(folder, name, kind, config, attn=attn, dtype=dtype or "auto")
         model.to(device)
-        from labkit.decoder.anatomy import CONVERSION
-
         if getattr(config.get_text_config(), CONVERSION, None) is not None:
             from labkit.convert import prove_conversion
 
@@ -57,9 +56,16 @@ def prepare(
     Raises ModelError if labkit cannot load such a model, or it does not fit into memory.
     """
     import torch
+    from transformers import AutoConfig
 
     with reading(name):
-        config = _read_config(folder, name, encoders=task is not None)
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{name} holds no config.json; point to a folder that save_pretrained wrote")
+        if "command" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
+            models = [str(file.parent) for file in sorted(folder.glob("**/model/config.json"))]
+            cure = f"give its model, {models[0]}" if models else "it has no model yet"
+            raise ModelError(f"{name} is the folder of a training run, not a model: {cure}")
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         kind, config = class_for(config, task, name)
         attn, remarks = choose_attention(kind, config, attn, name)
         parameters = limits.configured_parameters(config, kind)
@@ -71,23 +77,27 @@ def class_for(config: PreTrainedConfig, task: str | Head | None, name: str) -> t
     """The model class for `task`, and the configuration to make it with (a copy if it is to have another head).
 
     A task of `heads` gives the family's class with labkit's head on it, and so does None if the configuration records
-    one. Raises ModelError if transformers has no such model.
+    one. Raises ModelError unless the model is a decoder, or with a head or as a body alone an encoder.
     """
-    import transformers
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
     saved, head = head_in(config), task
-    if task is None:
-        head = saved
-    elif task == "base":
-        head = None
+    if task is None or task == "base":
+        head = saved if task is None else None
     elif isinstance(task, str):
-        head = Head(task)
-        head = saved if saved is not None and saved.task == head.task else head
-    auto_class = "AutoModelForCausalLM" if task is None and head is None else "AutoModel"
-    concrete = _concrete_class(getattr(transformers, auto_class), config)
-    if concrete is None:
-        raise ModelError(f"transformers has no {auto_class} for {config.model_type} ({name})")
-    return (concrete, config) if head is None else (model_class(concrete, head.task), head.recorded(config))
+        head = saved if saved is not None and saved.task == task else Head(task)
+    predicts_text = task is None and head is None
+    kind = _concrete_class(AutoModelForCausalLM if predicts_text else AutoModel, config)
+    # BERT and similar encoders are also registered as causal models, for the decoder half of a translation model
+    is_encoder = _concrete_class(AutoModelForMaskedLM, config) is not None and not getattr(config, "is_decoder", False)
+    if config.is_encoder_decoder or kind is None or (is_encoder and predicts_text):
+        is_encoder = is_encoder and not config.is_encoder_decoder
+        cure = "; an encoder loads with a head, or its body alone (task='base')" if is_encoder else ""
+        raise ModelError(
+            f"{name} is a {config.model_type} model; labkit takes decoders such as GPT-2, Gemma or Llama{cure}",
+            kind="encoder" if is_encoder else "",
+        )
+    return (kind, config) if head is None else (model_class(kind, head.task), head.recorded(config))
 
 
 def choose_attention(model_class: type, config: Any, attn: str | None, name: str) -> tuple[str, list[str]]:
@@ -101,40 +111,12 @@ def choose_attention(model_class: type, config: Any, attn: str | None, name: str
     )
     supported = {"eager": True, "sdpa": sdpa and not softcap, "flex_attention": flex}
     supported |= {"flash_attention_2": flash, "flash_attention_3": flash}
-    if attn is None and not supported["sdpa"]:
-        return "eager", ["eager attention, as " + ("its softcap is lost in sdpa" if softcap else "it has no sdpa")]
-    if attn is not None and not supported.get(attn, False):
-        backends = ", ".join(backend for backend, works in supported.items() if works)
-        cause = ", which would lose its softcap" if softcap and attn == "sdpa" else ""
-        raise ModelError(f"{name} ({model_class.__name__}) cannot use attn={attn!r}{cause}; choose one of {backends}")
-    return attn or "sdpa", []
-
-
-def _read_config(folder: Path, name: str, *, encoders: bool) -> PreTrainedConfig:
-    """The configuration in `folder`. Raises ModelError unless it is that of a decoder, or, if allowed, an encoder."""
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
-
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{name} holds no config.json; point to a folder that save_pretrained wrote")
-    if "command" in json.loads((folder / "config.json").read_text(encoding="utf-8")):
-        models = [str(file.parent) for file in sorted(folder.glob("**/model/config.json"))]
-        cure = f"give its model, {models[0]}" if models else "it has no model yet"
-        raise ModelError(f"{name} is the folder of a training run, not a model: {cure}")
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    # BERT and similar encoders are also registered as causal models, for the decoder half of a translation model
-    is_encoder = _concrete_class(AutoModelForMaskedLM, config) is not None and not getattr(config, "is_decoder", False)
-    if encoders or head_in(config) is not None:
-        supported = _concrete_class(AutoModel, config) is not None
-    else:
-        supported = _concrete_class(AutoModelForCausalLM, config) is not None and not is_encoder
-    if config.is_encoder_decoder or not supported:
-        is_encoder = is_encoder and not config.is_encoder_decoder
-        cure = "; an encoder loads with a head, or its body alone (task='base')" if is_encoder else ""
-        raise ModelError(
-            f"{name} is a {config.model_type} model; labkit takes decoders such as GPT-2, Gemma or Llama{cure}",
-            kind="encoder" if is_encoder else "",
-        )
-    return config
+    if attn is None:
+        reason = "its softcap is lost in sdpa" if softcap else "it has no sdpa"
+        return ("sdpa", []) if supported["sdpa"] else ("eager", [f"eager attention, as {reason}"])
+    choices = [backend for backend, works in supported.items() if works]
+    require_one_of(f"{name} ({model_class.__name__}): attn", attn, choices, ModelError)
+    return attn, []
 
 
 def _concrete_class(auto_class: Any, config: PreTrainedConfig) -> type | None:

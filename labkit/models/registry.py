@@ -6,9 +6,10 @@ To add a model, add a `ModelCard` to `_CARDS`; `labkit.load` and `labkit models`
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
+
+from labkit.datasets.embedded import ADAPTERS
 
 GEMMA_TERMS = "Gemma Terms of Use (https://ai.google.dev/gemma/terms)"
 NOTICES = {  # licence -> the text that it requires in a file beside every copy (Gemma: section 3.1 of its terms)
@@ -35,8 +36,7 @@ class Package:
     def paths(self) -> list[Path] | None:
         """The files on this machine, or None if the package, or the one that reads its GGUF file, is not installed."""
         paths = [_path_in_package(*file) for file in self.files]
-        unreadable = self.quantisation is not None and find_spec("gguf") is None
-        return None if None in paths or unreadable else paths
+        return None if None in paths or (self.quantisation and find_spec("gguf") is None) else paths
 
     def terms_path(self) -> Path | None:
         return _path_in_package(*self.terms) if self.terms else None
@@ -61,11 +61,6 @@ class ModelCard:
     window: int | None
     licence: str
     origin: Package | str
-
-
-def closest_names(name: str) -> list[str]:
-    """Registered names that are similar to `name`, best first; at most three."""
-    return get_close_matches(name, REGISTRY, n=3, cutoff=0.5)
 
 
 def _path_in_package(package: str, file: str) -> Path | None:
@@ -126,9 +121,6 @@ _CARDS = (
 )  # fmt: skip
 
 REGISTRY: dict[str, ModelCard] = {card.name: card for card in _CARDS}
-for _base, *_names in (
-    ("gemma3-270m", "mntp", "qa-causal", "qa-bidirectional", "qa-mntp", "ner-causal", "ner-bidirectional", "ner-mntp"),
-    ("gpt2-mini", "mntp"),
-):
-    _adapted = [replace(REGISTRY[_base], name=f"{_base}-{name}", origin=f"adapter of {_base}") for name in _names]
-    REGISTRY |= {card.name: card for card in _adapted}
+for _name in ADAPTERS:
+    _base = next(base for base in ("gemma3-270m", "gpt2-mini") if _name.startswith(base))
+    REGISTRY[_name] = replace(REGISTRY[_base], name=_name, origin=f"adapter of {_base}")

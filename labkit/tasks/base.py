@@ -12,8 +12,7 @@ task.score(test, predictions)                         # {"f1": ..., ...}
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from operator import itemgetter
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 
 from labkit.decoder.limits import require_positions
 from labkit.decoder.running import evaluating
-from labkit.errors import DataError, ModelError, require_one_of
+from labkit.errors import DataError, require_one_of
 from labkit.models.heads import SHORT_NAMES, Head, head_in
 from labkit.models.special_tokens import row_ends
 from labkit.run_folder import Log, silent
@@ -235,12 +234,3 @@ def run_by_length(
             output = model(**{name: tensor.to(device) for name, tensor in batch.items()})
             outputs.update(zip(numbers, read(output).cpu(), strict=True))
     return [outputs[number] for number in range(len(rows))]
-
-
-@contextmanager
-def needs_train_extra() -> Iterator[None]:
-    """Turn a failed import of a package that scores into a ModelError with the pip command."""
-    try:
-        yield
-    except ImportError as error:
-        raise ModelError(f'{error.name} is not installed: pip install "labkit-bidirectional[train]"') from None

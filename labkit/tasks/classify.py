@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from labkit.datasets.examples import Labelled
-from labkit.errors import DataError
-from labkit.models.heads import label_names
+from labkit.errors import DataError, needs_extra
 from labkit.run_folder import Log, silent
-from labkit.tasks.base import IGNORED, Task, needs_train_extra, padded, row_frame
+from labkit.tasks.base import IGNORED, Task, padded, row_frame
 from labkit.tasks.options import ClassifyOptions
 
 
@@ -51,7 +50,7 @@ class Classification(ClassifyOptions, Task):
     name = "classify"
 
     def labels(self, examples: Sequence[Labelled]) -> Sequence[str]:
-        return label_names([example.label for example in examples])
+        return sorted({example.label for example in examples})
 
     def metric(self, examples: Sequence[Labelled]) -> str:
         return "accuracy"
@@ -80,7 +79,7 @@ class Classification(ClassifyOptions, Task):
 
         `by_label`: precision, recall, f1 and support of each of these classes; a ratio whose denominator is 0 is 0.
         """
-        with needs_train_extra():
+        with needs_extra():
             from sklearn.metrics import precision_recall_fscore_support
 
         true, predicted = [e.label for e in examples], [prediction.label for prediction in predictions]
@@ -123,7 +122,7 @@ def bag_of_words(train: Sequence[Labelled], examples: Sequence[Labelled]) -> lis
     Raises:
         ModelError: scikit-learn is not installed.
     """
-    with needs_train_extra():
+    with needs_extra():
         from sklearn.feature_extraction.text import HashingVectorizer
         from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline

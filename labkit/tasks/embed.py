@@ -17,9 +17,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from labkit.datasets.examples import Pair
-from labkit.errors import DataError, ModelError, TrainingError
+from labkit.errors import DataError, ModelError, TrainingError, needs_extra
 from labkit.run_folder import Log, silent
-from labkit.tasks.base import Task, needs_train_extra, pad_id, padded, run_by_length
+from labkit.tasks.base import Task, pad_id, padded, run_by_length
 from labkit.tasks.classify import frame
 from labkit.tasks.options import EmbedOptions
 
@@ -126,7 +126,7 @@ class Embedding(EmbedOptions, Task):
 
     def baselines(self, train: Sequence[Pair], examples: Sequence[Pair]) -> dict[str, float]:
         """`bag_of_words`: vectors of TF-IDF over hashed words, which score what shared words alone achieve."""
-        with needs_train_extra():
+        with needs_extra():
             from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
             from sklearn.pipeline import make_pipeline
 

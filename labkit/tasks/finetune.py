@@ -31,10 +31,10 @@ from labkit.models.adapters import TASK
 from labkit.models.heads import sha256_of
 from labkit.models.registry import REGISTRY
 from labkit.models.special_tokens import add_tokens
-from labkit.run_folder import Log, RunFolder, is_first_process, process_count, to_stderr
+from labkit.run_folder import Log, RunFolder, process_count, processes, to_stderr
 from labkit.tasks.base import Task, get, pad_id
 from labkit.tasks.in_force import in_force, require_mask
-from labkit.training import draw, preset, save_model, settled, steps, train
+from labkit.training import draw, preset, settled, steps, train
 
 HELD_OUT = 0.1  # of the training examples, if there is no dev set
 EVALUATE_EVERY = 500  # steps, or one epoch if that is shorter
@@ -92,7 +92,7 @@ def finetune(
     settings = settings or preset(default_preset(str(model)))
     require_mask(mask, readings, kept=keep_model)
     require_one_of("the method", method, adapters.METHODS, TrainingError)
-    if not resume and is_first_process():
+    if not resume and processes().is_main_process:
         RunFolder.check(output_dir, {}, resume=False)  # before the model is loaded, which may take long
     if not train_examples:
         raise DataError("there are no training examples")
@@ -113,7 +113,7 @@ def finetune(
     lm = _load(task, model, labels, head or {}, method, settings["seed"], attn, head_dtype)
     settings = settled(settings, lm.model.config.get_text_config().model_type, log)
     config["settings"] = settings
-    if (done := RunFolder.finished(output_dir, config, resume=resume, log=log)) is not None:
+    if (done := RunFolder.check(output_dir, config, resume=resume).metrics) is not None:
         return done
 
     rows = task.rows(lm.tokenizer, train_examples, labels, log)
@@ -222,7 +222,7 @@ def crossvalidate(
         "command": f"train {task.name} --folds", "folds": k, "settings": settings, "examples": digest(examples),
         "model": str(model), "options": asdict(task), "choices": {key: str(value) for key, value in choices.items()},
     }  # fmt: skip
-    if (done := RunFolder.finished(output_dir, config, resume=resume, log=log)) is not None:
+    if (done := RunFolder.check(output_dir, config, resume=resume).metrics) is not None:
         return done
     with RunFolder.alone(output_dir, config, resume=resume) as run:
         scores = []
@@ -275,7 +275,8 @@ def _save(lm: Any, trained: Any, task: Task, run: RunFolder, metrics: dict[str, 
         facts = {"base": config["model"], "task": record, "marks": marks}
         run.write_folder("adapter", lambda folder: adapters.save(trained, folder, **facts))
         lm.model = trained.merge_and_unload().requires_grad_(True)
-    save_model(lm.model, lm.tokenizer, run, cards.of_fine_tuned(lm, metrics, config).items())
+    files = cards.of_fine_tuned(lm, metrics, config)
+    run.write_folder("model", lambda folder: cards.save(folder, lm.model, lm.tokenizer, files))
 
 
 def beats_baselines(metrics: dict[str, Any], log: Log) -> bool:

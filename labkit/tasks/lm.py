@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from labkit.convert import choose_layers, to_bidirectional
 from labkit.decoder.limits import require_positions
 from labkit.decoder.running import evaluating
 from labkit.errors import DataError
-from labkit.models import adapters, load
+from labkit.models import adapters, cards, load
 from labkit.models.adapters import weights_to, with_lora
 from labkit.models.special_tokens import ensure_mask_token
 from labkit.objectives import Collator, by_name, corruption_for, generator, logits_at, loss
@@ -31,7 +30,7 @@ from labkit.run_folder import Log, RunFolder, process_count, to_stderr
 from labkit.tasks.base import IGNORED, pad_id, padded
 from labkit.tasks.finetune import digest
 from labkit.tasks.in_force import require_window
-from labkit.training import draw, save_model, settled, train
+from labkit.training import draw, settled, train
 
 READS = ("same", "before")  # where the logits of a hidden token are: at its own position, or at the one before it
 
@@ -112,7 +111,7 @@ def train_lm(
         "dropout": dropout, "attn": attn,
         "processes": process_count(),
     }  # fmt: skip
-    if (done := RunFolder.finished(output_dir, config, resume=resume, log=log)) is not None:
+    if (done := RunFolder.check(output_dir, config, resume=resume).metrics) is not None:
         return done
     require_window(lm.model, window)
     if lora:
@@ -161,9 +160,10 @@ def train_lm(
             log=log,
         )
         if lora:
-            save = partial(adapters.save, trained, base=str(model), mask_token=goal.hides_tokens)
-            run.write_folder("adapter", save)
-        save_model(trained.merge_and_unload() if lora else trained, lm.tokenizer, run)
+            facts = {"base": str(model), "mask_token": goal.hides_tokens}
+            run.write_folder("adapter", lambda folder: adapters.save(trained, folder, **facts))
+        best = trained.merge_and_unload() if lora else trained
+        run.write_folder("model", lambda folder: cards.save(folder, best, lm.tokenizer))
         run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
         metrics = outcome | {"scores": scores, "n_train": len(rows), "n_eval": len(held)}
         run.write_json("metrics.json", metrics)

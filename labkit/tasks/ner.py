@@ -14,12 +14,11 @@ from typing import Any
 from torch import Tensor
 
 from labkit.datasets.examples import NO_TAG, Sentence, entities_in, parts, to_bio, words_of
-from labkit.errors import DataError, require_one_of
+from labkit.errors import DataError, needs_extra, require_one_of
 from labkit.run_folder import Log, silent
 from labkit.tasks.base import (
     IGNORED,
     Task,
-    needs_train_extra,
     pad_rows,
     padded,
     row_frame,
@@ -181,7 +180,7 @@ def scores(sentences: Sequence[Sentence], predicted_tags: Sequence[Sequence[str]
     Raises:
         ModelError: seqeval is not installed.
     """
-    with needs_train_extra():
+    with needs_extra():
         from seqeval.metrics import accuracy_score, f1_score
         from seqeval.metrics.v1 import precision_recall_fscore_support, unique_labels
         from seqeval.scheme import IOB2
