@@ -66,10 +66,12 @@ def drawn(
     largest = 600 if len(panels) == 1 else 480
     inner = max(150, min(largest, (WIDEST - bar) // min(len(panels), 4) - left - GAP))
     cell = wide or max(1, min(44, inner // n_columns))
+    per_row = 1 if wide else min(len(panels), max(1, (WIDEST - bar) // (left + cell * n_columns + GAP)))
+    per_row = -(-len(panels) // -(-len(panels) // per_row))  # rows of equal length
+    if cell < LABEL <= ((WIDEST - bar) // per_row - left - GAP) // n_columns:
+        cell = LABEL  # the row has room for every label
     high = high or cell
     step = left + cell * n_columns + GAP
-    per_row = 1 if wide else min(len(panels), max(1, (WIDEST - bar) // step))
-    per_row = -(-len(panels) // -(-len(panels) // per_row))  # rows of equal length
     letters = max(24, (step - GAP if per_row > 1 else WIDEST) // LETTER)
     headings = [
         [line for part in (panel.heading, panel.words) for line in wrap(part, letters, break_long_words=False)]
