@@ -206,7 +206,7 @@ def gold_of(*tags: str) -> list[Sentence]:
 def predicted_as(sentences, tags):
     """Predictions with these raw tags."""
     pairs = zip(sentences, tags, strict=True)
-    return [ner.Tagged(s.id, [], to_bio(raw, "BIO"), [None] * len(raw), raw) for s, raw in pairs]
+    return [ner.Tagged(s.id, [], to_bio(raw), [None] * len(raw), raw) for s, raw in pairs]
 
 
 def test_scores_counted_by_hand():

@@ -160,10 +160,10 @@ def entities_of(tags: Sequence[str]) -> list[tuple[int, int, str]]:
     return entities
 
 
-def to_bio(tags: Sequence[str], scheme: str = "any") -> list[str]:
+def to_bio(tags: Sequence[str]) -> list[str]:
     """The same entities in BIO, from BIO, IO, IOB1, BIOES or BILOU; an entity that begins with I begins with B instead.
 
-    `scheme` only tells the reader of a call what the tags are. Raises ValueError for a tag of no scheme.
+    Raises ValueError for a tag of no scheme.
     """
     bio = []
     for before, tag in zip((NO_TAG, *tags), tags, strict=False):

@@ -131,7 +131,7 @@ class NamedEntities(NerOptions, Task):
                 raw[row.example][word], probabilities[row.example][word] = labels[k], p
         predictions = []
         for sentence, raw_tags, of_words in zip(examples, raw, probabilities, strict=True):
-            tags = to_bio(raw_tags, "BIO")
+            tags = to_bio(raw_tags)
             entities = [
                 asdict(entity) | {"text": sentence.text[entity.start : entity.end]}
                 for entity in entities_in(sentence.spans, tags)
@@ -220,7 +220,7 @@ def majority_baseline(train: Sequence[Sentence], sentences: Sequence[Sentence]) 
     most_frequent = [[usual.get(word, NO_TAG) for word in sentence.words] for sentence in sentences]
     return {
         "outside": [[NO_TAG] * len(sentence.words) for sentence in sentences],
-        "most_frequent": [to_bio(tags, "BIO") for tags in most_frequent],
+        "most_frequent": [to_bio(tags) for tags in most_frequent],
     }
 
 
