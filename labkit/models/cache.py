@@ -17,7 +17,7 @@ from pathlib import Path
 from labkit.errors import ModelError
 from labkit.files import WRITING, sha256, write_folder
 
-FORMAT = 1  # raise it when the manifest or the conversion changes, so that older entries are converted again
+FORMAT = 2  # raise it when the manifest or the conversion changes, so that older entries are converted again
 MANIFEST = "manifest.json"
 
 

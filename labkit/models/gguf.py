@@ -10,8 +10,10 @@ of vocabulary are supported: SentencePiece-style BPE with byte fallback (Gemma 3
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -22,28 +24,34 @@ _CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6  # llama.cpp's token types
 
 def convert_gguf(gguf_file: Path, folder: Path) -> None:
     """Write the model in `gguf_file` into `folder` (which exists) as `save_pretrained` would, in bfloat16."""
+    import gguf
     import torch
-    from gguf import GGUFReader
     from safetensors.torch import save_file
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    config = AutoConfig.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)
-    config.rms_norm_eps = float(f"{config.rms_norm_eps:.6g}")  # 1e-06; as float32 it is 9.999999974752427e-07
-    config.dtype = torch.bfloat16
-    if config.model_type == "gemma3_text":  # not in the file
-        config.query_pre_attn_scalar = config.head_dim
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    config.architectures = [type(model).__name__]
-    tensors = load_gguf_checkpoint(str(gguf_file), return_tensors=True, model_to_load=model)["tensors"]
+    # reading 260,000 tokens takes seconds, and transformers would do it for the configuration and for the weights
+    with mock.patch.object(gguf, "GGUFReader", cache(gguf.GGUFReader)):
+        config = AutoConfig.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)
+        config.rms_norm_eps = float(f"{config.rms_norm_eps:.6g}")  # 1e-06; as float32 it is 9.999999974752427e-07
+        config.dtype = torch.bfloat16
+        if config.model_type == "gemma3_text":  # not in the file
+            config.query_pre_attn_scalar = config.head_dim
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        config.architectures = [type(model).__name__]
+        tensors = load_gguf_checkpoint(str(gguf_file), return_tensors=True, model_to_load=model)["tensors"]
+        fields = {name: field.contents() for name, field in gguf.GGUFReader(str(gguf_file)).fields.items()}
     weights = {name: tensors.pop(name).bfloat16().contiguous() for name, _ in model.named_parameters()}
 
-    fields = {name: field.contents() for name, field in GGUFReader(gguf_file).fields.items()}
     build_tokenizer(fields, max_length=config.max_position_embeddings).save_pretrained(folder)
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    compact = json.dumps(content, ensure_ascii=False, separators=(",", ":"))  # is parsed in half the time
+    # transformers parses a compact file in half the time, and only once if the settings hold its added tokens
+    compact = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     (folder / "tokenizer.json").write_text(compact, encoding="utf-8")
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings["added_tokens_decoder"] = {token.pop("id"): token for token in content["added_tokens"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
     config.save_pretrained(folder)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
