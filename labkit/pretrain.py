@@ -26,7 +26,7 @@ from labkit.errors import DataError, TrainingError
 from labkit.models.cards import save
 from labkit.objectives import Collator, generator, loss
 from labkit.run_folder import Log, RunFolder, process_count, to_stderr
-from labkit.training import Items, preset, settled, steps, train
+from labkit.training import preset, settled, steps, train
 
 END, PAD, MASK = "<|endoftext|>", "<pad>", "<mask>"  # ids 0, 1, 2; <mask> is for a later training
 
@@ -60,14 +60,8 @@ def pretrain(
 ) -> dict[str, Any]:
     """Train a tokenizer and a GPT-2 on `texts` (files and folders); returns the metrics and leaves a run folder.
 
-    Args:
-        settings: hyperparameters of `labkit.training.preset`.
-        held_out: the last fraction of each text, which is never trained on; bits per byte are measured there.
-        repeats, first_length: as in `TextRows`.
-        resume: continue the run in `output_dir`.
-
-    Raises:
-        DataError: no text, or less of it than one row. TrainingError: see `RunFolder.alone` and `training.train`.
+    `settings`: of `labkit.training.preset`. `held_out`: the last fraction of each text, which is never trained on; bits
+    per byte are measured there. `repeats`, `first_length`: as in `TextRows`.
     """
     shape = shape or Shape()
     settings = settled(settings or preset("lm", learning_rate=1e-3), "gpt2", log)
@@ -106,7 +100,7 @@ def pretrain(
     with RunFolder.alone(output_dir, config, resume=resume) as run:
         outcome = train(
             model,
-            Items(rows.count, rows.make),
+            rows,
             collate=lambda batch: collator(rows.pieces(batch)),
             loss=lambda model, batch: loss(model, batch, "next"),
             settings=settings,
@@ -115,8 +109,7 @@ def pretrain(
             evaluate=evaluate,
             log=log,
         )
-        run.write_folder("model", lambda folder: save(folder, model, tokenizer))
-        run.write_json("trainer_state.json", {"log_history": outcome.pop("history")})
+        run.write("model", lambda folder: save(folder, model, tokenizer))
         with evaluating(model):
             metrics = outcome | {"bits_per_byte": scores(model)}
         metrics |= {"n_train": len(ids), "n_eval": n_eval, "parameters": model.num_parameters()}
@@ -132,7 +125,7 @@ class TextRows:
     rows change as the run goes on, so that heads which attend to earlier tokens form quickly.
 
     Attributes:
-        ids: of the text, (tokens,). count: rows of the whole run. context: tokens per row.
+        ids: of the text, (tokens,). count: of rows. context: tokens per row.
         first_length: for the first half of the run each row is cut into pieces of this many tokens, which do not attend
             to each other. The pieces then double in equal stages, and are whole rows in the last fifth.
         repeats: fraction of the pieces that repeat one passage of 4 to 64 tokens (at most 3/8 of the piece), half of
@@ -147,6 +140,9 @@ class TextRows:
     first_length: int | None = None
     repeats: float = 0.0
 
+    def __len__(self) -> int:
+        return self.count
+
     def length(self, row: int) -> int:
         """Tokens per piece of row number `row`."""
         first, progress = self.first_length or self.context, row / self.count
@@ -156,8 +152,8 @@ class TextRows:
         stage = 0 if progress < 0.5 or doublings == 1 else 1 + int((progress - 0.5) / 0.3 * (doublings - 1))
         return first * 2**stage
 
-    def make(self, row: int) -> dict[str, Any]:
-        """Row number `row`, "ids" (context,), and its number, "row"."""
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        """Row number `row`: "ids" (context,), and its number, "row"."""
         per_pass = (len(self.ids) - 1) // self.context
         rng = generator(self.seed, -1 - row // per_pass)
         offset = int(torch.randint(len(self.ids) - per_pass * self.context, (), generator=rng))

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -161,23 +161,9 @@ def _filled(order: list[int], lengths: Sequence[int], tokens: int) -> list[list[
     return batches
 
 
-@dataclass
-class Items(torch.utils.data.Dataset):
-    """Items that are made when they are needed: `make(k)` gives item k, whatever came before it."""
-
-    count: int
-    make: Callable[[int], Any]
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, k: int) -> Any:
-        return self.make(k)
-
-
 def train(
     model: nn.Module,
-    items: Sequence[Any] | Items,
+    items: Sequence[Any],
     *,
     collate: Callable[[list], dict[str, Tensor]],
     loss: Callable[[nn.Module, dict[str, Tensor]], Tensor],
@@ -192,14 +178,15 @@ def train(
     """Train `model` in place, from the newest checkpoint in `run` if there is one, and keep the global random state.
 
     Args:
-        items: of the whole run, in order, for `collate`; their number gives the number of steps.
+        items: of the whole run, in order, for `collate`; their number gives the number of steps. Anything with
+            `len()` that gives item k, whatever came before it.
         loss: the mean over those of the batch's `labels` that are not -100; a step has the mean over all its labels.
         settings: of `preset`, after `settled`. By default the run is evaluated and saved ten times.
         tokens: the number of real tokens of item k.
         metric: the number of `evaluate` that chooses the best checkpoint, which is loaded at the end; higher is better.
 
-    Returns seconds, tokens_per_second, peak_memory_bytes, seed, steps, best_step (with a metric) and history. Raises
-    TrainingError if the loss becomes NaN or infinite, or the disk or memory is full. The last whole checkpoint stays.
+    Writes trainer_state.json, the log. Returns seconds, tokens_per_second, peak_memory_bytes, seed, steps and, with a
+    metric, best_step. Raises TrainingError if the loss becomes NaN or infinite, or the disk or memory is full.
     """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -233,15 +220,12 @@ def train(
     history = [entry for entry in state.log_history if "train_runtime" not in entry]  # Trainer's own summary
     seconds = max(entry.get("seconds", 0.0) for entry in history)
     trained = sum(map(tokens, range(state.global_step * len(items) // arguments.max_steps)))
+    run.write_json("trainer_state.json", {"log_history": history})
     return {
-        "seconds": seconds,
-        "tokens_per_second": trained / seconds,
-        "peak_memory_bytes": peak_memory(),
-        "seed": settings["seed"],
-        "steps": state.global_step,
+        "seconds": seconds, "tokens_per_second": trained / seconds, "peak_memory_bytes": peak_memory(),
+        "seed": settings["seed"], "steps": state.global_step,
         **({"best_step": state.best_global_step} if metric else {}),
-        "history": history,
-    }
+    }  # fmt: skip
 
 
 def _arguments(

@@ -195,7 +195,7 @@ LINE = torch.arange(1000, 1337)  # every token is its own position
 
 def rows_of(context: int, count: int = 10**6, seed: int = 3, **options):
     rows = TextRows(LINE, count, context, seed, **options)
-    return lambda k: rows.make(k)["ids"]
+    return lambda k: rows[k]["ids"]
 
 
 def period(row: torch.Tensor) -> int | None:

@@ -20,8 +20,7 @@ from labkit.run_folder import RunFolder, read_json
 from labkit.tasks import finetune as finetune_module
 from labkit.tasks import in_force
 from labkit.tasks.base import NAMES, get
-from labkit.tasks.finetune import beats_baselines, crossvalidate, finetune, numbers
-from labkit.tasks.in_force import put_mask_in_force
+from labkit.tasks.finetune import crossvalidate, finetune, numbers
 from labkit.tasks.pipeline import pipeline, predict_file
 from labkit.training import draw, preset
 
@@ -118,13 +117,6 @@ def test_a_run_leaves_metrics_predictions_and_a_model_with_its_head_mask_labels_
                 assert now[name] == (pytest.approx(value, abs=1e-4) if isinstance(value, float) else value)
 
 
-def test_a_model_beats_the_baselines_only_if_it_is_better_than_the_best_on_test():
-    baselines = {"dev": {"outside": 0.9}, "test": {"outside": 0.0, "most_frequent": 0.3}}
-    for f1, better in ((0.4, True), (0.3, False)):
-        metrics = {"metric": "best_f1", "dev": {"best_f1": 0.1}, "test": {"f1": f1}, "baselines": baselines}
-        assert beats_baselines(metrics, quiet) is better
-
-
 @pytest.mark.parametrize(
     ("model", "task", "layers", "opened"),
     [("tiny-gemma2", "ner", "all", [0, 1]), ("tiny-gemma3", "qa", "1", [1]), ("tiny-llama", "ner", "0", [0])],
@@ -202,8 +194,9 @@ def test_a_mask_is_measured_in_16_bits_where_the_kernel_knows_no_others(monkeypa
     monkeypatch.setattr(flash_attention, "_flash_attention_forward", kernel)
     model = labkit.load("tiny-llama", task="token-classification", dtype="float32").model
     model.config._attn_implementation = "flash_attention_2"
-    assert put_mask_in_force(model, "causal")["measured"] == "causal"
-    assert put_mask_in_force(model, "bidirectional")["measured"] == "bidirectional"
+    for mask in ("causal", "bidirectional"):
+        with in_force.in_force(model, mask) as measured:
+            assert measured["measured"] == mask
 
 
 def test_weights_in_sixteen_bits_leave_the_frequencies_of_rope_as_they_are():
@@ -278,7 +271,7 @@ def test_a_run_killed_while_it_is_scored_is_scored_in_the_same_precision(tmp_pat
     given = {"method": "lora", "settings": SHORT | {"dtype": "bfloat16"}, "keep_model": False}
     expected = run("ner", tmp_path / "whole", **given)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(RunFolder, "write_text", interrupted)
+        patched.setattr(RunFolder, "write", interrupted)
         run("ner", tmp_path / "run", **given)
     ended = run("ner", tmp_path / "run", resume=True, **given)
     measured = ("seconds", "tokens_per_second", "peak_memory_bytes")

@@ -64,7 +64,7 @@ def test_a_reserved_token_is_taken_before_one_is_added(bare):
     assert bare.model.get_input_embeddings().num_embeddings == rows
 
 
-@pytest.mark.parametrize("reads", task.READS)
+@pytest.mark.parametrize("reads", ["same", "before"])
 def test_fill_in_reads_the_logits_at_the_position_it_says(gpt2, reads):
     text = "The ferry left at <mask> because the tide was <mask>."
     ids = torch.tensor([gpt2.tokenizer(text)["input_ids"]])
@@ -77,7 +77,7 @@ def test_fill_in_reads_the_logits_at_the_position_it_says(gpt2, reads):
         assert [p for _, p in answers] == pytest.approx(best.values.tolist(), rel=1e-5)
 
 
-@pytest.mark.parametrize("reads", task.READS)
+@pytest.mark.parametrize("reads", ["same", "before"])
 def test_fill_in_scores_agree_with_one_forward_per_hidden_token(gpt2, reads):
     rows = task.cut_into_rows(gpt2.tokenizer, TEXTS[:2], 40)
     scores = task.fill_in_scores(gpt2.model, gpt2.tokenizer, rows, reads=reads, positions=10_000, batch_size=3)
@@ -111,7 +111,7 @@ def test_rows_hold_every_token_of_every_text_in_order(bare):
     [
         (lambda lm: task.fill_in(lm, "no gap here", reads="same"), "nothing to fill in"),
         (lambda lm: task.fill_in(lm, "<mask> is first", reads="before"), "no position before"),
-        (lambda lm: task.fill_in(lm, "a <mask>", reads="left"), "'same'"),
+        (lambda lm: task.fill_in(lm, "a <mask>", reads="left"), "choose one of same, before"),
         (lambda lm: task.cut_into_rows(lm.tokenizer, ["", ""], 16), "nothing to train on"),
     ],
 )

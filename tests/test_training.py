@@ -20,9 +20,9 @@ from labkit import training
 from labkit.errors import ModelError, TrainingError
 from labkit.objectives import Collator, generator, loss
 from labkit.pretrain import Shape, new_model
-from labkit.run_folder import RunFolder
+from labkit.run_folder import RunFolder, read_json
 from labkit.tasks.finetune import default_preset
-from labkit.training import PRESETS, Items, draw, preset, settled, steps, train
+from labkit.training import PRESETS, draw, preset, settled, steps, train
 
 pytestmark = pytest.mark.end_to_end
 
@@ -44,6 +44,19 @@ def next_token_loss(model, batch):
     return loss(model, batch, "next")
 
 
+class Items:
+    """Rows that are made when they are needed."""
+
+    def __init__(self, count, make):
+        self.count, self.make = count, make
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, k):
+        return self.make(k)
+
+
 def trained(folder, dropout=0.1, loss=next_token_loss, make=row, log=None, evaluate=None, metric=None, **changes):
     """(outcome, model) of a run of 12 steps of 4 rows, continued if it was begun."""
     changes = {"max_steps": 12, "per_device_train_batch_size": 4, "learning_rate": 5e-3} | changes
@@ -63,7 +76,7 @@ def trained(folder, dropout=0.1, loss=next_token_loss, make=row, log=None, evalu
             metric=metric,
             log=log or (lambda text: None),
         )
-    return outcome, model
+    return outcome | {"history": read_json(run.path / "trainer_state.json")["log_history"]}, model
 
 
 def losses(outcome) -> dict[int, float]:

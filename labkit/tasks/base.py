@@ -11,8 +11,9 @@ task.score(test, predictions)                         # {"f1": ..., ...}
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from operator import itemgetter
@@ -60,20 +61,12 @@ class Task:
         return "f1"
 
     def rows(self, tokenizer: Any, examples: Sequence[Any], labels: Sequence[str], log: Log = silent) -> list[Any]:
-        """The rows of the examples, in their order. `log` receives what was cut or lost.
-
-        Raises:
-            DataError: an example that cannot be a row; the message names it.
-        """
+        """The rows of the examples, in their order. `log` receives what was cut or lost."""
         raise NotImplementedError
 
     def sequences(self, row: Any) -> Sequence[Sequence[int]]:
         """The token ids of a row, one sequence for each text that the model reads by itself."""
         return [row.ids]
-
-    def length(self, row: Any) -> int:
-        """The longest sequence of tokens in a row."""
-        return max(map(len, self.sequences(row)))
 
     def collate(self, rows: Sequence[Any], pad_id: int) -> dict[str, Tensor]:
         """A batch: input_ids and attention_mask (batch, seq), padded on the right, and `labels`."""
@@ -93,12 +86,7 @@ class Task:
         rows: Sequence[Any] | None = None,
         batch_size: int = 16,
     ) -> list[Any]:
-        """One prediction per example, in their order. `rows`: those of `self.rows`, if they exist already.
-
-        Raises:
-            DataError: as `rows`; labels that are not the model's; rows longer than the model's positions.
-            ModelError: the model has no head for the task.
-        """
+        """One prediction per example, in their order. `rows`: those of `self.rows`, if they exist already."""
         head = head_in(model.config)
         if head is not None and head.labels and list(head.labels) != list(labels):
             raise DataError(f"the labels are {', '.join(labels)}; the model has {', '.join(head.labels)}")
@@ -132,10 +120,7 @@ class Task:
         return asdict(prediction)
 
     def judge(self, examples: Sequence[Any], predictions: Sequence[Any]) -> list[dict[str, Any]] | None:
-        """One line per example: what is right in it, in numbers whose sum or mean gives the scores.
-
-        None if the score is not made of single examples.
-        """
+        """One line per example, whose sums or means give the scores; None if these are not made of single examples."""
         return None
 
     def example(self, id: str, texts: dict[str, str], labels: Sequence[str]) -> Any:
@@ -147,27 +132,21 @@ def get(name: str, **options: Any) -> Task:
     """The task of this name with these options; an option that is None has its default.
 
     The default of `doc_stride` is at most half of `max_length`.
-
-    Raises:
-        DataError: no such task, or an option that the task does not have.
     """
     require_one_of("the task", name, NAMES)
     kind = getattr(import_module(f"labkit.tasks.{name}"), NAMES[name])
     defaults = {field.name: field.default for field in fields(kind)}
-    if unknown := sorted({option for option in options if options[option] is not None} - set(defaults)):
+    given = {option: value for option, value in options.items() if value is not None}
+    if unknown := sorted(given.keys() - defaults):
         raise DataError(f"{name} has no {', '.join(unknown)}; it has {', '.join(defaults)}")
-    chosen = defaults | {option: value for option, value in options.items() if value is not None}
-    if options.get("doc_stride") is None and "doc_stride" in defaults:
+    chosen = defaults | given
+    if "doc_stride" in defaults.keys() - given:
         chosen["doc_stride"] = min(chosen["doc_stride"], chosen["max_length"] // 2)
     return kind(**chosen)
 
 
 def tokens_of(tokenizer: Any, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
-    """The token ids of each text, and the (start, end) of each token in it. A "<eos>" in a text is text like any other.
-
-    Raises:
-        DataError: a slow tokenizer, which has no offsets.
-    """
+    """The token ids of each text, and the (start, end) of each token in it. A "<eos>" in a text is not special."""
     if not tokenizer.is_fast:
         raise DataError(f"{type(tokenizer).__name__} is a slow tokenizer, which has no offsets; use a fast one")
     options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
@@ -212,6 +191,11 @@ def padded(rows: Sequence[Sequence[int]], pad_id: int) -> dict[str, Int[Tensor, 
 def pad_id(tokenizer: Any) -> int:
     """The pad token, or any id where there is none: padding is hidden by the attention mask."""
     return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+
+
+def json_lines(records: Iterable[dict[str, Any]]) -> str:
+    """Records as JSONL."""
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 def run_by_length(
