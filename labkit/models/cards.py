@@ -19,10 +19,6 @@ WINDOWS = {
     "halve": "the causal window split over both sides, as EmbeddingGemma does",
     "global": "none, every layer attends to the whole text",
 }
-SCORES = (
-    "f1", "best_f1", "exact_match", "precision", "recall", "token_accuracy", "accuracy", "spearman",
-    "mean_reciprocal_rank",
-)  # fmt: skip
 
 
 def save(folder: Path, model: Any, tokenizer: Any, files: Mapping[str, bytes] | None = None) -> None:
@@ -53,12 +49,10 @@ def of_converted(lm: Any, window: str, layers: list[int] | None) -> dict[str, by
 def of_fine_tuned(lm: Any, metrics: dict[str, Any], config: dict[str, Any]) -> dict[str, bytes]:
     """The same for a fine-tuned model, from the metrics and the config of its run: mask, training and scores."""
     sides = [side for side in ("dev", "test") if side in metrics]
-    scores = {name: [metrics[side].get(name) for side in sides] for name in SCORES if name in metrics["dev"]}
-    for name in metrics["baselines"]["dev"]:
-        scores[f"baseline: {name}"] = [metrics["baselines"][side][name] for side in sides]
+    scores = [metrics[side] | {f"baseline: {k}": v for k, v in metrics["baselines"][side].items()} for side in sides]
     rows = [["", *(f"{side} (n = {metrics[f'n_{side}']:,})" for side in sides)], ["---", *["---:"] * len(sides)]]
-    for name, values in scores.items():
-        rows.append([name.replace("_", " "), *("" if value is None else f"{value:.3f}" for value in values)])
+    for name in [name for name, value in scores[0].items() if isinstance(value, float)]:
+        rows.append([name.replace("_", " "), *(f"{of[name]:.3f}" if name in of else "" for of in scores)])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return _files(lm, _FINE_TUNED, table=table, rate=config["settings"]["learning_rate"], **metrics)
 
@@ -113,19 +107,12 @@ encoder until it is trained with the new mask.
 
 ## Loading
 
+`labkit.load("THIS_FOLDER")` applies the conversion that is recorded in `config.json` (`labkit_attention`) again.
 {% if plain -%}
-Plain transformers (5.3 or newer) loads it, and it is then bidirectional, because `config.is_causal` is false:
-
-    AutoModel.from_pretrained("THIS_FOLDER")
-
-Only `labkit.load` handles windows under flash attention, and several documents packed into one row.
+Plain transformers (5.3 or newer) loads the folder too, and the model is then bidirectional, because `config.is_causal`
+is false. Only labkit handles windows under flash attention, and several documents packed into one row.
 {%- else -%}
 Plain transformers loads the folder, but cannot express its masks: **without labkit this model may be causal**.
-Load it with
-
-    labkit.load("THIS_FOLDER")
-
-which applies the conversion that is recorded in `config.json` (`labkit_attention`) again.
 {%- endif %}
 
 Check what you loaded, in either case: `labkit audit THIS_FOLDER`.

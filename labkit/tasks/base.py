@@ -38,8 +38,8 @@ NAMES = {"qa": "QuestionAnswering", "ner": "NamedEntities", "classify": "Classif
 class Task:
     """A task to fine-tune on. Its fields are the options in `labkit.tasks.options`.
 
-    A row is any object with `ids` (a sequence of token ids) and `example` (the number of its example). A label that is
-    not among `labels` has the target -100: it is not trained on.
+    A row is any object with `ids` (token ids) and `example` (the number of its example). A label that is not among
+    `labels` has the target -100: it is not trained on.
     """
 
     name: ClassVar[str]
@@ -164,11 +164,7 @@ def row_frame(tokenizer: Any, max_length: int) -> tuple[list[int], list[int], in
 
 
 def window_starts(length: int, room: int, stride: int) -> range:
-    """Where the windows of `room` tokens start in a text of `length`; the last one reaches its end.
-
-    A window starts `stride` tokens after the one before, as in BERT's script (Devlin et al. 2019); `stride` of
-    transformers' tokenizers is the number of tokens that two windows share.
-    """
+    """Where the windows of `room` tokens start in a text of `length`, `stride` apart; the last one reaches its end."""
     step = min(stride, room)
     return range(0, max(length - room, 0) + step, step)
 

@@ -83,7 +83,7 @@ class Embedding(EmbedOptions, Task):
         return padded(texts, pad_id) | {"labels": labels}
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        """With scores the mean squared difference of cosine and score, without `in_batch_contrastive`."""
+        """With scores the mean squared difference of cosine and score, else `in_batch_contrastive`."""
         output = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
         first, second = self.read(output).chunk(2)  # each (batch, width)
         if batch["labels"].ndim == 1:
@@ -181,9 +181,9 @@ def pair_retrieval(
 ) -> dict[str, Any]:
     """Is the second text of each pair the nearest to its first among the second texts of all pairs?
 
-    `accuracy_at_1`; `mean_reciprocal_rank` of the nearest partner; `n`, the queries that have a partner. If a text is
-    in several pairs, all its partners are right. A text is never compared with itself. A text that is as near as a
-    partner counts as nearer, so that a model that gives all texts one vector has an accuracy of 0.
+    `accuracy_at_1`; `mean_reciprocal_rank` of the nearest partner; `n`, the queries that have a partner other than
+    themselves. If a text is in several pairs, all its partners are right. A text that is as near as a partner counts as
+    nearer, so that a model that gives all texts one vector has an accuracy of 0.
     """
     number = {text: k for k, text in enumerate(dict.fromkeys([p.second for p in pairs] + [p.first for p in pairs]))}
     firsts, seconds = (np.array([number[getattr(pair, side)] for pair in pairs]) for side in ("first", "second"))
