@@ -367,10 +367,6 @@ def test_an_input_that_lacks_a_field_is_refused(done, given):
         pipeline(done("qa")[1])(given)
 
 
-def test_a_pipeline_computes_in_the_dtype_that_is_asked_for(done):
-    assert pipeline(done("qa")[1], dtype="bfloat16").lm.model.dtype == torch.bfloat16
-
-
 def test_only_a_finished_fine_tuned_model_of_the_task_makes_a_pipeline(done, tmp_path):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     for model, complaint in (

@@ -183,15 +183,14 @@ def test_labels_hold_both_letters_of_every_kind_in_one_order():
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda lm: get("ner", label_on="middle").rows(TINY, [GURK], LABELS), "choose one of last, first"),
-        (lambda lm: get("ner", max_length=2).rows(TINY, [GURK], LABELS), "a row needs at least 3 tokens"),
-        (lambda lm: TASK.predict(lm.model, TINY, [GURK], LABELS[::-1]), "the model has O, B-LOC"),
-        (lambda lm: TASK.labels([sentence("The cat", ["O", "O"])]), "nothing to learn"),
+        (lambda: get("ner", label_on="middle").rows(TINY, [GURK], LABELS), "choose one of last, first"),
+        (lambda: get("ner", max_length=2).rows(TINY, [GURK], LABELS), "a row needs at least 3 tokens"),
+        (lambda: TASK.labels([sentence("The cat", ["O", "O"])]), "nothing to learn"),
     ],
 )
-def test_invalid_input_is_refused(act, message, gpt2):
+def test_invalid_input_is_refused(act, message):
     with pytest.raises(DataError, match=message):
-        act(gpt2)
+        act()
 
 
 def gold_of(*tags: str) -> list[Sentence]:

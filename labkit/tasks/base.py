@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from labkit.decoder.limits import require_positions
 from labkit.decoder.running import evaluating
 from labkit.errors import DataError, require_one_of
-from labkit.models.heads import SHORT_NAMES, Head, head_in
+from labkit.models.heads import SHORT_NAMES, Head
 from labkit.models.special_tokens import row_ends
 from labkit.run_folder import Log, silent
 
@@ -87,9 +87,6 @@ class Task:
         batch_size: int = 16,
     ) -> list[Any]:
         """One prediction per example, in their order. `rows`: those of `self.rows`, if they exist already."""
-        head = head_in(model.config)
-        if head is not None and head.labels and list(head.labels) != list(labels):
-            raise DataError(f"the labels are {', '.join(labels)}; the model has {', '.join(head.labels)}")
         rows = self.rows(tokenizer, examples, labels) if rows is None else rows
         sequences = [ids for row in rows for ids in self.sequences(row)]
         outputs = run_by_length(model, sequences, self.read, pad_id=pad_id(tokenizer), batch_size=batch_size)
