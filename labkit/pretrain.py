@@ -26,7 +26,7 @@ from labkit.errors import DataError, TrainingError
 from labkit.models.cards import save
 from labkit.objectives import Collator, generator, loss
 from labkit.run_folder import Log, RunFolder, process_count, to_stderr
-from labkit.training import preset, settled, steps, train
+from labkit.training import per_step, preset, settled, steps, train
 
 END, PAD, MASK = "<|endoftext|>", "<pad>", "<mask>"  # ids 0, 1, 2; <mask> is for a later training
 
@@ -86,8 +86,7 @@ def pretrain(
     n_steps = steps((len(ids) - 1) // shape.context, settings)
     log(f"{len(documents)} text(s): {len(ids):,} tokens to train on, {n_eval:,} bytes held out")
     log(f"GPT-2 of {model.num_parameters() / 1e6:.1f} M parameters, {n_steps:,} steps")
-    rows_per_step = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"] * process_count()
-    rows = TextRows(ids, n_steps * rows_per_step, shape.context, settings["seed"], first_length, repeats)
+    rows = TextRows(ids, n_steps * per_step(settings), shape.context, settings["seed"], first_length, repeats)
     collator = Collator("next", pad_id=tokenizer.pad_token_id)
 
     def scores(model: nn.Module) -> dict[str, float]:

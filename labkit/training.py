@@ -102,13 +102,17 @@ def settled(settings: dict[str, Any], model_type: str, log: Log) -> dict[str, An
     return settings | {"dtype": chosen.dtype, "tf32": chosen.tf32, "report_to": trackers}
 
 
+def per_step(settings: dict[str, Any]) -> int:
+    """The items that all processes together read in an optimiser step."""
+    batch = 1 if settings["batch_tokens"] else settings["per_device_train_batch_size"]
+    return batch * settings["gradient_accumulation_steps"] * process_count()
+
+
 def steps(items: int, settings: dict[str, Any]) -> int:
     """The optimiser steps of a run on so many items per epoch; `max_steps` ends it earlier."""
-    per_step = settings["gradient_accumulation_steps"] * process_count()
-    per_step *= 1 if settings["batch_tokens"] else settings["per_device_train_batch_size"]
     limits = [settings["max_steps"]] if settings["max_steps"] > 0 else []
     if settings["num_train_epochs"] is not None:
-        limits.append(max(1, math.ceil(settings["num_train_epochs"] * items / per_step)))
+        limits.append(max(1, math.ceil(settings["num_train_epochs"] * items / per_step(settings))))
     return min(limits)
 
 
@@ -118,25 +122,21 @@ def draw(lengths: Sequence[int], settings: dict[str, Any], *, packed: bool = Fal
     Rows of similar `lengths`, in tokens, share a batch, unless they are packed, which computes no padding. With
     `batch_tokens` an item is a whole batch: as many rows as fit.
     """
-    passes = (torch.randperm(len(lengths), generator=generator(settings["seed"], k)).tolist() for k in count())
-    if tokens := settings["batch_tokens"]:
-        items = _filled(next(passes), lengths, tokens)
-        total = steps(len(items), settings) * settings["gradient_accumulation_steps"] * process_count()
-        while len(items) < total:
-            items += _filled(next(passes), lengths, tokens)
-        return items[:total]
-    batch = settings["per_device_train_batch_size"] * process_count()
-    total = steps(len(lengths), settings) * settings["gradient_accumulation_steps"] * batch
-    order: list[int] = []
-    while len(order) < total:
-        rows = next(passes)
-        if not packed:
-            begun = -len(order) % batch  # rows that complete the last batch of the pass before
+    tokens, batch = settings["batch_tokens"], settings["per_device_train_batch_size"] * process_count()
+    items: list[list[int]] = []
+    for number in count():
+        rows = torch.randperm(len(lengths), generator=generator(settings["seed"], number)).tolist()
+        if not (packed or tokens):
+            begun = -len(items) % batch  # rows that complete the last batch of the pass before
             end = begun + max(0, len(rows) - begun) // batch * batch
-            shuffle = generator(settings["seed"], -1 - len(order))
+            shuffle = generator(settings["seed"], -1 - len(items))
             rows[begun:end] = _by_length(rows[begun:end], lengths, batch, shuffle)
-        order += rows
-    return [[row] for row in order[:total]]
+        one_pass = _filled(rows, lengths, tokens) if tokens else [[row] for row in rows]
+        if number == 0:
+            total = steps(len(one_pass), settings) * per_step(settings)
+        items += one_pass
+        if len(items) >= total:
+            return items[:total]
 
 
 def _by_length(rows: list[int], lengths: Sequence[int], batch: int, shuffle: torch.Generator) -> list[int]:
@@ -234,11 +234,11 @@ def _arguments(
     """The TrainingArguments of a run over so many items."""
     given = {name: settings[name] for name in settings.keys() - OURS - {"tf32"} if settings[name] is not None}
     mixed = DTYPES[settings["dtype"]]
-    batch = 1 if settings["batch_tokens"] else settings["per_device_train_batch_size"]
-    max_steps = items // (batch * settings["gradient_accumulation_steps"] * process_count())
+    max_steps = items // per_step(settings)
     eval_steps = min(settings["eval_steps"] or max(1, max_steps // 10), max_steps)
+    given |= {"per_device_train_batch_size": 1} if settings["batch_tokens"] else {}
     given |= {
-        "output_dir": str(run.checkpoints), "per_device_train_batch_size": batch, "max_steps": max_steps,
+        "output_dir": str(run.checkpoints), "max_steps": max_steps,
         "lr_scheduler_kwargs": SCHEDULES[settings["lr_scheduler_type"]],
         "train_sampling_strategy": "sequential", "eval_strategy": "steps" if evaluates else "no",
         "eval_steps": eval_steps, "save_steps": eval_steps if metric else settings["save_steps"] or eval_steps,

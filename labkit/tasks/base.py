@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from labkit.decoder.limits import require_positions
 from labkit.decoder.running import evaluating
 from labkit.errors import DataError, require_one_of
-from labkit.models.heads import SHORT_NAMES, Head
+from labkit.models.heads import Head
 from labkit.models.special_tokens import row_ends
 from labkit.run_folder import Log, silent
 
@@ -54,7 +54,7 @@ class Task:
         """The head to train; `changes` are fields of `Head`, such as `dropout`."""
         if hasattr(self, "pooling"):
             changes = {"pooling": self.pooling} | changes
-        return Head(SHORT_NAMES[self.name], labels=labels, **changes)
+        return Head(self.name, labels=labels, **changes)
 
     def metric(self, examples: Sequence[Any]) -> str:
         """The name of the score that chooses the best checkpoint; higher is better."""

@@ -112,7 +112,7 @@ def finetune(
     with random_state_kept(settings["seed"]):
         dtype = "float32" if method == "full" else None  # small updates are lost in weights of 16 bits
         lm = load(model, task=task.head(labels, **head or {}), attn=attn, dtype=dtype)
-        if getattr(lm.model, "head_is_new", False):
+        if lm.model.head_is_new:
             torch.manual_seed(settings["seed"])  # whatever was drawn while loading
             lm.model.start_head(getattr(torch, head_dtype) if head_dtype and method != "full" else None)
     if marks := MARKS if getattr(task, "prompt", None) == "evidence" else ():
@@ -141,10 +141,8 @@ def finetune(
     settings = settings | {"eval_steps": settings["eval_steps"] or min(EVALUATE_EVERY, per_epoch)}
     metrics = {
         "task": task.name, "metric": metric, "labels": list(labels), "method": method, "packing": packs,
-        # the head of an encoder may be its own, which has no record
-        "head_start": lm.model.head_sha256() if hasattr(lm.model, "head_sha256") else None,
-        "data_order": digest(order), "n_train": len(train_examples), "n_dev": len(dev), "n_test": len(test),
-        "n_rows": len(rows), "n_skipped": skipped, "dtype": settings["dtype"],
+        "head_start": lm.model.head_sha256(), "data_order": digest(order), "n_train": len(train_examples),
+        "n_dev": len(dev), "n_test": len(test), "n_rows": len(rows), "n_skipped": skipped, "dtype": settings["dtype"],
         "baselines": {side: task.baselines(train_examples, examples) for side, examples in sides.items()},
     }  # fmt: skip
     asked = {"window": window, "layers": layers, "readings": readings, "packing": packs}
