@@ -81,13 +81,13 @@ def test_a_damaged_file_is_named_and_the_model_built_again(entry, conversions, d
     good = logits(load())
     damage(entry / file)
     (listed,) = cache.entries()
-    assert file in listed.problem
+    assert file in listed["problem"]
     with pytest.warns(UserWarning, match=f"small is built again: .*{file}"):
         assert torch.equal(logits(load()), good)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load()
-    assert len(conversions) == 2 and [listed.problem for listed in cache.entries()] == [None]
+    assert len(conversions) == 2 and [listed["problem"] for listed in cache.entries()] == [None]
 
 
 @pytest.mark.parametrize(
@@ -178,4 +178,4 @@ def test_cached_files_can_be_read_by_others_and_clear_deletes_the_named_model_on
     size = sum(file.stat().st_size for file in entry.iterdir())
     assert cache.clear("another") == [] and entry.is_dir()
     (deleted,) = cache.clear()
-    assert (deleted.name, deleted.bytes) == ("small", size) and not entry.exists()
+    assert (deleted["name"], deleted["bytes"]) == ("small", size) and not entry.exists()
