@@ -29,7 +29,7 @@ from labkit.pretrain import (
     sample,
     train_tokenizer,
 )
-from labkit.run_folder import RunFolder, read_json
+from labkit.run_folder import RunFolder, read_json, silent
 from labkit.training import preset
 
 pytestmark = pytest.mark.end_to_end
@@ -44,10 +44,6 @@ def sentences(n: int, seed: int = 0) -> str:
     rng = random.Random(seed)
     words = "the cat sat on a mat while dogs ran away from rain and sun".split()
     return "".join(" ".join(rng.choices(words, k=rng.randint(3, 9))).capitalize() + ".\n" for _ in range(n))
-
-
-def quiet(text: str) -> None:
-    """For `log`."""
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +65,7 @@ def finished(text, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretraining, "save", remembering)
-        metrics = pretrain([text], folder, shape=SHAPE, settings=SETTINGS, log=quiet)
+        metrics = pretrain([text], folder, shape=SHAPE, settings=SETTINGS, log=silent)
     return SimpleNamespace(folder=folder, metrics=metrics, **kept)
 
 
@@ -80,7 +76,7 @@ def test_a_run_learns_and_leaves_its_configuration_its_curve_its_model_and_its_m
     metrics, content = read_json(finished.folder / "metrics.json"), text.read_text(encoding="utf-8")
     cut = int(len(content) * 0.9)
     assert metrics == finished.metrics
-    assert pretrain([text], finished.folder, shape=SHAPE, settings=SETTINGS, resume=True, log=quiet) == metrics
+    assert pretrain([text], finished.folder, shape=SHAPE, settings=SETTINGS, resume=True, log=silent) == metrics
     assert metrics["n_eval"] == len(content) - cut
     assert metrics["n_train"] == len(finished.tokenizer(content[:cut])["input_ids"]) + 1
     assert metrics["parameters"] == sum(parameter.numel() for parameter in finished.model.parameters())
@@ -119,10 +115,10 @@ def test_epochs_are_passes_and_nothing_held_out_is_no_evaluation(text, tmp_path)
     other = tmp_path / "more" / "a.txt"  # of the same name
     other.write_text(sentences(40, seed=1), encoding="utf-8")
     settings = SHORT | {"max_steps": -1, "num_train_epochs": 0.5, "per_device_train_batch_size": 4}
-    metrics = pretrain([text, other], tmp_path / "run", shape=SHAPE, settings=settings, log=quiet)
+    metrics = pretrain([text, other], tmp_path / "run", shape=SHAPE, settings=settings, log=silent)
     assert metrics["steps"] == math.ceil((metrics["n_train"] - 1) // 32 * 0.5 / 4)
     assert len(set(metrics["bits_per_byte"].values())) == 2
-    metrics = pretrain([text], tmp_path / "all", shape=SHAPE, settings=SHORT, held_out=0.0, log=quiet)
+    metrics = pretrain([text], tmp_path / "all", shape=SHAPE, settings=SHORT, held_out=0.0, log=silent)
     assert (metrics["bits_per_byte"], metrics["n_eval"]) == ({}, 0)
 
 
@@ -177,7 +173,7 @@ def test_what_cannot_be_trained_is_one_clear_error_and_nothing_is_written(tmp_pa
         (tmp_path / "t.txt").write_bytes(content)
     with pytest.raises(LabkitError, match=complaint):
         shape = Shape(*choices.pop("shape", (300, 32, 64, 2)))
-        pretrain([tmp_path], tmp_path / "run", **{"shape": shape, "settings": SETTINGS} | choices, log=quiet)
+        pretrain([tmp_path], tmp_path / "run", **{"shape": shape, "settings": SETTINGS} | choices, log=silent)
     assert not (tmp_path / "run").exists()
 
 

@@ -16,7 +16,7 @@ from labkit.decoder import limits
 from labkit.errors import DataError, LabkitError, ModelError, TrainingError
 from labkit.models.adapters import TASK, trained_part
 from labkit.models.heads import SHORT_NAMES, head_in
-from labkit.run_folder import RunFolder, read_json
+from labkit.run_folder import RunFolder, read_json, silent
 from labkit.tasks import finetune as finetune_module
 from labkit.tasks import in_force
 from labkit.tasks.base import NAMES, get
@@ -36,10 +36,6 @@ TASKS = {
 }
 
 
-def quiet(text: str) -> None:
-    """For `log`."""
-
-
 def examples(task: str, split: str = "train", count: int = 12) -> list:
     """Embedded examples; half of the questions have no answer."""
     if task == "qa":
@@ -55,7 +51,7 @@ def examples(task: str, split: str = "train", count: int = 12) -> list:
 
 def run(task: str, folder, *, model="tiny-gpt2", train=None, **choices):
     choices = {"dev": examples(task, "dev", 6), "test": examples(task, "test", 6)} | choices
-    choices = {"settings": SETTINGS, "log": quiet} | choices
+    choices = {"settings": SETTINGS, "log": silent} | choices
     described = choices.pop("options", TASKS[task])
     return finetune(described, model, examples(task) if train is None else train, folder, **choices)
 
@@ -284,7 +280,7 @@ def test_a_run_killed_while_it_is_scored_is_scored_in_the_same_precision(tmp_pat
 
 def test_folds_are_summarised_and_interrupted_folds_resume(tmp_path, monkeypatch):
     given = [replace(example, group="") for example in examples("classify", count=24)]
-    choices = {"k": 2, "settings": SHORT, "log": quiet, "keep_model": False}
+    choices = {"k": 2, "settings": SHORT, "log": silent, "keep_model": False}
     metrics = crossvalidate(TASKS["classify"], "tiny-gpt2", given, tmp_path / "whole", **choices)
     tested = [lines(tmp_path / "whole" / f"fold-{number}" / "predictions.test.jsonl") for number in (1, 2)]
     assert metrics["n_per_fold"] == [len(fold) for fold in tested] == [12, 12]
