@@ -148,7 +148,7 @@ def processes() -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in `path`, or None if there is no such file. Raises TrainingError if it is damaged."""
+    """The JSON object in `path`, or None if there is no such file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

@@ -66,10 +66,7 @@ POSITIVE = ("num_train_epochs", "learning_rate")  # other numbers may be 0
 
 
 def preset(name: str, **changes: Any) -> dict[str, Any]:
-    """The hyperparameters of a preset with changes; a change that is None is not one.
-
-    Raises TrainingError if there is no such preset or hyperparameter, or a value makes no sense.
-    """
+    """The hyperparameters of a preset with changes; a change that is None is not one."""
     require_one_of("the preset", name, PRESETS, TrainingError)
     settings = PRESETS[name] | {key: value for key, value in changes.items() if value is not None}
     if unknown := sorted(settings.keys() - KNOWN):
@@ -89,8 +86,7 @@ def preset(name: str, **changes: Any) -> dict[str, Any]:
 def settled(settings: dict[str, Any], model_type: str, log: Log) -> dict[str, Any]:
     """The hyperparameters with what "auto" means for this model on this machine, and the trackers as a list.
 
-    `log` receives the reason for the dtype. Raises TrainingError if this machine or model cannot compute in the dtype,
-    or a tracker is not installed.
+    `log` receives the reason for the dtype.
     """
     trackers = [name for name in map(str.strip, settings["report_to"].split(",")) if name not in ("", "none")]
     installed = get_available_reporting_integrations()

@@ -235,7 +235,8 @@ def test_an_adapter_alone_is_the_whole_model_again(tmp_path):
     assert adapted(asked)["probability"] == pytest.approx(whole(asked)["probability"], abs=1e-4)
     assert sum(file.stat().st_size for file in folder.iterdir()) < 200_000
     assert str(tmp_path) not in (folder / "adapter_config.json").read_text()
-    assert run("qa", tmp_path / "more", model=folder, **given)["mask"]["measured"] == "bidirectional"
+    more = run("qa", tmp_path / "more", model=folder, **given)
+    assert more["mask"]["measured"] == "bidirectional" and more["head_start"] == adapted.lm.model.head_sha256()
     with pytest.raises(ModelError, match="question-answering"):
         labkit.load(folder, task="token-classification")
     record = json.loads((folder / "labkit_adapter.json").read_text())

@@ -131,6 +131,8 @@ def read(folder: Path, name: str, load: Callable[..., Any], *, task: str | Head 
             to_bidirectional(lm.model, **record["conversion"])
         adapted = library.PeftModel.from_pretrained(lm.model, str(folder))
         lm.model = adapted.merge_and_unload().requires_grad_(True).eval()  # peft had frozen what it adapted
+        if head:
+            lm.model.head_is_new = False
         if record["task"]:
             setattr(lm.model.config, TASK, record["task"])
     lm.name = name
@@ -140,7 +142,7 @@ def read(folder: Path, name: str, load: Callable[..., Any], *, task: str | Head 
 
 @contextmanager
 def peft() -> Iterator[ModuleType]:
-    """The package `peft`. Raises ModelError if it is not installed."""
+    """The package `peft`."""
     with needs_extra():
         import peft
     with warnings.catch_warnings():  # peft asks transformers for gradient checkpointing by a deprecated name

@@ -30,11 +30,7 @@ def cache_dir() -> Path:
 
 
 def obtain(name: str, origin: dict[str, str], build: Callable[[Path], None]) -> Path:
-    """The folder of the cached model `name`, filled by `build(empty folder)` if there is no sound one.
-
-    An entry that was made from other weights than `origin` is made again. Raises ModelError if the cache cannot be
-    written.
-    """
+    """The folder of the cached model `name`, filled by `build(empty folder)` if there is no sound one from `origin`."""
     from filelock import FileLock
 
     def write(new: Path) -> None:

@@ -198,7 +198,7 @@ def _from_package(card: ModelCard) -> tuple[Path, str, str]:
 def _from_hub(hub_id: str, name: str, options: dict[str, Any]) -> Path:
     """Fetch the configuration, check that it is supported and fits into memory, and only then fetch the weights.
 
-    Without a network the files are those in the hub's own cache. Raises ModelError if it has none or the hub refuses.
+    Without a network the files are those in the hub's own cache.
     """
     import httpx
     from huggingface_hub import snapshot_download
