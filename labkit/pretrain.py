@@ -92,10 +92,6 @@ def pretrain(
     def scores(model: nn.Module) -> dict[str, float]:
         return {name: bits_per_byte(model, tokenizer, text) for name, text in held.items()}
 
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        log("  " + sample(model, tokenizer, seed=settings["seed"]))
-        return {"bits_per_byte": statistics.fmean(scores(model).values())} if held else {}
-
     with RunFolder.alone(output_dir, config, resume=resume) as run:
         outcome = train(
             model,
@@ -105,7 +101,7 @@ def pretrain(
             settings=settings,
             run=run,
             tokens=lambda k: shape.context,
-            evaluate=evaluate,
+            evaluate=lambda model: {"bits_per_byte": statistics.fmean(scores(model).values())} if held else {},
             log=log,
         )
         run.write("model", lambda folder: save(folder, model, tokenizer))
@@ -247,17 +243,3 @@ def bits_per_byte(model: nn.Module, tokenizer: Any, text: str) -> float:
         costs = F.cross_entropy(logits, window[1:], reduction="none")
         nats += float(costs[overlap - 1 if start else 0 :].sum())
     return nats / math.log(2) / len(text.encode())
-
-
-def sample(model: Any, tokenizer: Any, prompt: str = "\n", tokens: int = 40, seed: int = 0) -> str:
-    """A continuation of `prompt` on one line, drawn with a fixed seed; both fit into the context."""
-    context = model.config.n_positions
-    ids = torch.tensor([tokenizer(prompt, verbose=False)["input_ids"][1 - context :]], device=model.device)
-    tokens = min(tokens, context - ids.shape[1])
-    with random_state_kept(seed):
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=True, top_k=40, pad_token_id=1,
-            suppress_tokens=[tokenizer.pad_token_id, tokenizer.mask_token_id],  # they occur in no text
-        )  # fmt: skip
-    text = tokenizer.decode(out[0, ids.shape[1] :]).strip().replace("\n", " / ")
-    return "".join(letter if letter.isprintable() else "�" for letter in text)  # a terminal obeys control characters

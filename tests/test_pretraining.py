@@ -26,7 +26,6 @@ from labkit.pretrain import (
     encode_all,
     new_model,
     pretrain,
-    sample,
     train_tokenizer,
 )
 from labkit.run_folder import RunFolder, read_json, silent
@@ -126,7 +125,7 @@ def test_epochs_are_passes_and_nothing_held_out_is_no_evaluation(text, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "call", "last"), [(pretraining, "sample", 2, 6), (RunFolder, "write_json", 2, 20)]
+    ("owner", "name", "call", "last"), [(pretraining, "bits_per_byte", 2, 6), (RunFolder, "write_json", 2, 20)]
 )
 def test_a_run_that_is_interrupted_resumes_and_ends_as_if_it_had_not_been(
     finished, text, tmp_path, monkeypatch, owner, name, call, last
@@ -302,14 +301,3 @@ def test_bits_per_byte_are_those_of_one_token_after_the_other(tokenizer, context
     for length in (1, 3, 17, len(text)):
         bits = bits_per_byte(model, tokenizer, text[:length])
         assert bits == pytest.approx(token_by_token(model, tokenizer, text[:length]), rel=1e-5, abs=1e-9)
-
-
-def test_a_sample_is_one_printable_line_that_the_seed_determines_and_that_fits_the_context(tokenizer, capfd):
-    model = new_model(SHAPE, 0).eval()
-    before = torch.get_rng_state()
-    texts = [sample(model, tokenizer, seed=seed) for seed in range(6)]
-    assert torch.equal(torch.get_rng_state(), before)
-    assert [sample(model, tokenizer, seed=seed) for seed in range(6)] == texts and len(set(texts)) > 3
-    assert all(text.isprintable() and "<pad>" not in text and "<mask>" not in text for text in texts)
-    sample(model, tokenizer, prompt=sentences(20), tokens=1000)
-    assert capfd.readouterr() == ("", "")
